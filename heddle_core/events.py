@@ -1,0 +1,222 @@
+"""What happened: frozen data, past tense, told to the controller by a driver.
+
+Nothing here acts. Every event carries the driver's clock in seconds since the run began, and only
+what a real engine or environment could have told at that moment: no future length, no later prompt.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.plan.problem import ResourcePlan
+
+StopReason: TypeAlias = Literal["tool_call", "answer", "length_limit"]
+Outcome: TypeAlias = Literal["completed", "truncated", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutStarted:
+    """A rollout begins under one weights version; `trajectories` arrivals will follow."""
+
+    time_s: float
+    trajectories: int
+    weights_version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryArrived:
+    """A sample of a prompt is ready to run."""
+
+    time_s: float
+    trajectory: TrajectoryId
+    group: GroupId
+    task: str
+    prompt_tokens: int
+    weights_version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFinished:
+    """The engine ended a generation.
+
+    `output_tokens` counts this dispatch only: tokens kept from before a preemption were reported by
+    `StepPreempted`. `queued_s` is time inside the engine before the first prefill, `cached_tokens` the
+    part of the prompt served from the prefix cache, `recomputes` how often the engine itself took the
+    KV away and had to prefill again.
+    """
+
+    time_s: float
+    trajectory: TrajectoryId
+    step: int
+    engine: EngineId
+    output_tokens: int
+    reason: StopReason
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    cached_tokens: int = 0
+    recomputes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPreempted:
+    """An abort took effect; the tokens made so far in this dispatch are kept."""
+
+    time_s: float
+    trajectory: TrajectoryId
+    step: int
+    engine: EngineId
+    output_tokens: int
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    cached_tokens: int = 0
+    recomputes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolStarted:
+    """The environment began the tool call that the step ended in ("" when no tool was named)."""
+
+    time_s: float
+    trajectory: TrajectoryId
+    step: int
+    tool: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolReturned:
+    """The tool's answer is in the context; the next generation can run.
+
+    `observation_tokens` were appended; `context_tokens` is the size of the next prompt, which is
+    smaller than the sum when the agent compacted its history.
+    """
+
+    time_s: float
+    trajectory: TrajectoryId
+    step: int
+    tool: str
+    ok: bool | None
+    observation_tokens: int
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryFinished:
+    """The environment closed the trajectory."""
+
+    time_s: float
+    trajectory: TrajectoryId
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationFinished:
+    """The KV prefix has arrived at `target` (`ok`), or it will have to be prefilled there."""
+
+    time_s: float
+    trajectory: TrajectoryId
+    source: EngineId
+    target: EngineId
+    ok: bool
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReady:
+    """An engine can take steps: first start, restart, or after a reconfiguration."""
+
+    time_s: float
+    engine: EngineId
+    tp: int
+    gpu: str
+    kv_capacity_tokens: int
+    max_running: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReported:
+    """A sample of an engine's own counters; late by nature. `preemptions` counts since the start."""
+
+    time_s: float
+    engine: EngineId
+    running: int
+    waiting: int
+    kv_used_tokens: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStopped:
+    """A stop that was asked for is done; the engine is drained."""
+
+    time_s: float
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFailed:
+    """An engine died: its running steps and its KV are gone.
+
+    `salvaged` lists the tokens of running steps that had already reached the client, so that nothing
+    is generated twice.
+    """
+
+    time_s: float
+    engine: EngineId
+    reason: str
+    salvaged: tuple[tuple[TrajectoryId, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSolved:
+    """The search that `SolvePlan` asked for has ended."""
+
+    time_s: float
+    plan: int
+    resource_plan: ResourcePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """The prediction service answered. `None`: it failed, and the last estimate holds."""
+
+    time_s: float
+    trajectory: TrajectoryId
+    step: int
+    remaining_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsUpdated:
+    """The trainer pushed weights; all KV is stale."""
+
+    time_s: float
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """The controller's `deadline_s` was reached."""
+
+    time_s: float
+
+
+Event: TypeAlias = (
+    RolloutStarted
+    | TrajectoryArrived
+    | StepFinished
+    | StepPreempted
+    | ToolStarted
+    | ToolReturned
+    | TrajectoryFinished
+    | MigrationFinished
+    | EngineReady
+    | EngineReported
+    | EngineStopped
+    | EngineFailed
+    | PlanSolved
+    | Predicted
+    | WeightsUpdated
+    | Tick
+)

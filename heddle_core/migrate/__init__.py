@@ -1,0 +1,1 @@
+"""Migrations: when a home moves while a tool runs."""

@@ -1,0 +1,1 @@
+"""Placements: which engine becomes a trajectory's home."""

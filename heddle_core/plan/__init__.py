@@ -1,0 +1,1 @@
+"""Planners: which engines exist, at which TP degree."""

@@ -1,0 +1,227 @@
+"""A policy is five small parts. Parts look at a `View` and answer; only the controller changes state.
+
+A part that needs tuning takes its own small values in its constructor. Mixing parts is an ablation:
+``replace(heddle(setting), migration=Never())``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from heddle_core.cost import CostModel
+from heddle_core.events import StepFinished, ToolReturned, ToolStarted
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.plan.problem import PlanProblem, ResourcePlan
+
+Phase: TypeAlias = Literal["held", "queued", "running", "tool", "migrating", "finished"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a policy may know before the rollout: the cluster as asked for, and a belief about cost."""
+
+    gpus: int
+    gpu: str
+    """GPU class, one for the whole cluster today."""
+    tp: int
+    """TP degree of the uniform plan that baselines use."""
+    tp_choices: tuple[int, ...]
+    """TP degrees that a planner may mix; the model fits on each."""
+    max_running: int
+    """Slots of each engine: steps in its batch at once."""
+    cost: CostModel
+    seed: int = 0
+
+
+class TrajectoryView(Protocol):
+    """A trajectory as policies see it: what has been observed, nothing that lies ahead."""
+
+    @property
+    def id(self) -> TrajectoryId: ...
+    @property
+    def group(self) -> GroupId: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def weights_version(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def phase(self) -> Phase: ...
+    @property
+    def step(self) -> int:
+        """The step that runs or will run next, from 0."""
+        ...
+
+    @property
+    def home(self) -> EngineId | None:
+        """The engine that holds its KV prefix; None before placement or after that engine died."""
+        ...
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of its next prompt, those kept from a preempted step included."""
+        ...
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens generated so far, over all steps."""
+        ...
+
+    @property
+    def tool_s(self) -> float:
+        """Seconds spent in tools so far."""
+        ...
+
+    @property
+    def arrived_s(self) -> float: ...
+    @property
+    def runnable_s(self) -> float:
+        """When its current step became runnable."""
+        ...
+
+
+class EngineView(Protocol):
+    """An engine as policies see it. `reported_*` are late samples; the rest is exact bookkeeping."""
+
+    @property
+    def id(self) -> EngineId: ...
+    @property
+    def tp(self) -> int: ...
+    @property
+    def gpu(self) -> str: ...
+    @property
+    def max_running(self) -> int: ...
+    @property
+    def kv_capacity_tokens(self) -> int: ...
+    @property
+    def accepting(self) -> bool:
+        """Alive and not asked to stop."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Steps queued for it or running on it."""
+        ...
+
+    @property
+    def sessions(self) -> int:
+        """Unfinished trajectories whose home it is, those in a tool included."""
+        ...
+
+    @property
+    def reported_kv_used_tokens(self) -> int: ...
+    @property
+    def reported_s(self) -> float: ...
+
+
+class View(Protocol):
+    """The ledger's read-only face."""
+
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def engines(self) -> Sequence[EngineView]:
+        """Engines that accept work, in the order in which they became ready. Never empty when asked."""
+        ...
+
+    @property
+    def trajectories(self) -> Mapping[TrajectoryId, TrajectoryView]:
+        """Every trajectory that arrived, finished ones included."""
+        ...
+
+    def engine(self, engine: EngineId) -> EngineView:
+        """Return one engine, dead or alive."""
+        ...
+
+
+class Predictor(Protocol):
+    """Estimates remaining output tokens from what has been observed."""
+
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+        """Learn from a finished generation."""
+        ...
+
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+        """Learn from a tool's answer."""
+        ...
+
+    def observe_finish(self, t: TrajectoryView) -> None:
+        """Learn from a trajectory's end."""
+        ...
+
+    def remaining_tokens(self, t: TrajectoryView) -> float:
+        """Estimate the output tokens `t` still has to make; at least 0."""
+        ...
+
+
+class Scheduler(Protocol):
+    """Orders one engine's queue: a key function."""
+
+    @property
+    def preemptive(self) -> bool:
+        """Whether the head of the queue may take the slot of a less urgent running step."""
+        ...
+
+    def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
+        """Urgency of `t`'s next step; larger runs first, ties by arrival in the queue."""
+        ...
+
+
+class Placement(Protocol):
+    """Chooses the home of each runnable step."""
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether placement waits until every trajectory of the rollout has arrived."""
+        ...
+
+    def assign(
+        self, ts: Sequence[TrajectoryView], remaining: Sequence[float], view: View
+    ) -> Sequence[EngineId]:
+        """Home for each of `ts` at once, when `needs_all`."""
+        ...
+
+    def place(self, t: TrajectoryView, view: View) -> EngineId:
+        """Home for one runnable step; called whenever a step becomes runnable."""
+        ...
+
+    def finished(self, t: TrajectoryView) -> None:
+        """Forget a finished trajectory."""
+        ...
+
+
+class Migration(Protocol):
+    """Decides whether a home moves while a tool runs."""
+
+    def target(
+        self, t: TrajectoryView, remaining_tokens: float, tool: ToolStarted, view: View
+    ) -> EngineId | None:
+        """Return the engine to move to, or None to stay."""
+        ...
+
+
+class Planner(Protocol):
+    """Chooses which engines exist, at rollout boundaries."""
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether planning waits until every trajectory of the rollout has arrived."""
+        ...
+
+    def plan(
+        self, ts: Sequence[TrajectoryView], remaining: Sequence[float]
+    ) -> ResourcePlan | PlanProblem:
+        """Return a plan at once, or a problem to search."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The five parts that decide when, where and how trajectories run."""
+
+    predictor: Predictor
+    scheduler: Scheduler
+    placement: Placement
+    migration: Migration
+    planner: Planner

@@ -1,0 +1,1 @@
+"""Predictors: how many tokens a trajectory still has to make."""

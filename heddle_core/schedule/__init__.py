@@ -1,0 +1,1 @@
+"""Schedulers: the order of one engine's queue."""

@@ -1,0 +1,50 @@
+"""The simulated truth about time: how long one iteration of one engine takes.
+
+An iteration that decodes `b` sequences holding `c` tokens of context together, and prefills chunks of
+`p` tokens in all whose queries meet `q` (query, key) pairs, takes
+
+    base_s[b] + per_context_s[b] * c + prefill_s(p, q) + host_per_prefill_s * (sequences in prefill)
+
+It is affine in `c` for a fixed `b`, which is what lets an engine leap over runs of decode iterations.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyTable:
+    """Iteration times of one model on one GPU class at one TP degree, host time included."""
+
+    model: str
+    gpu: str
+    tp: int
+    base_s: Sequence[float]
+    """Indexed by the number of decoding sequences, 0 to the largest batch of the table."""
+    per_context_s: Sequence[float]
+    """Seconds per token of context, same index."""
+    prefill_tokens: Sequence[float]
+    """Knots of the piecewise linear prefill cost, ascending, the first 0."""
+    prefill_knots_s: Sequence[float]
+    """Seconds at each knot; beyond the last, the last slope goes on."""
+    prefill_pair_s: float
+    """Seconds per (query token, earlier context token) pair of attention in a prefill chunk."""
+    host_per_prefill_s: float
+    """Host seconds for each sequence in prefill, on top of the step."""
+    kv_capacity_tokens: int
+    kv_bytes_per_token: int
+    """Over all GPUs of the engine."""
+
+    def prefill_s(self, tokens: int, pairs: float) -> float:
+        """Seconds that prefilling adds to an iteration.
+
+        `tokens` is the sum over chunks, `pairs` the sum of ``n * (start + n / 2)`` over chunks of `n`
+        tokens that begin at context position `start`.
+        """
+        if tokens <= 0:
+            return 0.0
+        x, y = self.prefill_tokens, self.prefill_knots_s
+        i = min(max(bisect_right(x, tokens) - 1, 0), len(x) - 2)
+        slope = (y[i + 1] - y[i]) / (x[i + 1] - x[i])
+        return y[i] + slope * (tokens - x[i]) + self.prefill_pair_s * pairs

@@ -1,0 +1,80 @@
+"""What trajectories would do: records as read from a trace, and scripts complete enough to replay.
+
+A *record* holds what a source told, with None where it told nothing. A *script* has no gaps left: it
+is what `heddle_trace.complete` makes of a record under stated rules, and what drivers replay.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One generation and the tool call it ended in. None means that the source does not tell."""
+
+    output_tokens: int | None
+    tool: str | None = None
+    tool_s: float | None = None
+    tool_tokens: int | None = None
+    tool_ok: bool | None = None
+    llm_s: float | None = None
+    t_s: float | None = None
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    n_tools: int | None = None
+
+
+class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sample of one prompt; `steps` in order."""
+
+    trajectory_id: str
+    group_id: str
+    workload: str
+    prompt_tokens: int | None
+    arrival_s: float | None = None
+    steps: tuple[StepRecord, ...]
+    source: str | None = None
+    model: str | None = None
+    agent: str | None = None
+    outcome: bool | None = None
+    parent_id: str | None = None
+    truncated: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A named collection of records. `sha256` is over the uncompressed bytes it was read from."""
+
+    name: str
+    records: tuple[TrajectoryRecord, ...]
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepScript:
+    """One step to replay: sizes in tokens, `tool_s` in seconds.
+
+    `prompt_tokens` is the whole context of this generation; its first `shared_tokens` repeat the
+    context as it stood at the end of the step before (less than all of it after a compaction).
+    `tool` is None when the environment answered at once or the trajectory ended here.
+    """
+
+    prompt_tokens: int
+    shared_tokens: int
+    output_tokens: int
+    tool: str | None
+    tool_s: float
+    tool_ok: bool | None
+    tool_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryScript:
+    """One trajectory to replay; `truncated` when its source cut it off."""
+
+    id: str
+    group: str
+    task: str
+    arrival_s: float
+    steps: tuple[StepScript, ...]
+    truncated: bool
