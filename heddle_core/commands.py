@@ -13,7 +13,7 @@ from heddle_core.plan.problem import PlanProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """Run a step on an engine. Ends in StepFinished, StepPreempted, or that engine's EngineFailed."""
+    """Run a step on an engine. Ends in StepFinished, StepPreempted or the engine's EngineFailed."""
 
     trajectory: TrajectoryId
     step: int
@@ -43,14 +43,6 @@ class Migrate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseKv:
-    """A hint: this trajectory's KV on this engine is of no more use. Ends in nothing."""
-
-    trajectory: TrajectoryId
-    engine: EngineId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SolvePlan:
     """Search for a resource plan; too long for a decision to wait for. Ends in PlanSolved."""
 
@@ -60,10 +52,15 @@ class SolvePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predict:
-    """Ask the prediction service for a trajectory's remaining tokens. Ends in Predicted."""
+    """Ask the prediction service for a trajectory's remaining tokens. Ends in Predicted.
+
+    `estimate` is the answer when the model lives in the core and only its running time is the
+    world's business; None asks the world's own model.
+    """
 
     trajectory: TrajectoryId
     step: int
+    estimate: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +75,7 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopEngine:
-    """Stop an engine, after its running steps when `drain`. Ends in EngineStopped or EngineFailed."""
+    """Stop an engine, after its running steps if `drain`. Ends in EngineStopped or EngineFailed."""
 
     engine: EngineId
     drain: bool
@@ -93,13 +90,5 @@ class Cancel:
 
 
 Command: TypeAlias = (
-    Dispatch
-    | Preempt
-    | Migrate
-    | ReleaseKv
-    | SolvePlan
-    | Predict
-    | StartEngine
-    | StopEngine
-    | Cancel
+    Dispatch | Preempt | Migrate | SolvePlan | Predict | StartEngine | StopEngine | Cancel
 )

@@ -40,9 +40,9 @@ class StepFinished:
     """The engine ended a generation.
 
     `output_tokens` counts this dispatch only: tokens kept from before a preemption were reported by
-    `StepPreempted`. `queued_s` is time inside the engine before the first prefill, `cached_tokens` the
-    part of the prompt served from the prefix cache, `recomputes` how often the engine itself took the
-    KV away and had to prefill again.
+    `StepPreempted`. `queued_s` is time inside the engine before the first prefill, `cached_tokens`
+    the part of the prompt served from the prefix cache, `recomputes` how often the engine itself
+    took the KV away and had to prefill again.
     """
 
     time_s: float
@@ -136,7 +136,7 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReported:
-    """A sample of an engine's own counters; late by nature. `preemptions` counts since the start."""
+    """A sample of an engine's own counters; late by nature. `preemptions` counts from its start."""
 
     time_s: float
     engine: EngineId
@@ -158,8 +158,8 @@ class EngineStopped:
 class EngineFailed:
     """An engine died: its running steps and its KV are gone.
 
-    `salvaged` lists the tokens of running steps that had already reached the client, so that nothing
-    is generated twice.
+    `salvaged` lists the tokens of running steps that had already reached the client, so that
+    nothing is generated twice.
     """
 
     time_s: float

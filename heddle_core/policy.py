@@ -1,4 +1,4 @@
-"""A policy is five small parts. Parts look at a `View` and answer; only the controller changes state.
+"""A policy is five small parts. Parts look at a `View` and answer; only the controller acts.
 
 A part that needs tuning takes its own small values in its constructor. Mixing parts is an ablation:
 ``replace(heddle(setting), migration=Never())``.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from heddle_core.cost import CostModel
-from heddle_core.events import StepFinished, ToolReturned, ToolStarted
+from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.plan.problem import PlanProblem, ResourcePlan
 
@@ -18,7 +18,7 @@ Phase: TypeAlias = Literal["held", "queued", "running", "tool", "migrating", "fi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a policy may know before the rollout: the cluster as asked for, and a belief about cost."""
+    """What a policy may know before the rollout: the cluster as asked for, a belief about cost."""
 
     gpus: int
     gpu: str
@@ -82,7 +82,7 @@ class TrajectoryView(Protocol):
 
 
 class EngineView(Protocol):
-    """An engine as policies see it. `reported_*` are late samples; the rest is exact bookkeeping."""
+    """An engine as policies see it. `reported_*` are late samples; the rest is exact."""
 
     @property
     def id(self) -> EngineId: ...
@@ -122,7 +122,7 @@ class View(Protocol):
     def now_s(self) -> float: ...
     @property
     def engines(self) -> Sequence[EngineView]:
-        """Engines that accept work, in the order in which they became ready. Never empty when asked."""
+        """Engines that accept work, in the order in which they became ready; never empty."""
         ...
 
     @property
@@ -137,6 +137,11 @@ class View(Protocol):
 
 class Predictor(Protocol):
     """Estimates remaining output tokens from what has been observed."""
+
+    @property
+    def served(self) -> bool:
+        """Whether estimates come from a prediction service and take time after each step."""
+        ...
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Learn from a finished generation."""
@@ -192,11 +197,9 @@ class Placement(Protocol):
 
 
 class Migration(Protocol):
-    """Decides whether a home moves while a tool runs."""
+    """Decides whether a home moves while a tool runs; asked once per tool call, on its estimate."""
 
-    def target(
-        self, t: TrajectoryView, remaining_tokens: float, tool: ToolStarted, view: View
-    ) -> EngineId | None:
+    def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
         """Return the engine to move to, or None to stay."""
         ...
 

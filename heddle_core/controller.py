@@ -1,0 +1,397 @@
+"""Decides when, where and how every step runs.
+
+This file may not read a clock, do I/O, draw an unseeded number or know an engine's type: all it
+learns comes in as events, all it wants goes out as commands, and nothing else changes the ledger.
+It is the only caller of a policy's parts.
+"""
+
+from typing import assert_never
+
+from heddle_core.commands import (
+    Cancel,
+    Command,
+    Dispatch,
+    Migrate,
+    Predict,
+    Preempt,
+    SolvePlan,
+)
+from heddle_core.events import (
+    EngineFailed,
+    EngineReady,
+    EngineReported,
+    EngineStopped,
+    Event,
+    MigrationFinished,
+    PlanSolved,
+    Predicted,
+    RolloutStarted,
+    StepFinished,
+    StepPreempted,
+    Tick,
+    ToolReturned,
+    ToolStarted,
+    TrajectoryArrived,
+    TrajectoryFinished,
+    WeightsUpdated,
+)
+from heddle_core.fleet import Fleet
+from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.ledger import Engine, Ledger, LedgerError, Trajectory
+from heddle_core.plan.problem import ResourcePlan
+from heddle_core.policy import Policy
+
+ARRIVAL_GRACE_S = 30.0
+"""How long a plan waits for promised arrivals: a dead sampler must not hold the rest for ever."""
+
+
+class Controller:
+    """The one object that decides, in the simulator as on real engines."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.ledger = Ledger()
+        self.deadline_s: float | None = None
+        """A driver delivers a `Tick` no later than this."""
+        self._expected = 0
+        self._arrived = 0
+        self._plans = 0
+        self._planned = False
+        self._homes: dict[TrajectoryId, EngineId] = {}
+        self._fleet = Fleet()
+
+    def handle(self, event: Event) -> tuple[Command, ...]:  # noqa: C901 -- one case per event
+        """Take one event in; return the commands it causes."""
+        self.ledger.advance(event.time_s)
+        out: list[Command] = []
+        match event:
+            case StepFinished():
+                self._on_step_finished(event, out)
+            case ToolStarted():
+                self._on_tool_started(event, out)
+            case ToolReturned():
+                self._on_tool_returned(event, out)
+            case StepPreempted():
+                self._on_step_preempted(event, out)
+            case TrajectoryArrived():
+                self._on_arrived(event, out)
+            case TrajectoryFinished():
+                self._on_trajectory_finished(event, out)
+            case Predicted():
+                self._on_predicted(event, out)
+            case MigrationFinished():
+                self._on_migration_finished(event, out)
+            case EngineReported():
+                self._on_engine_reported(event)
+            case EngineReady():
+                self._on_engine_ready(event, out)
+            case EngineStopped():
+                self._on_engine_stopped(event, out)
+            case EngineFailed():
+                self._on_engine_failed(event, out)
+            case RolloutStarted():
+                self._on_rollout_started(event, out)
+            case PlanSolved():
+                self._on_plan_solved(event, out)
+            case WeightsUpdated():
+                self.ledger.weights_version = event.version
+            case Tick():
+                self._on_tick(out)
+            case _:
+                assert_never(event)
+        return tuple(out)
+
+    # -- one trajectory's round: step, tool, step ... -------------------------------------------
+
+    def _on_arrived(self, e: TrajectoryArrived, out: list[Command]) -> None:
+        t = Trajectory(
+            id=e.trajectory,
+            group=e.group,
+            task=e.task,
+            weights_version=e.weights_version,
+            prompt_tokens=e.prompt_tokens,
+            arrived_s=e.time_s,
+            context_tokens=e.prompt_tokens,
+            runnable_s=e.time_s,
+        )
+        self.ledger.add_trajectory(t)
+        t.remaining_tokens = self.policy.predictor.remaining_tokens(t)
+        self._arrived += 1
+        if self._arrived == self._expected:
+            self._all_arrived(out)
+        else:
+            self._release_held(out)
+
+    def _on_step_finished(self, e: StepFinished, out: list[Command]) -> None:
+        t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
+        self.ledger.end_run(t, engine, e.output_tokens)
+        t.phase = "tool"
+        predictor = self.policy.predictor
+        predictor.observe_step(t, e)
+        if predictor.served:
+            t.remaining_tokens = max(0.0, t.remaining_tokens - e.output_tokens)
+        self._fill(engine, out)
+
+    def _on_step_preempted(self, e: StepPreempted, out: list[Command]) -> None:
+        t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
+        self.ledger.end_run(t, engine, e.output_tokens)
+        if engine.accepting:
+            self._enqueue(t, engine)
+        else:
+            self._place(t, out)
+        self._fill(engine, out)
+
+    def _on_tool_started(self, e: ToolStarted, out: list[Command]) -> None:
+        t = self.ledger.in_tool(e.trajectory, e.step)
+        t.tool_started_s = e.time_s
+        predictor = self.policy.predictor
+        if predictor.served:
+            estimate = predictor.remaining_tokens(t)
+            out.append(Predict(trajectory=t.id, step=t.step, estimate=estimate))
+        else:
+            t.remaining_tokens = predictor.remaining_tokens(t)
+            self._consider_migration(t, out)
+
+    def _on_tool_returned(self, e: ToolReturned, out: list[Command]) -> None:
+        t = self.ledger.in_tool(e.trajectory, e.step)
+        t.tool_s += e.time_s - t.tool_started_s
+        t.step += 1
+        t.context_tokens = e.context_tokens
+        t.runnable_s = e.time_s
+        self.policy.predictor.observe_tool(t, e)
+        if t.migrating_to is not None:
+            t.phase = "migrating"
+        else:
+            self._place(t, out)
+
+    def _on_trajectory_finished(self, e: TrajectoryFinished, out: list[Command]) -> None:
+        t = self.ledger.trajectory(e.trajectory)
+        engine = self.ledger.engine(t.home) if t.home is not None else None
+        self.ledger.finish(t)
+        self.policy.predictor.observe_finish(t)
+        self.policy.placement.finished(t)
+        self._homes.pop(t.id, None)
+        if engine is not None:
+            self._fill(engine, out)
+
+    def _on_predicted(self, e: Predicted, out: list[Command]) -> None:
+        t = self.ledger.trajectory(e.trajectory)
+        if e.remaining_tokens is None or t.phase == "finished":
+            return
+        # A late answer speaks of the end of its step; what was made since is no longer ahead.
+        t.remaining_tokens = max(0.0, e.remaining_tokens)
+        if t.phase == "tool" and t.step == e.step:
+            self._consider_migration(t, out)
+        elif t.phase == "queued" and t.home is not None:
+            engine = self.ledger.engine(t.home)
+            self._enqueue(t, engine)
+            self._fill(engine, out, may_preempt=True)
+
+    def _on_migration_finished(self, e: MigrationFinished, out: list[Command]) -> None:
+        t = self.ledger.trajectory(e.trajectory)
+        if t.migrating_to != e.target:
+            raise LedgerError(f"{t.id!r} does not migrate to engine {e.target!r}")
+        t.migrating_to = None
+        if t.phase == "finished":
+            return
+        source, target = self.ledger.engine(e.source), self.ledger.engine(e.target)
+        if e.ok and target.accepting:
+            self.ledger.set_home(t, target.id)
+        elif not source.accepting:
+            self.ledger.set_home(t, target.id if target.accepting else None)
+        if t.phase == "migrating":
+            # The move was this step's placement: asking again could send it straight back.
+            if t.home is None:
+                self._place(t, out)
+            else:
+                self._run_at(t, self.ledger.engine(t.home), out)
+
+    def _consider_migration(self, t: Trajectory, out: list[Command]) -> None:
+        if t.home is None or t.migrating_to is not None or not self.ledger.engines:
+            return
+        target = self.policy.migration.target(t, t.remaining_tokens, self.ledger)
+        if target is not None and target != t.home and self.ledger.engine(target).accepting:
+            t.migrating_to = target
+            out.append(Migrate(trajectory=t.id, source=t.home, target=target))
+
+    # -- homes and queues ------------------------------------------------------------------------
+
+    def _place(self, t: Trajectory, out: list[Command]) -> None:
+        """Find a home for a runnable trajectory and queue it there."""
+        if not self.ledger.engines:
+            self.ledger.hold(t)
+            return
+        engine = self.ledger.engine(self.policy.placement.place(t, self.ledger))
+        assert engine.accepting, f"placement chose {engine.id!r}, which takes no work"
+        self._run_at(t, engine, out)
+
+    def _run_at(self, t: Trajectory, engine: Engine, out: list[Command]) -> None:
+        if t.context_tokens >= engine.kv_capacity_tokens:
+            engine = max(self.ledger.engines, key=lambda e: e.kv_capacity_tokens)
+        if t.context_tokens >= engine.kv_capacity_tokens:
+            self._give_up(t, engine, out)
+            return
+        self.ledger.set_home(t, engine.id)
+        self._enqueue(t, engine)
+        self._fill(engine, out, may_preempt=True)
+
+    def _give_up(self, t: Trajectory, engine: Engine, out: list[Command]) -> None:
+        """No engine can ever hold its context; waiting would block a queue for ever."""
+        self.ledger.hold(t)
+        t.given_up = True
+        reason = f"context of {t.context_tokens} tokens, KV capacity {engine.kv_capacity_tokens}"
+        out.append(Cancel(trajectory=t.id, reason=reason))
+
+    def _enqueue(self, t: Trajectory, engine: Engine) -> None:
+        predictor = self.policy.predictor
+        if not predictor.served:
+            t.remaining_tokens = predictor.remaining_tokens(t)
+        self.ledger.enqueue(t, engine, self.policy.scheduler.priority(t, t.remaining_tokens))
+
+    def _fill(self, engine: Engine, out: list[Command], *, may_preempt: bool = False) -> None:
+        """Dispatch all that may run now; then, on a return, at most one eviction (Algorithm 1)."""
+        if not engine.accepting:
+            return
+        ledger = self.ledger
+        head = engine.head()
+        while head is not None and engine.fits(head):
+            ledger.start(head, engine)
+            out.append(
+                Dispatch(
+                    trajectory=head.id, step=head.step, engine=engine.id, priority=head.priority
+                )
+            )
+            head = engine.head()
+        if may_preempt and head is not None and self.policy.scheduler.preemptive:
+            # One ask at a time: asking again before the first took effect evicts a whole batch.
+            if engine.leaving:
+                return
+            victim = min(engine.running.values(), key=lambda t: t.priority)
+            if victim.priority < head.priority:
+                ledger.ask_to_leave(victim, engine)
+                out.append(Preempt(trajectory=victim.id, step=victim.step, engine=engine.id))
+
+    def _release_held(self, out: list[Command]) -> None:
+        """Give homes to held trajectories once engines, plan and all awaited arrivals are in."""
+        ledger, placement = self.ledger, self.policy.placement
+        if not (self._planned and self._fleet.settled and ledger.engines and ledger.held):
+            return
+        held = [t for t in ledger.held.values() if not t.given_up]
+        placeable = [t for t in held if t.id in self._homes] if self._homes else []
+        for t in placeable:
+            engine = ledger.known_engines.get(self._homes.pop(t.id))
+            if engine is not None and engine.accepting:
+                self._run_at(t, engine, out)
+        rest = [t for t in held if t.phase == "held" and not t.given_up]
+        if placement.needs_all and len(rest) > 1:
+            remaining = [t.remaining_tokens for t in rest]
+            for t, home in zip(rest, placement.assign(rest, remaining, ledger), strict=True):
+                self._run_at(t, ledger.engine(home), out)
+        else:
+            for t in rest:
+                self._place(t, out)
+
+    # -- engines and plans -----------------------------------------------------------------------
+
+    def _on_rollout_started(self, e: RolloutStarted, out: list[Command]) -> None:
+        self.ledger.weights_version = e.weights_version
+        self._expected, self._arrived, self._planned = e.trajectories, 0, False
+        if not (self.policy.planner.needs_all or self.policy.placement.needs_all):
+            self._plan(out)
+        elif e.trajectories == 0:
+            self._all_arrived(out)
+        else:
+            self.deadline_s = e.time_s + ARRIVAL_GRACE_S
+
+    def _on_tick(self, out: list[Command]) -> None:
+        if self.deadline_s is not None and self.ledger.now_s >= self.deadline_s:
+            self._all_arrived(out)
+
+    def _all_arrived(self, out: list[Command]) -> None:
+        self.deadline_s = None
+        if not self._planned:
+            self._plan(out)
+        self._release_held(out)
+
+    def _plan(self, out: list[Command]) -> None:
+        self._planned = True
+        ts = list(self.ledger.held.values())
+        plan = self.policy.planner.plan(ts, [t.remaining_tokens for t in ts])
+        if isinstance(plan, ResourcePlan):
+            self._carry_out(plan, out)
+        else:
+            self._planned = False
+            self._plans += 1
+            out.append(SolvePlan(plan=self._plans, problem=plan))
+
+    def _on_plan_solved(self, e: PlanSolved, out: list[Command]) -> None:
+        if e.plan == self._plans:
+            self._planned = True
+            self._carry_out(e.resource_plan, out)
+            self._release_held(out)
+
+    def _carry_out(self, plan: ResourcePlan, out: list[Command]) -> None:
+        self._homes = {t: engine for engine, members in plan.homes for t in members}
+        for name in self._fleet.change_to(plan, out):
+            engine = self.ledger.engine(name)
+            self.ledger.close_engine(engine)
+            for t in self._unqueue_all(engine):
+                self._place(t, out)
+
+    def _on_engine_ready(self, e: EngineReady, out: list[Command]) -> None:
+        self._fleet.ready(e.engine)
+        self.ledger.add_engine(
+            Engine(
+                id=e.engine,
+                tp=e.tp,
+                gpu=e.gpu,
+                max_running=e.max_running,
+                kv_capacity_tokens=e.kv_capacity_tokens,
+            )
+        )
+        self._release_held(out)
+
+    def _on_engine_reported(self, e: EngineReported) -> None:
+        engine = self.ledger.engine(e.engine)
+        engine.reported_s = e.time_s
+        engine.reported_kv_used_tokens = e.kv_used_tokens
+
+    def _on_engine_stopped(self, e: EngineStopped, out: list[Command]) -> None:
+        engine = self.ledger.engine(e.engine)
+        if engine.running:
+            raise LedgerError(f"engine {e.engine!r} stopped with steps running")
+        engine.alive = False
+        self._abandon_homes(engine)
+        self._fleet.stopped(e.engine, out)
+
+    def _on_engine_failed(self, e: EngineFailed, out: list[Command]) -> None:
+        engine = self.ledger.known_engines.get(e.engine)
+        lost: list[Trajectory] = []
+        if engine is not None:
+            self.ledger.close_engine(engine)
+            engine.alive = False
+            made = dict(e.salvaged)
+            lost = list(engine.running.values())
+            for t in lost:
+                self.ledger.end_run(t, engine, made.get(t.id, 0))
+                self.ledger.hold(t)
+            lost += self._unqueue_all(engine)
+            self._abandon_homes(engine)
+        self._fleet.failed(e.engine, out)
+        for t in lost:
+            self._place(t, out)
+        self._release_held(out)
+
+    def _unqueue_all(self, engine: Engine) -> list[Trajectory]:
+        waiting = sorted(engine.waiting(), key=lambda t: t.ticket)
+        for t in waiting:
+            self.ledger.unqueue(t, engine)
+            self.ledger.hold(t)
+        return waiting
+
+    def _abandon_homes(self, engine: Engine) -> None:
+        """Trajectories in a tool lose a home whose KV is gone; they get another on return."""
+        if engine.sessions:
+            for t in self.ledger.trajectories.values():
+                if t.home == engine.id and t.phase in ("tool", "migrating"):
+                    self.ledger.set_home(t, None)

@@ -1,0 +1,60 @@
+"""What a run did: every event, and the commands it caused. Metrics and replay read only this."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from heddle_core.commands import Command
+from heddle_core.events import Event
+
+Handle: TypeAlias = Callable[[Event], Sequence[Command]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event and the commands that answered it."""
+
+    event: Event
+    commands: Sequence[Command]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The first entry at which other code decides otherwise."""
+
+    index: int
+    event: Event
+    recorded: Sequence[Command]
+    replayed: Sequence[Command]
+
+    def __str__(self) -> str:
+        """Name the first command that differs."""
+        for a, b in zip(self.recorded, self.replayed, strict=False):
+            if a != b:
+                return f"entry {self.index}, {self.event}: recorded {a}, replayed {b}"
+        missing = self.recorded[len(self.replayed) :]
+        extra = self.replayed[len(self.recorded) :]
+        what = f"not replayed {missing[0]}" if missing else f"replayed besides {extra[0]}"
+        return f"entry {self.index}, {self.event}: {what}"
+
+
+def recorded(handle: Handle, sink: Callable[[Entry], None]) -> Handle:
+    """Return `handle` with every call also told to `sink`."""
+
+    def handle_and_record(event: Event) -> Sequence[Command]:
+        commands = handle(event)
+        sink(Entry(event, commands))
+        return commands
+
+    return handle_and_record
+
+
+def first_divergence(entries: Iterable[Entry], handle: Handle) -> Divergence | None:
+    """Feed recorded events to a fresh `handle`; return where its commands first differ, or None."""
+    for index, entry in enumerate(entries):
+        replayed = handle(entry.event)
+        if tuple(replayed) != tuple(entry.commands):
+            return Divergence(
+                index=index, event=entry.event, recorded=entry.commands, replayed=replayed
+            )
+    return None

@@ -1,0 +1,282 @@
+"""The only mutable state: who is where. The controller alone changes it; policies get a `View`.
+
+Nothing here decides. A method either records a fact or raises `LedgerError`, which means that a
+driver broke the protocol, never that a policy chose badly.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.policy import Phase
+
+
+class LedgerError(RuntimeError):
+    """An event contradicts what is known: a defect in a driver."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Trajectory:
+    """One trajectory's bookkeeping; policies see it as a `TrajectoryView`."""
+
+    id: TrajectoryId
+    group: GroupId
+    task: str
+    weights_version: int
+    prompt_tokens: int
+    arrived_s: float
+    context_tokens: int
+    runnable_s: float
+    phase: Phase = "held"
+    step: int = 0
+    home: EngineId | None = None
+    output_tokens: int = 0
+    tool_s: float = 0.0
+    tool_started_s: float = 0.0
+    remaining_tokens: float = 0.0
+    """The last estimate; holds until a newer one arrives."""
+    priority: float = 0.0
+    """The key of its latest place in a queue."""
+    ticket: int = -1
+    """Number of its valid entry in a queue; entries with another number are stale."""
+    leaving: bool = False
+    """A preemption was asked for and has not ended yet."""
+    migrating_to: EngineId | None = None
+    given_up: bool = False
+    """A Cancel is under way: no engine can hold it."""
+    believed_kv_tokens: int = 0
+    """What its running step counts against its engine's believed KV."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Engine:
+    """One engine's bookkeeping; policies see it as an `EngineView`."""
+
+    id: EngineId
+    tp: int
+    gpu: str
+    max_running: int
+    kv_capacity_tokens: int
+    accepting: bool = True
+    alive: bool = True
+    in_flight: int = 0
+    sessions: int = 0
+    believed_kv_tokens: int = 0
+    running: dict[TrajectoryId, Trajectory] = field(default_factory=dict)
+    leaving: int = 0
+    reported_s: float = 0.0
+    reported_kv_used_tokens: int = 0
+    queue: list[tuple[float, int, Trajectory]] = field(default_factory=list)
+    """Heap of (-priority, ticket, trajectory); stale entries are skipped when they surface."""
+
+    def head(self) -> Trajectory | None:
+        """Return the most urgent waiting trajectory, which stays in the queue."""
+        queue = self.queue
+        while queue:
+            entry = queue[0]
+            if entry[2].ticket == entry[1]:
+                return entry[2]
+            heappop(queue)
+        return None
+
+    def waiting(self) -> Iterator[Trajectory]:
+        """Yield the waiting trajectories in no particular order of urgency."""
+        return (t for _, ticket, t in self.queue if t.ticket == ticket)
+
+    def fits(self, t: Trajectory) -> bool:
+        """Say whether a slot and believed KV are free; an idle engine takes what it can hold."""
+        if len(self.running) >= self.max_running:
+            return False
+        room = self.kv_capacity_tokens - self.believed_kv_tokens
+        return t.context_tokens <= room or not self.running
+
+
+class Ledger:
+    """Every trajectory and engine, and the moves between phases."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.weights_version = 0
+        self.trajectories: dict[TrajectoryId, Trajectory] = {}
+        self.known_engines: dict[EngineId, Engine] = {}
+        self.engines: list[Engine] = []
+        """Engines that accept work, in the order in which they became ready."""
+        self.held: dict[TrajectoryId, Trajectory] = {}
+        """Trajectories without a home that wait for one, in order of arrival."""
+        self.finished = 0
+        self._tickets = 0
+
+    def engine(self, engine: EngineId) -> Engine:
+        """Return one engine, dead or alive."""
+        found = self.known_engines.get(engine)
+        if found is None:
+            raise LedgerError(f"engine {engine!r} was never ready")
+        return found
+
+    def trajectory(self, trajectory: TrajectoryId) -> Trajectory:
+        """Return one trajectory."""
+        found = self.trajectories.get(trajectory)
+        if found is None:
+            raise LedgerError(f"trajectory {trajectory!r} never arrived")
+        return found
+
+    def running(
+        self, trajectory: TrajectoryId, step: int, engine: EngineId
+    ) -> tuple[Trajectory, Engine]:
+        """Return a trajectory and the engine its `step` runs on; refuses if it runs elsewhere."""
+        t = self.trajectory(trajectory)
+        if t.phase != "running" or t.home != engine or t.step != step:
+            raise LedgerError(
+                f"step {step} of {t.id!r} ended on engine {engine!r}, but the trajectory is "
+                f"{t.phase} in step {t.step} with home {t.home!r}"
+            )
+        return t, self.known_engines[engine]
+
+    def in_tool(self, trajectory: TrajectoryId, step: int) -> Trajectory:
+        """Return a trajectory whose `step` ended in a tool call; refuses any other."""
+        t = self.trajectory(trajectory)
+        if t.phase != "tool" or t.step != step:
+            raise LedgerError(
+                f"the tool of step {step} of {t.id!r} reports, but the trajectory is {t.phase} "
+                f"in step {t.step}"
+            )
+        return t
+
+    def advance(self, time_s: float) -> None:
+        """Move the clock; refuses to go back."""
+        if not time_s >= self.now_s:
+            raise LedgerError(f"time runs backwards: {time_s} after {self.now_s}")
+        self.now_s = time_s
+
+    def add_engine(self, engine: Engine) -> None:
+        """Record that an engine is ready."""
+        if engine.id in self.known_engines:
+            raise LedgerError(f"engine {engine.id!r} is ready twice")
+        self.known_engines[engine.id] = engine
+        self.engines.append(engine)
+
+    def close_engine(self, engine: Engine) -> None:
+        """No new work goes to `engine`; what runs there may end."""
+        if engine.accepting:
+            engine.accepting = False
+            self.engines.remove(engine)
+
+    def add_trajectory(self, t: Trajectory) -> None:
+        """Record an arrival; it is held until it has a home."""
+        if t.id in self.trajectories:
+            raise LedgerError(f"trajectory {t.id!r} arrived twice")
+        self.trajectories[t.id] = t
+        self.held[t.id] = t
+
+    def hold(self, t: Trajectory) -> None:
+        """Keep a runnable trajectory for which no engine accepts work."""
+        self.set_home(t, None)
+        t.phase = "held"
+        self.held[t.id] = t
+
+    def set_home(self, t: Trajectory, home: EngineId | None) -> None:
+        """Move a home; sessions follow."""
+        if t.home == home:
+            return
+        if t.home is not None:
+            self.known_engines[t.home].sessions -= 1
+        if home is not None:
+            self.engine(home).sessions += 1
+        t.home = home
+
+    def enqueue(self, t: Trajectory, engine: Engine, priority: float) -> None:
+        """Put a homed, runnable trajectory in its engine's queue, or give it a new key there."""
+        if t.phase != "queued":
+            self.held.pop(t.id, None)
+            t.phase = "queued"
+            engine.in_flight += 1
+        self._tickets += 1
+        t.ticket = self._tickets
+        t.priority = priority
+        heappush(engine.queue, (-priority, self._tickets, t))
+
+    def unqueue(self, t: Trajectory, engine: Engine) -> None:
+        """Take a trajectory out of a queue; its entry goes stale."""
+        t.ticket = -1
+        engine.in_flight -= 1
+
+    def start(self, t: Trajectory, engine: Engine) -> None:
+        """The head of the queue takes a slot."""
+        heappop(engine.queue)
+        t.ticket = -1
+        t.phase = "running"
+        t.believed_kv_tokens = t.context_tokens
+        engine.believed_kv_tokens += t.context_tokens
+        engine.running[t.id] = t
+
+    def end_run(self, t: Trajectory, engine: Engine, output_tokens: int) -> None:
+        """A dispatch ended with `output_tokens` made; the slot is free."""
+        if engine.running.pop(t.id, None) is None:
+            raise LedgerError(f"trajectory {t.id!r} does not run on engine {engine.id!r}")
+        engine.believed_kv_tokens -= t.believed_kv_tokens
+        engine.in_flight -= 1
+        if t.leaving:
+            t.leaving = False
+            engine.leaving -= 1
+        t.output_tokens += output_tokens
+        t.context_tokens += output_tokens
+
+    def ask_to_leave(self, t: Trajectory, engine: Engine) -> None:
+        """A preemption is under way."""
+        t.leaving = True
+        engine.leaving += 1
+
+    def finish(self, t: Trajectory) -> None:
+        """The trajectory is over, whatever it did before."""
+        if t.phase == "finished":
+            raise LedgerError(f"trajectory {t.id!r} finished twice")
+        if t.home is not None:
+            engine = self.known_engines[t.home]
+            if t.phase == "queued":
+                self.unqueue(t, engine)
+            elif t.phase == "running":
+                self.end_run(t, engine, 0)
+        self.held.pop(t.id, None)
+        self.set_home(t, None)
+        t.phase = "finished"
+        self.finished += 1
+
+    def check(self) -> None:
+        """Assert the invariants that a state alone can show (docs/invariants.md 1, 3, 8, 9)."""
+        sessions: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
+        queued: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
+        running: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
+        for t in self.trajectories.values():
+            if t.home is not None:
+                sessions[t.home] += 1
+                assert t.phase != "finished", f"{t.id} is finished and has a home"
+            assert (t.phase == "held") == (t.id in self.held), (
+                f"{t.id}: {t.phase} and held disagree"
+            )
+            assert (t.phase == "queued") == (t.ticket >= 0), (
+                f"{t.id}: {t.phase} and ticket disagree"
+            )
+            assert not t.leaving or t.phase == "running", f"{t.id} leaves but does not run"
+            if t.phase in ("queued", "running"):
+                assert t.home is not None, f"{t.id} is {t.phase} without a home"
+                assert self.known_engines[t.home].alive, f"{t.id} is {t.phase} on a dead engine"
+                (queued if t.phase == "queued" else running)[t.home] += 1
+            if t.phase == "running":
+                assert t.home is not None
+                assert t.id in self.known_engines[t.home].running
+            if t.phase == "migrating":
+                assert t.migrating_to is not None, f"{t.id} waits for no migration"
+        for e in self.known_engines.values():
+            assert e.sessions == sessions[e.id], f"{e.id} counts {e.sessions} sessions"
+            assert len(list(e.waiting())) == queued[e.id], f"{e.id} queue disagrees with phases"
+            assert len(e.running) == running[e.id], f"{e.id} running disagrees with phases"
+            assert e.in_flight == queued[e.id] + running[e.id], f"{e.id} miscounts in flight"
+            assert len(e.running) <= e.max_running, f"{e.id} exceeds its slots"
+            kv = sum(t.believed_kv_tokens for t in e.running.values())
+            assert kv == e.believed_kv_tokens, f"{e.id} miscounts KV"
+            assert kv <= e.kv_capacity_tokens or len(e.running) == 1, f"{e.id} exceeds believed KV"
+            assert e.leaving == sum(t.leaving for t in e.running.values())
+            assert e.leaving <= 1, f"{e.id} has more than one preemption under way"
+            assert (e in self.engines) == e.accepting, f"{e.id} accepting disagrees"
+            assert e.alive or not (e.accepting or e.in_flight), f"{e.id} is dead and has work"
