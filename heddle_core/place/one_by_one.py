@@ -1,0 +1,27 @@
+"""What placements share that decide for one step at a time, when it becomes runnable."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from heddle_core.ids import EngineId
+from heddle_core.policy import TrajectoryView, View
+
+
+class OneByOne(Protocol):
+    """A placement that never waits for the whole rollout and, unless it says so, keeps nothing."""
+
+    needs_all: bool = False
+
+    def place(self, t: TrajectoryView, view: View) -> EngineId:
+        """Home for one runnable step."""
+        ...
+
+    def assign(
+        self, ts: Sequence[TrajectoryView], remaining: Sequence[float], view: View
+    ) -> Sequence[EngineId]:
+        """Homes in the order given, each chosen as if it were alone."""
+        return [self.place(t, view) for t in ts]
+
+    def finished(self, t: TrajectoryView) -> None:
+        """Forget nothing: nothing was kept."""
+        return

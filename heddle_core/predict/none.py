@@ -1,0 +1,23 @@
+"""No prediction: for policies that do not look ahead."""
+
+from heddle_core.events import StepFinished, ToolReturned
+from heddle_core.policy import TrajectoryView
+
+
+class NoPrediction:
+    """Learns nothing and expects nothing: every trajectory has 0 tokens left."""
+
+    served = False
+
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+        """Ignore it."""
+
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+        """Ignore it."""
+
+    def observe_finish(self, t: TrajectoryView) -> None:
+        """Ignore it."""
+
+    def remaining_tokens(self, t: TrajectoryView) -> float:
+        """Return 0."""
+        return 0.0

@@ -1,0 +1,192 @@
+"""Named policies, and how a name becomes a policy.
+
+A preset is one function below and one line in `PRESETS`; its page under ``docs/policies/`` says
+what of the original is modelled. Nothing registers itself: a policy of another package is reached
+through the entry-point group ``heddle.policies`` or as ``package.module:factory``.
+"""
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TypeAlias
+
+from heddle_core.migrate.never import Never
+from heddle_core.place.cache_aware import CacheAware
+from heddle_core.place.hybrid_ratio import HybridRatio
+from heddle_core.place.least_loaded import LeastLoaded
+from heddle_core.place.sticky import Sticky
+from heddle_core.plan.fixed import FixedPlan
+from heddle_core.policy import Placement, Policy, Setting
+from heddle_core.predict.none import NoPrediction
+from heddle_core.schedule.fcfs import Fcfs
+
+Factory: TypeAlias = Callable[[Setting], Policy]
+
+ENTRY_POINTS = "heddle.policies"
+
+
+class PolicyError(ValueError):
+    """A policy was found but cannot be used."""
+
+
+class PolicyNotFound(ValueError):  # noqa: N818 -- reads as what happened
+    """No policy has this name; the message lists the known ones."""
+
+
+def _baseline(setting: Setting, placement: Placement) -> Policy:
+    """Return what all baselines share: no prediction, first come, no migration, one TP degree."""
+    return Policy(
+        predictor=NoPrediction(),
+        scheduler=Fcfs(),
+        placement=placement,
+        migration=Never(),
+        planner=FixedPlan(setting),
+    )
+
+
+def slime(setting: Setting) -> Policy:
+    """slime as the Heddle paper describes it: every step to the least loaded engine."""
+    return _baseline(setting, LeastLoaded())
+
+
+def verl(setting: Setting) -> Policy:
+    """verl as the Heddle paper describes it: pinned where it first ran."""
+    return _baseline(setting, Sticky())
+
+
+def verl_star(setting: Setting) -> Policy:
+    """verl* of the Heddle paper: pinned, least loaded while max/min load exceeds 32."""
+    return _baseline(setting, HybridRatio(ratio=32.0))
+
+
+def verl_2026(setting: Setting) -> Policy:
+    """verl of August 2026: a table of 10,000 pins; new trajectories to the fewest in flight."""
+    return _baseline(setting, Sticky(capacity=10_000))
+
+
+def slime_2026(setting: Setting) -> Policy:
+    """slime of August 2026: SGLang's cache-aware router with its defaults 0.3 / 64 / 1.5."""
+    return _baseline(setting, CacheAware(cache_threshold=0.3, balance_abs=64, balance_rel=1.5))
+
+
+PRESETS: Mapping[str, Factory] = {
+    "slime": slime,
+    "verl": verl,
+    "verl-star": verl_star,
+    "verl-2026": verl_2026,
+    "slime-2026": slime_2026,
+}
+
+PARTS: Mapping[str, Mapping[str, str]] = {
+    "predict": {
+        "none": "expects nothing: 0 tokens left",
+    },
+    "schedule": {
+        "fcfs": "by arrival of the step, as vLLM and SGLang do",
+        "round_robin": "fewest steps done first, ties by arrival",
+    },
+    "place": {
+        "least_loaded": "fewest steps in flight, anew at every step",
+        "sticky": "stays where it first ran; new: fewest steps in flight",
+        "sticky_least_sessions": "stays where it first ran; new: fewest unfinished trajectories",
+        "hybrid_ratio": "stays unless max/min load is too large, then least loaded",
+        "cache_aware": "longest known prefix while the engines are even, else least loaded",
+        "consistent_hash": "hash of the trajectory's name on a ring of engines",
+    },
+    "migrate": {
+        "never": "homes never move while a tool runs",
+    },
+    "plan": {
+        "fixed": "one TP degree on all GPUs",
+    },
+}
+
+
+def load_policy(name: str, setting: Setting) -> Policy:
+    """Return the policy called `name`: a preset, an entry point, or ``package.module:factory``.
+
+    Raises:
+        PolicyNotFound: nothing has this name; the message lists the known ones and the nearest.
+        PolicyError: it was found, but importing or calling it failed or gave something else.
+    """
+    factory = PRESETS.get(name) or _installed(name)
+    if factory is None and ":" in name:
+        factory = _imported(name)
+    if factory is None:
+        raise PolicyNotFound(_unknown(name))
+    try:
+        policy = factory(setting)
+    except Exception as error:
+        raise PolicyError(f"policy {name!r} cannot be built: {_said(error)}") from error
+    if not isinstance(policy, Policy):
+        raise PolicyError(
+            f"policy {name!r}: its factory returned {type(policy).__name__}, "
+            "not heddle_core.policy.Policy"
+        )
+    return policy
+
+
+def installed_policies() -> tuple[str, ...]:
+    """Names that installed packages offer in the entry-point group, in alphabetical order."""
+    # Imported here because it costs more than the rest of the core, and few runs ask for it.
+    from importlib.metadata import entry_points
+
+    return tuple(sorted(entry_points(group=ENTRY_POINTS).names))
+
+
+def about(name: str) -> str:
+    """Return the one line that describes a preset."""
+    return (PRESETS[name].__doc__ or "").strip().partition("\n")[0]
+
+
+def _installed(name: str) -> Factory | None:
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        try:
+            return _callable(point.load(), name)
+        except PolicyError:
+            raise
+        except Exception as error:
+            raise PolicyError(
+                f"policy {name!r} is offered as {point.value!r}, which fails to load: "
+                f"{_said(error)}"
+            ) from error
+    return None
+
+
+def _imported(name: str) -> Factory:
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise PolicyNotFound(f"{name!r} is not of the form package.module:factory")
+    try:
+        module = import_module(module_name)
+    except Exception as error:
+        raise PolicyError(
+            f"policy {name!r}: cannot import {module_name}: {_said(error)}"
+        ) from error
+    if not hasattr(module, attribute):
+        raise PolicyNotFound(f"policy {name!r}: module {module_name} has no {attribute!r}")
+    return _callable(getattr(module, attribute), name)
+
+
+def _callable(found: object, name: str) -> Factory:
+    if not callable(found):
+        raise PolicyError(
+            f"policy {name!r} is {type(found).__name__}, not a function from Setting to Policy"
+        )
+    return found
+
+
+def _unknown(name: str) -> str:
+    known = [*PRESETS, *(p for p in installed_policies() if p not in PRESETS)]
+    nearest = get_close_matches(name, known, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return (
+        f"no policy is called {name!r}.{hint} Known: {', '.join(known)}; "
+        "or name your own as package.module:factory."
+    )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,16 @@
+"""First come, first served, by the arrival of the step: how vLLM and SGLang order their queues."""
+
+from heddle_core.policy import TrajectoryView
+
+
+class Fcfs:
+    """Every step has the same urgency, so the queue's tie rule alone decides: arrival.
+
+    What arrives is the step, not the trajectory: one that returns from its tool goes to the tail.
+    """
+
+    preemptive = False
+
+    def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
+        """Return a constant."""
+        return 0.0
