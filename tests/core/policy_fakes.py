@@ -1,0 +1,83 @@
+"""Hand-set trajectories, engines and views: a policy part is tested without a ledger."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from heddle_core.cost import CostModel, StepCost
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.policy import Phase, Setting
+
+SOME_GROUP = GroupId("g")
+
+
+@dataclass(kw_only=True)
+class FakeTrajectory:
+    id: TrajectoryId
+    group: GroupId = SOME_GROUP
+    task: str = "coding"
+    weights_version: int = 0
+    prompt_tokens: int = 100
+    phase: Phase = "held"
+    step: int = 0
+    home: EngineId | None = None
+    context_tokens: int = 100
+    output_tokens: int = 0
+    tool_s: float = 0.0
+    arrived_s: float = 0.0
+    runnable_s: float = 0.0
+
+
+@dataclass(kw_only=True)
+class FakeEngine:
+    id: EngineId
+    in_flight: int = 0
+    sessions: int = 0
+    accepting: bool = True
+    tp: int = 1
+    gpu: str = "h100"
+    max_running: int = 100
+    kv_capacity_tokens: int = 250_000
+    reported_kv_used_tokens: int = 0
+    reported_s: float = 0.0
+
+
+@dataclass(kw_only=True)
+class FakeView:
+    known: list[FakeEngine]
+    now_s: float = 0.0
+    trajectories: Mapping[TrajectoryId, FakeTrajectory] = field(default_factory=dict)
+
+    @property
+    def engines(self) -> Sequence[FakeEngine]:
+        return [e for e in self.known if e.accepting]
+
+    def engine(self, engine: EngineId) -> FakeEngine:
+        return next(e for e in self.known if e.id == engine)
+
+
+def view_of(*in_flight: int, sessions: Sequence[int] = ()) -> FakeView:
+    """Engines e0, e1, ... with these loads."""
+    return FakeView(
+        known=[
+            FakeEngine(
+                id=EngineId(f"e{i}"), in_flight=load, sessions=sessions[i] if sessions else 0
+            )
+            for i, load in enumerate(in_flight)
+        ]
+    )
+
+
+def trajectory(name: str, **fields: object) -> FakeTrajectory:
+    return FakeTrajectory(id=TrajectoryId(name), **fields)  # type: ignore[arg-type]
+
+
+def setting(*, gpus: int = 8, tp: int = 1) -> Setting:
+    cost = StepCost(t0_s=0.01, t1_s=1e-4, t2_s=1e-8, prefill_s=1e-4, kv_capacity_tokens=250_000)
+    return Setting(
+        gpus=gpus,
+        gpu="h100",
+        tp=tp,
+        tp_choices=(1, 2, 4, 8),
+        max_running=100,
+        cost=CostModel(by_tp={1: cost, 2: cost}, transfer_fixed_s=0.1, transfer_s_per_token=1e-6),
+    )

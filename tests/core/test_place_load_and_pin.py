@@ -1,0 +1,114 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_fakes import trajectory, view_of
+
+from heddle_core.place.hybrid_ratio import HybridRatio
+from heddle_core.place.least_loaded import LeastLoaded
+from heddle_core.place.sticky import Sticky
+from heddle_core.place.sticky_least_sessions import StickyLeastSessions
+
+LOADS = st.lists(st.integers(0, 40), min_size=1, max_size=8)
+
+
+@given(loads=LOADS)
+def test_least_loaded_takes_the_first_of_the_fewest_in_flight(loads):
+    chosen = LeastLoaded().place(trajectory("a", home="e0"), view_of(*loads))
+    assert chosen == f"e{loads.index(min(loads))}"
+
+
+@pytest.mark.parametrize("placement", [LeastLoaded(), Sticky(), StickyLeastSessions()])
+def test_an_engine_that_takes_no_work_gets_none(placement):
+    view = view_of(0, 5, 7)
+    view.known[0].accepting = False
+    assert placement.place(trajectory("a", home="e0"), view) == "e1"
+
+
+@given(loads=LOADS, data=st.data(), capacity=st.sampled_from([None, 1, 10_000]))
+def test_sticky_never_moves_while_its_engine_accepts(loads, data, capacity):
+    view, sticky = view_of(*loads), Sticky(capacity=capacity)
+    t = trajectory("a")
+    t.home = first = sticky.place(t, view)
+    for _ in range(3):
+        for engine in view.known:
+            engine.in_flight = data.draw(st.integers(0, 40))
+        assert sticky.place(t, view) == first
+
+
+def test_a_new_trajectory_goes_to_the_fewest_in_flight_first_of_equals():
+    assert Sticky().place(trajectory("a"), view_of(3, 1, 1)) == "e1"
+
+
+def test_a_full_pin_table_forgets_whoever_was_placed_longest_ago():
+    view, sticky = view_of(0, 9), Sticky(capacity=2)
+    a, b, c = (trajectory(name) for name in "abc")
+    for t in (a, b):
+        t.home = sticky.place(t, view)
+    assert sticky.place(a, view) == "e0"  # refreshes a: b is now the oldest
+    c.home = sticky.place(c, view)  # and pushed out
+    view.known[0].in_flight = 99
+    assert sticky.place(a, view) == "e0"
+    assert sticky.place(b, view) == "e1"
+
+
+def test_the_pin_follows_a_migration():
+    view, sticky = view_of(0, 9), Sticky(capacity=10)
+    t = trajectory("a")
+    t.home = sticky.place(t, view)
+    t.home = "e1"
+    assert sticky.place(t, view) == "e1"
+
+
+def test_a_finished_trajectory_leaves_room_in_the_pin_table():
+    view, sticky = view_of(0, 9), Sticky(capacity=2)
+    a, b, c = (trajectory(name) for name in "abc")
+    for t in (a, b):
+        t.home = sticky.place(t, view)
+    sticky.finished(b)
+    c.home = sticky.place(c, view)
+    view.known[0].in_flight = 99
+    assert sticky.place(a, view) == "e0"
+
+
+def test_sessions_count_those_in_a_tool():
+    view = view_of(0, 5, 5, sessions=[9, 4, 4])
+    assert StickyLeastSessions().place(trajectory("a"), view) == "e1"
+    assert StickyLeastSessions().place(trajectory("a", home="e0"), view) == "e0"
+
+
+@given(loads=LOADS, ratio=st.floats(1, 40))
+def test_hybrid_ratio_leaves_home_exactly_when_the_loads_are_skewed(loads, ratio):
+    home = len(loads) - 1
+    chosen = HybridRatio(ratio).place(trajectory("a", home=f"e{home}"), view_of(*loads))
+    skewed = max(loads) > ratio * max(min(loads), 1)
+    assert chosen == (f"e{loads.index(min(loads))}" if skewed else f"e{home}")
+
+
+def test_hybrid_ratio_counts_an_idle_engine_as_one_step():
+    t = trajectory("a", home="e1")
+    assert HybridRatio(32).place(t, view_of(0, 32)) == "e1"
+    assert HybridRatio(32).place(t, view_of(0, 33)) == "e0"
+
+
+def test_hybrid_ratio_gives_a_new_trajectory_to_the_least_loaded():
+    assert HybridRatio().place(trajectory("a"), view_of(3, 2, 2)) == "e1"
+
+
+def test_assign_decides_one_by_one():
+    ts = [trajectory("a", home="e1"), trajectory("b")]
+    view = view_of(0, 3)
+    assert Sticky().assign(ts, [0.0, 0.0], view) == ["e1", "e0"]
+    assert not Sticky().needs_all
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: Sticky(capacity=0), "pin table is 0"),
+        (lambda: HybridRatio(ratio=0.5), "is 0.5"),
+        (lambda: HybridRatio(ratio=float("nan")), "is nan"),
+    ],
+)
+def test_a_senseless_parameter_is_refused(build, says):
+    with pytest.raises(ValueError, match=says):
+        build()
