@@ -1,0 +1,44 @@
+"""Traces: what trajectories would do. Knows the future, so the core may not import it."""
+
+from heddle_trace.complete import (
+    FieldFill,
+    FillReport,
+    MissingRule,
+    MissingRules,
+    complete,
+    open_gaps,
+    shuffled,
+)
+from heddle_trace.errors import TraceError
+from heddle_trace.files import problems, read_trace, write_trace
+from heddle_trace.problems import Problem
+from heddle_trace.schema import (
+    StepRecord,
+    StepScript,
+    Trace,
+    TrajectoryRecord,
+    TrajectoryScript,
+)
+from heddle_trace.stats import TraceStats, describe
+
+__all__ = [
+    "FieldFill",
+    "FillReport",
+    "MissingRule",
+    "MissingRules",
+    "Problem",
+    "StepRecord",
+    "StepScript",
+    "Trace",
+    "TraceError",
+    "TraceStats",
+    "TrajectoryRecord",
+    "TrajectoryScript",
+    "complete",
+    "describe",
+    "open_gaps",
+    "problems",
+    "read_trace",
+    "shuffled",
+    "write_trace",
+]

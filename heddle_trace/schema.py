@@ -1,38 +1,41 @@
 """What trajectories would do: records as read from a trace, and scripts complete enough to replay.
 
-A *record* holds what a source told, with None where it told nothing. A *script* has no gaps left: it
-is what `heddle_trace.complete` makes of a record under stated rules, and what drivers replay.
+A *record* holds what a source told, with None where it told nothing. A *script* has no gaps left:
+it is what `heddle_trace.complete` makes of a record under stated rules, and what drivers replay.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
+
+from heddle_trace.limits import MAX_STEPS, ClockSeconds, Name, Tokens, ToolCount, WaitSeconds
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One generation and the tool call it ended in. None means that the source does not tell."""
 
-    output_tokens: int | None
-    tool: str | None = None
-    tool_s: float | None = None
-    tool_tokens: int | None = None
+    output_tokens: Tokens | None
+    tool: Name | None = None
+    tool_s: WaitSeconds | None = None
+    tool_tokens: Tokens | None = None
     tool_ok: bool | None = None
-    llm_s: float | None = None
-    t_s: float | None = None
-    input_tokens: int | None = None
-    cached_tokens: int | None = None
-    n_tools: int | None = None
+    llm_s: WaitSeconds | None = None
+    t_s: ClockSeconds | None = None
+    input_tokens: Tokens | None = None
+    cached_tokens: Tokens | None = None
+    n_tools: ToolCount | None = None
 
 
 class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sample of one prompt; `steps` in order."""
 
-    trajectory_id: str
-    group_id: str
-    workload: str
-    prompt_tokens: int | None
-    arrival_s: float | None = None
-    steps: tuple[StepRecord, ...]
+    trajectory_id: Name
+    group_id: Name
+    workload: Name
+    prompt_tokens: Tokens | None
+    arrival_s: ClockSeconds | None = None
+    steps: Annotated[tuple[StepRecord, ...], msgspec.Meta(min_length=1, max_length=MAX_STEPS)]
     source: str | None = None
     model: str | None = None
     agent: str | None = None

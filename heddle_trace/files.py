@@ -1,0 +1,140 @@
+"""Reads and writes traces: one JSON object a line, plain (.jsonl) or gzip (.jsonl.gz).
+
+Nothing is filled in here: a null stays None. Unknown keys are ignored. What is wrong with a file is
+told by `problems.py`; filling gaps is the business of `complete.py`.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from heddle_trace.errors import TraceError
+from heddle_trace.limits import MAX_FILE_BYTES
+from heddle_trace.problems import RECORD_DECODER, Problem, problems_in
+from heddle_trace.schema import Trace, TrajectoryRecord
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Read and check a whole trace. Named after the file, without .jsonl or .jsonl.gz.
+
+    Raises TraceError at the first fault, naming the file, the line and the field.
+    """
+    path = Path(path)
+    data = _load(path)
+    return Trace(_name(path), _parse(data, str(path)), hashlib.sha256(data).hexdigest())
+
+
+def problems(path: str | Path, limit: int = 100) -> list[Problem]:
+    """The first `limit` faults of a trace file; an empty list when `read_trace` would accept it."""
+    try:
+        data = _load(Path(path))
+    except TraceError as error:
+        return [Problem(0, "", str(error).removeprefix(f"{path}: "))]
+    return problems_in(data, limit)
+
+
+def write_trace(path: str | Path, records: Sequence[TrajectoryRecord]) -> Trace:
+    """Write records, plain or gzip by suffix, and return what was written.
+
+    Equal records give equal bytes. The file appears whole or not at all: it is written beside its
+    place and then renamed. Raises TraceError for records that could not be read back as they are,
+    and when the disk refuses.
+    """
+    path = Path(path)
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        raise TraceError(f"{path}: a trace must be named *.jsonl or *.jsonl.gz")
+    data = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+    records = tuple(records)
+    for number, (back, record) in enumerate(
+        zip(_parse(data, f"{path} (not written)"), records, strict=True), start=1
+    ):
+        if back != record:  # NaN is encoded as null: a number would silently become a gap.
+            raise TraceError(
+                f"{path} (not written): line {number}: {record.trajectory_id!r} holds a value that "
+                "does not survive JSON; replace NaN and Infinity by None or a number"
+            )
+    _replace(path, _packed(data) if path.name.endswith(".gz") else data)
+    return Trace(_name(path), records, hashlib.sha256(data).hexdigest())
+
+
+def _parse(data: bytes, label: str) -> tuple[TrajectoryRecord, ...]:
+    decode = RECORD_DECODER.decode
+    with suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        if not data.isascii():
+            data.decode()
+        records = tuple(decode(ln) for ln in data.split(b"\n") if ln and not ln.isspace())
+        if records and len({record.trajectory_id for record in records}) == len(records):
+            return records
+    raise TraceError(f"{label}: {problems_in(data, 1)[0]}")
+
+
+def _load(path: Path) -> bytes:
+    """The uncompressed bytes of a trace file."""
+    try:
+        if path.is_dir():
+            raise TraceError(f"{path}: is a folder; name the .jsonl or .jsonl.gz file in it")
+        with path.open("rb") as stream:
+            packed = stream.peek(2)[:2] == _GZIP_MAGIC
+            if packed != path.name.endswith(".gz"):
+                content, remedy = (
+                    ("gzip", "rename it to *.jsonl.gz")
+                    if packed
+                    else ("not gzip", "rename it to *.jsonl, or compress it")
+                )
+                raise TraceError(f"{path}: its content is {content}, unlike its name; {remedy}")
+            source = gzip.GzipFile(fileobj=stream) if packed else stream
+            data = source.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file; check the path") from None
+    except EOFError:
+        message = "the gzip data ends too early; the file was cut off: copy or write it again"
+        raise TraceError(f"{path}: {message}") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        message = f"the gzip data is damaged ({error}); copy or write it again"
+        raise TraceError(f"{path}: {message}") from None
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if len(data) > MAX_FILE_BYTES:
+        message = f"unpacks to more than {MAX_FILE_BYTES // 1024**3} GiB; split it by groups"
+        raise TraceError(f"{path}: {message}")
+    return data
+
+
+def _packed(data: bytes) -> bytes:
+    """Gzip without the time and the file name, which would make equal traces differ."""
+    buffer = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=9, mtime=0) as stream:
+        stream.write(data)
+    return buffer.getvalue()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with beside.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            beside.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                beside.unlink()
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        message = f"cannot be written ({reason}); choose a writable folder with room"
+        raise TraceError(f"{path}: {message}; nothing was left behind") from None
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".jsonl")
