@@ -1,9 +1,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_fakes import trajectory, view_of
 
 from heddle_core.place.cache_aware import CacheAware
+from tests.core.policy_fakes import trajectory, view_of
 
 
 def run_step(placement, t, view, *, context_tokens):

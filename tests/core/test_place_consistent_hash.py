@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_fakes import FakeEngine, trajectory, view_of
 
 from heddle_core.ids import EngineId
 from heddle_core.place.consistent_hash import ConsistentHash
+from tests.core.policy_fakes import FakeEngine, trajectory, view_of
 
 NAMES = [f"g{i // 16:03d}/{i % 16}" for i in range(400)]
 

@@ -1,12 +1,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_fakes import trajectory, view_of
 
 from heddle_core.place.hybrid_ratio import HybridRatio
 from heddle_core.place.least_loaded import LeastLoaded
 from heddle_core.place.sticky import Sticky
 from heddle_core.place.sticky_least_sessions import StickyLeastSessions
+from tests.core.policy_fakes import trajectory, view_of
 
 LOADS = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 
@@ -112,3 +112,12 @@ def test_assign_decides_one_by_one():
 def test_a_senseless_parameter_is_refused(build, says):
     with pytest.raises(ValueError, match=says):
         build()
+
+
+def test_a_placement_without_memory_has_nothing_to_forget():
+    placement, view = LeastLoaded(), view_of(1, 0)
+    t = trajectory("a")
+    before = placement.place(t, view)
+    placement.finished(t)
+    assert placement.place(t, view) == before
+    assert vars(placement) == {}

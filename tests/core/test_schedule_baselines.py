@@ -1,9 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_fakes import trajectory
 
 from heddle_core.schedule.fcfs import Fcfs
 from heddle_core.schedule.round_robin import RoundRobin
+from tests.core.policy_fakes import trajectory
 
 
 @given(step=st.integers(0, 1000), remaining=st.floats(0, 1e6))

@@ -1,0 +1,190 @@
+"""The shape of the repository, checked: who may import whom, how large things grow, which words."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("heddle_core", "heddle_trace", "heddle_sim", "heddle_runtime", "heddle")
+SOURCES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
+
+FILE_LINES, FUNCTION_LINES = 400, 70
+
+AVOID = {
+    "worker": "engine",
+    "workers": "engines",
+    "replica": "engine",
+    "replicas": "engines",
+    "server": "engine",
+    "servers": "engines",
+    "episode": "trajectory",
+    "episodes": "trajectories",
+    "turn": "step",
+    "turns": "steps",
+    "mp": "tp",
+}
+"""Neighbouring fields' words, each a second name for a thing; docs/glossary.md has the rest."""
+
+MAKES_MUTABLE = {
+    "list",
+    "dict",
+    "set",
+    "bytearray",
+    "defaultdict",
+    "deque",
+    "Counter",
+    "OrderedDict",
+}
+READ_ONLY = ("Mapping[", "Sequence[", "Final[Mapping[", "Final[Sequence[")
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def each_source(*packages: str) -> pytest.MarkDecorator:
+    chosen = [p for p in SOURCES if p.relative_to(ROOT).parts[0] in (packages or PACKAGES)]
+    return pytest.mark.parametrize("path", chosen, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+def test_imports_go_one_way_and_the_core_has_no_world():
+    # The command rather than its API: it changes sys.path, which other tests should not see.
+    command = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+@each_source()
+def test_no_file_and_no_function_is_too_long(path):
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines <= FILE_LINES, f"{path.name} has {lines} lines; cut it by what it knows"
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1
+            assert length <= FUNCTION_LINES, f"{path.name}: {node.name} has {length} lines"
+
+
+@each_source()
+def test_packages_never_print(path):
+    calls = [n.func for n in ast.walk(tree(path)) if isinstance(n, ast.Call)]
+    assert "print" not in {f.id for f in calls if isinstance(f, ast.Name)}
+
+
+def is_mutable(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Call):
+        made = value.func
+        name = made.id if isinstance(made, ast.Name) else getattr(made, "attr", "")
+        return name in MAKES_MUTABLE
+    return isinstance(
+        value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp
+    )
+
+
+def shared_state(module: ast.Module) -> Iterator[str]:
+    """Names in a module or class body whose value every caller shares and could change."""
+    bodies = [module.body, *(n.body for n in ast.walk(module) if isinstance(n, ast.ClassDef))]
+    for statement in (s for body in bodies for s in body):
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="__all__")]):
+                continue
+            case ast.Assign(value=value) if is_mutable(value):
+                yield ast.unparse(statement)
+            case ast.AnnAssign(value=value) if is_mutable(value):
+                if not ast.unparse(statement.annotation).startswith(READ_ONLY):
+                    yield ast.unparse(statement)
+    yield from (ast.unparse(n) for n in ast.walk(module) if isinstance(n, ast.Global))
+
+
+@each_source("heddle_core")
+def test_the_core_keeps_no_state_outside_objects(path):
+    assert list(shared_state(tree(path))) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("SEEN = {}", True),
+        ("SEEN: dict[str, int] = {}", True),
+        ("class A:\n    seen = []", True),
+        ("from collections import deque\nLATEST = deque()", True),
+        ("def f():\n    global x\n    x = 1", True),
+        ("PRESETS: Mapping[str, int] = {'a': 1}", False),
+        ("__all__ = ['f']", False),
+        ("LIMIT = 3", False),
+        ("def f():\n    seen = []\n    return seen", False),
+    ],
+)
+def test_the_check_for_shared_state_sees_what_it_should(code, found):
+    assert bool(list(shared_state(ast.parse(code)))) is found
+
+
+def defined_names(module: ast.Module) -> Iterator[str]:
+    """Names that the code itself gives: not those of libraries it calls."""
+    for node in ast.walk(module):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.ClassDef(name=name) | ast.arg(arg=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+
+
+def words(name: str) -> list[str]:
+    return [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+@each_source("heddle_core", "heddle_sim")
+def test_every_thing_has_one_name(path):
+    for name in defined_names(tree(path)):
+        for word in words(name):
+            assert word not in AVOID, f"{path.name}: {name}: say {AVOID[word]!r} (docs/glossary.md)"
+
+
+def test_identifiers_are_cut_into_words():
+    assert words("KvTransferPolicy_perTP2") == ["kv", "transfer", "policy", "per", "tp"]
+    assert words("ToolReturned") == ["tool", "returned"]
+
+
+# Written in halves, or this file would be the first to break its own rule.
+FOLDERS = ["/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/"]
+HOSTS = ["py" + "pi.org", "python" + "hosted.org", "npm" + "js.org", "deb" + "ian.org"]
+PLACES = re.compile(
+    r"(?<![\w.])(" + "|".join(FOLDERS) + ")|" + "|".join(re.escape(host) for host in HOSTS)
+)
+
+
+def tracked_files() -> list[Path]:
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_file_names_a_machine_or_a_registry():
+    found = []
+    for path in tracked_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # binary: figures, compressed traces
+        found += [f"{path.relative_to(ROOT)}: {m.group()}" for m in PLACES.finditer(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize("bad", [f"cd {FOLDERS[0]}x", f"https://files.{HOSTS[1]}/a", HOSTS[0]])
+def test_the_check_for_places_sees_what_it_should(bad):
+    assert PLACES.search(bad)
+    assert not PLACES.search("../shared/traces and net" + FOLDERS[0])
