@@ -331,24 +331,25 @@ class Controller:
             self._release_held(out)
 
     def _carry_out(self, plan: ResourcePlan, out: list[Command]) -> None:
-        self._homes = {t: engine for engine, members in plan.homes for t in members}
-        for name in self._fleet.change_to(plan, out):
+        leaving, carriers = self._fleet.change_to(plan, out)
+        self._homes = {t: carriers[name] for name, members in plan.homes for t in members}
+        for name in leaving:
             engine = self.ledger.engine(name)
             self.ledger.close_engine(engine)
             for t in self._unqueue_all(engine):
                 self._place(t, out)
 
     def _on_engine_ready(self, e: EngineReady, out: list[Command]) -> None:
-        self._fleet.ready(e.engine)
-        self.ledger.add_engine(
-            Engine(
-                id=e.engine,
-                tp=e.tp,
-                gpu=e.gpu,
-                max_running=e.max_running,
-                kv_capacity_tokens=e.kv_capacity_tokens,
-            )
+        engine = Engine(
+            id=e.engine,
+            tp=e.tp,
+            gpu=e.gpu,
+            max_running=e.max_running,
+            kv_capacity_tokens=e.kv_capacity_tokens,
         )
+        self.ledger.add_engine(engine)
+        if not self._fleet.ready(e.engine, out):
+            self.ledger.close_engine(engine)
         self._release_held(out)
 
     def _on_engine_reported(self, e: EngineReported) -> None:

@@ -9,40 +9,77 @@ MAX_RESTARTS = 3
 
 
 class Fleet:
-    """Carries out resource plans: first the stops, then, on the freed GPUs, the starts."""
+    """Carries out resource plans: first the stops, then, on the freed GPUs, the starts.
+
+    An engine that runs already serves any part of a plan that has its shape. Names are never used
+    twice, so that a letter to a dead engine cannot reach its successor: a plan's name "e3" may be
+    carried by "e3+1".
+    """
 
     def __init__(self) -> None:
         self._running: dict[EngineId, EngineSpec] = {}
         self._starting: dict[EngineId, EngineSpec] = {}
-        self._stopping: dict[EngineId, EngineSpec] = {}
-        self._after_stops: list[EngineSpec] = []
         self._restarting: dict[EngineId, EngineSpec] = {}
+        self._stopping: dict[EngineId, None] = {}
+        self._unwanted: dict[EngineId, None] = {}
+        """Still starting, though a newer plan has no use for them."""
+        self._after_stops: list[EngineSpec] = []
+        self._lives: dict[str, int] = {}
+        """How many engines have carried a plan's name."""
+        self._restarts: dict[str, int] = {}
 
     @property
     def settled(self) -> bool:
         """Whether every engine of the plan has started; restarts of failed ones do not count."""
         return not (self._starting or self._after_stops)
 
-    def change_to(self, plan: ResourcePlan, out: list[Command]) -> list[EngineId]:
-        """Begin to carry out `plan`; return the engines that must take no more work."""
-        wanted = {spec.engine: spec for spec in plan.engines}
-        leaving = [name for name, spec in self._running.items() if wanted.get(name) != spec]
-        for name in leaving:
-            self._stopping[name] = self._running.pop(name)
-            out.append(StopEngine(engine=name, drain=True))
-        self._after_stops = [
-            spec
-            for name, spec in wanted.items()
-            if name not in self._running and name not in self._starting
-        ]
-        self._start(out)
-        return leaving
+    def change_to(
+        self, plan: ResourcePlan, out: list[Command]
+    ) -> tuple[list[EngineId], dict[EngineId, EngineId]]:
+        """Begin to carry out `plan`.
 
-    def ready(self, engine: EngineId) -> None:
-        """Note that an engine has started."""
+        Returns the engines that must take no more work, and who carries each name of the plan.
+        """
+        present = self._running | self._starting | self._restarting
+        carriers: dict[EngineId, EngineId] = {}
+        missing: list[EngineSpec] = []
+        for spec in plan.engines:
+            alike = [n for n, there in present.items() if _shape(there) == _shape(spec)]
+            name = spec.engine if spec.engine in alike else next(iter(alike), None)
+            if name is None:
+                missing.append(spec)
+            else:
+                carriers[spec.engine] = name
+                del present[name]
+        leaving = [name for name in present if name in self._running]
+        for name in present:
+            if name in self._running:
+                del self._running[name]
+                self._stopping[name] = None
+                out.append(StopEngine(engine=name, drain=True))
+            else:
+                self._starting.pop(name, None)
+                self._restarting.pop(name, None)
+                self._unwanted[name] = None
+        self._after_stops = []
+        for spec in missing:
+            carrier = self._carrier(spec)
+            carriers[spec.engine] = carrier.engine
+            self._after_stops.append(carrier)
+        self._start(out)
+        return leaving, carriers
+
+    def ready(self, engine: EngineId, out: list[Command]) -> bool:
+        """Note that an engine has started; return whether it is still wanted."""
+        if engine in self._unwanted:
+            del self._unwanted[engine]
+            self._stopping[engine] = None
+            out.append(StopEngine(engine=engine, drain=True))
+            return False
         spec = self._starting.pop(engine, None) or self._restarting.pop(engine, None)
         if spec is not None:
             self._running[engine] = spec
+        return True
 
     def stopped(self, engine: EngineId, out: list[Command]) -> None:
         """Note that an engine has drained; its GPUs are free."""
@@ -58,11 +95,11 @@ class Fleet:
         )
         if wanted is not None:
             self._restart(wanted, out)
-        else:
-            self.stopped(engine, out)
+        self._unwanted.pop(engine, None)
+        self.stopped(engine, out)
 
     def _start(self, out: list[Command]) -> None:
-        if self._stopping:
+        if self._stopping or self._unwanted:
             return  # their GPUs are not free yet
         for spec in self._after_stops:
             self._starting[spec.engine] = spec
@@ -70,18 +107,28 @@ class Fleet:
         self._after_stops = []
 
     def _restart(self, spec: EngineSpec, out: list[Command]) -> None:
-        """Start the dead engine's GPUs under a new name: the old one gets no more letters."""
-        name, _, restarts = spec.engine.partition("+")
-        count = int(restarts or 0) + 1
-        if count <= MAX_RESTARTS:
-            new = EngineSpec(
-                engine=EngineId(f"{name}+{count}"),
-                tp=spec.tp,
-                gpu=spec.gpu,
-                max_running=spec.max_running,
-            )
+        base = spec.engine.partition("+")[0]
+        self._restarts[base] = self._restarts.get(base, 0) + 1
+        if self._restarts[base] <= MAX_RESTARTS:
+            new = self._carrier(spec)
             self._restarting[new.engine] = new
             out.append(_start_command(new))
+
+    def _carrier(self, spec: EngineSpec) -> EngineSpec:
+        """Return `spec` under a name that no engine has carried."""
+        base = spec.engine.partition("+")[0]
+        lives = self._lives.get(base, 0)
+        self._lives[base] = lives + 1
+        return EngineSpec(
+            engine=EngineId(f"{base}+{lives}" if lives else base),
+            tp=spec.tp,
+            gpu=spec.gpu,
+            max_running=spec.max_running,
+        )
+
+
+def _shape(spec: EngineSpec) -> tuple[int, str, int]:
+    return spec.tp, spec.gpu, spec.max_running
 
 
 def _start_command(spec: EngineSpec) -> StartEngine:

@@ -1,0 +1,236 @@
+"""The simulated engines: starts, stops, failures, samples, and KV that moves between them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import simpy
+
+from heddle_core.commands import Dispatch, Migrate, Preempt, StartEngine, StopEngine
+from heddle_core.events import (
+    EngineFailed,
+    EngineReady,
+    EngineReported,
+    EngineStopped,
+    Event,
+    MigrationFinished,
+)
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_sim.engine import SimEngine, StepResult
+from heddle_sim.latency import LatencyTable
+from heddle_sim.transfer import Transfers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What the simulated cluster does; every time in seconds."""
+
+    table: Callable[[str, int], LatencyTable]
+    """True iteration times for a GPU class and a TP degree."""
+    transfer_fixed_s: float
+    transfer_bytes_per_s: float
+    max_batched_tokens: int = 8192
+    block_size: int = 16
+    prefix_caching: bool = True
+    tool_capacity: int | None = None
+    """Tool calls that run at once; None: as many as asked for, as on a serverless platform."""
+    engine_start_s: float = 60.0
+    """From StartEngine to EngineReady once the rollout is under way; before its first dispatch the
+    engines of a plan count as standing ready, as frameworks keep them between rollouts."""
+    prediction_s: float = 0.0
+    """Latency of the prediction service."""
+    report_interval_s: float = 5.0
+    """Between samples of an engine's counters; 0 switches them off."""
+    report_delay_s: float = 0.05
+    """Age of a sample when it is delivered: no router sees counters of this very instant."""
+    faults: tuple[tuple[float, EngineId], ...] = ()
+    """(time_s, engine): this engine dies then, if it lives."""
+    speed: Callable[[EngineId], float] = lambda _: 1.0
+    """Relative speed of an engine; a tiny spread breaks ties in conformance scenarios."""
+
+
+def after(env: simpy.Environment, delay_s: float, act: Callable[[], None]) -> None:
+    """Call `act` after `delay_s` of simulated time."""
+    callbacks = env.timeout(delay_s).callbacks
+    assert callbacks is not None
+    callbacks.append(lambda _: act())
+
+
+class Cluster:
+    """Engines by name. Dead and stopped ones are gone; names are never used twice."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        world: World,
+        *,
+        deliver: Callable[[Event], None],
+        on_end: Callable[[EngineId, StepResult], None],
+        on_salvage: Callable[[TrajectoryId, int], None],
+    ) -> None:
+        self.engines: dict[EngineId, SimEngine] = {}
+        self._env, self._world = env, world
+        self._deliver, self._on_end, self._on_salvage = deliver, on_end, on_salvage
+        self._stopping: dict[EngineId, None] = {}
+        self._under_way = False
+        self._transfers = Transfers(
+            env, fixed_s=world.transfer_fixed_s, bytes_per_s=world.transfer_bytes_per_s
+        )
+        for time_s, name in world.faults:
+            after(env, time_s, lambda name=name: self._fail(name))
+        if world.report_interval_s > 0:
+            after(env, world.report_interval_s, self._sample)
+
+    def start(self, command: StartEngine) -> None:
+        """Begin to start an engine; EngineReady follows."""
+        if self._under_way:
+            after(self._env, self._world.engine_start_s, lambda: self._ready(command))
+        else:
+            self._ready(command)
+
+    def stop(self, command: StopEngine) -> None:
+        """Let an engine drain, or abort what runs there; EngineStopped follows."""
+        self._stopping[command.engine] = None
+        engine = self.engines.get(command.engine)
+        if engine is not None and not command.drain:
+            for trajectory in engine.trajectories():
+                engine.abort(trajectory)
+        self._stop_if_drained(command.engine)
+
+    def dispatch(
+        self,
+        command: Dispatch,
+        group: GroupId,
+        *,
+        prompt_tokens: int,
+        shared_tokens: int,
+        output_tokens: int,
+    ) -> None:
+        """Start a step; `on_end` is called when it ends."""
+        self._under_way = True
+        self.engines[command.engine].start(
+            command.trajectory,
+            group,
+            prompt_tokens=prompt_tokens,
+            shared_tokens=shared_tokens,
+            output_tokens=output_tokens,
+        )
+
+    def preempt(self, command: Preempt) -> None:
+        """Abort a running step; `on_end` is called once the current iteration is over."""
+        self.engines[command.engine].abort(command.trajectory)
+
+    def forget(self, trajectory: TrajectoryId, *, but: EngineId) -> None:
+        """Drop KV of a rewritten history on all engines but the one that trims its own."""
+        for name, engine in self.engines.items():
+            if name != but:
+                engine.release(trajectory)
+
+    def migrate(self, command: Migrate, group: GroupId) -> None:
+        """Move a KV prefix, or only the home when no KV is left to move."""
+        source = self.engines.get(command.source)
+        kv_tokens = source.export_kv(command.trajectory) if source is not None else 0
+        if source is None or kv_tokens == 0:
+            self._migrated(command, group, 0)
+            return
+        self._transfers.move(
+            command.source,
+            command.target,
+            kv_tokens * source.table.kv_bytes_per_token,
+            lambda: self._migrated(command, group, kv_tokens),
+        )
+
+    def _migrated(self, command: Migrate, group: GroupId, kv_tokens: int) -> None:
+        source, target = self.engines.get(command.source), self.engines.get(command.target)
+        ok = target is not None and (source is not None or kv_tokens == 0)
+        placed = 0
+        if ok and source is not None and target is not None:
+            placed = target.import_kv(command.trajectory, group, kv_tokens)
+            source.release(command.trajectory)
+        self._deliver(
+            MigrationFinished(
+                time_s=self._env.now,
+                trajectory=command.trajectory,
+                source=command.source,
+                target=command.target,
+                ok=ok,
+                kv_tokens=placed,
+            )
+        )
+
+    def _ready(self, command: StartEngine) -> None:
+        name, world = command.engine, self._world
+        table = world.table(command.gpu, command.tp)
+        self.engines[name] = SimEngine(
+            self._env,
+            name,
+            table,
+            max_running=command.max_running,
+            max_batched_tokens=world.max_batched_tokens,
+            block_size=world.block_size,
+            prefix_caching=world.prefix_caching,
+            on_end=lambda result: self._ended(name, result),
+            speed=world.speed(name),
+        )
+        self._deliver(
+            EngineReady(
+                time_s=self._env.now,
+                engine=name,
+                tp=command.tp,
+                gpu=command.gpu,
+                kv_capacity_tokens=table.kv_capacity_tokens,
+                max_running=command.max_running,
+            )
+        )
+
+    def _ended(self, name: EngineId, result: StepResult) -> None:
+        self._on_end(name, result)
+        if name in self._stopping:
+            self._stop_if_drained(name)
+
+    def _stop_if_drained(self, name: EngineId) -> None:
+        engine = self.engines.get(name)
+        if engine is not None and not engine.running and not engine.waiting:
+            del self.engines[name]
+            del self._stopping[name]
+            self._deliver(EngineStopped(time_s=self._env.now, engine=name))
+
+    def _fail(self, name: EngineId) -> None:
+        engine = self.engines.pop(name, None)
+        if engine is None:
+            return
+        self._stopping.pop(name, None)
+        salvaged = tuple(engine.fail())
+        for trajectory, tokens in salvaged:
+            self._on_salvage(trajectory, tokens)
+        self._deliver(
+            EngineFailed(
+                time_s=self._env.now, engine=name, reason="injected fault", salvaged=salvaged
+            )
+        )
+
+    def _sample(self) -> None:
+        if self._env.peek() == float("inf"):
+            return  # nothing else will ever happen: let the driver see that
+        for name, engine in self.engines.items():
+            sample = (engine.running, engine.waiting, engine.kv_used_tokens, engine.preemptions)
+            after(
+                self._env,
+                self._world.report_delay_s,
+                lambda name=name, sample=sample: self._report(name, *sample),
+            )
+        after(self._env, self._world.report_interval_s, self._sample)
+
+    def _report(
+        self, name: EngineId, running: int, waiting: int, kv_used_tokens: int, preemptions: int
+    ) -> None:
+        if name in self.engines:
+            self._deliver(
+                EngineReported(
+                    time_s=self._env.now,
+                    engine=name,
+                    running=running,
+                    waiting=waiting,
+                    kv_used_tokens=kv_used_tokens,
+                    preemptions=preemptions,
+                )
+            )

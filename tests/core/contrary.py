@@ -1,0 +1,98 @@
+"""A policy that does everything a policy may do, as often as it may, and for no good reason."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heddle_core.cost import CostModel
+from heddle_core.events import StepFinished, ToolReturned
+from heddle_core.ids import EngineId
+from heddle_core.plan.problem import EngineSpec, ResourcePlan
+from heddle_core.policy import Policy, TrajectoryView, View
+
+
+def scatter(*words: object) -> int:
+    """Hash words the same way in every process."""
+    return zlib.crc32(repr(words).encode())
+
+
+@dataclass
+class Whims:
+    served: bool
+
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None: ...
+
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None: ...
+
+    def observe_finish(self, t: TrajectoryView) -> None: ...
+
+    def remaining_tokens(self, t: TrajectoryView) -> float:
+        return float(scatter(t.id, t.step, t.output_tokens) % 1000)
+
+
+@dataclass
+class Pushy:
+    preemptive: bool = True
+
+    def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
+        return remaining_tokens
+
+
+@dataclass
+class Anywhere:
+    needs_all: bool
+
+    def assign(
+        self, ts: Sequence[TrajectoryView], remaining: Sequence[float], view: View
+    ) -> Sequence[EngineId]:
+        return [self.place(t, view) for t in ts]
+
+    def place(self, t: TrajectoryView, view: View) -> EngineId:
+        return view.engines[scatter("place", t.id, t.step) % len(view.engines)].id
+
+    def finished(self, t: TrajectoryView) -> None: ...
+
+
+class Restless:
+    def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
+        return view.engines[scatter("move", t.id, t.step) % len(view.engines)].id
+
+
+@dataclass(frozen=True)
+class Problem:
+    found: ResourcePlan
+    charged_s: float = 1.0
+
+    def solve(self) -> ResourcePlan:
+        return self.found
+
+
+@dataclass
+class TwoSizes:
+    needs_all: bool
+    searched: bool
+
+    def plan(
+        self, ts: Sequence[TrajectoryView], remaining: Sequence[float]
+    ) -> ResourcePlan | Problem:
+        specs = tuple(
+            EngineSpec(engine=EngineId(f"e{i}"), tp=tp, gpu="h100", max_running=slots)
+            for i, (tp, slots) in enumerate([(1, 2), (1, 1), (2, 3)])
+        )
+        homes = tuple((s.engine, tuple(t.id for t in ts[i::3])) for i, s in enumerate(specs))
+        plan = ResourcePlan(engines=specs, homes=homes if self.searched else ())
+        return Problem(found=plan) if self.searched else plan
+
+
+def contrary(*, needs_all: bool, served: bool) -> Policy:
+    """Preempts, migrates, re-homes and re-plans wherever the interface lets it."""
+    return Policy(
+        predictor=Whims(served=served),
+        scheduler=Pushy(),
+        placement=Anywhere(needs_all=needs_all),
+        migration=Restless(),
+        planner=TwoSizes(needs_all=needs_all, searched=needs_all),
+    )
+
+
+NO_COST = CostModel(by_tp={}, transfer_fixed_s=0.0, transfer_s_per_token=0.0)
