@@ -1,0 +1,50 @@
+# The front door: each target makes .venv when it is missing or out of date, then does one thing.
+# `make` alone is the gate that every change passes.
+
+PYTHON ?= python3
+PYTEST_ARGS ?= -n 2
+BIN := .venv/bin
+# Inside the environment, so that deleting .venv deletes it too.
+STAMP := .venv/.installed
+
+DEMO_POLICIES := verl,verl-star,slime
+
+.PHONY: gate test lint types bench demo clean
+
+gate: lint test
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Heddle needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { \
+	  rm -rf .venv; \
+	  echo "$(PYTHON) cannot make a virtual environment; install its venv package." >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+test: $(STAMP)
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+demo: $(STAMP)
+	@rm -rf demo
+	$(BIN)/heddle compare traces/coding-512.jsonl.gz --policies $(DEMO_POLICIES) \
+	  --model qwen3-14b --gpu h100 --gpus 8 --out demo
+	$(BIN)/heddle report demo/*/
+	@echo "Runs and figures are in $(CURDIR)/demo"
+
+clean:
+	rm -rf .venv demo .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
