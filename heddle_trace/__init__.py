@@ -20,6 +20,8 @@ from heddle_trace.schema import (
     TrajectoryScript,
 )
 from heddle_trace.stats import TraceStats, describe
+from heddle_trace.synth import synth
+from heddle_trace.targets import Target, measured, targets
 
 __all__ = [
     "FieldFill",
@@ -29,6 +31,7 @@ __all__ = [
     "Problem",
     "StepRecord",
     "StepScript",
+    "Target",
     "Trace",
     "TraceError",
     "TraceStats",
@@ -36,9 +39,12 @@ __all__ = [
     "TrajectoryScript",
     "complete",
     "describe",
+    "measured",
     "open_gaps",
     "problems",
     "read_trace",
     "shuffled",
+    "synth",
+    "targets",
     "write_trace",
 ]

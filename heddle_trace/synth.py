@@ -1,0 +1,190 @@
+"""Makes synthetic trajectories: seeded, hierarchical, with something in them to be learnt.
+
+A group has a difficulty, a trajectory its own luck; together they are its *demand*. A trajectory
+needs a number of successful tool calls that grows with demand. A failed call is made again, and
+hard prompts fail more often, so what happens in tools decides the length as well. The first
+generation is a plan, whose length says nothing on demand; the first tool's payload says a little.
+
+Every quantity has a random stream of its own, drawn in order: changing one does not move another,
+and a shorter trace is a prefix of a longer one with the same seed.
+"""
+
+import difflib
+import math
+from collections.abc import Callable
+from typing import Final, TypeAlias
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle_trace.errors import TraceError
+from heddle_trace.schema import StepRecord, TrajectoryRecord
+from heddle_trace.workloads import OUTPUT_LIMIT_TOKENS, WORKLOADS, Workload
+
+# Raised whenever equal arguments begin to give other trajectories. Stands in each record's source.
+GENERATOR: Final = "heddle-synth/1"
+
+_MAX_TRAJECTORIES: Final = 1_000_000
+# No tool and no network answers faster than this; it also keeps rounding away from 0.
+_MIN_TOOL_S: Final = 0.001
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Stream: TypeAlias = Callable[[str], np.random.Generator]
+
+
+def synth(
+    workload: str, trajectories: int, seed: int, samples_per_group: int = 16
+) -> tuple[TrajectoryRecord, ...]:
+    """`trajectories` records of one workload of `workloads.WORKLOADS`, group after group.
+
+    Equal arguments give equal records. Raises TraceError for an unknown workload or a count that is
+    out of range.
+    """
+    numbers = _checked(workload, trajectories, seed, samples_per_group)
+
+    def stream(part: str) -> np.random.Generator:
+        return np.random.default_rng([seed, crc32(f"{workload}/{part}".encode())])
+
+    group = np.arange(trajectories) // samples_per_group
+    groups = int(group[-1]) + 1
+    difficulty = stream("difficulty").standard_normal(groups)
+    luck = stream("luck").standard_normal(trajectories)
+    own = numbers.own_share
+    demand = math.sqrt(1 - own) * difficulty[group] + math.sqrt(own) * luck
+    prompt = _lognormal(stream("prompt"), groups, numbers.prompt_tokens, numbers.prompt_sigma)
+
+    calls, ok = _calls(numbers, demand, stream)
+    steps = calls + 1
+    start = np.concatenate(([0], np.cumsum(steps)))
+    outputs = _outputs(numbers, demand, steps, start, stream)
+    tools, tool_s, payload = _tools(numbers, demand, calls, stream)
+    ok &= tool_s < numbers.tool_limit_s  # killed at the limit
+
+    width = len(str(max(groups - 1, 99)))
+    source = f"{GENERATOR} {workload} seed {seed} samples {samples_per_group}"
+    rows = list(zip(tools, tool_s.tolist(), payload.tolist(), ok.tolist(), strict=True))
+    lengths, first, prompts = outputs.tolist(), start.tolist(), prompt.tolist()
+    records = []
+    for index in range(trajectories):
+        at, end = first[index], first[index + 1]
+        name = f"{workload}-{index // samples_per_group:0{width}d}"
+        done, cut = _steps(lengths[at:end], rows[at - index : end - index - 1])
+        records.append(
+            TrajectoryRecord(
+                trajectory_id=f"{name}/{index % samples_per_group:02d}",
+                group_id=name,
+                workload=workload,
+                prompt_tokens=prompts[index // samples_per_group],
+                steps=done,
+                source=source,
+                truncated=True if cut else None,
+            )
+        )
+    return tuple(records)
+
+
+def _checked(workload: str, trajectories: int, seed: int, samples_per_group: int) -> Workload:
+    if workload not in WORKLOADS:
+        near = difflib.get_close_matches(workload, WORKLOADS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise TraceError(f"workload {workload!r} is not one of {', '.join(WORKLOADS)}{hint}")
+    if not 1 <= trajectories <= _MAX_TRAJECTORIES:
+        raise TraceError(f"trajectories is {trajectories}; give 1 to {_MAX_TRAJECTORIES:,}")
+    if not 1 <= samples_per_group <= _MAX_TRAJECTORIES:
+        raise TraceError(f"samples per group is {samples_per_group}; give 1 or more")
+    if seed < 0:
+        raise TraceError(f"seed is {seed}; give a whole number of 0 or more")
+    return WORKLOADS[workload]
+
+
+def _calls(w: Workload, demand: Floats, stream: Stream) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Tool calls per trajectory, and whether each of them succeeded, one after another.
+
+    The last call of a trajectory succeeds; before each success come failures, geometric in number.
+    """
+    needed = 1 + stream("needed").poisson(
+        (w.needed_calls - 1) * np.exp(w.needed_calls_pull * demand)
+    )
+    odds = w.fail_rate / (1 - w.fail_rate) * np.exp(w.fail_pull * demand)
+    succeed = np.repeat(1 / (1 + odds), needed)
+    tries = stream("tries").geometric(succeed)
+    ok = np.zeros(int(tries.sum()), dtype=np.bool_)
+    ok[np.cumsum(tries) - 1] = True
+    return np.add.reduceat(tries, np.cumsum(needed) - needed), ok
+
+
+def _outputs(w: Workload, demand: Floats, steps: Ints, start: Ints, stream: Stream) -> Ints:
+    """Output tokens of every step, trajectories one after another."""
+    pulled = w.step_output_tokens * np.exp(w.step_output_pull * demand)
+    outputs = _lognormal(
+        stream("output"), int(steps.sum()), np.repeat(pulled, steps), w.step_output_sigma
+    )
+    outputs[start[:-1]] = _lognormal(
+        stream("first"), steps.size, w.first_output_tokens, w.first_output_sigma
+    )
+    return outputs
+
+
+def _tools(
+    w: Workload, demand: Floats, calls: Ints, stream: Stream
+) -> tuple[list[str], Floats, Ints]:
+    """Name, seconds and appended tokens of every call."""
+    total = int(calls.sum())
+    names = [name for name, _ in w.tools]
+    bounds = np.cumsum([share for _, share in w.tools])[:-1]
+    chosen = np.searchsorted(bounds, stream("tool").random(total), side="right")
+    mu = _mu_of_capped_mean(w.tool_mean_s, w.tool_sigma, w.tool_limit_s)
+    seconds = np.exp(mu + w.tool_sigma * stream("seconds").standard_normal(total))
+    pull = np.zeros(total)
+    pull[np.cumsum(calls) - calls] = w.first_payload_pull * demand
+    payload = _lognormal(stream("payload"), total, w.payload_tokens * np.exp(pull), w.payload_sigma)
+    return (
+        [names[index] for index in chosen.tolist()],
+        np.round(np.clip(seconds, _MIN_TOOL_S, w.tool_limit_s), 4),
+        np.minimum(payload, w.payload_limit_tokens),
+    )
+
+
+def _steps(
+    lengths: list[int], rows: list[tuple[str, float, int, bool]]
+) -> tuple[tuple[StepRecord, ...], bool]:
+    """The steps of one trajectory, ended by an answer or cut at the output limit (True)."""
+    done: list[StepRecord] = []
+    left = OUTPUT_LIMIT_TOKENS
+    for length, (tool, tool_s, payload, ok) in zip(lengths[:-1], rows, strict=True):
+        if length >= left:
+            return (*done, StepRecord(output_tokens=left)), True
+        left -= length
+        done.append(
+            StepRecord(
+                output_tokens=length, tool=tool, tool_s=tool_s, tool_tokens=payload, tool_ok=ok
+            )
+        )
+    return (*done, StepRecord(output_tokens=min(lengths[-1], left))), lengths[-1] > left
+
+
+def _lognormal(rng: np.random.Generator, size: int, median: float | Floats, sigma: float) -> Ints:
+    drawn = median * np.exp(sigma * rng.standard_normal(size))
+    return np.maximum(1, np.rint(drawn)).astype(np.int64)
+
+
+def _mu_of_capped_mean(mean: float, sigma: float, cap: float) -> float:
+    """The mu for which E[min(X, cap)] = mean, X lognormal(mu, sigma); by bisection.
+
+    Without it the cap would take a part of the mean away, the more the longer the tail.
+    """
+
+    def normal_cdf(z: float) -> float:
+        return 0.5 * math.erfc(-z / math.sqrt(2))
+
+    def capped_mean(mu: float) -> float:
+        z = (math.log(cap) - mu) / sigma
+        return math.exp(mu + sigma**2 / 2) * normal_cdf(z - sigma) + cap * normal_cdf(-z)
+
+    low, high = math.log(mean) - sigma**2 - 1, math.log(cap)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if capped_mean(middle) < mean else (low, middle)
+    return low
