@@ -1,0 +1,204 @@
+"""Believed ends of groups: closed forms against simulation, and what every cost must keep."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heddle_core.cost import StepCost
+from heddle_core.plan.group_cost import (
+    ScaledCost,
+    SegmentCost,
+    Work,
+    context_cost,
+    context_costs,
+    longest_first,
+    solo_s,
+    work_of,
+)
+from heddle_core.plan.paper_cost import (
+    group_end_s,
+    group_slowdown,
+    paper_costs,
+    simulated_cost,
+    simulated_table,
+    size_cost,
+    slowdown_by_size,
+    tpot_by_batch,
+)
+from heddle_core.plan.simulate_group import simulate_group
+
+COST = StepCost(t0_s=0.011, t1_s=5e-5, t2_s=4.7e-8, prefill_s=4e-5, kv_capacity_tokens=259_000)
+ROOMY = replace(COST, kv_capacity_tokens=10**9)
+
+
+def drawn(seed: int, count: int, *, tools: float = 1.0, cost: StepCost = COST) -> Work:
+    """A long-tailed rollout, longest first."""
+    rng = np.random.default_rng(seed)
+    output = np.minimum(rng.lognormal(7.8, 1.1, count), 40_000)
+    work = work_of(
+        output,
+        context_tokens=rng.integers(200, 800, count),
+        appended_tokens=0.3 * output,
+        tool_s=tools * rng.gamma(2.0, 4.0, count),
+    )
+    return work.take(longest_first(work, cost))
+
+
+def end_of(cost: SegmentCost, start: int, stop: int) -> float:
+    return float(cost.end_s(np.array([start]), np.array([stop]))[0])
+
+
+def test_two_members_by_hand() -> None:
+    # 10 and 4 tokens, no context: 10 iterations of 1 s, 0.5 s for each of 14 tokens, and contexts
+    # that average 5 and 2 tokens: 0.1 * (10 * 5 + 4 * 2).
+    cost = StepCost(t0_s=1.0, t1_s=0.5, t2_s=0.1, prefill_s=0.0, kv_capacity_tokens=10**6)
+    work = work_of([10, 4])
+    closed = context_cost(work, cost, max_running=10)
+    assert end_of(closed, 0, 2) == pytest.approx(10 + 7 + 5.8)
+    assert simulate_group(work, cost, max_running=10).end_s == pytest.approx(22.8)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 999), count=st.integers(1, 120), grain=st.sampled_from([0.01, 0.2]))
+def test_closed_form_is_exact_when_nobody_waits_and_nobody_uses_tools(
+    seed: int, count: int, grain: float
+) -> None:
+    work = drawn(seed, count, tools=0.0, cost=ROOMY)
+    closed = context_cost(work, ROOMY, max_running=1000)
+    simulated = simulate_group(work, ROOMY, max_running=1000, grain=grain)
+    assert not simulated.waited
+    assert end_of(closed, 0, count) == pytest.approx(simulated.end_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "tools", "error"),
+    [(0, 40, 0.0, 0.08), (50, 200, 0.0, 0.08), (0, 100, 1.0, 0.08), (200, 500, 10.0, 0.12)],
+)
+def test_closed_form_stays_near_the_simulation_when_members_wait_or_use_tools(
+    start: int, stop: int, tools: float, error: float
+) -> None:
+    work = drawn(7, 600, tools=tools)
+    closed = end_of(context_cost(work, COST, max_running=100), start, stop)
+    group = work.take(slice(start, stop))
+    simulated = simulate_group(group, COST, max_running=100, grain=0.02)
+    assert simulated.waited
+    assert closed == pytest.approx(simulated.end_s, rel=error)
+
+
+def test_a_coarse_simulation_stays_near_a_fine_one() -> None:
+    work = drawn(11, 300)
+    fine = simulate_group(work, COST, max_running=100, grain=0.005).end_s
+    assert simulate_group(work, COST, max_running=100).end_s == pytest.approx(fine, rel=0.05)
+
+
+def test_one_alone_takes_its_solo_time_in_every_cost() -> None:
+    work = drawn(2, 1)
+    alone = float(solo_s(work, COST)[0])
+    assert end_of(context_cost(work, COST, max_running=1), 0, 1) == pytest.approx(alone)
+    # The simulation's mean field counts its own load by its share of time outside tools.
+    assert simulate_group(work, COST, max_running=1).end_s == pytest.approx(alone, rel=3e-3)
+
+
+def test_a_member_larger_than_the_kv_capacity_runs_alone_and_ends() -> None:
+    small = replace(COST, kv_capacity_tokens=1000)
+    work = work_of([5000, 4000], context_tokens=1200)
+    simulated = simulate_group(work, small, max_running=8)
+    assert simulated.waited
+    assert simulated.end_s == pytest.approx(solo_s(work, small).sum(), rel=1e-6)
+
+
+def test_context_growth_makes_long_groups_later_than_a_batch_only_belief() -> None:
+    work = drawn(4, 400, tools=0.0)
+    by_size = paper_costs(work, {1: COST}, max_running=100, context_tokens=500)[1]
+    aware = context_cost(work, COST, max_running=100)
+    assert end_of(aware, 0, 100) > 1.5 * end_of(by_size, 0, 100)
+
+
+def costs_of(work: Work) -> dict[str, SegmentCost]:
+    lengths = np.sort(work.output_tokens)[::-1]
+    tpot = tpot_by_batch(COST, batches=len(work), context_tokens=900, max_running=16)
+    cuts = np.arange(len(work) + 1)
+    context = context_costs(work, {1: COST, 8: ROOMY}, max_running=16)
+    return {
+        "context": context[1],
+        "context, other order": context[8],
+        "scaled": ScaledCost(cost=context[1], factor=1.3),
+        "by size": size_cost(lengths, tpot),
+        "simulated": simulated_cost(lengths, COST, context_tokens=900, max_running=16),
+        "table": simulated_table(lengths, tpot, cuts),
+    }
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 999), count=st.integers(1, 40), tools=st.sampled_from([0.0, 1.0, 50.0]))
+def test_every_cost_is_monotone_in_the_segment_and_reach_inverts_it(
+    seed: int, count: int, tools: float
+) -> None:
+    work = drawn(seed, count, tools=tools)
+    starts, stops = np.meshgrid(np.arange(count + 1), np.arange(count + 1), indexing="ij")
+    for name, cost in costs_of(work).items():
+        ends = np.where(stops >= starts, cost.end_s(starts, stops), 0.0)
+        slack = 1e-9 * ends.max()
+        assert np.all(np.diff(ends, axis=1) >= -slack), name
+        assert np.all(np.diff(ends, axis=0) <= slack), name
+        assert np.all(ends[np.arange(count + 1), np.arange(count + 1)] == 0), name
+        assert cost.reach(count, 1.0) == count, name
+        for start in range(0, count, 5):
+            for share in (0.1, 0.5, 0.9, 2.0):
+                limit = share * ends[start, count]
+                stop = cost.reach(start, limit)
+                assert start <= stop <= count, name
+                assert ends[start, stop] <= limit * (1 + 1e-9), name
+                assert stop == count or ends[start, stop + 1] >= limit * (1 - 1e-9), name
+
+
+def test_slowdown_of_an_actual_group_by_hand() -> None:
+    # Both run until 4 tokens are done at 1.5 s each, then 6 more at 1 s: 12 s against 10 s alone.
+    tpot = np.array([0.0, 1.0, 1.5])
+    assert group_end_s(np.array([10.0, 4.0]), tpot) == 12.0
+    assert group_slowdown(np.array([10.0, 4.0]), tpot) == pytest.approx(1.2)
+    assert slowdown_by_size(tpot).tolist() == [1.0, 1.0, 1.5]
+    assert group_slowdown(np.array([]), tpot) == 1.0
+
+
+def test_simulated_readings_agree_and_lie_below_the_by_size_reading() -> None:
+    lengths = np.sort(np.random.default_rng(0).integers(1, 500, 25))[::-1].astype(np.float64)
+    tpot = tpot_by_batch(COST, batches=25, context_tokens=900, max_running=100)
+    table = simulated_table(lengths, tpot, np.arange(26))
+    straight = simulated_cost(lengths, COST, context_tokens=900, max_running=100)
+    by_size = size_cost(lengths, tpot)
+    coarse = simulated_table(lengths, tpot, np.array([0, 5, 10, 25]))
+    assert end_of(coarse, 1, 3) == pytest.approx(end_of(table, 5, 25))
+    for start in range(25):
+        for stop in range(start + 1, 26):
+            expected = group_end_s(lengths[start:stop], tpot)
+            assert end_of(table, start, stop) == pytest.approx(expected)
+            assert end_of(straight, start, stop) == pytest.approx(expected)
+            assert expected <= end_of(by_size, start, stop) * (1 + 1e-12)
+
+
+def test_beyond_the_slots_members_take_turns() -> None:
+    tpot = tpot_by_batch(COST, batches=8, context_tokens=0, max_running=4)
+    assert tpot[8] == pytest.approx(2 * tpot[4])
+
+
+def test_a_curve_that_falls_or_ends_early_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be positive and not fall"):
+        size_cost(np.array([3.0, 2.0]), np.array([0.0, 2.0, 1.0]))
+    with pytest.raises(ValueError, match="curve ends at batch 1"):
+        size_cost(np.array([3.0, 2.0]), np.array([0.0, 2.0]))
+
+
+def test_a_grain_outside_its_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="grain"):
+        simulate_group(work_of([1.0]), COST, max_running=1, grain=0.0)
+
+
+def test_an_empty_group_ends_at_once() -> None:
+    assert simulate_group(work_of([]), COST, max_running=1).end_s == 0.0
+    assert group_end_s(np.array([]), np.array([0.0])) == 0.0
+    assert len(context_cost(work_of([]), COST, max_running=1).solo) == 0
+    assert paper_costs(work_of([]), {1: COST}, max_running=1)[1].reach(0, 1.0) == 0

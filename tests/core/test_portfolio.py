@@ -1,0 +1,43 @@
+"""A portfolio is judged by simulation, and refinement never makes its best worse."""
+
+import numpy as np
+import pytest
+
+from heddle_core.cost import StepCost
+from heddle_core.plan.group_cost import work_of
+from heddle_core.plan.portfolio import portfolio, simulate_plan
+from heddle_core.plan.simulate_group import simulate_group
+
+BY_TP = {
+    1: StepCost(t0_s=0.011, t1_s=5e-5, t2_s=4.7e-8, prefill_s=4e-5, kv_capacity_tokens=259_000),
+    4: StepCost(t0_s=0.0043, t1_s=5e-5, t2_s=1.2e-8, prefill_s=1e-5, kv_capacity_tokens=1_550_000),
+}
+
+
+def test_the_best_candidate_comes_first_and_its_end_is_the_simulations() -> None:
+    output = np.minimum(np.random.default_rng(0).lognormal(7.8, 1.1, 200), 40_000)
+    work = work_of(output, context_tokens=500, tool_s=5.0)
+    found = portfolio(work, BY_TP, 8, max_running=50)
+    ends = {candidate.name: candidate.simulated_s for candidate in found}
+    assert list(ends.values()) == sorted(ends.values())
+    assert {"exact-context", "level-context", "exact-paper", "uniform-tp1", "uniform-tp4"} < set(
+        ends
+    )
+    refined = [name for name in ends if name.endswith("-refined")]
+    assert len(refined) == 2
+    assert all(ends[name] <= ends[name.removesuffix("-refined")] for name in refined)
+    best = found[0]
+    assert sorted(best.order.tolist()) == list(range(200))
+    assert sum(best.plan.tps) <= 8
+    assert best.plan.bounds[-1] == 200
+    again = simulate_plan(work.take(best.order), BY_TP, best.plan, max_running=50)
+    assert max(again) == pytest.approx(best.simulated_s)
+
+
+def test_one_engine_leaves_no_choice_but_its_degree() -> None:
+    work = work_of([50.0, 400.0, 100.0])
+    best = portfolio(work, {1: BY_TP[1]}, 1, max_running=4)[0]
+    assert best.order.tolist() == [1, 2, 0]
+    assert best.plan.tps == (1,)
+    expected = simulate_group(work.take(best.order), BY_TP[1], max_running=4).end_s
+    assert best.simulated_s == expected
