@@ -1,0 +1,362 @@
+"""Scenarios: what is told, and what must be answered. Each name is the sentence it proves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from heddle_core import Controller, Policy
+from heddle_core.commands import (
+    Cancel,
+    Command,
+    Dispatch,
+    Migrate,
+    Predict,
+    Preempt,
+    StartEngine,
+    StopEngine,
+)
+from heddle_core.events import (
+    EngineFailed,
+    EngineReady,
+    EngineStopped,
+    Event,
+    MigrationFinished,
+    Predicted,
+    RolloutStarted,
+    StepFinished,
+    StepPreempted,
+    Tick,
+    ToolReturned,
+    ToolStarted,
+    TrajectoryArrived,
+    TrajectoryFinished,
+)
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ledger import LedgerError
+from heddle_core.migrate.never import Never
+from heddle_core.place.least_loaded import LeastLoaded
+from heddle_core.plan.problem import EngineSpec, ResourcePlan
+from heddle_core.policy import TrajectoryView, View
+from heddle_core.predict.none import NoPrediction
+from heddle_core.schedule.fcfs import Fcfs
+
+E0, E1 = EngineId("e0"), EngineId("e1")
+A, B, C = TrajectoryId("a"), TrajectoryId("b"), TrajectoryId("c")
+
+
+@dataclass
+class Engines:
+    """A fixed plan of one-slot engines."""
+
+    names: tuple[EngineId, ...] = (E0,)
+    slots: int = 1
+    needs_all: bool = False
+
+    def plan(self, ts: Sequence[TrajectoryView], remaining: Sequence[float]) -> ResourcePlan:
+        specs = [EngineSpec(engine=n, tp=1, gpu="h100", max_running=self.slots) for n in self.names]
+        return ResourcePlan(engines=tuple(specs))
+
+
+@dataclass
+class Known(NoPrediction):
+    """Remaining tokens as the test says."""
+
+    tokens: dict[TrajectoryId, float]
+    served: bool = False
+
+    def remaining_tokens(self, t: TrajectoryView) -> float:
+        return self.tokens[t.id]
+
+
+class LongestPreempts(Fcfs):
+    preemptive = True
+
+    def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
+        return remaining_tokens
+
+
+class ToE1(Never):
+    def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
+        return E1
+
+
+PLAIN = Policy(
+    predictor=NoPrediction(),
+    scheduler=Fcfs(),
+    placement=LeastLoaded(),
+    migration=Never(),
+    planner=Engines(),
+)
+
+
+class Told:
+    """A controller and the answers to what it was told, checked after every event."""
+
+    def __init__(self, policy: Policy, *arrivals: tuple[TrajectoryId, int], kv: int = 1000) -> None:
+        self.controller = Controller(policy)
+        self.now_s = 0.0
+        started = self.tell(RolloutStarted(time_s=0.0, trajectories=len(arrivals)))
+        for command in started:
+            assert isinstance(command, StartEngine)
+            self.ready(command.engine, kv=kv, slots=command.max_running)
+        self.answers = [self.arrive(name, prompt) for name, prompt in arrivals]
+
+    def tell(self, event: Event) -> list[Command]:
+        answer = list(self.controller.handle(event))
+        self.controller.ledger.check()
+        return answer
+
+    def ready(self, engine: EngineId, *, kv: int = 1000, slots: int = 1) -> list[Command]:
+        return self.tell(
+            EngineReady(
+                time_s=self.now_s,
+                engine=engine,
+                tp=1,
+                gpu="h100",
+                kv_capacity_tokens=kv,
+                max_running=slots,
+            )
+        )
+
+    def arrive(self, name: TrajectoryId, prompt: int = 10) -> list[Command]:
+        return self.tell(
+            TrajectoryArrived(
+                time_s=self.now_s,
+                trajectory=name,
+                group=GroupId("g"),
+                task="t",
+                prompt_tokens=prompt,
+            )
+        )
+
+    def finish(self, name: TrajectoryId, step: int = 0, engine: EngineId = E0) -> list[Command]:
+        return self.tell(
+            StepFinished(
+                time_s=self.now_s,
+                trajectory=name,
+                step=step,
+                engine=engine,
+                output_tokens=5,
+                reason="tool_call",
+            )
+        )
+
+    def tool(self, name: TrajectoryId, step: int = 0) -> list[Command]:
+        return self.tell(ToolStarted(time_s=self.now_s, trajectory=name, step=step, tool="sh"))
+
+    def back(self, name: TrajectoryId, step: int = 0) -> list[Command]:
+        return self.tell(
+            ToolReturned(
+                time_s=self.now_s,
+                trajectory=name,
+                step=step,
+                tool="sh",
+                ok=True,
+                observation_tokens=3,
+                context_tokens=18,
+            )
+        )
+
+
+def dispatch(
+    name: TrajectoryId, step: int = 0, engine: EngineId = E0, priority: float = 0.0
+) -> Dispatch:
+    return Dispatch(trajectory=name, step=step, engine=engine, priority=priority)
+
+
+def test_a_free_slot_is_filled_at_once_and_the_next_waits() -> None:
+    told = Told(PLAIN, (A, 10), (B, 10))
+    assert told.answers == [[dispatch(A)], []]
+    assert told.finish(A) == [dispatch(B)]
+
+
+def test_a_returning_trajectory_queues_behind_those_that_wait() -> None:
+    told = Told(PLAIN, (A, 10), (B, 10), (C, 10))
+    assert told.finish(A) == [dispatch(B)]
+    told.tool(A)
+    assert told.back(A) == []
+    assert told.finish(B) == [dispatch(C)]
+    assert told.finish(C) == [dispatch(A, step=1)]
+
+
+def test_a_prompt_waits_for_kv_even_when_a_slot_is_free() -> None:
+    told = Told(replace(PLAIN, planner=Engines(slots=2)), (A, 60), (B, 60), kv=100)
+    assert told.answers == [[dispatch(A)], []]
+    assert told.finish(A) == [dispatch(B)]
+
+
+def test_a_prompt_that_fits_no_engine_is_cancelled_not_waited_for() -> None:
+    told = Told(PLAIN, (A, 100), (B, 10), kv=100)
+    [cancel] = told.answers[0]
+    assert isinstance(cancel, Cancel)
+    assert "100 tokens" in cancel.reason
+    assert told.answers[1] == [dispatch(B)]
+    told.tell(TrajectoryFinished(time_s=0.0, trajectory=A, outcome="cancelled"))
+
+
+def test_the_longest_waiting_trajectory_takes_the_slot_of_a_shorter_one() -> None:
+    policy = replace(PLAIN, predictor=Known({A: 1.0, B: 2.0, C: 3.0}), scheduler=LongestPreempts())
+    told = Told(policy, (A, 10), (B, 10), (C, 10))
+    assert told.answers == [
+        [dispatch(A, priority=1.0)],
+        [Preempt(trajectory=A, step=0, engine=E0)],
+        [],  # one ask at a time
+    ]
+    stopped = StepPreempted(time_s=0.0, trajectory=A, step=0, engine=E0, output_tokens=4)
+    assert told.tell(stopped) == [dispatch(C, priority=3.0)]
+    assert told.controller.ledger.trajectories[A].output_tokens == 4
+    assert told.controller.ledger.trajectories[A].context_tokens == 14
+
+
+def test_a_step_that_finishes_before_its_preemption_wins_the_race() -> None:
+    policy = replace(PLAIN, predictor=Known({A: 1.0, B: 2.0}), scheduler=LongestPreempts())
+    told = Told(policy, (A, 10), (B, 10))
+    assert told.finish(A) == [dispatch(B, priority=2.0)]
+
+
+def test_kv_moves_while_the_tool_runs_and_the_next_step_runs_at_the_target() -> None:
+    policy = replace(PLAIN, planner=Engines((E0, E1)), migration=ToE1())
+    told = Told(policy, (A, 10))
+    told.finish(A)
+    assert told.tool(A) == [Migrate(trajectory=A, source=E0, target=E1)]
+    moved = MigrationFinished(time_s=0.0, trajectory=A, source=E0, target=E1, ok=True, kv_tokens=15)
+    assert told.tell(moved) == []
+    assert told.controller.ledger.trajectories[A].home == E1
+
+
+def test_a_late_migration_holds_the_step_back() -> None:
+    policy = replace(PLAIN, planner=Engines((E0, E1)), migration=ToE1())
+    told = Told(policy, (A, 10))
+    told.finish(A)
+    told.tool(A)
+    assert told.back(A) == []
+    moved = MigrationFinished(time_s=0.0, trajectory=A, source=E0, target=E1, ok=True, kv_tokens=15)
+    assert told.tell(moved) == [dispatch(A, step=1, engine=E1)]
+
+
+def test_a_failed_migration_leaves_the_home_where_it_was() -> None:
+    policy = replace(PLAIN, planner=Engines((E0, E1)), migration=ToE1())
+    told = Told(policy, (A, 10))
+    told.finish(A)
+    told.tool(A)
+    told.tell(
+        MigrationFinished(time_s=0.0, trajectory=A, source=E0, target=E1, ok=False, kv_tokens=0)
+    )
+    assert told.controller.ledger.trajectories[A].home == E0
+
+
+def test_a_dead_engines_work_goes_elsewhere_with_the_tokens_it_had() -> None:
+    told = Told(replace(PLAIN, planner=Engines((E0, E1))), (A, 10), (B, 10), (C, 10))
+    died = EngineFailed(time_s=0.0, engine=E0, reason="x", salvaged=((A, 7),))
+    answer = told.tell(died)
+    assert answer == [StartEngine(engine=EngineId("e0+1"), tp=1, gpu="h100", max_running=1)]
+    assert told.controller.ledger.trajectories[A].context_tokens == 17
+    assert told.finish(B, engine=E1) == [dispatch(A, engine=E1)]
+
+
+def test_without_any_engine_work_is_held_until_one_is_ready() -> None:
+    told = Told(PLAIN, (A, 10))
+    [restart] = told.tell(EngineFailed(time_s=0.0, engine=E0, reason="x"))
+    assert isinstance(restart, StartEngine)
+    assert told.ready(restart.engine) == [dispatch(A, engine=restart.engine)]
+
+
+def test_an_engine_that_keeps_dying_is_given_up() -> None:
+    told = Told(PLAIN, (A, 10))
+    engine, starts = E0, 0
+    while answer := told.tell(EngineFailed(time_s=0.0, engine=engine, reason="x")):
+        [restart] = [c for c in answer if isinstance(c, StartEngine)]
+        engine, starts = restart.engine, starts + 1
+    assert starts == 3
+
+
+def test_a_served_estimate_is_asked_for_as_the_tool_starts_and_reorders_when_late() -> None:
+    known = Known({A: 1.0, B: 2.0, C: 3.0}, served=True)
+    told = Told(replace(PLAIN, predictor=known, scheduler=LongestPreempts()), (C, 10), (A, 10))
+    told.finish(C)
+    assert told.tool(C) == [Predict(trajectory=C, step=0, estimate=3.0)]
+    assert told.back(C) == []  # 3 - 5 made = 0: not ahead of a, which runs
+    late = Predicted(time_s=0.0, trajectory=C, step=0, remaining_tokens=9.0)
+    assert told.tell(late) == [Preempt(trajectory=A, step=0, engine=E0)]
+
+
+def test_a_failed_prediction_leaves_the_last_estimate() -> None:
+    known = Known({A: 7.0}, served=True)
+    told = Told(replace(PLAIN, predictor=known), (A, 10))
+    told.finish(A)
+    told.tool(A)
+    told.tell(Predicted(time_s=0.0, trajectory=A, step=0, remaining_tokens=None))
+    assert told.controller.ledger.trajectories[A].remaining_tokens == 2.0
+
+
+def test_a_plan_that_needs_all_waits_for_the_last_arrival() -> None:
+    told = Told(replace(PLAIN, planner=Engines(needs_all=True)), (A, 10), (B, 10))
+    assert told.answers == [[], [StartEngine(engine=E0, tp=1, gpu="h100", max_running=1)]]
+
+
+def test_a_plan_does_not_wait_for_ever_for_arrivals_that_were_promised() -> None:
+    told = Told(replace(PLAIN, planner=Engines(needs_all=True)))
+    told.tell(RolloutStarted(time_s=0.0, trajectories=2))
+    told.arrive(A)
+    deadline_s = told.controller.deadline_s
+    assert deadline_s == 30.0
+    told.now_s = deadline_s
+    assert told.tell(Tick(time_s=deadline_s)) == [dispatch(A)]
+    assert told.controller.deadline_s is None
+
+
+def test_a_plan_of_another_shape_stops_engines_before_it_starts_new_ones() -> None:
+    @dataclass
+    class Growing(Engines):
+        rollouts: int = 0
+
+        def plan(self, ts: Sequence[TrajectoryView], remaining: Sequence[float]) -> ResourcePlan:
+            self.rollouts += 1
+            spec = EngineSpec(engine=E0, tp=self.rollouts, gpu="h100", max_running=1)
+            return ResourcePlan(engines=(spec,))
+
+    told = Told(replace(PLAIN, planner=Growing()))
+    told.controller.ledger.check()
+    assert told.tell(RolloutStarted(time_s=0.0, trajectories=1)) == [
+        StopEngine(engine=E0, drain=True)
+    ]
+    assert told.tell(EngineStopped(time_s=0.0, engine=E0)) == [
+        StartEngine(engine=EngineId("e0+1"), tp=2, gpu="h100", max_running=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "complaint"),
+    [
+        (Tick(time_s=-1.0), "backwards"),
+        (Tick(time_s=float("nan")), "backwards"),
+        (ToolStarted(time_s=0.0, trajectory=A, step=0, tool=""), "running"),
+        (ToolStarted(time_s=0.0, trajectory=C, step=0, tool=""), "never arrived"),
+        (EngineStopped(time_s=0.0, engine=E1), "never ready"),
+        (EngineStopped(time_s=0.0, engine=E0), "steps running"),
+        (
+            StepFinished(
+                time_s=0.0, trajectory=A, step=1, engine=E0, output_tokens=1, reason="answer"
+            ),
+            "in step 0",
+        ),
+        (
+            MigrationFinished(time_s=0.0, trajectory=A, source=E0, target=E0, ok=True, kv_tokens=0),
+            "does not migrate",
+        ),
+    ],
+)
+def test_a_driver_that_breaks_the_protocol_is_told_so(event: Event, complaint: str) -> None:
+    told = Told(PLAIN, (A, 10))
+    with pytest.raises(LedgerError, match=complaint):
+        told.tell(event)
+
+
+def test_a_second_arrival_or_end_of_one_trajectory_is_refused() -> None:
+    told = Told(PLAIN, (A, 10))
+    with pytest.raises(LedgerError, match="arrived twice"):
+        told.arrive(A)
+    told.tell(TrajectoryFinished(time_s=0.0, trajectory=A, outcome="failed"))
+    with pytest.raises(LedgerError, match="finished twice"):
+        told.tell(TrajectoryFinished(time_s=0.0, trajectory=A, outcome="failed"))
