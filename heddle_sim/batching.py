@@ -1,0 +1,327 @@
+"""What an engine decides at the boundary of an iteration: continuous batching as in vLLM V1.
+
+Knows blocks, queues and seconds per iteration, but not when it is: `engine` keeps the clock. At a
+boundary, in this order: each decoding step takes room for one more token; a prefill under way goes
+on; waiting steps are admitted in queue order while there is a slot, token budget and KV for their
+chunk.
+
+Two facts keep it small. A prefill that does not end in an iteration used up the token budget, so at
+a boundary at most one step is in the middle of its prefill, and it is the one admitted last. And in
+a run of pure decode iterations the head of a blocked queue stays blocked, because use only grows: a
+cached block of its prompt that is lost makes room for exactly the block that displaced it.
+"""
+
+from collections import deque
+
+from heddle_core.ids import TrajectoryId
+from heddle_sim.latency import LatencyTable
+from heddle_sim.leap import DecodeBatch
+from heddle_sim.prefix_cache import GroupPrompts, PrefixCache
+from heddle_sim.request import Request, StepResult
+
+
+class ContinuousBatch:
+    """The steps on an engine, waiting and running, and the KV blocks they hold."""
+
+    __slots__ = (
+        "_admissions",
+        "_block_size",
+        "_chunks",
+        "_epoch",
+        "_groups",
+        "_inverse_speed",
+        "_max_batched_tokens",
+        "_max_running",
+        "_partial",
+        "_prefix_caching",
+        "_table",
+        "_taken",
+        "cache",
+        "cached_tokens",
+        "decoded_tokens",
+        "decoding",
+        "ended",
+        "preemptions",
+        "prefilled_tokens",
+        "running",
+        "total_blocks",
+        "used_blocks",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        table: LatencyTable,
+        *,
+        max_running: int,
+        max_batched_tokens: int,
+        block_size: int,
+        prefix_caching: bool,
+        speed: float,
+    ) -> None:
+        self._table = table
+        self._max_running = max_running
+        self._max_batched_tokens = max_batched_tokens
+        self._block_size = block_size
+        self._prefix_caching = prefix_caching
+        self._inverse_speed = 1.0 / speed
+        self.decoding = DecodeBatch(
+            [s / speed for s in table.base_s[: max_running + 1]],
+            [s / speed for s in table.per_context_s[: max_running + 1]],
+            block_size,
+        )
+        self.cache = PrefixCache()
+        self._groups = GroupPrompts()
+        self.waiting: deque[Request] = deque()
+        self.running: dict[TrajectoryId, Request] = {}
+        """In order of admission."""
+        self.ended: deque[StepResult] = deque()
+        """Ends that nobody was told yet."""
+        self._partial: Request | None = None
+        """The step in the middle of its prefill."""
+        self._chunks: list[tuple[Request, int]] = []
+        """Steps that prefill in this iteration, and how many tokens."""
+        self._taken = False
+        """Whether `used_blocks` counts the iteration that runs; a leap is counted when it ends."""
+        self._admissions = 0
+        self._epoch = 0
+        """Raised by a flush: KV of an older epoch does not enter the prefix cache."""
+        self.total_blocks = table.kv_capacity_tokens // block_size
+        self.used_blocks = 0
+        self.decoded_tokens = 0
+        self.prefilled_tokens = 0
+        self.cached_tokens = 0
+        self.preemptions = 0
+
+    # ---- between boundaries
+
+    def find_waiting(self, trajectory: TrajectoryId) -> Request | None:
+        """The waiting step of a trajectory."""
+        return next((r for r in self.waiting if r.trajectory == trajectory), None)
+
+    def used_after(self, iterations: int) -> int:
+        """Blocks in use once `iterations` of the running leap (1 of anything else) have begun."""
+        if self._taken:
+            return self.used_blocks
+        return self.used_blocks + self.decoding.blocks_due(iterations)
+
+    def evict_displaced(self, used_blocks: int) -> None:
+        """Evict what `used_blocks` of running steps leave no room for."""
+        over = used_blocks + self.cache.blocks - self.total_blocks
+        if over > 0:
+            self.cache.evict(over)
+
+    def place(self, trajectory: TrajectoryId, blocks: int, used_blocks: int) -> int:
+        """Cache KV from elsewhere as the most recently used; returns the blocks placed."""
+        if not self._prefix_caching or trajectory in self.running:
+            return 0
+        blocks = max(self.cache.take(trajectory), blocks)
+        blocks = min(blocks, self.total_blocks - used_blocks)
+        self.evict_displaced(used_blocks + blocks)
+        self.cache.put(trajectory, blocks)
+        return blocks
+
+    def flush(self) -> None:
+        """Void all cached KV; what runs keeps its own, which is not cached afterwards."""
+        self.cache.clear()
+        self._groups.clear()
+        self._epoch += 1
+
+    def clear(self) -> None:
+        """Lose everything but the counters."""
+        self.running.clear()
+        self.waiting.clear()
+        self.ended.clear()
+        self._chunks.clear()
+        self.flush()
+        self._partial = None
+        self._taken = True
+        self.used_blocks = 0
+
+    # ---- the end of iterations
+
+    def end(self, iterations: int, now_s: float) -> None:
+        """Account for iterations that are over; steps that made their last token go to `ended`."""
+        decoding = self.decoding
+        if not self._taken:
+            self.used_blocks += decoding.blocks_due(iterations)
+            self._taken = True
+            self.evict_displaced(self.used_blocks)
+        self.decoded_tokens += decoding.size * iterations
+        decoding.advance(iterations)
+        if self._chunks:
+            for request, _ in self._chunks:
+                if request is not self._partial:
+                    request.made_tokens += 1
+                    self.decoded_tokens += 1
+                    if request.first_token_s < 0.0:
+                        request.first_token_s = now_s
+                    decoding.join(request)
+            self._chunks.clear()
+        while (done := decoding.pop_finished()) is not None:
+            self._withdraw(done)
+            self.ended.append(done.result(now_s, finished=True))
+
+    def abort(self, request: Request, now_s: float) -> None:
+        """At a boundary: end a running step early, unless it has just ended."""
+        if self.running.get(request.trajectory) is request:
+            self._withdraw(request)
+            self.ended.append(request.result(now_s, finished=False))
+
+    def _withdraw(self, request: Request) -> None:
+        """Take a step out of the batch; its whole blocks become prefix cache."""
+        if request.finish >= 0:
+            kv_tokens = self.decoding.leave(request)
+        else:
+            kv_tokens = request.computed_tokens
+            self._partial = None
+        del self.running[request.trajectory]
+        block_size = self._block_size
+        self.used_blocks -= -(-kv_tokens // block_size)
+        if self._prefix_caching and request.epoch == self._epoch:
+            self.cache.put(request.trajectory, kv_tokens // block_size)
+
+    # ---- the begin of iterations
+
+    def begin(self, now_s: float) -> tuple[int, float]:
+        """Begin the next iterations: how many until the batch changes, and their seconds.
+
+        (0, 0.0) when there is nothing to do.
+        """
+        decoding = self.decoding
+        due = decoding.blocks_due(1)
+        short = self.used_blocks + due > self.total_blocks
+        if (
+            short
+            or self._partial is not None
+            or (self.waiting and len(self.running) < self._max_running)
+        ):
+            if short:
+                self._preempt_for_room()
+            else:
+                self.used_blocks += due
+            self.evict_displaced(self.used_blocks)
+            short = self._prefill(now_s, admit=not short) or short
+            if short or self._chunks:
+                return 1, decoding.iteration_s() + self._prefill_s()
+            self.used_blocks -= due
+        if not decoding.size:
+            return 0, 0.0
+        self._taken = False
+        iterations = decoding.iterations_within(
+            decoding.iterations_to_finish(), self.total_blocks - self.used_blocks
+        )
+        return iterations, decoding.leap_s(iterations)
+
+    def _preempt_for_room(self) -> None:
+        """Give each decoding step its block, in order of admission; the last admitted pay."""
+        decoding = self.decoding
+        for request in list(self.running.values()):
+            if request.finish < 0 or not decoding.needs_block(request):
+                continue
+            while self.used_blocks == self.total_blocks:
+                victim = next(reversed(self.running.values()))
+                self._preempt(victim)
+                if victim is request:
+                    break
+            else:
+                self.used_blocks += 1
+
+    def _preempt(self, request: Request) -> None:
+        """Take a step's KV away and put it at the head of the queue; its tokens are kept."""
+        self._withdraw(request)
+        request.recomputes += 1
+        self.preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _prefill(self, now_s: float, *, admit: bool) -> bool:
+        """Choose the chunks of this iteration. Returns whether a step was preempted for it."""
+        budget = self._max_batched_tokens - self.decoding.size
+        request = self._partial
+        if request is not None:
+            start = request.computed_tokens
+            chunk = min(request.prompt_tokens + request.made_tokens - start, budget)
+            block_size = self._block_size
+            blocks = -(-(start + chunk) // block_size) + -start // block_size
+            if self.used_blocks + blocks > self.total_blocks:
+                # It is the one admitted last, so it is its own victim.
+                self._preempt(request)
+                return True
+            self.used_blocks += blocks
+            self.evict_displaced(self.used_blocks)
+            budget -= self._take_chunk(request, chunk)
+        if admit:
+            while self.waiting and budget > 0 and len(self.running) < self._max_running:
+                chunk = self._admit(now_s, budget)
+                if not chunk:
+                    break
+                budget -= chunk
+        return False
+
+    def _take_chunk(self, request: Request, chunk: int) -> int:
+        request.computed_tokens += chunk
+        ends = request.computed_tokens == request.prompt_tokens + request.made_tokens
+        self._partial = None if ends else request
+        self._chunks.append((request, chunk))
+        self.prefilled_tokens += chunk
+        return chunk
+
+    def _admit(self, now_s: float, budget: int) -> int:
+        """Admit the head of the queue. Returns its first chunk, 0 without KV for that."""
+        request = self.waiting[0]
+        trajectory = request.trajectory
+        tokens = request.prompt_tokens + request.made_tokens
+        block_size = self._block_size
+        hit = self._hit_blocks(request, (tokens - 1) // block_size) * block_size
+        chunk = min(tokens - hit, budget)
+        used = self.used_blocks + -(-(hit + chunk) // block_size)
+        if used > self.total_blocks:
+            return 0
+        self.waiting.popleft()
+        self.running[trajectory] = request
+        self.cache.take(trajectory)
+        self.used_blocks = used
+        self.evict_displaced(used)
+        self._admissions += 1
+        request.order = self._admissions
+        request.epoch = self._epoch
+        request.computed_tokens = hit
+        if request.admitted_s < 0.0:
+            request.admitted_s = now_s
+            request.cached_tokens = hit
+            self.cached_tokens += hit
+        return self._take_chunk(request, chunk)
+
+    def _hit_blocks(self, request: Request, limit: int) -> int:
+        """Blocks of the prompt, `limit` at most, cached for the trajectory or its group."""
+        if not self._prefix_caching:
+            return 0
+        held = self.cache.held
+        own = min(held.get(request.trajectory, 0), limit)
+        shared = self._groups.siblings(request)
+        if shared is None:
+            return own
+        tokens, members = shared
+        most = min(tokens // self._block_size, limit)
+        for member in members:
+            if own >= most:
+                break
+            sibling = self.running.get(member)
+            if sibling is None:
+                own = max(own, min(held.get(member, 0), most))
+            else:
+                own = max(own, min(sibling.computed_tokens // self._block_size, most))
+        return own
+
+    def _prefill_s(self) -> float:
+        """Seconds that the chunks of this iteration add to it."""
+        if not self._chunks:
+            return 0.0
+        tokens, pairs = 0, 0.0
+        for request, chunk in self._chunks:
+            tokens += chunk
+            pairs += chunk * (request.computed_tokens - 0.5 * chunk)
+        table = self._table
+        return self._inverse_speed * (
+            table.prefill_s(tokens, pairs) + table.host_per_prefill_s * len(self._chunks)
+        )

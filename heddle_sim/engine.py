@@ -1,0 +1,370 @@
+"""One simulated engine, behaving like vLLM V1, that leaps from batch change to batch change.
+
+An iteration begins at a *boundary*. There steps that made their last token end, aborts apply, and
+the next batch is chosen (`batching`):
+
+- Continuous batching up to `max_running`; chunked prefill under `max_batched_tokens`, of which
+  decoding steps take one each, first. The iteration that ends a prefill yields the first token. The
+  last token made has no KV: a step of `p` prompt and `o` output tokens leaves KV for ``p + o - 1``.
+- KV is held in blocks. Blocks that no running step uses stay as prefix cache until they are needed
+  (`prefix_cache`). Hits are whole blocks, and at least one token is computed.
+- When a decoding step can have no block, the step admitted last loses its KV into the cache, goes
+  to the head of the queue with its tokens kept, and prefills again; that iteration admits nobody.
+- A prompt that a sibling of the group brought here counts as cached up to the block floor, from the
+  iteration on that prefills it. Only time is saved: each trajectory keeps KV of its own, which
+  overstates the memory that vLLM would use.
+
+Nothing happens between boundaries that change the batch, so runs of decode iterations are one leap
+(`leap`), cut short at the end of an iteration when a step arrives or is aborted. A boundary costs
+O(log batch); events are a few per step, none per token. Cached blocks that give way during a leap
+are evicted when it ends or when somebody looks.
+"""
+
+from collections.abc import Callable
+
+import simpy
+
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_sim.batching import ContinuousBatch
+from heddle_sim.latency import LatencyTable
+from heddle_sim.request import EngineError, Request, StepResult
+
+__all__ = ["EngineError", "SimEngine", "StepResult"]
+
+_IDLE, _LEAPING, _AT_BOUNDARY, _FAILED = range(4)
+
+
+class SimEngine:
+    """An engine in simulated time; `start` and `abort` take effect now, `on_end` tells the end.
+
+    `on_end` is called exactly once for each step started, from the engine's own event and never
+    from inside `start` or `abort`, unless the engine fails first. It may call the engine: a step
+    started there joins the iteration that begins at that instant.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        engine: EngineId,
+        table: LatencyTable,
+        *,
+        max_running: int,
+        max_batched_tokens: int = 8192,
+        block_size: int = 16,
+        on_end: Callable[[StepResult], None],
+        prefix_caching: bool = True,
+        speed: float = 1.0,
+    ) -> None:
+        """`speed` divides all times of the table.
+
+        Raises:
+            EngineError: a setting that no engine can have.
+        """
+        _check(engine, table, max_running, max_batched_tokens, block_size, speed)
+        self.engine = engine
+        self.table = table
+        self.max_running = max_running
+        self.busy_s = 0.0
+        """Seconds in iterations, as of the last batch change."""
+        self._env = env
+        self._block_size = block_size
+        self._on_end = on_end
+        self._batch = ContinuousBatch(
+            table,
+            max_running=max_running,
+            max_batched_tokens=max_batched_tokens,
+            block_size=block_size,
+            prefix_caching=prefix_caching,
+            speed=speed,
+        )
+        self._aborts: list[Request] = []
+        """Running steps to end at the next boundary."""
+        self._state = _IDLE
+        self._since_s = 0.0
+        self._leap = 0
+        """Iterations under way: until the batch changes, fewer once the leap is cut."""
+        self._leap_is_cut = False
+        self._wake_s = -1.0
+        # One event object serves all wake-ups: an entry of the event queue whose time is not
+        # `_wake_s` is left over from a leap that was cut short.
+        self._callbacks: list[Callable[[simpy.Event], None]] = [self._wake]
+        self._event = simpy.Event(env)
+        self._event._ok = True
+        self._event._value = None
+        self._event.callbacks = self._callbacks
+
+    # ---- what a driver asks for
+
+    def start(
+        self,
+        trajectory: TrajectoryId,
+        group: GroupId,
+        *,
+        prompt_tokens: int,
+        shared_tokens: int,
+        output_tokens: int,
+    ) -> None:
+        """Queue a step; it joins the next iteration if it can be admitted.
+
+        `shared_tokens` of the prompt continue the context at the end of the trajectory's previous
+        step (0 for its first one). KV held here beyond that is no longer a prefix and is dropped.
+        The engine cannot know of a compaction that happened while the trajectory ran elsewhere:
+        release its KV here then.
+
+        Raises:
+            EngineError: it can never fit, it is here already, or the engine has failed.
+        """
+        batch = self._batch
+        if prompt_tokens < 1 or output_tokens < 1 or not 0 <= shared_tokens <= prompt_tokens:
+            raise EngineError(
+                f"engine {self.engine}: {trajectory} needs 0 <= shared_tokens <= prompt_tokens and "
+                f"at least one prompt and one output token, not shared_tokens={shared_tokens}, "
+                f"prompt_tokens={prompt_tokens}, output_tokens={output_tokens}"
+            )
+        if prompt_tokens + output_tokens > batch.total_blocks * self._block_size:
+            raise EngineError(
+                f"engine {self.engine}: {trajectory} needs KV for {prompt_tokens + output_tokens} "
+                f"tokens, the engine has room for {self.kv_capacity_tokens}; "
+                f"use a higher TP degree or a shorter step"
+            )
+        if self._state == _FAILED:
+            raise EngineError(f"engine {self.engine}: {trajectory} was started after it failed")
+        waiting, running = batch.waiting, batch.running
+        if trajectory in running or (waiting and batch.find_waiting(trajectory)):
+            raise EngineError(f"engine {self.engine}: {trajectory} has a step here already")
+        kept = shared_tokens // self._block_size
+        if batch.cache.held.get(trajectory, 0) > kept:
+            self._settle()
+            batch.cache.trim(trajectory, kept)
+        waiting.append(
+            Request(trajectory, group, prompt_tokens, shared_tokens, output_tokens, self._env.now)
+        )
+        if self._state == _IDLE:
+            self._wake_after(0.0)
+        elif len(waiting) == 1 and len(running) < self.max_running:
+            # Behind others or without a slot it would change no batch.
+            self._cut_leap()
+
+    def abort(self, trajectory: TrajectoryId) -> None:
+        """End a step at the end of the running iteration, at once if it waits; its KV stays cached.
+
+        If it finishes at that boundary it counts as finished. Nothing happens when no step of the
+        trajectory is here: its end was told already, or is about to be.
+        """
+        batch = self._batch
+        request = batch.running.get(trajectory)
+        if request is not None:
+            if request not in self._aborts:
+                self._aborts.append(request)
+            self._cut_leap()
+            return
+        request = batch.find_waiting(trajectory)
+        if request is None:
+            return
+        batch.waiting.remove(request)
+        batch.ended.append(request.result(self._env.now, finished=False))
+        self._reconsider_waiting()
+        callbacks = self._env.timeout(0).callbacks
+        assert callbacks is not None
+        callbacks.append(self._tell_ends)
+
+    def release(self, trajectory: TrajectoryId) -> None:
+        """Drop a trajectory's cached KV; a running step keeps its own."""
+        self._settle()
+        self._batch.cache.take(trajectory)
+        self._reconsider_waiting()
+
+    def export_kv(self, trajectory: TrajectoryId) -> int:
+        """Tokens of cached KV that a migration could take from here, whole blocks; it stays here.
+
+        0 when there is none, and while a step of the trajectory runs.
+        """
+        self._settle()
+        return self._batch.cache.held.get(trajectory, 0) * self._block_size
+
+    def import_kv(self, trajectory: TrajectoryId, group: GroupId, tokens: int) -> int:
+        """Place migrated KV in the prefix cache, where it is the most recently used.
+
+        Others' cached KV gives way, running steps' does not. Siblings of `group` find its prompt
+        only once a step of the trajectory ran here. Returns the tokens placed, whole blocks: fewer
+        than asked for when running steps fill the engine, 0 while the trajectory runs here.
+        """
+        if self._state == _FAILED:
+            return 0
+        placed = self._batch.place(trajectory, tokens // self._block_size, self._settle())
+        self._reconsider_waiting()
+        return placed * self._block_size
+
+    def flush_kv(self) -> None:
+        """New weights: cached KV is void. Running steps keep theirs; it is not cached later."""
+        self._batch.flush()
+        self._reconsider_waiting()
+
+    def fail(self) -> list[tuple[TrajectoryId, int]]:
+        """Die now. Returns each step whose end was not told, with the tokens it has made.
+
+        No `on_end` is called any more, and nothing can be started.
+        """
+        batch = self._batch
+        lost = [(result.trajectory, result.tokens) for result in batch.ended]
+        done = batch.decoding.iterations
+        if self._state == _LEAPING:
+            elapsed_s = self._env.now - self._since_s
+            begun = self._begun()
+            done += begun if batch.decoding.elapsed_s(begun) <= elapsed_s else begun - 1
+        for request in (*batch.running.values(), *batch.waiting):
+            made = request.made_tokens
+            if request.finish >= 0:
+                made = request.offset_tokens + done - request.prompt_tokens
+            lost.append((request.trajectory, made))
+        self._state = _FAILED
+        self._wake_s = -1.0
+        self._aborts.clear()
+        batch.clear()
+        return lost
+
+    # ---- what can be seen from outside
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens of KV that the engine holds, whole blocks; a step's prompt and output must fit."""
+        return self._batch.total_blocks * self._block_size
+
+    @property
+    def running(self) -> int:
+        """Steps in the batch."""
+        return len(self._batch.running)
+
+    @property
+    def waiting(self) -> int:
+        """Steps in the engine's own queue."""
+        return len(self._batch.waiting)
+
+    def trajectories(self) -> list[TrajectoryId]:
+        """Trajectories whose step is here: the batch in order of admission, then the queue."""
+        return [*self._batch.running, *(request.trajectory for request in self._batch.waiting)]
+
+    @property
+    def kv_used_tokens(self) -> int:
+        """Tokens of KV in blocks of running steps at this instant; nothing cached counts."""
+        return self._batch.used_after(self._begun()) * self._block_size
+
+    @property
+    def kv_cached_tokens(self) -> int:
+        """Tokens of KV in the prefix cache at this instant."""
+        self._settle()
+        return self._batch.cache.blocks * self._block_size
+
+    @property
+    def preemptions(self) -> int:
+        """Times that the engine itself took a step's KV away."""
+        return self._batch.preemptions
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Output tokens made, as of the last batch change."""
+        return self._batch.decoded_tokens
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens computed, recomputed ones each time."""
+        return self._batch.prefilled_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache saved at first admissions."""
+        return self._batch.cached_tokens
+
+    # ---- time
+
+    def _wake_after(self, delay_s: float) -> None:
+        env = self._env
+        self._wake_s = env.now + delay_s
+        env.schedule(self._event, delay=delay_s)
+
+    def _begun(self) -> int:
+        """Iterations under way that have begun, the one that runs included."""
+        if self._leap == 1 or self._state != _LEAPING:
+            return 1
+        return min(self._batch.decoding.begun(self._env.now - self._since_s), self._leap)
+
+    def _cut_leap(self) -> None:
+        """End the leap with the iteration that runs now."""
+        if self._state != _LEAPING or self._leap_is_cut:
+            return
+        self._leap_is_cut = True
+        begun = self._begun()
+        if begun < self._leap:
+            self._leap = begun
+            end_s = self._since_s + self._batch.decoding.elapsed_s(begun)
+            self._wake_after(max(0.0, end_s - self._env.now))
+
+    def _reconsider_waiting(self) -> None:
+        """Cut the leap when what blocks the head of the queue may have changed."""
+        if self._batch.waiting:
+            self._cut_leap()
+
+    def _settle(self) -> int:
+        """Evict what the iterations begun so far have displaced; returns the blocks in use."""
+        used = self._batch.used_after(self._begun())
+        self._batch.evict_displaced(used)
+        return used
+
+    def _wake(self, event: simpy.Event) -> None:
+        """A boundary: account for the iterations that ended, tell ends, begin the next."""
+        event.callbacks = self._callbacks
+        now = self._env.now
+        if now != self._wake_s:
+            return
+        batch = self._batch
+        if self._state == _LEAPING:
+            self.busy_s += now - self._since_s
+            batch.end(self._leap, now)
+        self._state = _AT_BOUNDARY
+        while batch.ended or self._aborts:
+            for request in self._aborts:
+                batch.abort(request, now)
+            self._aborts.clear()
+            self._tell_ends(event)
+        if self._state == _FAILED:
+            return
+        self._leap, duration_s = batch.begin(now)
+        if self._leap:
+            self._state = _LEAPING
+            self._since_s = now
+            self._leap_is_cut = self._leap == 1
+            self._wake_after(duration_s)
+        else:
+            self._state = _IDLE
+            self._wake_s = -1.0
+
+    def _tell_ends(self, _: simpy.Event) -> None:
+        ended = self._batch.ended
+        while ended:
+            self._on_end(ended.popleft())
+
+
+def _check(
+    engine: EngineId,
+    table: LatencyTable,
+    max_running: int,
+    max_batched_tokens: int,
+    block_size: int,
+    speed: float,
+) -> None:
+    sizes = min(len(table.base_s), len(table.per_context_s)) - 1
+    wrong = ""
+    if not 1 <= max_running <= sizes:
+        wrong = (
+            f"max_running must be 1 to {sizes}, the largest batch of its table, not {max_running}"
+        )
+    elif max_batched_tokens < max_running:
+        wrong = f"max_batched_tokens={max_batched_tokens} cannot carry max_running={max_running}"
+    elif not 1 <= block_size <= table.kv_capacity_tokens:
+        wrong = f"block_size={block_size} must be 1 to {table.kv_capacity_tokens}, its KV capacity"
+    elif not speed > 0.0:
+        wrong = f"speed must be above 0, not {speed}"
+    elif min(table.base_s[1:]) <= 0.0 or min(table.per_context_s) < 0.0:
+        wrong = "its table has an iteration that takes no time"
+    if wrong:
+        raise EngineError(f"engine {engine}: {wrong}")

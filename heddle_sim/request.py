@@ -1,0 +1,106 @@
+"""What an engine is asked to do and what it answers: one dispatched step, in and out."""
+
+from typing import NamedTuple
+
+from heddle_core.ids import GroupId, TrajectoryId
+
+
+class EngineError(ValueError):
+    """An engine was asked for something that it can never do; the message says what and why."""
+
+
+class StepResult(NamedTuple):
+    """How a dispatched step ended. Times are seconds, and add up to the time inside the engine."""
+
+    trajectory: TrajectoryId
+    tokens: int
+    """Tokens made in this dispatch."""
+    finished: bool
+    """False when an abort ended it."""
+    queued_s: float
+    """Before the first prefill."""
+    prefill_s: float
+    """From there to the first token."""
+    decode_s: float
+    """From the first token on; what the engine's own preemptions cost is in here."""
+    cached_tokens: int
+    """Tokens of the prompt that the prefix cache held at the first prefill."""
+    recomputes: int
+    """How often the engine took the KV away and had to prefill again."""
+
+    @property
+    def preempted(self) -> bool:
+        """True when an abort ended it."""
+        return not self.finished
+
+
+class Request:
+    """One dispatched step inside an engine.
+
+    `made_tokens` is exact while the request is not decoding; a decoding one makes a token in every
+    iteration, so its context is ``offset_tokens + iterations of the engine`` and nothing is written
+    per token.
+    """
+
+    __slots__ = (
+        "admitted_s",
+        "cached_tokens",
+        "computed_tokens",
+        "epoch",
+        "finish",
+        "first_token_s",
+        "group",
+        "made_tokens",
+        "offset_tokens",
+        "order",
+        "output_tokens",
+        "prompt_tokens",
+        "recomputes",
+        "shared_tokens",
+        "started_s",
+        "trajectory",
+    )
+
+    def __init__(
+        self,
+        trajectory: TrajectoryId,
+        group: GroupId,
+        prompt_tokens: int,
+        shared_tokens: int,
+        output_tokens: int,
+        started_s: float,
+    ) -> None:
+        self.trajectory = trajectory
+        self.group = group
+        self.prompt_tokens = prompt_tokens
+        self.shared_tokens = shared_tokens
+        self.output_tokens = output_tokens
+        self.started_s = started_s
+        self.admitted_s = -1.0
+        self.first_token_s = -1.0
+        self.made_tokens = 0
+        self.computed_tokens = 0
+        self.cached_tokens = 0
+        self.recomputes = 0
+        self.finish = -1
+        self.offset_tokens = 0
+        self.order = 0
+        self.epoch = 0
+
+    def result(self, now_s: float, *, finished: bool) -> StepResult:
+        """The answer for a step that ends at `now_s`, wherever in its life it is."""
+        admitted_s, first_token_s = self.admitted_s, self.first_token_s
+        if admitted_s < 0.0:
+            admitted_s = now_s
+        if first_token_s < 0.0:
+            first_token_s = now_s
+        return StepResult(
+            self.trajectory,
+            self.made_tokens,
+            finished,
+            admitted_s - self.started_s,
+            first_token_s - admitted_s,
+            now_s - first_token_s,
+            self.cached_tokens,
+            self.recomputes,
+        )
