@@ -188,3 +188,14 @@ def test_no_file_names_a_machine_or_a_registry():
 def test_the_check_for_places_sees_what_it_should(bad):
     assert PLACES.search(bad)
     assert not PLACES.search("../shared/traces and net" + FOLDERS[0])
+
+
+def test_the_invariants_name_tests_that_exist():
+    text = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
+    assert re.findall(r"^### (\d+)\.", text, flags=re.MULTILINE) == [str(i) for i in range(1, 11)]
+    for part in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
+        checked = part.partition("*Checked by*")[2]
+        assert "*Why.*" in part
+        assert "Ledger." in checked or "tests/" in checked, part.partition("\n")[0]
+    for name in re.findall(r"tests/[\w/]+\.py", text):
+        assert (ROOT / name).is_file(), name
