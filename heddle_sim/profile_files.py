@@ -1,0 +1,335 @@
+"""Profiles: measured latency of one model on one GPU class, read from small JSON files.
+
+A profile file ("heddle.profile/1", described in `heddle_sim/profiles/README.md`) holds knots,
+source and errors of a fit. This module expands knots to the lists the engine indexes, and makes the
+belief of a policy from the profile's `belief` section, which was fitted on other samples than the
+truth.
+"""
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from heddle_core.cost import CostModel, StepCost
+from heddle_sim.latency import LatencyTable
+
+PROFILE_FOLDER = Path(__file__).parent / "profiles"
+MAX_BATCH = 512
+"""Tables reach this batch unless asked otherwise: twice the source's largest, vLLM's usual
+ceiling."""
+
+
+class ProfileError(ValueError):
+    """A profile that does not exist, does not parse, or has no table for a TP degree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the kernel times come from."""
+
+    package: str
+    version: str
+    backend: str
+    backend_version: str
+    licence: str
+    precision: str
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Time that kernel tables lack: scheduler, sampler, launches, client; fitted on measured
+    runs."""
+
+    per_step_s: float
+    per_running_s: float
+    """Per running sequence and step."""
+    per_prefill_s: float
+    """Per sequence in prefill and step."""
+    measured_on: str
+    carried_over: bool
+    """True when the runs were of another model or GPU class than this profile's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode:
+    """Kernel time of a step: ``base_ms[k] + context_us[k] / 1000 * x`` when each of `batch[k]`
+    holds `x`.
+
+    Linear in the batch between knots; `batch` starts with 0, a step that only prefills.
+    """
+
+    batch: tuple[int, ...]
+    base_ms: tuple[float, ...]
+    context_us: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """What prefilling adds to a step: a curve over tokens, and nanoseconds per (query, key)
+    pair."""
+
+    tokens: tuple[int, ...]
+    ms: tuple[float, ...]
+    pair_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Belief:
+    """What a policy is told: the plane of `heddle_core.cost.StepCost`, host time included."""
+
+    t0_s: float
+    t1_s: float
+    t2_s: float
+    prefill_s: float
+    kv_capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpTable:
+    """Everything at one TP degree."""
+
+    kv_capacity_tokens: int
+    decode: Decode
+    prefill: Prefill
+    belief: Belief
+    errors: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Moving a KV prefix between engines."""
+
+    fixed_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """The least an iteration can take: these bytes and the KV, at peak bandwidth of each GPU."""
+
+    weights_read_bytes: int
+    """Over the engine: all weights but the input embedding, of which a step reads only rows."""
+    bandwidth_bytes_per_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One model on one GPU class: the truth tables and the belief, as in the file."""
+
+    schema: Literal["heddle.profile/1"]
+    model: str
+    gpu: str
+    source: Source
+    kv_bytes_per_token: int
+    """Over all GPUs of an engine."""
+    roofline: Roofline
+    host: Host
+    transfer: Transfer
+    belief_transfer: Transfer
+    tables: dict[str, TpTable]
+    """By TP degree, as text because JSON keys are text."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """TP degree -> why the model does not run there."""
+    errors: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tps(self) -> tuple[int, ...]:
+        """TP degrees the model fits on, ascending."""
+        return tuple(sorted(int(tp) for tp in self.tables))
+
+    def at(self, tp: int) -> TpTable:
+        """Return the file's entry at a TP degree; ProfileError names the degrees there are."""
+        entry = self.tables.get(str(tp))
+        if entry is None:
+            why = self.refused.get(str(tp), "the profile has no table for it")
+            fits = ", ".join(str(n) for n in self.tps)
+            raise ProfileError(
+                f"{self.model} on {self.gpu} cannot run at TP {tp}: {why}; "
+                f"TP degrees that fit: {fits}"
+            )
+        return entry
+
+    def table(self, tp: int, *, max_batch: int = MAX_BATCH) -> LatencyTable:
+        """Return the truth at a TP degree, for batches of 0 to `max_batch`.
+
+        Raises ProfileError for a degree the model does not fit on.
+        """
+        return expand(self, tp, host=self.host, max_batch=max_batch)
+
+    def belief(self, tps: Sequence[int] | None = None) -> CostModel:
+        """What a policy believes about these TP degrees (default: all that fit)."""
+        by_tp: Mapping[int, StepCost] = {
+            tp: StepCost(
+                t0_s=b.t0_s,
+                t1_s=b.t1_s,
+                t2_s=b.t2_s,
+                prefill_s=b.prefill_s,
+                kv_capacity_tokens=b.kv_capacity_tokens,
+            )
+            for tp in (self.tps if tps is None else tps)
+            for b in (self.at(tp).belief,)
+        }
+        return CostModel(
+            by_tp=by_tp,
+            transfer_fixed_s=self.belief_transfer.fixed_s,
+            transfer_s_per_token=self.kv_bytes_per_token / self.belief_transfer.bytes_per_s,
+        )
+
+    @property
+    def summary(self) -> str:
+        """One line for tables and manifests."""
+        s = self.source
+        capacity = ", ".join(f"TP{tp} {self.at(tp).kv_capacity_tokens:,}" for tp in self.tps)
+        return (
+            f"{self.model} on {self.gpu} ({s.package} {s.version}, {s.backend} {s.backend_version}, "
+            f"{s.precision}); KV tokens: {capacity}"
+        )
+
+
+def expand(profile: Profile, tp: int, *, host: Host, max_batch: int = MAX_BATCH) -> LatencyTable:
+    """Expand knots: linear in the batch at equal context; the last slope goes on.
+
+    `host` is apart so that a fit can try others.
+    """
+    entry = profile.at(tp)
+    d, p = entry.decode, entry.prefill
+    base_ms = _over_batches(d.batch, d.base_ms, max_batch)
+    context_us = _over_batches(d.batch, d.context_us, max_batch)
+    return LatencyTable(
+        model=profile.model,
+        gpu=profile.gpu,
+        tp=tp,
+        base_s=[
+            ms / 1e3 + host.per_step_s + host.per_running_s * b for b, ms in enumerate(base_ms)
+        ],
+        per_context_s=[us / 1e6 / max(1, b) for b, us in enumerate(context_us)],
+        prefill_tokens=p.tokens,
+        prefill_knots_s=tuple(ms / 1e3 for ms in p.ms),
+        prefill_pair_s=p.pair_ns / 1e9,
+        host_per_prefill_s=host.per_prefill_s,
+        kv_capacity_tokens=entry.kv_capacity_tokens,
+        kv_bytes_per_token=profile.kv_bytes_per_token,
+    )
+
+
+def _over_batches(x: Sequence[int], y: Sequence[float], max_batch: int) -> list[float]:
+    out: list[float] = []
+    k = 0
+    for b in range(max_batch + 1):
+        while k < len(x) - 2 and b >= x[k + 1]:
+            k += 1
+        out.append(y[k] + (y[k + 1] - y[k]) * (b - x[k]) / (x[k + 1] - x[k]))
+    return out
+
+
+def known_profiles(folder: Path = PROFILE_FOLDER) -> tuple[tuple[str, str], ...]:
+    """List shipped (model, gpu) pairs, sorted."""
+    stems = sorted(p.name.removesuffix(".json") for p in folder.glob("*.json"))
+    return tuple((model, gpu) for model, _, gpu in (stem.rpartition(".") for stem in stems))
+
+
+def load_profile(model: str, gpu: str = "") -> Profile:
+    """Load a shipped profile by name, or one of your own: then `model` is a path that ends in
+    ".json".
+
+    Raises ProfileError: for unknown names with the known ones and the nearest; for a file that does
+    not parse with the field at fault.
+    """
+    if model.endswith(".json"):
+        return read_profile(Path(model))
+    path = PROFILE_FOLDER / f"{model.lower()}.{gpu.lower()}.json"
+    known = known_profiles()
+    if (model.lower(), gpu.lower()) not in known:
+        models = list(dict.fromkeys(m for m, _ in known))
+        gpus = list(dict.fromkeys(g for _, g in known))
+        for what, name, names in (("model", model.lower(), models), ("GPU", gpu.lower(), gpus)):
+            if name not in names:
+                raise ProfileError(_unknown(what, name, names))
+        raise ProfileError(f"there is no profile of {model} on {gpu}; known models: {models}")
+    return read_profile(path)
+
+
+def _unknown(what: str, name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return (
+        f"unknown {what} {name!r}{hint} Known: {', '.join(names)}; "
+        "or give the path of a profile file ending in .json as the model"
+    )
+
+
+def read_profile(path: Path) -> Profile:
+    """Read and check one profile file; ProfileError names the file and the field."""
+    try:
+        profile = msgspec.json.decode(path.read_bytes(), type=Profile)
+    except OSError as e:
+        raise ProfileError(f"cannot read the profile {path}: {e.strerror}") from e
+    except msgspec.MsgspecError as e:
+        raise ProfileError(
+            f"{path} is not a profile: {e}; see heddle_sim/profiles/README.md for the format"
+        ) from e
+    for fault in _faults(profile):
+        raise ProfileError(f"{path}: {fault}")
+    return profile
+
+
+def _faults(profile: Profile) -> list[str]:
+    faults: list[str] = []
+    if not profile.tables:
+        faults.append("tables: at least one TP degree is needed")
+    if profile.kv_bytes_per_token <= 0:
+        faults.append("kv_bytes_per_token must be positive")
+    host = profile.host
+    for name, value in (
+        ("host.per_step_s", host.per_step_s),
+        ("host.per_running_s", host.per_running_s),
+        ("host.per_prefill_s", host.per_prefill_s),
+        ("transfer.fixed_s", profile.transfer.fixed_s),
+        ("belief_transfer.fixed_s", profile.belief_transfer.fixed_s),
+    ):
+        if not (math.isfinite(value) and value >= 0):
+            faults.append(f"{name} must be a finite number of at least 0, not {value}")
+    for where in ("transfer", "belief_transfer"):
+        rate: float = getattr(profile, where).bytes_per_s
+        if not (math.isfinite(rate) and rate > 0):
+            faults.append(f"{where}.bytes_per_s must be a positive finite number, not {rate}")
+    for tp, entry in profile.tables.items():
+        faults += [f"tables.{tp}.{fault}" for fault in _table_faults(tp, entry)]
+    return faults
+
+
+def _table_faults(tp: str, entry: TpTable) -> list[str]:
+    faults: list[str] = []
+    d, p, b = entry.decode, entry.prefill, entry.belief
+    if not (tp.isdecimal() and int(tp) > 0):
+        faults.append("the name of a table is its TP degree, a positive integer")
+    if entry.kv_capacity_tokens <= 0:
+        faults.append("kv_capacity_tokens must be positive; leave a degree out that does not fit")
+    for name, x, columns in (
+        ("decode.batch", d.batch, (d.base_ms, d.context_us)),
+        ("prefill.tokens", p.tokens, (p.ms,)),
+    ):
+        if len(x) < 2 or x[0] != 0 or any(hi <= lo for lo, hi in pairwise(x)):
+            faults.append(f"{name} must ascend from 0 and have at least two entries")
+        if any(len(c) != len(x) for c in columns):
+            faults.append(f"{name} and its columns differ in length")
+    for name, values in (
+        ("decode.base_ms", d.base_ms),
+        ("decode.context_us", d.context_us),
+        ("prefill.ms", p.ms),
+        ("prefill.pair_ns", (p.pair_ns,)),
+        ("belief", (b.t0_s, b.t1_s, b.t2_s, b.prefill_s)),
+    ):
+        if not all(math.isfinite(v) and v >= 0 for v in values):
+            faults.append(f"{name} must hold finite numbers of at least 0")
+    if d.base_ms and d.base_ms[0] <= 0:
+        faults.append("decode.base_ms must be above 0: no step is free")
+    return faults

@@ -1,0 +1,270 @@
+"""Shipped profiles are physical, load fast, say what is wrong, and come out of the fit as they are."""
+
+import json
+import math
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from heddle_sim.profile_files import (
+    PROFILE_FOLDER,
+    Profile,
+    ProfileError,
+    known_profiles,
+    load_profile,
+    read_profile,
+)
+
+PERF = Path(__file__).parents[3] / "shared" / "perf"
+needs_perf = pytest.mark.skipif(
+    not PERF.is_dir(), reason="the performance tables (../shared/perf) are not here"
+)
+PAIRS = known_profiles()
+CONTEXTS = (0, 1024, 8192, 32768)
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=lambda pair: ".".join(pair))
+def profile(request: pytest.FixtureRequest) -> Profile:
+    return load_profile(*request.param)
+
+
+def test_every_model_is_shipped_on_every_gpu() -> None:
+    models = ("llama-3.1-8b", "qwen3-14b", "qwen3-32b", "qwen3-8b")
+    gpus = ("a100", "h100", "h200", "l40s")
+    assert PAIRS == tuple((m, g) for m in models for g in gpus)
+
+
+def test_no_step_gets_faster_when_a_sequence_of_the_same_length_joins(profile: Profile) -> None:
+    for tp in profile.tps:
+        t = profile.table(tp)
+        for x in CONTEXTS:
+            steps = [t.base_s[b] + t.per_context_s[b] * b * x for b in range(1, len(t.base_s))]
+            assert all(lo < hi for lo, hi in pairwise(steps)), (tp, x)
+
+
+def test_context_and_prefill_cost_time(profile: Profile) -> None:
+    for tp in profile.tps:
+        t = profile.table(tp)
+        assert all(s > 0 for s in t.per_context_s[1:])
+        assert t.prefill_pair_s > 0
+        lengths = [0, 1, 16, 100, 128, 300, 512, 1500, 2048, 5000, 8192, 20_000]
+        seconds = [t.prefill_s(n, n * n / 2) for n in lengths]
+        assert all(lo < hi for lo, hi in pairwise(seconds))
+        assert t.prefill_s(512, 512 * 30_000) > t.prefill_s(512, 512 * 256)
+
+
+def test_no_decode_step_beats_the_roofline(profile: Profile) -> None:
+    """The kernel part alone, host time taken off, reads its weights and KV at most at peak rate."""
+    roof = profile.roofline
+    for tp in profile.tps:
+        t = profile.table(tp)
+        rate = roof.bandwidth_bytes_per_s * tp
+        for b in range(1, len(t.base_s)):
+            host_s = profile.host.per_step_s + profile.host.per_running_s * b
+            for x in CONTEXTS:
+                tokens = min(b * x, t.kv_capacity_tokens)
+                step_s = t.base_s[b] - host_s + t.per_context_s[b] * tokens
+                least = roof.weights_read_bytes + tokens * t.kv_bytes_per_token
+                assert step_s >= least / rate, (tp, b, x)
+
+
+def test_more_gpus_are_not_slower_but_over_pcie(profile: Profile) -> None:
+    """L40S have no NVLink: the source has TP 4 and 8 slower there, and so have the profiles."""
+    slower = []
+    for few, many in pairwise(profile.tps):
+        a, b = profile.table(few), profile.table(many)
+        for batch in (1, 8, 32, 100, 256):
+            for x in CONTEXTS:
+                before = a.base_s[batch] + a.per_context_s[batch] * batch * x
+                after = b.base_s[batch] + b.per_context_s[batch] * batch * x
+                if after > before:
+                    slower.append((few, many))
+    if profile.gpu == "l40s":
+        assert slower
+        assert (1, 2) not in slower
+    else:
+        assert slower == []
+
+
+def test_more_gpus_hold_more_kv(profile: Profile) -> None:
+    capacity = [profile.table(tp).kv_capacity_tokens for tp in profile.tps]
+    assert capacity == sorted(capacity)
+    assert capacity[0] > 0
+
+
+def test_belief_is_near_the_truth_but_another_fit(profile: Profile) -> None:
+    cost = profile.belief()
+    assert tuple(cost.by_tp) == profile.tps
+    for tp, step in cost.by_tp.items():
+        t = profile.table(tp)
+        for b, x in ((8, 8192), (32, 8192), (64, 4096)):
+            if b * x > t.kv_capacity_tokens:
+                continue
+            truth_s = t.base_s[b] + t.per_context_s[b] * b * x
+            assert step.iteration_s(b, b * x) == pytest.approx(truth_s, rel=0.15), (tp, b, x)
+            assert step.iteration_s(b, b * x) != truth_s
+    assert cost.transfer_s(0) != profile.transfer.fixed_s
+
+
+def test_transfer_agrees_with_the_published_migration_times() -> None:
+    """Heddle paper, table 1, coding; 19,800 tokens a move is the reading that 25 GB/s implies."""
+    for model, seconds in (("qwen3-8b", 0.26), ("qwen3-14b", 0.27), ("qwen3-32b", 0.35)):
+        p = load_profile(model, "h100")
+        moved = 19_800 * p.kv_bytes_per_token
+        assert p.transfer.fixed_s + moved / p.transfer.bytes_per_s == pytest.approx(
+            seconds, rel=0.05
+        )
+
+
+def test_a_larger_batch_than_the_source_goes_on_with_the_last_slope() -> None:
+    p = load_profile("qwen3-14b", "h100")
+    t = p.table(1, max_batch=1024)
+    assert len(t.base_s) == 1025
+    assert t.base_s[:513] == p.table(1).base_s
+    assert t.base_s[1024] - t.base_s[1023] == pytest.approx(t.base_s[256] - t.base_s[255])
+
+
+def test_summary_names_source_and_capacity() -> None:
+    line = load_profile("qwen3-14b", "h100").summary
+    assert line.startswith("qwen3-14b on h100 (aiconfigurator-core 0.12.0, vllm 0.24.0, bfloat16)")
+    assert "TP1 263,017" in line
+
+
+def test_a_degree_that_does_not_fit_is_refused_with_those_that_do() -> None:
+    p = load_profile("qwen3-32b", "l40s")
+    with pytest.raises(ProfileError, match=r"cannot run at TP 1: its weights.*fit: 2, 4, 8"):
+        p.table(1)
+    with pytest.raises(ProfileError, match=r"TP 3: the profile has no table.*fit: 2, 4, 8"):
+        p.belief((2, 3))
+
+
+def test_a_tiny_capacity_is_allowed() -> None:
+    assert load_profile("qwen3-32b", "h100").table(1).kv_capacity_tokens == 24_994
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "message"),
+    [
+        ("qwen3-14", "h100", r"unknown model 'qwen3-14'; did you mean 'qwen3-14b'\?.*llama-3.1-8b"),
+        ("qwen3-14b", "h10", r"unknown GPU 'h10'; did you mean 'h100'\?.*a100, h100, h200, l40s"),
+        ("gpt-9", "h100", "unknown model 'gpt-9'"),
+        ("", "", "unknown model ''"),
+        ("nowhere/mine.json", "h100", "cannot read the profile nowhere/mine.json"),
+    ],
+)
+def test_unknown_names_are_told_what_there_is(model: str, gpu: str, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        load_profile(model, gpu)
+
+
+def test_names_may_be_in_capitals() -> None:
+    assert load_profile("Qwen3-14B", "H100").model == "qwen3-14b"
+
+
+def _edited(tmp_path: Path, keys: str, value: object) -> Path:
+    data = json.loads((PROFILE_FOLDER / "qwen3-8b.h100.json").read_text())
+    *way, last = keys.split("/")
+    node = data
+    for key in way:
+        node = node[key]
+    node[last] = value
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_a_file_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
+    path = _edited(tmp_path, "gpu", "h800")
+    assert load_profile(str(path)).gpu == "h800"
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        ("schema", "heddle.profile/9", "schema"),
+        ("host/per_step_s", -1.0, "host.per_step_s must be"),
+        ("transfer/bytes_per_s", 0.0, "transfer.bytes_per_s must be"),
+        ("kv_bytes_per_token", 0, "kv_bytes_per_token must be positive"),
+        ("tables", {}, "at least one TP degree"),
+        ("tables/1/decode/batch", [0, 2, 1], "tables.1.decode.batch must ascend"),
+        ("tables/1/decode/base_ms", [1.0], "tables.1.decode.batch and its columns differ"),
+        ("tables/1/decode/base_ms", "fast", r"tables\[...\].decode.base_ms"),
+        ("tables/1/kv_capacity_tokens", 0, "tables.1.kv_capacity_tokens must be positive"),
+        ("tables/1/prefill/pair_ns", -1.0, "tables.1.prefill.pair_ns must hold"),
+        ("tables/1/belief", {}, "belief"),
+    ],
+)
+def test_a_broken_file_names_the_field(
+    tmp_path: Path, keys: str, value: object, message: str
+) -> None:
+    path = _edited(tmp_path, keys, value)
+    with pytest.raises(ProfileError, match=message) as caught:
+        read_profile(path)
+    assert str(path) in str(caught.value)
+
+
+def test_text_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("{")
+    with pytest.raises(ProfileError, match="is not a profile"):
+        read_profile(path)
+
+
+def test_loading_needs_no_table_or_plot_library() -> None:
+    code = (
+        "import sys; from heddle_sim.profile_files import load_profile; "
+        "load_profile('qwen3-14b', 'h100').table(1); "
+        "print([m for m in ('pandas', 'scipy', 'matplotlib', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_errors_stand_in_the_file(profile: Profile) -> None:
+    for tp in profile.tps:
+        errors = profile.at(tp).errors
+        assert errors["decode_fitted"]["median_pct"] < 1.5
+        assert errors["decode_unseen"]["median_pct"] < 3.0
+        assert errors["decode_unseen"]["worst_pct"] < 9.0
+    assert profile.host.carried_over is ((profile.model, profile.gpu) != ("qwen3-32b", "h100"))
+
+
+@needs_perf
+def test_the_fit_gives_the_shipped_files() -> None:
+    from heddle_sim.fit import make_profiles, to_json
+
+    def close(a: object, b: object) -> bool:
+        match a, b:
+            case dict(), dict():
+                return a.keys() == b.keys() and all(close(a[k], b[k]) for k in a)
+            case list(), list():
+                return len(a) == len(b) and all(close(x, y) for x, y in zip(a, b, strict=True))
+            case ((int() | float()), (int() | float())):
+                return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-15)
+            case _:
+                return a == b
+
+    for made in make_profiles(PERF):
+        from dataclasses import asdict
+
+        shipped = (PROFILE_FOLDER / f"{made.model}.{made.gpu}.json").read_text()
+        assert close(json.loads(to_json(asdict(made))), json.loads(shipped)), made.summary
+
+
+@needs_perf
+def test_the_engine_reproduces_measured_tpot() -> None:
+    from heddle_sim.closed_loop import replay, replay_on_engine
+    from heddle_sim.fit_host import measured_runs
+
+    p = load_profile("qwen3-32b", "h100")
+    errors, apart = [], []
+    for run in measured_runs(PERF):
+        t = p.table(run.tp)
+        on_engine = replay_on_engine(t, run.loop)
+        errors.append(abs(on_engine.tpot_s / run.tpot_s - 1))
+        apart.append(abs(on_engine.tpot_s / replay(t, run.loop).tpot_s - 1))
+    assert sum(errors) / len(errors) <= 0.04
+    assert max(apart) < 0.02
