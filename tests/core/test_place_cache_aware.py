@@ -48,6 +48,27 @@ def test_imbalance_needs_both_thresholds(loads, balance_abs, balance_rel):
     assert placement.place(t, view) == (f"e{loads.index(fewest)}" if uneven else home)
 
 
+@pytest.mark.parametrize(
+    ("loads", "expected"),
+    [((100, 36), "e0"), ((101, 36), "e1"), ((194, 130), "e0"), ((195, 130), "e0")],
+)
+def test_defaults_call_it_uneven_above_64_and_above_one_and_a_half(loads, expected):
+    placement, view = CacheAware(), view_of(0, 5)
+    t = trajectory("a")
+    run_step(placement, t, view, context_tokens=110)
+    view.known[0].in_flight, view.known[1].in_flight = loads
+    assert placement.place(t, view) == expected
+
+
+def test_what_is_sent_to_the_matched_engine_is_remembered_there():
+    placement, view = CacheAware(), view_of(0, 5)
+    t = trajectory("a", prompt_tokens=10, context_tokens=1000)
+    run_step(placement, t, view, context_tokens=3000)
+    view.known[0].in_flight = 10
+    assert run_step(placement, t, view, context_tokens=9000) == "e0"  # 1,000 of 3,000 known
+    assert placement.place(t, view) == "e0"  # 3,000 of 9,000: not if only the first were known
+
+
 def test_a_prompt_sent_anywhere_draws_its_group_there():
     placement, view = CacheAware(), view_of(0, 5)
     placement.place(trajectory("a", group="g1"), view)

@@ -41,6 +41,7 @@ def test_a_newcomer_takes_only_a_share_of_its_own():
     assert moved
     assert {after[name] for name in moved} == {"e9"}
     assert {before[name] for name in NAMES if before[name] != without_e1[name]} == {"e1"}
+    assert len(placement._ring) == 4 * 128, "the dead leave the ring, nobody stands there twice"
 
 
 def test_the_order_in_which_engines_came_does_not_matter():
