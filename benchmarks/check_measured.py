@@ -134,18 +134,14 @@ def main() -> int:
     line("engine, without host time", runs, on_engine(profile, runs, NO_HOST))
     line("plain closed-loop model", runs, on_model(profile, runs, host))
     ramped = [replace(r, loop=replace(r.loop, ramp_s=RAMP_S)) for r in runs]
-    line(
-        f"engine, clients start {RAMP_S * 1e3:.0f} ms apart",
-        ramped,
-        on_engine(profile, ramped, host),
-    )
+    name = f"engine, clients start {RAMP_S * 1e3:.0f} ms apart"
+    line(name, ramped, on_engine(profile, ramped, host))
     carries_over(profile, runs)
     if args.runs:
         each(runs, results)
     met = error <= TARGET_PCT
-    print(
-        f"\nTPOT mean absolute error {error:.2f} %, target {TARGET_PCT} %: {'met' if met else 'MISSED'}"
-    )
+    verdict = "met" if met else "MISSED"
+    print(f"\nTPOT mean absolute error {error:.2f} %, target {TARGET_PCT} %: {verdict}")
     return 0 if met else 1
 
 

@@ -189,8 +189,8 @@ class Profile:
         s = self.source
         capacity = ", ".join(f"TP{tp} {self.at(tp).kv_capacity_tokens:,}" for tp in self.tps)
         return (
-            f"{self.model} on {self.gpu} ({s.package} {s.version}, {s.backend} {s.backend_version}, "
-            f"{s.precision}); KV tokens: {capacity}"
+            f"{self.model} on {self.gpu} ({s.package} {s.version}, {s.backend} "
+            f"{s.backend_version}, {s.precision}); KV tokens: {capacity}"
         )
 
 
