@@ -135,18 +135,18 @@ class _Gap:
         self.derived += 1
         return value
 
-    def fill(self, where: str, *keys: str) -> float:
+    def fill(self, where: tuple[str, int], *keys: str) -> float:
         """A stand-in by the rule; "sample" takes the first key that has recorded values."""
         self.missing += 1
-        self.first = self.first or where
+        self.first = self.first or _at(where)
         if self.rule != "sample":
             self.zeroed += 1
             return 0.0
         pool = next((self.pools[key] for key in keys if key in self.pools), None)
         if pool is None:
             raise TraceError(
-                f"{self.trace}: {self.name} is missing ({where}) and nothing is recorded to sample "
-                f"from, for {' or '.join(keys)}; use another rule for missing {self.name}"
+                f"{self.trace}: {self.name} is missing ({_at(where)}) and nothing is recorded to "
+                f"sample from, for {' or '.join(keys)}; use another rule for missing {self.name}"
             )
         self.sampled += 1
         return pool[int(self.rng.random() * len(pool))]
@@ -188,7 +188,7 @@ class _Filler:
         end = 0  # of the context, after the step before and without its tool's answer
         added = self._prompt(record)
         for index, step in enumerate(record.steps):
-            where = f"{record.trajectory_id!r}, step {index}"
+            where = (record.trajectory_id, index)
             after = record.steps[index + 1] if index + 1 < len(record.steps) else None
             prompt = end + added
             if index and step.input_tokens is not None:
@@ -220,11 +220,11 @@ class _Filler:
         if first is not None:
             return self.prompt_tokens.derive(first)
         group, workload = f"group {record.group_id}", f"workload {record.workload}"
-        filled = int(self.prompt_tokens.fill(f"{record.trajectory_id!r}", group, workload))
+        filled = int(self.prompt_tokens.fill((record.trajectory_id, 0), group, workload))
         # The samples of a group answer one prompt: what was drawn for one holds for all.
         return self.group_prompt.setdefault(record.group_id, filled)
 
-    def _output(self, step: StepRecord, where: str) -> int:
+    def _output(self, step: StepRecord, where: tuple[str, int]) -> int:
         output = step.output_tokens
         if output is None:
             output = int(self.output_tokens.fill(where, _pool_keys(step.tool)[0], "any step"))
@@ -233,7 +233,9 @@ class _Filler:
             return 1
         return output
 
-    def _added(self, step: StepRecord, after: StepRecord | None, end: int, where: str) -> int:
+    def _added(
+        self, step: StepRecord, after: StepRecord | None, end: int, where: tuple[str, int]
+    ) -> int:
         """Tokens that the tool appends; those of a last step are read by nobody."""
         if step.tool_tokens is not None:
             return step.tool_tokens
@@ -245,7 +247,7 @@ class _Filler:
             return 0
         return int(self.tool_tokens.fill(where, *_pool_keys(step.tool)))
 
-    def _tool(self, step: StepRecord, where: str) -> tuple[str | None, float]:
+    def _tool(self, step: StepRecord, where: tuple[str, int]) -> tuple[str | None, float]:
         tool, tool_s = step.tool, step.tool_s
         if tool is None:
             if not tool_s:
@@ -293,6 +295,10 @@ class _Filler:
         if self.raised_prompts:
             lines.append(f"{self.raised_prompts:,} empty prompts taken as 1 token")
         return lines
+
+
+def _at(where: tuple[str, int]) -> str:
+    return f"{where[0]!r}, step {where[1]}"
 
 
 def _first_prompt(record: TrajectoryRecord) -> int | None:

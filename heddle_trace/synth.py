@@ -62,14 +62,13 @@ def synth(
     tools, tool_s, payload = _tools(numbers, demand, calls, stream)
     ok &= tool_s < numbers.tool_limit_s  # killed at the limit
 
-    width = len(str(max(groups - 1, 99)))
     source = f"{GENERATOR} {workload} seed {seed} samples {samples_per_group}"
     rows = list(zip(tools, tool_s.tolist(), payload.tolist(), ok.tolist(), strict=True))
     lengths, first, prompts = outputs.tolist(), start.tolist(), prompt.tolist()
     records = []
     for index in range(trajectories):
         at, end = first[index], first[index + 1]
-        name = f"{workload}-{index // samples_per_group:0{width}d}"
+        name = f"{workload}-{index // samples_per_group:05d}"
         done, cut = _steps(lengths[at:end], rows[at - index : end - index - 1])
         records.append(
             TrajectoryRecord(

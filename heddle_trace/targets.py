@@ -156,8 +156,8 @@ def signals(records: Sequence[TrajectoryRecord], steps: int) -> tuple[float | No
 
     *Seen* is the multiple correlation with what the trajectory itself shows (log output so far, log
     of the first tool's payload, failed calls), by least squares over all; *group* the correlation
-    with the mean of the other samples of its group, as a history of the prompt would know it. Of
-    the trajectories that go on; None with fewer than 30 of them.
+    with the mean of the other samples of its group, as a history of the prompt would know it (at
+    or below 0 where groups do not matter). Of the trajectories that go on; None below 30 of them.
     """
     going = [record for record in records if len(record.steps) > steps]
     if len(going) < 30:

@@ -1,0 +1,205 @@
+"""`heddle trace`: look at traces, check them, make synthetic ones.
+
+Tables, findings and JSON go to stdout, everything said about them to stderr. Heavy imports stay
+inside the verbs, so that `heddle --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import rich_click as click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from heddle_trace import TraceStats
+    from heddle_trace.stats import Spread
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Spelt out, because the generator's own table would have to be imported; a test compares them.
+WORKLOADS = ("coding", "search", "math")
+_TOOLS_SHOWN = 12
+_TOOL_NAME_SHOWN = 32
+_PIPED_WIDTH = 120
+
+
+def _trace_errors_told(verb: Callable[P, R]) -> Callable[P, R]:
+    """A TraceError ends the command with its message and exit status 1."""
+
+    @functools.wraps(verb)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        from heddle_trace import TraceError
+
+        try:
+            return verb(*args, **kwargs)
+        except TraceError as error:
+            raise click.ClickException(str(error)) from None
+
+    return told
+
+
+@click.group()
+def trace() -> None:
+    """Describe, check and make traces: what trajectories would do."""
+
+
+@trace.command()
+@click.argument("path", metavar="TRACE", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
+@_trace_errors_told
+def describe(path: Path, as_json: bool) -> None:
+    """Show lengths, tails, tool latencies, the spread inside groups, and gaps of TRACE."""
+    from heddle_trace import describe as described
+    from heddle_trace import read_trace
+
+    stats = described(read_trace(path))
+    if as_json:
+        click.echo(json.dumps({"schema": "heddle.trace.describe/1", **asdict(stats)}))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.width = console.width if console.is_terminal else _PIPED_WIDTH
+    click.echo("\n".join(_summary(stats)))
+    console.print(_lengths(stats))
+    if stats.tools:
+        console.print(_tools(stats))
+
+
+@trace.command()
+@click.argument("path", metavar="TRACE", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Problems to list."
+)
+@click.pass_context
+def validate(ctx: click.Context, path: Path, as_json: bool, limit: int) -> None:
+    """List what is wrong with TRACE. Exit status 0: nothing; 1: something; 2: wrong usage."""
+    from heddle_trace import problems
+
+    found = problems(path, limit + 1)
+    shown, more = found[:limit], len(found) > limit
+    if as_json:
+        listed = [asdict(problem) for problem in shown]
+        answer = {"trace": str(path), "valid": not found, "problems": listed, "more": more}
+        click.echo(json.dumps({"schema": "heddle.trace.validate/1", **answer}))
+    else:
+        for problem in shown:
+            click.echo(f"{path}: {problem}")
+    count = f"more than {limit:,}" if more else f"{len(shown):,}"
+    verdict = f"{count} problem{'s' if len(found) > 1 else ''}" if found else "valid"
+    click.echo(f"{path}: {verdict}", err=True)
+    ctx.exit(1 if found else 0)
+
+
+@trace.command()
+@click.argument("workload", type=click.Choice(WORKLOADS))
+@click.option("--trajectories", type=click.IntRange(1, 1_000_000), default=6_400, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--samples-per-group", type=click.IntRange(1, 1_000_000), default=16, show_default=True
+)
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="*.jsonl[.gz]")
+@click.option("--force", is_flag=True, help="Replace OUT where it exists.")
+@_trace_errors_told
+def synth(
+    workload: str, trajectories: int, seed: int, samples_per_group: int, out: Path, force: bool
+) -> None:
+    """Make a synthetic trace of a WORKLOAD and write it to OUT."""
+    from heddle_trace import synth as synthesised
+    from heddle_trace import write_trace
+
+    if out.exists() and not force:
+        raise click.UsageError(f"{out} exists; name another file, or replace it with --force")
+    written = write_trace(out, synthesised(workload, trajectories, seed, samples_per_group))
+    tokens = sum(step.output_tokens or 0 for record in written.records for step in record.steps)
+    message = f"{out}: {trajectories:,} trajectories, {tokens:,} output tokens"
+    click.echo(f"{message}, sha256 {written.sha256[:16]}", err=True)
+
+
+def _summary(stats: TraceStats) -> list[str]:
+    groups = stats.groups
+    lines = [
+        f"{stats.name}  ({', '.join(stats.workloads)})  sha256 {stats.sha256[:16]}",
+        f"{stats.trajectories:,} trajectories in {groups.groups:,} groups of "
+        f"{groups.size_min} / {groups.size_p50:g} / {groups.size_max} (min / p50 / max), "
+        f"{stats.total_steps:,} steps, {stats.total_output_tokens:,} output tokens, "
+        f"{stats.truncated:,} truncated",
+        f"output tokens: max / median {_number(stats.output_max_over_median)}, share of variance "
+        f"within groups {_number(groups.within_share)}; largest context "
+        f"{stats.max_context_tokens:,} tokens; tool calls that succeed "
+        f"{_number(stats.tool_ok_share)}",
+    ]
+    gaps = {name: count for name, count in stats.gaps.items() if count}
+    for name, count in gaps.items():
+        flag = f"--missing-{name.replace('_', '-')}"
+        lines.append(f"not told: {name} in {count:,} places; to replay, choose {flag}")
+    return lines
+
+
+def _lengths(stats: TraceStats) -> Table:
+    table = _table("", "n", "mean", "p50", "p90", "p99", "max")
+    for label, values in (
+        ("steps", stats.steps),
+        ("output tokens", stats.output_tokens),
+        ("output tokens a step", stats.output_tokens_per_step),
+        ("prompt tokens", stats.prompt_tokens),
+        ("tokens added by a tool", stats.tool_tokens),
+        ("tool seconds", stats.tool_s),
+        ("user seconds", stats.user_s),
+        ("waiting seconds a trajectory", stats.tool_s_per_trajectory),
+    ):
+        if values.n:
+            table.add_row(label, *_cells(values))
+    return table
+
+
+def _tools(stats: TraceStats) -> Table:
+    table = _table("tool", "calls", "no time", "ok", "mean s", "p50 s", "p90 s", "p99 s", "tokens")
+    for tool in stats.tools[:_TOOLS_SHOWN]:
+        seconds = tool.tool_s
+        name = tool.tool  # its end tells more: "mcp__shop__get_order"
+        table.add_row(
+            name if len(name) <= _TOOL_NAME_SHOWN else "…" + name[1 - _TOOL_NAME_SHOWN :],
+            f"{tool.calls:,}",
+            f"{tool.missing:,}",
+            *(_number(x) for x in (tool.ok_share, seconds.mean, seconds.p50, seconds.p90)),
+            _number(seconds.p99),
+            _number(tool.tool_tokens.mean),
+        )
+    if len(stats.tools) > _TOOLS_SHOWN:
+        table.caption = f"{len(stats.tools) - _TOOLS_SHOWN:,} rarer tools: see --json"
+    return table
+
+
+def _table(first: str, *columns: str) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _cells(values: Spread) -> list[str]:
+    return [
+        f"{values.n:,}",
+        *(_number(x) for x in (values.mean, values.p50, values.p90, values.p99, values.max)),
+    ]
+
+
+def _number(value: float | None) -> str:
+    """Three significant figures below 100, whole numbers above; a dash for what is not told."""
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"

@@ -1,0 +1,64 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from heddle_trace import MissingRules, complete, open_gaps, read_trace, synth, write_trace
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+# Workload, trajectories, samples a group, seed: as the commands in traces/README.md have them.
+MADE = {
+    "tiny.jsonl": ("coding", 12, 4, 4),
+    "coding-512.jsonl.gz": ("coding", 512, 16, 11),
+    "search-512.jsonl.gz": ("search", 512, 16, 12),
+    "math-512.jsonl.gz": ("math", 512, 16, 13),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_shipped_trace_is_what_its_command_makes(tmp_path, name):
+    workload, trajectories, samples, seed = MADE[name]
+    shipped = read_trace(TRACES / name)
+    again = write_trace(tmp_path / name, synth(workload, trajectories, seed, samples))
+    # Of the uncompressed bytes: another zlib may pack equal bytes differently.
+    assert again.sha256 == shipped.sha256
+    assert shipped.sha256[:16] in (TRACES / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_has_every_trace_with_its_command():
+    text = (TRACES / "README.md").read_text(encoding="utf-8")
+    commands = {}
+    for line in re.findall(r"^heddle trace synth (.*)$", text, re.MULTILINE):
+        words = line.split()
+        options = dict(zip(words[1::2], words[2::2], strict=True))
+        commands[Path(options["-o"]).name] = (
+            words[0],
+            int(options["--trajectories"]),
+            int(options.get("--samples-per-group", 16)),
+            int(options["--seed"]),
+        )
+    assert commands == MADE
+    assert {path.name for path in TRACES.iterdir()} == {*MADE, "README.md"}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_shipped_trace_replays_without_any_rule(name):
+    trace = read_trace(TRACES / name)
+    assert set(open_gaps(trace).values()) == {0}
+    scripts, report = complete(trace, rules=MissingRules(), seed=0)
+    assert len(scripts) == len(trace.records)
+    assert report.assumptions == ()
+
+
+def test_the_examples_of_the_format_page_run(tmp_path, monkeypatch):
+    page = (TRACES.parent / "docs" / "trace-format.md").read_text(encoding="utf-8")
+    (tmp_path / "traces").symlink_to(TRACES)
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert names["stats"].trajectories == 12
+    assert len(read_trace("mine.jsonl.gz").records) == 64
+    (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "example.jsonl").write_text(example.replace("\n", " "))
+    assert read_trace("example.jsonl").records[0].steps[0].tool == "calculator"
