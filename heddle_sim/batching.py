@@ -220,6 +220,7 @@ class ContinuousBatch:
             if request.finish < 0 or not decoding.needs_block(request):
                 continue
             while self.used_blocks == self.total_blocks:
+                self.evict_displaced(self.used_blocks)
                 victim = next(reversed(self.running.values()))
                 self._preempt(victim)
                 if victim is request:

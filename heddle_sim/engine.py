@@ -136,6 +136,7 @@ class SimEngine:
         if batch.cache.held.get(trajectory, 0) > kept:
             self._settle()
             batch.cache.trim(trajectory, kept)
+            self._reconsider_waiting()
         waiting.append(
             Request(trajectory, group, prompt_tokens, shared_tokens, output_tokens, self._env.now)
         )
@@ -209,9 +210,7 @@ class SimEngine:
         lost = [(result.trajectory, result.tokens) for result in batch.ended]
         done = batch.decoding.iterations
         if self._state == _LEAPING:
-            elapsed_s = self._env.now - self._since_s
-            begun = self._begun()
-            done += begun if batch.decoding.elapsed_s(begun) <= elapsed_s else begun - 1
+            done += self._begun() - 1
         for request in (*batch.running.values(), *batch.waiting):
             made = request.made_tokens
             if request.finish >= 0:
