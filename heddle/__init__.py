@@ -1,0 +1,54 @@
+"""Heddle schedules agentic RL rollout by trajectory.
+
+What users import: `simulate`, `compare`, `load_run`, `PRESETS`, and `RunConfig` with its sections.
+Names are imported when first used, so that ``import heddle`` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heddle.comparison import compare as compare
+    from heddle.config import ClusterConfig as ClusterConfig
+    from heddle.config import MissingConfig as MissingConfig
+    from heddle.config import PolicyConfig as PolicyConfig
+    from heddle.config import RunConfig as RunConfig
+    from heddle.runs import load_run as load_run
+    from heddle.simulation import simulate as simulate
+    from heddle_core.presets import PRESETS as PRESETS
+
+_WHERE = {
+    "PRESETS": "heddle_core.presets",
+    "ClusterConfig": "heddle.config",
+    "MissingConfig": "heddle.config",
+    "PolicyConfig": "heddle.config",
+    "RunConfig": "heddle.config",
+    "compare": "heddle.comparison",
+    "load_run": "heddle.runs",
+    "simulate": "heddle.simulation",
+}
+
+__all__ = [  # noqa: PLE0604, RUF100 -- names below are found by `__getattr__`
+    "PRESETS",
+    "ClusterConfig",
+    "MissingConfig",
+    "PolicyConfig",
+    "RunConfig",
+    "compare",
+    "load_run",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'heddle' has no attribute {name!r}")
+    found = getattr(import_module(_WHERE[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted(__all__)

@@ -1,0 +1,56 @@
+"""The command line. Verbs import what they need when they run, so that help answers at once."""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+import rich_click as click
+
+from heddle.cli.errors import told
+
+VERBS = {
+    "compare": "heddle.cli.compare:compare",
+    "simulate": "heddle.cli.simulate:simulate",
+    "replay": "heddle.cli.replay:replay",
+    "report": "heddle.cli.report:report",
+    "trace": "heddle.cli.trace:trace",
+    "policies": "heddle.cli.policies:policies",
+}
+
+
+class Verbs(click.RichGroup):
+    """Imports a verb of `VERBS` when it is asked for, and turns known errors into one message."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of `VERBS`."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one verb."""
+        where = VERBS.get(cmd_name)
+        if where is None:
+            return None
+        module, _, name = where.partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a verb; see `heddle.cli.errors`."""
+        with told():
+            return super().invoke(ctx)
+
+
+def _version() -> str:
+    try:
+        return version("heddle")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), "-V", "--version", prog_name="heddle")
+def main() -> None:
+    """Schedule agentic RL rollout by trajectory, and see what it brings before you run it.
+
+    Results go to standard output, progress and errors to standard error. Exit status: 0 done;
+    1 a check or a run failed; 2 wrong usage or bad input; 130 interrupted.
+    """

@@ -1,0 +1,75 @@
+"""Errors a user can mend become one message and an exit status; bugs keep their traceback."""
+
+import errno
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import rich_click as click
+from click.exceptions import Exit
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+OURS = ("heddle", "heddle_core", "heddle_sim", "heddle_trace", "heddle_runtime")
+RUN_FAILURES = ("MetricsError", "StuckError", "LedgerError")
+"""Errors of ours that say that a run went wrong, and not that it was asked for wrongly."""
+
+_DISK = {
+    errno.ENOSPC: "the disk is full: free some space, or choose another folder with --out",
+    errno.EDQUOT: "the disk quota is used up: free some space, or choose another folder with --out",
+    errno.EIO: "the disk reports an error: choose another folder with --out",
+}
+_FOLDER = {
+    errno.EROFS: "is on a read-only file system: choose another folder with --out",
+    errno.EACCES: "permission denied: choose another folder with --out, or change its permissions",
+    errno.EPERM: "not permitted: choose another folder with --out, or change its permissions",
+    errno.ENOTDIR: "part of this path is a file, not a folder",
+    errno.ENAMETOOLONG: "this name is too long for the file system",
+    errno.ENOENT: "no such file or folder",
+    errno.EISDIR: "is a folder, not a file",
+}
+
+
+class Told(click.ClickException):
+    """A message and an exit status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        # click declares it on the class, for exceptions that have one status each.
+        self.__dict__["exit_code"] = status
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Turn errors that the user can mend into `Told`; let all others through.
+
+    Known are: ValueErrors that the packages define for bad input, failures of disk and folders, and
+    the keyboard interrupt.
+    """
+    try:
+        yield
+    except (click.ClickException, Exit, click.Abort):
+        raise
+    except KeyboardInterrupt as e:
+        click.echo("\n".join(["Interrupted.", *getattr(e, "__notes__", [])]), err=True)
+        sys.exit(INTERRUPTED)
+    except OSError as e:
+        raise _of_system(e) from e
+    except (ValueError, RuntimeError) as e:
+        if type(e).__module__.partition(".")[0] not in OURS:
+            raise
+        status = FAILED if type(e).__name__ in RUN_FAILURES else BAD_INPUT
+        raise Told(_with_notes(str(e), e), status) from e
+
+
+def _of_system(e: OSError) -> Exception:
+    where = f"{e.filename}: " if e.filename else ""
+    if e.errno in _DISK:
+        return Told(_with_notes(where + _DISK[e.errno], e), FAILED)
+    if e.errno in _FOLDER:
+        return Told(_with_notes(where + _FOLDER[e.errno], e), BAD_INPUT)
+    return e
+
+
+def _with_notes(message: str, e: BaseException) -> str:
+    return "\n".join([message, *getattr(e, "__notes__", [])])

@@ -1,0 +1,87 @@
+"""Options that verbs share: what to replay, on which cluster, and what to do about gaps."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import rich_click as click
+
+if TYPE_CHECKING:
+    from heddle.config import RunConfig
+
+Verb: TypeAlias = Callable[..., Any]
+
+RULES = click.Choice(["error", "zero", "sample"])
+
+CLUSTER: Sequence[tuple[str, str, Any, str]] = (
+    ("--model", "cluster.model", str, "Model; its profile must exist [qwen3-14b]"),
+    ("--gpu", "cluster.gpu", str, "GPU class [h100]"),
+    ("--gpus", "cluster.gpus", int, "GPUs in all, a multiple of --tp [8]"),
+    ("--tp", "cluster.tp", int, "TP degree of each engine [1]"),
+    ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
+    ("--tool-capacity", "cluster.tool_capacity", int, "Tool calls at once [no limit]"),
+    (
+        "--over-capacity",
+        "cluster.over_capacity",
+        click.Choice(["error", "drop"]),
+        "Trajectories that exceed an engine's KV cache: refuse, or leave out and count [error]",
+    ),
+    ("--missing-tool-s", "missing.tool_s", RULES, "Tool seconds that the trace lacks [error]"),
+    ("--missing-tool-tokens", "missing.tool_tokens", RULES, "Same for tool tokens [error]"),
+    ("--missing-prompt-tokens", "missing.prompt_tokens", RULES, "Same for first prompts [error]"),
+    (
+        "--missing-output-tokens",
+        "missing.output_tokens",
+        click.Choice(["error", "sample"]),
+        "Same for generated tokens [error]",
+    ),
+    ("--cap-tool-s", "missing.cap_tool_s", float, "Cut longer tool calls to this [as recorded]"),
+)
+_KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
+
+
+def replayed(verb: Verb) -> Verb:
+    """Add the SOURCES argument and the options of `CLUSTER`, `--set` and `--out` to a verb."""
+    for flag, _, kind, text in reversed(CLUSTER):
+        verb = click.option(flag, type=kind, default=None, help=text)(verb)
+    verb = click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Any key of the configuration, such as cluster.report_interval_s=1",
+    )(verb)
+    verb = click.option(
+        "--out",
+        type=click.Path(path_type=Path),
+        default=Path("runs"),
+        show_default=True,
+        help="Folder for run directories",
+    )(verb)
+    return click.argument("sources", nargs=-1, required=True, metavar="TRACE|CONFIG.toml...")(verb)
+
+
+def take_config(
+    sources: Sequence[str], options: dict[str, Any], settings: Sequence[str], **more: Any
+) -> "tuple[RunConfig, str | None]":
+    """Make the configuration of a run, and the text of its TOML files if there are any.
+
+    Later wins: defaults, TOML files from left to right, the trace, options, `--set`. `more` are
+    options by their configuration key with "__" for ".".
+    """
+    from heddle.config_files import ConfigError, option_value, read_toml, resolve, setting
+
+    tomls = [Path(s) for s in sources if s.endswith(".toml")]
+    traces = [s for s in sources if not s.endswith(".toml")]
+    if len(traces) > 1:
+        raise ConfigError(f"one trace at a time, not {len(traces)}: {', '.join(traces)}")
+    values = [read_toml(path) for path in tomls]
+    values += [option_value("trace", trace, trace) for trace in traces]
+    given = {_KEYS[name]: (name, value) for name, value in options.items() if value is not None}
+    given |= {k.replace("__", "."): (k, v) for k, v in more.items() if v is not None}
+    for key, (name, value) in given.items():
+        flag = "--" + name.rpartition("__")[2].replace("_", "-").replace("preset", "policy")
+        values.append(option_value(key, value, f"{flag} {value}"))
+    values += [setting(text) for text in settings]
+    text = "\n".join(f"# {p}\n{p.read_text(encoding='utf-8')}" for p in tomls) if tomls else None
+    return resolve(values), text

@@ -1,0 +1,34 @@
+"""`heddle replay`: the same events to a fresh controller; the same commands?"""
+
+import json
+from pathlib import Path
+
+import rich_click as click
+
+from heddle.cli.errors import FAILED
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a line")
+@click.pass_context
+def replay(ctx: click.Context, run: Path, as_json: bool) -> None:
+    """Feed the events of a run to a fresh controller; does it give the recorded commands?
+
+    Exit status 1 at the first divergence. A run that did not finish is replayed as far as its
+    journal goes.
+    """
+    from heddle.replay import replay_run
+    from heddle.runs import load_run
+
+    loaded = load_run(run, unfinished=True)
+    if loaded.status != "finished":
+        click.echo(f"{run} is {loaded.status}: replaying its journal as far as it goes", err=True)
+    result = replay_run(loaded)
+    if as_json:
+        click.echo(json.dumps(result.plain()))
+    elif result.divergence is None:
+        click.echo(f"{result.entries:,} events, {result.commands:,} commands: the same")
+    else:
+        click.echo(f"diverges: {result.divergence}")
+    ctx.exit(FAILED if result.divergence is not None else 0)

@@ -1,0 +1,186 @@
+"""Results as text on standard output, progress on standard error."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import rich_click as click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from heddle.bound import Bound
+from heddle.comparison import Comparison, Estimate
+from heddle.config import ClusterConfig, RunConfig
+from heddle.simulation import RunResult, Workload, profile_of, workload
+
+PIPED_WIDTH = 160
+"""Columns when nobody's terminal sets them, so that a table in a file is not folded."""
+
+
+@contextmanager
+def progress(total: int, what: str) -> Iterator[Callable[[str], None]]:
+    """Show a bar on standard error while a terminal is there to see it; yields what moves it on."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task(what, total=total)
+
+        def advance(done: str) -> None:
+            bar.update(task, advance=1, description=done)
+
+        yield advance
+
+
+def lines(title: str, names: Mapping[str, str]) -> None:
+    """A title and one line for each name."""
+    click.echo(click.style(title, bold=True))
+    width = max(map(len, names), default=0)
+    for name, text in names.items():
+        click.echo(f"  {name:<{width}}  {text}".rstrip())
+
+
+def comparison(result: Comparison) -> None:
+    """Trace, cluster, bound, one row for each policy, and where the runs are."""
+    _head(result.config.cluster, result.workload, result.bound)
+    first = result.policies[0].policy
+    table = _table(
+        "policy",
+        "makespan_s",
+        "throughput_tok_s",
+        f"vs {first}",
+        "of bound",
+        "queueing_p99_s",
+        "tpot_mean_ms",
+        "prefix_hit",
+        "utilisation",
+        "migrations",
+        "preemptions",
+    )
+    for p in result.policies:
+        mine = [run.summary for run in result.runs if run.policy == p.policy]
+        table.add_row(
+            p.policy,
+            _estimate(p.makespan_s),
+            _estimate(p.throughput_tok_s),
+            f"{p.speedup:.2f} x",
+            f"{p.bound_fraction:.2f}",
+            *(
+                _number(_over_seeds(mine, key))
+                for key in ("queueing_p99_s", "tpot_mean_ms", "prefix_hit", "utilisation")
+            ),
+            *(_number(_over_seeds(mine, key)) for key in ("migrations", "preemptions")),
+        )
+    show(table)
+    seeds = len(result.runs) // len(result.policies)
+    if seeds > 1:
+        click.echo(f"means over {seeds} seeds, ± 95 % confidence interval of the mean")
+    click.echo("runs in " + ", ".join(dict.fromkeys(str(run.path.parent) for run in result.runs)))
+    for run in result.runs:
+        click.echo(f"  {run.path.name}")
+
+
+def run_summary(config: RunConfig, result: RunResult, bound: Bound) -> None:
+    """Trace, cluster, bound, and the figures of one run."""
+    cluster = config.cluster
+    _head(cluster, workload(config.trace, config.missing, cluster, config.seed), bound)
+    lines(
+        f"{result.policy}, seed {result.seed}",
+        {key: str(value) for key, value in result.summary.items()}
+        | {"bound_fraction": str(bound.makespan_s / result.summary["makespan_s"])},
+    )
+    click.echo(f"run in {result.path}")
+
+
+def show(table: Table) -> None:
+    """Print a table, unfolded when it goes to a file."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    console.print(table)
+
+
+def summaries(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """One column for each run, one row for each figure."""
+    table = _table("", *labels)
+    for key in dict.fromkeys(key for row in rows for key in row):
+        table.add_row(key, *(_number(row.get(key)) for row in rows))
+    show(table)
+
+
+def _head(cluster: ClusterConfig, work: Workload, bound: Bound) -> None:
+    groups = len({script.group for script in work.scripts})
+    facts = [
+        f"{len(work.scripts):,} trajectories, {groups:,} groups, "
+        f"{work.output_tokens:,} output tokens",
+        *work.fill.assumptions,
+    ]
+    if work.dropped:
+        facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
+    click.echo(f"trace    {work.trace.name}: {'; '.join(facts)}")
+    profile = profile_of(cluster)
+    click.echo(
+        f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, TP {cluster.tp}, "
+        f"{cluster.max_running} running per engine"
+    )
+    click.echo(f"profile  {_profile_line(cluster)}")
+    tools = f", tools {bound.tools_s:,.1f} s" if cluster.tool_capacity else ""
+    click.echo(
+        f"bound    makespan at least {bound.makespan_s:,.1f} s (longest trajectory alone "
+        f"{bound.solo_s:,.1f} s, capacity {bound.capacity_s:,.1f} s{tools})\n"
+    )
+
+
+def _profile_line(cluster: ClusterConfig) -> str:
+    """Where the profile comes from and how far off it is known to be."""
+    profile = profile_of(cluster)
+    errors = profile.at(cluster.tp).errors.get("decode_unseen", {})
+    said = (
+        f"{profile.source.package} {profile.source.version}, vLLM {profile.source.backend_version}"
+    )
+    if errors:
+        said += (
+            f"; decode steps off by {errors['median_pct']:g} % (median) and "
+            f"{errors['worst_pct']:g} % (worst) on points not fitted"
+        )
+    unseen = profile.errors.get("measured", {}).get("unseen")
+    if unseen:
+        said += f"; TPOT of {unseen['runs']} measured runs off by {unseen['tpot_mean_abs_pct']:g} %"
+    else:
+        said += "; no measured runs of this model on this GPU class"
+    return said
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _estimate(e: Estimate) -> str:
+    return f"{e.mean:,.1f}" if e.ci95 is None else f"{e.mean:,.1f} ± {e.ci95:,.1f}"
+
+
+def _over_seeds(summaries: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = [s[key] for s in summaries if s[key] is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _number(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+        case int():
+            return f"{value:,}"
+        case _:
+            return str(value)

@@ -1,0 +1,41 @@
+"""`heddle simulate`: one run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from heddle.cli.options import replayed, take_config
+
+
+@click.command()
+@replayed
+@click.option("--policy", default=None, help="Preset or package.module:factory [verl]")
+@click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+def simulate(
+    sources: tuple[str, ...],
+    settings: tuple[str, ...],
+    policy: str | None,
+    seed: int | None,
+    out: Path,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Replay a trace under one policy on a simulated cluster.
+
+    Takes a trace, TOML files, or both; later files win over earlier ones, options over files.
+    """
+    from heddle.cli.show import progress, run_summary
+    from heddle.simulation import bound_of
+    from heddle.simulation import simulate as simulated
+
+    config, text = take_config(sources, options, settings, policy__preset=policy, seed=seed)
+    with progress(1, "run") as advance:
+        result = simulated(config, out=out, config_text=text)
+        advance(result.policy)
+    if as_json:
+        click.echo(json.dumps(result.row(), allow_nan=False))
+    else:
+        run_summary(config, result, bound_of(config))

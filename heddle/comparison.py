@@ -1,0 +1,254 @@
+"""Several policies on one trace and cluster, several seeds each: one table."""
+
+import math
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from heddle.bound import Bound
+from heddle.config import RunConfig
+from heddle.config_files import ConfigError
+from heddle.simulation import (
+    RunResult,
+    Workload,
+    bound_of,
+    policy_of,
+    profile_of,
+    simulate,
+    with_policy,
+    workload,
+)
+
+SCHEMA = "heddle.compare/1"
+MAX_SEEDS = 1_000
+MIN_STEPS_PER_PROCESS = 20_000
+"""Fewer steps than this run faster here than a process starts (about a second of imports)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Mean over seeds, and the half-width of its 95 % confidence interval (Student's t).
+
+    `ci95` is None with one seed: one run says nothing about spread.
+    """
+
+    mean: float
+    ci95: float | None
+
+    def plain(self) -> dict[str, float | None]:
+        """As JSON."""
+        return {"mean": self.mean, "ci95": self.ci95}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyResult:
+    """One policy over all seeds."""
+
+    policy: str
+    makespan_s: Estimate
+    throughput_tok_s: Estimate
+    speedup: float
+    """Mean throughput over that of the first policy named."""
+    bound_fraction: float
+    """Lower bound of the makespan over the mean makespan; 1 could not be better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What `heddle compare` tells."""
+
+    config: RunConfig
+    """Of the first run."""
+    workload: Workload
+    """Under the first seed."""
+    profile: str
+    bound: Bound
+    runs: tuple[RunResult, ...]
+    policies: tuple[PolicyResult, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON; equal seeds give equal values but for `wall_s` and `run`."""
+        trace, cluster = self.workload.trace, self.config.cluster
+        return {
+            "schema": SCHEMA,
+            "trace": {
+                "name": trace.name,
+                "trajectories": len(self.workload.scripts),
+                "output_tokens": self.workload.output_tokens,
+                "sha256": trace.sha256,
+                "dropped_over_capacity": len(self.workload.dropped),
+                **self.workload.filled,
+            },
+            "cluster": {
+                "gpus": cluster.gpus,
+                "gpu": cluster.gpu,
+                "model": cluster.model,
+                "profile": self.profile,
+                "tp": cluster.tp,
+                "max_running": cluster.max_running,
+            },
+            "bound": {
+                "makespan_s": self.bound.makespan_s,
+                "solo_s": self.bound.solo_s,
+                "capacity_s": self.bound.capacity_s,
+                **({"tools_s": self.bound.tools_s} if cluster.tool_capacity else {}),
+            },
+            "runs": [run.row() for run in self.runs],
+            "policies": [
+                {
+                    "policy": p.policy,
+                    "makespan_s": p.makespan_s.plain(),
+                    "throughput_tok_s": p.throughput_tok_s.plain(),
+                    "speedup": p.speedup,
+                    "bound_fraction": p.bound_fraction,
+                }
+                for p in self.policies
+            ],
+        }
+
+
+def compare(
+    config: RunConfig,
+    policies: Sequence[str],
+    *,
+    seeds: int = 1,
+    out: Path = Path("runs"),
+    jobs: int | None = None,
+    config_text: str | None = None,
+    on_run: Callable[[RunResult], None] = lambda _: None,
+) -> Comparison:
+    """Run each policy under seeds `config.seed`, `config.seed` + 1, ...; put the results together.
+
+    A seed draws the values that the trace does not tell and permutes the order of its groups, in
+    the same way for every policy. `jobs` processes (default: as many as pay) change no
+    result. `on_run` hears of each run as it ends.
+
+    Raises:
+        ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs.
+        ValueError: any other of the packages' errors for bad input, before the first run.
+        OSError: a run directory cannot be written.
+    """
+    _check(policies, seeds, jobs)
+    # By seed first: the trace is filled in once for all policies.
+    configs = [with_policy(config, p, config.seed + s) for s in range(seeds) for p in policies]
+    for one in configs[: len(policies)]:
+        policy_of(one)
+    first = workload(config.trace, config.missing, config.cluster, config.seed)
+    bound = _bound(config, first, seeds)
+    steps = sum(len(script.steps) for script in first.scripts)
+    processes = jobs if jobs is not None else _processes(len(configs), steps * len(configs))
+    done: dict[tuple[str, int], RunResult] = {}
+    for result in _all(configs, partial(simulate, out=out, config_text=config_text), processes):
+        done[result.policy, result.seed] = result
+        on_run(result)
+    runs = tuple(done[p, config.seed + s] for p in policies for s in range(seeds))
+    return Comparison(
+        config=config,
+        workload=first,
+        profile=f"{profile_of(config.cluster).model}.{profile_of(config.cluster).gpu}",
+        bound=bound,
+        runs=runs,
+        policies=tuple(_by_policy(policies, runs, bound)),
+    )
+
+
+def _check(policies: Sequence[str], seeds: int, jobs: int | None) -> None:
+    if not policies:
+        raise ConfigError("no policy is named; see `heddle policies`")
+    twice = [p for p in dict.fromkeys(policies) if list(policies).count(p) > 1]
+    if twice:
+        raise ConfigError(f"policy {twice[0]!r} is named twice")
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise ConfigError(f"seeds must be from 1 to {MAX_SEEDS:,}, not {seeds}")
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs must be 1 or more, not {jobs}")
+
+
+def _bound(config: RunConfig, first: Workload, seeds: int) -> Bound:
+    """The bound that holds for every seed: drawn values differ, so the lowest counts."""
+    drawn = any(f.sampled for f in first.fill.fields.values())
+    bounds = [
+        bound_of(with_policy(config, config.policy.preset, config.seed + s))
+        for s in range(seeds if drawn else 1)
+    ]
+    return min(bounds, key=lambda b: b.makespan_s)
+
+
+def _processes(runs: int, steps: int) -> int:
+    """As many processes as there are cores and runs, if there is work enough to pay for them."""
+    return max(1, min(os.cpu_count() or 1, runs, steps // MIN_STEPS_PER_PROCESS))
+
+
+def _all(
+    configs: Sequence[RunConfig], run: Callable[[RunConfig], RunResult], processes: int
+) -> Iterator[RunResult]:
+    if processes == 1:
+        yield from map(run, configs)
+        return
+    # Spawned, not forked: a copy of a process whose libraries run threads may hang.
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        # They inherit "ignore" and so do not die noisily of Ctrl-C between two runs.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            results = pool.map(partial(_interruptible, run), configs)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        yield from results
+    except BaseException:
+        for process in multiprocessing.active_children():
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGINT)
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _interruptible(run: Callable[[RunConfig], RunResult], config: RunConfig) -> RunResult:
+    """In a process of its own: let the first Ctrl-C end the run, and none disturb its closing."""
+
+    def once(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, once)
+    try:
+        return run(config)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _by_policy(
+    policies: Sequence[str], runs: Sequence[RunResult], bound: Bound
+) -> Iterator[PolicyResult]:
+    reference: float | None = None
+    for policy in policies:
+        mine = [run.summary for run in runs if run.policy == policy]
+        makespan = _estimate([s["makespan_s"] for s in mine])
+        throughput = _estimate([s["throughput_tok_s"] for s in mine])
+        reference = throughput.mean if reference is None else reference
+        yield PolicyResult(
+            policy=policy,
+            makespan_s=makespan,
+            throughput_tok_s=throughput,
+            speedup=throughput.mean / reference,
+            bound_fraction=bound.makespan_s / makespan.mean,
+        )
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    # Imported here: half of scipy's weight is not worth paying for `heddle --help`.
+    from scipy.special import stdtrit
+
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Estimate(mean=mean, ci95=None)
+    variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
+    return Estimate(mean=mean, ci95=float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n))

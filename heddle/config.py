@@ -1,0 +1,119 @@
+"""What a run needs to be told: small frozen values, one docstring per field.
+
+Nothing here reads a file or knows a policy; `heddle.config_files` makes these from TOML and
+options. Each part of a run is handed the one value it needs; no part sees a `RunConfig`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+MissingRule: TypeAlias = Literal["error", "zero", "sample"]
+OverCapacityRule: TypeAlias = Literal["error", "drop"]
+
+MAX_GPUS = 1_000_000
+"""More than any cluster; a larger number is a slip of the keyboard and would exhaust memory."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingConfig:
+    """What to do where the trace does not tell: refuse, take zero, or draw from its records."""
+
+    tool_s: MissingRule = "error"
+    """Seconds of a tool call; `sample` draws from the same tool's recorded times."""
+    tool_tokens: MissingRule = "error"
+    """Tokens that a tool's answer appended to the context."""
+    prompt_tokens: MissingRule = "error"
+    """Tokens of a trajectory's first prompt."""
+    output_tokens: Literal["error", "sample"] = "error"
+    """Tokens that a step generated; a generation of zero tokens is none."""
+    cap_tool_s: float | None = None
+    """Longest tool call to replay, in seconds; longer ones are cut to it. None: as recorded."""
+
+    def __post_init__(self) -> None:
+        cap = self.cap_tool_s
+        _require(cap is None or 0.0 < cap < 1e9, "cap_tool_s must be more than 0 seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """The simulated cluster: one GPU class, one model, engines of one TP degree unless planned."""
+
+    model: str = "qwen3-14b"
+    """Model that the engines serve; `heddle policies` lists those with a profile."""
+    gpu: str = "h100"
+    """GPU class of every engine."""
+    gpus: int = 8
+    """GPUs in all; a multiple of `tp`."""
+    tp: int = 1
+    """TP degree of the engines of policies that do not plan resources."""
+    tp_choices: tuple[int, ...] | None = None
+    """TP degrees that a planning policy may mix. None: all that the profile has, up to `gpus`."""
+    max_running: int = 100
+    """Steps that one engine runs at once."""
+    tool_capacity: int | None = None
+    """Tool calls that run at once in the whole cluster; more wait. None: no limit."""
+    report_interval_s: float = 5.0
+    """Seconds between two reports of an engine's counters to the policy."""
+    engine_start_s: float = 60.0
+    """Seconds from the start of an engine until it is ready, once the rollout is under way.
+
+    Engines that are started before the first dispatch stand ready from before.
+    """
+    over_capacity: OverCapacityRule = "error"
+    """What to do with a trajectory whose context exceeds an engine's KV: refuse all, or drop it."""
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.gpus <= MAX_GPUS, f"gpus must be from 1 to {MAX_GPUS:,}")
+        _require(self.tp >= 1, "tp must be 1 or more")
+        _require(
+            self.gpus % self.tp == 0,
+            f"gpus = {self.gpus} is not divisible by tp = {self.tp}: "
+            f"take gpus = {max(self.gpus // self.tp, 1) * self.tp} or another tp",
+        )
+        _require(1 <= self.max_running <= 1_000_000, "max_running must be from 1 to 1,000,000")
+        _require(
+            self.tool_capacity is None or self.tool_capacity >= 1, "tool_capacity must be >= 1"
+        )
+        _require(0.0 < self.report_interval_s < 1e9, "report_interval_s must be more than 0")
+        _require(0.0 <= self.engine_start_s < 1e9, "engine_start_s must be 0 or more")
+        choices = self.tp_choices
+        _require(
+            choices is None or (len(choices) > 0 and all(1 <= c <= self.gpus for c in choices)),
+            "tp_choices must list degrees from 1 to gpus",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """Which policy decides."""
+
+    preset: str = "verl"
+    """Name of a preset, of an installed policy, or ``package.module:factory``."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.preset.strip()), "preset must name a policy; see `heddle policies`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Everything that decides what a run does; equal values give equal journals."""
+
+    trace: str
+    """Path of the trace to replay, from the working directory."""
+    seed: int = 0
+    """Seeds what is drawn: missing values, and the order in which groups arrive."""
+    missing: MissingConfig = field(default_factory=MissingConfig)
+    """Rules for values that the trace does not tell."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    """The cluster that the trace is replayed on."""
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    """The policy under test."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.trace.strip()), "trace must be the path of a trace file")
+        _require(0 <= self.seed < 2**32, "seed must be from 0 to 4294967295")

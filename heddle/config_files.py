@@ -1,0 +1,152 @@
+"""TOML files and command-line options into a `RunConfig`, strictly.
+
+Order: defaults in the dataclasses, then files left to right, then ``key=value`` settings. An
+unknown key, a wrong type and a bad value each name the file or option, the key and the remedy.
+"""
+
+import dataclasses
+import re
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from heddle.config import RunConfig
+
+Values: TypeAlias = dict[str, Any]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names its source, its key and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Values from one place. `label` says where in messages: a file, or an option."""
+
+    label: str
+    values: Mapping[str, Any]
+
+
+def read_toml(path: Path) -> Source:
+    """Read one TOML file.
+
+    Raises:
+        ConfigError: it is missing, not UTF-8, or not TOML; with the line where the parser stopped.
+    """
+    try:
+        return Source(str(path), tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a directory, not a TOML file") from None
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {e.start})") from None
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError(f"{path}: not TOML: {e}") from None
+
+
+def setting(text: str, option: str = "--set") -> Source:
+    """Read one ``section.key=value``; the value is TOML, or else taken as a bare string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"{option} {text!r}: write it as section.key=value")
+    try:
+        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return option_value(key.strip(), parsed, f"{option} {text}")
+
+
+def option_value(key: str, value: Any, label: str) -> Source:
+    """Return the source that sets one dotted key."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return Source(label, value)
+
+
+def resolve(sources: Sequence[Source]) -> RunConfig:
+    """Merge the sources, later ones winning, over the defaults.
+
+    Raises:
+        ConfigError: for the first source with an unknown key or a value that does not fit.
+    """
+    merged: Values = {}
+    origin: dict[str, str] = {}
+    for source in sources:
+        _refuse_unknown(source.values, RunConfig, "", source.label)
+        _merge(merged, source.values, "", source.label, origin)
+    if "trace" not in merged:
+        raise ConfigError(
+            'no trace is named: give its path, or set trace = "path" in the TOML file'
+        )
+    try:
+        return msgspec.convert(merged, RunConfig)
+    except msgspec.ValidationError as e:
+        raise ConfigError(_explain(str(e), origin)) from None
+
+
+def to_builtins(config: RunConfig) -> Values:
+    """Return every value in force as plain data, for ``config.resolved.json``."""
+    values: Values = msgspec.to_builtins(config)
+    return values
+
+
+def from_builtins(values: Mapping[str, Any], label: str) -> RunConfig:
+    """Read back what `to_builtins` wrote."""
+    return resolve([Source(label, values)])
+
+
+def _fields(cls: type) -> dict[str, type | None]:
+    """Each key of a section, with its dataclass when it is a section itself."""
+    hints = typing.get_type_hints(cls)
+    return {
+        f.name: hints[f.name] if dataclasses.is_dataclass(hints[f.name]) else None
+        for f in dataclasses.fields(cls)
+    }
+
+
+def _refuse_unknown(values: Mapping[str, Any], cls: type, prefix: str, label: str) -> None:
+    known = _fields(cls)
+    where = f"[{prefix.rstrip('.')}]" if prefix else "the top level"
+    for key, value in values.items():
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f'Did you mean "{near[0]}"?' if near else f"Known: {', '.join(known)}."
+            raise ConfigError(f"{label}: {prefix}{key} is not a key of {where}. {hint}")
+        section = known[key]
+        if section is None:
+            continue
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{label}: {prefix}{key} is a section: write [{prefix}{key}]")
+        _refuse_unknown(value, section, f"{prefix}{key}.", label)
+
+
+def _merge(
+    into: Values, values: Mapping[str, Any], prefix: str, label: str, origin: dict[str, str]
+) -> None:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            _merge(into.setdefault(key, {}), value, f"{prefix}{key}.", label, origin)
+        else:
+            into[key] = value
+            origin[f"{prefix}{key}"] = label
+
+
+def _explain(message: str, origin: Mapping[str, str]) -> str:
+    """Turn msgspec's message with its ``$.section.key`` path into one that names the source."""
+    text, _, path = message.partition(" - at `$")
+    key = re.sub(r"\[\d+\]", "", path.strip("`. "))
+    label = origin.get(key)
+    if label is None:
+        # A section's own check: name the source of the first key that its message mentions.
+        names = [
+            k for k in origin if k.startswith(key) and re.search(rf"\b{k.split('.')[-1]}\b", text)
+        ]
+        key, label = (names[0], origin[names[0]]) if names else (key, "configuration")
+    return f"{label}: {key}: {text[:1].lower()}{text[1:]}" if key else f"{label}: {text}"

@@ -1,0 +1,326 @@
+"""Run directories: opened, appended to, closed; and loaded again; see docs/run-directory.md.
+
+A run is a result only when its manifest says "finished", which is written last. Until then the
+journal is a stream that can be read up to wherever it broke off.
+"""
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+
+from heddle import run_files as files
+from heddle.config import RunConfig
+from heddle.config_files import from_builtins, to_builtins
+from heddle.journal_rows import decode, encode, schema
+from heddle.metrics import Measured, SoloTpot, measure
+from heddle.run_files import RunError
+from heddle_core.journal import Entry
+
+__all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "load_run", "open_run"]
+
+Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
+
+SCHEMA = "heddle.run/1"
+CHUNK_ENTRIES = 20_000
+"""Entries held before they are written: large enough to make columns cheap, about 10 MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What a manifest tells beside the configuration."""
+
+    driver: str
+    trace_name: str
+    trace_sha256: str
+    oracle: bool = False
+    """Whether the policy was shown the future; such runs are bounds, not results."""
+    command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
+
+
+def open_run(
+    out: Path, config: RunConfig, facts: RunFacts, *, config_text: str | None = None
+) -> "RunDirectory":
+    """Make a new run directory in `out` and return it open, to be used as a context manager.
+
+    Nothing is ever overwritten: a name that is taken gets a suffix.
+
+    Raises:
+        RunError: `out` has no parent directory, or is a file.
+        OSError: the directory cannot be made or written.
+    """
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out}: is a file, not a directory for runs; choose another with --out")
+    if not out.absolute().parent.is_dir():
+        raise RunError(f"{out.parent}: no such directory; make it first or choose another --out")
+    out.mkdir(exist_ok=True)
+    now = datetime.now(UTC)
+    path = _fresh(out, _name(now, config, facts))
+    return RunDirectory(path, config, facts, started=now, config_text=config_text)
+
+
+def _name(now: datetime, config: RunConfig, facts: RunFacts) -> str:
+    parts = f"{facts.trace_name}-{config.policy.preset}"
+    plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in parts)[:120]
+    return f"{now:%Y-%m-%dT%H-%M-%S}-{plain}-s{config.seed}"
+
+
+def _fresh(out: Path, name: str) -> Path:
+    """Make a directory that was not there before; two runs that begin at once get two."""
+    for attempt in range(1, 10_000):
+        path = out / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise RunError(f"{out}: 10,000 runs called {name} are there already; choose another --out")
+
+
+class RunDirectory:
+    """An open run. `append` is the sink of `heddle_core.journal.recorded`.
+
+    Leaving the `with` block without `finish` closes the run as failed; an exception closes it as
+    interrupted or failed, with the journal up to there.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: RunConfig,
+        facts: RunFacts,
+        *,
+        started: datetime,
+        config_text: str | None,
+    ) -> None:
+        self.path = path
+        self.status: Status = "running"
+        self._pending: list[Entry] = []
+        self._rows = 0
+        self._manifest = _manifest(path.name, config, facts, started)
+        self._write_manifest()
+        if config_text is not None:
+            files.write_whole(path / files.CONFIG_GIVEN, lambda f: f.write(config_text.encode()))
+        files.write_json(path / files.CONFIG_RESOLVED, to_builtins(config))
+        self._file = (path / files.JOURNAL_OPEN).open("wb")
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        self._stream = pa.ipc.new_stream(self._file, schema(), options=options)
+
+    def append(self, entry: Entry) -> None:
+        """Record one event with its commands."""
+        pending = self._pending
+        pending.append(entry)
+        if len(pending) >= CHUNK_ENTRIES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held, so that it survives this process."""
+        # Taken out first: an interrupt from here on may lose these entries, never write them twice.
+        entries, self._pending = self._pending, []
+        if not entries:
+            return
+        batch = encode(entries, self._rows)
+        self._stream.write_batch(batch)
+        self._file.flush()
+        self._rows += batch.num_rows
+
+    def finish(
+        self, *, solo_tpot: SoloTpot | None = None, notes: Mapping[str, Any] | None = None
+    ) -> Measured:
+        """Close the run as finished: tables, summary, and the journal as Parquet.
+
+        `notes` go into the summary as they are.
+
+        Raises:
+            MetricsError: the journal does not add up; the run is then closed as failed.
+        """
+        assert self.status == "running", "a closed run never changes"
+        self._close_stream()
+        table = files.read_open_journal(self.path / files.JOURNAL_OPEN)
+        assert table.num_rows == self._rows, "the journal was cut off while this process wrote it"
+        table = table.unify_dictionaries()
+        measured = measure(table, solo_tpot)
+        files.write_table(self.path / files.JOURNAL, table)
+        files.write_table(self.path / files.STEPS, measured.steps)
+        files.write_table(self.path / files.TRAJECTORIES, measured.trajectories)
+        files.write_json(self.path / files.SUMMARY, {**measured.summary, **(notes or {})})
+        self._close("finished")
+        (self.path / files.JOURNAL_OPEN).unlink()
+        for file in self.path.iterdir():
+            file.chmod(0o444)
+        return measured
+
+    def __enter__(self) -> "RunDirectory":
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Close the run, whatever happened; never hides the exception that ended it."""
+        if self.status != "running":
+            return
+        if error is not None:
+            error.add_note(f"{self.path} keeps the journal up to there; it is no result.")
+        try:
+            self._close_stream()
+            if isinstance(error, KeyboardInterrupt):
+                self._close("interrupted", "interrupted from the keyboard")
+            else:
+                said = f"{type(error).__name__}: {error}" if error else "closed before its end"
+                self._close("failed", said)
+        except OSError:
+            # No room even for the status: it stays "running", which no reader takes for a result.
+            if error is None:
+                raise
+
+    def _close_stream(self) -> None:
+        try:
+            self.flush()
+            self._stream.close()
+        finally:
+            self._file.close()
+
+    def _close(self, status: Status, error: str | None = None) -> None:
+        self._manifest["closed"] = _stamp(datetime.now(UTC))
+        self._manifest["error"] = error
+        self._manifest["status"] = status
+        self._write_manifest()
+        self.status = status
+
+    def _write_manifest(self) -> None:
+        files.write_json(self.path / files.MANIFEST, self._manifest)
+
+
+def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "status": "running",
+        "name": name,
+        "started": _stamp(started),
+        "closed": None,
+        "error": None,
+        "command_line": shlex.join(facts.command_line),
+        "driver": facts.driver,
+        "policy": config.policy.preset,
+        "seed": config.seed,
+        "oracle": facts.oracle,
+        "trace": {
+            "name": facts.trace_name,
+            "path": config.trace,
+            "sha256": facts.trace_sha256,
+        },
+        "versions": files.versions(),
+        "git_commit": files.git_commit(),
+        "host": files.host(),
+        "pid": os.getpid(),
+    }
+
+
+def _stamp(time: datetime) -> str:
+    return f"{time:%Y-%m-%dT%H:%M:%SZ}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run directory that was closed, or, when asked for, one that was not."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def status(self) -> Status:
+        """Whether it finished, and if not, why."""
+        status: Status = self.manifest["status"]
+        return status
+
+    @property
+    def label(self) -> str:
+        """How tables and figures call it: policy and seed."""
+        return f"{self.manifest['policy']} s{self.manifest['seed']}"
+
+    @property
+    def config(self) -> RunConfig:
+        """Every value in force."""
+        path = self.path / files.CONFIG_RESOLVED
+        return from_builtins(files.read_json(path), str(path))
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """Its figures."""
+        return files.read_json(self.path / files.SUMMARY)
+
+    @property
+    def steps(self) -> pa.Table:
+        """One row per step."""
+        return files.read_table(self.path / files.STEPS)
+
+    @property
+    def trajectories(self) -> pa.Table:
+        """One row per trajectory."""
+        return files.read_table(self.path / files.TRAJECTORIES)
+
+    @property
+    def journal(self) -> pa.Table:
+        """One row per event or command; up to where it broke off, when the run did not finish."""
+        if self.status != "finished" and (self.path / files.JOURNAL_OPEN).exists():
+            return files.read_open_journal(self.path / files.JOURNAL_OPEN)
+        return files.read_table(self.path / files.JOURNAL)
+
+    def entries(self) -> Iterator[Entry]:
+        """The journal as it was recorded: each event with its commands."""
+        return decode(self.journal)
+
+
+def load_run(path: str | Path, *, unfinished: bool = False) -> Run:
+    """Load a run directory.
+
+    With `unfinished`, one that was interrupted, failed or still runs is loaded too: it has a
+    journal as far as it got, and neither tables nor a summary.
+
+    Raises:
+        RunError: it is no run directory, is damaged, or did not finish.
+    """
+    path = Path(path)
+    if not (path / files.MANIFEST).is_file():
+        raise RunError(f"{path}: not a run directory (it has no {files.MANIFEST})")
+    manifest = files.read_json(path / files.MANIFEST)
+    if manifest.get("schema") != SCHEMA:
+        raise RunError(
+            f"{path}: its schema is {manifest.get('schema')!r}; this version reads {SCHEMA!r}"
+        )
+    run = Run(path, manifest)
+    if run.status != "finished" and not unfinished:
+        raise RunError(f"{path}: {_why_not(manifest)}, so it has no results; run it again")
+    return run
+
+
+def _why_not(manifest: Mapping[str, Any]) -> str:
+    match manifest["status"]:
+        case "running":
+            here = manifest["host"]["name"] == socket.gethostname()
+            if here and not _alive(manifest["pid"]):
+                return "its process died before it finished"
+            return "is still running, or its process died"
+        case "interrupted":
+            return "was interrupted before it finished"
+        case _:
+            return f"failed ({manifest['error']})"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,271 @@
+"""One run in the simulator: where trace, profile, policy, driver and run directory meet."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heddle.bound import Bound, lower_bound
+from heddle.config import ClusterConfig, MissingConfig, RunConfig
+from heddle.metrics import SoloTpot
+from heddle.runs import RunFacts, open_run
+from heddle.tables import Floats
+from heddle_core.controller import Controller
+from heddle_core.journal import recorded
+from heddle_core.policy import Policy, Setting
+from heddle_core.presets import load_policy
+from heddle_sim.cluster import World
+from heddle_sim.driver import SimDriver
+from heddle_sim.latency import LatencyTable
+from heddle_sim.profile_files import MAX_BATCH, Profile, load_profile
+from heddle_trace.complete import FillReport, MissingRules, complete, shuffled
+from heddle_trace.files import read_trace
+from heddle_trace.schema import Trace, TrajectoryScript
+
+RUN_KEYS = (
+    "makespan_s",
+    "throughput_tok_s",
+    "queueing_p99_s",
+    "tpot_mean_ms",
+    "prefix_hit",
+    "utilisation",
+    "migrations",
+    "preemptions",
+)
+BLOCK_TOKENS: int = signature(World).parameters["block_size"].default
+
+
+class CapacityError(ValueError):
+    """Trajectories that no engine can hold; the message names the largest and the remedies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A trace made ready to replay under one seed."""
+
+    trace: Trace
+    scripts: tuple[TrajectoryScript, ...]
+    fill: FillReport
+    dropped: tuple[str, ...]
+    """Trajectories left out because their context exceeds an engine's KV capacity."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that a run of it generates."""
+        return sum(step.output_tokens for script in self.scripts for step in script.steps)
+
+    @property
+    def filled(self) -> dict[str, int]:
+        """How many values of each field the trace did not tell and a rule filled in."""
+        counts = {name: f.zeroed + f.sampled for name, f in self.fill.fields.items()}
+        return {f"filled_{name}": n for name, n in counts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run."""
+
+    policy: str
+    seed: int
+    path: Path
+    summary: Mapping[str, Any]
+    wall_s: float
+    """Seconds of wall time for simulation, journal, metrics and files."""
+
+    def row(self) -> dict[str, Any]:
+        """One element of `runs` in the JSON of `heddle compare`."""
+        figures = {key: self.summary[key] for key in RUN_KEYS}
+        return {
+            "policy": self.policy,
+            "seed": self.seed,
+            **figures,
+            "wall_s": round(self.wall_s, 4),
+            "run": str(self.path),
+        }
+
+
+@lru_cache(maxsize=1)
+def trace_at(path: str) -> Trace:
+    """Read a trace; the last one is kept, since comparisons replay one trace many times."""
+    return read_trace(Path(path))
+
+
+@lru_cache(maxsize=4)
+def workload(path: str, missing: MissingConfig, cluster: ClusterConfig, seed: int) -> Workload:
+    """Fill in, order and check a trace for one seed.
+
+    Raises:
+        TraceError: the trace is unusable, or lacks values and no rule allows to fill them in.
+        ProfileError: model, GPU class or TP degree is unknown.
+        CapacityError: a context exceeds the KV capacity of an engine and may not be dropped.
+    """
+    trace = trace_at(path)
+    rules = MissingRules(
+        tool_s=missing.tool_s,
+        tool_tokens=missing.tool_tokens,
+        prompt_tokens=missing.prompt_tokens,
+        output_tokens=missing.output_tokens,
+        cap_tool_s=missing.cap_tool_s,
+    )
+    scripts, fill = complete(trace, rules=rules, seed=seed)
+    kept, dropped = _fitting(shuffled(scripts, seed), profile_of(cluster), cluster)
+    return Workload(trace, kept, fill, dropped)
+
+
+@lru_cache(maxsize=4)
+def profile_of(cluster: ClusterConfig) -> Profile:
+    """Load the profile of a cluster and check that the model runs at its TP degrees."""
+    profile = load_profile(cluster.model, cluster.gpu)
+    for tp in (cluster.tp, *(cluster.tp_choices or ())):
+        profile.at(tp)
+    return profile
+
+
+def setting_of(cluster: ClusterConfig, profile: Profile, seed: int) -> Setting:
+    """Tell a policy what it may know: the cluster, and the belief about cost."""
+    tps = cluster.tp_choices or tuple(tp for tp in profile.tps if tp <= cluster.gpus)
+    return Setting(
+        gpus=cluster.gpus,
+        gpu=profile.gpu,
+        tp=cluster.tp,
+        tp_choices=tps,
+        max_running=cluster.max_running,
+        cost=profile.belief(tuple(sorted({*tps, cluster.tp}))),
+        seed=seed,
+    )
+
+
+def policy_of(config: RunConfig) -> Policy:
+    """Make the policy of a run, fresh."""
+    profile = profile_of(config.cluster)
+    return load_policy(config.policy.preset, setting_of(config.cluster, profile, config.seed))
+
+
+def bound_of(config: RunConfig) -> Bound:
+    """Bound the makespan of a run from below."""
+    cluster = config.cluster
+    profile = profile_of(cluster)
+    work = workload(config.trace, config.missing, cluster, config.seed)
+    return lower_bound(
+        work.scripts,
+        [_table(profile, tp, cluster) for tp in profile.tps if tp <= cluster.gpus],
+        gpus=cluster.gpus,
+        max_running=cluster.max_running,
+        tool_capacity=cluster.tool_capacity,
+    )
+
+
+def simulate(
+    config: RunConfig, *, out: Path = Path("runs"), config_text: str | None = None
+) -> RunResult:
+    """Replay a trace under a policy on a simulated cluster, into a new run directory in `out`.
+
+    Raises:
+        ValueError: one of the packages' errors for bad input, before a directory is made.
+        OSError: the run directory cannot be written.
+    """
+    work = workload(config.trace, config.missing, config.cluster, config.seed)
+    profile = profile_of(config.cluster)
+    policy = policy_of(config)
+    facts = RunFacts(
+        driver="heddle_sim",
+        trace_name=work.trace.name,
+        trace_sha256=work.trace.sha256,
+        oracle=_sees_the_future(policy),
+    )
+    began_s = time.perf_counter()
+    with open_run(out, config, facts, config_text=config_text) as run:
+        controller = Controller(policy)
+        SimDriver(
+            work.scripts,
+            recorded(controller.handle, run.append),
+            world_of(config.cluster, profile),
+            lambda: controller.deadline_s,
+        ).run()
+        notes = {**work.filled, "dropped_over_capacity": len(work.dropped)}
+        measured = run.finish(solo_tpot=_solo_tpot(profile, config.cluster), notes=notes)
+    wall_s = time.perf_counter() - began_s
+    return RunResult(
+        config.policy.preset, config.seed, run.path, {**measured.summary, **notes}, wall_s
+    )
+
+
+def world_of(cluster: ClusterConfig, profile: Profile) -> World:
+    """Describe the simulated cluster to the driver."""
+    tables: dict[int, LatencyTable] = {}
+
+    def table(gpu: str, tp: int) -> LatencyTable:
+        assert gpu == profile.gpu, f"no profile of {gpu} was loaded"
+        if tp not in tables:
+            tables[tp] = _table(profile, tp, cluster)
+        return tables[tp]
+
+    return World(
+        table=table,
+        transfer_fixed_s=profile.transfer.fixed_s,
+        transfer_bytes_per_s=profile.transfer.bytes_per_s,
+        tool_capacity=cluster.tool_capacity,
+        engine_start_s=cluster.engine_start_s,
+        report_interval_s=cluster.report_interval_s,
+    )
+
+
+def _table(profile: Profile, tp: int, cluster: ClusterConfig) -> LatencyTable:
+    return profile.table(tp, max_batch=max(MAX_BATCH, cluster.max_running))
+
+
+def _solo_tpot(profile: Profile, cluster: ClusterConfig) -> SoloTpot:
+    """Seconds per token of a step alone on an engine, from the profile."""
+
+    def solo(tp: int, context_tokens: Floats) -> Floats:
+        table = _table(profile, tp, cluster)
+        return np.asarray(table.base_s[1] + table.per_context_s[1] * context_tokens, np.float64)
+
+    return solo
+
+
+def _sees_the_future(policy: Policy) -> bool:
+    """Whether a part comes from the package that knows the future."""
+    parts = (policy.predictor, policy.scheduler, policy.placement, policy.migration, policy.planner)
+    return any(type(part).__module__.startswith("heddle_trace.") for part in parts)
+
+
+def _fitting(
+    scripts: Sequence[TrajectoryScript], profile: Profile, cluster: ClusterConfig
+) -> tuple[tuple[TrajectoryScript, ...], tuple[str, ...]]:
+    """Part trajectories that an engine can hold from those it cannot."""
+    capacity = _capacity_tokens(profile, cluster.tp)
+    largest = {s.id: max(t.prompt_tokens + t.output_tokens for t in s.steps) for s in scripts}
+    dropped = tuple(s.id for s in scripts if largest[s.id] > capacity)
+    if not dropped:
+        return tuple(scripts), ()
+    if cluster.over_capacity == "drop" and len(dropped) < len(scripts):
+        return tuple(s for s in scripts if largest[s.id] <= capacity), dropped
+    worst = max(dropped, key=lambda name: largest[name])
+    remedies = [
+        f"--tp {tp}"
+        for tp in profile.tps
+        if _capacity_tokens(profile, tp) >= largest[worst] and cluster.gpus % tp == 0
+    ][:1]
+    remedies.append("a GPU class with more memory")
+    if len(dropped) < len(scripts):
+        remedies.append(f"--over-capacity drop, which leaves {len(dropped):,} out and says so")
+    raise CapacityError(
+        f"{len(dropped):,} of {len(scripts):,} trajectories do not fit into the KV cache of an "
+        f"engine: {worst!r} grows to {largest[worst]:,} tokens, {profile.model} on {profile.gpu} "
+        f"at TP {cluster.tp} holds {capacity:,}. Use {', or '.join(remedies)}"
+    )
+
+
+def _capacity_tokens(profile: Profile, tp: int) -> int:
+    return int(profile.at(tp).kv_capacity_tokens // BLOCK_TOKENS * BLOCK_TOKENS)
+
+
+def with_policy(config: RunConfig, preset: str, seed: int) -> RunConfig:
+    """Return the same run under another policy and seed."""
+    return replace(config, policy=replace(config.policy, preset=preset), seed=seed)
