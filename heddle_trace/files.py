@@ -47,7 +47,7 @@ def write_trace(path: str | Path, records: Sequence[TrajectoryRecord]) -> Trace:
 
     Equal records give equal bytes. The file appears whole or not at all: it is written beside its
     place and then renamed. Raises TraceError for records that could not be read back as they are,
-    and when the disk refuses.
+    OSError when the disk refuses.
     """
     path = Path(path)
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
@@ -120,20 +120,18 @@ def _packed(data: bytes) -> bytes:
 def _replace(path: Path, content: bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        try:
-            with beside.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            beside.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                beside.unlink()
-            raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        message = f"cannot be written ({reason}); choose a writable folder with room"
-        raise TraceError(f"{path}: {message}; nothing was left behind") from None
+        with beside.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink()
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # what the user asked for
+            error.add_note("Nothing was written.")
+        raise
 
 
 def _name(path: Path) -> str:

@@ -1,17 +1,15 @@
 """`heddle trace`: look at traces, check them, make synthetic ones.
 
 Tables, findings and JSON go to stdout, everything said about them to stderr. Heavy imports stay
-inside the verbs, so that `heddle --help` answers at once.
+inside the verbs, so that `heddle --help` answers at once. Errors are told by `heddle.cli.errors`.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
@@ -21,29 +19,11 @@ if TYPE_CHECKING:
     from heddle_trace import TraceStats
     from heddle_trace.stats import Spread
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 # Spelt out, because the generator's own table would have to be imported; a test compares them.
 WORKLOADS = ("coding", "search", "math")
 _TOOLS_SHOWN = 12
 _TOOL_NAME_SHOWN = 32
 _PIPED_WIDTH = 120
-
-
-def _trace_errors_told(verb: Callable[P, R]) -> Callable[P, R]:
-    """A TraceError ends the command with its message and exit status 1."""
-
-    @functools.wraps(verb)
-    def told(*args: P.args, **kwargs: P.kwargs) -> R:
-        from heddle_trace import TraceError
-
-        try:
-            return verb(*args, **kwargs)
-        except TraceError as error:
-            raise click.ClickException(str(error)) from None
-
-    return told
 
 
 @click.group()
@@ -54,7 +34,6 @@ def trace() -> None:
 @trace.command()
 @click.argument("path", metavar="TRACE", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
-@_trace_errors_told
 def describe(path: Path, as_json: bool) -> None:
     """Show lengths, tails, tool latencies, the spread inside groups, and gaps of TRACE."""
     from heddle_trace import describe as described
@@ -109,7 +88,6 @@ def validate(ctx: click.Context, path: Path, as_json: bool, limit: int) -> None:
 )
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="*.jsonl[.gz]")
 @click.option("--force", is_flag=True, help="Replace OUT where it exists.")
-@_trace_errors_told
 def synth(
     workload: str, trajectories: int, seed: int, samples_per_group: int, out: Path, force: bool
 ) -> None:

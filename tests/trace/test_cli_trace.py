@@ -5,15 +5,15 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from heddle.cli import main
 from heddle.cli.trace import WORKLOADS as OFFERED
-from heddle.cli.trace import trace as group
 from heddle_trace import read_trace, synth, write_trace
 from heddle_trace.workloads import WORKLOADS
 from tests.trace.builders import call, record, step
 
 
 def run(*arguments):
-    return CliRunner().invoke(group, [str(argument) for argument in arguments])
+    return CliRunner().invoke(main, ["trace", *(str(argument) for argument in arguments)])
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_describe_shortens_long_tool_names_and_long_lists(tmp_path):
 
 def test_describe_of_a_bad_trace_ends_in_one_message(bad):
     done = run("describe", bad)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert done.stdout == ""
     assert "group_id: is missing" in " ".join(done.stderr.split())
     assert "Traceback" not in done.output
@@ -123,10 +123,22 @@ def test_synth_replaces_only_when_told(good):
     assert len(read_trace(good).records) == 4
 
 
-def test_synth_tells_when_it_cannot_write(tmp_path):
+def test_synth_tells_when_the_folder_is_missing(tmp_path):
     done = run("synth", "math", "--trajectories", 4, "-o", tmp_path / "none" / "t.jsonl")
+    assert done.exit_code == 2
+    assert "no such file or folder" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.output
+
+
+def test_synth_tells_when_the_disk_is_full(tmp_path, monkeypatch):
+    def full(_fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    done = run("synth", "math", "--trajectories", 4, "-o", tmp_path / "t.jsonl")
     assert done.exit_code == 1
-    assert "cannot be written" in " ".join(done.stderr.split())
+    assert "disk is full" in " ".join(done.stderr.split())
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

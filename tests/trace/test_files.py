@@ -256,15 +256,19 @@ def test_a_refused_write_leaves_the_old_file_whole(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(TraceError, match="No space left on device"):
+    with pytest.raises(OSError, match="No space left on device") as refused:
         write_trace(path, [record(trajectory_id="other")])
+    assert refused.value.filename == str(path)
+    assert refused.value.__notes__ == ["Nothing was written."]
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_writing_into_a_missing_folder_is_told(tmp_path):
-    with pytest.raises(TraceError, match="cannot be written"):
-        write_trace(tmp_path / "none" / "t.jsonl", [record()])
+    path = tmp_path / "none" / "t.jsonl"
+    with pytest.raises(FileNotFoundError) as refused:
+        write_trace(path, [record()])
+    assert refused.value.filename == str(path)
 
 
 def test_lines_are_plain_json_without_gaps_spelt_out(tmp_path):
