@@ -66,10 +66,9 @@ def presorted_dp(
         if method == "scan":
             table = tables.get(id(cost))
             if table is None:
-                table = tables[id(cost)] = cost.end_s(cuts[:, None], cuts[None, :])
-            worst = np.maximum(best[:, None], table)
-            choice = worst.argmin(axis=0)
-            best = worst[choice, np.arange(units + 1)]
+                # One row per end, so that the minimum over k runs along memory.
+                table = tables[id(cost)] = cost.end_s(cuts[None, :], cuts[:, None])
+            best, choice = _scan(best, table)
         else:
             best, choice = cross(best, cost, cuts)
         choices.append(choice)
@@ -80,6 +79,19 @@ def presorted_dp(
         stop = start
     sizes.append(int(cuts[stop]))
     return Partition(sizes=tuple(reversed(sizes)), makespan_s=float(best[units]))
+
+
+def _scan(best: FloatArray, table: FloatArray) -> tuple[FloatArray, IntArray]:
+    """One column of the recurrence by looking at every ``k <= i``; ``table[i, k]`` is end(k, i)."""
+    count = len(best)
+    column, choice = np.empty(count), np.empty(count, dtype=np.int64)
+    block = 128  # rows at once: skips most of k > i and keeps the maxima in cache
+    for low in range(0, count, block):
+        high = min(low + block, count)
+        worst = np.maximum(best[:high], table[low:high, :high])
+        choice[low:high] = worst.argmin(axis=1)
+        column[low:high] = worst[np.arange(high - low), choice[low:high]]
+    return column, choice
 
 
 def cross(best: FloatArray, cost: SegmentCost, cuts: IntArray) -> tuple[FloatArray, IntArray]:

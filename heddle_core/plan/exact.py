@@ -91,12 +91,11 @@ def _furthest(
 def _trace(far: list[int], used: list[int], g: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     tps: list[int] = []
     bounds: list[int] = [far[g]]
+    # No GPU is idle in between: who goes on from far[g] = far[g - 1] was found one GPU earlier.
     while g:
-        tp = used[g]
-        if tp:
-            tps.append(tp)
-            bounds.append(far[g - tp])
-        g -= tp or 1
+        tps.append(used[g])
+        g -= used[g]
+        bounds.append(far[g])
     return tuple(reversed(tps)), tuple(reversed(bounds))
 
 
