@@ -27,9 +27,10 @@ $(STAMP): pyproject.toml constraints.txt
 test: $(STAMP)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-lint: $(STAMP) types
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 types: $(STAMP)
