@@ -142,11 +142,13 @@ class ContinuousBatch:
 
     def end(self, iterations: int, now_s: float) -> None:
         """Account for iterations that are over; steps that made their last token go to `ended`."""
-        decoding = self.decoding
+        decoding, cache = self.decoding, self.cache
         if not self._taken:
             self.used_blocks += decoding.blocks_due(iterations)
             self._taken = True
-            self.evict_displaced(self.used_blocks)
+            over = self.used_blocks + cache.blocks - self.total_blocks
+            if over > 0:
+                cache.evict(over)
         self.decoded_tokens += decoding.size * iterations
         decoding.advance(iterations)
         if self._chunks:
@@ -189,29 +191,39 @@ class ContinuousBatch:
         (0, 0.0) when there is nothing to do.
         """
         decoding = self.decoding
-        due = decoding.blocks_due(1)
-        short = self.used_blocks + due > self.total_blocks
+        free_blocks = self.total_blocks - self.used_blocks
+        # Few sequences need a block in one iteration; only a nearly full engine has to count them.
+        short = decoding.size > free_blocks and decoding.blocks_due(1) > free_blocks
         if (
             short
             or self._partial is not None
             or (self.waiting and len(self.running) < self._max_running)
         ):
-            if short:
-                self._preempt_for_room()
-            else:
-                self.used_blocks += due
-            self.evict_displaced(self.used_blocks)
-            short = self._prefill(now_s, admit=not short) or short
-            if short or self._chunks:
-                return 1, decoding.iteration_s() + self._prefill_s()
-            self.used_blocks -= due
+            seconds = self._begin_single(now_s, short=short)
+            if seconds is not None:
+                return 1, seconds
         if not decoding.size:
             return 0, 0.0
         self._taken = False
-        iterations = decoding.iterations_within(
-            decoding.iterations_to_finish(), self.total_blocks - self.used_blocks
-        )
-        return iterations, decoding.leap_s(iterations)
+        return decoding.leap(free_blocks)
+
+    def _begin_single(self, now_s: float, *, short: bool) -> float | None:
+        """Begin one iteration with prefill, or with preemption when KV is short; its seconds.
+
+        None, and no batch has changed, when neither has to be.
+        """
+        decoding = self.decoding
+        due = decoding.blocks_due(1)
+        if short:
+            self._preempt_for_room()
+        else:
+            self.used_blocks += due
+        self.evict_displaced(self.used_blocks)
+        short = self._prefill(now_s, admit=not short) or short
+        if short or self._chunks:
+            return decoding.iteration_s() + self._prefill_s()
+        self.used_blocks -= due
+        return None
 
     def _preempt_for_room(self) -> None:
         """Give each decoding step its block, in order of admission; the last admitted pay."""
@@ -248,18 +260,21 @@ class ContinuousBatch:
                 # It is the one admitted last, so it is its own victim.
                 self._preempt(request)
                 return True
-            self.used_blocks += blocks
-            self.evict_displaced(self.used_blocks)
-            budget -= self._take_chunk(request, chunk)
+            budget -= self._take_chunk(request, chunk, self.used_blocks + blocks)
         if admit:
-            while self.waiting and budget > 0 and len(self.running) < self._max_running:
+            waiting, running = self.waiting, self.running
+            while waiting and budget > 0 and len(running) < self._max_running:
                 chunk = self._admit(now_s, budget)
                 if not chunk:
                     break
                 budget -= chunk
         return False
 
-    def _take_chunk(self, request: Request, chunk: int) -> int:
+    def _take_chunk(self, request: Request, chunk: int, used_blocks: int) -> int:
+        self.used_blocks = used_blocks
+        over = used_blocks + self.cache.blocks - self.total_blocks
+        if over > 0:
+            self.cache.evict(over)
         request.computed_tokens += chunk
         ends = request.computed_tokens == request.prompt_tokens + request.made_tokens
         self._partial = None if ends else request
@@ -270,19 +285,20 @@ class ContinuousBatch:
     def _admit(self, now_s: float, budget: int) -> int:
         """Admit the head of the queue. Returns its first chunk, 0 without KV for that."""
         request = self.waiting[0]
-        trajectory = request.trajectory
         tokens = request.prompt_tokens + request.made_tokens
         block_size = self._block_size
-        hit = self._hit_blocks(request, (tokens - 1) // block_size) * block_size
-        chunk = min(tokens - hit, budget)
-        used = self.used_blocks + -(-(hit + chunk) // block_size)
-        if used > self.total_blocks:
+        hit = 0
+        if self._prefix_caching:
+            hit = self._hit_blocks(request, (tokens - 1) // block_size) * block_size
+        chunk = tokens - hit
+        if chunk > budget:
+            chunk = budget
+        used_blocks = self.used_blocks - -(hit + chunk) // block_size
+        if used_blocks > self.total_blocks:
             return 0
         self.waiting.popleft()
-        self.running[trajectory] = request
-        self.cache.take(trajectory)
-        self.used_blocks = used
-        self.evict_displaced(used)
+        self.running[request.trajectory] = request
+        self.cache.take(request.trajectory)
         self._admissions += 1
         request.order = self._admissions
         request.epoch = self._epoch
@@ -291,12 +307,10 @@ class ContinuousBatch:
             request.admitted_s = now_s
             request.cached_tokens = hit
             self.cached_tokens += hit
-        return self._take_chunk(request, chunk)
+        return self._take_chunk(request, chunk, used_blocks)
 
     def _hit_blocks(self, request: Request, limit: int) -> int:
         """Blocks of the prompt, `limit` at most, cached for the trajectory or its group."""
-        if not self._prefix_caching:
-            return 0
         held = self.cache.held
         own = min(held.get(request.trajectory, 0), limit)
         shared = self._groups.siblings(request)

@@ -327,12 +327,14 @@ class SimEngine:
             self._tell_ends(event)
         if self._state == _FAILED:
             return
-        self._leap, duration_s = batch.begin(now)
-        if self._leap:
+        iterations, duration_s = batch.begin(now)
+        if iterations:
+            self._leap = iterations
+            self._leap_is_cut = iterations == 1
             self._state = _LEAPING
             self._since_s = now
-            self._leap_is_cut = self._leap == 1
-            self._wake_after(duration_s)
+            self._wake_s = now + duration_s
+            self._env.schedule(self._event, delay=duration_s)
         else:
             self._state = _IDLE
             self._wake_s = -1.0

@@ -91,13 +91,6 @@ class DecodeBatch:
                 return request
         return None
 
-    def iterations_to_finish(self) -> int:
-        """Iterations until the first request of a batch that is not empty finishes."""
-        heap = self._heap
-        while heap[0][2].finish != heap[0][0]:
-            heappop(heap)
-        return heap[0][0] - self.iterations
-
     def needs_block(self, request: Request) -> bool:
         """Whether the next iteration puts the request's token into a new block."""
         return (request.offset_tokens + self.iterations - 1) % self._block_size == 0
@@ -111,21 +104,6 @@ class DecodeBatch:
         cycles, rest = divmod(iterations, block_size)
         return cycles * self.size + sum(self._due[first : first + rest])
 
-    def iterations_within(self, iterations: int, blocks: int) -> int:
-        """The most of the next `iterations` that can be run with `blocks` new blocks."""
-        block_size, size = self._block_size, self.size
-        if size * (iterations // block_size + 1) <= blocks:
-            return iterations
-        cycles, blocks = divmod(blocks, size)
-        first = self.iterations % block_size
-        runs = cycles * block_size
-        for due in self._due[first : first + block_size]:
-            blocks -= due
-            if blocks < 0:
-                break
-            runs += 1
-        return min(runs, iterations)
-
     def advance(self, iterations: int) -> None:
         """Account for iterations that are over."""
         self.iterations += iterations
@@ -136,15 +114,37 @@ class DecodeBatch:
         size = self.size
         return self._base_s[size] + self._per_context_s[size] * self.context_tokens
 
-    def leap_s(self, iterations: int) -> float:
-        """Seconds of the next `iterations`; fixes the closed form for `elapsed_s` and `begun`."""
-        size = self.size
+    def leap(self, free_blocks: int) -> tuple[int, float]:
+        """Begin a leap: to the first finish, or to the iteration that `free_blocks` cannot serve.
+
+        Returns its iterations and its seconds, and fixes the closed form for `elapsed_s` and
+        `begun`. The batch is not empty, and the next iteration's blocks are free.
+        """
+        heap, size = self._heap, self.size
+        while heap[0][2].finish != heap[0][0]:
+            heappop(heap)
+        iterations = heap[0][0] - self.iterations
+        if size * (iterations // self._block_size + 1) > free_blocks:
+            iterations = self._within(iterations, free_blocks)
         per_context_s = self._per_context_s[size]
-        growth_s = 0.5 * per_context_s * size
-        linear_s = self._base_s[size] + per_context_s * self.context_tokens - growth_s
-        self._growth_s = growth_s
-        self._linear_s = linear_s
-        return iterations * (linear_s + growth_s * iterations)
+        self._growth_s = growth_s = 0.5 * per_context_s * size
+        self._linear_s = linear_s = (
+            self._base_s[size] + per_context_s * self.context_tokens - growth_s
+        )
+        return iterations, iterations * (linear_s + growth_s * iterations)
+
+    def _within(self, iterations: int, blocks: int) -> int:
+        """The most of the next `iterations` that can be run with `blocks` new blocks."""
+        block_size = self._block_size
+        cycles, blocks = divmod(blocks, self.size)
+        first = self.iterations % block_size
+        runs = cycles * block_size
+        for due in self._due[first : first + block_size]:
+            blocks -= due
+            if blocks < 0:
+                break
+            runs += 1
+        return min(runs, iterations)
 
     def elapsed_s(self, iterations: int) -> float:
         """Seconds from the begin of the leap to the end of its first `iterations`."""

@@ -310,6 +310,14 @@ def test_new_weights_void_cached_kv_and_that_of_steps_begun_before() -> None:
     assert (bench.engine.export_kv(A), bench.engine.export_kv(B)) == (0, 0)
 
 
+def test_a_prefill_that_takes_no_time_is_still_an_iteration() -> None:
+    free = table(base_s=[0.0] + [1.0] * 8, prefill_knots_s=[0.0, 0.0])
+    bench = Bench(free)
+    bench.start(A, prompt=100, output=3)
+    bench.run()
+    assert bench.ends[A] == (2.0, (A, 3, True, 0.0, 0.0, 2.0, 0, 0))
+
+
 def test_speed_divides_every_time() -> None:
     bench = Bench(speed=2.0)
     bench.start(A, prompt=100, output=11)
