@@ -149,4 +149,16 @@ def _explain(message: str, origin: Mapping[str, str]) -> str:
             k for k in origin if k.startswith(key) and re.search(rf"\b{k.split('.')[-1]}\b", text)
         ]
         key, label = (names[0], origin[names[0]]) if names else (key, "configuration")
-    return f"{label}: {key}: {text[:1].lower()}{text[1:]}" if key else f"{label}: {text}"
+    said = f"{text[:1].lower()}{text[1:]}{_allowed(key)}"
+    # An option's own name says which key it is.
+    return f"{label}: {said}" if label.startswith("--") or not key else f"{label}: {key}: {said}"
+
+
+def _allowed(key: str) -> str:
+    """The values that a key takes, where they can be listed."""
+    hint: Any = RunConfig
+    for part in filter(None, key.split(".")):
+        hint = typing.get_type_hints(hint).get(part) if dataclasses.is_dataclass(hint) else None
+    if typing.get_origin(hint) is not typing.Literal:
+        return ""
+    return f"; take one of {', '.join(map(repr, typing.get_args(hint)))}"

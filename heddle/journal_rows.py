@@ -37,6 +37,8 @@ TRUSTED = ("heddle_core", "heddle_trace")
 Column: TypeAlias = Any
 """An Arrow array. Not `pa.Array`: the stubs type what is made from numpy values as booleans."""
 
+Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _ARROW: Mapping[type, pa.DataType] = {
     int: pa.int64(),
@@ -125,9 +127,8 @@ def encode(entries: Sequence[Entry], first_seq: int) -> pa.RecordBatch:
     total = int(ends[-1]) if len(entries) else 0
     is_event = np.zeros(total, bool)
     is_event[event_row] = True
-    rows: dict[type, tuple[list[int], list[Any]]] = {}
-    _sort_in(rows, event_row.tolist(), (e.event for e in entries))
-    _sort_in(rows, np.flatnonzero(~is_event).tolist(), commands)
+    rows = _by_class(event_row, [e.event for e in entries])
+    rows |= _by_class(np.flatnonzero(~is_event), commands)
 
     cause_row = np.repeat(event_row, counts + 1)
     times = np.fromiter((e.event.time_s for e in entries), np.float64, len(entries))
@@ -151,20 +152,23 @@ def encode(entries: Sequence[Entry], first_seq: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[f.name] for f in schema()], schema=schema())
 
 
-def _sort_in(rows: dict[type, tuple[list[int], list[Any]]], index: list[int], things: Any) -> None:
-    for i, thing in zip(index, things, strict=True):
-        kept = rows.get(thing.__class__)
+def _by_class(index: Rows, things: Sequence[Any]) -> dict[type, tuple[Rows, list[Any]]]:
+    """For each class, its things in order and their row numbers."""
+    found: dict[type, tuple[list[int], list[Any]]] = {}
+    for i, thing in enumerate(things):
+        kept = found.get(thing.__class__)
         if kept is None:
-            kept = rows[thing.__class__] = ([], [])
+            kept = found[thing.__class__] = ([], [])
         kept[0].append(i)
         kept[1].append(thing)
+    return {cls: (index[at], members) for cls, (at, members) in found.items()}
 
 
 def _field_parts(
-    rows: Mapping[type, tuple[list[int], list[Any]]],
-) -> dict[str, list[tuple[list[int], Column]]]:
+    rows: Mapping[type, tuple[Rows, list[Any]]],
+) -> dict[str, list[tuple[Rows, Column]]]:
     """For each column, the row numbers and values that each class gives it."""
-    parts: dict[str, list[tuple[list[int], Column]]] = {}
+    parts: dict[str, list[tuple[Rows, Column]]] = {}
     for cls, (index, things) in rows.items():
         shape = _shapes()[cls.__name__]
         for name, column in shape.plain:
@@ -184,7 +188,7 @@ def _value_type(column: pa.DataType) -> pa.DataType:
     return column.value_type if isinstance(column, pa.DictionaryType) else column
 
 
-def _scatter(parts: Sequence[tuple[list[int], Column]], total: int, column: pa.DataType) -> Column:
+def _scatter(parts: Sequence[tuple[Rows, Column]], total: int, column: pa.DataType) -> Column:
     """Put each part's values at its row numbers; the other rows are null."""
     order = np.full(total, -1, np.int64)
     start = 0

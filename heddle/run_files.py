@@ -63,7 +63,9 @@ def write_table(path: Path, table: pa.Table) -> None:
     words: Any = [f.name for f in table.schema if pa.types.is_dictionary(f.type)]
 
     def write(file: BinaryIO) -> None:
-        pq.write_table(table, file, compression="zstd", use_dictionary=words)
+        pq.write_table(
+            table, file, compression="zstd", use_dictionary=words, write_statistics=False
+        )
 
     write_whole(path, write)
 

@@ -29,7 +29,7 @@ class Journal:
     """
 
     def __init__(self, table: pa.Table) -> None:
-        self._table = table.unify_dictionaries().combine_chunks()
+        self._table = table.unify_dictionaries()
         self._cache: dict[str, Any] = {}
         self.rows: int = self._table.num_rows
         names, codes = self._dictionary("name")

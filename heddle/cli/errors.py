@@ -4,6 +4,7 @@ import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import rich_click as click
 from click.exceptions import Exit
@@ -30,18 +31,9 @@ _FOLDER = {
 }
 
 
-class Told(click.ClickException):
-    """A message and an exit status."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        # click declares it on the class, for exceptions that have one status each.
-        self.__dict__["exit_code"] = status
-
-
 @contextmanager
 def told() -> Iterator[None]:
-    """Turn errors that the user can mend into `Told`; let all others through.
+    """Tell errors that the user can mend, and end with their status; let all others through.
 
     Known are: ValueErrors that the packages define for bad input, failures of disk and folders, and
     the keyboard interrupt.
@@ -51,25 +43,21 @@ def told() -> Iterator[None]:
     except (click.ClickException, Exit, click.Abort):
         raise
     except KeyboardInterrupt as e:
-        click.echo("\n".join(["Interrupted.", *getattr(e, "__notes__", [])]), err=True)
-        sys.exit(INTERRUPTED)
+        _end("Interrupted.", e, INTERRUPTED)
     except OSError as e:
-        raise _of_system(e) from e
+        where = f"{e.filename}: " if e.filename else ""
+        if e.errno in _DISK:
+            _end(f"Error: {where}{_DISK[e.errno]}", e, FAILED)
+        if e.errno in _FOLDER:
+            _end(f"Error: {where}{_FOLDER[e.errno]}", e, BAD_INPUT)
+        raise
     except (ValueError, RuntimeError) as e:
         if type(e).__module__.partition(".")[0] not in OURS:
             raise
-        status = FAILED if type(e).__name__ in RUN_FAILURES else BAD_INPUT
-        raise Told(_with_notes(str(e), e), status) from e
+        _end(f"Error: {e}", e, FAILED if type(e).__name__ in RUN_FAILURES else BAD_INPUT)
 
 
-def _of_system(e: OSError) -> Exception:
-    where = f"{e.filename}: " if e.filename else ""
-    if e.errno in _DISK:
-        return Told(_with_notes(where + _DISK[e.errno], e), FAILED)
-    if e.errno in _FOLDER:
-        return Told(_with_notes(where + _FOLDER[e.errno], e), BAD_INPUT)
-    return e
-
-
-def _with_notes(message: str, e: BaseException) -> str:
-    return "\n".join([message, *getattr(e, "__notes__", [])])
+def _end(message: str, e: BaseException, status: int) -> NoReturn:
+    # Plain text, not a drawn box: a message that is folded into a frame cannot be searched for.
+    click.echo("\n".join([message, *getattr(e, "__notes__", [])]), err=True)
+    sys.exit(status)
