@@ -9,6 +9,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -170,8 +171,10 @@ class RunDirectory:
             return
         if error is not None:
             error.add_note(f"{self.path} keeps the journal up to there; it is no result.")
-        try:
+        # A disk that has no room for the rest of the journal may have room for the status.
+        with suppress(OSError):
             self._close_stream()
+        try:
             if isinstance(error, KeyboardInterrupt):
                 self._close("interrupted", "interrupted from the keyboard")
             else:
@@ -183,6 +186,8 @@ class RunDirectory:
                 raise
 
     def _close_stream(self) -> None:
+        if self._file.closed:
+            return
         try:
             self.flush()
             self._stream.close()

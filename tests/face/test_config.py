@@ -1,0 +1,88 @@
+"""Configuration is strict: every message names the source, the key and the remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from heddle.config import ClusterConfig, RunConfig
+from heddle.config_files import (
+    ConfigError,
+    from_builtins,
+    read_toml,
+    resolve,
+    setting,
+    to_builtins,
+)
+
+
+def test_later_sources_win_and_the_rest_are_defaults(tmp_path: Path):
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    first.write_text('trace = "t.jsonl"\nseed = 3\n[cluster]\ngpus = 4\ntp = 2\n')
+    second.write_text("[cluster]\ngpus = 16\n")
+    config = resolve([read_toml(first), read_toml(second), setting("cluster.gpu=h200")])
+    assert config == RunConfig(
+        trace="t.jsonl", seed=3, cluster=ClusterConfig(gpus=16, tp=2, gpu="h200")
+    )
+
+
+def test_resolved_values_read_back_equal():
+    config = RunConfig(trace="t", cluster=ClusterConfig(gpus=4, tp_choices=(1, 2)))
+    assert from_builtins(to_builtins(config), "x") == config
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cluster.max_runing=3", 'is not a key of [cluster]. Did you mean "max_running"?'),
+        ("polcy.preset=verl", 'polcy is not a key of the top level. Did you mean "policy"?'),
+        ("cluster.gpus=many", "expected `int`, got `str`"),
+        ("cluster.gpus=0", "gpus must be from 1"),
+        ("cluster.gpus=99999999", "gpus must be from 1 to 1,000,000"),
+        ("cluster.tp=3", "gpus = 8 is not divisible by tp = 3: take gpus = 6"),
+        ("cluster.report_interval_s=nan", "report_interval_s must be more than 0"),
+        ("cluster.report_interval_s=inf", "report_interval_s must be more than 0"),
+        ("missing.tool_s=guess", "take one of 'error', 'zero', 'sample'"),
+        ("missing.output_tokens=zero", "take one of 'error', 'sample'"),
+        ("missing.cap_tool_s=-1", "cap_tool_s must be more than 0"),
+        ("cluster=3", "cluster is a section"),
+        ("seed=-1", "seed must be from 0"),
+        ("seed=true", "expected `int`, got `bool`"),
+        ('policy.preset=""', "preset must name a policy"),
+        ("gpus", "write it as section.key=value"),
+        ("cluster.tp_choices=[]", "tp_choices must list degrees"),
+    ],
+)
+def test_a_wrong_setting_is_named(text: str, said: str):
+    with pytest.raises(ConfigError) as error:
+        resolve([setting("trace=t"), setting(text)])
+    assert said in str(error.value)
+    assert text in str(error.value)
+
+
+def test_a_wrong_key_in_a_file_names_the_file_and_the_key(tmp_path: Path):
+    path = tmp_path / "run.toml"
+    path.write_text('trace = "t"\n[cluster]\ngpus = "8"\n')
+    with pytest.raises(ConfigError, match=r"run\.toml: cluster\.gpus: expected `int`, got `str`"):
+        resolve([read_toml(path)])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"gpus = ", "not TOML"), (b"\xff\xfe", "not UTF-8"), (None, "no such")]
+)
+def test_an_unreadable_file_is_named(tmp_path: Path, content: bytes | None, said: str):
+    path = tmp_path / "run.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as error:
+        read_toml(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path):
+    with pytest.raises(ConfigError, match="is a directory"):
+        read_toml(tmp_path)
+
+
+def test_a_run_needs_a_trace():
+    with pytest.raises(ConfigError, match="no trace is named"):
+        resolve([setting("seed=1")])
