@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import simpy
 
@@ -157,6 +158,31 @@ def test_a_wholly_cached_prompt_still_computes_its_last_block() -> None:
     bench.start(A, prompt=128, output=1, shared=128)
     bench.run()
     assert bench.ends[A][1].cached_tokens == 112
+
+
+def test_kv_that_is_computed_again_is_not_cached_twice() -> None:
+    bench = Bench()
+    for shared in (0, 16):
+        bench.start(A, prompt=16, output=1, shared=shared)
+        bench.run()
+    assert bench.ends[A][1].cached_tokens == 0
+    assert bench.engine.kv_cached_tokens == bench.engine.export_kv(A) == 16
+
+
+def test_a_blocked_queue_is_looked_at_again_when_cached_kv_goes() -> None:
+    bench = Bench(table(kv_capacity_tokens=16 * 8), max_batched_tokens=33)
+    bench.start(B, prompt=48, output=1)
+    bench.run()
+    began = bench.env.now
+    bench.start(A, prompt=50, output=10)
+    bench.at(began + 6.0, lambda: bench.start(B, prompt=112, output=1, shared=49))
+    # A holds four blocks. With three cached, B's next chunk needs five; without them, two.
+    bench.at(began + 7.0, lambda: bench.engine.release(B))
+    bench.run()
+    boundaries = began + 1.33 + 1.17 + 1.1 * np.arange(10)
+    assert began + bench.ends[B][1].queued_s + 6.0 == pytest.approx(
+        boundaries[np.searchsorted(boundaries, began + 7.0)]
+    )
 
 
 def test_a_rewritten_context_hits_only_what_it_kept() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference_engine import ReferenceEngine
 
@@ -198,6 +198,8 @@ def agree(case: Scenario) -> Player:
     return fast
 
 
+# Found by longer runs: a block that an iteration displaces before it has to preempt for another.
+@example(seed=175386814727, trajectories=14, tight=0.0, disturbances=80)
 @settings(max_examples=400, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
