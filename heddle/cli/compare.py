@@ -10,7 +10,6 @@ from heddle.cli.options import replayed, take_config
 
 
 @click.command()
-@replayed
 @click.option(
     "--policies", required=True, help="Names, separated by commas; the first is the reference"
 )
@@ -18,6 +17,7 @@ from heddle.cli.options import replayed, take_config
 @click.option("--seed", type=int, default=None, help="The first seed [0]")
 @click.option("--jobs", type=int, default=None, help="Worker processes [as many as pay]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+@replayed
 def compare(
     sources: tuple[str, ...],
     settings: tuple[str, ...],

@@ -10,10 +10,10 @@ from heddle.cli.options import replayed, take_config
 
 
 @click.command()
-@replayed
 @click.option("--policy", default=None, help="Preset or package.module:factory [verl]")
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+@replayed
 def simulate(
     sources: tuple[str, ...],
     settings: tuple[str, ...],
