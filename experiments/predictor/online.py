@@ -224,7 +224,7 @@ def load(name: str, trajectories: int, seed: int) -> tuple[TrajectoryScript, ...
 def predictors(
     scripts: Sequence[TrajectoryScript],
 ) -> dict[str, Callable[[], Predictor]]:
-    """What is compared; the mean that *mean known* is told is what an earlier rollout would show."""
+    """What is compared; *mean known* is told the mean, as an earlier rollout would show it."""
     mean = sum(map(_total, scripts)) / len(scripts)
     return {
         "none": NoPrediction,
