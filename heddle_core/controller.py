@@ -82,7 +82,7 @@ class Controller:
             case MigrationFinished():
                 self._on_migration_finished(event, out)
             case EngineReported():
-                self._on_engine_reported(event)
+                self.ledger.report(event.engine, event.kv_used_tokens)
             case EngineReady():
                 self._on_engine_ready(event, out)
             case EngineStopped():
@@ -126,6 +126,8 @@ class Controller:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
         self.ledger.end_run(t, engine, e.output_tokens)
         t.phase = "tool"
+        if self.policy.admission.keeps_kv:
+            self.ledger.park(t, engine)
         predictor = self.policy.predictor
         predictor.observe_step(t, e)
         if predictor.served:
@@ -154,6 +156,7 @@ class Controller:
 
     def _on_tool_returned(self, e: ToolReturned, out: list[Command]) -> None:
         t = self.ledger.in_tool(e.trajectory, e.step)
+        left = self.ledger.unpark(t)
         t.tool_s += e.time_s - t.tool_started_s
         t.step += 1
         t.context_tokens = e.context_tokens
@@ -163,6 +166,8 @@ class Controller:
             t.phase = "migrating"
         else:
             self._place(t, out)
+        if left is not None and left.id != t.home:
+            self._fill(left, out)
 
     def _on_trajectory_finished(self, e: TrajectoryFinished, out: list[Command]) -> None:
         t = self.ledger.trajectory(e.trajectory)
@@ -170,6 +175,7 @@ class Controller:
         self.ledger.finish(t)
         self.policy.predictor.observe_finish(t)
         self.policy.placement.finished(t)
+        self.policy.migration.finished(t)
         self._homes.pop(t.id, None)
         if engine is not None:
             self._fill(engine, out)
@@ -205,6 +211,7 @@ class Controller:
                 self._place(t, out)
             else:
                 self._run_at(t, self.ledger.engine(t.home), out)
+        self._fill(source, out)
 
     def _consider_migration(self, t: Trajectory, out: list[Command]) -> None:
         if t.home is None or t.migrating_to is not None or not self.ledger.engines:
@@ -246,6 +253,7 @@ class Controller:
         predictor = self.policy.predictor
         if not predictor.served:
             t.remaining_tokens = predictor.remaining_tokens(t)
+        t.reserved_tokens = self.policy.admission.reserve_tokens(t, t.remaining_tokens)
         self.ledger.enqueue(t, engine, self.policy.scheduler.priority(t, t.remaining_tokens))
 
     def _fill(self, engine: Engine, out: list[Command], *, may_preempt: bool = False) -> None:
@@ -351,11 +359,6 @@ class Controller:
         if not self._fleet.ready(e.engine, out):
             self.ledger.close_engine(engine)
         self._release_held(out)
-
-    def _on_engine_reported(self, e: EngineReported) -> None:
-        engine = self.ledger.engine(e.engine)
-        engine.reported_s = e.time_s
-        engine.reported_kv_used_tokens = e.kv_used_tokens
 
     def _on_engine_stopped(self, e: EngineStopped, out: list[Command]) -> None:
         engine = self.ledger.engine(e.engine)

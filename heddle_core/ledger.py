@@ -46,7 +46,11 @@ class Trajectory:
     given_up: bool = False
     """A Cancel is under way: no engine can hold it."""
     believed_kv_tokens: int = 0
-    """What its running step counts against its engine's believed KV."""
+    """What it counts against its engine's KV while it runs, and while parked in a tool."""
+    reserved_tokens: int = 0
+    """Output that its next step is believed to make: room for it is set aside."""
+    parked: bool = False
+    """In a tool, its KV kept at home."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -63,12 +67,18 @@ class Engine:
     in_flight: int = 0
     sessions: int = 0
     believed_kv_tokens: int = 0
+    parked_kv_tokens: int = 0
     running: dict[TrajectoryId, Trajectory] = field(default_factory=dict)
     leaving: int = 0
     reported_s: float = 0.0
     reported_kv_used_tokens: int = 0
     queue: list[tuple[float, int, Trajectory]] = field(default_factory=list)
     """Heap of (-priority, ticket, trajectory); stale entries are skipped when they surface."""
+
+    @property
+    def running_steps(self) -> int:
+        """Steps in its slots."""
+        return len(self.running)
 
     def head(self) -> Trajectory | None:
         """Return the most urgent waiting trajectory, which stays in the queue."""
@@ -88,8 +98,8 @@ class Engine:
         """Say whether a slot and believed KV are free; an idle engine takes what it can hold."""
         if len(self.running) >= self.max_running:
             return False
-        room = self.kv_capacity_tokens - self.believed_kv_tokens
-        return t.context_tokens <= room or not self.running
+        room = self.kv_capacity_tokens - self.believed_kv_tokens - self.parked_kv_tokens
+        return t.context_tokens + t.reserved_tokens <= room or not self.running
 
 
 class Ledger:
@@ -156,6 +166,11 @@ class Ledger:
         self.known_engines[engine.id] = engine
         self.engines.append(engine)
 
+    def report(self, engine: EngineId, kv_used_tokens: int) -> None:
+        """Keep an engine's sample of its own counters."""
+        e = self.engine(engine)
+        e.reported_s, e.reported_kv_used_tokens = self.now_s, kv_used_tokens
+
     def close_engine(self, engine: Engine) -> None:
         """No new work goes to `engine`; what runs there may end."""
         if engine.accepting:
@@ -175,10 +190,26 @@ class Ledger:
         t.phase = "held"
         self.held[t.id] = t
 
+    def park(self, t: Trajectory, engine: Engine) -> None:
+        """Keep the KV of a trajectory in a tool from being given to others."""
+        t.parked = True
+        t.believed_kv_tokens = t.context_tokens
+        engine.parked_kv_tokens += t.context_tokens
+
+    def unpark(self, t: Trajectory) -> Engine | None:
+        """Its KV is no longer kept; returns the engine that has room again."""
+        if not t.parked or t.home is None:
+            return None
+        t.parked = False
+        engine = self.known_engines[t.home]
+        engine.parked_kv_tokens -= t.believed_kv_tokens
+        return engine
+
     def set_home(self, t: Trajectory, home: EngineId | None) -> None:
         """Move a home; sessions follow."""
         if t.home == home:
             return
+        self.unpark(t)
         if t.home is not None:
             self.known_engines[t.home].sessions -= 1
         if home is not None:
@@ -206,8 +237,8 @@ class Ledger:
         heappop(engine.queue)
         t.ticket = -1
         t.phase = "running"
-        t.believed_kv_tokens = t.context_tokens
-        engine.believed_kv_tokens += t.context_tokens
+        t.believed_kv_tokens = t.context_tokens + t.reserved_tokens
+        engine.believed_kv_tokens += t.believed_kv_tokens
         engine.running[t.id] = t
 
     def end_run(self, t: Trajectory, engine: Engine, output_tokens: int) -> None:
@@ -233,6 +264,7 @@ class Ledger:
             raise LedgerError(f"trajectory {t.id!r} finished twice")
         if t.home is not None:
             engine = self.known_engines[t.home]
+            self.unpark(t)
             if t.phase == "queued":
                 self.unqueue(t, engine)
             elif t.phase == "running":
@@ -247,10 +279,13 @@ class Ledger:
         sessions: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
         queued: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
         running: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
+        parked: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
         for t in self.trajectories.values():
             if t.home is not None:
                 sessions[t.home] += 1
                 assert t.phase != "finished", f"{t.id} is finished and has a home"
+                parked[t.home] += t.believed_kv_tokens if t.parked else 0
+            assert not t.parked or t.phase == "tool", f"{t.id} is parked but {t.phase}"
             assert (t.phase == "held") == (t.id in self.held), (
                 f"{t.id}: {t.phase} and held disagree"
             )
@@ -276,6 +311,7 @@ class Ledger:
             kv = sum(t.believed_kv_tokens for t in e.running.values())
             assert kv == e.believed_kv_tokens, f"{e.id} miscounts KV"
             assert kv <= e.kv_capacity_tokens or len(e.running) == 1, f"{e.id} exceeds believed KV"
+            assert e.parked_kv_tokens == parked[e.id], f"{e.id} miscounts parked KV"
             assert e.leaving == sum(t.leaving for t in e.running.values())
             assert e.leaving <= 1, f"{e.id} has more than one preemption under way"
             assert (e in self.engines) == e.accepting, f"{e.id} accepting disagrees"

@@ -1,4 +1,4 @@
-"""A policy is five small parts. Parts look at a `View` and answer; only the controller acts.
+"""A policy is six small parts. Parts look at a `View` and answer; only the controller acts.
 
 A part that needs tuning takes its own small values in its constructor. Mixing parts is an ablation:
 ``replace(heddle(setting), migration=Never())``.
@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from heddle_core.cost import CostModel
 from heddle_core.events import StepFinished, ToolReturned
+from heddle_core.history import History
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.plan.problem import PlanProblem, ResourcePlan
 
@@ -30,6 +31,8 @@ class Setting:
     max_running: int
     """Slots of each engine: steps in its batch at once."""
     cost: CostModel
+    history: History | None = None
+    """What earlier rollouts of this workload showed, if there were any."""
     seed: int = 0
 
 
@@ -74,6 +77,11 @@ class TrajectoryView(Protocol):
         ...
 
     @property
+    def remaining_tokens(self) -> float:
+        """The last estimate of the output tokens still to come."""
+        ...
+
+    @property
     def arrived_s(self) -> float: ...
     @property
     def runnable_s(self) -> float:
@@ -107,6 +115,16 @@ class EngineView(Protocol):
     @property
     def sessions(self) -> int:
         """Unfinished trajectories whose home it is, those in a tool included."""
+        ...
+
+    @property
+    def running_steps(self) -> int:
+        """Steps running on it."""
+        ...
+
+    @property
+    def believed_kv_tokens(self) -> int:
+        """Context of the running steps as of their dispatch; what they made since is not in it."""
         ...
 
     @property
@@ -173,6 +191,19 @@ class Scheduler(Protocol):
         ...
 
 
+class Admission(Protocol):
+    """Says how much KV a step must find free on its engine before it may run."""
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether the KV of a trajectory in a tool counts as in use at its home."""
+        ...
+
+    def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
+        """Tokens of output to set room aside for, beside the prompt; at least 0."""
+        ...
+
+
 class Placement(Protocol):
     """Chooses the home of each runnable step."""
 
@@ -203,6 +234,10 @@ class Migration(Protocol):
         """Return the engine to move to, or None to stay."""
         ...
 
+    def finished(self, t: TrajectoryView) -> None:
+        """Forget a finished trajectory."""
+        ...
+
 
 class Planner(Protocol):
     """Chooses which engines exist, at rollout boundaries."""
@@ -221,10 +256,11 @@ class Planner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The five parts that decide when, where and how trajectories run."""
+    """The six parts that decide when, where and how trajectories run."""
 
     predictor: Predictor
     scheduler: Scheduler
+    admission: Admission
     placement: Placement
     migration: Migration
     planner: Planner

@@ -6,19 +6,32 @@ through the entry-point group ``heddle.policies`` or as ``package.module:factory
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
+from heddle_core.admit.fitting import Fitting
+from heddle_core.admit.headroom import Headroom
+from heddle_core.migrate.balance import Balance
+from heddle_core.migrate.follow_rank import FollowRank
 from heddle_core.migrate.never import Never
+from heddle_core.parts import FIELD, PARTS, Part, kind_of
 from heddle_core.place.cache_aware import CacheAware
 from heddle_core.place.hybrid_ratio import HybridRatio
 from heddle_core.place.least_loaded import LeastLoaded
+from heddle_core.place.presorted import Presorted
 from heddle_core.place.sticky import Sticky
 from heddle_core.plan.fixed import FixedPlan
+from heddle_core.plan.searched import SearchedPlan
 from heddle_core.policy import Placement, Policy, Setting
 from heddle_core.predict.none import NoPrediction
+from heddle_core.predict.progressive import ProgressivePredictor
+from heddle_core.predict.served import Served
 from heddle_core.schedule.fcfs import Fcfs
+from heddle_core.schedule.longest_total import LongestTotal
+from heddle_core.schedule.progressive_priority import ProgressivePriority
 
 Factory: TypeAlias = Callable[[Setting], Policy]
 
@@ -38,6 +51,7 @@ def _baseline(setting: Setting, placement: Placement) -> Policy:
     return Policy(
         predictor=NoPrediction(),
         scheduler=Fcfs(),
+        admission=Fitting(),
         placement=placement,
         migration=Never(),
         planner=FixedPlan(setting),
@@ -69,61 +83,110 @@ def slime_2026(setting: Setting) -> Policy:
     return _baseline(setting, CacheAware(cache_threshold=0.3, balance_abs=64, balance_rel=1.5))
 
 
+def heddle(setting: Setting) -> Policy:
+    """Our best honest configuration: no oracle, KV-aware, planned, balanced as it runs."""
+    return Policy(
+        predictor=ProgressivePredictor(),
+        scheduler=LongestTotal(),
+        admission=Headroom(setting),
+        placement=Presorted(setting),
+        migration=Balance(setting),
+        planner=SearchedPlan(setting, solver="portfolio"),
+    )
+
+
+def heddle_paper(setting: Setting) -> Policy:
+    """Heddle to the letter of arXiv 2603.28101, with our untrained predictor as a service."""
+    return Policy(
+        predictor=Served(ProgressivePredictor()),
+        scheduler=ProgressivePriority(),
+        admission=Fitting(),
+        placement=Presorted(setting, cost="paper"),
+        migration=FollowRank(),
+        planner=SearchedPlan(setting, solver="anneal", cost="paper"),
+    )
+
+
+def heddle_no_migration(setting: Setting) -> Policy:
+    """`heddle` whose homes never move."""
+    return replace(heddle(setting), migration=Never())
+
+
+def heddle_no_plan(setting: Setting) -> Policy:
+    """`heddle` on engines of one TP degree, the baselines'."""
+    return replace(heddle(setting), planner=FixedPlan(setting))
+
+
+def heddle_no_priority(setting: Setting) -> Policy:
+    """`heddle` with queues by arrival and no headroom: the engine decides when, as in vLLM."""
+    return replace(heddle(setting), scheduler=Fcfs(), admission=Fitting())
+
+
+def heddle_no_placement(setting: Setting) -> Policy:
+    """`heddle` with verl's pins for homes, which never move."""
+    engines_only = SearchedPlan(setting, solver="portfolio", homes=False)
+    return replace(heddle(setting), placement=Sticky(), migration=Never(), planner=engines_only)
+
+
 PRESETS: Mapping[str, Factory] = {
     "slime": slime,
     "verl": verl,
     "verl-star": verl_star,
     "verl-2026": verl_2026,
     "slime-2026": slime_2026,
-}
-
-PARTS: Mapping[str, Mapping[str, str]] = {
-    "predict": {
-        "none": "expects nothing: 0 tokens left",
-    },
-    "schedule": {
-        "fcfs": "by arrival of the step, as vLLM and SGLang do",
-        "round_robin": "fewest steps done first, ties by arrival",
-    },
-    "place": {
-        "least_loaded": "fewest steps in flight, anew at every step",
-        "sticky": "stays where it first ran; new: fewest steps in flight",
-        "sticky_least_sessions": "stays where it first ran; new: fewest unfinished trajectories",
-        "hybrid_ratio": "stays unless max/min load is too large, then least loaded",
-        "cache_aware": "longest known prefix while the engines are even, else least loaded",
-        "consistent_hash": "hash of the trajectory's name on a ring of engines",
-    },
-    "migrate": {
-        "never": "homes never move while a tool runs",
-    },
-    "plan": {
-        "fixed": "one TP degree on all GPUs",
-    },
+    "heddle": heddle,
+    "heddle-paper": heddle_paper,
+    "heddle-no-migration": heddle_no_migration,
+    "heddle-no-plan": heddle_no_plan,
+    "heddle-no-priority": heddle_no_priority,
+    "heddle-no-placement": heddle_no_placement,
 }
 
 
-def load_policy(name: str, setting: Setting) -> Policy:
-    """Return the policy called `name`: a preset, an entry point, or ``package.module:factory``.
+def load_policy(
+    name: str, setting: Setting, *, extra: Mapping[str, Part] = MappingProxyType({})
+) -> Policy:
+    """Return the policy called `name`, fresh.
+
+    `name` is a preset, an entry point or ``package.module:factory``; after it, ``+PART`` puts a
+    part in place of the preset's own: ``heddle+never``, ``verl+longest_first+progressive``. `extra`
+    adds predictors that only the caller can make, such as an oracle.
 
     Raises:
         PolicyNotFound: nothing has this name; the message lists the known ones and the nearest.
         PolicyError: it was found, but importing or calling it failed or gave something else.
     """
-    factory = PRESETS.get(name) or _installed(name)
-    if factory is None and ":" in name:
-        factory = _imported(name)
+    base, *parts = name.split("+")
+    factory = PRESETS.get(base) or _installed(base)
+    if factory is None and ":" in base:
+        factory = _imported(base)
     if factory is None:
-        raise PolicyNotFound(_unknown(name))
+        raise PolicyNotFound(_unknown(base))
     try:
         policy = factory(setting)
     except Exception as error:
-        raise PolicyError(f"policy {name!r} cannot be built: {_said(error)}") from error
+        raise PolicyError(f"policy {base!r} cannot be built: {_said(error)}") from error
     if not isinstance(policy, Policy):
         raise PolicyError(
-            f"policy {name!r}: its factory returned {type(policy).__name__}, "
+            f"policy {base!r}: its factory returned {type(policy).__name__}, "
             "not heddle_core.policy.Policy"
         )
-    return policy
+    return replace(policy, **dict(_part(part, setting, extra) for part in parts))
+
+
+def _part(name: str, setting: Setting, extra: Mapping[str, Part]) -> tuple[str, Any]:
+    """Return the field that a part fills, and the part."""
+    kind = kind_of(name, extra)
+    if kind is None:
+        known = [*extra, *(n for parts in PARTS.values() for n in parts)]
+        near = get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise PolicyNotFound(f"no part is called {name!r}.{hint} Parts: {', '.join(known)}")
+    part = extra[name] if name in extra else PARTS[kind][name]
+    try:
+        return FIELD[kind], part.make(setting)
+    except Exception as error:
+        raise PolicyError(f"part {name!r} cannot be built: {_said(error)}") from error
 
 
 def installed_policies() -> tuple[str, ...]:

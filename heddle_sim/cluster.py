@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import simpy
 
@@ -76,7 +77,7 @@ class Cluster:
             env, fixed_s=world.transfer_fixed_s, bytes_per_s=world.transfer_bytes_per_s
         )
         for time_s, name in world.faults:
-            after(env, time_s, lambda name=name: self._fail(name))
+            after(env, time_s, partial(self._fail, name))
         if world.report_interval_s > 0:
             after(env, world.report_interval_s, self._sample)
 
@@ -199,6 +200,7 @@ class Cluster:
         if engine is None:
             return
         self._stopping.pop(name, None)
+        self._transfers.drop(name)
         salvaged = tuple(engine.fail())
         for trajectory, tokens in salvaged:
             self._on_salvage(trajectory, tokens)
@@ -213,11 +215,7 @@ class Cluster:
             return  # nothing else will ever happen: let the driver see that
         for name, engine in self.engines.items():
             sample = (engine.running, engine.waiting, engine.kv_used_tokens, engine.preemptions)
-            after(
-                self._env,
-                self._world.report_delay_s,
-                lambda name=name, sample=sample: self._report(name, *sample),
-            )
+            after(self._env, self._world.report_delay_s, partial(self._report, name, *sample))
         after(self._env, self._world.report_interval_s, self._sample)
 
     def _report(

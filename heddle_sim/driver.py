@@ -6,6 +6,7 @@ callable, not a policy, and gives each command its one terminal event.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import assert_never
 
 import simpy
@@ -100,7 +101,7 @@ class SimDriver:
         arrivals = sorted(self._live.values(), key=lambda live: live.script.arrival_s)
         for live in arrivals:
             delay_s = live.script.arrival_s - arrivals[0].script.arrival_s
-            after(self.env, delay_s, lambda live=live: self._arrive(live))
+            after(self.env, delay_s, partial(self._arrive, live))
         self._deliver(RolloutStarted(time_s=0.0, trajectories=self._unfinished))
         while self._unfinished:
             if self.env.peek() == float("inf"):

@@ -1,11 +1,11 @@
 """The simulated truth about time: how long one iteration of one engine takes.
 
-An iteration that decodes `b` sequences holding `c` tokens of context together, and prefills chunks of
-`p` tokens in all whose queries meet `q` (query, key) pairs, takes
+An iteration that decodes `b` sequences holding `c` tokens of context together, and prefills chunks
+of `p` tokens in all whose queries meet `q` (query, key) pairs, takes
 
-    base_s[b] + per_context_s[b] * c + prefill_s(p, q) + host_per_prefill_s * (sequences in prefill)
+    base_s[b] + per_context_s[b] * c + prefill_s(p, q) + host_per_prefill_s * (prefilling sequences)
 
-It is affine in `c` for a fixed `b`, which is what lets an engine leap over runs of decode iterations.
+It is affine in `c` for a fixed `b`, which lets an engine leap over runs of decode iterations.
 """
 
 from bisect import bisect_right
@@ -39,8 +39,8 @@ class LatencyTable:
     def prefill_s(self, tokens: int, pairs: float) -> float:
         """Seconds that prefilling adds to an iteration.
 
-        `tokens` is the sum over chunks, `pairs` the sum of ``n * (start + n / 2)`` over chunks of `n`
-        tokens that begin at context position `start`.
+        `tokens` is the sum over chunks, `pairs` the sum of ``n * (start + n / 2)`` over chunks of
+        `n` tokens that begin at context position `start`.
         """
         if tokens <= 0:
             return 0.0

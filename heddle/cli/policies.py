@@ -10,7 +10,8 @@ import rich_click as click
 def policies(as_json: bool) -> None:
     """List presets and the parts they are made of, one line each, and models with a profile."""
     from heddle.cli.show import lines
-    from heddle_core.presets import PARTS, PRESETS, about, installed_policies
+    from heddle_core.parts import PARTS
+    from heddle_core.presets import PRESETS, about, installed_policies
     from heddle_sim.profile_files import known_profiles
 
     presets = {name: about(name) for name in PRESETS}
@@ -18,14 +19,14 @@ def policies(as_json: bool) -> None:
     profiles: dict[str, list[str]] = {}
     for model, gpu in known_profiles():
         profiles.setdefault(model, []).append(gpu)
+    parts = {kind: {n: p.about for n, p in named.items()} for kind, named in PARTS.items()}
     if as_json:
-        parts = {kind: dict(names) for kind, names in PARTS.items()}
         found = {"presets": presets, "installed": installed, "parts": parts, "profiles": profiles}
         click.echo(json.dumps(found, ensure_ascii=False))
         return
     lines("presets", presets)
     if installed:
         lines("installed", dict.fromkeys(installed, ""))
-    for kind, names in PARTS.items():
+    for kind, names in parts.items():
         lines(f"parts: {kind}", names)
     lines("profiles", {model: ", ".join(gpus) for model, gpus in profiles.items()})

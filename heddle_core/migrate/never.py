@@ -10,3 +10,6 @@ class Never:
     def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
         """Return None: stay."""
         return None
+
+    def finished(self, t: TrajectoryView) -> None:
+        """Forget nothing: nothing was kept."""

@@ -8,7 +8,7 @@ from heddle_core.ids import EngineId, TrajectoryId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """An engine that should exist: `tp` GPUs of class `gpu`, at most `max_running` steps at once."""
+    """An engine that should exist: `tp` GPUs of class `gpu`, with `max_running` slots."""
 
     engine: EngineId
     tp: int
@@ -33,8 +33,8 @@ class PlanProblem(Protocol):
     """Everything a search needs, its seed included, as plain data.
 
     Solved in a worker process by the runtime and in place by the simulator, which charges
-    `charged_s`: a search is bounded by a number of moves, never by a clock, so that equal problems have
-    equal solutions.
+    `charged_s`: a search is bounded by a number of moves, never by a clock, so that equal problems
+    have equal solutions.
     """
 
     @property

@@ -38,6 +38,13 @@ class Pushy:
         return remaining_tokens
 
 
+class Greedy:
+    keeps_kv = True
+
+    def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
+        return scatter("reserve", t.id, t.step) % 60
+
+
 @dataclass
 class Anywhere:
     needs_all: bool
@@ -56,6 +63,8 @@ class Anywhere:
 class Restless:
     def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
         return view.engines[scatter("move", t.id, t.step) % len(view.engines)].id
+
+    def finished(self, t: TrajectoryView) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,7 @@ def contrary(*, needs_all: bool, served: bool) -> Policy:
     return Policy(
         predictor=Whims(served=served),
         scheduler=Pushy(),
+        admission=Greedy(),
         placement=Anywhere(needs_all=needs_all),
         migration=Restless(),
         planner=TwoSizes(needs_all=needs_all, searched=needs_all),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from heddle_core import Controller, Policy
+from heddle_core.admit.fitting import Fitting
 from heddle_core.commands import (
     Cancel,
     Command,
@@ -84,6 +85,7 @@ class ToE1(Never):
 PLAIN = Policy(
     predictor=NoPrediction(),
     scheduler=Fcfs(),
+    admission=Fitting(),
     placement=LeastLoaded(),
     migration=Never(),
     planner=Engines(),

@@ -7,12 +7,12 @@ import pytest
 
 import heddle_core.presets as presets
 from heddle_core.migrate.never import Never
+from heddle_core.parts import PARTS
 from heddle_core.place.sticky import Sticky
 from heddle_core.plan.fixed import FixedPlan
 from heddle_core.policy import Policy
 from heddle_core.predict.none import NoPrediction
 from heddle_core.presets import (
-    PARTS,
     PRESETS,
     PolicyError,
     PolicyNotFound,

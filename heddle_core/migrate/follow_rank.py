@@ -1,0 +1,62 @@
+"""Opportunistic migration as published: follow the rank of the newest prediction."""
+
+from bisect import bisect_left, bisect_right, insort
+from itertools import accumulate
+
+from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.policy import TrajectoryView, View
+
+
+class FollowRank:
+    """Heddle (arXiv 2603.28101): the rank falls into a group, and its engine is the new home.
+
+    Group sizes are those at the first question, each scaled by the trajectories that are left over
+    those there were (``s_i * n / n_0``). Trajectories are ranked by predicted total length: ranked
+    by what remains, those that run would sink below those that wait at every step, and change
+    engines for having made progress.
+    """
+
+    def __init__(self) -> None:
+        self._value: dict[TrajectoryId, float] = {}
+        self._sorted: list[float] = []
+        self._engines: list[EngineId] = []
+        self._known: dict[EngineId, None] = {}
+        self._edges: list[int] = []
+
+    def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
+        """Return the engine whose group holds the rank of `t`, None when it lives there."""
+        if len(self._engines) != len(view.engines) or any(
+            e.id not in self._known for e in view.engines
+        ):
+            self._form_groups(view)
+        value = t.output_tokens + remaining_tokens
+        self._forget(t.id)
+        longer = len(self._sorted) - bisect_right(self._sorted, value)
+        self._remember(t.id, value)
+        rank = longer * self._edges[-1] / len(self._sorted)
+        found = self._engines[min(bisect_right(self._edges, rank), len(self._engines) - 1)]
+        return found if found != t.home else None
+
+    def finished(self, t: TrajectoryView) -> None:
+        """Take a finished trajectory out of the ranking."""
+        self._forget(t.id)
+
+    def _form_groups(self, view: View) -> None:
+        """Read the groups from the homes, widest engine first."""
+        engines = sorted(view.engines, key=lambda e: -e.tp)
+        self._engines = [e.id for e in engines]
+        self._known = dict.fromkeys(self._engines)
+        self._edges = list(accumulate(e.sessions for e in engines))
+        self._value, self._sorted = {}, []
+        for other in view.trajectories.values():
+            if other.phase != "finished":
+                self._remember(other.id, other.output_tokens + other.remaining_tokens)
+
+    def _remember(self, trajectory: TrajectoryId, value: float) -> None:
+        self._value[trajectory] = value
+        insort(self._sorted, value)
+
+    def _forget(self, trajectory: TrajectoryId) -> None:
+        value = self._value.pop(trajectory, None)
+        if value is not None:
+            del self._sorted[bisect_left(self._sorted, value)]

@@ -1,0 +1,137 @@
+"""Every part by name: what `PRESET+PART` in a policy's name can put in a preset's place."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from heddle_core.admit.fitting import Fitting
+from heddle_core.admit.headroom import Headroom
+from heddle_core.migrate.balance import Balance
+from heddle_core.migrate.follow_rank import FollowRank
+from heddle_core.migrate.never import Never
+from heddle_core.place.cache_aware import CacheAware
+from heddle_core.place.consistent_hash import ConsistentHash
+from heddle_core.place.hybrid_ratio import HybridRatio
+from heddle_core.place.least_loaded import LeastLoaded
+from heddle_core.place.presorted import Presorted
+from heddle_core.place.sticky import Sticky
+from heddle_core.place.sticky_least_sessions import StickyLeastSessions
+from heddle_core.plan.fixed import FixedPlan
+from heddle_core.plan.searched import SearchedPlan
+from heddle_core.policy import Setting
+from heddle_core.predict.group import GroupPredictor
+from heddle_core.predict.history import HistoryPredictor
+from heddle_core.predict.none import NoPrediction
+from heddle_core.predict.progressive import ProgressivePredictor
+from heddle_core.predict.served import Served
+from heddle_core.schedule.autellix import Autellix
+from heddle_core.schedule.fcfs import Fcfs
+from heddle_core.schedule.longest_first import LongestFirst
+from heddle_core.schedule.longest_total import LongestTotal
+from heddle_core.schedule.progressive_priority import ProgressivePriority
+from heddle_core.schedule.round_robin import RoundRobin
+from heddle_core.schedule.shortest_first import ShortestFirst
+
+Kind: TypeAlias = Literal["predict", "schedule", "admit", "place", "migrate", "plan"]
+
+FIELD: Final[Mapping[Kind, str]] = {
+    "predict": "predictor",
+    "schedule": "scheduler",
+    "admit": "admission",
+    "place": "placement",
+    "migrate": "migration",
+    "plan": "planner",
+}
+"""The field of `Policy` that each kind of part fills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A named part: how it is made, and one line about it."""
+
+    make: Callable[[Setting], Any]
+    about: str
+
+
+PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
+    "predict": {
+        "none": Part(lambda _: NoPrediction(), "expects nothing: 0 tokens left"),
+        "group": Part(lambda _: GroupPredictor(), "Seer's rule: longest finished sibling"),
+        "history": Part(
+            lambda s: HistoryPredictor(s.history.group_totals if s.history else {}),
+            "mean of the same prompt's earlier samples",
+        ),
+        "progressive": Part(
+            lambda _: ProgressivePredictor(), "revised at every step from what was shown"
+        ),
+        "served": Part(
+            lambda _: Served(ProgressivePredictor()),
+            "progressive, behind a prediction service that takes time",
+        ),
+    },
+    "schedule": {
+        "fcfs": Part(lambda _: Fcfs(), "by arrival of the step, as vLLM and SGLang do"),
+        "round_robin": Part(lambda _: RoundRobin(), "fewest steps done first, ties by arrival"),
+        "longest_first": Part(lambda _: LongestFirst(), "most remaining tokens first (LPT)"),
+        "longest_total": Part(
+            lambda _: LongestTotal(), "most tokens in all first: what is begun goes on"
+        ),
+        "shortest_first": Part(lambda _: ShortestFirst(), "fewest remaining tokens first (SJF)"),
+        "progressive_priority": Part(
+            lambda _: ProgressivePriority(), "Algorithm 1: longest first, the head may evict"
+        ),
+        "autellix": Part(lambda _: Autellix(), "least attained service, in levels"),
+    },
+    "admit": {
+        "fitting": Part(lambda _: Fitting(), "a prompt's KV must fit, as in vLLM"),
+        "headroom": Part(Headroom, "room for the step's output too; KV kept through tool calls"),
+    },
+    "place": {
+        "least_loaded": Part(lambda _: LeastLoaded(), "fewest steps in flight, anew at every step"),
+        "sticky": Part(lambda _: Sticky(), "stays where it first ran; new: fewest steps in flight"),
+        "sticky_least_sessions": Part(
+            lambda _: StickyLeastSessions(),
+            "stays where it first ran; new: fewest unfinished trajectories",
+        ),
+        "hybrid_ratio": Part(
+            lambda _: HybridRatio(), "stays unless max/min load is too large, then least loaded"
+        ),
+        "cache_aware": Part(
+            lambda _: CacheAware(),
+            "longest known prefix while the engines are even, else least loaded",
+        ),
+        "consistent_hash": Part(
+            lambda _: ConsistentHash(), "hash of the trajectory's name on a ring of engines"
+        ),
+        "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
+    },
+    "migrate": {
+        "never": Part(lambda _: Never(), "homes never move while a tool runs"),
+        "follow_rank": Part(lambda _: FollowRank(), "to the group of the newest rank"),
+        "balance": Part(Balance, "to where it would end earliest, by believed work"),
+    },
+    "plan": {
+        "fixed": Part(FixedPlan, "one TP degree on all GPUs"),
+        "exact": Part(
+            lambda s: SearchedPlan(s, solver="exact"), "optimal mix and groups under the belief"
+        ),
+        "portfolio": Part(
+            lambda s: SearchedPlan(s, solver="portfolio"), "the best of several, simulated"
+        ),
+        "anneal": Part(
+            lambda s: SearchedPlan(s, solver="anneal", cost="paper"),
+            "Algorithm 2: simulated annealing under the published cost",
+        ),
+        "libra-dp": Part(
+            lambda s: SearchedPlan(s, solver="libra-dp"), "Libra's DP over (GPUs, requests)"
+        ),
+    },
+}
+"""Names are unique over all kinds, so that a name alone says which part it replaces."""
+
+
+def kind_of(name: str, extra: Mapping[str, Part]) -> Kind | None:
+    """Return what kind of part `name` is; `extra` holds predictors known to the caller alone."""
+    if name in extra:
+        return "predict"
+    return next((kind for kind, parts in PARTS.items() if name in parts), None)

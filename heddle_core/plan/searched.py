@@ -1,0 +1,152 @@
+"""Planners that search: the world solves their problem, and the simulator charges its time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from heddle_core.cost import StepCost
+from heddle_core.history import History
+from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.place.presorted_dp import aggregate_short
+from heddle_core.plan.anneal import anneal_plan
+from heddle_core.plan.exact import exact_plan
+from heddle_core.plan.group_cost import IntArray, Work, context_costs, longest_first, work_of
+from heddle_core.plan.group_plan import GroupPlan
+from heddle_core.plan.libra_dp import libra_dp
+from heddle_core.plan.paper_cost import paper_costs
+from heddle_core.plan.portfolio import portfolio
+from heddle_core.plan.problem import EngineSpec, ResourcePlan
+from heddle_core.policy import Setting, TrajectoryView
+
+Solver: TypeAlias = Literal["exact", "anneal", "portfolio", "libra-dp"]
+Cost: TypeAlias = Literal["paper", "context"]
+
+CHARGED_S: Mapping[Solver, float] = {
+    "exact": 0.1,
+    "anneal": 5.0,
+    "portfolio": 2.0,
+    "libra-dp": 0.5,
+}
+"""Seconds of solver time that the simulator lets pass: for annealing the paper's (Table 2), for the
+rest what `benchmarks/bench_planners.py` took at 6,400 trajectories on 64 GPUs, rounded up."""
+
+LIBRA_UNITS = 1000
+"""The DP over (GPUs, requests) is quadratic in units: shorter trajectories are taken together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointProblem:
+    """Which engines exist and who lives where, for the shortest believed makespan.
+
+    All sequences have one entry per trajectory.
+    """
+
+    solver: Solver
+    cost: Cost
+    trajectories: tuple[TrajectoryId, ...]
+    output_tokens: tuple[float, ...]
+    context_tokens: tuple[int, ...]
+    appended_per_output: float
+    tool_s_per_output: float
+    by_tp: Mapping[int, StepCost]
+    gpus: int
+    gpu: str
+    max_running: int
+    seed: int
+    homes: bool
+    charged_s: float
+
+    def solve(self) -> ResourcePlan:
+        """Search; pure and deterministic."""
+        output = np.asarray(self.output_tokens)
+        work = work_of(
+            output,
+            context_tokens=np.asarray(self.context_tokens),
+            appended_tokens=self.appended_per_output * output,
+            tool_s=self.tool_s_per_output * output,
+        )
+        order, plan, believed_s = self._search(work)
+        return self._resource_plan(order, plan, believed_s)
+
+    def _search(self, work: Work) -> tuple[IntArray, GroupPlan, float]:
+        if self.solver == "portfolio":
+            best = portfolio(work, self.by_tp, self.gpus, max_running=self.max_running)[0]
+            return best.order, best.plan, best.simulated_s
+        if self.cost == "context":
+            order = longest_first(work, self.by_tp[min(self.by_tp)])
+            costs = context_costs(work.take(order), self.by_tp, max_running=self.max_running)
+        else:
+            order = np.argsort(-work.output_tokens, kind="stable")
+            costs = paper_costs(work.take(order), self.by_tp, max_running=self.max_running)
+        match self.solver:
+            case "exact":
+                plan = exact_plan(costs, len(work), self.gpus)
+            case "anneal":
+                plan = anneal_plan(costs, len(work), self.gpus, seed=self.seed)
+            case "libra-dp":
+                lengths = work.output_tokens[order]
+                unit = max(1, len(work) // LIBRA_UNITS)
+                cuts = aggregate_short(lengths, below=float(lengths[len(lengths) // 50]), unit=unit)
+                plan = libra_dp(costs, cuts, self.gpus)
+        return order, plan, plan.makespan_s
+
+    def _resource_plan(self, order: IntArray, plan: GroupPlan, believed_s: float) -> ResourcePlan:
+        engines: list[EngineSpec] = []
+        homes: list[tuple[EngineId, tuple[TrajectoryId, ...]]] = []
+        bounds = zip(plan.tps, plan.bounds[:-1], plan.bounds[1:], strict=True)
+        for tp, start, stop in sorted(bounds, key=lambda group: -group[0]):
+            name = EngineId(f"e{len(engines)}")
+            engines.append(
+                EngineSpec(engine=name, tp=tp, gpu=self.gpu, max_running=self.max_running)
+            )
+            homes.append((name, tuple(self.trajectories[k] for k in order[start:stop])))
+        return ResourcePlan(
+            engines=tuple(engines),
+            homes=tuple(homes) if self.homes else (),
+            believed_makespan_s=believed_s,
+        )
+
+
+class SearchedPlan:
+    """Plans once all trajectories of a rollout have arrived, from what is predicted of them."""
+
+    needs_all = True
+
+    def __init__(
+        self, setting: Setting, *, solver: Solver, cost: Cost = "context", homes: bool = True
+    ) -> None:
+        """`homes` False keeps the engines of the plan and leaves homes to the placement part."""
+        self._setting = setting
+        self._homes = homes
+        self._solver: Solver = solver
+        self._cost: Cost = cost
+
+    def plan(self, ts: Sequence[TrajectoryView], remaining: Sequence[float]) -> JointProblem:
+        """State the problem; the world solves it."""
+        setting = self._setting
+        history = setting.history
+        return JointProblem(
+            solver=self._solver,
+            cost=self._cost,
+            trajectories=tuple(t.id for t in ts),
+            output_tokens=tuple(believed_lengths(history, remaining)),
+            context_tokens=tuple(t.context_tokens for t in ts),
+            appended_per_output=history.appended_per_output if history else 0.0,
+            tool_s_per_output=history.tool_s_per_output if history else 0.0,
+            by_tp={tp: setting.cost.by_tp[tp] for tp in setting.tp_choices},
+            gpus=setting.gpus,
+            gpu=setting.gpu,
+            max_running=setting.max_running,
+            seed=setting.seed,
+            homes=self._homes,
+            charged_s=CHARGED_S[self._solver],
+        )
+
+
+def believed_lengths(history: History | None, remaining: Sequence[float]) -> list[float]:
+    """Output tokens to plan with: predictions, spread as history was where they are means."""
+    if history is None:
+        return [max(1.0, r) for r in remaining]
+    return [float(length) for length in history.lengths(remaining)]
