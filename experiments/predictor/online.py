@@ -217,7 +217,13 @@ def load(name: str, trajectories: int, seed: int) -> tuple[TrajectoryScript, ...
         trace = read_trace(SHARED / f"{name}.jsonl.gz")
     else:
         return None
-    rules = MissingRules(tool_s="zero", tool_tokens="zero", prompt_tokens="zero", cap_tool_s=600.0)
+    rules = MissingRules(
+        tool_s="zero",
+        tool_tokens="zero",
+        prompt_tokens="zero",
+        output_tokens="sample",
+        cap_tool_s=600.0,
+    )
     return complete(trace, rules=rules, seed=seed)[0]
 
 
@@ -263,16 +269,17 @@ def show(name: str, rows: dict[str, list[list[float]]]) -> None:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    shared = ["tbench_mini", "tau2_retail", "tau_airline", "hotpotqa_react"]
+    shared = ["tbench_mini", "tau2_retail", "tau_airline", "hotpotqa_react", "mint"]
     parser.add_argument("names", nargs="*", default=[*WORKLOADS, *shared])
     parser.add_argument("--trajectories", type=int, default=1600, help="of a synthetic workload")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=101)
     parser.add_argument("--slots", type=float, default=1.0, help="share that runs at once")
     parser.add_argument("--tokens-per-s", type=float, default=50.0)
     args = parser.parse_args()
     for name in args.names:
         rows: dict[str, list[list[float]]] = {}
-        for seed in range(11, 11 + args.seeds):
+        for seed in range(args.first_seed, args.first_seed + args.seeds):
             scripts = load(name, args.trajectories, seed)
             if scripts is None:
                 print(f"\n{name}: skipped, {SHARED / f'{name}.jsonl.gz'} is not there")
