@@ -5,8 +5,10 @@ in another transfer. Of those that could start, the longest goes first (the endp
 of the Heddle paper), so that short ones fill in around it.
 """
 
+from bisect import insort
 from collections.abc import Callable
 from functools import partial
+from heapq import merge
 from typing import NamedTuple
 
 import simpy
@@ -15,6 +17,8 @@ from heddle_core.ids import EngineId
 
 
 class _Move(NamedTuple):
+    order: tuple[float, int]
+    """Longest first, equal ones as they were asked for; no two are the same."""
     source: EngineId
     target: EngineId
     kv_bytes: float
@@ -38,20 +42,23 @@ class Transfers:
         self._env = env
         self._fixed_s = fixed_s
         self._bytes_per_s = bytes_per_s
-        self._pending: list[_Move] = []
-        """Longest first, equal ones in the order they were asked for."""
-        self._moving: list[_Move] = []
-        self._review_due = False
+        self._pending: dict[EngineId, list[_Move]] = {}
+        """By engine, in order; a move stands under both of its engines."""
+        self._moving: dict[EngineId, _Move] = {}
+        """By engine, under both as well."""
+        self._asked = 0
+        self._freed: dict[EngineId, None] = {}
+        """Engines whose moves may have become possible since the last review."""
 
     @property
     def waiting(self) -> int:
         """Transfers that have not started."""
-        return len(self._pending)
+        return sum(map(len, self._pending.values())) // 2
 
     @property
     def moving(self) -> int:
         """Transfers under way."""
-        return len(self._moving)
+        return len(self._moving) // 2
 
     def seconds(self, kv_bytes: float) -> float:
         """Seconds that `kv_bytes` take once both engines are free."""
@@ -73,51 +80,65 @@ class Transfers:
         """
         if source == target or not kv_bytes >= 0:
             raise ValueError(f"cannot move {kv_bytes} bytes of KV from {source} to {target}")
-        self._pending.append(_Move(source, target, kv_bytes, callback))
-        self._pending.sort(key=lambda move: -move.kv_bytes)
-        self._review()
+        self._asked += 1
+        move = _Move((-kv_bytes, self._asked), source, target, kv_bytes, callback)
+        for engine in (source, target):
+            insort(self._pending.setdefault(engine, []), move)
+            self._review(engine)
 
     def drop(self, engine: EngineId) -> None:
         """Give up every transfer from or to an engine that died; their callbacks are called now.
 
         "Now" is this instant of simulated time, not from inside this call.
         """
-        for moves in (self._pending, self._moving):
-            for move in [m for m in moves if engine in (m.source, m.target)]:
-                _forget(moves, move)
-                self._after(0.0, move.callback)
-        self._review()
+        lost = list(self._pending.get(engine, ()))
+        for move in lost:
+            self._forget(move)
+        if engine in self._moving:
+            lost.append(self._moving[engine])
+            self._release(lost[-1])
+        for move in lost:
+            self._after(0.0, move.callback)
 
-    def _review(self) -> None:
-        if not self._review_due:
-            self._review_due = True
+    def _review(self, engine: EngineId) -> None:
+        if not self._freed:
             self._after(0.0, self._begin_what_can)
+        self._freed[engine] = None
 
     def _begin_what_can(self) -> None:
-        self._review_due = False
-        used = [engine for m in self._moving for engine in (m.source, m.target)]
-        for move in list(self._pending):
-            if move.source not in used and move.target not in used:
-                used += (move.source, move.target)
-                _forget(self._pending, move)
-                self._moving.append(move)
-                self._after(self.seconds(move.kv_bytes), partial(self._arrived, move))
+        """Only moves of freed engines can have become possible: look at those, longest first."""
+        freed, self._freed = self._freed, {}
+        free = {engine: None for engine in freed if engine not in self._moving}
+        chosen: list[_Move] = []
+        taken: dict[EngineId, None] = {}
+        for move in merge(*(self._pending.get(engine, ()) for engine in free)):
+            ends = (move.source, move.target)
+            if any(end in self._moving or end in taken for end in ends):
+                continue
+            chosen.append(move)
+            taken |= dict.fromkeys(ends)
+            if all(engine in taken for engine in free):
+                break
+        for move in chosen:
+            self._forget(move)
+            self._moving[move.source] = self._moving[move.target] = move
+            self._after(self.seconds(move.kv_bytes), partial(self._arrived, move))
 
     def _arrived(self, move: _Move) -> None:
-        if _forget(self._moving, move):
-            self._review()
+        if self._moving.get(move.source) is move:
+            self._release(move)
             move.callback()
+
+    def _release(self, move: _Move) -> None:
+        for engine in (move.source, move.target):
+            del self._moving[engine]
+            self._review(engine)
+
+    def _forget(self, move: _Move) -> None:
+        for engine in (move.source, move.target):
+            self._pending[engine].remove(move)
 
     def _after(self, delay_s: float, act: Callable[[], None]) -> None:
         callbacks = self._env.timeout(delay_s).callbacks
         assert callbacks is not None
         callbacks.append(lambda _: act())
-
-
-def _forget(moves: list[_Move], move: _Move) -> bool:
-    """Remove this very move, not an equal one; returns whether it was there."""
-    for i, other in enumerate(moves):
-        if other is move:
-            del moves[i]
-            return True
-    return False
