@@ -14,6 +14,7 @@ from typing import Any
 from heddle.bound import Bound
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
+from heddle.knowledge import Told
 from heddle.simulation import (
     RunResult,
     Workload,
@@ -21,8 +22,9 @@ from heddle.simulation import (
     policy_of,
     profile_of,
     simulate,
+    told_of,
     with_policy,
-    workload,
+    workload_of,
 )
 
 SCHEMA = "heddle.compare/1"
@@ -68,6 +70,7 @@ class Comparison:
     workload: Workload
     """Under the first seed."""
     profile: str
+    history: Told
     bound: Bound
     runs: tuple[RunResult, ...]
     policies: tuple[PolicyResult, ...]
@@ -93,6 +96,7 @@ class Comparison:
                 "tp": cluster.tp,
                 "max_running": cluster.max_running,
             },
+            "history": self.history.plain(),
             "bound": {
                 "makespan_s": self.bound.makespan_s,
                 "solo_s": self.bound.solo_s,
@@ -139,7 +143,7 @@ def compare(
     configs = [with_policy(config, p, config.seed + s) for s in range(seeds) for p in policies]
     for one in configs[: len(policies)]:
         policy_of(one)
-    first = workload(config.trace, config.missing, config.cluster, config.seed)
+    first = workload_of(config)
     bound = _bound(config, first, seeds)
     steps = sum(len(script.steps) for script in first.scripts)
     processes = jobs if jobs is not None else _processes(len(configs), steps * len(configs))
@@ -152,6 +156,7 @@ def compare(
         config=config,
         workload=first,
         profile=f"{profile_of(config.cluster).model}.{profile_of(config.cluster).gpu}",
+        history=told_of(config),
         bound=bound,
         runs=runs,
         policies=tuple(_by_policy(policies, runs, bound)),

@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from heddle.runs import Run
-from heddle.simulation import policy_of
+from heddle.knowledge import asks_for_oracle
+from heddle.runs import Run, RunError
+from heddle.simulation import policy_of, trace_at
 from heddle_core.controller import Controller
 from heddle_core.journal import Divergence, Entry, first_divergence
+from heddle_core.policy import Policy
+from heddle_trace.errors import TraceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,7 @@ def replay_run(run: Run) -> Replay:
     """Feed a run's events to a fresh controller with its policy, and compare commands one by one.
 
     Raises:
-        RunError, JournalError: the run is damaged.
+        RunError, JournalError: the run is damaged, or its oracle's trace is gone.
         PolicyNotFound, ProfileError: it used a policy or profile that is not here.
     """
     entries = commands = 0
@@ -56,6 +59,27 @@ def replay_run(run: Run) -> Replay:
             commands += len(entry.commands)
             yield entry
 
-    controller = Controller(policy_of(run.config))
+    controller = Controller(_policy(run))
     divergence = first_divergence(counted(), controller.handle)
     return Replay(run=str(run.path), entries=entries, commands=commands, divergence=divergence)
+
+
+def _policy(run: Run) -> Policy:
+    """Make the policy of a run again, told what it was told.
+
+    The run directory holds all of it, but for the scripts of an oracle: these are in the trace.
+    """
+    config = run.config
+    if asks_for_oracle(config.policy.preset):
+        recorded = run.manifest["trace"]["sha256"]
+        wanted = (
+            f"{run.path}: its oracle needs the trace that it knew, {config.trace} "
+            f"(sha256 {recorded[:16]}, seen from the folder in which the run was started)"
+        )
+        try:
+            found = trace_at(config.trace).sha256
+        except TraceError as error:
+            raise RunError(f"{wanted}: {error}") from None
+        if found != recorded:
+            raise RunError(f"{wanted}: the file that is there now has sha256 {found[:16]}")
+    return policy_of(config, run.setting)

@@ -24,6 +24,7 @@ from heddle.journal_rows import schema
 MANIFEST = "manifest.json"
 CONFIG_GIVEN = "config.toml"
 CONFIG_RESOLVED = "config.resolved.json"
+SETTING = "setting.json"
 JOURNAL_OPEN = "events.arrows"
 JOURNAL = "events.parquet"
 STEPS = "steps.parquet"

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
 from heddle import run_files as files
@@ -25,6 +26,7 @@ from heddle.journal_rows import decode, encode, schema
 from heddle.metrics import Measured, SoloTpot, measure
 from heddle.run_files import RunError
 from heddle_core.journal import Entry
+from heddle_core.policy import Setting
 
 __all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "load_run", "open_run"]
 
@@ -44,6 +46,10 @@ class RunFacts:
     trace_sha256: str
     oracle: bool = False
     """Whether the policy was shown the future; such runs are bounds, not results."""
+    history: Mapping[str, Any] | None = None
+    """Name and hash of what the policy was told of earlier rollouts."""
+    setting: Setting | None = None
+    """What the policy was told, kept so that a replay can tell it the same."""
     command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
 
 
@@ -111,6 +117,9 @@ class RunDirectory:
         if config_text is not None:
             files.write_whole(path / files.CONFIG_GIVEN, lambda f: f.write(config_text.encode()))
         files.write_json(path / files.CONFIG_RESOLVED, to_builtins(config))
+        if facts.setting is not None:
+            plain = msgspec.to_builtins(facts.setting, str_keys=True)
+            files.write_json(path / files.SETTING, plain)
         self._file = (path / files.JOURNAL_OPEN).open("wb")
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._stream = pa.ipc.new_stream(self._file, schema(), options=options)
@@ -218,6 +227,7 @@ def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) 
         "policy": config.policy.preset,
         "seed": config.seed,
         "oracle": facts.oracle,
+        "history": facts.history,
         "trace": {
             "name": facts.trace_name,
             "path": config.trace,
@@ -257,6 +267,17 @@ class Run:
         """Every value in force."""
         path = self.path / files.CONFIG_RESOLVED
         return from_builtins(files.read_json(path), str(path))
+
+    @property
+    def setting(self) -> Setting | None:
+        """What its policy was told; None when its driver kept none."""
+        path = self.path / files.SETTING
+        if not path.exists():
+            return None
+        try:
+            return msgspec.convert(files.read_json(path), Setting, str_keys=True)
+        except msgspec.ValidationError as e:
+            raise RunError(f"{path}: damaged: {e}") from None
 
     @property
     def summary(self) -> Mapping[str, Any]:

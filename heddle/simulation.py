@@ -12,10 +12,12 @@ import numpy as np
 
 from heddle.bound import Bound, lower_bound
 from heddle.config import ClusterConfig, MissingConfig, RunConfig
+from heddle.knowledge import Told, asks_for_oracle, oracles, rules_of, sees_the_future, told
 from heddle.metrics import SoloTpot
 from heddle.runs import RunFacts, open_run
 from heddle.tables import Floats
 from heddle_core.controller import Controller
+from heddle_core.history import History
 from heddle_core.journal import recorded
 from heddle_core.policy import Policy, Setting
 from heddle_core.presets import load_policy
@@ -23,7 +25,7 @@ from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, load_profile
-from heddle_trace.complete import FillReport, MissingRules, complete, shuffled
+from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.files import read_trace
 from heddle_trace.schema import Trace, TrajectoryScript
 
@@ -53,6 +55,11 @@ class Workload:
     fill: FillReport
     dropped: tuple[str, ...]
     """Trajectories left out because their context exceeds an engine's KV capacity."""
+
+    @property
+    def largest_tokens(self) -> int:
+        """The largest context that a trajectory grows to."""
+        return max(map(largest_context, self.scripts))
 
     @property
     def output_tokens(self) -> int:
@@ -96,6 +103,19 @@ def trace_at(path: str) -> Trace:
 
 
 @lru_cache(maxsize=4)
+def completed(
+    path: str, missing: MissingConfig, seed: int
+) -> tuple[tuple[TrajectoryScript, ...], FillReport]:
+    """Fill in and order a trace for one seed.
+
+    Raises:
+        TraceError: the trace is unusable, or lacks values and no rule allows to fill them in.
+    """
+    scripts, fill = complete(trace_at(path), rules=rules_of(missing), seed=seed)
+    return shuffled(scripts, seed), fill
+
+
+@lru_cache(maxsize=4)
 def workload(path: str, missing: MissingConfig, cluster: ClusterConfig, seed: int) -> Workload:
     """Fill in, order and check a trace for one seed.
 
@@ -105,15 +125,8 @@ def workload(path: str, missing: MissingConfig, cluster: ClusterConfig, seed: in
         CapacityError: a context exceeds the KV capacity of an engine and may not be dropped.
     """
     trace = trace_at(path)
-    rules = MissingRules(
-        tool_s=missing.tool_s,
-        tool_tokens=missing.tool_tokens,
-        prompt_tokens=missing.prompt_tokens,
-        output_tokens=missing.output_tokens,
-        cap_tool_s=missing.cap_tool_s,
-    )
-    scripts, fill = complete(trace, rules=rules, seed=seed)
-    kept, dropped = _fitting(shuffled(scripts, seed), profile_of(cluster), cluster)
+    scripts, fill = completed(path, missing, seed)
+    kept, dropped = _fitting(scripts, profile_of(cluster), cluster)
     return Workload(trace, kept, fill, dropped)
 
 
@@ -126,9 +139,24 @@ def profile_of(cluster: ClusterConfig) -> Profile:
     return profile
 
 
-def setting_of(cluster: ClusterConfig, profile: Profile, seed: int) -> Setting:
-    """Tell a policy what it may know: the cluster, and the belief about cost."""
-    tps = cluster.tp_choices or tuple(tp for tp in profile.tps if tp <= cluster.gpus)
+def setting_of(
+    cluster: ClusterConfig,
+    profile: Profile,
+    seed: int,
+    *,
+    largest_tokens: int = 0,
+    history: History | None = None,
+) -> Setting:
+    """Tell a policy what it may know: the cluster, the belief about cost, and history.
+
+    `largest_tokens` is the context that any engine must be able to hold, as a framework knows it
+    from its limits on lengths: TP degrees whose engines cannot are no choice.
+    """
+    tps = cluster.tp_choices or tuple(
+        tp
+        for tp in profile.tps
+        if tp <= cluster.gpus and capacity_tokens(profile, tp) >= largest_tokens
+    )
     return Setting(
         gpus=cluster.gpus,
         gpu=profile.gpu,
@@ -136,21 +164,45 @@ def setting_of(cluster: ClusterConfig, profile: Profile, seed: int) -> Setting:
         tp_choices=tps,
         max_running=cluster.max_running,
         cost=profile.belief(tuple(sorted({*tps, cluster.tp}))),
+        history=history,
         seed=seed,
     )
 
 
-def policy_of(config: RunConfig) -> Policy:
-    """Make the policy of a run, fresh."""
-    profile = profile_of(config.cluster)
-    return load_policy(config.policy.preset, setting_of(config.cluster, profile, config.seed))
+def told_of(config: RunConfig) -> Told:
+    """Find the history that a run's policy is told."""
+    return told(config.history, trace_at(config.trace), config.missing)
+
+
+def workload_of(config: RunConfig) -> Workload:
+    """Make a run's trace ready; see `workload`."""
+    return workload(config.trace, config.missing, config.cluster, config.seed)
+
+
+def setting_for(config: RunConfig) -> Setting:
+    """Tell the policy of a run what it may know."""
+    return setting_of(
+        config.cluster,
+        profile_of(config.cluster),
+        config.seed,
+        largest_tokens=workload_of(config).largest_tokens,
+        history=told_of(config).history,
+    )
+
+
+def policy_of(config: RunConfig, setting: Setting | None = None) -> Policy:
+    """Make the policy of a run, fresh, told `setting` or what a new run would be told."""
+    preset = config.policy.preset
+    scripts = workload_of(config).scripts if asks_for_oracle(preset) else ()
+    extra = oracles(preset, scripts, config.seed)
+    return load_policy(preset, setting or setting_for(config), extra=extra)
 
 
 def bound_of(config: RunConfig) -> Bound:
     """Bound the makespan of a run from below."""
     cluster = config.cluster
     profile = profile_of(cluster)
-    work = workload(config.trace, config.missing, cluster, config.seed)
+    work = workload_of(config)
     return lower_bound(
         work.scripts,
         [_table(profile, tp, cluster) for tp in profile.tps if tp <= cluster.gpus],
@@ -169,14 +221,19 @@ def simulate(
         ValueError: one of the packages' errors for bad input, before a directory is made.
         OSError: the run directory cannot be written.
     """
-    work = workload(config.trace, config.missing, config.cluster, config.seed)
+    work = workload_of(config)
     profile = profile_of(config.cluster)
-    policy = policy_of(config)
+    history = told_of(config)
+    setting = setting_for(config)
+    policy = policy_of(config, setting)
+    config = replace(config, history=history.name)
     facts = RunFacts(
         driver="heddle_sim",
         trace_name=work.trace.name,
         trace_sha256=work.trace.sha256,
-        oracle=_sees_the_future(policy),
+        oracle=sees_the_future(policy),
+        history=history.plain(),
+        setting=setting,
     )
     began_s = time.perf_counter()
     with open_run(out, config, facts, config_text=config_text) as run:
@@ -211,6 +268,7 @@ def world_of(cluster: ClusterConfig, profile: Profile) -> World:
         transfer_bytes_per_s=profile.transfer.bytes_per_s,
         tool_capacity=cluster.tool_capacity,
         engine_start_s=cluster.engine_start_s,
+        prediction_s=cluster.prediction_s,
         report_interval_s=cluster.report_interval_s,
     )
 
@@ -229,18 +287,24 @@ def _solo_tpot(profile: Profile, cluster: ClusterConfig) -> SoloTpot:
     return solo
 
 
-def _sees_the_future(policy: Policy) -> bool:
-    """Whether a part comes from the package that knows the future."""
-    parts = (policy.predictor, policy.scheduler, policy.placement, policy.migration, policy.planner)
-    return any(type(part).__module__.startswith("heddle_trace.") for part in parts)
+def largest_context(script: TrajectoryScript) -> int:
+    """Tokens that a trajectory's context grows to."""
+    return max(step.prompt_tokens + step.output_tokens for step in script.steps)
+
+
+def capacity_tokens(profile: Profile, tp: int) -> int:
+    """Tokens of context that an engine of TP degree `tp` holds, in whole blocks."""
+    return int(profile.at(tp).kv_capacity_tokens // BLOCK_TOKENS * BLOCK_TOKENS)
 
 
 def _fitting(
     scripts: Sequence[TrajectoryScript], profile: Profile, cluster: ClusterConfig
 ) -> tuple[tuple[TrajectoryScript, ...], tuple[str, ...]]:
-    """Part trajectories that an engine can hold from those it cannot."""
-    capacity = _capacity_tokens(profile, cluster.tp)
-    largest = {s.id: max(t.prompt_tokens + t.output_tokens for t in s.steps) for s in scripts}
+    """Part trajectories that every engine can hold from those that one cannot."""
+    chosen = cluster.tp_choices or ()
+    tp = min((cluster.tp, *chosen))
+    capacity = capacity_tokens(profile, tp)
+    largest = {s.id: largest_context(s) for s in scripts}
     dropped = tuple(s.id for s in scripts if largest[s.id] > capacity)
     if not dropped:
         return tuple(scripts), ()
@@ -248,9 +312,9 @@ def _fitting(
         return tuple(s for s in scripts if largest[s.id] <= capacity), dropped
     worst = max(dropped, key=lambda name: largest[name])
     remedies = [
-        f"--tp {tp}"
-        for tp in profile.tps
-        if _capacity_tokens(profile, tp) >= largest[worst] and cluster.gpus % tp == 0
+        f"--tp {other}" if tp not in chosen else f"a tp_choices that begins at {other}"
+        for other in profile.tps
+        if capacity_tokens(profile, other) >= largest[worst] and cluster.gpus % other == 0
     ][:1]
     remedies.append("a GPU class with more memory")
     if len(dropped) < len(scripts):
@@ -258,12 +322,8 @@ def _fitting(
     raise CapacityError(
         f"{len(dropped):,} of {len(scripts):,} trajectories do not fit into the KV cache of an "
         f"engine: {worst!r} grows to {largest[worst]:,} tokens, {profile.model} on {profile.gpu} "
-        f"at TP {cluster.tp} holds {capacity:,}. Use {', or '.join(remedies)}"
+        f"at TP {tp} holds {capacity:,}. Use {', or '.join(remedies)}"
     )
-
-
-def _capacity_tokens(profile: Profile, tp: int) -> int:
-    return int(profile.at(tp).kv_capacity_tokens // BLOCK_TOKENS * BLOCK_TOKENS)
 
 
 def with_policy(config: RunConfig, preset: str, seed: int) -> RunConfig:

@@ -11,7 +11,9 @@ from heddle.cli.options import replayed, take_config
 
 @click.command()
 @click.option(
-    "--policies", required=True, help="Names, separated by commas; the first is the reference"
+    "--policies",
+    required=True,
+    help="PRESET[+PART...], separated by commas; the first is the reference",
 )
 @click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each policy")
 @click.option("--seed", type=int, default=None, help="The first seed [0]")
@@ -33,6 +35,11 @@ def compare(
 
     A seed draws what the trace does not tell and permutes the order of its groups, alike for every
     policy. With several seeds, the spread is the 95 % confidence interval of the mean.
+
+    A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
+    place of the preset's own, any number of times: heddle+never, verl+longest_first+progressive;
+    `heddle policies` lists both. A part of your own is +package.module:factory. The parts oracle
+    and noisy-oracle:SIGMA know the trace: what they reach is a bound, and their runs say so.
     """
     from heddle.cli.show import comparison, progress
     from heddle.comparison import compare as compared

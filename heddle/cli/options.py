@@ -20,6 +20,9 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--tp", "cluster.tp", int, "TP degree of each engine [1]"),
     ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
     ("--tool-capacity", "cluster.tool_capacity", int, "Tool calls at once [no limit]"),
+    ("--engine-start-s", "cluster.engine_start_s", float, "Start of an engine under way [60]"),
+    ("--prediction-s", "cluster.prediction_s", float, "Latency of a prediction service [0.1]"),
+    ("--history", "history", str, "Trace of earlier rollouts, prior, prior:WORKLOAD, none [prior]"),
     (
         "--over-capacity",
         "cluster.over_capacity",

@@ -12,7 +12,7 @@ from rich.table import Table
 from heddle.bound import Bound
 from heddle.comparison import Comparison, Estimate
 from heddle.config import ClusterConfig, RunConfig
-from heddle.simulation import RunResult, Workload, profile_of, workload
+from heddle.simulation import RunResult, Workload, profile_of, told_of, workload_of
 
 PIPED_WIDTH = 160
 """Columns when nobody's terminal sets them, so that a table in a file is not folded."""
@@ -48,7 +48,7 @@ def lines(title: str, names: Mapping[str, str]) -> None:
 
 def comparison(result: Comparison) -> None:
     """Trace, cluster, bound, one row for each policy, and where the runs are."""
-    _head(result.config.cluster, result.workload, result.bound)
+    _head(result.config, result.workload, result.bound)
     first = result.policies[0].policy
     table = _table(
         "policy",
@@ -88,8 +88,7 @@ def comparison(result: Comparison) -> None:
 
 def run_summary(config: RunConfig, result: RunResult, bound: Bound) -> None:
     """Trace, cluster, bound, and the figures of one run."""
-    cluster = config.cluster
-    _head(cluster, workload(config.trace, config.missing, cluster, config.seed), bound)
+    _head(config, workload_of(config), bound)
     lines(
         f"{result.policy}, seed {result.seed}",
         {key: str(value) for key, value in result.summary.items()}
@@ -114,7 +113,8 @@ def summaries(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     show(table)
 
 
-def _head(cluster: ClusterConfig, work: Workload, bound: Bound) -> None:
+def _head(config: RunConfig, work: Workload, bound: Bound) -> None:
+    cluster = config.cluster
     groups = len({script.group for script in work.scripts})
     facts = [
         f"{len(work.scripts):,} trajectories, {groups:,} groups, "
@@ -130,6 +130,7 @@ def _head(cluster: ClusterConfig, work: Workload, bound: Bound) -> None:
         f"{cluster.max_running} running per engine"
     )
     click.echo(f"profile  {_profile_line(cluster)}")
+    click.echo(f"history  {told_of(config).name}")
     tools = f", tools {bound.tools_s:,.1f} s" if cluster.tool_capacity else ""
     click.echo(
         f"bound    makespan at least {bound.makespan_s:,.1f} s (longest trajectory alone "

@@ -10,7 +10,7 @@ from heddle.cli.options import replayed, take_config
 
 
 @click.command()
-@click.option("--policy", default=None, help="Preset or package.module:factory [verl]")
+@click.option("--policy", default=None, help="PRESET[+PART...] or package.module:factory [verl]")
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @replayed

@@ -27,10 +27,11 @@ def test_compare_shows_trace_cluster_bound_table_and_runs(heddle: Heddle, trace:
     assert lines[0].startswith("trace    small: 6 trajectories, 3 groups")
     assert lines[1].startswith("cluster  2 x h100, qwen3-14b, TP 1, 2 running per engine")
     assert lines[2].startswith("profile  ")
-    assert lines[3].startswith("bound    makespan at least ")
-    assert lines[5].split()[:2] == ["policy", "makespan_s"]
-    assert [line.split()[0] for line in lines[6:8]] == ["verl", "slime"]
-    assert "1.00 x" in lines[6]
+    assert lines[3] == "history  prior:coding"
+    assert lines[4].startswith("bound    makespan at least ")
+    assert lines[6].split()[:2] == ["policy", "makespan_s"]
+    assert [line.split()[0] for line in lines[7:9]] == ["verl", "slime"]
+    assert "1.00 x" in lines[7]
     assert len(list(Path("runs").iterdir())) == 4
     assert done.stderr == ""
 
@@ -69,10 +70,10 @@ def test_replay_says_the_same_and_notices_a_change(heddle: Heddle, trace: Path):
     same = heddle("replay", row["run"])
     assert same.exit_code == 0
     assert "commands: the same" in same.stdout
-    # As if the policy had been another one: its commands are not those recorded.
-    resolved = Path(row["run"]) / "config.resolved.json"
-    resolved.chmod(0o644)
-    resolved.write_text(resolved.read_text().replace('"max_running": 2', '"max_running": 3'))
+    # As if the policy had been told something else: its commands are not those recorded.
+    setting = Path(row["run"]) / "setting.json"
+    setting.chmod(0o644)
+    setting.write_text(setting.read_text().replace('"max_running": 2', '"max_running": 3'))
     other = heddle("replay", row["run"], "--json")
     assert other.exit_code == 1
     found = json.loads(other.stdout)

@@ -1,0 +1,143 @@
+"""What a policy is told before a rollout beyond the cluster: history, and an oracle by name.
+
+History comes from a trace of earlier rollouts or from a shipped prior, never from the trace that is
+replayed. An oracle is the exception, asked for in the policy's name: ``heddle+oracle``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from heddle.config import MissingConfig
+from heddle.config_files import ConfigError
+from heddle_core.history import History
+from heddle_core.parts import Part
+from heddle_core.policy import Policy, Setting
+from heddle_trace.complete import MissingRules, complete
+from heddle_trace.files import read_trace
+from heddle_trace.history import history_of
+from heddle_trace.oracle import NoisyOracle, Oracle
+from heddle_trace.prior_files import known_priors, read_prior
+from heddle_trace.schema import Trace, TrajectoryScript
+
+NONE, PRIOR = "none", "prior"
+
+ORACLES = {
+    "oracle": "knows the scripts exactly; a bound, not a result",
+    "noisy-oracle:SIGMA": "the oracle with a log-normal error, as in noisy-oracle:0.5",
+}
+"""Predictors that only a replay can offer, for listings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """The history that a policy was told, and where it is from."""
+
+    name: str
+    """``none``, ``prior:WORKLOAD`` or the path of a trace; as a configuration's `history` again."""
+    sha256: str | None
+    """Of the trace's uncompressed bytes, or of the prior's file."""
+    history: History | None
+
+    def plain(self) -> dict[str, Any] | None:
+        """As JSON; None when nothing was told."""
+        return None if self.history is None else {"name": self.name, "sha256": self.sha256}
+
+
+def rules_of(missing: MissingConfig) -> MissingRules:
+    """Hand a run's rules for missing values to the trace package."""
+    return MissingRules(
+        tool_s=missing.tool_s,
+        tool_tokens=missing.tool_tokens,
+        prompt_tokens=missing.prompt_tokens,
+        output_tokens=missing.output_tokens,
+        cap_tool_s=missing.cap_tool_s,
+    )
+
+
+def told(asked: str, trace: Trace, missing: MissingConfig) -> Told:
+    """Find the history that a configuration asks for, for a rollout of `trace`.
+
+    Raises:
+        ConfigError: it would be the replayed trace itself.
+        TraceError: the history's trace is unusable, or no such prior is shipped.
+    """
+    kind, _, workload = asked.partition(":")
+    if asked == NONE:
+        return Told(name=NONE, sha256=None, history=None)
+    if kind == PRIOR:
+        workload = workload or _one_workload(trace)
+        if asked == PRIOR and workload not in known_priors():
+            return Told(name=NONE, sha256=None, history=None)
+        history, sha256 = read_prior(workload)
+        return Told(name=f"{PRIOR}:{workload}", sha256=sha256, history=history)
+    earlier, history = _from_trace(asked, missing)
+    if earlier == trace.sha256:
+        raise ConfigError(
+            f"history {asked} is the replayed trace itself (sha256 {earlier[:16]}): a policy would "
+            "be told the future. Give a trace of earlier rollouts, or none"
+        )
+    return Told(name=asked, sha256=earlier, history=history)
+
+
+def oracles(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict[str, Part]:
+    """Predictors that know `scripts`, by the names in which a policy asks for them."""
+    found = {"oracle": Part(lambda _: Oracle(scripts), ORACLES["oracle"])}
+    for part in policy.split("+")[1:]:
+        name, _, sigma = part.partition(":")
+        if name == "noisy-oracle":
+            make = partial(_noisy, scripts, _sigma(part, sigma), seed)
+            found[part] = Part(make, ORACLES["noisy-oracle:SIGMA"])
+    return found
+
+
+def asks_for_oracle(policy: str) -> bool:
+    """Whether a policy's name has an oracle in it."""
+    return any(p.partition(":")[0] in ("oracle", "noisy-oracle") for p in policy.split("+")[1:])
+
+
+def sees_the_future(policy: Policy) -> bool:
+    """Whether a part, or what it wraps as `inner`, is of the package that knows the future."""
+    parts = [
+        policy.predictor,
+        policy.scheduler,
+        policy.admission,
+        policy.placement,
+        policy.migration,
+        policy.planner,
+    ]
+    wrapped = [getattr(part, "inner", None) for part in parts]
+    return any(type(part).__module__.startswith("heddle_trace.") for part in [*parts, *wrapped])
+
+
+@lru_cache(maxsize=1)
+def _from_trace(path: str, missing: MissingConfig) -> tuple[str, History]:
+    """The hash and the history of a trace of earlier rollouts."""
+    trace = read_trace(Path(path))
+    scripts, _ = complete(trace, rules=rules_of(missing), seed=0)
+    return trace.sha256, history_of(scripts)
+
+
+def _one_workload(trace: Trace) -> str:
+    """The workload that all records are of, "" when there are several."""
+    found = dict.fromkeys(record.workload for record in trace.records)
+    return next(iter(found)) if len(found) == 1 else ""
+
+
+def _noisy(scripts: Sequence[TrajectoryScript], sigma: float, seed: int, _: Setting) -> NoisyOracle:
+    return NoisyOracle(scripts, sigma=sigma, seed=seed)
+
+
+def _sigma(part: str, text: str) -> float:
+    try:
+        sigma = float(text)
+    except ValueError:
+        sigma = -1.0
+    if not 0.0 <= sigma <= 10.0:
+        raise ConfigError(
+            f"{part!r}: write the error's standard deviation in natural log after a colon, "
+            "from 0 to 10, as in noisy-oracle:0.5"
+        )
+    return sigma
