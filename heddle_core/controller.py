@@ -166,7 +166,7 @@ class Controller:
             t.phase = "migrating"
         else:
             self._place(t, out)
-        if left is not None and left.id != t.home:
+        if left is not None and (t.phase == "migrating" or left.id != t.home):
             self._fill(left, out)
 
     def _on_trajectory_finished(self, e: TrajectoryFinished, out: list[Command]) -> None:

@@ -1,0 +1,146 @@
+"""A rollout in a stormy simulated world, told to a controller whose books are kept twice.
+
+The world has everything that can go wrong at once: engines die on a schedule, tools have finite
+capacity, predictions take time, KV is scarce enough to be taken away, slots are few.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import MappingProxyType
+
+from heddle_core import Controller, Entry, Policy, Setting, recorded
+from heddle_core.commands import Command
+from heddle_core.events import Event
+from heddle_core.ids import EngineId
+from heddle_core.parts import Part
+from heddle_core.presets import load_policy
+from heddle_sim.cluster import World
+from heddle_sim.driver import SimDriver
+from heddle_sim.latency import LatencyTable
+from heddle_sim.profile_files import Profile, load_profile
+from heddle_trace import MissingRules, Trace, TrajectoryScript, complete, synth
+from heddle_trace.history import history_of
+from tests.conformance.books import Books
+
+GPUS, SLOTS, TPS = 8, 6, (1, 2, 4)
+KV_PER_GPU_TOKENS = 48_000
+"""Scarce: a few long contexts fill an engine, yet the longest still fits on the smallest."""
+
+LONGEST_STEPS = 8
+
+EAGER_MOVES = 0.02
+"""KV moves are cheap here, so that migration has something to do in a small rollout."""
+
+STORM: tuple[tuple[float, EngineId], ...] = (
+    (0.0, EngineId("e7")),
+    (9.0, EngineId("e1")),
+    (9.0, EngineId("e0")),
+    (40.0, EngineId("e0+1")),
+    (55.0, EngineId("e2")),
+)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    workload: str = "coding"
+    trajectories: int = 64
+    seed: int = 3
+    faults: tuple[tuple[float, EngineId], ...] = STORM
+    tool_capacity: int | None = 12
+    prediction_s: float = 0.6
+    with_history: bool = False
+
+
+@dataclass
+class Played:
+    """What a rollout left behind."""
+
+    scripts: Sequence[TrajectoryScript]
+    entries: list[Entry] = field(default_factory=list)
+    books: Books = field(default_factory=Books)
+
+    def commands(self, kind: type[Command]) -> list[Command]:
+        return [c for entry in self.entries for c in entry.commands if isinstance(c, kind)]
+
+    def events(self, kind: type[Event]) -> list[Event]:
+        return [e.event for e in self.entries if isinstance(e.event, kind)]
+
+    def digest(self) -> str:
+        """Of every event and command, to the last digit."""
+        return hashlib.sha256(repr(self.entries).encode()).hexdigest()
+
+
+@lru_cache
+def profile() -> Profile:
+    return load_profile("qwen3-14b", "h100")
+
+
+@lru_cache
+def scripts_of(workload: str, trajectories: int, seed: int) -> tuple[TrajectoryScript, ...]:
+    """Synthetic trajectories, cut short to keep the tests quick."""
+    records = synth(workload, trajectories, seed, samples_per_group=8)
+    scripts, _ = complete(Trace("t", records, ""), rules=MissingRules(), seed=seed)
+    return tuple(replace(s, steps=s.steps[:LONGEST_STEPS]) for s in scripts)
+
+
+def setting_of(history_from: Sequence[TrajectoryScript] = ()) -> Setting:
+    belief = profile().belief(TPS)
+    by_tp = {
+        tp: replace(c, kv_capacity_tokens=tp * KV_PER_GPU_TOKENS) for tp, c in belief.by_tp.items()
+    }
+    return Setting(
+        gpus=GPUS,
+        gpu="h100",
+        tp=1,
+        tp_choices=TPS,
+        max_running=SLOTS,
+        cost=replace(belief, by_tp=by_tp, transfer_fixed_s=EAGER_MOVES),
+        history=history_of(history_from) if history_from else None,
+        seed=5,
+    )
+
+
+@lru_cache
+def table(gpu: str, tp: int) -> LatencyTable:
+    return replace(profile().table(tp, max_batch=SLOTS), kv_capacity_tokens=tp * KV_PER_GPU_TOKENS)
+
+
+def world_of(scenario: Scenario) -> World:
+    return World(
+        table=table,
+        transfer_fixed_s=EAGER_MOVES,
+        transfer_bytes_per_s=2e10,
+        tool_capacity=scenario.tool_capacity,
+        engine_start_s=15.0,
+        prediction_s=scenario.prediction_s,
+        faults=scenario.faults,
+    )
+
+
+def policy_of(
+    name: str, scenario: Scenario, *, extra: Mapping[str, Part] = MappingProxyType({})
+) -> Policy:
+    """Make a policy; history, where there is one, is of another rollout of the workload."""
+    earlier: tuple[TrajectoryScript, ...] = ()
+    if scenario.with_history:
+        earlier = scripts_of(scenario.workload, scenario.trajectories, scenario.seed + 1)
+    return load_policy(name, setting_of(earlier), extra=extra)
+
+
+def play(
+    name: str,
+    scenario: Scenario,
+    *,
+    scripts: Sequence[TrajectoryScript] | None = None,
+    extra: Mapping[str, Part] = MappingProxyType({}),
+) -> Played:
+    """Run one rollout, the invariants checked after every event."""
+    if scripts is None:
+        scripts = scripts_of(scenario.workload, scenario.trajectories, scenario.seed)
+    played = Played(scripts)
+    controller = Controller(policy_of(name, scenario, extra=extra))
+    handle = recorded(played.books.watched(controller), played.entries.append)
+    SimDriver(scripts, handle, world_of(scenario), lambda: controller.deadline_s).run()
+    return played
