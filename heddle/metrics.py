@@ -185,6 +185,7 @@ def _engines(journal: Journal, d: Dispatches, trajectories: Columns) -> dict[str
 def _decisions(journal: Journal, d: Dispatches) -> dict[str, Any]:
     """Counts of what the policy did, and of what was done to it."""
     moved = journal.rows_of("MigrationFinished")
+    asked = len(journal.rows_of("Predict"))
     ok = int((journal.ints("ok", moved) == 1).sum())
     recomputes = int(d.recomputes.sum())
     preempted = int(d.preempted.sum())
@@ -196,9 +197,31 @@ def _decisions(journal: Journal, d: Dispatches) -> dict[str, Any]:
         "preemptions": preempted + recomputes,
         "preemptions_policy": preempted,
         "preemptions_engine": recomputes,
+        "predictions": asked,
+        "predictions_late": asked - _in_time(journal),
         "engine_failures": len(journal.rows_of("EngineFailed")),
         "dispatches_lost": int(d.lost.sum()),
     }
+
+
+def _in_time(journal: Journal) -> int:
+    """Count answers of a prediction service that came before the tool of their step had ended."""
+    answers = journal.rows_of("Predicted")
+    if not len(answers):
+        return 0
+    returned, finished = journal.rows_of("ToolReturned"), journal.rows_of("TrajectoryFinished")
+    span = int(journal.ints("step", np.concatenate((answers, returned))).max(initial=0)) + 1
+
+    def keys(rows: Ints) -> Ints:
+        keys: Ints = journal.codes("trajectory", rows) * span + journal.ints("step", rows)
+        return keys
+
+    # The last tool of a trajectory does not return: its end is the trajectory's.
+    ended = np.full(len(journal.trajectories), journal.rows)
+    ended[journal.codes("trajectory", finished)] = finished
+    tool_ended = np.repeat(ended, span)
+    tool_ended[keys(returned)] = returned
+    return int((answers < tool_ended[keys(answers)]).sum())
 
 
 def active_over_time(trajectories: pa.Table) -> tuple[Floats, Ints]:

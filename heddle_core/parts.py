@@ -44,6 +44,16 @@ FIELD: Final[Mapping[Kind, str]] = {
 }
 """The field of `Policy` that each kind of part fills."""
 
+DECIDES: Final[Mapping[Kind, str]] = {
+    "predict": "remaining_tokens",
+    "schedule": "priority",
+    "admit": "reserve_tokens",
+    "place": "place",
+    "migrate": "target",
+    "plan": "plan",
+}
+"""The method by which each kind of part decides; no part has two of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -135,3 +145,8 @@ def kind_of(name: str, extra: Mapping[str, Part]) -> Kind | None:
     if name in extra:
         return "predict"
     return next((kind for kind, parts in PARTS.items() if name in parts), None)
+
+
+def kind_by_method(part: object) -> Kind | None:
+    """Return what kind of part an object is, by the method that it has."""
+    return next((k for k, method in DECIDES.items() if callable(getattr(part, method, None))), None)

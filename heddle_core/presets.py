@@ -2,7 +2,8 @@
 
 A preset is one function below and one line in `PRESETS`; its page under ``docs/policies/`` says
 what of the original is modelled. Nothing registers itself: a policy of another package is reached
-through the entry-point group ``heddle.policies`` or as ``package.module:factory``.
+through the entry-point group ``heddle.policies``, a part through ``heddle.parts``, and either as
+``package.module:factory``; docs/write-a-policy.md shows how.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from heddle_core.admit.headroom import Headroom
 from heddle_core.migrate.balance import Balance
 from heddle_core.migrate.follow_rank import FollowRank
 from heddle_core.migrate.never import Never
-from heddle_core.parts import FIELD, PARTS, Part, kind_of
+from heddle_core.parts import DECIDES, FIELD, PARTS, Part, kind_by_method, kind_of
 from heddle_core.place.cache_aware import CacheAware
 from heddle_core.place.hybrid_ratio import HybridRatio
 from heddle_core.place.least_loaded import LeastLoaded
@@ -36,6 +37,7 @@ from heddle_core.schedule.progressive_priority import ProgressivePriority
 Factory: TypeAlias = Callable[[Setting], Policy]
 
 ENTRY_POINTS = "heddle.policies"
+PART_ENTRY_POINTS = "heddle.parts"
 
 
 class PolicyError(ValueError):
@@ -149,7 +151,8 @@ def load_policy(
     """Return the policy called `name`, fresh.
 
     `name` is a preset, an entry point or ``package.module:factory``; after it, ``+PART`` puts a
-    part in place of the preset's own: ``heddle+never``, ``verl+longest_first+progressive``. `extra`
+    part in place of the preset's own: ``heddle+never``, ``verl+longest_first+progressive``. A part
+    is named as a policy is: one of ours, an entry point, or ``package.module:factory``. `extra`
     adds predictors that only the caller can make, such as an oracle.
 
     Raises:
@@ -177,16 +180,27 @@ def load_policy(
 def _part(name: str, setting: Setting, extra: Mapping[str, Part]) -> tuple[str, Any]:
     """Return the field that a part fills, and the part."""
     kind = kind_of(name, extra)
-    if kind is None:
+    make: Callable[[Setting], Any] | None
+    if kind is not None:
+        make = extra[name].make if name in extra else PARTS[kind][name].make
+    else:
+        make = _installed(name, PART_ENTRY_POINTS) or (_imported(name) if ":" in name else None)
+    if make is None:
         known = [*extra, *(n for parts in PARTS.values() for n in parts)]
         near = get_close_matches(name, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise PolicyNotFound(f"no part is called {name!r}.{hint} Parts: {', '.join(known)}")
-    part = extra[name] if name in extra else PARTS[kind][name]
     try:
-        return FIELD[kind], part.make(setting)
+        part = make(setting)
     except Exception as error:
         raise PolicyError(f"part {name!r} cannot be built: {_said(error)}") from error
+    kind = kind or kind_by_method(part)
+    if kind is None:
+        raise PolicyError(
+            f"part {name!r}: its factory returned {type(part).__name__}, which decides nothing: a "
+            f"part has one of the methods {', '.join(DECIDES.values())}"
+        )
+    return FIELD[kind], part
 
 
 def installed_policies() -> tuple[str, ...]:
@@ -202,41 +216,38 @@ def about(name: str) -> str:
     return (PRESETS[name].__doc__ or "").strip().partition("\n")[0]
 
 
-def _installed(name: str) -> Factory | None:
+def _installed(name: str, group: str = ENTRY_POINTS) -> Callable[[Setting], Any] | None:
     from importlib.metadata import entry_points
 
-    for point in entry_points(group=ENTRY_POINTS, name=name):
+    for point in entry_points(group=group, name=name):
         try:
             return _callable(point.load(), name)
         except PolicyError:
             raise
         except Exception as error:
             raise PolicyError(
-                f"policy {name!r} is offered as {point.value!r}, which fails to load: "
-                f"{_said(error)}"
+                f"{name!r} is offered as {point.value!r}, which fails to load: {_said(error)}"
             ) from error
     return None
 
 
-def _imported(name: str) -> Factory:
+def _imported(name: str) -> Callable[[Setting], Any]:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise PolicyNotFound(f"{name!r} is not of the form package.module:factory")
     try:
         module = import_module(module_name)
     except Exception as error:
-        raise PolicyError(
-            f"policy {name!r}: cannot import {module_name}: {_said(error)}"
-        ) from error
+        raise PolicyError(f"{name!r}: cannot import {module_name}: {_said(error)}") from error
     if not hasattr(module, attribute):
-        raise PolicyNotFound(f"policy {name!r}: module {module_name} has no {attribute!r}")
+        raise PolicyNotFound(f"{name!r}: module {module_name} has no {attribute!r}")
     return _callable(getattr(module, attribute), name)
 
 
-def _callable(found: object, name: str) -> Factory:
+def _callable(found: object, name: str) -> Callable[[Setting], Any]:
     if not callable(found):
         raise PolicyError(
-            f"policy {name!r} is {type(found).__name__}, not a function from Setting to Policy"
+            f"{name!r} is {type(found).__name__}, not a function that takes a Setting"
         )
     return found
 

@@ -7,7 +7,7 @@ import pytest
 
 import heddle_core.presets as presets
 from heddle_core.migrate.never import Never
-from heddle_core.parts import PARTS
+from heddle_core.parts import DECIDES, PARTS, kind_by_method
 from heddle_core.place.sticky import Sticky
 from heddle_core.plan.fixed import FixedPlan
 from heddle_core.policy import Policy
@@ -30,6 +30,17 @@ def own_policy(s):
     return load_policy("verl", s)
 
 
+class ShortestPromptFirst:
+    preemptive = False
+
+    def priority(self, t, remaining_tokens):
+        return -t.prompt_tokens
+
+
+def own_order(s):
+    return ShortestPromptFirst()
+
+
 def broken_policy(s):
     raise RuntimeError("no tables at home")
 
@@ -45,9 +56,9 @@ not_even_callable = 7
 def offered(monkeypatch):
     """Pretend that an installed package offers these entry points."""
 
-    def offer(**points):
+    def offer(group=presets.ENTRY_POINTS, **points):
         found = EntryPoints(
-            EntryPoint(name=name.replace("_", "-"), value=value, group=presets.ENTRY_POINTS)
+            EntryPoint(name=name.replace("_", "-"), value=value, group=group)
             for name, value in points.items()
         )
         monkeypatch.setattr("importlib.metadata.entry_points", lambda **by: found.select(**by))
@@ -72,15 +83,6 @@ def test_two_runs_never_share_a_part():
     assert first.placement is not second.placement
 
 
-DECIDES = {
-    "predict": "remaining_tokens",
-    "schedule": "priority",
-    "place": "place",
-    "migrate": "target",
-    "plan": "plan",
-}
-
-
 def defines_part(path: Path, method: str) -> bool:
     """Whether the file holds a class, other than a Protocol, with the kind's deciding method."""
     classes = [
@@ -92,9 +94,11 @@ def defines_part(path: Path, method: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_the_list_of_parts_names_every_file_that_holds_one(kind):
-    files = (CORE / kind).glob("*.py")
-    assert set(PARTS[kind]) == {p.stem for p in files if defines_part(p, DECIDES[kind])}
+def test_the_list_of_parts_reaches_every_file_that_holds_one(kind):
+    files = [p.stem for p in (CORE / kind).glob("*.py") if defines_part(p, DECIDES[kind])]
+    parts = [part.make(setting()) for part in PARTS[kind].values()]
+    assert {type(part).__module__.rpartition(".")[2] for part in parts} == set(files)
+    assert {kind_by_method(part) for part in parts} == {kind}
 
 
 def test_an_unknown_name_lists_the_known_and_the_nearest():
@@ -113,9 +117,20 @@ def test_a_factory_is_named_by_module_and_function():
     assert isinstance(load_policy(f"{__name__}:own_policy", setting()).placement, Sticky)
 
 
+def test_a_part_is_named_by_module_and_function():
+    policy = load_policy(f"verl+{__name__}:own_order+never", setting())
+    assert isinstance(policy.scheduler, ShortestPromptFirst)
+    assert isinstance(policy.placement, Sticky)
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "says"),
     [
+        (f"verl+{__name__}:not_a_policy", PolicyError, "returned str, which decides nothing"),
+        (f"verl+{__name__}:broken_policy", PolicyError, "cannot be built: RuntimeError"),
+        (f"verl+{__name__}:missing", PolicyNotFound, "has no 'missing'"),
+        ("verl+longest_firs", PolicyNotFound, "no part is called .* Did you mean 'longest_first'"),
+        ("verl+", PolicyNotFound, "no part is called ''"),
         (f"{__name__}:broken_policy", PolicyError, "RuntimeError: no tables at home"),
         (f"{__name__}:not_a_policy", PolicyError, "returned str"),
         (f"{__name__}:not_even_callable", PolicyError, "is int, not a function"),
@@ -136,6 +151,11 @@ def test_an_installed_package_offers_a_policy(offered):
     assert isinstance(load_policy("house-blend", setting()), Policy)
     with pytest.raises(PolicyNotFound, match="Did you mean 'house-blend'"):
         load_policy("house-blen", setting())
+
+
+def test_an_installed_package_offers_a_part(offered):
+    offered(group=presets.PART_ENTRY_POINTS, short_prompts=f"{__name__}:own_order")
+    assert isinstance(load_policy("verl+short-prompts", setting()).scheduler, ShortestPromptFirst)
 
 
 def test_a_preset_cannot_be_shadowed_by_an_installed_package(offered):

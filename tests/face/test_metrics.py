@@ -6,10 +6,11 @@ import pytest
 
 from heddle.journal_rows import encode
 from heddle.metrics import MetricsError, active_over_time, measure
-from heddle_core.commands import Migrate, Preempt
+from heddle_core.commands import Migrate, Predict, Preempt
 from heddle_core.events import (
     EngineFailed,
     MigrationFinished,
+    Predicted,
     StepPreempted,
     ToolReturned,
     ToolStarted,
@@ -205,3 +206,44 @@ def test_active_trajectories_rise_and_fall():
     times, active = active_over_time(measure(table(story())).trajectories)
     assert times.tolist() == [1.0, 1.0, 5.0, 11.0]
     assert active.tolist() == [1, 2, 1, 0]
+
+
+def test_an_answer_is_late_once_its_tool_has_ended():
+    def asked(at: float, step: int) -> Entry:
+        return entry(
+            ToolStarted(time_s=at, trajectory=A, step=step, tool="bash"),
+            Predict(trajectory=A, step=step, estimate=9.0),
+        )
+
+    def answered(at: float, step: int) -> Entry:
+        return entry(Predicted(time_s=at, trajectory=A, step=step, remaining_tokens=9.0))
+
+    def returned(at: float, step: int) -> Entry:
+        return entry(
+            ToolReturned(
+                time_s=at,
+                trajectory=A,
+                step=step,
+                tool="bash",
+                ok=True,
+                observation_tokens=9,
+                context_tokens=120,
+            ),
+            dispatch("a", step + 1, "e0"),
+        )
+
+    def made(step: int, at: float) -> Entry:
+        return entry(done("a", step, "e0", at=at, tokens=5))
+
+    journal = [
+        entry(ready("e0")),
+        entry(arrived("a"), dispatch("a", 0, "e0")),
+        *(made(0, 1.0), asked(1.0, 0), answered(1.1, 0), returned(1.2, 0)),
+        *(made(1, 2.0), asked(2.0, 1), returned(2.0, 1), answered(2.1, 1)),
+        *(made(2, 3.0), asked(3.0, 2), returned(3.1, 2)),
+        *(made(3, 3.2), asked(3.2, 3), answered(3.3, 2)),
+        entry(finished("a", 3.4)),
+    ]
+    summary = measure(table(journal)).summary
+    # In time: that of step 0. Late: of steps 1 and 2. Never answered: of step 3.
+    assert (summary["predictions"], summary["predictions_late"]) == (4, 3)
