@@ -18,7 +18,7 @@ from heddle_core.events import (
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_sim.engine import SimEngine, StepResult
 from heddle_sim.latency import LatencyTable
-from heddle_sim.transfer import Transfers
+from heddle_sim.transfer import Move, Transfers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,7 @@ class Cluster:
         self._deliver, self._on_end, self._on_salvage = deliver, on_end, on_salvage
         self._stopping: dict[EngineId, None] = {}
         self._under_way = False
+        self._moves: dict[TrajectoryId, tuple[Move, Migrate]] = {}
         self._transfers = Transfers(
             env, fixed_s=world.transfer_fixed_s, bytes_per_s=world.transfer_bytes_per_s
         )
@@ -133,12 +134,23 @@ class Cluster:
         if source is None or kv_tokens == 0:
             self._migrated(command, group, 0)
             return
-        self._transfers.move(
+        move = self._transfers.move(
             command.source,
             command.target,
             kv_tokens * source.table.kv_bytes_per_token,
             lambda: self._migrated(command, group, kv_tokens),
         )
+        self._moves[command.trajectory] = (move, command)
+
+    def tool_returned(self, trajectory: TrajectoryId) -> None:
+        """Give up a transfer that still waits for its engines: the step it would hold up can run.
+
+        Migration is opportunistic: what has not begun by the end of the tool call would delay the
+        trajectory by other transfers' time, not only by its own.
+        """
+        move, command = self._moves.get(trajectory, (None, None))
+        if move is not None and command is not None and self._transfers.withdraw(move):
+            self._report_migration(command, ok=False, kv_tokens=0)
 
     def _migrated(self, command: Migrate, group: GroupId, kv_tokens: int) -> None:
         source, target = self.engines.get(command.source), self.engines.get(command.target)
@@ -147,6 +159,10 @@ class Cluster:
         if ok and source is not None and target is not None:
             placed = target.import_kv(command.trajectory, group, kv_tokens)
             source.release(command.trajectory)
+        self._report_migration(command, ok=ok, kv_tokens=placed)
+
+    def _report_migration(self, command: Migrate, *, ok: bool, kv_tokens: int) -> None:
+        self._moves.pop(command.trajectory, None)
         self._deliver(
             MigrationFinished(
                 time_s=self._env.now,
@@ -154,7 +170,7 @@ class Cluster:
                 source=command.source,
                 target=command.target,
                 ok=ok,
-                kv_tokens=placed,
+                kv_tokens=kv_tokens,
             )
         )
 

@@ -250,6 +250,7 @@ class SimDriver:
         if last:
             self._finish(live, "truncated" if script.truncated else "completed")
             return
+        self._cluster.tool_returned(TrajectoryId(script.id))
         step, following = script.steps[live.index], script.steps[live.index + 1]
         live.index += 1
         live.made = 0

@@ -16,7 +16,9 @@ import simpy
 from heddle_core.ids import EngineId
 
 
-class _Move(NamedTuple):
+class Move(NamedTuple):
+    """One transfer that was asked for."""
+
     order: tuple[float, int]
     """Longest first, equal ones as they were asked for; no two are the same."""
     source: EngineId
@@ -42,9 +44,9 @@ class Transfers:
         self._env = env
         self._fixed_s = fixed_s
         self._bytes_per_s = bytes_per_s
-        self._pending: dict[EngineId, list[_Move]] = {}
+        self._pending: dict[EngineId, list[Move]] = {}
         """By engine, in order; a move stands under both of its engines."""
-        self._moving: dict[EngineId, _Move] = {}
+        self._moving: dict[EngineId, Move] = {}
         """By engine, under both as well."""
         self._asked = 0
         self._freed: dict[EngineId, None] = {}
@@ -70,7 +72,7 @@ class Transfers:
         target: EngineId,
         kv_bytes: float,
         callback: Callable[[], None],
-    ) -> None:
+    ) -> Move:
         """Move `kv_bytes`; `callback` is called when they are there, or once `drop` gave them up.
 
         Moves asked for at one instant compete by length, whatever their order.
@@ -81,10 +83,18 @@ class Transfers:
         if source == target or not kv_bytes >= 0:
             raise ValueError(f"cannot move {kv_bytes} bytes of KV from {source} to {target}")
         self._asked += 1
-        move = _Move((-kv_bytes, self._asked), source, target, kv_bytes, callback)
+        move = Move((-kv_bytes, self._asked), source, target, kv_bytes, callback)
         for engine in (source, target):
             insort(self._pending.setdefault(engine, []), move)
             self._review(engine)
+        return move
+
+    def withdraw(self, move: Move) -> bool:
+        """Give up a transfer that has not started; returns whether that was so. Calls nothing."""
+        if move not in self._pending.get(move.source, ()):
+            return False
+        self._forget(move)
+        return True
 
     def drop(self, engine: EngineId) -> None:
         """Give up every transfer from or to an engine that died; their callbacks are called now.
@@ -109,7 +119,7 @@ class Transfers:
         """Only moves of freed engines can have become possible: look at those, longest first."""
         freed, self._freed = self._freed, {}
         free = {engine: None for engine in freed if engine not in self._moving}
-        chosen: list[_Move] = []
+        chosen: list[Move] = []
         taken: dict[EngineId, None] = {}
         for move in merge(*(self._pending.get(engine, ()) for engine in free)):
             ends = (move.source, move.target)
@@ -124,17 +134,17 @@ class Transfers:
             self._moving[move.source] = self._moving[move.target] = move
             self._after(self.seconds(move.kv_bytes), partial(self._arrived, move))
 
-    def _arrived(self, move: _Move) -> None:
+    def _arrived(self, move: Move) -> None:
         if self._moving.get(move.source) is move:
             self._release(move)
             move.callback()
 
-    def _release(self, move: _Move) -> None:
+    def _release(self, move: Move) -> None:
         for engine in (move.source, move.target):
             del self._moving[engine]
             self._review(engine)
 
-    def _forget(self, move: _Move) -> None:
+    def _forget(self, move: Move) -> None:
         for engine in (move.source, move.target):
             self._pending[engine].remove(move)
 
