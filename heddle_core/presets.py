@@ -174,11 +174,18 @@ def load_policy(
             f"policy {base!r}: its factory returned {type(policy).__name__}, "
             "not heddle_core.policy.Policy"
         )
-    return replace(policy, **dict(_part(part, setting, extra) for part in parts))
+    return replace(policy, **dict(load_part(part, setting, extra=extra) for part in parts))
 
 
-def _part(name: str, setting: Setting, extra: Mapping[str, Part]) -> tuple[str, Any]:
-    """Return the field that a part fills, and the part."""
+def load_part(
+    name: str, setting: Setting, *, extra: Mapping[str, Part] = MappingProxyType({})
+) -> tuple[str, Any]:
+    """Return the field of `Policy` that a part fills, and the part, fresh.
+
+    Raises:
+        PolicyNotFound: nothing has this name.
+        PolicyError: it was found, but cannot be used.
+    """
     kind = kind_of(name, extra)
     make: Callable[[Setting], Any] | None
     if kind is not None:

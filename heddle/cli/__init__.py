@@ -10,6 +10,7 @@ from heddle.cli.errors import told
 VERBS = {
     "compare": "heddle.cli.compare:compare",
     "simulate": "heddle.cli.simulate:simulate",
+    "plan": "heddle.cli.plan:plan",
     "replay": "heddle.cli.replay:replay",
     "report": "heddle.cli.report:report",
     "trace": "heddle.cli.trace:trace",

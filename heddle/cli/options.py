@@ -43,17 +43,12 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
 _KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
 
 
+PLANNED = ("--model", "--gpu", "--gpus", "--max-running", "--history")
+"""Options of `CLUSTER` that matter to a plan, beside those for values that the trace lacks."""
+
+
 def replayed(verb: Verb) -> Verb:
     """Add the SOURCES argument and the options of `CLUSTER`, `--set` and `--out` to a verb."""
-    for flag, _, kind, text in reversed(CLUSTER):
-        verb = click.option(flag, type=kind, default=None, help=text)(verb)
-    verb = click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Any key of the configuration, such as cluster.report_interval_s=1",
-    )(verb)
     verb = click.option(
         "--out",
         type=click.Path(path_type=Path),
@@ -61,6 +56,26 @@ def replayed(verb: Verb) -> Verb:
         show_default=True,
         help="Folder for run directories",
     )(verb)
+    return _taking(verb, [option[0] for option in CLUSTER])
+
+
+def planned(verb: Verb) -> Verb:
+    """Add the SOURCES argument, the options that matter to a plan, and `--set` to a verb."""
+    gaps = [flag for flag, key, *_ in CLUSTER if key.startswith("missing.")]
+    return _taking(verb, [*PLANNED, *gaps])
+
+
+def _taking(verb: Verb, flags: Sequence[str]) -> Verb:
+    verb = click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Any key of the configuration, such as cluster.report_interval_s=1",
+    )(verb)
+    for flag, _, kind, text in reversed(CLUSTER):
+        if flag in flags:
+            verb = click.option(flag, type=kind, default=None, help=text)(verb)
     return click.argument("sources", nargs=-1, required=True, metavar="TRACE|CONFIG.toml...")(verb)
 
 

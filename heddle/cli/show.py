@@ -12,6 +12,7 @@ from rich.table import Table
 from heddle.bound import Bound
 from heddle.comparison import Comparison, Estimate
 from heddle.config import ClusterConfig, RunConfig
+from heddle.planning import Planned
 from heddle.simulation import RunResult, Workload, profile_of, told_of, workload_of
 
 PIPED_WIDTH = 160
@@ -95,6 +96,49 @@ def run_summary(config: RunConfig, result: RunResult, bound: Bound) -> None:
         | {"bound_fraction": str(bound.makespan_s / result.summary["makespan_s"])},
     )
     click.echo(f"run in {result.path}")
+
+
+def planned(plan: Planned) -> None:
+    """Trace, cluster, what the plan knows, what it came to, and one row for each engine."""
+    problem, profile = plan.problem, plan.profile
+    facts = [f"{len(problem.trajectories):,} trajectories", *plan.fill.assumptions]
+    click.echo(f"trace    {plan.trace.name}: {'; '.join(facts)}")
+    click.echo(
+        f"cluster  {problem.gpus} x {profile.gpu}, {profile.model}, "
+        f"TP {', '.join(map(str, sorted(problem.by_tp)))}, "
+        f"{problem.max_running} running per engine"
+    )
+    if plan.left_out:
+        click.echo(
+            f"left out TP {', '.join(map(str, plan.left_out))}: one engine does not hold the "
+            f"largest context, {plan.largest_tokens:,} tokens"
+        )
+    click.echo(f"history  {plan.history.name}")
+    click.echo(f"knows    {_knowledge(plan)}")
+    mix = ", ".join(f"{count} x TP {tp}" for tp, count in plan.tp_mix.items())
+    click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
+    click.echo(
+        f"makespan {plan.found.makespan_s:,.1f} s believed; by the closed-form cost no plan of "
+        f"contiguous groups ends before {plan.bound_s:,.1f} s\n"
+    )
+    rows = plan.groups()
+    table = _table(*rows[0])
+    for row in rows:
+        whole = {k: round(v) if k.endswith("_tokens") and v else v for k, v in row.items()}
+        table.add_row(*map(_number, whole.values()))
+    show(table)
+
+
+def _knowledge(plan: Planned) -> str:
+    """What the plan was made from, in a line."""
+    if "oracle" in plan.predictor:
+        return f"true lengths ({plan.predictor}): a bound, and no plan that could have been made"
+    said = f"what {plan.predictor} predicts before anything has run"
+    if plan.spread:
+        return f"{said}: its order, with lengths spread as in history"
+    if len(dict.fromkeys(plan.problem.output_tokens)) == 1:
+        return f"{said}: alike for all, so that groups differ in number only"
+    return said
 
 
 def show(table: Table) -> None:

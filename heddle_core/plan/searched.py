@@ -12,8 +12,8 @@ from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.place.presorted_dp import aggregate_short
 from heddle_core.plan.anneal import anneal_plan
 from heddle_core.plan.exact import exact_plan
-from heddle_core.plan.group_cost import IntArray, Work, context_costs, longest_first, work_of
-from heddle_core.plan.group_plan import GroupPlan
+from heddle_core.plan.group_cost import IntArray, context_costs, longest_first, work_of
+from heddle_core.plan.group_plan import GroupPlan, ends_s
 from heddle_core.plan.libra_dp import libra_dp
 from heddle_core.plan.paper_cost import paper_costs
 from heddle_core.plan.portfolio import portfolio
@@ -60,6 +60,10 @@ class JointProblem:
 
     def solve(self) -> ResourcePlan:
         """Search; pure and deterministic."""
+        return self.resource_plan(self.search())
+
+    def search(self) -> "Found":
+        """Search, and return the plan in numbers."""
         output = np.asarray(self.output_tokens)
         work = work_of(
             output,
@@ -67,13 +71,9 @@ class JointProblem:
             appended_tokens=self.appended_per_output * output,
             tool_s=self.tool_s_per_output * output,
         )
-        order, plan, believed_s = self._search(work)
-        return self._resource_plan(order, plan, believed_s)
-
-    def _search(self, work: Work) -> tuple[IntArray, GroupPlan, float]:
         if self.solver == "portfolio":
             best = portfolio(work, self.by_tp, self.gpus, max_running=self.max_running)[0]
-            return best.order, best.plan, best.simulated_s
+            return _found(best.order, best.plan, best.ends_s)
         if self.cost == "context":
             order = longest_first(work, self.by_tp[min(self.by_tp)])
             costs = context_costs(work.take(order), self.by_tp, max_running=self.max_running)
@@ -90,23 +90,57 @@ class JointProblem:
                 unit = max(1, len(work) // LIBRA_UNITS)
                 cuts = aggregate_short(lengths, below=float(lengths[len(lengths) // 50]), unit=unit)
                 plan = libra_dp(costs, cuts, self.gpus)
-        return order, plan, plan.makespan_s
+        return _found(order, plan, ends_s(costs, plan.tps, plan.bounds))
 
-    def _resource_plan(self, order: IntArray, plan: GroupPlan, believed_s: float) -> ResourcePlan:
+    def resource_plan(self, found: "Found") -> ResourcePlan:
+        """Name the engines of a plan, widest first, and who lives on each."""
         engines: list[EngineSpec] = []
         homes: list[tuple[EngineId, tuple[TrajectoryId, ...]]] = []
-        bounds = zip(plan.tps, plan.bounds[:-1], plan.bounds[1:], strict=True)
-        for tp, start, stop in sorted(bounds, key=lambda group: -group[0]):
+        for group in found.groups:
             name = EngineId(f"e{len(engines)}")
             engines.append(
-                EngineSpec(engine=name, tp=tp, gpu=self.gpu, max_running=self.max_running)
+                EngineSpec(engine=name, tp=group.tp, gpu=self.gpu, max_running=self.max_running)
             )
-            homes.append((name, tuple(self.trajectories[k] for k in order[start:stop])))
+            homes.append((name, tuple(self.trajectories[k] for k in group.members)))
         return ResourcePlan(
             engines=tuple(engines),
             homes=tuple(homes) if self.homes else (),
-            believed_makespan_s=believed_s,
+            believed_makespan_s=found.makespan_s,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One engine of a plan: its TP degree, its members and when they are believed to end."""
+
+    tp: int
+    members: tuple[int, ...]
+    """Positions in the problem, longest first."""
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A plan in numbers; groups stand widest engine first."""
+
+    groups: tuple[Group, ...]
+    makespan_s: float
+    bound_s: float
+    """Proven: under the same cost no plan of contiguous groups ends earlier. 0 where nothing is."""
+
+
+def _found(order: IntArray, plan: GroupPlan, ends: Sequence[float]) -> Found:
+    groups = [
+        Group(tp=tp, members=tuple(order[start:stop].tolist()), end_s=end_s)
+        for tp, start, stop, end_s in zip(
+            plan.tps, plan.bounds[:-1], plan.bounds[1:], ends, strict=True
+        )
+    ]
+    return Found(
+        groups=tuple(sorted(groups, key=lambda group: -group.tp)),
+        makespan_s=max(ends, default=0.0),
+        bound_s=plan.bound_s,
+    )
 
 
 class SearchedPlan:

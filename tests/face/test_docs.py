@@ -12,6 +12,7 @@ from heddle.comparison import compare
 from heddle.config import RunConfig
 from heddle.config_files import Source, resolve
 from heddle.metrics import measure
+from heddle.planning import plan
 from heddle.simulation import RUN_KEYS
 from tests.face.journals import table
 from tests.face.test_metrics import story
@@ -44,6 +45,12 @@ def test_every_key_of_the_json_is_listed(config: RunConfig, tmp_path: Path):
     for part in (plain, *(plain[k] for k in ("trace", "cluster", "bound"))):
         assert {k for k in part if not k.startswith("filled_")} <= words
     assert plain["runs"][0].keys() | plain["policies"][0].keys() | set(RUN_KEYS) <= words
+
+
+def test_every_key_of_a_plan_is_listed(config: RunConfig):
+    plain, words = plan(config).plain(), named(CLI)
+    for part in (plain, plain["trace"], plain["cluster"], plain["groups"][0]):
+        assert {k for k in part if not k.startswith("filled_")} <= words
 
 
 def test_every_option_is_listed():

@@ -1,0 +1,218 @@
+"""A plan for a trace without replaying it: which engines, who lives where, when it should end.
+
+It is the plan that a run with the same planner makes once all trajectories have arrived, from the
+same beliefs; only the predictor `oracle` looks at the lengths in the trace.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from heddle.config import RunConfig
+from heddle.config_files import ConfigError
+from heddle.knowledge import Told, oracles
+from heddle.simulation import (
+    CapacityError,
+    capacity_tokens,
+    completed,
+    largest_context,
+    told_of,
+    trace_at,
+)
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_core.ledger import Trajectory
+from heddle_core.plan.searched import Cost, Found, JointProblem, SearchedPlan, Solver
+from heddle_core.policy import Predictor, Setting
+from heddle_core.presets import load_part
+from heddle_sim.profile_files import Profile, load_profile
+from heddle_trace.complete import FillReport
+from heddle_trace.schema import Trace, TrajectoryScript
+
+SCHEMA = "heddle.plan/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What `heddle plan` tells."""
+
+    config: RunConfig
+    trace: Trace
+    fill: FillReport
+    profile: Profile
+    left_out: tuple[int, ...]
+    """TP degrees whose engines do not hold the trace's largest context."""
+    largest_tokens: int
+    history: Told
+    predictor: str
+    spread: bool
+    """Whether lengths are history's, in the order of predictions that spread less."""
+    problem: JointProblem
+    found: Found
+    bound_s: float
+    """No plan of contiguous groups ends earlier under the same (closed-form) cost."""
+    solver_s: float
+    """Wall time of the search."""
+
+    @property
+    def tp_mix(self) -> dict[int, int]:
+        """Engines of each TP degree, widest first."""
+        tps = [group.tp for group in self.found.groups]
+        return {tp: tps.count(tp) for tp in dict.fromkeys(tps)}
+
+    def groups(self) -> list[dict[str, Any]]:
+        """One row for each engine: members, their believed lengths, their believed end."""
+        lengths = self.problem.output_tokens
+        rows = []
+        for number, group in enumerate(self.found.groups):
+            tokens = [lengths[k] for k in group.members]
+            rows.append(
+                {
+                    "engine": f"e{number}",
+                    "tp": group.tp,
+                    "members": len(tokens),
+                    "longest_tokens": max(tokens, default=None),
+                    "shortest_tokens": min(tokens, default=None),
+                    "believed_end_s": group.end_s,
+                }
+            )
+        return rows
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON; equal inputs give equal values but for `solver_s`."""
+        problem = self.problem
+        counts = {name: f.zeroed + f.sampled for name, f in self.fill.fields.items()}
+        return {
+            "schema": SCHEMA,
+            "trace": {
+                "name": self.trace.name,
+                "trajectories": len(problem.trajectories),
+                "sha256": self.trace.sha256,
+                **{f"filled_{name}": n for name, n in counts.items()},
+            },
+            "cluster": {
+                "gpus": problem.gpus,
+                "gpu": self.profile.gpu,
+                "model": self.profile.model,
+                "profile": f"{self.profile.model}.{self.profile.gpu}",
+                "max_running": problem.max_running,
+                "tp_choices": sorted(problem.by_tp),
+                "tp_left_out": list(self.left_out),
+            },
+            "history": self.history.plain(),
+            "predictor": self.predictor,
+            "planner": problem.solver,
+            "cost": problem.cost,
+            "tp_mix": {str(tp): count for tp, count in self.tp_mix.items()},
+            "groups": self.groups(),
+            "believed_makespan_s": self.found.makespan_s,
+            "bound_s": self.bound_s,
+            "solver_s": self.solver_s,
+        }
+
+
+def plan(
+    config: RunConfig,
+    *,
+    planner: Solver = "portfolio",
+    cost: Cost = "context",
+    predictor: str = "progressive",
+) -> Planned:
+    """Plan a rollout of a trace on `config.cluster`, whose own `tp` does not matter.
+
+    Raises:
+        ConfigError: the portfolio with another cost than its own, or no predictor of this name.
+        CapacityError: no TP degree holds the largest context of the trace.
+        ValueError: any other of the packages' errors for bad input.
+    """
+    if planner == "portfolio" and cost != "context":
+        raise ConfigError(
+            f"--cost {cost} goes with --planner exact, anneal or libra-dp: the portfolio tries "
+            "plans of both costs and judges them by simulation"
+        )
+    cluster = config.cluster
+    trace = trace_at(config.trace)
+    scripts, fill = completed(config.trace, config.missing, config.seed)
+    profile = load_profile(cluster.model, cluster.gpu)
+    largest_tokens = max(map(largest_context, scripts))
+    choices, left_out = _choices(config, profile, largest_tokens)
+    history = told_of(config)
+    setting = Setting(
+        gpus=cluster.gpus,
+        gpu=profile.gpu,
+        tp=choices[0],
+        tp_choices=choices,
+        max_running=cluster.max_running,
+        cost=profile.belief(choices),
+        history=history.history,
+        seed=config.seed,
+    )
+    ts = [_arrived(script) for script in scripts]
+    predicts = _predictor(predictor, setting, scripts)
+    remaining = [predicts.remaining_tokens(t) for t in ts]
+    problem = SearchedPlan(setting, solver=planner, cost=cost).plan(ts, remaining)
+    began_s = time.perf_counter()
+    found = problem.search()
+    solver_s = time.perf_counter() - began_s
+    exact = found if planner == "exact" else replace(problem, solver="exact").search()
+    return Planned(
+        config=config,
+        trace=trace,
+        fill=fill,
+        profile=profile,
+        left_out=left_out,
+        largest_tokens=largest_tokens,
+        history=history,
+        predictor=predictor,
+        spread=list(problem.output_tokens) != [max(1.0, r) for r in remaining],
+        problem=problem,
+        found=found,
+        bound_s=exact.bound_s,
+        solver_s=solver_s,
+    )
+
+
+def _choices(
+    config: RunConfig, profile: Profile, largest_tokens: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """TP degrees to plan with, and those left out because a trajectory does not fit."""
+    cluster = config.cluster
+    tps = sorted(cluster.tp_choices or [tp for tp in profile.tps if tp <= cluster.gpus])
+    holds = {tp: capacity_tokens(profile, tp) for tp in tps}
+    choices = tuple(tp for tp in tps if holds[tp] >= largest_tokens)
+    if not choices:
+        where = f"{profile.model} on {profile.gpu}"
+        if not tps:
+            raise CapacityError(
+                f"{where} needs at least {min(profile.tps)} GPUs, not {cluster.gpus}: take more "
+                "GPUs, or a GPU class with more memory"
+            )
+        said = ", ".join(f"TP {tp} holds {tokens:,}" for tp, tokens in holds.items())
+        raise CapacityError(
+            f"no engine holds the largest context of the trace, {largest_tokens:,} tokens: {where} "
+            f"at {said}. Take more GPUs for a higher TP degree, or a GPU class with more memory"
+        )
+    return choices, tuple(tp for tp in tps if tp not in choices)
+
+
+def _predictor(name: str, setting: Setting, scripts: tuple[TrajectoryScript, ...]) -> Predictor:
+    extra = oracles(f"+{name}", scripts, setting.seed)
+    field, part = load_part(name, setting, extra=extra)
+    if field != "predictor":
+        raise ConfigError(f"--predictor {name}: is no predictor; `heddle policies` lists them")
+    predictor: Predictor = part
+    return predictor
+
+
+def _arrived(script: TrajectoryScript) -> Trajectory:
+    """A trajectory as a policy sees it on arrival."""
+    prompt_tokens = script.steps[0].prompt_tokens
+    return Trajectory(
+        id=TrajectoryId(script.id),
+        group=GroupId(script.group),
+        task=script.task,
+        weights_version=0,
+        prompt_tokens=prompt_tokens,
+        arrived_s=0.0,
+        context_tokens=prompt_tokens,
+        runnable_s=0.0,
+    )
