@@ -58,6 +58,8 @@ class Controller:
         self._plans = 0
         self._planned = False
         self._homes: dict[TrajectoryId, EngineId] = {}
+        self._asked: dict[tuple[TrajectoryId, int], int] = {}
+        """Output made when the prediction service was asked, by trajectory and step."""
         self._fleet = Fleet()
 
     def handle(self, event: Event) -> tuple[Command, ...]:  # noqa: C901 -- one case per event
@@ -128,10 +130,7 @@ class Controller:
         t.phase = "tool"
         if self.policy.admission.keeps_kv:
             self.ledger.park(t, engine)
-        predictor = self.policy.predictor
-        predictor.observe_step(t, e)
-        if predictor.served:
-            t.remaining_tokens = max(0.0, t.remaining_tokens - e.output_tokens)
+        self.policy.predictor.observe_step(t, e)
         self._fill(engine, out)
 
     def _on_step_preempted(self, e: StepPreempted, out: list[Command]) -> None:
@@ -149,6 +148,7 @@ class Controller:
         predictor = self.policy.predictor
         if predictor.served:
             estimate = predictor.remaining_tokens(t)
+            self._asked[t.id, t.step] = t.output_tokens
             out.append(Predict(trajectory=t.id, step=t.step, estimate=estimate))
         else:
             t.remaining_tokens = predictor.remaining_tokens(t)
@@ -182,10 +182,11 @@ class Controller:
 
     def _on_predicted(self, e: Predicted, out: list[Command]) -> None:
         t = self.ledger.trajectory(e.trajectory)
+        made_since = t.output_tokens - self._asked.pop((t.id, e.step), t.output_tokens)
         if e.remaining_tokens is None or t.phase == "finished":
             return
         # A late answer speaks of the end of its step; what was made since is no longer ahead.
-        t.remaining_tokens = max(0.0, e.remaining_tokens)
+        t.remaining_tokens = max(0.0, e.remaining_tokens - made_since)
         if t.phase == "tool" and t.step == e.step:
             self._consider_migration(t, out)
         elif t.phase == "queued" and t.home is not None:
@@ -203,6 +204,8 @@ class Controller:
         source, target = self.ledger.engine(e.source), self.ledger.engine(e.target)
         if e.ok and target.accepting:
             self.ledger.set_home(t, target.id)
+            if t.phase == "tool" and self.policy.admission.keeps_kv:
+                self.ledger.park(t, target)
         elif not source.accepting:
             self.ledger.set_home(t, target.id if target.accepting else None)
         if t.phase == "migrating":
@@ -217,7 +220,10 @@ class Controller:
         if t.home is None or t.migrating_to is not None or not self.ledger.engines:
             return
         target = self.policy.migration.target(t, t.remaining_tokens, self.ledger)
-        if target is not None and target != t.home and self.ledger.engine(target).accepting:
+        if target is None or target == t.home:
+            return
+        engine = self.ledger.engine(target)
+        if engine.accepting and t.context_tokens < engine.kv_capacity_tokens:
             t.migrating_to = target
             out.append(Migrate(trajectory=t.id, source=t.home, target=target))
 

@@ -35,7 +35,7 @@ class Trajectory:
     tool_s: float = 0.0
     tool_started_s: float = 0.0
     remaining_tokens: float = 0.0
-    """The last estimate; holds until a newer one arrives."""
+    """The last estimate less what was made since; holds until a newer one arrives."""
     priority: float = 0.0
     """The key of its latest place in a queue."""
     ticket: int = -1
@@ -252,6 +252,7 @@ class Ledger:
             engine.leaving -= 1
         t.output_tokens += output_tokens
         t.context_tokens += output_tokens
+        t.remaining_tokens = max(0.0, t.remaining_tokens - output_tokens)
 
     def ask_to_leave(self, t: Trajectory, engine: Engine) -> None:
         """A preemption is under way."""
