@@ -33,8 +33,9 @@ __all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "load_run", "open_run"
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 SCHEMA = "heddle.run/1"
-CHUNK_ENTRIES = 20_000
-"""Entries held before they are written: large enough to make columns cheap, about 10 MB."""
+CHUNK_ENTRIES = 5_000
+"""Entries held before they are written: many, to make columns cheap, but in the processor's cache
+still when they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,9 @@
 """One run in the simulator: where trace, profile, policy, driver and run directory meet."""
 
+import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from inspect import signature
@@ -236,7 +238,7 @@ def simulate(
         setting=setting,
     )
     began_s = time.perf_counter()
-    with open_run(out, config, facts, config_text=config_text) as run:
+    with _seldom_collected(), open_run(out, config, facts, config_text=config_text) as run:
         controller = Controller(policy)
         SimDriver(
             work.scripts,
@@ -250,6 +252,21 @@ def simulate(
     return RunResult(
         config.policy.preset, config.seed, run.path, {**measured.summary, **notes}, wall_s
     )
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let the garbage collector look once in 100,000 new objects, not once in 700.
+
+    A run makes no cycles, but holds many small objects: a sixth of its time went into finding them
+    all alive.
+    """
+    usual = gc.get_threshold()
+    gc.set_threshold(100_000, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def world_of(cluster: ClusterConfig, profile: Profile) -> World:

@@ -185,7 +185,7 @@ class Cluster:
             max_batched_tokens=world.max_batched_tokens,
             block_size=world.block_size,
             prefix_caching=world.prefix_caching,
-            on_end=lambda result: self._ended(name, result),
+            on_end=partial(self._ended, name),
             speed=world.speed(name),
         )
         self._deliver(
@@ -229,22 +229,22 @@ class Cluster:
     def _sample(self) -> None:
         if self._env.peek() == float("inf"):
             return  # nothing else will ever happen: let the driver see that
-        for name, engine in self.engines.items():
-            sample = (engine.running, engine.waiting, engine.kv_used_tokens, engine.preemptions)
-            after(self._env, self._world.report_delay_s, partial(self._report, name, *sample))
+        time_s = self._env.now + self._world.report_delay_s
+        reports = [
+            EngineReported(
+                time_s=time_s,
+                engine=name,
+                running=engine.running,
+                waiting=engine.waiting,
+                kv_used_tokens=engine.kv_used_tokens,
+                preemptions=engine.preemptions,
+            )
+            for name, engine in self.engines.items()
+        ]
+        after(self._env, self._world.report_delay_s, partial(self._report, reports))
         after(self._env, self._world.report_interval_s, self._sample)
 
-    def _report(
-        self, name: EngineId, running: int, waiting: int, kv_used_tokens: int, preemptions: int
-    ) -> None:
-        if name in self.engines:
-            self._deliver(
-                EngineReported(
-                    time_s=self._env.now,
-                    engine=name,
-                    running=running,
-                    waiting=waiting,
-                    kv_used_tokens=kv_used_tokens,
-                    preemptions=preemptions,
-                )
-            )
+    def _report(self, reports: list[EngineReported]) -> None:
+        for report in reports:
+            if report.engine in self.engines:
+                self._deliver(report)

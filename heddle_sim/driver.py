@@ -10,6 +10,7 @@ from functools import partial
 from typing import assert_never
 
 import simpy
+from simpy.core import EmptySchedule
 
 from heddle_core.commands import (
     Cancel,
@@ -52,9 +53,11 @@ class StuckError(RuntimeError):
 class _Live:
     """Where the environment stands with one trajectory."""
 
-    __slots__ = ("done", "index", "made", "rewritten", "script", "started")
+    __slots__ = ("done", "group", "id", "index", "made", "rewritten", "script", "started")
 
     def __init__(self, script: TrajectoryScript) -> None:
+        self.id = TrajectoryId(script.id)
+        self.group = GroupId(script.group)
         self.script = script
         self.index = 0
         """The step that runs or will run next."""
@@ -103,13 +106,14 @@ class SimDriver:
             delay_s = live.script.arrival_s - arrivals[0].script.arrival_s
             after(self.env, delay_s, partial(self._arrive, live))
         self._deliver(RolloutStarted(time_s=0.0, trajectories=self._unfinished))
-        while self._unfinished:
-            if self.env.peek() == float("inf"):
-                raise StuckError(
-                    f"{self._unfinished} trajectories cannot go on at {self.env.now:.1f} s: "
-                    f"{len(self._cluster.engines)} engines are alive and nothing is running"
-                )
-            self.env.step()
+        try:
+            while self._unfinished:
+                self.env.step()
+        except EmptySchedule:
+            raise StuckError(
+                f"{self._unfinished} trajectories cannot go on at {self.env.now:.1f} s: "
+                f"{len(self._cluster.engines)} engines are alive and nothing is running"
+            ) from None
 
     # -- events in, commands out -----------------------------------------------------------------
 
@@ -162,8 +166,8 @@ class SimDriver:
         self._deliver(
             TrajectoryArrived(
                 time_s=self.env.now,
-                trajectory=TrajectoryId(script.id),
-                group=GroupId(script.group),
+                trajectory=live.id,
+                group=live.group,
                 task=script.task,
                 prompt_tokens=script.steps[0].prompt_tokens,
             )
@@ -175,7 +179,7 @@ class SimDriver:
         prompt_tokens = step.prompt_tokens + live.made
         self._cluster.dispatch(
             command,
-            GroupId(live.script.group),
+            live.group,
             prompt_tokens=prompt_tokens,
             shared_tokens=prompt_tokens if live.started else step.shared_tokens,
             output_tokens=step.output_tokens - live.made,
@@ -236,30 +240,31 @@ class SimDriver:
         self._deliver(
             ToolStarted(
                 time_s=self.env.now,
-                trajectory=TrajectoryId(live.script.id),
+                trajectory=live.id,
                 step=live.index,
                 tool=step.tool or "",
             )
         )
-        self._tools.run(step.tool_s, lambda: self._tool_returned(live, last=last))
+        self._tools.run(step.tool_s, partial(self._tool_returned, live))
 
-    def _tool_returned(self, live: _Live, *, last: bool) -> None:
+    def _tool_returned(self, live: _Live) -> None:
         if live.done:
             return
-        script = live.script
-        if last:
-            self._finish(live, "truncated" if script.truncated else "completed")
-            return
-        self._cluster.tool_returned(TrajectoryId(script.id))
-        step, following = script.steps[live.index], script.steps[live.index + 1]
+        steps = live.script.steps
+        step = steps[live.index]
         live.index += 1
+        if live.index == len(steps):
+            self._finish(live, "truncated" if live.script.truncated else "completed")
+            return
+        following = steps[live.index]
+        self._cluster.tool_returned(live.id)
         live.made = 0
         live.started = False
         live.rewritten = following.shared_tokens < step.prompt_tokens + step.output_tokens
         self._deliver(
             ToolReturned(
                 time_s=self.env.now,
-                trajectory=TrajectoryId(script.id),
+                trajectory=live.id,
                 step=live.index - 1,
                 tool=step.tool or "",
                 ok=step.tool_ok,
@@ -271,14 +276,10 @@ class SimDriver:
     def _finish(self, live: _Live, outcome: Outcome) -> None:
         live.done = True
         self._unfinished -= 1
-        self._deliver(
-            TrajectoryFinished(
-                time_s=self.env.now, trajectory=TrajectoryId(live.script.id), outcome=outcome
-            )
-        )
+        self._deliver(TrajectoryFinished(time_s=self.env.now, trajectory=live.id, outcome=outcome))
 
     def _group(self, trajectory: TrajectoryId) -> GroupId:
-        return GroupId(self._live[trajectory].script.group)
+        return self._live[trajectory].group
 
     # -- services ---------------------------------------------------------------------------------
 

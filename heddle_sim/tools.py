@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import simpy
 
@@ -47,9 +48,9 @@ class ToolPool:
         self.running += 1
         callbacks = self._env.timeout(seconds).callbacks
         assert callbacks is not None
-        callbacks.append(lambda _: self._end(callback))
+        callbacks.append(partial(self._end, callback))
 
-    def _end(self, callback: Callable[[], None]) -> None:
+    def _end(self, callback: Callable[[], None], _: simpy.Event) -> None:
         self.running -= 1
         # The place goes to who waits before the caller can ask for another.
         if self._waiting:
