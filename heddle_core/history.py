@@ -37,7 +37,7 @@ class History:
         their ranks are kept: the r-th longest of n gets history's r-th of n quantile.
         """
         values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
-        quantiles = np.asarray(self.output_quantiles)
+        quantiles = np.maximum(np.asarray(self.output_quantiles), 1.0)
         if len(values) < 2 or np.log(values).std() >= _HEDGING * np.log(quantiles).std():
             return values
         order = np.argsort(values, kind="stable")

@@ -74,7 +74,7 @@ class Books:
 
         return handle
 
-    def took_place(self, event: Event) -> None:  # noqa: C901 -- one case per event
+    def took_place(self, event: Event) -> None:
         """An event ends the command it answers: one that is open (2)."""
         match event:
             case TrajectoryArrived():
@@ -124,7 +124,7 @@ class Books:
         self.alive.pop(engine)
         self.gone[engine] = None
 
-    def asked_for(self, command: Command) -> None:  # noqa: C901 -- one case per command
+    def asked_for(self, command: Command) -> None:
         """A command opens; the dead and the stopping get none (9), nobody is asked twice (8)."""
         match command:
             case Dispatch():
@@ -144,7 +144,7 @@ class Books:
                 assert command.target in self.alive
                 assert command.target not in self.stopping
                 assert command.target != command.source
-                assert command.trajectory in self.in_tool, "KV moves only while a tool runs"
+                assert command.trajectory not in self.running, "its KV is in use"
                 assert command.trajectory not in self.moving
                 self.moving[command.trajectory] = command
             case Predict():
@@ -185,4 +185,5 @@ class Books:
         assert not self.running
         assert not self.leaving
         assert not self.in_tool
-        assert list(self.finished) and sorted(self.finished) == sorted(self.arrived)
+        assert self.finished
+        assert sorted(self.finished) == sorted(self.arrived)

@@ -1,0 +1,226 @@
+"""Balance: a home moves when another engine's believed end is earlier by a margin, and not else."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.ledger import Ledger, Trajectory
+from heddle_core.migrate.balance import Balance
+from heddle_core.policy import Setting
+from tests.core.ledgers import add_engine, add_trajectory, history, ledger_of, setting
+
+HISTORY = history()
+
+
+def terms(s: Setting, ledger: Ledger, context: int, remaining: float, engine: EngineId):
+    """What one trajectory adds to the two sums of an engine, and its solo time: written apart."""
+    e = ledger.engine(engine)
+    cost = s.cost.by_tp[e.tp]
+    output = max(remaining, 1.0)
+    appended = output * (s.history.appended_per_output if s.history else 0.0)
+    mean_context = context + (output + appended) / 2
+    work = output * (cost.t1_s + cost.t2_s * mean_context) + cost.prefill_s * appended
+    pace = max(mean_context / e.kv_capacity_tokens, 1 / s.max_running)
+    tool_s = output * (s.history.tool_s_per_output if s.history else 0.0)
+    return cost.t0_s * output * pace + work, work, cost.t0_s * output + work + tool_s
+
+
+def gain_s(s: Setting, ledger: Ledger, t: Trajectory, source: str, target: str) -> float:
+    """Seconds by which `t` would end earlier at `target`, from the formula of the module."""
+
+    def end_s(engine: str) -> float:
+        full = work = 0.0
+        for other in ledger.trajectories.values():
+            if other.home == engine and other.id != t.id:
+                add = terms(s, ledger, other.context_tokens, other.remaining_tokens, other.home)
+                full, work = full + add[0], work + add[1]
+        own = terms(s, ledger, t.context_tokens, t.remaining_tokens, EngineId(engine))
+        return max(full + own[0], own[2] + work)
+
+    return end_s(source) - end_s(target)
+
+
+def crowded(*, tool_s: float = 100.0) -> tuple[Ledger, Trajectory]:
+    """Forty long trajectories at e0, one at e1; the first of e0 asks."""
+    ledger = ledger_of(1, 1)
+    for i in range(40):
+        add_trajectory(ledger, f"t{i}", "e0", remaining_tokens=5_000.0, tool_s=tool_s, step=1)
+    add_trajectory(ledger, "lonely", "e1", remaining_tokens=5_000.0)
+    return ledger, ledger.trajectories[TrajectoryId("t0")]
+
+
+def test_it_moves_for_the_least_gain_and_not_for_less():
+    s = setting(tps=(1,))
+    ledger, t = crowded()
+    gain = gain_s(s, ledger, t, "e0", "e1")
+    assert gain > 1.0
+    for least, found in ((gain * 1.001, None), (gain * 0.999, "e1")):
+        balance = Balance(s, min_gain_s=least, margin=0.0)
+        assert balance.target(t, t.remaining_tokens, ledger) == found
+
+
+def test_it_moves_for_the_least_share_of_the_end_at_home_and_not_for_less():
+    s = setting(tps=(1,))
+    ledger, t = crowded()
+    gain = gain_s(s, ledger, t, "e0", "e1")
+    own_full, _, own_solo = terms(s, ledger, t.context_tokens, t.remaining_tokens, EngineId("e0"))
+    others = [
+        terms(s, ledger, o.context_tokens, o.remaining_tokens, EngineId("e0"))
+        for o in ledger.trajectories.values()
+        if o.home == "e0" and o is not t
+    ]
+    end_at_home = max(own_full + sum(o[0] for o in others), own_solo + sum(o[1] for o in others))
+    share = gain / end_at_home
+    for margin, found in ((share * 1.001, None), (share * 0.999, "e1")):
+        balance = Balance(s, min_gain_s=0.0, margin=margin)
+        assert balance.target(t, t.remaining_tokens, ledger) == found
+
+
+def test_an_even_load_is_left_alone():
+    ledger = ledger_of(1, 1, 1)
+    for i in range(30):
+        add_trajectory(ledger, f"t{i}", f"e{i % 3}", tool_s=100.0, step=1)
+    balance = Balance(setting(tps=(1,)))
+    assert [balance.target(t, 1_000.0, ledger) for t in ledger.trajectories.values()] == [None] * 30
+
+
+def test_asked_in_turn_it_evens_out_a_crowd_and_then_rests():
+    s = setting(tps=(1, 2), history=HISTORY)
+    ledger = ledger_of(1, 1, 2)
+    for i in range(60):
+        remaining = 500.0 + 150.0 * i
+        add_trajectory(ledger, f"t{i}", "e0", remaining_tokens=remaining, tool_s=100.0, step=1)
+    balance = Balance(s)
+    moves = []
+    for _ in range(6):
+        before = len(moves)
+        for t in ledger.trajectories.values():
+            target = balance.target(t, t.remaining_tokens, ledger)
+            if target is not None:
+                ledger.set_home(t, target)
+                moves.append(t.id)
+        if len(moves) == before:
+            break
+    else:
+        pytest.fail("it never rests")
+    ends = {}
+    for e in ledger.engines:
+        mine = [t for t in ledger.trajectories.values() if t.home == e.id]
+        adds = [terms(s, ledger, t.context_tokens, t.remaining_tokens, e.id) for t in mine]
+        work = sum(a[1] for a in adds)
+        ends[e.id] = max(sum(a[0] for a in adds), max(a[2] + work - a[1] for a in adds))
+    assert max(ends.values()) < 1.25 * min(ends.values())
+    tokens = {
+        e.id: sum(t.remaining_tokens for t in ledger.trajectories.values() if t.home == e.id)
+        for e in ledger.engines
+    }
+    assert tokens["e2"] > max(tokens["e0"], tokens["e1"]), "twice the GPUs take more"
+
+
+def test_a_transfer_that_no_tool_hides_is_paid_for():
+    ledger, t = crowded(tool_s=0.0)
+    gain = gain_s(setting(tps=(1,)), ledger, t, "e0", "e1")
+    for fixed_s, found in ((gain + 1.0, None), (gain - 3.0, "e1")):
+        balance = Balance(setting(tps=(1,), transfer_fixed_s=fixed_s), margin=0.0)
+        assert balance.target(t, t.remaining_tokens, ledger) == found
+
+
+def test_a_transfer_that_its_tools_hide_is_free():
+    ledger, t = crowded(tool_s=1e6)
+    balance = Balance(setting(tps=(1,), transfer_fixed_s=1e5))
+    assert balance.target(t, t.remaining_tokens, ledger) == "e1"
+
+
+def test_who_has_no_home_or_a_dying_one_stays():
+    ledger, t = crowded()
+    balance = Balance(setting(tps=(1,)))
+    assert balance.target(add_trajectory(ledger, "new"), 1.0, ledger) is None
+    ledger.close_engine(ledger.engine(EngineId("e0")))
+    assert balance.target(t, t.remaining_tokens, ledger) is None
+
+
+def test_an_engine_that_comes_is_used_and_one_that_goes_is_not():
+    ledger, t = crowded()
+    balance = Balance(setting(tps=(1, 8)))
+    assert balance.target(t, t.remaining_tokens, ledger) == "e1"
+    add_engine(ledger, "e9", 8)
+    assert balance.target(t, t.remaining_tokens, ledger) == "e9"
+    ledger.close_engine(ledger.engine(EngineId("e9")))
+    assert balance.target(t, t.remaining_tokens, ledger) == "e1"
+    add_engine(ledger, "e9+1", 8)
+    ledger.close_engine(ledger.engine(EngineId("e1")))
+    assert balance.target(t, t.remaining_tokens, ledger) == "e9+1"
+
+
+def test_finished_trajectories_drop_out_whoever_they_were():
+    ledger, t = crowded()
+    balance = Balance(setting(tps=(1,)))
+    balance.target(t, t.remaining_tokens, ledger)
+    for other in ledger.trajectories.values():
+        balance.finished(other)
+        balance.finished(other)  # once too often, or one it never saw
+    assert np.allclose(balance._full, 0.0, atol=1e-9)
+    assert np.allclose(balance._work, 0.0, atol=1e-9)
+
+
+OPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask"] * 6 + ["finish", "join", "leave", "arrive"]),
+        st.integers(0, 30),
+        st.floats(0.0, 50_000.0),
+        st.integers(1, 50_000),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ops=OPS)
+def test_the_sums_are_those_of_who_was_told_where_however_long_it_runs(ops):
+    s = setting(tps=(1, 2), history=HISTORY)
+    ledger = ledger_of(1, 2, 1)
+    for i in range(8):
+        add_trajectory(ledger, f"t{i}", f"e{i % 3}", remaining_tokens=1_000.0 * i)
+    balance = Balance(s, min_gain_s=0.0, margin=0.0)
+    known: list[EngineId] = []
+    told: dict[TrajectoryId, tuple[EngineId, int, float]] = {}
+    engines = 3
+    for op, which, remaining, context in ops:
+        live = [t for t in ledger.trajectories.values() if t.phase != "finished"]
+        t = live[which % len(live)] if live else None
+        if op == "arrive" or t is None:
+            home = ledger.engines[which % len(ledger.engines)].id
+            add_trajectory(ledger, f"t{len(ledger.trajectories)}", home, remaining_tokens=remaining)
+        elif op == "finish":
+            ledger.finish(t)
+            balance.finished(t)
+            told.pop(t.id, None)
+        elif op == "join":
+            add_engine(ledger, f"e{engines}", 1 + which % 2)
+            engines += 1
+        elif op == "leave" and len(ledger.engines) > 1:
+            ledger.close_engine(ledger.engines[which % len(ledger.engines)])
+        elif op == "ask":
+            names = [e.id for e in ledger.engines]
+            if sorted(names) != sorted(known) or not known:
+                known = names
+                told = {
+                    o.id: (o.home, o.context_tokens, o.remaining_tokens)
+                    for o in live
+                    if o.home in names
+                }
+            t.context_tokens, t.remaining_tokens = context, remaining
+            target = balance.target(t, remaining, ledger)
+            if target is not None:
+                assert t.home in names
+                ledger.set_home(t, target)
+            if t.home in names:
+                told[t.id] = (t.home, context, remaining)
+    if known:
+        for name in known:
+            adds = [terms(s, ledger, c, r, name) for home, c, r in told.values() if home == name]
+            at = balance._index[name]
+            assert balance._full[at] == pytest.approx(sum(a[0] for a in adds), rel=1e-9, abs=1e-6)
+            assert balance._work[at] == pytest.approx(sum(a[1] for a in adds), rel=1e-9, abs=1e-6)
