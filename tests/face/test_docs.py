@@ -9,11 +9,11 @@ import pytest
 
 from heddle.cli.options import CLUSTER
 from heddle.comparison import compare
-from heddle.config import RunConfig
+from heddle.config import MissingConfig, RunConfig
 from heddle.config_files import Source, resolve
 from heddle.metrics import measure
 from heddle.planning import plan
-from heddle.simulation import RUN_KEYS
+from heddle.simulation import RUN_KEYS, completed
 from tests.face.journals import table
 from tests.face.test_metrics import story
 
@@ -55,6 +55,18 @@ def test_every_key_of_a_plan_is_listed(config: RunConfig):
 
 def test_every_option_is_listed():
     assert all(f"`{flag}" in CLI or f"{flag} " in CLI for flag, *_ in CLUSTER)
+
+
+def test_the_late_predictions_are_those_of_tools_that_are_faster():
+    page = (DOCS / "policies" / "heddle-paper.md").read_text()
+    rows = re.findall(r"^\| `(\w+-512)` \| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|", page, re.MULTILINE)
+    assert len(rows) == 3
+    for name, prediction_s, asked, late in rows:
+        trace = str(DOCS.parent / "traces" / f"{name}.jsonl.gz")
+        scripts, _ = completed(trace, MissingConfig(), 0)
+        tools = [step.tool_s for script in scripts for step in script.steps[:-1]]
+        assert int(asked.replace(",", "")) == len(tools)
+        assert int(late.replace(",", "")) == sum(s < float(prediction_s) for s in tools)
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
