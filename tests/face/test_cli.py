@@ -264,7 +264,7 @@ def test_help_names_every_verb_and_imports_little():
         "from heddle.cli import main\n"
         "done = CliRunner().invoke(main, ['--help'])\n"
         "assert done.exit_code == 0, done.output\n"
-        "for verb in ('compare', 'simulate', 'replay', 'report', 'trace', 'policies'):\n"
+        "for verb in ('compare', 'simulate', 'plan', 'replay', 'report', 'trace', 'policies'):\n"
         "    assert verb in done.output\n"
         "heavy = {'pandas', 'pyarrow', 'matplotlib', 'scipy', 'numpy', 'simpy', 'msgspec'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
