@@ -8,12 +8,9 @@ It is the only caller of a policy's parts.
 from typing import assert_never
 
 from heddle_core.commands import (
-    Cancel,
     Command,
-    Dispatch,
     Migrate,
     Predict,
-    Preempt,
     SolvePlan,
 )
 from heddle_core.events import (
@@ -40,6 +37,7 @@ from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.ledger import Engine, Ledger, LedgerError, Trajectory
 from heddle_core.plan.problem import ResourcePlan
 from heddle_core.policy import Policy
+from heddle_core.queues import Queues
 
 ARRIVAL_GRACE_S = 30.0
 """How long a plan waits for promised arrivals: a dead sampler must not hold the rest for ever."""
@@ -51,6 +49,7 @@ class Controller:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.ledger = Ledger()
+        self._queues = Queues(policy, self.ledger)
         self.deadline_s: float | None = None
         """A driver delivers a `Tick` no later than this."""
         self._expected = 0
@@ -131,16 +130,16 @@ class Controller:
         if self.policy.admission.keeps_kv:
             self.ledger.park(t, engine)
         self.policy.predictor.observe_step(t, e)
-        self._fill(engine, out)
+        self._queues.fill(engine, out)
 
     def _on_step_preempted(self, e: StepPreempted, out: list[Command]) -> None:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
         self.ledger.end_run(t, engine, e.output_tokens)
         if engine.accepting:
-            self._enqueue(t, engine)
+            self._queues.enqueue(t, engine)
         else:
-            self._place(t, out)
-        self._fill(engine, out)
+            self._queues.place(t, out)
+        self._queues.fill(engine, out)
 
     def _on_tool_started(self, e: ToolStarted, out: list[Command]) -> None:
         t = self.ledger.in_tool(e.trajectory, e.step)
@@ -165,9 +164,9 @@ class Controller:
         if t.migrating_to is not None:
             t.phase = "migrating"
         else:
-            self._place(t, out)
+            self._queues.place(t, out)
         if left is not None and (t.phase == "migrating" or left.id != t.home):
-            self._fill(left, out)
+            self._queues.fill(left, out)
 
     def _on_trajectory_finished(self, e: TrajectoryFinished, out: list[Command]) -> None:
         t = self.ledger.trajectory(e.trajectory)
@@ -178,7 +177,7 @@ class Controller:
         self.policy.migration.finished(t)
         self._homes.pop(t.id, None)
         if engine is not None:
-            self._fill(engine, out)
+            self._queues.fill(engine, out)
 
     def _on_predicted(self, e: Predicted, out: list[Command]) -> None:
         t = self.ledger.trajectory(e.trajectory)
@@ -191,8 +190,8 @@ class Controller:
             self._consider_migration(t, out)
         elif t.phase == "queued" and t.home is not None:
             engine = self.ledger.engine(t.home)
-            self._enqueue(t, engine)
-            self._fill(engine, out, may_preempt=True)
+            self._queues.enqueue(t, engine)
+            self._queues.fill(engine, out, may_preempt=True)
 
     def _on_migration_finished(self, e: MigrationFinished, out: list[Command]) -> None:
         t = self.ledger.trajectory(e.trajectory)
@@ -211,10 +210,10 @@ class Controller:
         if t.phase == "migrating":
             # The move was this step's placement: asking again could send it straight back.
             if t.home is None:
-                self._place(t, out)
+                self._queues.place(t, out)
             else:
-                self._run_at(t, self.ledger.engine(t.home), out)
-        self._fill(source, out)
+                self._queues.run_at(t, self.ledger.engine(t.home), out)
+        self._queues.fill(source, out)
 
     def _consider_migration(self, t: Trajectory, out: list[Command]) -> None:
         if t.home is None or t.migrating_to is not None or not self.ledger.engines:
@@ -227,63 +226,7 @@ class Controller:
             t.migrating_to = target
             out.append(Migrate(trajectory=t.id, source=t.home, target=target))
 
-    # -- homes and queues ------------------------------------------------------------------------
-
-    def _place(self, t: Trajectory, out: list[Command]) -> None:
-        """Find a home for a runnable trajectory and queue it there."""
-        if not self.ledger.engines:
-            self.ledger.hold(t)
-            return
-        engine = self.ledger.engine(self.policy.placement.place(t, self.ledger))
-        assert engine.accepting, f"placement chose {engine.id!r}, which takes no work"
-        self._run_at(t, engine, out)
-
-    def _run_at(self, t: Trajectory, engine: Engine, out: list[Command]) -> None:
-        if t.context_tokens >= engine.kv_capacity_tokens:
-            engine = max(self.ledger.engines, key=lambda e: e.kv_capacity_tokens)
-        if t.context_tokens >= engine.kv_capacity_tokens:
-            self._give_up(t, engine, out)
-            return
-        self.ledger.set_home(t, engine.id)
-        self._enqueue(t, engine)
-        self._fill(engine, out, may_preempt=True)
-
-    def _give_up(self, t: Trajectory, engine: Engine, out: list[Command]) -> None:
-        """No engine can ever hold its context; waiting would block a queue for ever."""
-        self.ledger.hold(t)
-        t.given_up = True
-        reason = f"context of {t.context_tokens} tokens, KV capacity {engine.kv_capacity_tokens}"
-        out.append(Cancel(trajectory=t.id, reason=reason))
-
-    def _enqueue(self, t: Trajectory, engine: Engine) -> None:
-        predictor = self.policy.predictor
-        if not predictor.served:
-            t.remaining_tokens = predictor.remaining_tokens(t)
-        t.reserved_tokens = self.policy.admission.reserve_tokens(t, t.remaining_tokens)
-        self.ledger.enqueue(t, engine, self.policy.scheduler.priority(t, t.remaining_tokens))
-
-    def _fill(self, engine: Engine, out: list[Command], *, may_preempt: bool = False) -> None:
-        """Dispatch all that may run now; then, on a return, at most one eviction (Algorithm 1)."""
-        if not engine.accepting:
-            return
-        ledger = self.ledger
-        head = engine.head()
-        while head is not None and engine.fits(head):
-            ledger.start(head, engine)
-            out.append(
-                Dispatch(
-                    trajectory=head.id, step=head.step, engine=engine.id, priority=head.priority
-                )
-            )
-            head = engine.head()
-        if may_preempt and head is not None and self.policy.scheduler.preemptive:
-            # One ask at a time: asking again before the first took effect evicts a whole batch.
-            if engine.leaving:
-                return
-            victim = min(engine.running.values(), key=lambda t: t.priority)
-            if victim.priority < head.priority:
-                ledger.ask_to_leave(victim, engine)
-                out.append(Preempt(trajectory=victim.id, step=victim.step, engine=engine.id))
+    # -- homes ----------------------------------------------------------------------------------
 
     def _release_held(self, out: list[Command]) -> None:
         """Give homes to held trajectories once engines, plan and all awaited arrivals are in."""
@@ -295,15 +238,15 @@ class Controller:
         for t in placeable:
             engine = ledger.known_engines.get(self._homes.pop(t.id))
             if engine is not None and engine.accepting:
-                self._run_at(t, engine, out)
+                self._queues.run_at(t, engine, out)
         rest = [t for t in held if t.phase == "held" and not t.given_up]
         if placement.needs_all and len(rest) > 1:
             remaining = [t.remaining_tokens for t in rest]
             for t, home in zip(rest, placement.assign(rest, remaining, ledger), strict=True):
-                self._run_at(t, ledger.engine(home), out)
+                self._queues.run_at(t, ledger.engine(home), out)
         else:
             for t in rest:
-                self._place(t, out)
+                self._queues.place(t, out)
 
     # -- engines and plans -----------------------------------------------------------------------
 
@@ -351,7 +294,7 @@ class Controller:
             engine = self.ledger.engine(name)
             self.ledger.close_engine(engine)
             for t in self._unqueue_all(engine):
-                self._place(t, out)
+                self._queues.place(t, out)
 
     def _on_engine_ready(self, e: EngineReady, out: list[Command]) -> None:
         engine = Engine(
@@ -384,12 +327,12 @@ class Controller:
             lost = list(engine.running.values())
             for t in lost:
                 self.ledger.end_run(t, engine, made.get(t.id, 0))
-                self.ledger.hold(t)
+                        self.ledger.hold(t)
             lost += self._unqueue_all(engine)
             self._abandon_homes(engine)
         self._fleet.failed(e.engine, out)
         for t in lost:
-            self._place(t, out)
+            self._queues.place(t, out)
         self._release_held(out)
 
     def _unqueue_all(self, engine: Engine) -> list[Trajectory]:

@@ -218,7 +218,7 @@ class Ledger:
 
     def enqueue(self, t: Trajectory, engine: Engine, priority: float) -> None:
         """Put a homed, runnable trajectory in its engine's queue, or give it a new key there."""
-        if t.phase != "queued":
+        if t.ticket < 0:
             self.held.pop(t.id, None)
             t.phase = "queued"
             engine.in_flight += 1

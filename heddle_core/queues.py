@@ -1,0 +1,74 @@
+"""Homes and queues: puts runnable trajectories in engines' queues and fills free slots from them.
+
+Like the controller, of which this is the inner half, it reads no clock and does no I/O.
+"""
+
+from heddle_core.commands import Cancel, Command, Dispatch, Preempt
+from heddle_core.ledger import Engine, Ledger, Trajectory
+from heddle_core.policy import Policy
+
+
+class Queues:
+    """Decides, with the policy's parts, which step gets which slot."""
+
+    def __init__(self, policy: Policy, ledger: Ledger) -> None:
+        self._policy = policy
+        self._ledger = ledger
+
+    def place(self, t: Trajectory, out: list[Command]) -> None:
+        """Find a home for a runnable trajectory and queue it there."""
+        if not self._ledger.engines:
+            self._ledger.hold(t)
+            return
+        engine = self._ledger.engine(self._policy.placement.place(t, self._ledger))
+        assert engine.accepting, f"placement chose {engine.id!r}, which takes no work"
+        self.run_at(t, engine, out)
+
+    def run_at(self, t: Trajectory, engine: Engine, out: list[Command]) -> None:
+        """Queue a runnable trajectory at `engine`, or at the largest if it fits nowhere else."""
+        if t.context_tokens >= engine.kv_capacity_tokens:
+            engine = max(self._ledger.engines, key=lambda e: e.kv_capacity_tokens)
+        if t.context_tokens >= engine.kv_capacity_tokens:
+            self._give_up(t, engine, out)
+            return
+        self._ledger.set_home(t, engine.id)
+        self.enqueue(t, engine)
+        self.fill(engine, out, may_preempt=True)
+
+    def _give_up(self, t: Trajectory, engine: Engine, out: list[Command]) -> None:
+        """No engine can ever hold its context; waiting would block a queue for ever."""
+        self._ledger.hold(t)
+        t.given_up = True
+        reason = f"context of {t.context_tokens} tokens, KV capacity {engine.kv_capacity_tokens}"
+        out.append(Cancel(trajectory=t.id, reason=reason))
+
+    def enqueue(self, t: Trajectory, engine: Engine) -> None:
+        """Give `t` its place in the queue, by its newest estimate."""
+        policy = self._policy
+        if not policy.predictor.served:
+            t.remaining_tokens = policy.predictor.remaining_tokens(t)
+        t.reserved_tokens = policy.admission.reserve_tokens(t, t.remaining_tokens)
+        self._ledger.enqueue(t, engine, policy.scheduler.priority(t, t.remaining_tokens))
+
+    def fill(self, engine: Engine, out: list[Command], *, may_preempt: bool = False) -> None:
+        """Dispatch all that may run now; then, on a return, at most one eviction (Algorithm 1)."""
+        if not engine.accepting:
+            return
+        ledger = self._ledger
+        head = engine.head()
+        while head is not None and engine.fits(head):
+            ledger.start(head, engine)
+            out.append(
+                Dispatch(
+                    trajectory=head.id, step=head.step, engine=engine.id, priority=head.priority
+                )
+            )
+            head = engine.head()
+        if may_preempt and head is not None and self._policy.scheduler.preemptive:
+            # One ask at a time: asking again before the first took effect evicts a whole batch.
+            if engine.leaving:
+                return
+            victim = min(engine.running.values(), key=lambda t: t.priority)
+            if victim.priority < head.priority:
+                ledger.ask_to_leave(victim, engine)
+                out.append(Preempt(trajectory=victim.id, step=victim.step, engine=engine.id))
