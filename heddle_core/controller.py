@@ -327,7 +327,7 @@ class Controller:
             lost = list(engine.running.values())
             for t in lost:
                 self.ledger.end_run(t, engine, made.get(t.id, 0))
-                        self.ledger.hold(t)
+                self.ledger.hold(t)
             lost += self._unqueue_all(engine)
             self._abandon_homes(engine)
         self._fleet.failed(e.engine, out)
