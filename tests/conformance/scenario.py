@@ -24,14 +24,9 @@ from heddle_trace import MissingRules, Trace, TrajectoryScript, complete, synth
 from heddle_trace.history import history_of
 from tests.conformance.books import Books
 
-GPUS, SLOTS, TPS = 8, 6, (1, 2, 4)
-KV_PER_GPU_TOKENS = 48_000
-"""Scarce: a few long contexts fill an engine, yet the longest still fits on the smallest."""
+GPUS, TPS = 8, (1, 2, 4)
 
 LONGEST_STEPS = 8
-
-EAGER_MOVES = 0.02
-"""KV moves are cheap here, so that migration has something to do in a small rollout."""
 
 STORM: tuple[tuple[float, EngineId], ...] = (
     (0.0, EngineId("e7")),
@@ -51,6 +46,11 @@ class Scenario:
     tool_capacity: int | None = 12
     prediction_s: float = 0.6
     with_history: bool = False
+    slots: int = 6
+    kv_per_gpu_tokens: int = 48_000
+    """Scarce: a few long contexts fill an engine, yet the longest still fits on the smallest."""
+    transfer_fixed_s: float = 0.02
+    """Cheap, so that migration has something to do in a small rollout."""
 
 
 @dataclass
@@ -85,32 +85,31 @@ def scripts_of(workload: str, trajectories: int, seed: int) -> tuple[TrajectoryS
     return tuple(replace(s, steps=s.steps[:LONGEST_STEPS]) for s in scripts)
 
 
-def setting_of(history_from: Sequence[TrajectoryScript] = ()) -> Setting:
+def setting_of(scenario: Scenario, history_from: Sequence[TrajectoryScript] = ()) -> Setting:
     belief = profile().belief(TPS)
-    by_tp = {
-        tp: replace(c, kv_capacity_tokens=tp * KV_PER_GPU_TOKENS) for tp, c in belief.by_tp.items()
-    }
+    kv = scenario.kv_per_gpu_tokens
+    by_tp = {tp: replace(c, kv_capacity_tokens=tp * kv) for tp, c in belief.by_tp.items()}
     return Setting(
         gpus=GPUS,
         gpu="h100",
         tp=1,
         tp_choices=TPS,
-        max_running=SLOTS,
-        cost=replace(belief, by_tp=by_tp, transfer_fixed_s=EAGER_MOVES),
+        max_running=scenario.slots,
+        cost=replace(belief, by_tp=by_tp, transfer_fixed_s=scenario.transfer_fixed_s),
         history=history_of(history_from) if history_from else None,
         seed=5,
     )
 
 
 @lru_cache
-def table(gpu: str, tp: int) -> LatencyTable:
-    return replace(profile().table(tp, max_batch=SLOTS), kv_capacity_tokens=tp * KV_PER_GPU_TOKENS)
+def table(tp: int, slots: int, kv_tokens: int) -> LatencyTable:
+    return replace(profile().table(tp, max_batch=slots), kv_capacity_tokens=kv_tokens)
 
 
 def world_of(scenario: Scenario) -> World:
     return World(
-        table=table,
-        transfer_fixed_s=EAGER_MOVES,
+        table=lambda _, tp: table(tp, scenario.slots, tp * scenario.kv_per_gpu_tokens),
+        transfer_fixed_s=scenario.transfer_fixed_s,
         transfer_bytes_per_s=2e10,
         tool_capacity=scenario.tool_capacity,
         engine_start_s=15.0,
@@ -126,7 +125,7 @@ def policy_of(
     earlier: tuple[TrajectoryScript, ...] = ()
     if scenario.with_history:
         earlier = scripts_of(scenario.workload, scenario.trajectories, scenario.seed + 1)
-    return load_policy(name, setting_of(earlier), extra=extra)
+    return load_policy(name, setting_of(scenario, earlier), extra=extra)
 
 
 def play(

@@ -1,0 +1,224 @@
+"""The fleet: stops before starts, names once, plans matched by shape, a limit to restarts."""
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from heddle_core.commands import Command, StartEngine, StopEngine
+from heddle_core.fleet import MAX_RESTARTS, Fleet
+from heddle_core.ids import EngineId
+from heddle_core.plan.problem import EngineSpec, ResourcePlan
+
+
+def plan_of(*shapes: int | tuple[int, int]) -> ResourcePlan:
+    """Engines e0, e1, ... of these TP degrees, or (TP degree, slots)."""
+    pairs = [(s, 8) if isinstance(s, int) else s for s in shapes]
+    return ResourcePlan(
+        engines=tuple(
+            EngineSpec(engine=EngineId(f"e{i}"), tp=tp, gpu="h100", max_running=slots)
+            for i, (tp, slots) in enumerate(pairs)
+        )
+    )
+
+
+class Told:
+    """A fleet, and the world's books: what was started, runs, and is to stop."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet()
+        self.starting: dict[EngineId, StartEngine] = {}
+        self.alive: dict[EngineId, StartEngine] = {}
+        self.stopping: list[EngineId] = []
+        self.ever: list[EngineId] = []
+
+    def obey(self, out: list[Command]) -> list[Command]:
+        for command in out:
+            match command:
+                case StartEngine():
+                    assert command.engine not in self.ever, "a name is used twice"
+                    self.ever.append(command.engine)
+                    self.starting[command.engine] = command
+                case StopEngine():
+                    assert command.drain
+                    assert command.engine in self.alive
+                    assert command.engine not in self.stopping
+                    self.stopping.append(command.engine)
+        return out
+
+    def plan(self, plan: ResourcePlan) -> tuple[list[EngineId], dict[EngineId, EngineId]]:
+        out: list[Command] = []
+        answer = self.fleet.change_to(plan, out)
+        self.obey(out)
+        return answer
+
+    def ready(self, name: str) -> bool:
+        out: list[Command] = []
+        engine = EngineId(name)
+        self.alive[engine] = self.starting.pop(engine)
+        wanted = self.fleet.ready(engine, out)
+        self.obey(out)
+        return wanted
+
+    def stopped(self, name: str) -> list[Command]:
+        out: list[Command] = []
+        self.stopping.remove(EngineId(name))
+        del self.alive[EngineId(name)]
+        self.fleet.stopped(EngineId(name), out)
+        return self.obey(out)
+
+    def failed(self, name: str) -> list[Command]:
+        out: list[Command] = []
+        engine = EngineId(name)
+        self.starting.pop(engine, None)
+        self.alive.pop(engine, None)
+        if engine in self.stopping:
+            self.stopping.remove(engine)
+        self.fleet.failed(engine, out)
+        return self.obey(out)
+
+
+def running(*shapes: int | tuple[int, int]) -> Told:
+    told = Told()
+    told.plan(plan_of(*shapes))
+    for name in list(told.starting):
+        assert told.ready(name)
+    return told
+
+
+def started(commands: list[Command]) -> list[tuple[str, int]]:
+    return [(c.engine, c.tp) for c in commands if isinstance(c, StartEngine)]
+
+
+def test_a_first_plan_starts_everything_and_settles_when_all_is_ready():
+    told = Told()
+    assert told.plan(plan_of(2, 1)) == ([], {"e0": "e0", "e1": "e1"})
+    assert not told.fleet.settled
+    assert told.ready("e1")
+    assert not told.fleet.settled
+    assert told.ready("e0")
+    assert told.fleet.settled
+
+
+def test_engines_of_the_shape_of_a_plan_stay_and_carry_its_names():
+    told = running(1, 2)
+    leaving, carriers = told.plan(plan_of(2, 1))
+    assert leaving == []
+    assert carriers == {"e0": "e1", "e1": "e0"}
+    assert told.fleet.settled
+
+
+def test_the_engine_of_a_plans_own_name_is_preferred():
+    told = running(1, 1)
+    assert told.plan(plan_of(1, 1))[1] == {"e0": "e0", "e1": "e1"}
+
+
+def test_other_slots_are_another_shape():
+    told = running((1, 8))
+    leaving, carriers = told.plan(plan_of((1, 16)))
+    assert leaving == ["e0"]
+    assert carriers == {"e0": "e0+1"}
+
+
+def test_starts_wait_until_every_stop_has_freed_its_gpus():
+    told = running(1, 1, 1, 1)
+    leaving, carriers = told.plan(plan_of(2, 2))
+    assert leaving == ["e0", "e1", "e2", "e3"]
+    assert [told.stopped(e) for e in ("e0", "e1", "e2")] == [[], [], []]
+    assert not told.fleet.settled
+    assert started(told.stopped("e3")) == [("e0+1", 2), ("e1+1", 2)]
+    assert list(carriers.values()) == ["e0+1", "e1+1"]
+
+
+def test_an_engine_that_dies_while_draining_frees_its_gpus_and_is_not_restarted():
+    told = running(1, 1)
+    told.plan(plan_of(2))
+    told.stopped("e0")
+    assert started(told.failed("e1")) == [("e0+1", 2)]
+
+
+def test_a_start_that_a_newer_plan_does_not_want_is_stopped_once_ready():
+    told = Told()
+    told.plan(plan_of(1))
+    leaving, carriers = told.plan(plan_of(2))
+    assert leaving == []
+    assert carriers == {"e0": "e0+1"}
+    assert list(told.starting) == ["e0"], "its GPUs are not free yet"
+    assert not told.ready("e0")
+    assert told.stopping == ["e0"]
+    assert started(told.stopped("e0")) == [("e0+1", 2)]
+
+
+def test_a_start_that_is_unwanted_and_fails_frees_its_gpus():
+    told = Told()
+    told.plan(plan_of(1))
+    told.plan(plan_of(2))
+    assert started(told.failed("e0")) == [("e0+1", 2)]
+
+
+def test_a_restart_that_a_newer_plan_does_not_want_is_stopped_once_ready():
+    told = running(1)
+    assert started(told.failed("e0")) == [("e0+1", 1)]
+    assert told.fleet.settled, "a restart does not hold the rest up"
+    told.plan(plan_of(2))
+    assert not told.ready("e0+1")
+
+
+def test_a_restart_serves_a_plan_of_its_shape():
+    told = running(1)
+    told.failed("e0")
+    assert told.plan(plan_of(1)) == ([], {"e0": "e0+1"})
+    assert told.ready("e0+1")
+
+
+def test_starts_that_wait_for_stops_are_forgotten_for_a_newer_plan():
+    told = running(1, 1)
+    told.plan(plan_of(2))
+    told.plan(plan_of(1))
+    told.stopped("e0")
+    assert started(told.stopped("e1")) == [("e0+2", 1)]
+
+
+def test_a_card_that_fails_again_and_again_is_given_up():
+    told = running(1, 1)
+    name = "e0"
+    for life in range(1, MAX_RESTARTS + 1):
+        assert started(told.failed(name)) == [(f"e0+{life}", 1)]
+        name = f"e0+{life}"
+        if life % 2:
+            assert told.ready(name)
+    assert told.failed(name) == []
+    assert started(told.failed("e1")) == [("e1+1", 1)], "others have tries of their own"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    plans=st.lists(st.lists(st.sampled_from([1, 2, 4]), max_size=4), min_size=1, max_size=4),
+    choices=st.lists(st.integers(0, 1_000), max_size=40),
+)
+def test_whatever_happens_names_are_new_and_a_plan_is_carried_out(plans, choices):
+    told = Told()
+    plans = [plan_of(*shapes) for shapes in plans]
+    told.plan(plans.pop(0))
+    for choice in choices:
+        moves = [
+            *(("ready", e) for e in told.starting),
+            *(("stopped", e) for e in told.stopping),
+            *(("failed", e) for e in (*told.starting, *told.alive)),
+            *((("plan", ""),) if plans else ()),
+        ]
+        if not moves:
+            break
+        what, engine = moves[choice % len(moves)]
+        if what == "plan":
+            told.plan(plans.pop(0))
+        else:
+            getattr(told, what)(engine)
+    last = plan_of(8, 8)
+    _, carriers = told.plan(last)
+    for _ in range(100):
+        for engine in list(told.starting):
+            told.ready(engine)
+        for engine in list(told.stopping):
+            told.stopped(engine)
+    assert told.fleet.settled
+    assert sorted(told.alive) == sorted(carriers.values())
+    assert [told.alive[e].tp for e in carriers.values()] == [8, 8]
