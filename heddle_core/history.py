@@ -29,6 +29,16 @@ class History:
     group_totals: Mapping[GroupId, Sequence[int]] = field(default_factory=dict)
     """Total output tokens of earlier samples, by prompt; empty where prompts do not recur."""
 
+    def tells_apart(self, predicted: Sequence[float]) -> bool:
+        """Whether predictions spread as outputs did, or are the same hedged mean for everyone."""
+        values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
+        quantiles = np.maximum(np.asarray(self.output_quantiles), 1.0)
+        return bool(len(values) < 2 or np.log(values).std() >= _HEDGING * np.log(quantiles).std())
+
+    def mean_output_tokens(self) -> float:
+        """Mean output of a trajectory."""
+        return sum(self.output_quantiles) / len(self.output_quantiles)
+
     def lengths(self, predicted: Sequence[float]) -> NDArray[np.float64]:
         """Believed output tokens, one per prediction and in its order.
 
@@ -37,9 +47,9 @@ class History:
         their ranks are kept: the r-th longest of n gets history's r-th of n quantile.
         """
         values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
-        quantiles = np.maximum(np.asarray(self.output_quantiles), 1.0)
-        if len(values) < 2 or np.log(values).std() >= _HEDGING * np.log(quantiles).std():
+        if self.tells_apart(predicted):
             return values
+        quantiles = np.maximum(np.asarray(self.output_quantiles), 1.0)
         order = np.argsort(values, kind="stable")
         at = (np.arange(len(values)) + 0.5) / len(values)
         known = (np.arange(len(quantiles)) + 0.5) / len(quantiles)

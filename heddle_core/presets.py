@@ -105,7 +105,7 @@ def heddle_paper(setting: Setting) -> Policy:
         admission=Fitting(),
         placement=Presorted(setting, cost="paper"),
         migration=FollowRank(),
-        planner=SearchedPlan(setting, solver="anneal", cost="paper"),
+        planner=SearchedPlan(setting, solver="anneal", cost="paper", homes="planned"),
     )
 
 
@@ -126,7 +126,7 @@ def heddle_no_priority(setting: Setting) -> Policy:
 
 def heddle_no_placement(setting: Setting) -> Policy:
     """`heddle` with verl's pins for homes, which never move."""
-    engines_only = SearchedPlan(setting, solver="portfolio", homes=False)
+    engines_only = SearchedPlan(setting, solver="portfolio", homes="placed")
     return replace(heddle(setting), placement=Sticky(), migration=Never(), planner=engines_only)
 
 

@@ -7,7 +7,7 @@ another. On 6,400 coding trajectories on 64 H100 (Qwen3-14B) that was a fifth of
 
 from heddle_core.policy import Setting, TrajectoryView
 
-STEPS_AHEAD = 2.0
+STEPS_AHEAD = 1.5
 """Headroom in mean steps: step lengths are skewed, and one mean step is often too small."""
 
 UNKNOWN_STEP_TOKENS = 512.0

@@ -11,9 +11,9 @@ import numpy as np
 
 from heddle_core.ids import EngineId
 from heddle_core.place.presorted_search import search_partition
-from heddle_core.plan.group_cost import context_costs, longest_first, work_of
+from heddle_core.plan.group_cost import IntArray, context_costs, longest_first, work_of
 from heddle_core.plan.paper_cost import paper_costs
-from heddle_core.plan.searched import Cost, believed_lengths
+from heddle_core.plan.searched import Cost
 from heddle_core.policy import Setting, TrajectoryView, View
 
 
@@ -29,11 +29,18 @@ class Presorted:
     def assign(
         self, ts: Sequence[TrajectoryView], remaining: Sequence[float], view: View
     ) -> Sequence[EngineId]:
-        """Cut `ts` into a group per engine, widest engine first."""
+        """Cut `ts` into a group per engine, widest engine first.
+
+        Where predictions tell nobody apart, the groups are cut for the mean of history and dealt.
+        """
         setting, history = self._setting, self._setting.history
         engines = sorted(view.engines, key=lambda e: -e.tp)
         by_tp = {e.tp: setting.cost.by_tp[e.tp] for e in engines}
-        output = np.asarray(believed_lengths(history, remaining))
+        apart = history is None or history.tells_apart(remaining)
+        if history is None or apart:
+            output = np.maximum(np.asarray(remaining, dtype=np.float64), 1.0)
+        else:
+            output = np.full(len(ts), history.mean_output_tokens())
         work = work_of(
             output,
             context_tokens=np.asarray([t.context_tokens for t in ts]),
@@ -46,13 +53,11 @@ class Presorted:
         else:
             order = np.argsort(-work.output_tokens, kind="stable")
             costs = paper_costs(work.take(order), by_tp, max_running=setting.max_running)
-        found = search_partition([costs[e.tp] for e in engines], len(ts), tolerance=1e-3)
+        sizes = search_partition([costs[e.tp] for e in engines], len(ts), tolerance=1e-3).sizes
         homes = [engines[0].id] * len(ts)
-        start = 0
-        for engine, size in zip(engines, found.sizes, strict=True):
-            for k in order[start : start + size]:
-                homes[int(k)] = engine.id
-            start += size
+        seats = np.repeat(np.arange(len(engines)), sizes) if apart else _dealt(sizes)
+        for k, seat in zip(order if apart else range(len(ts)), seats, strict=True):
+            homes[int(k)] = engines[int(seat)].id
         return homes
 
     def place(self, t: TrajectoryView, view: View) -> EngineId:
@@ -64,3 +69,14 @@ class Presorted:
 
     def finished(self, t: TrajectoryView) -> None:
         """Forget nothing: homes are the ledger's."""
+
+
+def _dealt(sizes: Sequence[int]) -> IntArray:
+    """Deal seats evenly instead of in blocks, so that siblings of a group do not share an engine.
+
+    Each engine's seats stand at ``(k + 0.5) / size`` of the way; equal ones in order of engines.
+    """
+    at = np.concatenate([(np.arange(size) + 0.5) / max(size, 1) for size in sizes])
+    seats = np.repeat(np.arange(len(sizes)), sizes)
+    dealt: IntArray = seats[np.argsort(at, kind="stable")]
+    return dealt

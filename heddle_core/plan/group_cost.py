@@ -14,9 +14,10 @@ whoever shares the engine, whenever it is decoded, so sums over members replace 
     E         = t0 * max(kv_time / kv_capacity, tokens / max_running) + work of all
     end       = max(T, E)
 
-`T` is exact when nobody waits and nobody uses tools; `rho` is the share of a solo life spent in
-tools, during which the longest member does not feel the others. `E` is the pace of a full engine:
-each iteration holds at most `kv_capacity` tokens of context and `max_running` sequences (waves).
+`T` is exact when nobody waits, nobody uses tools and who lives longest decodes most; `rho` is the
+share of a solo life spent in tools, during which the longest member does not feel the others. `E`
+is the pace of a full engine: each iteration holds at most `kv_capacity` tokens of context and
+`max_running` sequences (waves).
 """
 
 from array import array

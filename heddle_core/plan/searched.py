@@ -149,11 +149,20 @@ class SearchedPlan:
     needs_all = True
 
     def __init__(
-        self, setting: Setting, *, solver: Solver, cost: Cost = "context", homes: bool = True
+        self,
+        setting: Setting,
+        *,
+        solver: Solver,
+        cost: Cost = "context",
+        homes: Literal["planned", "placed", "told"] = "told",
     ) -> None:
-        """`homes` False keeps the engines of the plan and leaves homes to the placement part."""
+        """Homes are the plan's (`planned`) or left to the placement part (`placed`).
+
+        `told`: the plan's if predictions tell trajectories apart. Groups cut for lengths that are
+        anybody's would crowd average trajectories on the engines meant for many short ones.
+        """
         self._setting = setting
-        self._homes = homes
+        self._homes: Literal["planned", "placed", "told"] = homes
         self._solver: Solver = solver
         self._cost: Cost = cost
 
@@ -174,7 +183,8 @@ class SearchedPlan:
             gpu=setting.gpu,
             max_running=setting.max_running,
             seed=setting.seed,
-            homes=self._homes,
+            homes=self._homes == "planned"
+            or (self._homes == "told" and (history is None or history.tells_apart(remaining))),
             charged_s=CHARGED_S[self._solver],
         )
 

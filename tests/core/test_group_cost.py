@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from heddle_core.cost import StepCost
@@ -67,6 +67,8 @@ def test_closed_form_is_exact_when_nobody_waits_and_nobody_uses_tools(
     seed: int, count: int, grain: float
 ) -> None:
     work = drawn(seed, count, tools=0.0, cost=ROOMY)
+    # All decode in step, so the last to end is who has most to decode, wherever it stands.
+    assume(work.output_tokens[0] == work.output_tokens.max())
     closed = context_cost(work, ROOMY, max_running=1000)
     simulated = simulate_group(work, ROOMY, max_running=1000, grain=grain)
     assert not simulated.waited

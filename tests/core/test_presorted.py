@@ -86,13 +86,16 @@ def test_without_predictions_engines_share_evenly():
     assert abs(homes.count("e0") - homes.count("e1")) <= 1
 
 
-def test_predictions_that_are_means_are_spread_as_history_was():
-    ledger, ts, remaining = lengths_ledger((4, 1, 1, 1), [3_000.0 - i for i in range(40)], [9] * 40)
-    flat = Presorted(setting()).assign(ts, remaining, ledger)
-    spread = Presorted(setting(history=history())).assign(ts, remaining, ledger)
-    # With a tail to fear the widest engine takes fewer, and the longest of them.
-    assert spread.count("e0") < flat.count("e0")
-    assert spread[0] == "e0"
+def test_predictions_that_tell_nobody_apart_are_dealt_in_even_shares():
+    lengths = [3_000.0 - i / 10 for i in range(400)]
+    ledger, ts, remaining = lengths_ledger((4, 1, 1, 1), lengths, [9] * 400)
+    blocks = Presorted(setting()).assign(ts, remaining, ledger)
+    dealt = Presorted(setting(history=history())).assign(ts, remaining, ledger)
+    assert dealt.count("e0") > dealt.count("e1") > 0, "a wide engine takes more"
+    for quarter in range(4):
+        here = dealt[100 * quarter : 100 * quarter + 100]
+        assert abs(4 * here.count("e0") - dealt.count("e0")) <= 4, "dealt in blocks"
+    assert blocks[:10] == ["e0"] * 10, "without a history every prediction is believed"
 
 
 def test_a_home_stays_while_its_engine_takes_work():

@@ -26,7 +26,7 @@ SOLVERS = [
 every_solver = pytest.mark.parametrize(("solver", "cost"), SOLVERS)
 
 
-def problem_of(solver, cost, outputs, *, gpus=8, tps=(1, 2, 4, 8), homes=True, past=None):
+def problem_of(solver, cost, outputs, *, gpus=8, tps=(1, 2, 4, 8), homes="planned", past=None):
     ledger = ledger_of()
     for i, output in enumerate(outputs):
         add_trajectory(ledger, f"t{i}", remaining_tokens=output, context_tokens=200 + 37 * i)
@@ -86,8 +86,17 @@ def test_a_problem_and_its_plan_survive_a_journal(solver, cost):
 
 @every_solver
 def test_engines_alone_leave_homes_to_placement(solver, cost):
-    plan = problem_of(solver, cost, [10.0, 5_000.0], homes=False).solve()
+    plan = problem_of(solver, cost, [10.0, 5_000.0], homes="placed").solve()
     assert plan.homes == ()
+    assert plan.engines
+
+
+@pytest.mark.parametrize(
+    ("outputs", "told"), [([3_000.0] * 9, False), ([9.0, 900.0, 30_000.0], True)]
+)
+def test_homes_are_planned_only_from_predictions_that_tell_trajectories_apart(outputs, told):
+    plan = problem_of("exact", "context", outputs, homes="told", past=history()).solve()
+    assert bool(plan.homes) == told
     assert plan.engines
 
 
