@@ -60,7 +60,18 @@ class JointProblem:
 
     def solve(self) -> ResourcePlan:
         """Search; pure and deterministic."""
+        if not self.trajectories:
+            return self._for_whoever_comes()
         return self.resource_plan(self.search())
+
+    def _for_whoever_comes(self) -> ResourcePlan:
+        """Nobody has arrived in time: engines of the least degree wait for those who still do."""
+        tp = min(self.by_tp)
+        engines = tuple(
+            EngineSpec(engine=EngineId(f"e{i}"), tp=tp, gpu=self.gpu, max_running=self.max_running)
+            for i in range(self.gpus // tp)
+        )
+        return ResourcePlan(engines=engines)
 
     def search(self) -> "Found":
         """Search, and return the plan in numbers."""

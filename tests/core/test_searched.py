@@ -114,6 +114,13 @@ def test_what_a_solver_finds_is_no_worse_than_one_engine_for_all(solver, cost):
     assert problem.solve().believed_makespan_s < 0.6 * alone.solve().believed_makespan_s
 
 
+@every_solver
+def test_engines_stand_ready_when_nobody_has_arrived_in_time(solver, cost):
+    plan = problem_of(solver, cost, [], gpus=6, tps=(2, 4)).solve()
+    assert [e.tp for e in plan.engines] == [2, 2, 2]
+    assert plan.homes == ()
+
+
 def test_a_long_tail_gets_a_wide_engine_and_the_crowd_narrow_ones():
     plan = problem_of("exact", "context", [60_000.0, *[3_000.0] * 100], gpus=32).solve()
     [wide, *narrow] = plan.engines
