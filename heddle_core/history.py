@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from heddle_core.ids import GroupId
+
+if TYPE_CHECKING:  # every policy imports this module, and most never ask for lengths
+    import numpy as np
+    from numpy.typing import NDArray
 
 _HEDGING = 0.7
 """Predictions whose log spread is below this share of history's are taken for hedged means: their
@@ -31,6 +33,8 @@ class History:
 
     def tells_apart(self, predicted: Sequence[float]) -> bool:
         """Whether predictions spread as outputs did, or are the same hedged mean for everyone."""
+        import numpy as np
+
         values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
         quantiles = np.maximum(np.asarray(self.output_quantiles), 1.0)
         return bool(len(values) < 2 or np.log(values).std() >= _HEDGING * np.log(quantiles).std())
@@ -39,13 +43,15 @@ class History:
         """Mean output of a trajectory."""
         return sum(self.output_quantiles) / len(self.output_quantiles)
 
-    def lengths(self, predicted: Sequence[float]) -> NDArray[np.float64]:
+    def lengths(self, predicted: Sequence[float]) -> "NDArray[np.float64]":
         """Believed output tokens, one per prediction and in its order.
 
         A predictor that hardly tells trajectories apart gives means, and a plan made from means has
         no long trajectory to plan for. So where predictions spread less than history did, only
         their ranks are kept: the r-th longest of n gets history's r-th of n quantile.
         """
+        import numpy as np
+
         values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
         if self.tells_apart(predicted):
             return values
