@@ -104,10 +104,16 @@ class JointProblem:
         return _found(order, plan, ends_s(costs, plan.tps, plan.bounds))
 
     def resource_plan(self, found: "Found") -> ResourcePlan:
-        """Name the engines of a plan, widest first, and who lives on each."""
+        """Name the engines of a plan, widest first, and who lives on each.
+
+        GPUs that the plan has no use for become engines of the least degree: whoever arrives after
+        the plan was made, or moves, finds them.
+        """
+        spare, least = self.gpus - sum(group.tp for group in found.groups), min(self.by_tp)
+        idle = [Group(tp=least, members=(), end_s=0.0)] * (spare // least)
         engines: list[EngineSpec] = []
         homes: list[tuple[EngineId, tuple[TrajectoryId, ...]]] = []
-        for group in found.groups:
+        for group in (*found.groups, *idle):
             name = EngineId(f"e{len(engines)}")
             engines.append(
                 EngineSpec(engine=name, tp=group.tp, gpu=self.gpu, max_running=self.max_running)

@@ -38,7 +38,8 @@ def problem_of(solver, cost, outputs, *, gpus=8, tps=(1, 2, 4, 8), homes="planne
 
 
 def check_valid(plan, problem):
-    assert sum(e.tp for e in plan.engines) <= problem.gpus
+    used = sum(e.tp for e in plan.engines)
+    assert problem.gpus - min(problem.by_tp) < used <= problem.gpus, "GPUs stand idle"
     assert all(e.tp in problem.by_tp for e in plan.engines)
     assert all(e.gpu == "h100" and e.max_running == problem.max_running for e in plan.engines)
     names = [e.engine for e in plan.engines]
