@@ -171,13 +171,13 @@ def _engines(journal: Journal, d: Dispatches, trajectories: Columns) -> dict[str
     start, end = trajectories["arrived_s"].min(), trajectories["finished_s"].max()
     facts = engine_facts(journal)
     busy = alive = 0.0
-    order = np.argsort(d.dispatched_s, kind="stable")
+    order = np.lexsort((d.dispatched_s, d.engine))
     engine, began, ended = d.engine[order], d.dispatched_s[order], d.ended_s[order]
-    for code, tp, ready_s, gone_s in zip(
-        facts["engine"], facts["tp"], facts["ready_s"], facts["gone_s"], strict=True
+    first, after = (np.searchsorted(engine, facts["engine"], side) for side in ("left", "right"))
+    for a, b, tp, ready_s, gone_s in zip(
+        first, after, facts["tp"], facts["ready_s"], facts["gone_s"], strict=True
     ):
-        mine = engine == code
-        busy += tp * union_s(began[mine], ended[mine])
+        busy += tp * union_s(began[a:b], ended[a:b])
         alive += tp * max(min(gone_s, end) - max(ready_s, start), 0.0)
     return {"utilisation": _share(busy, alive), "engines": len(facts["engine"])}
 
