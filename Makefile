@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Inside the environment, so that deleting .venv deletes it too.
 STAMP := .venv/.installed
 
-DEMO_POLICIES := verl,verl-star,slime
+DEMO_POLICIES := verl,verl-star,slime,heddle
 
 .PHONY: gate test lint types bench demo clean
 
@@ -43,8 +43,8 @@ demo: $(STAMP)
 	@rm -rf demo
 	$(BIN)/heddle compare traces/coding-512.jsonl.gz --policies $(DEMO_POLICIES) \
 	  --model qwen3-14b --gpu h100 --gpus 8 --out demo
-	$(BIN)/heddle report demo/*/
-	@echo "Runs and figures are in $(CURDIR)/demo"
+	@$(BIN)/heddle report demo/*/ > demo/report.txt
+	@echo "Figures are in demo/figures, every figure's numbers in demo/report.txt, the runs beside them."
 
 clean:
 	rm -rf .venv demo .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

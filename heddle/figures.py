@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from heddle.metrics import active_over_time
-from heddle.runs import Run
+from heddle.run_files import write_whole
+from heddle.runs import Run, labels
 from heddle.tables import Floats, Journal, dispatches, engine_facts
 
 # Okabe and Ito's palette, told apart under all common kinds of colour blindness.
@@ -22,6 +23,9 @@ DASHES = ("-", "--", ":", "-.")
 MAX_POINTS = 2000
 """Points of one line: more than a figure has pixels only makes the file slow to draw."""
 TIME_BINS = 400
+NAMED_ENGINES = 32
+"""Engines whose rows carry their TP degree; more labels would run into each other."""
+
 MAX_ENGINES = 512
 """Rows of a timeline; beyond, engines are merged, since a row would be thinner than a pixel."""
 
@@ -54,19 +58,20 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
             "share of steps at least this long",
         ),
     }
+    named = labels(runs)
     files = []
     with mpl.rc_context(STYLE):
         for name, (plot, title, x, y) in overlays.items():
             figure, axes = _page(7.0, 4.2)
-            for index, run in enumerate(runs):
-                plot(axes, run, _line(index, run))
+            for index, (run, label) in enumerate(zip(runs, named, strict=True)):
+                plot(axes, run, _line(index, label))
             axes.set(title=f"{title} ({_trace(runs)})", xlabel=x, ylabel=y)
             axes.set_xlim(left=0.0)
             axes.legend()
             files.append(_save(figure, folder / f"{name}.png"))
-        for run in runs:
-            own = f"timeline-{run.label}".replace(" ", "-").replace("/", "_").replace(":", "_")
-            files.append(_save(_timeline(run), folder / f"{own}.png"))
+        for run, label in zip(runs, named, strict=True):
+            own = f"timeline-{label}".replace(" ", "-").replace("/", "_").replace(":", "_")
+            files.append(_save(_timeline(run, label), folder / f"{own}.png"))
     return files
 
 
@@ -78,17 +83,17 @@ def _page(width: float, height: float) -> tuple[Figure, Axes]:
 
 def _save(figure: Figure, path: Path) -> Path:
     # No software tag: the same run gives the same bytes.
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    write_whole(path, lambda file: figure.savefig(file, dpi=150, metadata={"Software": None}))
     return path
 
 
-def _line(index: int, run: Run) -> dict[str, Any]:
+def _line(index: int, label: str) -> dict[str, Any]:
     return {
         "color": COLOURS[index % len(COLOURS)],
         "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
         # Later lines are thinner, so that equal runs do not hide each other.
         "linewidth": max(3.4 - 0.8 * index, 1.0),
-        "label": run.label,
+        "label": label,
     }
 
 
@@ -138,10 +143,10 @@ def _queueing(axes: Axes, run: Run, style: Mapping[str, Any]) -> None:
     axes.step(delay[rank[::-1]], at_least[rank[::-1]], where="post", **style)
     axes.set_xscale("symlog", linthresh=0.1)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
 
 
-def _timeline(run: Run) -> Figure:
+def _timeline(run: Run, label: str) -> Figure:
     """Running steps of every engine over time, as a heat map."""
     grid, end_s = running_by_engine(run)
     figure, axes = _page(8.0, float(np.clip(1.6 + 0.09 * len(grid), 2.6, 8.0)))
@@ -155,11 +160,16 @@ def _timeline(run: Run) -> Figure:
     )
     axes.grid(False)
     axes.set(
-        title=f"Running steps per engine: {run.label} ({_trace([run])})",
+        title=f"Running steps per engine: {label} ({_trace([run])})",
         xlabel="time (s)",
         ylabel="engine, in order of start",
     )
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    facts = engine_facts(Journal(run.journal))
+    if len(facts["tp"]) <= NAMED_ENGINES:
+        labels = [f"{i}: TP {tp}" for i, tp in enumerate(facts["tp"].tolist())]
+        axes.set_yticks(range(len(labels)), labels)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=axes, label="running steps", pad=0.01)
     return figure
 
