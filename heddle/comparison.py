@@ -4,10 +4,14 @@ import math
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,18 @@ SCHEMA = "heddle.compare/1"
 MAX_SEEDS = 1_000
 MIN_STEPS_PER_PROCESS = 20_000
 """Fewer steps than this run faster here than a process starts (about a second of imports)."""
+
+
+SEED_END = 2**32
+
+_stop: Event | None = None
+"""In a worker process: set when no run is to begin any more."""
+_busy = threading.Lock()
+"""In a worker process: held while a run goes on."""
+
+
+class WorkerError(RuntimeError):
+    """A process of a comparison was killed, by somebody or for lack of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,20 +153,26 @@ def compare(
         ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs.
         ValueError: any other of the packages' errors for bad input, before the first run.
         OSError: a run directory cannot be written.
+        WorkerError: a process of `jobs` was killed.
     """
-    _check(policies, seeds, jobs)
+    _check(policies, seeds, config.seed, jobs)
     # By seed first: the trace is filled in once for all policies.
     configs = [with_policy(config, p, config.seed + s) for s in range(seeds) for p in policies]
-    for one in configs[: len(policies)]:
-        policy_of(one)
+    for first_of_each in configs[: len(policies)]:
+        policy_of(first_of_each)
     first = workload_of(config)
     bound = _bound(config, first, seeds)
     steps = sum(len(script.steps) for script in first.scripts)
     processes = jobs if jobs is not None else _processes(len(configs), steps * len(configs))
     done: dict[tuple[str, int], RunResult] = {}
-    for result in _all(configs, partial(simulate, out=out, config_text=config_text), processes):
-        done[result.policy, result.seed] = result
-        on_run(result)
+    one = partial(simulate, out=out, config_text=config_text)
+    try:
+        for result in _all(configs, one, processes):
+            done[result.policy, result.seed] = result
+            on_run(result)
+    except (KeyboardInterrupt, WorkerError) as e:
+        e.add_note(f"{len(done)} of {len(configs)} runs are finished and stay in {out}.")
+        raise
     runs = tuple(done[p, config.seed + s] for p in policies for s in range(seeds))
     return Comparison(
         config=config,
@@ -163,7 +185,7 @@ def compare(
     )
 
 
-def _check(policies: Sequence[str], seeds: int, jobs: int | None) -> None:
+def _check(policies: Sequence[str], seeds: int, first_seed: int, jobs: int | None) -> None:
     if not policies:
         raise ConfigError("no policy is named; see `heddle policies`")
     twice = [p for p in dict.fromkeys(policies) if list(policies).count(p) > 1]
@@ -171,6 +193,8 @@ def _check(policies: Sequence[str], seeds: int, jobs: int | None) -> None:
         raise ConfigError(f"policy {twice[0]!r} is named twice")
     if not 1 <= seeds <= MAX_SEEDS:
         raise ConfigError(f"seeds must be from 1 to {MAX_SEEDS:,}, not {seeds}")
+    if first_seed + seeds > SEED_END:
+        raise ConfigError(f"seed {first_seed} and {seeds - 1} after it pass {SEED_END - 1}")
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs must be 1 or more, not {jobs}")
 
@@ -197,22 +221,50 @@ def _all(
         yield from map(run, configs)
         return
     # Spawned, not forked: a copy of a process whose libraries run threads may hang.
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_follow, initargs=(stop,))
     try:
-        # They inherit "ignore" and so do not die noisily of Ctrl-C between two runs.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # They inherit that SIGINT waits, and so do not die noisily of Ctrl-C while they start.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
             results = pool.map(partial(_interruptible, run), configs)
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
         yield from results
+    except BrokenProcessPool:
+        raise WorkerError(
+            "a process was killed before its run was done, perhaps for lack of memory: "
+            "compare again with fewer --jobs"
+        ) from None
     except BaseException:
+        # First the word, then the signal: whoever misses the signal, not yet listening, is told.
+        stop.set()
         for process in multiprocessing.active_children():
             if process.pid is not None:
                 os.kill(process.pid, signal.SIGINT)
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _follow(stop: Event) -> None:
+    """Start a worker process; it ends, its run closed, when the one that asked for it is gone."""
+    global _stop
+    _stop = stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        stop.set()
+        os.kill(os.getpid(), signal.SIGINT)
+        with _busy:
+            os._exit(1)  # nobody is there to answer, and the queue of runs would wait for ever
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _interruptible(run: Callable[[RunConfig], RunResult], config: RunConfig) -> RunResult:
@@ -222,11 +274,14 @@ def _interruptible(run: Callable[[RunConfig], RunResult], config: RunConfig) -> 
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, once)
-    try:
-        return run(config)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with _busy:
+        signal.signal(signal.SIGINT, once)
+        try:
+            if _stop is not None and _stop.is_set():
+                raise KeyboardInterrupt
+            return run(config)
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _by_policy(

@@ -10,8 +10,12 @@ from typing import Literal, TypeAlias
 MissingRule: TypeAlias = Literal["error", "zero", "sample"]
 OverCapacityRule: TypeAlias = Literal["error", "drop"]
 
-MAX_GPUS = 1_000_000
+MAX_GPUS = 100_000
 """More than any cluster; a larger number is a slip of the keyboard and would exhaust memory."""
+MAX_RUNNING = 8192
+"""Tokens that one iteration of an engine carries: each running step needs one of them."""
+MIN_REPORT_INTERVAL_S = 0.01
+"""Shorter than an iteration; more reports than that tell nothing and fill the journal."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -82,11 +86,16 @@ class ClusterConfig:
             f"gpus = {self.gpus} is not divisible by tp = {self.tp}: "
             f"take gpus = {max(self.gpus // self.tp, 1) * self.tp} or another tp",
         )
-        _require(1 <= self.max_running <= 1_000_000, "max_running must be from 1 to 1,000,000")
+        _require(
+            1 <= self.max_running <= MAX_RUNNING, f"max_running must be from 1 to {MAX_RUNNING:,}"
+        )
         _require(
             self.tool_capacity is None or self.tool_capacity >= 1, "tool_capacity must be >= 1"
         )
-        _require(0.0 < self.report_interval_s < 1e9, "report_interval_s must be more than 0")
+        _require(
+            MIN_REPORT_INTERVAL_S <= self.report_interval_s < 1e9,
+            f"report_interval_s must be {MIN_REPORT_INTERVAL_S} seconds or more",
+        )
         _require(0.0 <= self.engine_start_s < 1e9, "engine_start_s must be 0 or more")
         _require(0.0 <= self.prediction_s < 1e9, "prediction_s must be 0 or more")
         choices = self.tp_choices

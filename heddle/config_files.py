@@ -40,11 +40,14 @@ def read_toml(path: Path) -> Source:
         ConfigError: it is missing, not UTF-8, or not TOML; with the line where the parser stopped.
     """
     try:
-        return Source(str(path), tomllib.loads(path.read_text(encoding="utf-8")))
+        # With or without a byte-order mark, which some editors write unasked.
+        return Source(str(path), tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a directory, not a TOML file") from None
+    except PermissionError:
+        raise ConfigError(f"{path}: permission denied; change its permissions") from None
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path}: not UTF-8 text (byte {e.start})") from None
     except tomllib.TOMLDecodeError as e:
@@ -57,7 +60,10 @@ def setting(text: str, option: str = "--set") -> Source:
     if not equals or not key.strip():
         raise ConfigError(f"{option} {text!r}: write it as section.key=value")
     try:
-        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+        found = tomllib.loads(f"value = {value}")
+        if len(found) > 1:
+            raise ConfigError(f"{option} {text!r}: one key at a time; repeat {option} for others")
+        parsed: Any = found["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
     return option_value(key.strip(), parsed, f"{option} {text}")
@@ -121,6 +127,8 @@ def _refuse_unknown(values: Mapping[str, Any], cls: type, prefix: str, label: st
             raise ConfigError(f"{label}: {prefix}{key} is not a key of {where}. {hint}")
         section = known[key]
         if section is None:
+            if isinstance(value, Mapping):
+                raise ConfigError(f"{label}: {prefix}{key} is a value, not a section: {key} = ...")
             continue
         if not isinstance(value, Mapping):
             raise ConfigError(f"{label}: {prefix}{key} is a section: write [{prefix}{key}]")

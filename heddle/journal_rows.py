@@ -217,10 +217,13 @@ def _payload(thing: Any, shape: _Shape) -> str:
 def decode(table: pa.Table) -> Iterator[Entry]:
     """Give back the entries of a journal, equal to those it was made from.
 
-    Raises `JournalError` when a row names an unknown event or command, or when a command does not
-    follow the event that caused it.
+    Raises `JournalError` when a row names an unknown event or command, lacks what it needs, or
+    when a command does not follow the event that caused it.
     """
-    things = _things(table)
+    try:
+        things = _things(table)
+    except (KeyError, TypeError, json.JSONDecodeError) as e:
+        raise JournalError(f"journal is damaged: {type(e).__name__}: {e}") from None
     kinds = table.column("kind").to_pylist()
     seqs = table.column("seq").to_pylist()
     causes = table.column("cause").to_pylist()
@@ -228,6 +231,8 @@ def decode(table: pa.Table) -> Iterator[Entry]:
     event_seq: int | None = None
     commands: list[Any] = []
     for seq, kind, cause, thing in zip(seqs, kinds, causes, things, strict=True):
+        if (kind == "event") != isinstance(thing, typing.get_args(Event)):
+            raise JournalError(f"journal row {seq}: {type(thing).__name__} is no {kind}")
         if kind == "event":
             if event is not None:
                 yield Entry(event, tuple(commands))

@@ -56,7 +56,8 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write an object, keys in the order given. NaN is an error, since JSON has none."""
     text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_whole(path, lambda file: file.write(text.encode()))
+    # A file name that is not UTF-8 has lone surrogates; escaped, JSON gives them back as they are.
+    write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def write_table(path: Path, table: pa.Table) -> None:
@@ -81,6 +82,8 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path}: no such file") from None
+    except PermissionError:
+        raise RunError(f"{path}: permission denied; change its permissions") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as e:
         raise RunError(f"{path}: damaged: {e}") from None
     if not isinstance(values, dict):
@@ -98,6 +101,8 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         return pq.read_table(path, columns=list(columns) if columns is not None else None)
     except FileNotFoundError:
         raise RunError(f"{path}: no such file") from None
+    except PermissionError:
+        raise RunError(f"{path}: permission denied; change its permissions") from None
     except (pa.ArrowException, OSError) as e:
         raise RunError(f"{path}: damaged: {e}") from None
 

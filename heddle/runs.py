@@ -6,6 +6,7 @@ journal is a stream that can be read up to wherever it broke off.
 
 import os
 import shlex
+import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from heddle.run_files import RunError
 from heddle_core.journal import Entry
 from heddle_core.policy import Setting
 
-__all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "load_run", "open_run"]
+__all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "labels", "load_run", "open_run"]
 
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
@@ -72,7 +73,11 @@ def open_run(
     out.mkdir(exist_ok=True)
     now = datetime.now(UTC)
     path = _fresh(out, _name(now, config, facts))
-    return RunDirectory(path, config, facts, started=now, config_text=config_text)
+    try:
+        return RunDirectory(path, config, facts, started=now, config_text=config_text)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)  # nothing has happened in it yet
+        raise
 
 
 def _name(now: datetime, config: RunConfig, facts: RunFacts) -> str:
@@ -186,7 +191,7 @@ class RunDirectory:
             self._close_stream()
         try:
             if isinstance(error, KeyboardInterrupt):
-                self._close("interrupted", "interrupted from the keyboard")
+                self._close("interrupted", str(error) or "interrupted from the keyboard")
             else:
                 said = f"{type(error).__name__}: {error}" if error else "closed before its end"
                 self._close("failed", said)
@@ -305,6 +310,16 @@ class Run:
     def entries(self) -> Iterator[Entry]:
         """The journal as it was recorded: each event with its commands."""
         return decode(self.journal)
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """How to call runs side by side: policy and seed, or the directory's name where these agree."""
+    short = [run.label for run in runs]
+    names = [run.path.resolve().name for run in runs]
+    for candidates in (short, names):
+        if len(dict.fromkeys(candidates)) == len(runs):
+            return candidates
+    return [str(run.path) for run in runs]
 
 
 def load_run(path: str | Path, *, unfinished: bool = False) -> Run:

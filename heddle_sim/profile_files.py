@@ -259,7 +259,7 @@ def load_profile(model: str, gpu: str = "") -> Profile:
 
 def _unknown(what: str, name: str, names: list[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return (
         f"unknown {what} {name!r}{hint} Known: {', '.join(names)}; "
         "or give the path of a profile file ending in .json as the model"

@@ -82,8 +82,14 @@ def _load(path: Path) -> bytes:
     try:
         if path.is_dir():
             raise TraceError(f"{path}: is a folder; name the .jsonl or .jsonl.gz file in it")
+        if path.exists() and not path.is_file():
+            message = "is a pipe or a device; save it to a file, since it is read more than once"
+            raise TraceError(f"{path}: {message}")
         with path.open("rb") as stream:
-            packed = stream.peek(2)[:2] == _GZIP_MAGIC
+            start = stream.peek(2)[:2]
+            if not start:
+                raise TraceError(f"{path}: holds no trajectories; write one JSON object a line")
+            packed = start == _GZIP_MAGIC
             if packed != path.name.endswith(".gz"):
                 content, remedy = (
                     ("gzip", "rename it to *.jsonl.gz")

@@ -2,10 +2,11 @@
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import rich_click as click
 
-from heddle.cli.errors import told
+from heddle.cli.errors import encodable, heeded, told
 
 VERBS = {
     "compare": "heddle.cli.compare:compare",
@@ -34,9 +35,15 @@ class Verbs(click.RichGroup):
         command: click.Command = getattr(import_module(module), name)
         return command
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the arguments and run; help, too, may meet a full disk."""
+        encodable()
+        with told():
+            return super().main(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run a verb; see `heddle.cli.errors`."""
-        with told():
+        with told(), heeded():
             return super().invoke(ctx)
 
 

@@ -1,7 +1,10 @@
 """Errors a user can mend become one message and an exit status; bugs keep their traceback."""
 
 import errno
+import io
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -12,7 +15,7 @@ from click.exceptions import Exit
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 OURS = ("heddle", "heddle_core", "heddle_sim", "heddle_trace", "heddle_runtime")
-RUN_FAILURES = ("MetricsError", "StuckError", "LedgerError")
+RUN_FAILURES = ("MetricsError", "StuckError", "LedgerError", "WorkerError")
 """Errors of ours that say that a run went wrong, and not that it was asked for wrongly."""
 
 _DISK = {
@@ -23,6 +26,7 @@ _DISK = {
 _FOLDER = {
     errno.EROFS: "is on a read-only file system: choose another folder with --out",
     errno.EACCES: "permission denied: choose another folder with --out, or change its permissions",
+    errno.EEXIST: "is there already, and is no folder: choose another with --out",
     errno.EPERM: "not permitted: choose another folder with --out, or change its permissions",
     errno.ENOTDIR: "part of this path is a file, not a folder",
     errno.ENAMETOOLONG: "this name is too long for the file system",
@@ -31,19 +35,68 @@ _FOLDER = {
 }
 
 
+class Terminated(KeyboardInterrupt):
+    """A signal that asks to end: a run is closed as after Ctrl-C, with the signal's own status."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.status = 128 + number
+
+
+@contextmanager
+def heeded() -> Iterator[None]:
+    """Raise `Terminated` where SIGTERM or SIGHUP would end the process without a word.
+
+    A signal that is ignored, as under nohup, stays ignored; so does a second one while the first
+    closes the run.
+    """
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []  # only the main thread may set handlers
+    mine = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+
+    def end(number: int, _: object) -> NoReturn:
+        for each in mine:
+            signal.signal(each, signal.SIG_IGN)
+        raise Terminated(number)
+
+    for number in mine:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def encodable() -> None:
+    """Let a stream that cannot show a character show "?", as a terminal under locale C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 @contextmanager
 def told() -> Iterator[None]:
     """Tell errors that the user can mend, and end with their status; let all others through.
 
-    Known are: ValueErrors that the packages define for bad input, failures of disk and folders, and
-    the keyboard interrupt.
+    Known are: ValueErrors that the packages define for bad input, failures of disk and folders,
+    lack of memory, the keyboard interrupt, and signals that ask to end.
     """
     try:
         yield
     except (click.ClickException, Exit, click.Abort):
         raise
+    except Terminated as e:
+        _end(f"Interrupted: {e}.", e, e.status)
     except KeyboardInterrupt as e:
         _end("Interrupted.", e, INTERRUPTED)
+    except MemoryError as e:
+        _end(
+            "Error: not enough memory: replay fewer trajectories, or fewer runs at once (--jobs 1)",
+            e,
+            FAILED,
+        )
     except OSError as e:
         where = f"{e.filename}: " if e.filename else ""
         if e.errno in _DISK:

@@ -24,7 +24,7 @@ def policies(as_json: bool) -> None:
     parts["predict"] |= ORACLES
     if as_json:
         found = {"presets": presets, "installed": installed, "parts": parts, "profiles": profiles}
-        click.echo(json.dumps(found, ensure_ascii=False))
+        click.echo(json.dumps(found))
         return
     lines("presets", presets)
     if installed:

@@ -15,6 +15,7 @@ from heddle.config import ClusterConfig, RunConfig
 from heddle.planning import Planned
 from heddle.simulation import RunResult, Workload, profile_of, told_of, workload_of
 
+WIDEST = 100_000
 PIPED_WIDTH = 160
 """Columns when nobody's terminal sets them, so that a table in a file is not folded."""
 
@@ -142,11 +143,27 @@ def _knowledge(plan: Planned) -> str:
 
 
 def show(table: Table) -> None:
-    """Print a table, unfolded when it goes to a file."""
+    """Print a table: columns for rows where a terminal is too narrow, and never with cut values."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
+    room = console.width if console.is_terminal else PIPED_WIDTH
+    if console.is_terminal and _width(table) > room:
+        table = _turned(table)
+    console.width = max(room, _width(table))
     console.print(table)
+
+
+def _width(table: Table) -> int:
+    """Columns that a table takes when nothing is cut."""
+    return Console(width=WIDEST).measure(table).maximum
+
+
+def _turned(table: Table) -> Table:
+    """The same cells with rows for columns."""
+    first, *others = ([column.header, *column.cells] for column in table.columns)
+    turned = _table(*map(str, first))
+    for row in others:
+        turned.add_row(*map(str, row))
+    return turned
 
 
 def summaries(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:

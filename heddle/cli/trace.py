@@ -24,6 +24,7 @@ WORKLOADS = ("coding", "search", "math")
 _TOOLS_SHOWN = 12
 _TOOL_NAME_SHOWN = 32
 _PIPED_WIDTH = 120
+_WIDEST = 100_000
 
 
 @click.group()
@@ -46,11 +47,13 @@ def describe(path: Path, as_json: bool) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.width = console.width if console.is_terminal else _PIPED_WIDTH
+    tables = [_lengths(stats), *([_tools(stats)] if stats.tools else [])]
+    # A number that is cut off is worse than a line that is folded.
+    needed = max(Console(width=_WIDEST).measure(table).maximum for table in tables)
+    console.width = max(console.width if console.is_terminal else _PIPED_WIDTH, needed)
     click.echo("\n".join(_summary(stats)))
-    console.print(_lengths(stats))
-    if stats.tools:
-        console.print(_tools(stats))
+    for table in tables:
+        console.print(table)
 
 
 @trace.command()
