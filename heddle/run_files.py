@@ -91,20 +91,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a table.
+def read_table(path: Path, needed: Sequence[str] = ()) -> pa.Table:
+    """Read a table that has at least the columns `needed`.
 
     Raises:
         RunError: it is missing or damaged.
     """
     try:
-        return pq.read_table(path, columns=list(columns) if columns is not None else None)
+        table = pq.read_table(path)
     except FileNotFoundError:
         raise RunError(f"{path}: no such file") from None
     except PermissionError:
         raise RunError(f"{path}: permission denied; change its permissions") from None
     except (pa.ArrowException, OSError) as e:
         raise RunError(f"{path}: damaged: {e}") from None
+    absent = [name for name in needed if name not in table.column_names]
+    if absent:
+        raise RunError(f"{path}: damaged: it has no column {absent[0]!r}")
+    return table
 
 
 def read_open_journal(path: Path) -> pa.Table:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 import pyarrow as pa
@@ -250,6 +250,23 @@ def _stamp(time: datetime) -> str:
     return f"{time:%Y-%m-%dT%H:%M:%SZ}"
 
 
+class _TraceFacts(TypedDict):
+    name: str
+    sha256: str
+
+
+class _Manifest(TypedDict):
+    """What a reader needs of a manifest."""
+
+    status: Status
+    error: str | None
+    policy: str
+    seed: int
+    trace: _TraceFacts
+    host: dict[str, Any]
+    pid: int
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run directory that was closed, or, when asked for, one that was not."""
@@ -293,19 +310,19 @@ class Run:
     @property
     def steps(self) -> pa.Table:
         """One row per step."""
-        return files.read_table(self.path / files.STEPS)
+        return files.read_table(self.path / files.STEPS, ("queueing_s", "engine_queued_s"))
 
     @property
     def trajectories(self) -> pa.Table:
         """One row per trajectory."""
-        return files.read_table(self.path / files.TRAJECTORIES)
+        return files.read_table(self.path / files.TRAJECTORIES, ("arrived_s", "finished_s"))
 
     @property
     def journal(self) -> pa.Table:
         """One row per event or command; up to where it broke off, when the run did not finish."""
         if self.status != "finished" and (self.path / files.JOURNAL_OPEN).exists():
             return files.read_open_journal(self.path / files.JOURNAL_OPEN)
-        return files.read_table(self.path / files.JOURNAL)
+        return files.read_table(self.path / files.JOURNAL, schema().names)
 
     def entries(self) -> Iterator[Entry]:
         """The journal as it was recorded: each event with its commands."""
@@ -339,6 +356,10 @@ def load_run(path: str | Path, *, unfinished: bool = False) -> Run:
         raise RunError(
             f"{path}: its schema is {manifest.get('schema')!r}; this version reads {SCHEMA!r}"
         )
+    try:
+        msgspec.convert(manifest, _Manifest)
+    except msgspec.ValidationError as e:
+        raise RunError(f"{path / files.MANIFEST}: damaged: {e}") from None
     run = Run(path, manifest)
     if run.status != "finished" and not unfinished:
         raise RunError(f"{path}: {_why_not(manifest)}, so it has no results; run it again")
@@ -348,7 +369,7 @@ def load_run(path: str | Path, *, unfinished: bool = False) -> Run:
 def _why_not(manifest: Mapping[str, Any]) -> str:
     match manifest["status"]:
         case "running":
-            here = manifest["host"]["name"] == socket.gethostname()
+            here = manifest["host"].get("name") == socket.gethostname()
             if here and not _alive(manifest["pid"]):
                 return "its process died before it finished"
             return "is still running, or its process died"

@@ -320,3 +320,27 @@ def test_a_damaged_row_is_named(
         return
     with pytest.raises(JournalError, match=said):
         list(decode(damaged))
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("manifest.json", "manifest.json: damaged: Object missing required field `policy`"),
+        ("steps.parquet", "steps.parquet: damaged: it has no column 'queueing_s'"),
+        ("events.parquet", "events.parquet: damaged: it has no column "),
+    ],
+)
+def test_a_file_of_a_run_that_lacks_something_is_named(
+    refused: Callable[..., str], heddle: Heddle, trace: Path, file: str, said: str
+):
+    run = Path(json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"])
+    path = run / file
+    path.chmod(0o644)
+    if file == "manifest.json":
+        manifest = json.loads(path.read_text())
+        del manifest["policy"]
+        path.write_text(json.dumps(manifest))
+    else:
+        other = "events.parquet" if file == "steps.parquet" else "steps.parquet"
+        path.write_bytes((run / other).read_bytes())
+    assert said in refused("report", run)
