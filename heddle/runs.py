@@ -362,11 +362,12 @@ def load_run(path: str | Path, *, unfinished: bool = False) -> Run:
         raise RunError(f"{path / files.MANIFEST}: damaged: {e}") from None
     run = Run(path, manifest)
     if run.status != "finished" and not unfinished:
-        raise RunError(f"{path}: {_why_not(manifest)}, so it has no results; run it again")
+        raise RunError(f"{path}: {why_unfinished(manifest)}, so it has no results; run it again")
     return run
 
 
-def _why_not(manifest: Mapping[str, Any]) -> str:
+def why_unfinished(manifest: Mapping[str, Any]) -> str:
+    """Say what became of a run that did not finish, as the end of a sentence."""
     match manifest["status"]:
         case "running":
             here = manifest["host"].get("name") == socket.gethostname()

@@ -19,11 +19,12 @@ def replay(ctx: click.Context, run: Path, as_json: bool) -> None:
     journal goes.
     """
     from heddle.replay import replay_run
-    from heddle.runs import load_run
+    from heddle.runs import load_run, why_unfinished
 
     loaded = load_run(run, unfinished=True)
     if loaded.status != "finished":
-        click.echo(f"{run} is {loaded.status}: replaying its journal as far as it goes", err=True)
+        why = why_unfinished(loaded.manifest)
+        click.echo(f"{run}: {why}: replaying its journal as far as it goes", err=True)
     result = replay_run(loaded)
     if as_json:
         click.echo(json.dumps(result.plain()))

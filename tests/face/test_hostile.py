@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from heddle import figures, run_files
+from heddle.cli import main
 from heddle.config import MAX_GPUS, MAX_RUNNING
 from heddle.journal_rows import JournalError, decode
 from heddle.runs import load_run
@@ -92,6 +94,33 @@ def test_workers_end_with_the_process_that_asked(tmp_path: Path):
     process.communicate(timeout=60.0)
     assert len(_states(tmp_path)) < 80
     assert "running" not in _states(tmp_path)
+
+
+def test_a_killed_run_is_replayed_as_far_as_it_goes(tmp_path: Path):
+    (tmp_path / "die.py").write_text(
+        "import os, signal\n"
+        "from heddle import runs\n"
+        "from heddle.cli import main\n"
+        "runs.CHUNK_ENTRIES = 200\n"
+        "flush, count = runs.RunDirectory.flush, [0]\n"
+        "def die(run):\n"
+        "    flush(run)\n"
+        "    count[0] += 1\n"
+        "    if count[0] == 3:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "runs.RunDirectory.flush = die\n"
+        f"main(['simulate', {str(CODING)!r}])\n"
+    )
+    died = subprocess.run(
+        [sys.executable, "die.py"], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert died.returncode == -signal.SIGKILL
+    (run,) = (tmp_path / "runs").iterdir()
+    done = CliRunner().invoke(main, ["replay", str(run)])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith(f"{run}: its process died before it finished: replaying")
+    assert done.stdout.startswith("600 events")
+    assert CliRunner().invoke(main, ["report", str(run)]).exit_code == 2
 
 
 def test_an_interrupt_while_workers_start_begins_no_run(tmp_path: Path):
