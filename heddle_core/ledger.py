@@ -42,6 +42,7 @@ class Trajectory:
     """Number of its valid entry in a queue; entries with another number are stale."""
     leaving: bool = False
     """A preemption was asked for and has not ended yet."""
+    dispatched_s: float = 0.0
     migrating_to: EngineId | None = None
     given_up: bool = False
     """A Cancel is under way: no engine can hold it."""
@@ -237,6 +238,7 @@ class Ledger:
         heappop(engine.queue)
         t.ticket = -1
         t.phase = "running"
+        t.dispatched_s = self.now_s
         t.believed_kv_tokens = t.context_tokens + t.reserved_tokens
         engine.believed_kv_tokens += t.believed_kv_tokens
         engine.running[t.id] = t

@@ -63,6 +63,14 @@ class Part:
     about: str
 
 
+def progressive(setting: Setting) -> ProgressivePredictor:
+    """Begin with history's mean, as if a hundred trajectories had already ended with it."""
+    if setting.history is None:
+        return ProgressivePredictor()
+    typical = max(setting.history.mean_output_tokens(), 1.0)
+    return ProgressivePredictor(typical_tokens=typical, typical_weight=100.0)
+
+
 PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
     "predict": {
         "none": Part(lambda _: NoPrediction(), "expects nothing: 0 tokens left"),
@@ -71,11 +79,9 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
             lambda s: HistoryPredictor(s.history.group_totals if s.history else {}),
             "mean of the same prompt's earlier samples",
         ),
-        "progressive": Part(
-            lambda _: ProgressivePredictor(), "revised at every step from what was shown"
-        ),
+        "progressive": Part(progressive, "revised at every step from what was shown"),
         "served": Part(
-            lambda _: Served(ProgressivePredictor()),
+            lambda s: Served(progressive(s)),
             "progressive, behind a prediction service that takes time",
         ),
     },

@@ -82,6 +82,11 @@ class TrajectoryView(Protocol):
         ...
 
     @property
+    def dispatched_s(self) -> float:
+        """When its latest step was dispatched."""
+        ...
+
+    @property
     def arrived_s(self) -> float: ...
     @property
     def runnable_s(self) -> float:

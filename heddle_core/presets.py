@@ -18,7 +18,15 @@ from heddle_core.admit.headroom import Headroom
 from heddle_core.migrate.balance import Balance
 from heddle_core.migrate.follow_rank import FollowRank
 from heddle_core.migrate.never import Never
-from heddle_core.parts import DECIDES, FIELD, PARTS, Part, kind_by_method, kind_of
+from heddle_core.parts import (
+    DECIDES,
+    FIELD,
+    PARTS,
+    Part,
+    kind_by_method,
+    kind_of,
+    progressive,
+)
 from heddle_core.place.cache_aware import CacheAware
 from heddle_core.place.hybrid_ratio import HybridRatio
 from heddle_core.place.least_loaded import LeastLoaded
@@ -28,7 +36,6 @@ from heddle_core.plan.fixed import FixedPlan
 from heddle_core.plan.searched import SearchedPlan
 from heddle_core.policy import Placement, Policy, Setting
 from heddle_core.predict.none import NoPrediction
-from heddle_core.predict.progressive import ProgressivePredictor
 from heddle_core.predict.served import Served
 from heddle_core.schedule.fcfs import Fcfs
 from heddle_core.schedule.longest_total import LongestTotal
@@ -88,7 +95,7 @@ def slime_2026(setting: Setting) -> Policy:
 def heddle(setting: Setting) -> Policy:
     """Our best honest configuration: no oracle, KV-aware, planned, balanced as it runs."""
     return Policy(
-        predictor=ProgressivePredictor(),
+        predictor=progressive(setting),
         scheduler=LongestTotal(),
         admission=Headroom(setting),
         placement=Presorted(setting),
@@ -100,7 +107,7 @@ def heddle(setting: Setting) -> Policy:
 def heddle_paper(setting: Setting) -> Policy:
     """Heddle to the letter of arXiv 2603.28101, with our untrained predictor as a service."""
     return Policy(
-        predictor=Served(ProgressivePredictor()),
+        predictor=Served(progressive(setting)),
         scheduler=ProgressivePriority(),
         admission=Fitting(),
         placement=Presorted(setting, cost="paper"),
