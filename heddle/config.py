@@ -111,7 +111,7 @@ class PolicyConfig:
 
     preset: str = "verl"
     """Name of a preset, of an installed policy, or ``package.module:factory``; ``+PART`` after it
-    puts a part in place of its own, as in ``verl+longest_first+oracle``."""
+    puts a part in place of its own, as in ``verl+lpt+oracle``."""
 
     def __post_init__(self) -> None:
         _require(bool(self.preset.strip()), "preset must name a policy; see `heddle policies`")

@@ -26,11 +26,11 @@ from heddle_core.predict.progressive import ProgressivePredictor
 from heddle_core.predict.served import Served
 from heddle_core.schedule.autellix import Autellix
 from heddle_core.schedule.fcfs import Fcfs
-from heddle_core.schedule.longest_first import LongestFirst
 from heddle_core.schedule.longest_total import LongestTotal
+from heddle_core.schedule.lpt import LongestFirst
 from heddle_core.schedule.progressive_priority import ProgressivePriority
 from heddle_core.schedule.round_robin import RoundRobin
-from heddle_core.schedule.shortest_first import ShortestFirst
+from heddle_core.schedule.sjf import ShortestFirst
 
 Kind: TypeAlias = Literal["predict", "schedule", "admit", "place", "migrate", "plan"]
 
@@ -88,11 +88,11 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
     "schedule": {
         "fcfs": Part(lambda _: Fcfs(), "by arrival of the step, as vLLM and SGLang do"),
         "round_robin": Part(lambda _: RoundRobin(), "fewest steps done first, ties by arrival"),
-        "longest_first": Part(lambda _: LongestFirst(), "most remaining tokens first (LPT)"),
+        "lpt": Part(lambda _: LongestFirst(), "most remaining tokens first (LPT)"),
         "longest_total": Part(
             lambda _: LongestTotal(), "most tokens in all first: what is begun goes on"
         ),
-        "shortest_first": Part(lambda _: ShortestFirst(), "fewest remaining tokens first (SJF)"),
+        "sjf": Part(lambda _: ShortestFirst(), "fewest remaining tokens first (SJF)"),
         "progressive_priority": Part(
             lambda _: ProgressivePriority(), "Algorithm 1: longest first, the head may evict"
         ),

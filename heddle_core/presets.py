@@ -158,7 +158,7 @@ def load_policy(
     """Return the policy called `name`, fresh.
 
     `name` is a preset, an entry point or ``package.module:factory``; after it, ``+PART`` puts a
-    part in place of the preset's own: ``heddle+never``, ``verl+longest_first+progressive``. A part
+    part in place of the preset's own: ``heddle+never``, ``verl+lpt+progressive``. A part
     is named as a policy is: one of ours, an entry point, or ``package.module:factory``. `extra`
     adds predictors that only the caller can make, such as an oracle.
 

@@ -37,9 +37,9 @@ def compare(
     policy. With several seeds, the spread is the 95 % confidence interval of the mean.
 
     A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
-    place of the preset's own, any number of times: heddle+never, verl+longest_first+progressive;
+    place of the preset's own, any number of times: heddle+never, verl+lpt+progressive;
     `heddle policies` lists both. A part of your own is +package.module:factory. The parts oracle
-    and noisy-oracle:SIGMA know the trace: what they reach is a bound, and their runs say so.
+    and noisy-oracle:SIGMA know the trace: no result, and their runs say so.
     """
     from heddle.cli.show import comparison, progress
     from heddle.comparison import compare as compared

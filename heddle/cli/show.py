@@ -133,7 +133,7 @@ def planned(plan: Planned) -> None:
 def _knowledge(plan: Planned) -> str:
     """What the plan was made from, in a line."""
     if "oracle" in plan.predictor:
-        return f"true lengths ({plan.predictor}): a bound, and no plan that could have been made"
+        return f"true lengths ({plan.predictor}): no plan that could have been made"
     said = f"what {plan.predictor} predicts before anything has run"
     if plan.spread:
         return f"{said}: its order, with lengths spread as in history"

@@ -59,9 +59,7 @@ def both(name: str, *, oracle: bool = False) -> tuple[Played, Played, float]:
     return played[0], played[1], min(told_s(p, changed) for p in played)
 
 
-@pytest.mark.parametrize(
-    "name", [*PRESETS, "verl+longest_first+group+headroom", "heddle-paper+history"]
-)
+@pytest.mark.parametrize("name", [*PRESETS, "verl+lpt+group+headroom", "heddle-paper+history"])
 def test_what_lies_ahead_changes_no_decision(name):
     first, second, until_s = both(name)
     before = [e for e in first.entries if e.event.time_s < until_s]
@@ -70,7 +68,7 @@ def test_what_lies_ahead_changes_no_decision(name):
     assert first.entries != second.entries, "the futures were to differ"
 
 
-@pytest.mark.parametrize("name", ["heddle", "heddle-paper", "verl+longest_first"])
+@pytest.mark.parametrize("name", ["heddle", "heddle-paper", "verl+lpt"])
 def test_an_oracle_is_found_out(name):
     first, second, until_s = both(f"{name}+oracle", oracle=True)
     before = [e for e in first.entries if e.event.time_s < until_s]

@@ -129,7 +129,7 @@ def test_a_part_is_named_by_module_and_function():
         (f"verl+{__name__}:not_a_policy", PolicyError, "returned str, which decides nothing"),
         (f"verl+{__name__}:broken_policy", PolicyError, "cannot be built: RuntimeError"),
         (f"verl+{__name__}:missing", PolicyNotFound, "has no 'missing'"),
-        ("verl+longest_firs", PolicyNotFound, "no part is called .* Did you mean 'longest_first'"),
+        ("verl+longest_tota", PolicyNotFound, "no part is called .* Did you mean 'longest_total'"),
         ("verl+", PolicyNotFound, "no part is called ''"),
         (f"{__name__}:broken_policy", PolicyError, "RuntimeError: no tables at home"),
         (f"{__name__}:not_a_policy", PolicyError, "returned str"),

@@ -12,9 +12,9 @@ from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.predict.group import GroupPredictor
 from heddle_core.presets import load_policy
 from heddle_core.schedule.autellix import Autellix
-from heddle_core.schedule.longest_first import LongestFirst
+from heddle_core.schedule.lpt import LongestFirst
 from heddle_core.schedule.progressive_priority import ProgressivePriority
-from heddle_core.schedule.shortest_first import ShortestFirst
+from heddle_core.schedule.sjf import ShortestFirst
 from tests.core.policy_fakes import setting, trajectory
 
 remaining_tokens = st.lists(st.floats(0, 1e6), min_size=1, max_size=20)

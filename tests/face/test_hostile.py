@@ -293,7 +293,7 @@ def test_help_on_a_full_disk_is_one_message():
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_no_value_is_cut_on_a_narrow_terminal(trace: Path, tmp_path: Path, width: int):
-    policies = "verl,slime,verl+longest_first+progressive"
+    policies = "verl,slime,verl+lpt+progressive"
     shown = _on_terminal(
         width, tmp_path, "compare", trace, "--policies", policies, "--seeds", "2", *CLUSTER
     )

@@ -147,9 +147,7 @@ def test_a_history_that_is_not_there_is_explained(
 # -- oracles ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "policy", ["heddle+oracle", "verl+longest_first+oracle", "heddle+noisy-oracle:0.5"]
-)
+@pytest.mark.parametrize("policy", ["heddle+oracle", "verl+lpt+oracle", "heddle+noisy-oracle:0.5"])
 def test_an_oracle_is_had_by_name_and_the_manifest_says_so(
     heddle: Heddle, coding: Path, policy: str
 ):
@@ -160,7 +158,7 @@ def test_an_oracle_is_had_by_name_and_the_manifest_says_so(
 
 
 def test_no_preset_is_an_oracle(heddle: Heddle, coding: Path):
-    for policy in ("heddle", "heddle-paper", "verl+longest_first+progressive"):
+    for policy in ("heddle", "heddle-paper", "verl+lpt+progressive"):
         assert manifest(simulated(heddle, coding, "--policy", policy))["oracle"] is False
 
 
