@@ -75,6 +75,9 @@ class ClusterConfig:
     The Heddle paper measured 0.10 (coding), 0.15 (search) and 0.27 (math); arXiv 2603.28101,
     Table 1.
     """
+    failures: str = ""
+    """Engines that die, as ``ENGINE@SECONDS`` with commas between: ``e0@120,e3@300``. Each is
+    started again under a new name, ``e0+1``, three times at most."""
     over_capacity: OverCapacityRule = "error"
     """What to do with a trajectory whose context exceeds an engine's KV: refuse all, or drop it."""
 
@@ -98,11 +101,32 @@ class ClusterConfig:
         )
         _require(0.0 <= self.engine_start_s < 1e9, "engine_start_s must be 0 or more")
         _require(0.0 <= self.prediction_s < 1e9, "prediction_s must be 0 or more")
+        self.faults()
         choices = self.tp_choices
         _require(
             choices is None or (len(choices) > 0 and all(1 <= c <= self.gpus for c in choices)),
             "tp_choices must list degrees from 1 to gpus",
         )
+
+    def faults(self) -> tuple[tuple[float, str], ...]:
+        """`failures` as (time_s, engine), in order of time.
+
+        Raises:
+            ValueError: an entry is not ENGINE@SECONDS.
+        """
+        found = []
+        for text in filter(None, (part.strip() for part in self.failures.split(","))):
+            engine, at, seconds = text.rpartition("@")
+            try:
+                time_s = float(seconds)
+            except ValueError:
+                time_s = -1.0
+            _require(
+                bool(engine and at) and 0.0 <= time_s < 1e9,
+                f"failures: {text!r} is not ENGINE@SECONDS, such as e0@120",
+            )
+            found.append((time_s, engine))
+        return tuple(sorted(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

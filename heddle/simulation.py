@@ -20,6 +20,7 @@ from heddle.runs import RunFacts, open_run
 from heddle.tables import Floats
 from heddle_core.controller import Controller
 from heddle_core.history import History
+from heddle_core.ids import EngineId
 from heddle_core.journal import recorded
 from heddle_core.policy import Policy, Setting
 from heddle_core.presets import load_policy
@@ -287,6 +288,7 @@ def world_of(cluster: ClusterConfig, profile: Profile) -> World:
         engine_start_s=cluster.engine_start_s,
         prediction_s=cluster.prediction_s,
         report_interval_s=cluster.report_interval_s,
+        faults=tuple((time_s, EngineId(engine)) for time_s, engine in cluster.faults()),
     )
 
 

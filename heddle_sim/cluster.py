@@ -73,6 +73,8 @@ class Cluster:
         self._deliver, self._on_end, self._on_salvage = deliver, on_end, on_salvage
         self._stopping: dict[EngineId, None] = {}
         self._under_way = False
+        self._told_idle: dict[EngineId, float] = {}
+        """Seconds an engine had been busy when it was last reported idle; -1 when it was not."""
         self._moves: dict[TrajectoryId, tuple[Move, Migrate]] = {}
         self._transfers = Transfers(
             env, fixed_s=world.transfer_fixed_s, bytes_per_s=world.transfer_bytes_per_s
@@ -230,18 +232,24 @@ class Cluster:
         if self._env.peek() == float("inf"):
             return  # nothing else will ever happen: let the driver see that
         time_s = self._env.now + self._world.report_delay_s
-        reports = [
-            EngineReported(
-                time_s=time_s,
-                engine=name,
-                running=engine.running,
-                waiting=engine.waiting,
-                kv_used_tokens=engine.kv_used_tokens,
-                preemptions=engine.preemptions,
+        reports = []
+        for name, engine in self.engines.items():
+            idle = not engine.running and not engine.waiting
+            if idle and self._told_idle.get(name) == engine.busy_s:
+                continue  # nothing has run since it was last reported idle
+            self._told_idle[name] = engine.busy_s if idle else -1.0
+            reports.append(
+                EngineReported(
+                    time_s=time_s,
+                    engine=name,
+                    running=engine.running,
+                    waiting=engine.waiting,
+                    kv_used_tokens=engine.kv_used_tokens,
+                    preemptions=engine.preemptions,
+                )
             )
-            for name, engine in self.engines.items()
-        ]
-        after(self._env, self._world.report_delay_s, partial(self._report, reports))
+        if reports:
+            after(self._env, self._world.report_delay_s, partial(self._report, reports))
         after(self._env, self._world.report_interval_s, self._sample)
 
     def _report(self, reports: list[EngineReported]) -> None:

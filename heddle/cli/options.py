@@ -21,6 +21,7 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
     ("--tool-capacity", "cluster.tool_capacity", int, "Tool calls at once [no limit]"),
     ("--engine-start-s", "cluster.engine_start_s", float, "Start of an engine under way [60]"),
+    ("--failures", "cluster.failures", str, "Engines that die, as e0@120,e3@300 [none]"),
     ("--prediction-s", "cluster.prediction_s", float, "Latency of a prediction service [0.1]"),
     ("--history", "history", str, "Trace of earlier rollouts, prior, prior:WORKLOAD, none [prior]"),
     (

@@ -104,6 +104,22 @@ def test_report_draws_and_tabulates(heddle: Heddle, trace: Path):
     assert all(f.read_bytes().startswith(b"\x89PNG") for f in files)
 
 
+def test_an_engine_that_dies_is_replaced_and_the_run_ends_complete(heddle: Heddle, trace: Path):
+    options = ("--policy", "verl", "--failures", "e0@2", "--engine-start-s", "1", "--json")
+    row = json.loads(heddle("simulate", trace, *options).stdout)
+    summary = json.loads((Path(row["run"]) / "summary.json").read_text(encoding="utf-8"))
+    assert summary["engine_failures"] == 1
+    assert summary["completed"] + summary["truncated"] == summary["arrived"]
+    heddle("replay", row["run"])
+
+
+@pytest.mark.parametrize("failures", ["e0", "e0@", "@3", "e0@soon", "e0@-1", "e0@nan"])
+def test_a_failure_without_engine_or_time_is_refused(
+    refused: Callable[..., str], trace: Path, failures: str
+):
+    assert "is not ENGINE@SECONDS" in refused("simulate", trace, "--failures", failures)
+
+
 def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
     found = json.loads(heddle("policies", "--json").stdout)
     assert {"verl", "verl-star", "slime"} <= found["presets"].keys()

@@ -366,3 +366,10 @@ def test_a_move_that_still_waits_when_its_tool_returns_is_given_up():
     assert run.events.index(given_up) < run.events.index(returned)
     assert (arrived.trajectory, arrived.ok, arrived.kv_tokens) == (A, True, 640)
     assert [e.cached_tokens for e in run.all(StepFinished) if e.trajectory == B] == [0, 320]
+
+
+def test_an_idle_engine_is_reported_once_until_it_has_run_again():
+    long_tool = script("a", step(16, 1, tool_s=1000.0), step(32, 1, shared=17, tool=None))
+    reports = Run(long_tool, engines=(E0,), report_interval_s=5.0).all(EngineReported)
+    assert 1 <= len(reports) <= 4, "an idle engine repeats itself"
+    assert reports[-1].running == 0

@@ -1,13 +1,9 @@
-"""Tools, KV transfers and engine failures: each on a few numbers that can be checked by hand."""
+"""Tools and KV transfers: each on a few numbers that can be checked by hand."""
 
-from itertools import islice
-
-import numpy as np
 import pytest
 import simpy
 
 from heddle_core.ids import EngineId
-from heddle_sim.faults import at_random, scheduled
 from heddle_sim.tools import ToolPool
 from heddle_sim.transfer import Transfers
 
@@ -117,26 +113,3 @@ def test_a_transfer_that_cannot_be_is_refused() -> None:
         transfers.move(E0, E0, 1.0, lambda: None)
     with pytest.raises(ValueError, match="bytes_per_s > 0"):
         Transfers(simpy.Environment(), fixed_s=0.0, bytes_per_s=0.0)
-
-
-def test_scheduled_faults_come_in_order_of_time() -> None:
-    assert list(scheduled([(5.0, E1), (1.0, E0), (5.0, E0)])) == [(1.0, E0), (5.0, E1), (5.0, E0)]
-    with pytest.raises(ValueError, match="e1 cannot fail at -1"):
-        list(scheduled([(-1.0, E1)]))
-
-
-def test_random_faults_have_their_mean_their_seed_and_their_own_streams() -> None:
-    few = list(islice(at_random([E0, E1], 100.0, seed=3), 4000))
-    times = [time_s for time_s, _ in few]
-    assert times == sorted(times)
-    gaps = np.diff([0.0] + [time_s for time_s, engine in few if engine == E0])
-    # An exponential mean over n gaps is within 4 / sqrt(n) of itself but once in 16,000 times.
-    assert np.mean(gaps) == pytest.approx(100.0, rel=4 / np.sqrt(len(gaps)))
-    assert few == list(islice(at_random([E0, E1], 100.0, seed=3), 4000))
-    more = islice(at_random([E2, E0], 100.0, seed=3), 100)
-    of_e0 = [time_s for time_s, engine in few if engine == E0]
-    same = [time_s for time_s, engine in more if engine == E0]
-    assert same == of_e0[: len(same)]
-    with pytest.raises(ValueError, match="mean time between failures"):
-        next(at_random([E0], 0.0, seed=0))
-    assert list(at_random([], 1.0, seed=0)) == []
