@@ -30,7 +30,6 @@ from heddle_core.events import Event
 from heddle_core.journal import Entry
 from heddle_core.plan.problem import PlanProblem
 
-FIXED = ("seq", "time_s", "kind", "name", "cause")
 TRUSTED = ("heddle_core", "heddle_trace")
 """Packages whose planning problems may be imported by name while a journal is read."""
 

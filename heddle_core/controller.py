@@ -272,7 +272,7 @@ class Controller:
 
     def _plan(self, out: list[Command]) -> None:
         self._planned = True
-        ts = list(self.ledger.held.values())
+        ts = [t for t in self.ledger.held.values() if not t.given_up]
         plan = self.policy.planner.plan(ts, [t.remaining_tokens for t in ts])
         if isinstance(plan, ResourcePlan):
             self._carry_out(plan, out)

@@ -11,9 +11,8 @@ import numpy as np
 
 from heddle_core.ids import EngineId
 from heddle_core.place.presorted_search import search_partition
-from heddle_core.plan.group_cost import IntArray, context_costs, longest_first, work_of
-from heddle_core.plan.paper_cost import paper_costs
-from heddle_core.plan.searched import Cost
+from heddle_core.plan.group_cost import IntArray, work_of
+from heddle_core.plan.searched import Cost, ordered_costs
 from heddle_core.policy import Setting, TrajectoryView, View
 
 
@@ -47,12 +46,7 @@ class Presorted:
             appended_tokens=output * (history.appended_per_output if history else 0.0),
             tool_s=output * (history.tool_s_per_output if history else 0.0),
         )
-        if self._cost == "context":
-            order = longest_first(work, by_tp[min(by_tp)])
-            costs = context_costs(work.take(order), by_tp, max_running=setting.max_running)
-        else:
-            order = np.argsort(-work.output_tokens, kind="stable")
-            costs = paper_costs(work.take(order), by_tp, max_running=setting.max_running)
+        order, costs = ordered_costs(work, by_tp, self._cost, max_running=setting.max_running)
         sizes = search_partition([costs[e.tp] for e in engines], len(ts), tolerance=1e-3).sizes
         homes = [engines[0].id] * len(ts)
         seats = np.repeat(np.arange(len(engines)), sizes) if apart else _dealt(sizes)

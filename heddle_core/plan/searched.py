@@ -12,7 +12,14 @@ from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.place.presorted_dp import aggregate_short
 from heddle_core.plan.anneal import anneal_plan
 from heddle_core.plan.exact import exact_plan
-from heddle_core.plan.group_cost import IntArray, context_costs, longest_first, work_of
+from heddle_core.plan.group_cost import (
+    IntArray,
+    SegmentCost,
+    Work,
+    context_costs,
+    longest_first,
+    work_of,
+)
 from heddle_core.plan.group_plan import GroupPlan, ends_s
 from heddle_core.plan.libra_dp import libra_dp
 from heddle_core.plan.paper_cost import paper_costs
@@ -85,12 +92,7 @@ class JointProblem:
         if self.solver == "portfolio":
             best = portfolio(work, self.by_tp, self.gpus, max_running=self.max_running)[0]
             return _found(best.order, best.plan, best.ends_s)
-        if self.cost == "context":
-            order = longest_first(work, self.by_tp[min(self.by_tp)])
-            costs = context_costs(work.take(order), self.by_tp, max_running=self.max_running)
-        else:
-            order = np.argsort(-work.output_tokens, kind="stable")
-            costs = paper_costs(work.take(order), self.by_tp, max_running=self.max_running)
+        order, costs = ordered_costs(work, self.by_tp, self.cost, max_running=self.max_running)
         match self.solver:
             case "exact":
                 plan = exact_plan(costs, len(work), self.gpus)
@@ -158,6 +160,20 @@ def _found(order: IntArray, plan: GroupPlan, ends: Sequence[float]) -> Found:
         makespan_s=max(ends, default=0.0),
         bound_s=plan.bound_s,
     )
+
+
+def ordered_costs(
+    work: Work, by_tp: Mapping[int, StepCost], cost: Cost, *, max_running: int
+) -> tuple[IntArray, Mapping[int, SegmentCost]]:
+    """Return the order in which groups are cut, longest first, and their cost on each TP degree.
+
+    `paper` sorts by output tokens, `context` by believed solo time.
+    """
+    if cost == "context":
+        order = longest_first(work, by_tp[min(by_tp)])
+        return order, context_costs(work.take(order), by_tp, max_running=max_running)
+    order = np.argsort(-work.output_tokens, kind="stable")
+    return order, paper_costs(work.take(order), by_tp, max_running=max_running)
 
 
 class SearchedPlan:
