@@ -1,1 +1,1 @@
-"""A world made of processes and GPUs: room kept for the drivers of real engines."""
+"""A world made of processes and GPUs: the policy core's commands carried out in real time."""
