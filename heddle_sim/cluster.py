@@ -18,7 +18,7 @@ from heddle_core.events import (
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_sim.engine import SimEngine, StepResult
 from heddle_sim.latency import LatencyTable
-from heddle_sim.transfer import Move, Transfers
+from heddle_sim.transfer import Transfer, Transfers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Cluster:
         self._under_way = False
         self._told_idle: dict[EngineId, float] = {}
         """Seconds an engine had been busy when it was last reported idle; -1 when it was not."""
-        self._moves: dict[TrajectoryId, tuple[Move, Migrate]] = {}
+        self._moves: dict[TrajectoryId, tuple[Transfer, Migrate]] = {}
         self._transfers = Transfers(
             env, fixed_s=world.transfer_fixed_s, bytes_per_s=world.transfer_bytes_per_s
         )

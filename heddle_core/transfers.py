@@ -1,0 +1,116 @@
+"""Which KV transfers may begin: endpoint-exclusive, longest first (Heddle paper, section 5.3).
+
+A transfer uses both of its engines alone: it may begin only when neither its source nor its target
+is in another transfer. Of those that could begin, the longest goes first, so that short ones fill
+in around it. Both worlds ask here; how long a transfer takes, and how it is done, they know.
+"""
+
+from bisect import insort
+from heapq import merge
+from typing import Generic, NamedTuple, TypeVar
+
+from heddle_core.ids import EngineId
+
+T = TypeVar("T")
+
+
+class Move(NamedTuple, Generic[T]):
+    """One transfer that was asked for."""
+
+    order: tuple[float, int]
+    """Longest first, equal ones as they were asked for; no two are the same."""
+    source: EngineId
+    target: EngineId
+    what: T
+
+
+class TransferQueue(Generic[T]):
+    """Transfers that wait, and those under way."""
+
+    def __init__(self) -> None:
+        self._pending: dict[EngineId, list[Move[T]]] = {}
+        """By engine, in order; a move stands under both of its engines."""
+        self._moving: dict[EngineId, Move[T]] = {}
+        """By engine, under both as well."""
+        self._asked = 0
+        self._freed: dict[EngineId, None] = {}
+        """Engines whose moves may have become possible since the last look."""
+
+    @property
+    def waiting(self) -> int:
+        """Transfers that have not begun."""
+        return sum(map(len, self._pending.values())) // 2
+
+    @property
+    def moving(self) -> int:
+        """Transfers under way."""
+        return len(self._moving) // 2
+
+    @property
+    def changed(self) -> bool:
+        """Whether `begin` may have an answer."""
+        return bool(self._freed)
+
+    def ask(self, source: EngineId, target: EngineId, size: float, what: T) -> Move[T]:
+        """Queue a transfer of `size`, in whatever unit all of them are told in.
+
+        Raises:
+            ValueError: the two engines are one, or the size is negative.
+        """
+        if source == target or not size >= 0:
+            raise ValueError(f"cannot move {size} bytes of KV from {source} to {target}")
+        self._asked += 1
+        move = Move((-size, self._asked), source, target, what)
+        for engine in (source, target):
+            insort(self._pending.setdefault(engine, []), move)
+            self._freed[engine] = None
+        return move
+
+    def begin(self) -> list[Move[T]]:
+        """Take those that begin now. Only moves of engines freed since can have become possible."""
+        freed, self._freed = self._freed, {}
+        free = {engine: None for engine in freed if engine not in self._moving}
+        chosen: list[Move[T]] = []
+        taken: dict[EngineId, None] = {}
+        for move in merge(*(self._pending.get(engine, ()) for engine in free)):
+            ends = (move.source, move.target)
+            if any(end in self._moving or end in taken for end in ends):
+                continue
+            chosen.append(move)
+            taken |= dict.fromkeys(ends)
+            if all(engine in taken for engine in free):
+                break
+        for move in chosen:
+            self._forget(move)
+            self._moving[move.source] = self._moving[move.target] = move
+        return chosen
+
+    def end(self, move: Move[T]) -> bool:
+        """Note that a transfer is over; returns False when it had been dropped before."""
+        if self._moving.get(move.source) is not move:
+            return False
+        for engine in (move.source, move.target):
+            del self._moving[engine]
+            self._freed[engine] = None
+        return True
+
+    def withdraw(self, move: Move[T]) -> bool:
+        """Give up a transfer that has not begun; returns whether that was so."""
+        if move not in self._pending.get(move.source, ()):
+            return False
+        self._forget(move)
+        return True
+
+    def drop(self, engine: EngineId) -> list[Move[T]]:
+        """Give up and return every transfer from or to an engine that died."""
+        lost = list(self._pending.get(engine, ()))
+        for move in lost:
+            self._forget(move)
+        if engine in self._moving:
+            lost.append(self._moving[engine])
+            self.end(lost[-1])
+        return lost
+
+    def _forget(self, move: Move[T]) -> None:
+        for engine in (move.source, move.target):
+            self._pending[engine].remove(move)

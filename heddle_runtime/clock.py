@@ -1,0 +1,87 @@
+"""The run's clock: seconds since the rollout began, and calls that are due at a moment of it.
+
+It is not the event loop's clock. It can run faster, and it can stand still: engines that are
+started before the first dispatch stand ready from before, as frameworks keep them between rollouts,
+so that nothing else may happen while they load.
+"""
+
+import asyncio
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+
+class RunClock:
+    """Seconds of one run. Calls due at the same moment are made in the order they were asked for.
+
+    The event loop gives no such order to equal timers, and journals are compared across kernels.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, speed: float = 1.0) -> None:
+        """`speed`: seconds of this clock that pass in one of the event loop's."""
+        self._loop, self._speed = loop, speed
+        self._origin_s = loop.time()
+        self._frozen_s: float | None = 0.0
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []
+        self._asked = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        """The moment of the call that is being made: a timer may be late, its call is not."""
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run began; never decreases."""
+        if self._frozen_s is not None:
+            return self._frozen_s
+        return max((self._loop.time() - self._origin_s) * self._speed, self._due_s)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call is due at any time."""
+        return not self._calls
+
+    def freeze(self) -> None:
+        """Stand still from now on."""
+        if self._frozen_s is None:
+            self._frozen_s = self.now_s
+            self._arm()
+
+    def thaw(self) -> None:
+        """Go on from where it stands; it begins frozen, at 0."""
+        if self._frozen_s is not None:
+            self._origin_s = self._loop.time() - self._frozen_s / self._speed
+            self._frozen_s = None
+            self._arm()
+
+    def call_after(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Call `act` once `delay_s` of this clock have passed."""
+        self.call_at(self.now_s + delay_s, act)
+
+    def call_at(self, time_s: float, act: Callable[[], None]) -> None:
+        """Call `act` at `time_s`, or as soon as possible after."""
+        self._asked += 1
+        heappush(self._calls, (time_s, self._asked, act))
+        if self._calls[0][1] == self._asked:
+            self._arm()
+
+    async def sleep(self, delay_s: float) -> None:
+        """Wait for `delay_s` of this clock."""
+        waiter = self._loop.create_future()
+        self.call_after(delay_s, lambda: waiter.done() or waiter.set_result(None))
+        await waiter
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._calls and self._frozen_s is None:
+            when = self._origin_s + self._calls[0][0] / self._speed
+            self._timer = self._loop.call_at(when, self._ring)
+
+    def _ring(self) -> None:
+        """Make one call; the loop may do what that call caused before the next."""
+        self._timer = None
+        if self._calls and self._frozen_s is None:
+            time_s, _, act = heappop(self._calls)
+            self._due_s = max(self._due_s, time_s)
+            self._arm()
+            act()
