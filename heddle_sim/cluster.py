@@ -208,7 +208,7 @@ class Cluster:
 
     def _stop_if_drained(self, name: EngineId) -> None:
         engine = self.engines.get(name)
-        if engine is not None and not engine.running and not engine.waiting:
+        if engine is not None and engine.drained:
             del self.engines[name]
             del self._stopping[name]
             self._deliver(EngineStopped(time_s=self._env.now, engine=name))

@@ -239,6 +239,12 @@ class SimEngine:
         """Steps in the engine's own queue."""
         return len(self._batch.waiting)
 
+    @property
+    def drained(self) -> bool:
+        """Whether no step is here, and the end of every step that was has been told."""
+        batch = self._batch
+        return not (batch.running or batch.waiting or batch.ended)
+
     def trajectories(self) -> list[TrajectoryId]:
         """Trajectories whose step is here: the batch in order of admission, then the queue."""
         return [*self._batch.running, *(request.trajectory for request in self._batch.waiting)]
