@@ -10,8 +10,11 @@ from typing import Literal, TypeAlias
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.plan.problem import ResourcePlan
 
-StopReason: TypeAlias = Literal["tool_call", "answer", "length_limit"]
+StopReason: TypeAlias = Literal["tool_call", "answer", "length_limit", "error"]
 Outcome: TypeAlias = Literal["completed", "truncated", "failed", "cancelled"]
+MoveWay: TypeAlias = Literal["kv", "prefill", "none"]
+"""How a context came to another engine: its KV was moved, its tokens were prefilled there during
+the tool call, or neither, so that its next step prefills it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +115,10 @@ class TrajectoryFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationFinished:
-    """The KV prefix has arrived at `target` (`ok`), or it will have to be prefilled there."""
+    """The move is over; unless `ok`, nothing is at `target` and the home stays where it was.
+
+    `kv_tokens` are at the target now, whichever `way` they came.
+    """
 
     time_s: float
     trajectory: TrajectoryId
@@ -120,6 +126,7 @@ class MigrationFinished:
     target: EngineId
     ok: bool
     kv_tokens: int
+    way: MoveWay = "kv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

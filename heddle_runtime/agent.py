@@ -4,6 +4,7 @@ A driver knows agents only by this face. `heddle_runtime.replay` follows a recor
 `heddle_runtime.live` is a real agent whose tool calls come out of what the model wrote.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,7 +52,12 @@ class Agent(Protocol):
         ...
 
     @property
-    def context_ids(self) -> list[int]:
+    def prompt_tokens(self) -> int:
+        """Size of the first prompt."""
+        ...
+
+    @property
+    def context_ids(self) -> Sequence[int]:
         """The context so far, tokens of the present step included; empty without real tokens."""
         ...
 

@@ -39,8 +39,13 @@ class RunClock:
         """Whether no call is due at any time."""
         return not self._calls
 
+    @property
+    def frozen(self) -> bool:
+        """Whether it stands still."""
+        return self._frozen_s is not None
+
     def freeze(self) -> None:
-        """Stand still from now on."""
+        """Stand still from now on; only what is due at this very moment is still called."""
         if self._frozen_s is None:
             self._frozen_s = self.now_s
             self._arm()
@@ -65,23 +70,26 @@ class RunClock:
 
     async def sleep(self, delay_s: float) -> None:
         """Wait for `delay_s` of this clock."""
-        waiter = self._loop.create_future()
-        self.call_after(delay_s, lambda: waiter.done() or waiter.set_result(None))
-        await waiter
+        over = asyncio.Event()
+        self.call_after(delay_s, over.set)
+        await over.wait()
 
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._calls and self._frozen_s is None:
-            when = self._origin_s + self._calls[0][0] / self._speed
-            self._timer = self._loop.call_at(when, self._ring)
+        if not self._calls:
+            return
+        due_s = self._calls[0][0]
+        if self._frozen_s is None:
+            self._timer = self._loop.call_at(self._origin_s + due_s / self._speed, self._ring)
+        elif due_s <= self._frozen_s:
+            self._timer = self._loop.call_at(self._loop.time(), self._ring)
 
     def _ring(self) -> None:
         """Make one call; the loop may do what that call caused before the next."""
         self._timer = None
-        if self._calls and self._frozen_s is None:
-            time_s, _, act = heappop(self._calls)
-            self._due_s = max(self._due_s, time_s)
-            self._arm()
-            act()
+        time_s, _, act = heappop(self._calls)
+        self._due_s = max(self._due_s, time_s)
+        self._arm()
+        act()

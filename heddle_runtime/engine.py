@@ -10,13 +10,10 @@ must take effect before anything else happens at that instant.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
+from heddle_core.events import MoveWay
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-
-MoveWay: TypeAlias = Literal["kv", "prefill", "none"]
-"""How a trajectory's context came to another engine: its KV was pulled, its tokens were prefilled
-again, or nothing was there to move."""
 
 
 class EngineRefusedError(ValueError):
@@ -43,6 +40,8 @@ class StepRequest:
     """The whole context of this generation, tokens kept from an earlier dispatch included."""
     shared_tokens: int
     """How many of them, from the first on, were context at the end of the last dispatch."""
+    rewritten: bool = False
+    """Whether the agent compacted its history since: KV of it on other engines is of no use."""
     max_tokens: int
     """Tokens to make at most."""
     exact: bool
@@ -184,7 +183,8 @@ class EngineClient(Protocol):
     ) -> None:
         """Bring a context into the prefix cache. Ends in `kv_placed`.
 
-        By pulling `kv`; by prefilling when there is no handle, it has expired, or the pull fails.
+        By pulling `kv`; when there is no handle, it has expired, or the pull fails, by prefilling
+        where the engine can do so, else not at all (`way` "none").
         """
 
     def sample(self) -> EngineSample:

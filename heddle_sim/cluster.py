@@ -173,6 +173,7 @@ class Cluster:
                 target=command.target,
                 ok=ok,
                 kv_tokens=kv_tokens,
+                way="kv" if kv_tokens > 0 else "none",
             )
         )
 

@@ -230,6 +230,11 @@ class SimEngine:
         return self._batch.total_blocks * self._block_size
 
     @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV of one token, over all GPUs of the engine."""
+        return self.table.kv_bytes_per_token
+
+    @property
     def running(self) -> int:
         """Steps in the batch."""
         return len(self._batch.running)

@@ -1,0 +1,405 @@
+"""The real world: carries commands out on engines and tools, and reports what happened as events.
+
+The simulator's driver with an event loop in place of simulated time. It takes a callable, not a
+policy, gives each command its one terminal event, and knows engines and agents only by their faces.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeAlias, assert_never
+
+from heddle_core.commands import (
+    Cancel,
+    Command,
+    Dispatch,
+    Migrate,
+    Predict,
+    Preempt,
+    SolvePlan,
+    StartEngine,
+    StopEngine,
+)
+from heddle_core.events import (
+    Event,
+    Outcome,
+    PlanSolved,
+    Predicted,
+    RolloutStarted,
+    StepFinished,
+    StepPreempted,
+    StopReason,
+    Tick,
+    ToolReturned,
+    ToolStarted,
+    TrajectoryArrived,
+    TrajectoryFinished,
+    WeightsUpdated,
+)
+from heddle_core.ids import EngineId
+from heddle_core.journal import Handle
+from heddle_core.plan.problem import ResourcePlan
+from heddle_runtime.agent import Agent, ToolAnswer
+from heddle_runtime.clock import RunClock
+from heddle_runtime.cluster import Cluster
+from heddle_runtime.engine import Launcher, StepEnd
+
+Predictions: TypeAlias = Callable[[Predict], Awaitable[float | None]]
+"""A prediction service. Its failure is its answer None."""
+Solver: TypeAlias = Callable[[SolvePlan], Awaitable[ResourcePlan]]
+
+DRAIN_S = 5.0
+"""How long an interrupted run waits for the engines to hand over the tokens of running steps."""
+
+
+class StuckError(RuntimeError):
+    """Nothing can happen any more, yet trajectories are unfinished."""
+
+
+class _Live:
+    """Where the driver stands with one trajectory."""
+
+    __slots__ = ("agent", "arrived", "done", "engine", "step", "tool")
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.arrived = False
+        self.step = 0
+        self.engine: EngineId | None = None
+        """Where its step runs; None when none does."""
+        self.tool: asyncio.Task[None] | None = None
+        self.done = False
+
+
+class AsyncDriver:
+    """Runs one rollout of `agents` against `handle` on the engines that `launcher` starts."""
+
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        handle: Handle,
+        launcher: Launcher,
+        clock: RunClock,
+        *,
+        deadline: Callable[[], float | None] = lambda: None,
+        tool_capacity: int | None = None,
+        tool_limit_s: float | None = None,
+        predictions: Predictions | None = None,
+        prediction_s: float = 0.0,
+        solver: Solver | None = None,
+        report_interval_s: float = 5.0,
+        report_delay_s: float = 0.05,
+    ) -> None:
+        """Tool calls beyond `tool_capacity` wait in order; those over `tool_limit_s` are cut.
+
+        Without a prediction service the core's own estimate comes back after `prediction_s`;
+        without a solver a plan is searched for here, and its charged time waited for.
+        """
+        self.handle, self.deadline = handle, deadline
+        self._clock = clock
+        self._agents = [_Live(agent) for agent in agents]
+        self._live = {live.agent.id: live for live in self._agents}
+        self._unfinished = len(self._live)
+        self._events: deque[Event] = deque()
+        self._delivering = False
+        self._tick_at: float | None = None
+        self._to_arrive = len(self._live)
+        self._places = asyncio.Semaphore(tool_capacity) if tool_capacity is not None else None
+        self._tool_limit_s = tool_limit_s
+        self._predictions = predictions or partial(_own_estimate, clock, prediction_s)
+        self._solver = solver or partial(_solved_here, clock)
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._interrupted = False
+        self._cluster = Cluster(
+            clock,
+            launcher,
+            deliver=self._deliver,
+            on_end=self._step_ended,
+            on_salvage=self._keep,
+            report_interval_s=report_interval_s,
+            report_delay_s=report_delay_s,
+        )
+
+    async def run(self) -> None:
+        """Deliver every event until all trajectories are finished.
+
+        Engines are left as they are; the launcher ends them.
+
+        Raises:
+            StuckError: nothing is left to happen before that.
+        """
+        self._clock.thaw()
+        self._deliver(RolloutStarted(time_s=self._clock.now_s, trajectories=self._unfinished))
+        for live in sorted(self._agents, key=lambda live: live.agent.arrival_s):
+            self._clock.call_after(live.agent.arrival_s, partial(self._arrive, live))
+        self._look_whether_over()
+        try:
+            await self._over
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def interrupt(self) -> None:
+        """Wind up early: running steps hand over their tokens, every trajectory is cancelled."""
+        self._interrupted = True
+        self._cluster.abort_all()
+        until_s = asyncio.get_running_loop().time() + DRAIN_S
+        while any(live.engine for live in self._agents):
+            if asyncio.get_running_loop().time() > until_s:
+                break
+            await asyncio.sleep(0.02)
+        for live in self._agents:
+            if live.tool is not None:
+                live.tool.cancel()
+            if live.arrived:
+                self._finish(live, "cancelled")
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def update_weights(self, version: int, path: str) -> None:
+        """Push other weights to every engine; steps under way go on under them."""
+        self._cluster.update_weights(version, path)
+        self._deliver(WeightsUpdated(time_s=self._clock.now_s, version=version))
+
+    # -- events in, commands out -----------------------------------------------------------------
+
+    def _deliver(self, event: Event) -> None:
+        """Hand an event over, then carry the answer out; events born meanwhile wait their turn."""
+        self._events.append(event)
+        if self._delivering:
+            return
+        self._delivering = True
+        try:
+            while self._events:
+                for command in self.handle(self._events.popleft()):
+                    self._carry_out(command)
+        except BaseException as error:
+            # Raised into a loop's callback it would only be logged: it ends the run instead.
+            self._fail(error)
+            return
+        finally:
+            self._delivering = False
+        deadline = self.deadline()
+        if deadline is not None and deadline != self._tick_at:
+            self._tick_at = deadline
+            self._clock.call_at(deadline, self._tick)
+        # Not at once: who told this event may have more to do, such as to call a tool.
+        asyncio.get_running_loop().call_soon(self._look_whether_over)
+
+    def _carry_out(self, command: Command) -> None:
+        if self._interrupted and not isinstance(command, Cancel):
+            return  # every trajectory is about to be cancelled, which ends the command
+        match command:
+            case Dispatch():
+                self._dispatch(command)
+            case Preempt():
+                self._cluster.preempt(command)
+            case Migrate():
+                agent = self._live[command.trajectory].agent
+                self._cluster.migrate(command, agent.group, agent.context_ids)
+            case Predict():
+                self._go(self._predict(command))
+            case SolvePlan():
+                self._go(self._solve(command))
+            case StartEngine():
+                self._cluster.start(command)
+            case StopEngine():
+                self._cluster.stop(command)
+            case Cancel():
+                self._finish(self._live[command.trajectory], "cancelled")
+            case _:
+                assert_never(command)
+
+    def _tick(self) -> None:
+        if self._tick_at is not None and self._clock.now_s >= self._tick_at:
+            self._tick_at = None
+            self._deliver(Tick(time_s=self._clock.now_s))
+
+    def _look_whether_over(self) -> None:
+        if self._over.done() or self._interrupted:
+            return
+        if not self._unfinished:
+            self._over.set_result(None)
+        elif not (
+            self._to_arrive or self._tasks or self._cluster.busy or self._tick_at is not None
+        ):
+            self._fail(
+                StuckError(
+                    f"{self._unfinished} trajectories cannot go on at {self._clock.now_s:.1f} s: "
+                    f"{len(self._cluster.engines)} engines are alive and nothing is running"
+                )
+            )
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._gone)
+        return task
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(error)
+        self._look_whether_over()
+
+    # -- the environment's side of a trajectory ----------------------------------------------------
+
+    def _arrive(self, live: _Live) -> None:
+        if self._interrupted:
+            return
+        self._to_arrive -= 1
+        live.arrived = True
+        agent = live.agent
+        arrived = TrajectoryArrived(
+            time_s=self._clock.now_s,
+            trajectory=agent.id,
+            group=agent.group,
+            task=agent.task,
+            prompt_tokens=agent.prompt_tokens,
+        )
+        self._deliver(arrived)
+
+    def _dispatch(self, command: Dispatch) -> None:
+        live = self._live[command.trajectory]
+        refused = self._cluster.dispatch(command, live.agent.request())
+        live.engine = command.engine
+        if refused:
+            end = StepEnd(command.trajectory, 0, True, 0.0, 0.0, 0.0, 0, 0, error=refused)
+            self._step_ended(command.engine, end)
+
+    def _keep(self, end: StepEnd) -> None:
+        live = self._live[end.trajectory]
+        live.engine = None
+        live.agent.take(end)
+
+    def _step_ended(self, name: EngineId, end: StepEnd) -> None:
+        live = self._live[end.trajectory]
+        self._keep(end)
+        if not end.finished:
+            self._deliver(
+                StepPreempted(
+                    time_s=self._clock.now_s,
+                    trajectory=end.trajectory,
+                    step=live.step,
+                    engine=name,
+                    output_tokens=end.tokens,
+                    queued_s=end.queued_s,
+                    prefill_s=end.prefill_s,
+                    decode_s=end.decode_s,
+                    cached_tokens=end.cached_tokens,
+                    recomputes=end.recomputes,
+                )
+            )
+            return
+        verdict = None if end.error else live.agent.verdict()
+        reason: StopReason = verdict.reason if verdict is not None else "error"
+        self._deliver(
+            StepFinished(
+                time_s=self._clock.now_s,
+                trajectory=end.trajectory,
+                step=live.step,
+                engine=name,
+                output_tokens=end.tokens,
+                reason=reason,
+                queued_s=end.queued_s,
+                prefill_s=end.prefill_s,
+                decode_s=end.decode_s,
+                cached_tokens=end.cached_tokens,
+                recomputes=end.recomputes,
+            )
+        )
+        if verdict is None:
+            self._finish(live, "failed")
+        elif verdict.tool is None:
+            self._finish(live, verdict.outcome)
+        else:
+            started = ToolStarted(
+                time_s=self._clock.now_s,
+                trajectory=end.trajectory,
+                step=live.step,
+                tool=verdict.tool,
+            )
+            self._deliver(started)
+            live.tool = self._go(self._use_tool(live, verdict.tool))
+
+    async def _use_tool(self, live: _Live, tool: str) -> None:
+        if self._places is None:
+            answer = await self._within_limit(live.agent)
+        else:
+            async with self._places:
+                answer = await self._within_limit(live.agent)
+        live.tool = None
+        if live.done:
+            return
+        if answer.outcome is not None:
+            self._finish(live, answer.outcome)
+            return
+        self._cluster.moves.tool_returned(live.agent.id)
+        live.step += 1
+        self._deliver(
+            ToolReturned(
+                time_s=self._clock.now_s,
+                trajectory=live.agent.id,
+                step=live.step - 1,
+                tool=tool,
+                ok=answer.ok,
+                observation_tokens=answer.observation_tokens,
+                context_tokens=answer.context_tokens,
+            )
+        )
+
+    async def _within_limit(self, agent: Agent) -> ToolAnswer:
+        limit_s = self._tool_limit_s
+        if limit_s is None:
+            return await agent.call_tool()
+        try:
+            async with asyncio.timeout(limit_s):
+                return await agent.call_tool()
+        except TimeoutError:
+            return agent.tool_cut(limit_s)
+
+    def _finish(self, live: _Live, outcome: Outcome) -> None:
+        if live.done:
+            return
+        live.done = True
+        self._unfinished -= 1
+        now_s, trajectory = self._clock.now_s, live.agent.id
+        self._deliver(TrajectoryFinished(time_s=now_s, trajectory=trajectory, outcome=outcome))
+
+    # -- services ---------------------------------------------------------------------------------
+
+    async def _predict(self, command: Predict) -> None:
+        try:
+            remaining_tokens = await self._predictions(command)
+        except (OSError, ValueError, RuntimeError):
+            remaining_tokens = None  # the last estimate holds, and the journal shows it
+        self._deliver(
+            Predicted(
+                time_s=self._clock.now_s,
+                trajectory=command.trajectory,
+                step=command.step,
+                remaining_tokens=remaining_tokens,
+            )
+        )
+
+    async def _solve(self, command: SolvePlan) -> None:
+        plan = await self._solver(command)
+        self._deliver(PlanSolved(time_s=self._clock.now_s, plan=command.plan, resource_plan=plan))
+
+
+async def _own_estimate(clock: RunClock, seconds: float, command: Predict) -> float | None:
+    await clock.sleep(seconds)
+    return command.estimate
+
+
+async def _solved_here(clock: RunClock, command: SolvePlan) -> ResourcePlan:
+    await clock.sleep(command.problem.charged_s)
+    return command.problem.solve()

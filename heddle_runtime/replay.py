@@ -1,0 +1,167 @@
+"""An agent that follows a recorded script: exact lengths, recorded tool calls, invented tokens."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_runtime.agent import StepVerdict, ToolAnswer
+from heddle_runtime.clock import RunClock
+from heddle_runtime.engine import StepEnd, StepRequest
+from heddle_trace.schema import TrajectoryScript
+
+
+class TokenSource:
+    """Token ids where a trace has only counts: drawn by seed and name, the same in every run.
+
+    Samples of one group share their prompt, as in the original, so that prefix caching behaves as
+    with real agents.
+    """
+
+    def __init__(self, vocabulary: int, *, seed: int = 0, first_id: int = 3) -> None:
+        """Ids are from `first_id` on, past the special tokens of most models.
+
+        Raises:
+            ValueError: a vocabulary without ordinary tokens.
+        """
+        if vocabulary <= first_id:
+            raise ValueError(
+                f"a vocabulary of {vocabulary} tokens has none from {first_id} on to draw from"
+            )
+        self._vocabulary, self._seed, self._first_id = vocabulary, seed, first_id
+
+    def ids(self, name: str, count: int) -> list[int]:
+        """Return `count` ids; a longer answer for the same name begins with the shorter one."""
+        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+        rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+        drawn: list[int] = rng.integers(self._first_id, self._vocabulary, size=count).tolist()
+        return drawn
+
+
+class ReplayAgent:
+    """One recorded trajectory; implements `Agent`."""
+
+    def __init__(
+        self,
+        script: TrajectoryScript,
+        clock: RunClock,
+        *,
+        first_arrival_s: float = 0.0,
+        tokens: TokenSource | None = None,
+        tool_scale: float = 1.0,
+    ) -> None:
+        """`tokens` None: for engines that make none. Tool calls take `tool_scale` of their time."""
+        self._id, self._group = TrajectoryId(script.id), GroupId(script.group)
+        self._arrival_s = script.arrival_s - first_arrival_s
+        self._script, self._clock, self._tokens = script, clock, tokens
+        self._tool_scale = tool_scale
+        self._index = 0
+        self._made = 0
+        """Tokens of the present step made in dispatches that did not finish it."""
+        self._started = False
+        """Whether the step was dispatched before: then all of its prompt is its own context."""
+        self._rewritten = False
+        self._context: list[int] = []
+        if tokens is not None:
+            self._context = tokens.ids(f"prompt {script.group}", script.steps[0].prompt_tokens)
+
+    @property
+    def id(self) -> TrajectoryId:
+        """Its name in the trace."""
+        return self._id
+
+    @property
+    def group(self) -> GroupId:
+        """The prompt that it is a sample of."""
+        return self._group
+
+    @property
+    def task(self) -> str:
+        """Its workload."""
+        return self._script.task
+
+    @property
+    def arrival_s(self) -> float:
+        """Seconds after the first arrival of the rollout."""
+        return self._arrival_s
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Size of the first prompt."""
+        return self._script.steps[0].prompt_tokens
+
+    @property
+    def context_ids(self) -> Sequence[int]:
+        """The context so far; empty without a token source."""
+        return self._context
+
+    def request(self) -> StepRequest:
+        """Ask for what is left of the step, exactly."""
+        step = self._script.steps[self._index]
+        prompt_tokens = step.prompt_tokens + self._made
+        request = StepRequest(
+            trajectory=self._id,
+            group=self._group,
+            prompt_tokens=prompt_tokens,
+            shared_tokens=prompt_tokens if self._started else step.shared_tokens,
+            rewritten=self._rewritten,
+            max_tokens=step.output_tokens - self._made,
+            exact=True,
+            prompt_ids=self._context,
+        )
+        self._started, self._rewritten = True, False
+        return request
+
+    def take(self, end: StepEnd) -> None:
+        """Keep the tokens of a dispatch."""
+        self._made += end.tokens
+        if self._tokens is not None:
+            self._context.extend(end.output_ids)
+
+    def verdict(self) -> StepVerdict:
+        """Do what the script did after this step."""
+        script = self._script
+        step = script.steps[self._index]
+        if self._index < len(script.steps) - 1:
+            return StepVerdict(reason="tool_call", tool=step.tool or "")
+        return StepVerdict(
+            reason="length_limit" if script.truncated else "answer",
+            tool=step.tool,
+            outcome="truncated" if script.truncated else "completed",
+        )
+
+    async def call_tool(self) -> ToolAnswer:
+        """Wait as long as the tool took, then go on with what it answered."""
+        step = self._script.steps[self._index]
+        await self._clock.sleep(step.tool_s * self._tool_scale)
+        return self._next_step(step.tool_ok, step.tool_tokens)
+
+    def tool_cut(self, limit_s: float) -> ToolAnswer:
+        """Go on with the recorded answer; only the waiting was cut short."""
+        return self._next_step(False, self._script.steps[self._index].tool_tokens)
+
+    def _next_step(self, ok: bool | None, observation_tokens: int) -> ToolAnswer:
+        script = self._script
+        step = script.steps[self._index]
+        self._index += 1
+        if self._index == len(script.steps):
+            return ToolAnswer(
+                ok=ok,
+                observation_tokens=observation_tokens,
+                context_tokens=step.prompt_tokens + step.output_tokens + observation_tokens,
+                outcome="truncated" if script.truncated else "completed",
+            )
+        following = script.steps[self._index]
+        self._made, self._started = 0, False
+        self._rewritten = following.shared_tokens < step.prompt_tokens + step.output_tokens
+        if self._tokens is not None:
+            kept = self._context[: following.shared_tokens]
+            new = following.prompt_tokens - len(kept)
+            name = f"step {self._index} of {self._id}"
+            self._context = [*kept, *self._tokens.ids(name, new)]
+        return ToolAnswer(
+            ok=ok,
+            observation_tokens=observation_tokens,
+            context_tokens=following.prompt_tokens,
+        )

@@ -1,0 +1,184 @@
+"""L2: the same scenario through SimPy and through asyncio gives the same journal, digit by digit.
+
+Both worlds are given the same model of an engine; what is compared is everything around it: two
+drivers, two clocks, two ways of running tools and moving KV. At equal times each kernel has an
+order of its own, so that the scenarios have no ties: engines differ in speed by about a millionth.
+"""
+
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import simpy
+
+from heddle_core import Controller, Entry, first_divergence, recorded
+from heddle_core.commands import Preempt
+from heddle_core.events import EngineFailed, MigrationFinished
+from heddle_core.ids import EngineId
+from heddle_core.presets import PRESETS
+from heddle_runtime.clock import RunClock
+from heddle_runtime.driver import AsyncDriver
+from heddle_runtime.engine import EngineSpec
+from heddle_runtime.fake_engine import EngineModel, FakeLauncher, ModelEnd
+from heddle_runtime.replay import ReplayAgent
+from heddle_runtime.virtual_time import run_virtual
+from heddle_sim.cluster import World
+from heddle_sim.driver import SimDriver
+from heddle_sim.engine import SimEngine
+from heddle_trace import TrajectoryScript
+from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
+
+ROOT = Path(__file__).resolve().parents[2]
+MIXED = (
+    "verl+lpt+history+balance+headroom",
+    "heddle+exact+served",
+    "slime-2026+autellix+headroom",
+)
+FAULTS = (
+    (3.137, EngineId("e7")),
+    (9.071, EngineId("e1")),
+    (11.173, EngineId("e0")),
+    (41.377, EngineId("e0+1")),
+    (55.713, EngineId("e2")),
+)
+SCENARIOS = {
+    "calm": Scenario(faults=(), tool_capacity=None),
+    "storm": Scenario(faults=FAULTS, tool_capacity=12),
+    "search": Scenario(workload="search", faults=FAULTS[1:2], tool_capacity=4, with_history=True),
+    "math": Scenario(workload="math", faults=FAULTS[2:4], with_history=True),
+}
+
+
+def speed(engine: EngineId) -> float:
+    """Another speed for each engine, so that no two of them ever do anything at once."""
+    digest = hashlib.sha256(engine.encode()).digest()
+    return 1.0 + int.from_bytes(digest[:4], "little") / 2**32 * 1e-6
+
+
+def untied(scripts: Sequence[TrajectoryScript]) -> list[TrajectoryScript]:
+    """Arrivals a moment apart, as real ones are; tools differ in the last digits anyway."""
+    return [replace(s, arrival_s=i * 1e-3) for i, s in enumerate(scripts)]
+
+
+def scripts_for(scenario: Scenario) -> list[TrajectoryScript]:
+    return untied(scripts_of(scenario.workload, scenario.trajectories, scenario.seed))
+
+
+def world_for(scenario: Scenario) -> World:
+    return replace(world_of(scenario), speed=speed)
+
+
+def simulated(name: str, scenario: Scenario) -> list[Entry]:
+    entries: list[Entry] = []
+    controller = Controller(policy_of(name, scenario))
+    handle = recorded(controller.handle, entries.append)
+    scripts = scripts_for(scenario)
+    SimDriver(scripts, handle, world_for(scenario), lambda: controller.deadline_s).run()
+    return entries
+
+
+def model_of(world: World) -> Callable[..., EngineModel]:
+    def make(
+        env: simpy.Environment, spec: EngineSpec, on_end: Callable[[ModelEnd], None]
+    ) -> EngineModel:
+        return SimEngine(
+            env,
+            spec.engine,
+            world.table(spec.gpu, spec.tp),
+            max_running=spec.max_running,
+            max_batched_tokens=world.max_batched_tokens,
+            block_size=world.block_size,
+            prefix_caching=world.prefix_caching,
+            on_end=on_end,
+            speed=world.speed(spec.engine),
+        )
+
+    return make
+
+
+def on_the_event_loop(name: str, scenario: Scenario) -> list[Entry]:
+
+    entries: list[Entry] = []
+    world = world_for(scenario)
+
+    async def main() -> None:
+        clock = RunClock(asyncio.get_running_loop())
+        controller = Controller(policy_of(name, scenario))
+        launcher = FakeLauncher(
+            clock,
+            model_of(world),
+            transfer=lambda size: world.transfer_fixed_s + size / world.transfer_bytes_per_s,
+            start_s=world.engine_start_s,
+            faults=world.faults,
+        )
+        await AsyncDriver(
+            [ReplayAgent(script, clock) for script in scripts_for(scenario)],
+            recorded(controller.handle, entries.append),
+            launcher,
+            clock,
+            deadline=lambda: controller.deadline_s,
+            tool_capacity=world.tool_capacity,
+            prediction_s=world.prediction_s,
+            report_interval_s=world.report_interval_s,
+            report_delay_s=world.report_delay_s,
+        ).run()
+        await launcher.close()
+
+    run_virtual(main())
+    return entries
+
+
+def agree(one: Sequence[Entry], other: Sequence[Entry]) -> None:
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        assert a.event == b.event, f"entry {index}"
+        assert tuple(a.commands) == tuple(b.commands), f"entry {index}, {a.event}"
+    assert len(one) == len(other)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("name", [*PRESETS, *MIXED])
+def test_both_worlds_tell_the_same_story(name: str, scenario: str) -> None:
+    here, there = simulated(name, SCENARIOS[scenario]), on_the_event_loop(name, SCENARIOS[scenario])
+    agree(here, there)
+    fresh = Controller(policy_of(name, SCENARIOS[scenario]))
+    assert first_divergence(there, fresh.handle) is None
+
+
+def test_the_scenarios_have_what_they_are_for() -> None:
+    paper = on_the_event_loop("heddle-paper", SCENARIOS["storm"])
+    ours = on_the_event_loop("heddle", SCENARIOS["storm"])
+    assert sum(isinstance(e.event, EngineFailed) for e in paper) >= 3
+    assert any(isinstance(c, Preempt) for e in paper for c in e.commands)
+    for entries in (paper, ours):
+        moves = [e.event for e in entries if isinstance(e.event, MigrationFinished)]
+        assert any(m.ok and m.way == "kv" and m.kv_tokens for m in moves)
+    assert any(not m.ok for m in moves), "no move was ever given up or lost"
+
+
+def digests() -> list[str]:
+    """One line for each policy: its name and a digest of its asyncio journal."""
+    return [
+        hashlib.sha256(repr(on_the_event_loop(name, SCENARIOS["storm"])).encode()).hexdigest()
+        for name in (*PRESETS, *MIXED)
+    ]
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "77"])
+def test_in_another_process_with_another_hash_seed(hash_seed: str) -> None:
+    code = "from tests.conformance.test_two_worlds import digests; print(*digests(), sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == digests()
