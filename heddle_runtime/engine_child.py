@@ -1,0 +1,145 @@
+"""The process of an engine, seen from the driver: started, watched, and ended without remains.
+
+It leads a process group of its own, so that Ctrl-C at the terminal reaches only the driver, and so
+that whatever it started can be ended with it. If the driver is killed, the kernel kills the engine
+(see `heddle_runtime.vllm_process.die_with`), which also sees its socket close.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from heddle_runtime.wire import Channel, ClosedError, Order, Report
+
+HANG_S = 10.0
+"""How long a process may take to end after it has closed its socket."""
+TAIL_BYTES = 4096
+
+
+class EngineChild:
+    """A running process, its socket, and two callbacks that the event loop makes."""
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        hear: Callable[[Report], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        """Start `python -m module`, its output appended to `log`.
+
+        `hear` is called with every message; then `ended`, once, with the reason, when the process
+        is gone and reaped.
+
+        Raises:
+            OSError: the process or its log cannot be made.
+        """
+        self._hear, self._ended, self._log = hear, ended, log
+        self._loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", module, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+        except OSError:
+            ours.close()
+            raise
+        self._channel: Channel[Report] = Channel(ours, Report)
+        self._silent = False
+        self._open = True
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._loop.add_reader(self._channel.fileno(), self._readable)
+        # Its death is seen by itself: a process that it started may keep the socket open.
+        self._loop.add_reader(self._pidfd, self._exited)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also that of its process group."""
+        return self._process.pid
+
+    def send(self, order: Order) -> None:
+        """Send an order; one to a process that is gone is lost, as its end will be told."""
+        if not self._open:
+            return
+        with contextlib.suppress(ClosedError):
+            self._channel.send(order)
+            if self._channel.clogged:
+                self._loop.add_writer(self._channel.fileno(), self._writable)
+
+    def kill(self, *, silent: bool = False) -> None:
+        """End the whole group now. `silent`: nothing is heard any more, its end included."""
+        self._silent = self._silent or silent
+        if self._open:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _writable(self) -> None:
+        try:
+            self._channel.flush()
+        except ClosedError:
+            self._loop.remove_writer(self._channel.fileno())
+            return
+        if not self._channel.clogged:
+            self._loop.remove_writer(self._channel.fileno())
+
+    def _readable(self) -> None:
+        try:
+            reports = self._channel.receive()
+        except ClosedError:
+            self._loop.remove_reader(self._channel.fileno())
+            self._loop.call_later(HANG_S, self.kill)
+            return
+        for report in reports:
+            if not self._silent:
+                self._hear(report)
+
+    def _exited(self) -> None:
+        """Hear what was said last, then let nothing remain."""
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        with contextlib.suppress(ClosedError):
+            while reports := self._channel.receive():
+                for report in reports:
+                    if not self._silent:
+                        self._hear(report)
+        # Before it is reaped: until then its number, and so the group's, is not given away.
+        self.kill()
+        self._open = False
+        status = self._process.wait()
+        self._loop.remove_reader(self._channel.fileno())
+        self._loop.remove_writer(self._channel.fileno())
+        self._channel.close()
+        self._ended("" if self._silent else self._describe(status))
+
+    def _describe(self, status: int) -> str:
+        if status < 0:
+            try:
+                return f"killed by {signal.Signals(-status).name}"
+            except ValueError:
+                return f"killed by signal {-status}"
+        last = self._last_line()
+        return f"exit status {status}" + (f": {last}" if last else "")
+
+    def _last_line(self) -> str:
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(0, self._log.stat().st_size - TAIL_BYTES))
+                lines = log.read().decode("utf-8", "replace").split("\n")
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")

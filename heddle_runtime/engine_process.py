@@ -1,0 +1,349 @@
+"""The loop inside an engine's process: orders in, iterations, reports out.
+
+It is written against `heddle_runtime.stepped_core.Core`. Everything here happens in one thread:
+between two iterations, the orders that have come are carried out.
+"""
+
+import select
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, assert_never
+
+from heddle_runtime import wire
+from heddle_runtime.in_flight import split_time
+from heddle_runtime.stepped_core import Activity, Core, Finish, Output
+from heddle_runtime.vllm_settings import VllmSettings
+from heddle_runtime.wire import Channel, ClosedError, Order, pack_ids, unpack_ids
+
+LINGER_S = 0.005
+"""How often a core is stepped that has nothing to compute but waits for a transfer."""
+DRAIN_STEPS = 1000
+"""Iterations that an idle core may need at most to let go of what was aborted."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request on the core, with what it is for."""
+
+    id: int
+    order: wire.Start | wire.Export | wire.Import
+    prompt: list[int]
+    request: str = ""
+    attempt: int = 0
+    started_s: float = 0.0
+    first_s: float = 0.0
+    cached_tokens: int = 0
+    recomputes: int = 0
+    made: list[int] = field(default_factory=list)
+    told: int = 0
+    """How many of `made` a `Progress` has told."""
+    kv: dict[str, Any] | None = None
+    """The handle that an import still means to pull."""
+    why: str = ""
+    """Why it does not pull any more."""
+
+
+class EngineLoop:
+    """Serves one driver until it says stop or is gone."""
+
+    def __init__(self, core: Core, channel: Channel[Order], settings: VllmSettings) -> None:
+        self._core, self._channel, self._settings = core, channel, settings
+        self._jobs: dict[int, _Job] = {}
+        self._by_request: dict[str, _Job] = {}
+        self._exported: dict[str, tuple[str, float]] = {}
+        """By trajectory: a request whose KV is kept for a pull, and until when."""
+        self._version = 0
+        self._preemptions = 0
+        self._progress_due_s = self._sample_due_s = 0.0
+        self._sampled: wire.Sampled | None = None
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until `Stop`.
+
+        Raises:
+            ClosedError: the driver is gone.
+        """
+        while not self._stopping:
+            activity = self._core.activity()
+            if activity != "computing":
+                self._rest(activity)
+            for order in self._channel.receive():
+                self._obey(order)
+            if self._core.activity() != "idle":
+                self._take(self._core.step())
+            self._report()
+
+    def _rest(self, activity: Activity) -> None:
+        """Wait for an order, and for nothing else unless a transfer or a report is due."""
+        writes = [self._channel] if self._channel.clogged else []
+        timeout_s: float | None = LINGER_S if activity == "waiting" else None
+        if timeout_s is None and self._sampled != self._sample():
+            timeout_s = self._settings.sample_s
+        select.select([self._channel], writes, [], timeout_s)
+        if writes:
+            self._channel.flush()
+
+    # -- orders -----------------------------------------------------------------------------------
+
+    def _obey(self, order: Order) -> None:
+        match order:
+            case wire.Start():
+                self._release(order.trajectory)
+                self._submit(_Job(order.id, order, unpack_ids(order.prompt)))
+            case wire.Abort():
+                self._abort(order.id)
+            case wire.Forget():
+                self._release(order.trajectory)
+            case wire.Export():
+                self._release(order.trajectory)
+                self._submit(_Job(order.id, order, unpack_ids(order.prompt)))
+            case wire.Import():
+                self._submit(_Job(order.id, order, unpack_ids(order.prompt), kv=order.kv))
+            case wire.LoadWeights():
+                self._load_weights(order)
+            case wire.Sleep():
+                began_s = time.monotonic()
+                self._core.sleep(order.level)
+                self._channel.send(wire.Slept(time.monotonic() - began_s))
+            case wire.Wake():
+                began_s = time.monotonic()
+                self._core.wake()
+                self._channel.send(wire.Woke(time.monotonic() - began_s))
+            case wire.Stop():
+                self._stopping = True
+            case wire.Boot():
+                raise AssertionError("an engine boots once")
+            case _:
+                assert_never(order)
+
+    def _submit(self, job: _Job) -> None:
+        """Give a job to the core, or answer at once what cannot be done."""
+        order = job.order
+        if isinstance(order, wire.Import):
+            self._check_handle(job, order)
+        job.request = f"{job.id}.{job.attempt}"
+        salt = f"weights {self._version}" if self._version else ""
+        try:
+            if isinstance(order, wire.Start):
+                self._core.add(
+                    job.request,
+                    job.prompt + job.made,
+                    max_tokens=order.max_tokens - len(job.made),
+                    exact=order.exact,
+                    seed=f"{self._settings.seed}/{order.trajectory}/{len(job.prompt)}",
+                    salt=salt,
+                )
+            else:
+                self._core.add(
+                    job.request,
+                    job.prompt,
+                    max_tokens=1,
+                    salt=salt,
+                    kv=job.kv["params"] if job.kv is not None else None,
+                    export=isinstance(order, wire.Export),
+                )
+        except ValueError as error:
+            self._jobs.pop(job.id, None)
+            self._answer(job, "error", str(error))
+            return
+        self._jobs[job.id] = self._by_request[job.request] = job
+
+    def _check_handle(self, job: _Job, order: wire.Import) -> None:
+        if job.kv is None:
+            return
+        if time.monotonic() > order.deadline_s:
+            self._drop_handle(job, "its lease had ended")
+        elif job.kv["version"] != self._version:
+            self._drop_handle(job, "it is of other weights")
+
+    def _drop_handle(self, job: _Job, why: str) -> None:
+        job.kv, job.why = None, why
+
+    def _abort(self, id_: int) -> None:
+        job = self._jobs.get(id_)
+        if job is not None:
+            self._core.abort(job.request)
+            self._end(job, "abort")
+
+    def _release(self, trajectory: str) -> None:
+        exported = self._exported.pop(trajectory, None)
+        if exported is not None and time.monotonic() < exported[1]:
+            self._core.release(exported[0])
+
+    def _load_weights(self, order: wire.LoadWeights) -> None:
+        """Take every request off the core, load, and put them back on.
+
+        Salted with the version, no prompt can find KV of other weights; so nothing depends on the
+        cache being cleared, which vLLM cannot do while a pull of some blocks is awaited.
+        """
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            self._core.abort(job.request)
+        for _ in range(DRAIN_STEPS):
+            if self._core.activity() != "computing":
+                break
+            self._core.step()
+        self._core.load_weights(order.path)
+        self._version = order.version
+        self._exported.clear()
+        self._by_request.clear()
+        for job in jobs:
+            job.attempt += 1
+            job.recomputes += job.started_s > 0
+            if isinstance(job.order, wire.Export):
+                self._end(job, "abort")
+            else:
+                self._submit(job)
+        self._channel.send(wire.WeightsLoaded(order.version))
+
+    # -- iterations -------------------------------------------------------------------------------
+
+    def _take(self, outputs: Iterable[Output]) -> None:
+        now_s = 0.0
+        for output in outputs:
+            job = self._by_request.get(output.request)
+            if job is None:
+                continue  # aborted while the iteration ran
+            if not now_s:
+                now_s = time.monotonic()
+            if output.scheduled_s and not job.started_s:
+                job.started_s = output.scheduled_s
+            if output.preemptions:
+                job.recomputes += output.preemptions
+                self._preemptions += output.preemptions
+            if output.cached_tokens >= 0 and not job.first_s:
+                job.cached_tokens = output.cached_tokens
+            if output.tokens:
+                if not job.first_s:
+                    job.first_s = now_s
+                job.made += output.tokens
+            if output.finish:
+                self._finished(job, output)
+
+    def _finished(self, job: _Job, output: Output) -> None:
+        if isinstance(job.order, wire.Export) and output.kv is not None:
+            until_s = time.monotonic() + self._settings.kv_lease_s
+            self._exported[job.order.trajectory] = job.request, until_s
+            self._forget_job(job)
+            kv = {"params": output.kv, "version": self._version}
+            self._channel.send(wire.Exported(job.id, kv, self._whole_blocks(job)))
+        elif isinstance(job.order, wire.Import) and output.finish != "length" and job.kv:
+            self._prefill_instead(job, "the pull failed")
+        else:
+            self._end(job, output.finish)
+
+    def _prefill_instead(self, job: _Job, why: str) -> None:
+        self._forget_job(job)
+        self._drop_handle(job, why)
+        job.attempt += 1
+        self._submit(job)
+
+    def _watch_pulls(self, now_s: float) -> None:
+        """Give up pulls that have not begun in time, or that are still going on much later."""
+        for job in list(self._jobs.values()):
+            order = job.order
+            if not isinstance(order, wire.Import) or job.kv is None:
+                continue
+            late_s = now_s - order.deadline_s
+            if late_s > self._settings.kv_margin_s or (
+                late_s > 0 and not self._core.has_begun(job.request)
+            ):
+                self._core.abort(job.request)
+                self._prefill_instead(job, "its lease ended before the pull")
+
+    # -- reports ----------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._progress_due_s:
+            self._progress_due_s = now_s + self._settings.progress_s
+            made = [
+                wire.Made(job.id, self._untold(job), job.started_s, job.first_s)
+                for job in self._jobs.values()
+                if len(job.made) > job.told and isinstance(job.order, wire.Start)
+            ]
+            if made:
+                self._channel.send(wire.Progress(made))
+            self._watch_pulls(now_s)
+        if now_s >= self._sample_due_s:
+            self._sample_due_s = now_s + self._settings.sample_s
+            sampled = self._sample()
+            if sampled != self._sampled:
+                self._sampled = sampled
+                self._channel.send(sampled)
+        elif self._channel.clogged:
+            self._channel.flush()
+
+    def _sample(self) -> wire.Sampled:
+        return wire.Sampled(*self._core.counters(), preemptions=self._preemptions)
+
+    def _untold(self, job: _Job) -> bytes:
+        packed = pack_ids(job.made[job.told :])
+        job.told = len(job.made)
+        return packed
+
+    def _whole_blocks(self, job: _Job) -> int:
+        return len(job.prompt) // self._core.block_tokens * self._core.block_tokens
+
+    def _forget_job(self, job: _Job) -> None:
+        self._jobs.pop(job.id, None)
+        self._by_request.pop(job.request, None)
+
+    def _end(self, job: _Job, finish: Finish) -> None:
+        self._forget_job(job)
+        self._answer(job, finish, "vLLM reports an internal error" if finish == "error" else "")
+
+    def _answer(self, job: _Job, finish: Finish, error: str) -> None:
+        order = job.order
+        match order:
+            case wire.Export():
+                self._channel.send(wire.Exported(job.id, None, 0))
+            case wire.Import():
+                there = self._whole_blocks(job) if finish == "length" else 0
+                way: Literal["kv", "prefill", "none"] = "kv" if job.kv is not None else "prefill"
+                self._channel.send(
+                    wire.Placed(job.id, way if there else "none", there, job.why or error)
+                )
+            case wire.Start():
+                self._channel.send(self._ended(job, order, finish, error))
+            case _:
+                assert_never(order)
+
+    def _ended(self, job: _Job, order: wire.Start, finish: Finish, error: str) -> wire.Ended:
+        """Time runs from the driver's call to now, and falls into three parts."""
+        queued_s, prefill_s, decode_s = split_time(
+            order.sent_s, job.started_s, job.first_s, time.monotonic()
+        )
+        return wire.Ended(
+            id=job.id,
+            tokens=self._untold(job),
+            finished=finish != "abort",
+            queued_s=queued_s,
+            prefill_s=prefill_s,
+            decode_s=decode_s,
+            cached_tokens=job.cached_tokens,
+            recomputes=job.recomputes,
+            error=error,
+        )
+
+
+def serve(core: Core, channel: Channel[Order], settings: VllmSettings) -> None:
+    """Run the loop until the driver says stop or is gone."""
+    try:
+        EngineLoop(core, channel, settings).run()
+    except ClosedError:
+        return
+
+
+def first_order(channel: Channel[Order]) -> Sequence[Order]:
+    """Wait for the driver to say anything.
+
+    Raises:
+        ClosedError: it is gone.
+    """
+    while True:
+        select.select([channel], [], [])
+        if orders := channel.receive():
+            return orders

@@ -1,0 +1,391 @@
+"""A vLLM engine, seen from the driver; implements `EngineClient`. Imports no vllm."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, assert_never
+
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_runtime import wire
+from heddle_runtime.engine import (
+    EngineListener,
+    EngineRefusedError,
+    EngineSample,
+    EngineSpec,
+    KvHandle,
+    KvPlaced,
+    StepRequest,
+)
+from heddle_runtime.engine_child import EngineChild
+from heddle_runtime.in_flight import InFlight
+from heddle_runtime.vllm_settings import VllmSettings
+from heddle_runtime.wire import Report, pack_ids
+
+STOP_LIMIT_S = 20.0
+"""How long an engine may take to end after it was told so."""
+
+State: TypeAlias = Literal["waiting", "starting", "ready", "stopping", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Errand:
+    """An export or import under way."""
+
+    trajectory: TrajectoryId
+    expires_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an engine runs on this machine, and how."""
+
+    environment: dict[str, str]
+    cores: tuple[int, ...]
+    log: Path
+    start_limit_s: float
+
+
+class VllmEngine:
+    """One engine; made by `heddle_runtime.vllm_launcher.VllmLauncher`."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        listener: EngineListener,
+        settings: VllmSettings,
+        *,
+        changed: Callable[["VllmEngine"], None],
+    ) -> None:
+        """`changed` is called when the engine has become ready, or is gone and reaped."""
+        self._spec, self._listener, self._settings = spec, listener, settings
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._child: EngineChild | None = None
+        self._state: State = "waiting"
+        self._ready: wire.Ready | None = None
+        self._reason = ""
+        """What the process itself said before it ended."""
+        self._limit: asyncio.TimerHandle | None = None
+        self._asked = 0
+        self._running = InFlight()
+        self._errands: dict[int, _Errand] = {}
+        self._seen: dict[TrajectoryId, None] = {}
+        """Trajectories of which it may have KV."""
+        self._sample = EngineSample(0, 0, 0, 0)
+        self._napping: asyncio.Future[float] | None = None
+        self._killed = False
+
+    # -- what it is -------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> EngineSpec:
+        """What was asked for."""
+        return self._spec
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens of KV that it holds; 0 until it is ready."""
+        return self._ready.kv_capacity_tokens if self._ready is not None else 0
+
+    @property
+    def facts(self) -> wire.Ready | None:
+        """What it said of itself when it became ready: sizes, release, seconds of its start."""
+        return self._ready
+
+    @property
+    def pid(self) -> int | None:
+        """The id of its process and of its process group; None before there is one."""
+        return self._child.pid if self._child is not None else None
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of it is left."""
+        return self._state == "gone"
+
+    @property
+    def starting(self) -> bool:
+        """Whether its process is there and not ready yet."""
+        return self._state == "starting"
+
+    def launch(self, place: Place) -> None:
+        """Start the process. Ends in `engine_ready` or `engine_failed`."""
+        if self._state != "waiting":
+            return
+        self._state = "starting"
+        try:
+            self._child = EngineChild(
+                "heddle_runtime.vllm_process",
+                environment=place.environment,
+                log=place.log,
+                hear=self._hear,
+                ended=self._ended,
+            )
+        except OSError as error:
+            reason = f"its process cannot be started: {error}"
+            self._loop.call_soon(self._ended, reason)
+            return
+        self._child.send(
+            wire.Boot(
+                settings=self._settings,
+                tp=self._spec.tp,
+                max_running=self._spec.max_running,
+                parent=os.getpid(),
+                cores=place.cores,
+            )
+        )
+        late = f"it was not ready after {place.start_limit_s:g} s; see {place.log}"
+        self._limit = self._loop.call_later(place.start_limit_s, self._too_late, late)
+
+    # -- orders -----------------------------------------------------------------------------------
+
+    def start(self, request: StepRequest) -> None:
+        """Run a step; see `EngineClient.start`."""
+        name = self._spec.engine
+        if self._state != "ready" or self._ready is None:
+            raise EngineRefusedError(f"engine {name} is not ready")
+        if request.trajectory in self._running:
+            raise EngineRefusedError(f"engine {name}: {request.trajectory} has a step here already")
+        if len(request.prompt_ids) != request.prompt_tokens or not request.prompt_ids:
+            raise EngineRefusedError(
+                f"engine {name}: {request.trajectory} has {len(request.prompt_ids)} token ids for "
+                f"a prompt of {request.prompt_tokens} tokens"
+            )
+        if request.max_tokens < 1:
+            raise EngineRefusedError(f"engine {name}: {request.trajectory} asks for no tokens")
+        needed = request.prompt_tokens + request.max_tokens
+        room = min(self._ready.kv_capacity_tokens, self._ready.max_context)
+        if needed > room:
+            raise EngineRefusedError(
+                f"engine {name}: {request.trajectory} needs {request.prompt_tokens} + "
+                f"{request.max_tokens} tokens, and the engine has room for {room}"
+            )
+        dispatch = self._running.begin(self._next_id(), request.trajectory)
+        self._seen[request.trajectory] = None
+        self._send(
+            wire.Start(
+                id=dispatch.id,
+                trajectory=request.trajectory,
+                prompt=pack_ids(request.prompt_ids),
+                max_tokens=request.max_tokens,
+                exact=request.exact,
+                sent_s=dispatch.sent_s,
+            )
+        )
+
+    def abort(self, trajectory: TrajectoryId) -> None:
+        """End a step early; see `EngineClient.abort`."""
+        dispatch = self._running.get(trajectory)
+        if dispatch is not None:
+            self._send(wire.Abort(dispatch.id))
+
+    def forget(self, trajectory: TrajectoryId) -> None:
+        """Take the hint: blocks held for the trajectory go; its prefix cache ages out by itself."""
+        if self._seen.pop(trajectory, 0) is None:
+            self._send(wire.Forget(trajectory))
+
+    def export_kv(self, trajectory: TrajectoryId, prompt_ids: Sequence[int]) -> None:
+        """Keep KV ready for a pull; see `EngineClient.export_kv`.
+
+        What has left the prefix cache is prefilled again for it. vLLM samples a token after a
+        prefill; that token is thrown away.
+        """
+        if self._settings.kv_transfer == "none" or trajectory not in self._seen or not prompt_ids:
+            self._soon(lambda: self._listener.kv_exported(self._spec.engine, trajectory, None))
+            return
+        id_ = self._next_id()
+        # The lease begins when the request has ended; counted from now, it is over too early.
+        expires_s = self._loop.time() + self._settings.kv_lease_s
+        self._errands[id_] = _Errand(trajectory, expires_s)
+        self._send(wire.Export(id_, trajectory, pack_ids(prompt_ids)))
+
+    def import_kv(
+        self,
+        trajectory: TrajectoryId,
+        group: GroupId,
+        prompt_ids: Sequence[int],
+        kv: KvHandle | None,
+    ) -> None:
+        """Bring a context into the prefix cache; see `EngineClient.import_kv`."""
+        room = 0
+        if self._ready is not None:
+            room = min(self._ready.kv_capacity_tokens, self._ready.max_context)
+        if not 0 < len(prompt_ids) < room:
+            placed = KvPlaced("none", 0)
+            self._soon(lambda: self._listener.kv_placed(self._spec.engine, trajectory, placed))
+            return
+        id_ = self._next_id()
+        self._errands[id_] = _Errand(trajectory)
+        self._seen[trajectory] = None
+        if kv is not None and kv.source == self._spec.engine:
+            kv = None  # it is its own: the prefix cache has it
+        deadline_s = 0.0
+        if kv is not None:
+            left_s = kv.expires_s - self._settings.kv_margin_s - self._loop.time()
+            deadline_s = time.monotonic() + left_s
+        self._send(
+            wire.Import(
+                id_, pack_ids(prompt_ids), kv.params if kv is not None else None, deadline_s
+            )
+        )
+
+    def sample(self) -> EngineSample:
+        """Return the newest counters that have come."""
+        return self._sample
+
+    def update_weights(self, version: int, path: str) -> None:
+        """Load other weights; see `EngineClient.update_weights`."""
+        self._send(wire.LoadWeights(version, path))
+
+    async def sleep(self, level: int = 1) -> float:
+        """Give GPU memory back and return the seconds it took; the engine may have no step.
+
+        Level 1 keeps the weights in main memory, level 2 drops them. All KV is lost.
+
+        Raises:
+            EngineRefusedError: it was started without `sleep_mode`, or is not ready.
+        """
+        return await self._nap(wire.Sleep(level))
+
+    async def wake(self) -> float:
+        """Take the memory again and return the seconds it took.
+
+        Raises:
+            EngineRefusedError: as for `sleep`.
+        """
+        return await self._nap(wire.Wake())
+
+    def stop(self) -> None:
+        """End the engine; see `EngineClient.stop`."""
+        if self._state == "gone":
+            return
+        was, self._state = self._state, "stopping"
+        if self._child is None:
+            self._loop.call_soon(self._ended, "")
+        elif was == "starting":
+            self._child.kill()
+        else:
+            self._child.send(wire.Stop())
+            self._set_limit(self._loop.call_later(STOP_LIMIT_S, self._child.kill))
+
+    def kill(self) -> None:
+        """End the engine now; see `EngineClient.kill`."""
+        if self._state == "gone":
+            return
+        self._state = "stopping"
+        self._killed = True
+        if self._child is None:
+            self._loop.call_soon(self._ended, "")
+        else:
+            self._child.kill(silent=True)
+
+    # -- what it says -----------------------------------------------------------------------------
+
+    def _hear(self, report: Report) -> None:
+        if self._killed:
+            return
+        name = self._spec.engine
+        match report:
+            case wire.Progress():
+                self._running.keep(report)
+            case wire.Ended():
+                self._listener.step_ended(name, self._running.end(report))
+            case wire.Sampled():
+                self._sample = EngineSample(
+                    report.running, report.waiting, report.kv_used_tokens, report.preemptions
+                )
+            case wire.Exported():
+                errand = self._errands.pop(report.id)
+                handle = self._handle(errand, report)
+                self._listener.kv_exported(name, errand.trajectory, handle)
+            case wire.Placed():
+                errand = self._errands.pop(report.id)
+                placed = KvPlaced(report.way, report.tokens)
+                self._listener.kv_placed(name, errand.trajectory, placed)
+            case wire.WeightsLoaded():
+                self._listener.weights_updated(name, report.version)
+            case wire.Ready():
+                self._is_ready(report)
+            case wire.Slept() | wire.Woke():
+                if self._napping is not None and not self._napping.done():
+                    self._napping.set_result(report.seconds)
+            case wire.Broken():
+                self._reason = report.reason
+            case _:
+                assert_never(report)
+
+    def _is_ready(self, report: wire.Ready) -> None:
+        if self._state != "starting":
+            return
+        self._set_limit(None)
+        self._state, self._ready = "ready", report
+        self._changed(self)
+        self._listener.engine_ready(self._spec.engine, report.kv_capacity_tokens)
+
+    def _handle(self, errand: _Errand, report: wire.Exported) -> KvHandle | None:
+        if report.kv is None or report.kv_tokens == 0 or self._ready is None:
+            return None
+        return KvHandle(
+            source=self._spec.engine,
+            trajectory=errand.trajectory,
+            kv_tokens=report.kv_tokens,
+            kv_bytes=report.kv_tokens * self._ready.kv_bytes_per_token,
+            expires_s=errand.expires_s,
+            params=report.kv,
+        )
+
+    # -- its end ----------------------------------------------------------------------------------
+
+    def _too_late(self, reason: str) -> None:
+        self._reason = reason
+        if self._child is not None:
+            self._child.kill()
+
+    def _ended(self, reason: str) -> None:
+        if self._state == "gone":
+            return
+        asked, self._state = self._state == "stopping", "gone"
+        self._set_limit(None)
+        reason = self._reason or reason
+        salvaged = self._running.salvage()
+        self._errands.clear()
+        if self._napping is not None and not self._napping.done():
+            self._napping.set_exception(EngineRefusedError(f"engine {self._spec.engine} is gone"))
+        self._changed(self)
+        if self._killed:
+            return
+        if asked:
+            self._listener.engine_stopped(self._spec.engine)
+        else:
+            self._listener.engine_failed(self._spec.engine, reason, salvaged)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _next_id(self) -> int:
+        self._asked += 1
+        return self._asked
+
+    def _send(self, order: wire.Order) -> None:
+        if self._child is not None and self._state == "ready":
+            self._child.send(order)
+
+    def _soon(self, tell: Callable[[], None]) -> None:
+        """Answer what needs no asking, from the event loop as everything else."""
+        self._loop.call_soon(lambda: tell() if self._state == "ready" else None)
+
+    def _set_limit(self, limit: asyncio.TimerHandle | None) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        self._limit = limit
+
+    async def _nap(self, order: wire.Sleep | wire.Wake) -> float:
+        name = self._spec.engine
+        if self._state != "ready":
+            raise EngineRefusedError(f"engine {name} is not ready")
+        if not self._settings.sleep_mode:
+            raise EngineRefusedError(f"engine {name} was started without sleep_mode")
+        self._napping = self._loop.create_future()
+        self._send(order)
+        return await self._napping

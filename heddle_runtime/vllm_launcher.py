@@ -1,0 +1,142 @@
+"""Starts vLLM engines on this machine; implements `Launcher`."""
+
+import asyncio
+import re
+import socket
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from heddle_core.ids import EngineId
+from heddle_runtime.engine import EngineListener, EngineSpec
+from heddle_runtime.vllm_engine import Place, VllmEngine
+from heddle_runtime.vllm_settings import Platform, VllmSettings, environment, installed_vllm
+
+
+class VllmLauncher:
+    """Knows which cores and GPUs there are, and who has which.
+
+    To be made and used inside a running event loop. Run the checks of `heddle_runtime.vllm_checks`
+    first: they say in one line what would otherwise be found out in the middle of a start.
+    """
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        *,
+        log_dir: Path | None = None,
+        cores: Sequence[Sequence[int]] = (),
+        devices: Sequence[int] = (),
+        engines_per_device: int = 1,
+        start_limit_s: float = 600.0,
+    ) -> None:
+        """Engines write what vLLM prints to `log_dir`/<engine>.log; None: nobody wants it.
+
+        `cores` are sets of CPU cores; each engine is pinned to the least used set, or to none if
+        none are given. `devices` are GPU numbers, each for `engines_per_device` engines; empty:
+        one GPU for each, as many as are asked for.
+        """
+        self._settings = settings
+        installed = installed_vllm()
+        self._platform: Platform = installed.platform if installed is not None else "cpu"
+        self._scratch = tempfile.TemporaryDirectory(prefix="heddle-") if log_dir is None else None
+        self._log_dir = log_dir if log_dir is not None else Path(self._scratch_name())
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._cores = [tuple(each) for each in cores]
+        self._devices = list(devices) if self._platform == "cuda" else []
+        self._per_device = engines_per_device
+        self._start_limit_s = start_limit_s
+        self._engines: dict[EngineId, VllmEngine] = {}
+        self._core_set: dict[EngineId, int] = {}
+        self._on: dict[EngineId, tuple[int, ...]] = {}
+        self._port = settings.kv_port
+        self._queue: list[VllmEngine] = []
+        """Engines that wait for others to be ready: vLLM measures what memory a GPU has left, and
+        two that measure at once each count the other's."""
+        self._all_gone = asyncio.Event()
+
+    def start(self, spec: EngineSpec, listener: EngineListener) -> VllmEngine:
+        """Begin to start an engine. Ends in `engine_ready` or `engine_failed`."""
+        engine = VllmEngine(spec, listener, self._settings, changed=self._changed)
+        self._engines[spec.engine] = engine
+        self._queue.append(engine)
+        # Not now: it may fail at once, and failures are told from the event loop.
+        asyncio.get_running_loop().call_soon(self._launch_next)
+        return engine
+
+    async def close(self) -> None:
+        """End every engine that is still there; afterwards no process of theirs is left."""
+        self._queue.clear()
+        for engine in self._engines.values():
+            engine.kill()
+        while self._engines:
+            self._all_gone.clear()
+            await self._all_gone.wait()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def _scratch_name(self) -> str:
+        assert self._scratch is not None
+        return self._scratch.name
+
+    def _changed(self, engine: VllmEngine) -> None:
+        name = engine.spec.engine
+        if engine.gone and self._engines.get(name) is engine:
+            del self._engines[name]
+            self._core_set.pop(name, None)
+            self._on.pop(name, None)
+            if not self._engines:
+                self._all_gone.set()
+        self._launch_next()
+
+    def _launch_next(self) -> None:
+        """Start who waits: on GPUs one at a time, and only where there is room."""
+        while self._queue:
+            engine = self._queue[0]
+            one_at_a_time = self._platform == "cuda" and self._per_device > 1
+            if one_at_a_time and any(other.starting for other in self._engines.values()):
+                return
+            place = self._place(engine.spec)
+            if place is None:
+                return
+            self._queue.pop(0)
+            engine.launch(place)
+
+    def _place(self, spec: EngineSpec) -> Place | None:
+        """Choose cores and GPUs; None while other engines have them all."""
+        devices: tuple[int, ...] = ()
+        if self._devices:
+            free = [d for d in self._devices if self._used(d) < self._per_device]
+            if len(free) < spec.tp:
+                return None
+            devices = tuple(sorted(free, key=self._used)[: spec.tp])
+            self._on[spec.engine] = devices
+        cores: tuple[int, ...] = ()
+        if self._cores:
+            taken = list(self._core_set.values())
+            chosen = min(range(len(self._cores)), key=taken.count)
+            self._core_set[spec.engine] = chosen
+            cores = self._cores[chosen]
+        name = re.sub(r"[^\w.+-]", "_", spec.engine)
+        return Place(
+            environment=environment(
+                self._settings, self._platform, kv_port=self._next_port(), devices=devices
+            ),
+            cores=cores,
+            log=self._log_dir / f"{name}.log",
+            start_limit_s=self._start_limit_s,
+        )
+
+    def _used(self, device: int) -> int:
+        return sum(device in devices for devices in self._on.values())
+
+    def _next_port(self) -> int:
+        if self._settings.kv_transfer == "none":
+            return 0
+        if self._port is not None:
+            self._port += 1
+            return self._port - 1
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            return port

