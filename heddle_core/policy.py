@@ -30,6 +30,8 @@ class Setting:
     """TP degrees that a planner may mix; the model fits on each."""
     max_running: int
     """Slots of each engine: steps in its batch at once."""
+    mix: tuple[int, ...] = ()
+    """TP degrees of the engines of policies that do not plan, where they are not all `tp`."""
     cost: CostModel
     history: History | None = None
     """What earlier rollouts of this workload showed, if there were any."""

@@ -6,9 +6,9 @@ policy, gives each command its one terminal event, and knows engines and agents 
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeAlias, assert_never
+from typing import Any, assert_never
 
 from heddle_core.commands import (
     Cancel,
@@ -39,15 +39,11 @@ from heddle_core.events import (
 )
 from heddle_core.ids import EngineId
 from heddle_core.journal import Handle
-from heddle_core.plan.problem import ResourcePlan
 from heddle_runtime.agent import Agent, ToolAnswer
 from heddle_runtime.clock import RunClock
 from heddle_runtime.cluster import Cluster
 from heddle_runtime.engine import Launcher, StepEnd
-
-Predictions: TypeAlias = Callable[[Predict], Awaitable[float | None]]
-"""A prediction service. Its failure is its answer None."""
-Solver: TypeAlias = Callable[[SolvePlan], Awaitable[ResourcePlan]]
+from heddle_runtime.services import Predictions, Solver, charged_solver, own_estimates
 
 DRAIN_S = 5.0
 """How long an interrupted run waits for the engines to hand over the tokens of running steps."""
@@ -107,8 +103,8 @@ class AsyncDriver:
         self._to_arrive = len(self._live)
         self._places = asyncio.Semaphore(tool_capacity) if tool_capacity is not None else None
         self._tool_limit_s = tool_limit_s
-        self._predictions = predictions or partial(_own_estimate, clock, prediction_s)
-        self._solver = solver or partial(_solved_here, clock)
+        self._predictions = predictions or own_estimates(clock, prediction_s)
+        self._solver = solver or charged_solver(clock)
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._interrupted = False
@@ -393,13 +389,3 @@ class AsyncDriver:
     async def _solve(self, command: SolvePlan) -> None:
         plan = await self._solver(command)
         self._deliver(PlanSolved(time_s=self._clock.now_s, plan=command.plan, resource_plan=plan))
-
-
-async def _own_estimate(clock: RunClock, seconds: float, command: Predict) -> float | None:
-    await clock.sleep(seconds)
-    return command.estimate
-
-
-async def _solved_here(clock: RunClock, command: SolvePlan) -> ResourcePlan:
-    await clock.sleep(command.problem.charged_s)
-    return command.problem.solve()

@@ -1,4 +1,4 @@
-"""The uniform plan: every engine has the same TP degree, for the whole run."""
+"""The plan that is told: the same engines for the whole run, usually of one TP degree."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,21 @@ from heddle_core.policy import Setting, TrajectoryView
 
 
 class FixedPlan:
-    """``gpus // tp`` engines named e0, e1, ... of `setting.tp` GPUs each.
+    """Engines e0, e1, ... of `setting.tp` GPUs each, or of the degrees in `setting.mix`.
 
-    Raises ValueError when the GPUs do not divide into engines, since the rest would idle unseen.
+    Raises ValueError unless they use all GPUs, since the rest would idle unseen.
     """
 
     needs_all = False
 
     def __init__(self, setting: Setting) -> None:
-        if setting.tp < 1 or setting.gpus < setting.tp or setting.gpus % setting.tp:
+        tps = setting.mix or (setting.tp,) * (setting.gpus // max(setting.tp, 1))
+        if setting.mix and sum(tps) != setting.gpus:
+            raise ValueError(
+                f"engines of TP {', '.join(map(str, tps))} use {sum(tps)} GPUs, "
+                f"not the {setting.gpus} that there are"
+            )
+        if setting.tp < 1 or not tps or sum(tps) != setting.gpus:
             raise ValueError(
                 f"{setting.gpus} GPUs do not divide into engines of {setting.tp}; "
                 "choose a TP degree that divides the number of GPUs"
@@ -25,11 +31,11 @@ class FixedPlan:
             engines=tuple(
                 EngineSpec(
                     engine=EngineId(f"e{i}"),
-                    tp=setting.tp,
+                    tp=tp,
                     gpu=setting.gpu,
                     max_running=setting.max_running,
                 )
-                for i in range(setting.gpus // setting.tp)
+                for i, tp in enumerate(tps)
             )
         )
 
