@@ -1,0 +1,177 @@
+"""A bench: asks engines for things one at a time and waits for the answers.
+
+What a driver does with many trajectories at once, turned into calls that can be timed. Knows
+engines by `EngineClient` and `Launcher` only.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from itertools import count
+from typing import Any, NamedTuple, TypeVar
+
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_runtime.engine import (
+    EngineClient,
+    EngineSpec,
+    KvHandle,
+    KvPlaced,
+    Launcher,
+    StepEnd,
+    StepRequest,
+)
+
+T = TypeVar("T")
+
+PATIENCE_S = 600.0
+"""For an answer of an engine: longer than any start, and an end to every wait."""
+
+
+class MeasureError(RuntimeError):
+    """An engine failed, or did not answer; the message says which and at what."""
+
+
+class Heard(NamedTuple):
+    """A step's end, and the event loop's clock when it was asked for and when its end was told."""
+
+    asked_s: float
+    heard_s: float
+    end: StepEnd
+
+    @property
+    def first_token_s(self) -> float:
+        """When its first token was made."""
+        return self.asked_s + self.end.queued_s + self.end.prefill_s
+
+    @property
+    def last_token_s(self) -> float:
+        """When its last token was made."""
+        return self.first_token_s + self.end.decode_s
+
+
+class Bench:
+    """Engines under measurement; implements `EngineListener`."""
+
+    def __init__(self, launcher: Launcher, *, gpu: str, max_running: int) -> None:
+        self._launcher, self._gpu, self._max_running = launcher, gpu, max_running
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[tuple[EngineId, str, str], asyncio.Future[Any]] = {}
+        """By engine, what is awaited, and of which trajectory."""
+        self._numbers = count()
+        self.engines: dict[EngineId, EngineClient] = {}
+        """Those that are ready."""
+
+    # -- asked for ---------------------------------------------------------------------------------
+
+    async def start(self, tp: int) -> tuple[EngineClient, float]:
+        """Start an engine; returns it, ready, and the seconds that it took."""
+        name = EngineId(f"m{next(self._numbers)}")
+        spec = EngineSpec(engine=name, tp=tp, gpu=self._gpu, max_running=self._max_running)
+        asked_s = self._loop.time()
+        answer = self._expect(name, "ready")
+        client = self._launcher.start(spec, self)
+        await self._wait(answer, f"engine {name} to start at TP {tp}")
+        self.engines[name] = client
+        return client, self._loop.time() - asked_s
+
+    async def stop(self, client: EngineClient) -> float:
+        """Stop an engine that has nothing to do; returns the seconds that it took."""
+        name = client.spec.engine
+        del self.engines[name]
+        asked_s = self._loop.time()
+        answer = self._expect(name, "stopped")
+        client.stop()
+        await self._wait(answer, f"engine {name} to stop")
+        return self._loop.time() - asked_s
+
+    def begin(self, client: EngineClient, request: StepRequest) -> Awaitable[Heard]:
+        """Start a step at once; its end is to be awaited."""
+        name, asked_s = client.spec.engine, self._loop.time()
+        answer = self._expect(name, "end", request.trajectory)
+        client.start(request)
+
+        async def heard() -> Heard:
+            heard_s, end = await self._wait(answer, f"a step on engine {name} to end")
+            if end.error:
+                raise MeasureError(f"engine {name} could not run a step: {end.error}")
+            return Heard(asked_s, heard_s, end)
+
+        return heard()
+
+    async def step(self, client: EngineClient, request: StepRequest) -> Heard:
+        """Run a step to its end."""
+        return await self.begin(client, request)
+
+    async def export(
+        self, client: EngineClient, trajectory: TrajectoryId, prompt_ids: Sequence[int]
+    ) -> tuple[KvHandle | None, float]:
+        """Ask for a handle on a context; returns the answer and its seconds."""
+        asked_s = self._loop.time()
+        answer = self._expect(client.spec.engine, "exported", trajectory)
+        client.export_kv(trajectory, prompt_ids)
+        kv: KvHandle | None = await self._wait(answer, f"{client.spec.engine} to export KV")
+        return kv, self._loop.time() - asked_s
+
+    async def place(
+        self,
+        client: EngineClient,
+        trajectory: TrajectoryId,
+        prompt_ids: Sequence[int],
+        kv: KvHandle | None,
+    ) -> tuple[KvPlaced, float]:
+        """Bring a context to an engine; returns what became of it and its seconds."""
+        asked_s = self._loop.time()
+        answer = self._expect(client.spec.engine, "placed", trajectory)
+        client.import_kv(trajectory, GroupId(trajectory), prompt_ids, kv)
+        placed: KvPlaced = await self._wait(answer, f"{client.spec.engine} to import KV")
+        return placed, self._loop.time() - asked_s
+
+    async def _wait(self, answer: asyncio.Future[T], what: str) -> T:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await answer
+        except TimeoutError:
+            raise MeasureError(f"waited {PATIENCE_S:.0f} s in vain for {what}") from None
+
+    def _expect(self, engine: EngineId, what: str, of: str = "") -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting[engine, what, of] = answer
+        return answer
+
+    def _answer(self, value: Any, engine: EngineId, what: str, of: str = "") -> None:
+        answer = self._waiting.pop((engine, what, of), None)
+        if answer is not None and not answer.done():
+            answer.set_result(value)
+
+    # -- told by engines ---------------------------------------------------------------------------
+
+    def engine_ready(self, engine: EngineId, kv_capacity_tokens: int) -> None:
+        """See `EngineListener`."""
+        self._answer(None, engine, "ready")
+
+    def step_ended(self, engine: EngineId, end: StepEnd) -> None:
+        """See `EngineListener`."""
+        self._answer((self._loop.time(), end), engine, "end", end.trajectory)
+
+    def kv_exported(self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None) -> None:
+        """See `EngineListener`."""
+        self._answer(kv, engine, "exported", trajectory)
+
+    def kv_placed(self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced) -> None:
+        """See `EngineListener`."""
+        self._answer(placed, engine, "placed", trajectory)
+
+    def weights_updated(self, engine: EngineId, version: int) -> None:
+        """See `EngineListener`; nobody asks for it here."""
+
+    def engine_stopped(self, engine: EngineId) -> None:
+        """See `EngineListener`."""
+        self._answer(None, engine, "stopped")
+
+    def engine_failed(
+        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepEnd]]
+    ) -> None:
+        """See `EngineListener`: whoever waits for the engine is told why in vain."""
+        for key, answer in list(self._waiting.items()):
+            if key[0] == engine and not answer.done():
+                answer.set_exception(MeasureError(f"engine {engine} failed: {reason}"))
+                del self._waiting[key]

@@ -1,0 +1,101 @@
+"""From the ends of steps to seconds per iteration: which part of what was heard is a measurement.
+
+Steps that were asked for together need not begin together: a message may reach the engine an
+iteration later than the one before. So a batch is timed by its last step to begin, and counted as
+what it was on average meanwhile.
+"""
+
+from collections.abc import Sequence
+
+from heddle_runtime.bench import Heard
+from heddle_runtime.measure_plan import DecodeCell, PrefillCell
+from heddle_trace.schema import TrajectoryScript
+from heddle_trace.sweep_files import DecodeTrial, LoopStep, LoopTrial, PrefillTrial
+
+
+def decode_trial(
+    heard: Sequence[Heard], cell: DecodeCell, *, order: int, tp: int
+) -> DecodeTrial | None:
+    """Seconds per iteration of a batch of equal steps; None when the engine took KV away."""
+    if any(each.end.recomputes for each in heard):
+        return None
+    last = max(heard, key=lambda each: each.first_token_s)
+    iterations = last.end.tokens - 1
+    if iterations < 1 or last.end.decode_s <= 0.0:
+        return None
+    batch = sum(_share(each, last.first_token_s, last.last_token_s) for each in heard)
+    # In its k-th iteration after the first token a step attends to k tokens beyond its prompt.
+    context = cell.context + (iterations + 1) / 2
+    return DecodeTrial(
+        order=order,
+        tp=tp,
+        held_out=cell.held_out,
+        batch=cell.batch,
+        context=cell.context,
+        step_s=last.end.decode_s / iterations,
+        mean_batch=batch,
+        mean_context=batch * context,
+    )
+
+
+def prefill_trials(
+    joined: Sequence[Heard], beside: Sequence[Heard], cell: PrefillCell, *, order: int, tp: int
+) -> list[PrefillTrial]:
+    """Those prompts during which the whole batch decoded."""
+    if any(each.end.recomputes for each in (*joined, *beside)):
+        return []
+    begun_s = max((each.first_token_s for each in beside), default=float("-inf"))
+    ended_s = min((each.last_token_s for each in beside), default=float("inf"))
+    trials = []
+    for each in joined:
+        admitted_s = each.asked_s + each.end.queued_s
+        if admitted_s < begun_s or each.first_token_s > ended_s or each.end.prefill_s <= 0.0:
+            continue
+        trials.append(
+            PrefillTrial(
+                order=order,
+                tp=tp,
+                held_out=cell.held_out,
+                batch=cell.batch,
+                mean_context=sum(_context(b, cell.context, admitted_s) for b in beside),
+                prompt=cell.prompt,
+                cached=each.end.cached_tokens,
+                prefill_s=each.end.prefill_s,
+                queued_s=each.end.queued_s,
+                wall_s=each.heard_s - each.asked_s,
+            )
+        )
+    return trials
+
+
+def loop_trial(
+    scripts: Sequence[TrajectoryScript], heard: Sequence[Sequence[Heard]], *, order: int, tp: int
+) -> LoopTrial:
+    """What the clients of a loop saw."""
+    steps = [each for client in heard for each in client]
+    begun_s = min(each.asked_s for each in steps)
+    return LoopTrial(
+        order=order,
+        tp=tp,
+        clients=tuple(
+            tuple(LoopStep(prompt=s.prompt_tokens, output=s.output_tokens) for s in script.steps)
+            for script in scripts
+        ),
+        makespan_s=max(each.heard_s for each in steps) - begun_s,
+        ttft_s=sum(each.end.queued_s + each.end.prefill_s for each in steps) / len(steps),
+        tpot_s=sum(each.end.decode_s / max(1, each.end.tokens - 1) for each in steps) / len(steps),
+    )
+
+
+def _share(each: Heard, begin_s: float, end_s: float) -> float:
+    """The part of a window in which a step decoded."""
+    both_s = min(each.last_token_s, end_s) - max(each.first_token_s, begin_s)
+    return max(0.0, both_s) / (end_s - begin_s)
+
+
+def _context(each: Heard, prompt: int, now_s: float) -> float:
+    """Tokens that a step attended to at a moment: it makes them evenly, as far as can be seen."""
+    if each.end.decode_s <= 0.0:
+        return prompt + 1.0
+    done = min(1.0, max(0.0, (now_s - each.first_token_s) / each.end.decode_s))
+    return prompt + 1.0 + done * (each.end.tokens - 1)

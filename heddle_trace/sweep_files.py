@@ -1,0 +1,284 @@
+"""Sweeps: what was measured on a real engine, for a profile to be fitted to.
+
+`heddle_runtime.measure` makes them and `heddle_sim.fit_sweep` reads them, on another machine as a
+rule; as neither room may know the other, the record stands here. Times are seconds, sizes tokens.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA = "heddle.sweep/1"
+
+
+class SweepError(ValueError):
+    """A sweep that cannot be read or used; the message names file, field and remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What every measurement has."""
+
+    order: int
+    """Its place in the sweep, which is shuffled: what drifts shows along it."""
+    tp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTrial(Trial):
+    """A batch of equal steps that decode together; means over the iterations that they share."""
+
+    held_out: bool
+    """Whether its cell is off the grid, for checking and never for fitting the truth."""
+    batch: int
+    context: int
+    """Of each at its start."""
+    step_s: float
+    """Seconds per iteration."""
+    mean_batch: float
+    """Below `batch` when the first had ended before the last began."""
+    mean_context: float
+    """Of all of them together in one iteration, each new token included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillTrial(Trial):
+    """A prompt of which all but the cached part is computed for one token, alone or beside a
+    decoding batch."""
+
+    held_out: bool
+    batch: int
+    """Sequences that decode beside; 0 when it is alone on the engine."""
+    mean_context: float
+    """What they hold together."""
+    prompt: int
+    cached: int
+    """As the engine found it."""
+    prefill_s: float
+    """From the first prefill to the token."""
+    queued_s: float
+    wall_s: float
+    """From asking for the step to being told its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortTrial(Trial):
+    """A step that was aborted and started again with the tokens that it had."""
+
+    prompt: int
+    """Of the second dispatch."""
+    cached: int
+    abort_s: float
+    """From asking for the abort to being told the end."""
+    resume_s: float
+    """From the second dispatch to its first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveTrial(Trial):
+    """A context that was brought to another engine."""
+
+    target_tp: int
+    batch: int
+    """Sequences that decode on each of the two meanwhile."""
+    context: int
+    way: str
+    """"kv", "prefill" or "none"."""
+    kv_tokens: int
+    """At the target afterwards."""
+    kv_bytes: int
+    """Of the handle; 0 without one."""
+    export_s: float
+    """From asking the source to its answer; 0 without one."""
+    place_s: float
+    """From asking the target to its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeTrial(Trial):
+    """One life of an engine."""
+
+    others: int
+    """Engines that were ready already."""
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NapTrial(Trial):
+    """An engine that gave its memory back and took it again."""
+
+    level: int
+    """1 keeps the weights in main memory, 2 drops them."""
+    sleep_s: float
+    wake_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BesideTrial(Trial):
+    """The same decoding batch with and without another engine at work on the same machine."""
+
+    batch: int
+    context: int
+    alone_s: float
+    """Seconds per iteration."""
+    beside_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStep:
+    """One step of a client of a `LoopTrial`."""
+
+    prompt: int
+    """The whole context."""
+    output: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopTrial(Trial):
+    """Clients with growing contexts, each sending its next step when the last one ends. Never
+    fitted: what a profile makes of it is the test of all its parts together."""
+
+    clients: tuple[tuple[LoopStep, ...], ...]
+    makespan_s: float
+    ttft_s: float
+    """Mean over steps: queue and prefill."""
+    tpot_s: float
+    """Mean over steps: decode time over tokens but the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """One sweep of one model on one machine."""
+
+    schema: Literal["heddle.sweep/1"]
+    made: str
+    """UTC."""
+    command: str
+    size: str
+    """Which cells: "small" or "full"."""
+    seed: int
+    engine: str
+    """What kind of engine: "vllm", "fake"."""
+    model: str
+    gpu: str
+    model_config: dict[str, Any]
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    """What else the engines were started with."""
+    max_running: int
+    max_batched_tokens: int
+    """The most tokens of one iteration."""
+    block_tokens: int
+    kv_bytes_per_token: int
+    """Over all GPUs of an engine."""
+    precision: str
+    kv_capacity_tokens: dict[str, int]
+    """By TP degree, as text because JSON keys are text."""
+    decode: tuple[DecodeTrial, ...] = ()
+    prefill: tuple[PrefillTrial, ...] = ()
+    aborts: tuple[AbortTrial, ...] = ()
+    moves: tuple[MoveTrial, ...] = ()
+    lives: tuple[LifeTrial, ...] = ()
+    naps: tuple[NapTrial, ...] = ()
+    beside: tuple[BesideTrial, ...] = ()
+    loops: tuple[LoopTrial, ...] = ()
+    spoiled: int = 0
+    """Measurements left out because the engine took KV away meanwhile."""
+    notes: tuple[str, ...] = field(default=())
+    """What could not be measured, and why."""
+
+    @property
+    def tps(self) -> tuple[int, ...]:
+        """TP degrees that were measured, ascending."""
+        return tuple(sorted(int(tp) for tp in self.kv_capacity_tokens))
+
+
+TRIALS = ("decode", "prefill", "aborts", "moves", "lives", "naps", "beside", "loops")
+
+
+def write_sweep(sweep: Sweep, path: Path) -> None:
+    """Write a sweep as JSON, one trial a line.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    plain: dict[str, Any] = msgspec.to_builtins(sweep)
+    parts = []
+    for name, value in plain.items():
+        if name in TRIALS and value:
+            rows = ",\n    ".join(msgspec.json.encode(row).decode() for row in value)
+            parts.append(f'  "{name}": [\n    {rows}\n  ]')
+        else:
+            parts.append(f'  "{name}": {msgspec.json.encode(value).decode()}')
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read a sweep and check that its numbers can have been measured.
+
+    Raises:
+        SweepError: it is missing, cut short, of another schema, or holds impossible values.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as e:
+        raise SweepError(f"cannot read the sweep {path}: {e.strerror}") from None
+    try:
+        schema = msgspec.json.decode(text, type=dict[str, Any]).get("schema")
+    except msgspec.DecodeError as e:
+        raise SweepError(
+            f"{path}: not JSON to its end ({e}); measure again if it was cut short"
+        ) from None
+    if schema != SCHEMA:
+        raise SweepError(
+            f"{path}: its schema is {schema!r}, not {SCHEMA!r}; give a file that "
+            f"`heddle calibrate measure` of this version wrote"
+        )
+    try:
+        sweep = msgspec.json.decode(text, type=Sweep)
+    except msgspec.ValidationError as e:
+        raise SweepError(f"{path}: {e}") from None
+    for fault in _faults(sweep):
+        raise SweepError(f"{path}: {fault}; measure again")
+    return sweep
+
+
+def _faults(sweep: Sweep) -> Iterator[str]:
+    for name in ("max_running", "max_batched_tokens", "block_tokens", "kv_bytes_per_token"):
+        if getattr(sweep, name) < 1:
+            yield f"{name} must be 1 or more, not {getattr(sweep, name)}"
+    if not sweep.kv_capacity_tokens:
+        yield "kv_capacity_tokens names no TP degree"
+    for tp, tokens in sweep.kv_capacity_tokens.items():
+        if not (tp.isdecimal() and int(tp) > 0 and tokens > 0):
+            yield f"kv_capacity_tokens.{tp} must give a TP degree its tokens, not {tokens}"
+    for name in TRIALS:
+        trials: Sequence[Trial] = getattr(sweep, name)
+        for i, trial in enumerate(trials):
+            for fault in _trial_faults(trial, sweep):
+                yield f"{name}[{i}].{fault}"
+
+
+POSITIVE = ("step_s", "prefill_s", "start_s", "alone_s", "beside_s", "makespan_s", "mean_batch")
+
+
+def _trial_faults(trial: Trial, sweep: Sweep) -> Iterator[str]:
+    if trial.tp not in sweep.tps:
+        yield f"tp is {trial.tp}, which kv_capacity_tokens does not name"
+    for f in fields(trial):
+        value = getattr(trial, f.name)
+        if not isinstance(value, int | float):
+            continue
+        if not math.isfinite(value) or value < 0 or (f.name in POSITIVE and value == 0):
+            least = "above 0" if f.name in POSITIVE else "0 or more"
+            yield f"{f.name} is {value}; it must be {least}"
+    if isinstance(trial, PrefillTrial) and trial.cached >= trial.prompt:
+        yield f"cached is {trial.cached}, which is not below prompt, {trial.prompt}"
+    if isinstance(trial, LoopTrial) and not all(trial.clients):
+        yield "clients has one without steps"

@@ -1,0 +1,65 @@
+"""A sweep of simulated engines in virtual time."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from heddle_core.ids import EngineId
+from heddle_runtime.clock import RunClock
+from heddle_runtime.fake_engine import FakeLauncher
+from heddle_runtime.measure import Found, Order, measure
+from heddle_runtime.virtual_time import run_virtual
+from heddle_sim.engine import SimEngine
+from heddle_sim.latency import LatencyTable
+
+START_S = 30.0
+TRANSFER_FIXED_S, TRANSFER_BYTES_PER_S = 0.1, 25e9
+BLOCK_TOKENS, MAX_BATCHED_TOKENS = 16, 2048
+
+
+def order(
+    *,
+    tps: tuple[int, ...] = (1,),
+    max_running: int = 16,
+    max_context: int = 4096,
+    seed: int = 1,
+) -> Order:
+    return Order(
+        tps=tps,
+        gpu="fake",
+        max_running=max_running,
+        max_context=max_context,
+        size="small",
+        seed=seed,
+    )
+
+
+def sweep_of(
+    table: Callable[[int], LatencyTable],
+    wanted: Order,
+    *,
+    faults: Sequence[tuple[float, str]] = (),
+    report: Callable[[int, int, str], None] = lambda *_: None,
+) -> Found:
+    """Measure engines that obey `table`, a function of the TP degree."""
+
+    async def run() -> Found:
+        clock = RunClock(asyncio.get_running_loop())
+        clock.thaw()
+        launcher = FakeLauncher(
+            clock,
+            lambda env, spec, on_end: SimEngine(
+                env,
+                spec.engine,
+                table(spec.tp),
+                max_running=spec.max_running,
+                max_batched_tokens=MAX_BATCHED_TOKENS,
+                block_size=BLOCK_TOKENS,
+                on_end=on_end,
+            ),
+            transfer=lambda kv_bytes: TRANSFER_FIXED_S + kv_bytes / TRANSFER_BYTES_PER_S,
+            start_s=START_S,
+            faults=[(time_s, EngineId(name)) for time_s, name in faults],
+        )
+        return await measure(launcher, wanted, tokens=None, report=report)
+
+    return run_virtual(run())

@@ -1,0 +1,192 @@
+"""A sweep of an engine that is known tells what is known of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from heddle_core.ids import TrajectoryId
+from heddle_runtime.bench import Heard, MeasureError
+from heddle_runtime.engine import StepEnd
+from heddle_runtime.measure import Found
+from heddle_runtime.measure_plan import (
+    SIZES,
+    DecodeCell,
+    Limits,
+    PrefillCell,
+    between,
+    decode_cells,
+    loop_scripts,
+    prefill_cells,
+)
+from heddle_runtime.measure_windows import decode_trial, prefill_trials
+from heddle_sim.latency import LatencyTable
+from heddle_sim.profile_files import load_profile
+from tests.runtime.fake_sweep import (
+    BLOCK_TOKENS,
+    START_S,
+    TRANSFER_BYTES_PER_S,
+    TRANSFER_FIXED_S,
+    order,
+    sweep_of,
+)
+
+PROFILE = load_profile("qwen3-8b", "h200")
+LIMITS = Limits(max_running=32, max_context=8192, kv_capacity_tokens=60_000)
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    return sweep_of(PROFILE.table, order())
+
+
+def step_s(table: LatencyTable, batch: int, context: float) -> float:
+    return table.base_s[batch] + table.per_context_s[batch] * context
+
+
+def test_decode_trials_are_the_iteration_times_of_the_engine(found: Found) -> None:
+    table = PROFILE.table(1)
+    assert {trial.batch for trial in found.decode} >= {1, 2, 4, 8, 16}
+    for trial in found.decode:
+        assert trial.mean_batch == pytest.approx(trial.batch)
+        expected_s = step_s(table, trial.batch, trial.mean_context)
+        assert trial.step_s == pytest.approx(expected_s, rel=1e-9)
+
+
+def test_prefill_trials_are_what_a_prompt_adds_to_an_iteration(found: Found) -> None:
+    table = PROFILE.table(1)
+    seen = {"alone": 0, "beside": 0, "cached": 0}
+    for trial in found.prefill:
+        new = trial.prompt - trial.cached
+        if new + trial.batch > 2048:
+            continue  # several iterations
+        seen["beside" if trial.batch else "alone"] += 1
+        seen["cached"] += trial.cached > 0
+        pairs = new * (trial.cached + new / 2)
+        expected_s = (
+            step_s(table, trial.batch, trial.mean_context)
+            + table.prefill_s(new, pairs)
+            + table.host_per_prefill_s
+        )
+        assert trial.prefill_s == pytest.approx(expected_s, rel=1e-4)
+        assert trial.cached % BLOCK_TOKENS == 0
+        assert trial.wall_s == pytest.approx(trial.queued_s + trial.prefill_s)
+    assert min(seen.values()) > 10, seen
+
+
+def test_moves_lives_and_aborts_are_measured(found: Found) -> None:
+    by_kv = [move for move in found.moves if move.way == "kv"]
+    assert {move.batch for move in by_kv} == {0, 4}
+    for move in by_kv:
+        assert move.kv_bytes == move.kv_tokens * PROFILE.kv_bytes_per_token
+        took_s = TRANSFER_FIXED_S + move.kv_bytes / TRANSFER_BYTES_PER_S
+        assert move.export_s + move.place_s == pytest.approx(took_s)
+    assert [life.start_s for life in found.lives] == pytest.approx([START_S] * 3)
+    assert sorted(life.others for life in found.lives) == [0, 0, 1]
+    assert found.aborts
+    for abort in found.aborts:
+        assert abort.prompt - abort.cached <= BLOCK_TOKENS
+        assert abort.resume_s < 0.1
+    assert "sleep and wake-up" in "".join(found.notes)
+
+
+def test_nothing_that_is_held_out_is_a_batch_and_context_of_the_grid() -> None:
+    for size in SIZES.values():
+        cells = decode_cells(size, LIMITS)
+        grid = [(c.batch, c.context) for c in cells if not c.held_out]
+        held = [(c.batch, c.context) for c in cells if c.held_out]
+        assert len(held) >= 8
+        assert not set(grid) & set(held)
+        prompts = [c for c in prefill_cells(size, LIMITS) if c.held_out]
+        assert any(c.batch for c in prompts)
+        assert any(not c.batch for c in prompts)
+
+
+@pytest.mark.parametrize("capacity", [600, 3000, 10**6])
+@pytest.mark.parametrize("max_running", [1, 2, 5, 64])
+def test_every_cell_fits_into_the_engine(capacity: int, max_running: int) -> None:
+    limits = Limits(max_running=max_running, max_context=16384, kv_capacity_tokens=capacity)
+    size = SIZES["small"]
+    for d in decode_cells(size, limits):
+        assert d.batch <= max_running
+        assert d.batch * (d.context + size.output) <= capacity
+    for p in prefill_cells(size, limits):
+        assert p.batch < max_running or max_running == 1
+        assert p.cached < p.prompt
+        assert p.batch * p.context + p.prompt < capacity
+    for clients in (limits.most(size.least_tokens), 1):
+        scripts = loop_scripts(1, clients, limits)
+        ends = [s.steps[-1].prompt_tokens + s.steps[-1].output_tokens for s in scripts]
+        assert sum(ends) <= capacity
+
+
+def test_the_order_is_drawn_by_the_seed_and_repeats_are_spread_over_it(found: Found) -> None:
+    def orders(found: Found) -> list[tuple[int, int, int]]:
+        return [(t.order, t.batch, t.context) for t in found.decode]
+
+    again = sweep_of(PROFILE.table, order())
+    other = sweep_of(PROFILE.table, order(seed=2))
+    assert orders(again) == orders(found)
+    assert orders(other) != orders(found)
+    spans = []
+    for cell in {(t.batch, t.context) for t in found.decode}:
+        places = [t.order for t in found.decode if (t.batch, t.context) == cell]
+        assert len(places) == 3
+        spans.append(max(places) - min(places))
+    assert sum(spans) / len(spans) > 50
+
+
+def test_progress_counts_up_to_what_there_was() -> None:
+    told: list[tuple[int, int]] = []
+    sweep_of(PROFILE.table, order(), report=lambda done, of, _: told.append((done, of)))
+    assert [done for done, _ in told] == list(range(len(told)))
+    assert told[-1][1] == len(told)
+
+
+def test_an_engine_that_dies_ends_the_sweep_with_its_name() -> None:
+    with pytest.raises(MeasureError, match="engine m1 failed: injected fault"):
+        sweep_of(PROFILE.table, order(), faults=[(START_S * 2 + 5.0, "m1")])
+
+
+def test_trials_whose_kv_was_taken_away_are_counted_and_left_out() -> None:
+    end = StepEnd(TrajectoryId("a"), 10, True, 0.0, 0.1, 1.0, 0, 0)
+    heard = Heard(0.0, 1.1, end)
+    cell = DecodeCell(1, 100, False)
+    assert decode_trial([heard], cell, order=1, tp=1) is not None
+    taken = heard._replace(end=end._replace(recomputes=1))
+    assert decode_trial([heard, taken], cell, order=1, tp=1) is None
+    prompt = PrefillCell(1, 100, 64, 0, False)
+    assert prefill_trials([heard], [taken], prompt, order=1, tp=1) == []
+
+
+def test_a_batch_that_begins_raggedly_counts_as_what_it_was_on_average() -> None:
+    """Three steps of ten iterations; the last begins two iterations later than the others."""
+    ends = [StepEnd(TrajectoryId(str(i)), 11, True, 0.0, 0.1, 1.0, 0, 0) for i in range(3)]
+    late = ends[2]._replace(queued_s=0.2)
+    heard = [Heard(0.0, 1.1, ends[0]), Heard(0.0, 1.1, ends[1]), Heard(0.0, 1.3, late)]
+    trial = decode_trial(heard, DecodeCell(3, 50, False), order=1, tp=1)
+    assert trial is not None
+    assert trial.step_s == pytest.approx(0.1)
+    assert trial.mean_batch == pytest.approx(1 + 2 * 0.8)
+    assert trial.mean_context == pytest.approx(trial.mean_batch * 55.5)
+
+
+def test_prompts_that_joined_too_early_or_too_late_are_no_measurement() -> None:
+    decoding = Heard(0.0, 2.0, StepEnd(TrajectoryId("d"), 11, False, 0.5, 0.5, 1.0, 0, 0))
+    joined = [
+        Heard(at, at + 0.2, StepEnd(TrajectoryId("j"), 1, True, 0.1, 0.1, 0.0, 0, 0))
+        for at in (0.5, 1.2, 1.85)
+    ]
+    trials = prefill_trials(joined, [decoding], PrefillCell(1, 50, 64, 0, False), order=1, tp=1)
+    assert len(trials) == 1
+    assert trials[0].mean_context == pytest.approx(50 + 1 + 0.3 * 10)
+
+
+def test_geometric_means_lie_between() -> None:
+    assert between([1, 2, 4, 8, 100]) == [3, 6, 28]
+    assert between([5]) == []
+
+
+def test_an_engine_that_cannot_hold_what_is_asked_says_what_to_change() -> None:
+    small = replace(PROFILE.table(1), kv_capacity_tokens=16)
+    with pytest.raises(MeasureError, match=r"holds 16 tokens of KV .* measuring takes 160 or more"):
+        sweep_of(lambda _: small, order())
