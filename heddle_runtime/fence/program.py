@@ -1,0 +1,189 @@
+"""The inner side of the fence: the first process, which waits, and the program that it starts."""
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn, TypedDict
+
+from heddle_runtime.fence import landlock, namespaces, syscall_filter
+from heddle_runtime.fence.kernel import (
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
+    FenceError,
+    give_up_capabilities,
+    prctl,
+)
+
+
+class Request(TypedDict):
+    """What is to be run, and its limits; the meaning of each is in `heddle_runtime.sandbox`."""
+
+    source: str
+    way: str
+    folder: str
+    """With namespaces, an empty one that all calls share; without, this call's own."""
+    wall_s: float
+    cpu_s: int
+    memory_bytes: int
+    file_bytes: int
+    disk_bytes: int
+    files: int
+    open_files: int
+    processes: int
+    output_bytes: int
+
+
+_READABLE: Final[Sequence[str]] = (
+    "/usr",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/bin",
+    "/etc/ld.so.cache",
+    "/nix/store",
+)
+"""Beside the interpreter's own folders: where systems keep programs and shared libraries."""
+_DEVICES: Final[Sequence[str]] = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+)
+_FLAGS: Final[Sequence[str]] = ("-s", "-S", "-P", "-B", "-u", "-X", "utf8")
+"""Standard library only, nothing from or beside the script's folder, output at once, UTF-8."""
+_LEEWAY_S = 5.0
+
+
+def run_first_process(request: Request, out: int, err: int, news: int) -> NoReturn:
+    """Be the process that stands for all of the program's: start it, wait, tell how it ended."""
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Two ties, each enough: the warden's death, and, whatever became of it, the time.
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+        signal.setitimer(signal.ITIMER_REAL, request["wall_s"] + _LEEWAY_S)
+        root = _prepare(request)
+        this = os.getpid()
+        program = os.fork()
+        if program == 0:
+            _start_program(request, root, this, (out, err, news))
+        for pipe in (out, err):
+            os.close(pipe)
+        while True:
+            process, wait_status, used = os.wait4(-1, 0)
+            if process == program:
+                break
+        _tell(news, wait_status=wait_status, cpu_s=used.ru_utime + used.ru_stime)
+    except BaseException as error:
+        _tell(news, refused=_said(error))
+    finally:
+        os._exit(0)
+
+
+def _prepare(request: Request) -> str:
+    """Lay out the files; return what stands before /call.py and /sandbox in their real names."""
+    source = request["source"].encode("utf-8", "surrogatepass")
+    if request["way"] == "namespaces":
+        namespaces.build_root(
+            request["folder"],
+            shown=_readable(),
+            source=source,
+            disk_bytes=request["disk_bytes"],
+            files=request["files"],
+        )
+        return ""
+    root = request["folder"]
+    with open(f"{root}/call.py", "wb") as file:
+        file.write(source)
+    os.mkdir(f"{root}/sandbox", 0o700)
+    os.chdir(f"{root}/sandbox")
+    return root
+
+
+def _readable() -> list[str]:
+    interpreter = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(_interpreter())]
+    return [*_READABLE, *(os.path.realpath(path) for path in interpreter)]
+
+
+def _interpreter() -> str:
+    return os.path.realpath(sys.executable)
+
+
+def _start_program(
+    request: Request, root: str, parent: int, pipes: tuple[int, int, int]
+) -> NoReturn:
+    try:
+        _become_program(request, root, parent, pipes)
+    except BaseException as error:
+        _tell(pipes[2], refused=_said(error))
+    finally:
+        os._exit(1)
+
+
+def _become_program(request: Request, root: str, parent: int, pipes: tuple[int, int, int]) -> None:
+    os.setsid()
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    for number, pipe in enumerate((nothing, pipes[0], pipes[1])):
+        os.dup2(pipe, number)
+    for changed in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGALRM):
+        signal.signal(changed, signal.SIG_DFL)
+    alone = request["way"] != "namespaces"
+    _limit(request, alone)
+    if not alone:
+        namespaces.become_inside()
+    give_up_capabilities()
+    # After all changes of user and rights, which would undo it.
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before it could be tied to us
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    home = f"{root}/sandbox"
+    script = f"{root}/call.py"
+    if alone:
+        landlock.apply(readable=[*_readable(), script], writable=[home, *_DEVICES])
+    syscall_filter.apply(alone=alone)
+    environment = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "HOME": home,
+        "TMPDIR": home,
+        # Sets come out in the same order each time: equal programs give equal observations.
+        "PYTHONHASHSEED": "0",
+        # Threads would otherwise reserve, of the memory limit, 64 MiB each.
+        "MALLOC_ARENA_MAX": "1",
+    }
+    os.execve(_interpreter(), [_interpreter(), *_FLAGS, script], environment)
+
+
+def _limit(request: Request, alone: bool) -> None:
+    cpu_s = request["cpu_s"]
+    _lower(resource.RLIMIT_CPU, cpu_s, cpu_s + 1)
+    _lower(resource.RLIMIT_AS, request["memory_bytes"])
+    _lower(resource.RLIMIT_FSIZE, request["file_bytes"])
+    _lower(resource.RLIMIT_NOFILE, request["open_files"])
+    _lower(resource.RLIMIT_CORE, 0)
+    if not alone:  # elsewhere it would count all processes of the user, Heddle's engines included
+        ours = 2 if os.getuid() == namespaces.INSIDE else 0
+        _lower(resource.RLIMIT_NPROC, request["processes"] + ours)
+
+
+def _lower(what: int, soft: int, hard: int | None = None) -> None:
+    """Set a limit, or leave a stricter one."""
+    _, highest = resource.getrlimit(what)
+    values = [
+        value if highest == resource.RLIM_INFINITY else min(value, highest)
+        for value in (soft, soft if hard is None else hard)
+    ]
+    resource.setrlimit(what, (values[0], values[1]))
+
+
+def _tell(news: int, **what: str | int | float) -> None:
+    os.write(news, json.dumps(what).encode() + b"\n")
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, FenceError) else f"{type(error).__name__}: {error}"

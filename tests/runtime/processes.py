@@ -1,0 +1,42 @@
+"""What processes are there, as the kernel tells: for tests that nothing is left behind."""
+
+import os
+import time
+from pathlib import Path
+
+
+def _parents() -> dict[int, int]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue  # gone meanwhile
+            found[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    return found
+
+
+def descendants(root: int | None = None) -> list[int]:
+    """Children of `root`, by default of this process, their children and so on; zombies too."""
+    parents = _parents()
+    found = [os.getpid() if root is None else root]
+    for process in found:
+        found.extend(child for child, parent in parents.items() if parent == process)
+    return found[1:]
+
+
+def wait_until_gone(processes: list[int], limit_s: float = 20.0) -> list[int]:
+    """Return those that are still there after `limit_s`, a generous one; zombies do not count."""
+    until_s = time.monotonic() + limit_s
+    left = processes
+    while (left := [p for p in left if _alive(p)]) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    return left
+
+
+def _alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
