@@ -58,6 +58,9 @@ class ClusterConfig:
     tp_choices: tuple[int, ...] | None = None
     """TP degrees that a planning policy may mix. None: those of the profile, up to `gpus`, whose
     engines hold the trace's largest context."""
+    mix: tuple[int, ...] = ()
+    """TP degrees of those engines, one for each, where they are not all `tp`; their sum is
+    `gpus`."""
     max_running: int = 100
     """Steps that one engine runs at once."""
     tool_capacity: int | None = None
@@ -85,7 +88,11 @@ class ClusterConfig:
         _require(1 <= self.gpus <= MAX_GPUS, f"gpus must be from 1 to {MAX_GPUS:,}")
         _require(self.tp >= 1, "tp must be 1 or more")
         _require(
-            self.gpus % self.tp == 0,
+            not self.mix or (min(self.mix) >= 1 and sum(self.mix) == self.gpus),
+            f"mix names engines of {sum(self.mix)} GPUs in all, not of gpus = {self.gpus}",
+        )
+        _require(
+            bool(self.mix) or self.gpus % self.tp == 0,
             f"gpus = {self.gpus} is not divisible by tp = {self.tp}: "
             f"take gpus = {max(self.gpus // self.tp, 1) * self.tp} or another tp",
         )
@@ -130,6 +137,55 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """Real engines; only `heddle run` reads this."""
+
+    engine: Literal["fake", "vllm"] = "fake"
+    """`fake`: engines that keep time as the profile says and make no tokens."""
+    model_dir: str = ""
+    """Folder of the model that vLLM serves."""
+    time_scale: float = 1.0
+    """Real seconds for a recorded one: of tool calls, and of everything with fake engines."""
+    tool_limit_s: float | None = None
+    """Tool calls are cut after this many seconds. None: they may take as long as they like."""
+    kv_transfer: Literal["none", "nixl"] = "none"
+    """How KV gets from engine to engine; `none`: a migrated context is prefilled again."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of weights and KV. Equal tokens whatever the batch can be had in float32 only."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`dummy`: random weights of the model's shapes, for timing."""
+    max_context: int | None = None
+    """Longest prompt and output together. None: what the model was made for."""
+    max_batched_tokens: int = 2048
+    """Tokens that one iteration of an engine may process."""
+    kv_mib: int | None = None
+    """KV space of an engine on each of its GPUs. None: 512 MiB on CPU, what vLLM finds on a GPU."""
+    gpu_memory_share: float = 0.9
+    """Of a GPU, for one engine."""
+    engines_per_gpu: int = 1
+    """Engines that share one card, each with its `gpu_memory_share`."""
+    pin_cores: bool = True
+    """On CPU: each engine keeps to cores of its own, as far as there are enough."""
+    temperature: float = 0.0
+    """Of live agents' sampling; replays are greedy."""
+    allow_unknown_vllm: bool = False
+    """Run with a release of vLLM that was not tested."""
+
+    def __post_init__(self) -> None:
+        _require(0.0 < self.time_scale <= 1e6, "time_scale must be more than 0")
+        limit = self.tool_limit_s
+        _require(limit is None or limit > 0.0, "tool_limit_s must be more than 0 seconds")
+        _require(self.kv_mib is None or self.kv_mib >= 1, "kv_mib must be 1 or more")
+        _require(0.0 < self.gpu_memory_share <= 1.0, "gpu_memory_share must be above 0, at most 1")
+        _require(self.engines_per_gpu >= 1, "engines_per_gpu must be 1 or more")
+        _require(self.temperature >= 0.0, "temperature must be 0 or more")
+        _require(
+            self.engine != "vllm" or bool(self.model_dir),
+            "model_dir must name the folder of a model for engine = vllm (--model-dir)",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
     """Which policy decides."""
 
@@ -159,6 +215,8 @@ class RunConfig:
     """The cluster that the trace is replayed on."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """The policy under test."""
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    """The engines of `heddle run`."""
 
     def __post_init__(self) -> None:
         _require(bool(self.trace.strip()), "trace must be the path of a trace file")

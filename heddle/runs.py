@@ -52,6 +52,8 @@ class RunFacts:
     """Name and hash of what the policy was told of earlier rollouts."""
     setting: Setting | None = None
     """What the policy was told, kept so that a replay can tell it the same."""
+    world: Mapping[str, Any] | None = None
+    """Of a run on real engines: what they were, and on what machine."""
     command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
 
 
@@ -230,6 +232,7 @@ def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) 
         "error": None,
         "command_line": shlex.join(facts.command_line),
         "driver": facts.driver,
+        "world": facts.world,
         "policy": config.policy.preset,
         "seed": config.seed,
         "oracle": facts.oracle,

@@ -1,0 +1,69 @@
+"""`heddle run`: one run on engines that are there."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from heddle.cli.options import degrees, replayed, take_config
+
+ENGINE = click.Choice(["vllm", "fake"])
+
+
+@click.command()
+@click.option("--policy", default=None, help="PRESET[+PART...] or package.module:factory [verl]")
+@click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
+@click.option("--engine", type=ENGINE, default=None, help="What runs the steps [fake]")
+@click.option("--model-dir", default=None, help="Folder of the model that vLLM serves")
+@click.option("--engines", type=int, default=None, help="Engines; sets --gpus [2]")
+@click.option("--tp", "tps", default=None, help="TP degree, or one for each engine as 1,2 [1]")
+@click.option("--time-scale", type=float, default=None, help="Seconds for a recorded one [1.0]")
+@click.option("--tool-limit-s", type=float, default=None, help="Cut tool calls after this [none]")
+@click.option(
+    "--kv-transfer",
+    type=click.Choice(["none", "nixl"]),
+    default=None,
+    help="How KV migrates; none: prefilled again [none]",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+@partial(replayed, but=("--gpus", "--tp"))
+def run(
+    sources: tuple[str, ...],
+    settings: tuple[str, ...],
+    policy: str | None,
+    seed: int | None,
+    engines: int | None,
+    tps: str | None,
+    out: Path,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Replay a trace under one policy on engines that are there.
+
+    Takes a trace, TOML files, or both; later files win over earlier ones, options over files.
+    The engines are vLLM's (--engine vllm), or fake ones that only keep time, as the profile says.
+    """
+    from heddle.cli.progress import progress
+    from heddle.cli.show import run_summary
+    from heddle.running import run as run_on_engines
+    from heddle.simulation import bound_of
+
+    named = ("engine", "model_dir", "time_scale", "tool_limit_s", "kv_transfer")
+    runtime = {f"runtime__{name}": options.pop(name) for name in named}
+    config, text = take_config(
+        sources,
+        options,
+        settings,
+        policy__preset=policy,
+        seed=seed,
+        **runtime,
+        **degrees(engines, tps),
+    )
+    with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as doing:
+        result = run_on_engines(config, out=out, config_text=text, on_progress=doing.at)
+    if as_json:
+        click.echo(json.dumps(result.row(), allow_nan=False))
+    else:
+        run_summary(config, result, bound_of(config))

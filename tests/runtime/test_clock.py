@@ -1,0 +1,127 @@
+"""The run's clock under virtual time: order, freezing, speed."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from heddle_runtime.clock import RunClock
+from heddle_runtime.virtual_time import VirtualTimeLoop, run_virtual
+
+
+def told_by(body: Callable[[RunClock, list[tuple[float, str]]], None], **options: float) -> list:
+    """Let `body` ask for calls; return (time, name) of each as it came, in loop time and order."""
+    told: list[tuple[float, str]] = []
+
+    async def main() -> None:
+        clock = RunClock(asyncio.get_running_loop(), **options)
+        body(clock, told)
+        await asyncio.sleep(1000.0)
+
+    run_virtual(main())
+    return told
+
+
+def test_calls_of_one_moment_come_in_the_order_they_were_asked_for():
+    def body(clock, told):
+        clock.thaw()
+        for name in "abcdefgh":
+            clock.call_at(2.0, lambda name=name: told.append((clock.now_s, name)))
+        clock.call_at(1.0, lambda: clock.call_at(2.0, lambda: told.append((clock.now_s, "late"))))
+
+    assert told_by(body) == [(2.0, c) for c in "abcdefgh"] + [(2.0, "late")]
+
+
+def test_nothing_but_what_is_due_happens_while_it_stands_still():
+    def body(clock, told):
+        loop = asyncio.get_running_loop()
+        clock.call_after(0.0, lambda: told.append((loop.time(), "due")))
+        clock.call_after(5.0, lambda: told.append((loop.time(), "later")))
+        loop.call_at(100.0, clock.thaw)
+
+    assert told_by(body) == [(0.0, "due"), (105.0, "later")]
+
+
+def test_it_goes_on_from_where_it_stood():
+    def body(clock, told):
+        loop = asyncio.get_running_loop()
+        clock.thaw()
+        loop.call_at(3.0, clock.freeze)
+        loop.call_at(10.0, clock.thaw)
+        clock.call_at(4.0, lambda: told.append((clock.now_s, f"at {loop.time()}")))
+
+    assert told_by(body) == [(4.0, "at 11.0")]
+
+
+def test_a_faster_clock_calls_earlier_and_tells_its_own_time():
+    def body(clock, told):
+        loop = asyncio.get_running_loop()
+        clock.thaw()
+        clock.call_at(50.0, lambda: told.append((clock.now_s, f"at {loop.time()}")))
+
+    assert told_by(body, speed=10.0) == [(50.0, "at 5.0")]
+
+
+def test_a_virtual_hour_of_many_sleepers_is_over_at_once_and_in_order():
+    async def main() -> list[float]:
+        woke: list[float] = []
+
+        async def sleeper(seconds: float) -> None:
+            await asyncio.sleep(seconds)
+            woke.append(asyncio.get_running_loop().time())
+
+        await asyncio.gather(*(sleeper(3600.0 - i * 0.25) for i in range(100)))
+        return woke
+
+    woke = run_virtual(main())
+    assert woke == sorted(woke) == [3600.0 - i * 0.25 for i in reversed(range(100))]
+
+
+def test_timers_a_hair_apart_are_not_rung_together():
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        at: list[float] = []
+        done = loop.create_future()
+        loop.call_at(1.0, lambda: at.append(loop.time()))
+        loop.call_at(1.0 + 1e-12, lambda: (at.append(loop.time()), done.set_result(None)))
+        await done
+        return at
+
+    assert run_virtual(main()) == [1.0, 1.0 + 1e-12]
+
+
+def test_real_io_works_in_virtual_time():
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(4))
+        writer.close()
+        await writer.wait_closed()
+
+    async def main() -> bytes:
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b"ping")
+            answer = await reader.read(4)
+            writer.close()
+            await writer.wait_closed()
+            return answer
+
+    assert run_virtual(main()) == b"ping"
+
+
+def test_the_loop_begins_at_zero():
+    loop = VirtualTimeLoop()
+    try:
+        assert loop.time() == 0.0
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 1e-9, 7.5])
+def test_sleep_takes_its_time(delay_s):
+    async def main() -> float:
+        clock = RunClock(asyncio.get_running_loop())
+        clock.thaw()
+        await clock.sleep(delay_s)
+        return clock.now_s
+
+    assert run_virtual(main()) == delay_s

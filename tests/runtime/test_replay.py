@@ -1,0 +1,99 @@
+"""Replayed trajectories: what they ask for, and the tokens they invent."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from heddle_runtime.clock import RunClock
+from heddle_runtime.engine import StepEnd
+from heddle_runtime.replay import ReplayAgent, TokenSource
+from heddle_runtime.virtual_time import run_virtual
+from heddle_trace.schema import StepScript, TrajectoryScript
+
+FIRST = StepScript(
+    prompt_tokens=10,
+    shared_tokens=0,
+    output_tokens=5,
+    tool="sandbox",
+    tool_s=2.0,
+    tool_ok=True,
+    tool_tokens=4,
+)
+SECOND = replace(FIRST, prompt_tokens=19, shared_tokens=15, tool=None, tool_s=0.0, tool_tokens=0)
+SCRIPT = TrajectoryScript("g/0", "g", "coding", 3.0, (FIRST, SECOND), truncated=False)
+
+
+def end(tokens: int, *, finished: bool = True, ids: tuple[int, ...] = ()) -> StepEnd:
+    return StepEnd("g/0", tokens, finished, 0.0, 0.0, 0.0, 0, 0, output_ids=ids)
+
+
+def in_virtual_time(script: TrajectoryScript, use):
+    async def main():
+        clock = RunClock(asyncio.get_running_loop())
+        clock.thaw()
+        return await use(ReplayAgent(script, clock, tokens=TokenSource(1000, seed=1)), clock)
+
+    return run_virtual(main())
+
+
+def test_a_preempted_step_asks_for_the_rest_and_shows_what_it_made():
+    async def use(agent, clock):
+        first = agent.request()
+        prompt = list(first.prompt_ids)
+        assert (first.prompt_tokens, first.shared_tokens, first.max_tokens) == (10, 0, 5)
+        assert first.exact
+        agent.take(end(2, finished=False, ids=(7, 8)))
+        rest = agent.request()
+        assert (rest.prompt_tokens, rest.shared_tokens, rest.max_tokens) == (12, 12, 3)
+        assert list(rest.prompt_ids) == [*prompt, 7, 8]
+
+    in_virtual_time(SCRIPT, use)
+
+
+def test_the_next_prompt_is_the_context_and_the_observation():
+    async def use(agent, clock):
+        prompt = list(agent.request().prompt_ids)
+        agent.take(end(5, ids=(1, 2, 3, 4, 5)))
+        assert agent.verdict().tool == "sandbox"
+        answer = await agent.call_tool()
+        assert clock.now_s == 2.0
+        assert (answer.ok, answer.observation_tokens, answer.context_tokens) == (True, 4, 19)
+        following = agent.request()
+        assert list(following.prompt_ids[:15]) == [*prompt, 1, 2, 3, 4, 5]
+        assert len(following.prompt_ids) == following.prompt_tokens == 19
+        assert not following.rewritten
+        agent.take(end(5, ids=(1, 2, 3, 4, 5)))
+        last = agent.verdict()
+        assert (last.tool, last.reason, last.outcome) == (None, "answer", "completed")
+
+    in_virtual_time(SCRIPT, use)
+
+
+def test_a_compacted_history_keeps_its_shared_part_and_says_so():
+    short = replace(SECOND, prompt_tokens=9, shared_tokens=6)
+
+    async def use(agent, clock):
+        prompt = list(agent.request().prompt_ids)
+        agent.take(end(5, ids=(1, 2, 3, 4, 5)))
+        await agent.call_tool()
+        following = agent.request()
+        assert following.rewritten
+        assert list(following.prompt_ids[:6]) == prompt[:6]
+        assert len(following.prompt_ids) == 9
+
+    in_virtual_time(replace(SCRIPT, steps=(FIRST, short)), use)
+
+
+def test_tokens_are_of_the_name_and_the_seed_alone():
+    source, same, other = TokenSource(1000, seed=1), TokenSource(1000, seed=1), TokenSource(1000)
+    assert source.ids("prompt g", 50) == same.ids("prompt g", 50)
+    assert source.ids("prompt g", 50)[:20] == source.ids("prompt g", 20)
+    assert source.ids("prompt g", 50) != other.ids("prompt g", 50)
+    assert source.ids("prompt g", 50) != source.ids("prompt h", 50)
+    assert all(3 <= i < 1000 for i in source.ids("prompt g", 500))
+
+
+def test_a_vocabulary_without_ordinary_tokens_is_refused():
+    with pytest.raises(ValueError, match="vocabulary of 3"):
+        TokenSource(3)
