@@ -1,0 +1,227 @@
+"""The asyncio driver where no simulator can follow: refusals, tools that hang, interruption."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from heddle_core import Controller, Entry, Policy, recorded
+from heddle_core.commands import Dispatch
+from heddle_core.events import (
+    EngineFailed,
+    EngineReady,
+    Event,
+    Predicted,
+    StepFinished,
+    StepPreempted,
+    ToolReturned,
+    TrajectoryFinished,
+    WeightsUpdated,
+)
+from heddle_core.ids import EngineId
+from heddle_runtime.agent import ToolAnswer
+from heddle_runtime.clock import RunClock
+from heddle_runtime.driver import AsyncDriver, StuckError
+from heddle_runtime.fake_engine import FakeLauncher
+from heddle_runtime.replay import ReplayAgent
+from heddle_runtime.virtual_time import run_virtual
+from heddle_trace import TrajectoryScript
+from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
+from tests.conformance.test_two_worlds import model_of
+
+CALM = Scenario(trajectories=16, faults=(), tool_capacity=None)
+SCRIPTS = scripts_of("coding", 16, 3)
+
+
+@dataclass
+class Rollout:
+    """A small rollout on fake engines, and what came of it."""
+
+    policy: str = "verl"
+    scripts: Sequence[TrajectoryScript] = SCRIPTS
+    agent: type[ReplayAgent] = ReplayAgent
+    faults: Sequence[tuple[float, EngineId]] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    meanwhile: Callable[["AsyncDriver", RunClock], Awaitable[None]] | None = None
+    entries: list[Entry] = field(default_factory=list)
+    controller: Controller | None = None
+
+    def run(self) -> "Rollout":
+        run_virtual(self._main())
+        return self
+
+    async def _main(self) -> None:
+        world = world_of(CALM)
+        clock = RunClock(asyncio.get_running_loop())
+        self.controller = controller = Controller(self._policy())
+        launcher = FakeLauncher(
+            clock,
+            model_of(world),
+            transfer=lambda size: 0.02 + size / 2e10,
+            start_s=15.0,
+            faults=self.faults,
+        )
+        driver = AsyncDriver(
+            [self.agent(script, clock) for script in self.scripts],
+            recorded(controller.handle, self.entries.append),
+            launcher,
+            clock,
+            deadline=lambda: controller.deadline_s,
+            **self.options,
+        )
+        other = None
+        if self.meanwhile is not None:
+            other = asyncio.get_running_loop().create_task(self.meanwhile(driver, clock))
+        await driver.run()
+        if other is not None:
+            await other
+        controller.ledger.check()
+
+    def _policy(self) -> Policy:
+        return policy_of(self.policy, CALM)
+
+    def events(self, kind: type[Event]) -> list[Any]:
+        return [e.event for e in self.entries if isinstance(e.event, kind)]
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        return {e.trajectory: e.outcome for e in self.events(TrajectoryFinished)}
+
+
+def test_a_step_that_no_engine_can_take_fails_its_trajectory_and_no_other():
+    giant = replace(SCRIPTS[0].steps[0], output_tokens=60_000)
+    scripts = [replace(SCRIPTS[0], steps=(giant,)), *SCRIPTS[1:]]
+    rollout = Rollout(scripts=scripts).run()
+    assert rollout.outcomes.pop(SCRIPTS[0].id) == "failed"
+    assert set(rollout.outcomes.values()) <= {"completed", "truncated", "failed"}
+    assert [e.trajectory for e in rollout.events(StepFinished) if e.reason == "error"] == [
+        SCRIPTS[0].id
+    ]
+    assert list(rollout.outcomes.values()).count("failed") == 1
+
+
+class Hanging(ReplayAgent):
+    """Its second tool call never comes back."""
+
+    async def call_tool(self) -> ToolAnswer:
+        if self._index == 1 and self.id == SCRIPTS[0].id:
+            await asyncio.Event().wait()
+        return await super().call_tool()
+
+
+def test_a_tool_that_hangs_is_cut_at_its_limit_and_its_trajectory_goes_on():
+    limit_s = 40.0
+    rollout = Rollout(agent=Hanging, options={"tool_limit_s": limit_s}).run()
+    cut = [
+        e
+        for e in rollout.events(ToolReturned)
+        if e.trajectory == SCRIPTS[0].id and e.step == 1 and e.ok is False
+    ]
+    assert len(cut) == 1
+    ended = next(
+        e for e in rollout.events(StepFinished) if e.trajectory == SCRIPTS[0].id and e.step == 1
+    )
+    assert cut[0].time_s - ended.time_s == pytest.approx(limit_s)
+    assert rollout.outcomes[SCRIPTS[0].id] in ("completed", "truncated")
+
+
+class Failing(ReplayAgent):
+    async def call_tool(self) -> ToolAnswer:
+        raise RuntimeError("the tool has a defect")
+
+
+def test_a_defect_in_a_tool_ends_the_run_with_that_error():
+    with pytest.raises(RuntimeError, match="the tool has a defect"):
+        Rollout(agent=Failing).run()
+
+
+def test_a_defect_in_a_policy_ends_the_run_with_that_error():
+    rollout = Rollout()
+    rollout._policy = lambda: replace(policy_of("verl", CALM), placement=Broken())
+    with pytest.raises(ZeroDivisionError):
+        rollout.run()
+
+
+class Broken:
+    needs_all = False
+
+    def place(self, *_: Any) -> EngineId:
+        return EngineId(str(1 // 0))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_every_engine_dead_for_good_is_said_not_waited_for():
+    lives = ["", "+1", "+2", "+3"]
+    faults = [
+        (10.0 + 40 * j, EngineId(f"e{i}{life}")) for i in range(8) for j, life in enumerate(lives)
+    ]
+    rollout = Rollout(faults=faults)
+    with pytest.raises(StuckError, match="0 engines are alive"):
+        rollout.run()
+    assert len(rollout.events(EngineFailed)) == 32
+
+
+def test_a_dead_engines_trajectories_go_on_with_the_tokens_they_had():
+    rollout = Rollout(faults=[(20.0, EngineId("e0")), (21.0, EngineId("e1"))]).run()
+    made = dict.fromkeys(rollout.outcomes, 0)
+    for event in (*rollout.events(StepFinished), *rollout.events(StepPreempted)):
+        made[event.trajectory] += event.output_tokens
+    salvaged = [s for e in rollout.events(EngineFailed) for s in e.salvaged]
+    assert sum(tokens for _, tokens in salvaged) > 0
+    for trajectory, tokens in salvaged:
+        made[trajectory] += tokens
+    assert made == {s.id: sum(step.output_tokens for step in s.steps) for s in SCRIPTS}
+    assert len(rollout.events(EngineReady)) == 8 + 2
+
+
+async def interrupt_at(time_s: float, driver: AsyncDriver, clock: RunClock) -> None:
+    await clock.sleep(time_s)
+    await driver.interrupt()
+
+
+@pytest.mark.parametrize("time_s", [0.0, 0.5, 13.0, 30.0])
+def test_an_interrupted_run_keeps_its_tokens_and_cancels_what_had_come(time_s):
+    rollout = Rollout(policy="heddle", meanwhile=partial(interrupt_at, time_s)).run()
+    outcomes = rollout.outcomes
+    assert len(outcomes) == 16
+    assert "cancelled" in outcomes.values()
+    open_steps = {
+        c.trajectory: entry.event.time_s
+        for entry in rollout.entries
+        for c in entry.commands
+        if isinstance(c, Dispatch)
+    }
+    assert set(open_steps) <= set(outcomes)
+    assert rollout.controller.ledger.finished == 16
+
+
+def test_a_prediction_service_that_fails_leaves_the_last_estimate():
+    async def fails(_: Any) -> float | None:
+        raise OSError("the service is gone")
+
+    rollout = Rollout(policy="heddle+served", options={"predictions": fails}).run()
+    answers = rollout.events(Predicted)
+    assert answers
+    assert all(e.remaining_tokens is None for e in answers)
+    assert set(rollout.outcomes.values()) <= {"completed", "truncated"}
+
+
+async def push_weights(driver: AsyncDriver, clock: RunClock) -> None:
+    await clock.sleep(25.0)
+    driver.update_weights(7, "")
+
+
+def test_new_weights_are_told_to_the_core_and_void_the_cache():
+    plain, pushed = Rollout().run(), Rollout(meanwhile=push_weights).run()
+    assert [e.version for e in pushed.events(WeightsUpdated)] == [7]
+    assert pushed.controller.ledger.weights_version == 7
+
+    def cached(rollout: Rollout) -> int:
+        return sum(e.cached_tokens for e in rollout.events(StepFinished))
+
+    assert cached(pushed) < cached(plain)
