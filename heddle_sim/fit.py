@@ -26,19 +26,16 @@ from heddle_sim.fit_tables import (
     read_tables,
 )
 from heddle_sim.latency import LatencyTable
-from heddle_sim.profile_files import (
-    MAX_BATCH,
+from heddle_sim.profile_files import MAX_BATCH, Profile, ProfileError, expand, plain
+from heddle_sim.profile_parts import (
     Belief,
     Decode,
     Host,
     Prefill,
-    Profile,
-    ProfileError,
     Roofline,
     Source,
     TpTable,
     Transfer,
-    expand,
 )
 
 TPS = (1, 2, 4, 8)
@@ -306,7 +303,7 @@ def write_profiles(profiles: Sequence[Profile], out: Path) -> list[Path]:
     paths = []
     for p in profiles:
         path = out / f"{p.model}.{p.gpu}.json"
-        path.write_text(to_json(asdict(p)) + "\n", encoding="utf-8")
+        path.write_text(to_json(plain(p)) + "\n", encoding="utf-8")
         paths.append(path)
     return paths
 

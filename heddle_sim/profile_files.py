@@ -8,8 +8,8 @@ truth.
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,15 @@ import msgspec
 
 from heddle_core.cost import CostModel, StepCost
 from heddle_sim.latency import LatencyTable
+from heddle_sim.profile_parts import (
+    Costs,
+    EngineSettings,
+    Host,
+    Roofline,
+    Source,
+    TpTable,
+    Transfer,
+)
 
 PROFILE_FOLDER = Path(__file__).parent / "profiles"
 MAX_BATCH = 512
@@ -30,97 +39,6 @@ class ProfileError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where the kernel times come from."""
-
-    package: str
-    version: str
-    backend: str
-    backend_version: str
-    licence: str
-    precision: str
-    files: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """Time that kernel tables lack: scheduler, sampler, launches, client; fitted on measured
-    runs."""
-
-    per_step_s: float
-    per_running_s: float
-    """Per running sequence and step."""
-    per_prefill_s: float
-    """Per sequence in prefill and step."""
-    measured_on: str
-    carried_over: bool
-    """True when the runs were of another model or GPU class than this profile's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decode:
-    """Kernel time of a step: ``base_ms[k] + context_us[k] / 1000 * x`` when each of `batch[k]`
-    holds `x`.
-
-    Linear in the batch between knots; `batch` starts with 0, a step that only prefills.
-    """
-
-    batch: tuple[int, ...]
-    base_ms: tuple[float, ...]
-    context_us: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill:
-    """What prefilling adds to a step: a curve over tokens, and nanoseconds per (query, key)
-    pair."""
-
-    tokens: tuple[int, ...]
-    ms: tuple[float, ...]
-    pair_ns: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Belief:
-    """What a policy is told: the plane of `heddle_core.cost.StepCost`, host time included."""
-
-    t0_s: float
-    t1_s: float
-    t2_s: float
-    prefill_s: float
-    kv_capacity_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TpTable:
-    """Everything at one TP degree."""
-
-    kv_capacity_tokens: int
-    decode: Decode
-    prefill: Prefill
-    belief: Belief
-    errors: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """Moving a KV prefix between engines."""
-
-    fixed_s: float
-    bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """The least an iteration can take: these bytes and the KV, at peak bandwidth of each GPU."""
-
-    weights_read_bytes: int
-    """Over the engine: all weights but the input embedding, of which a step reads only rows."""
-    bandwidth_bytes_per_s: float
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One model on one GPU class: the truth tables and the belief, as in the file."""
 
@@ -130,7 +48,8 @@ class Profile:
     source: Source
     kv_bytes_per_token: int
     """Over all GPUs of an engine."""
-    roofline: Roofline
+    roofline: Roofline | None = None
+    """None where nobody states what the hardware could do at best."""
     host: Host
     transfer: Transfer
     belief_transfer: Transfer
@@ -139,6 +58,12 @@ class Profile:
     refused: dict[str, str] = field(default_factory=dict)
     """TP degree -> why the model does not run there."""
     errors: dict[str, Any] = field(default_factory=dict)
+    engine: EngineSettings | None = None
+    """None: vLLM's defaults for a server on a large GPU."""
+    costs: Costs | None = None
+    """None where only iterations were measured."""
+    conditions: dict[str, Any] | None = None
+    """Hardware, versions, settings and command of what was measured."""
 
     @property
     def tps(self) -> tuple[int, ...]:
@@ -281,6 +206,11 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
+def plain(profile: Profile) -> dict[str, Any]:
+    """As plain data in the order of the file; what was not measured is left out."""
+    return {key: value for key, value in asdict(profile).items() if value is not None}
+
+
 def _faults(profile: Profile) -> list[str]:
     faults: list[str] = []
     if not profile.tables:
@@ -301,9 +231,32 @@ def _faults(profile: Profile) -> list[str]:
         rate: float = getattr(profile, where).bytes_per_s
         if not (math.isfinite(rate) and rate > 0):
             faults.append(f"{where}.bytes_per_s must be a positive finite number, not {rate}")
+    if profile.engine is not None:
+        for name, size in asdict(profile.engine).items():
+            if size < 1:
+                faults.append(f"engine.{name} must be 1 or more, not {size}")
+    for name, value in _seconds(profile.costs):
+        if not (math.isfinite(value) and value >= 0):
+            faults.append(f"costs.{name} must be a finite number of at least 0, not {value}")
     for tp, entry in profile.tables.items():
         faults += [f"tables.{tp}.{fault}" for fault in _table_faults(tp, entry)]
     return faults
+
+
+def _seconds(costs: Costs | None) -> Iterator[tuple[str, float]]:
+    """Every number under `costs`, by its name there."""
+    if costs is None:
+        return
+    for name, value in (("dispatch_s", costs.dispatch_s), ("abort_s", costs.abort_s)):
+        if value is not None:
+            yield name, value
+    for tp, lifetimes in costs.engines.items():
+        for name, value in asdict(lifetimes).items():
+            if value is not None:
+                yield f"engines.{tp}.{name}", value
+    if costs.reprefill is not None:
+        for name, value in asdict(costs.reprefill).items():
+            yield f"reprefill.{name}", value
 
 
 def _table_faults(tp: str, entry: TpTable) -> list[str]:

@@ -1,0 +1,140 @@
+"""The sections of a profile file, as they stand in it; described in
+`heddle_sim/profiles/README.md`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the kernel times come from."""
+
+    package: str
+    version: str
+    backend: str
+    backend_version: str
+    licence: str
+    precision: str
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Time that kernel tables lack: scheduler, sampler, launches, client; fitted on measured
+    runs."""
+
+    per_step_s: float
+    per_running_s: float
+    """Per running sequence and step."""
+    per_prefill_s: float
+    """Per sequence in prefill and step."""
+    measured_on: str
+    carried_over: bool
+    """True when the runs were of another model or GPU class than this profile's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode:
+    """Kernel time of a step: ``base_ms[k] + context_us[k] / 1000 * x`` when each of `batch[k]`
+    holds `x`.
+
+    Linear in the batch between knots; `batch` starts with 0, a step that only prefills.
+    """
+
+    batch: tuple[int, ...]
+    base_ms: tuple[float, ...]
+    context_us: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """What prefilling adds to a step: a curve over tokens, and nanoseconds per (query, key)
+    pair."""
+
+    tokens: tuple[int, ...]
+    ms: tuple[float, ...]
+    pair_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Belief:
+    """What a policy is told: the plane of `heddle_core.cost.StepCost`, host time included."""
+
+    t0_s: float
+    t1_s: float
+    t2_s: float
+    prefill_s: float
+    kv_capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpTable:
+    """Everything at one TP degree."""
+
+    kv_capacity_tokens: int
+    decode: Decode
+    prefill: Prefill
+    belief: Belief
+    errors: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Moving a KV prefix between engines."""
+
+    fixed_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How the engines were set up that a profile was measured on, as far as it bears on time."""
+
+    block_tokens: int
+    max_batched_tokens: int
+    """The most tokens of one iteration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetimes:
+    """What engines of one TP degree take beside iterations; medians."""
+
+    start_s: float
+    stop_s: float
+    sleep_s: float | None = None
+    """Giving memory back, the weights kept in main memory; None when it was not measured."""
+    wake_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reprefill:
+    """Bringing a context to an engine by prefilling it there: ``fixed_s + tokens * per_token_s``,
+    beside a decoding batch."""
+
+    fixed_s: float
+    per_token_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What was measured beside iterations and transfers."""
+
+    dispatch_s: float
+    """Between a dispatch and the engine's first sight of it, and back: the driver's path."""
+    engines: dict[str, Lifetimes]
+    """By TP degree, as text because JSON keys are text."""
+    abort_s: float | None = None
+    """From asking a running step to end until its end is told."""
+    reprefill: Reprefill | None = None
+    beside: float | None = None
+    """How many times longer an iteration takes while another engine works on the same machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """The least an iteration can take: these bytes and the KV, at peak bandwidth of each GPU."""
+
+    weights_read_bytes: int
+    """Over the engine: all weights but the input embedding, of which a step reads only rows."""
+    bandwidth_bytes_per_s: float
+    source: str
