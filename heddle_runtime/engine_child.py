@@ -124,7 +124,15 @@ class EngineChild:
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
-        self._ended("" if self._silent else self._describe(status))
+        reason = "" if self._silent else self._describe(status)
+        self._when_empty(reason, self._loop.time() + HANG_S)
+
+    def _when_empty(self, reason: str, limit_s: float) -> None:
+        """Tell its end once the rest of the group is gone too, and what it held is free."""
+        if group_members(self.pid) and self._loop.time() < limit_s:
+            self._loop.call_later(0.01, self._when_empty, reason, limit_s)
+        else:
+            self._ended(reason)
 
     def _describe(self, status: int) -> str:
         if status < 0:
@@ -143,3 +151,21 @@ class EngineChild:
         except OSError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def group_members(group: int) -> list[int]:
+    """Return the processes of a process group that are alive: zombies hold nothing any more."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return []
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            # After the name, which may hold anything: state, parent, group.
+            fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # gone meanwhile
+        if int(fields[2]) == group and fields[0] not in "ZX":
+            found.append(int(entry))
+    return found

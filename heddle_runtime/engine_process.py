@@ -4,7 +4,11 @@ It is written against `heddle_runtime.stepped_core.Core`. Everything here happen
 between two iterations, the orders that have come are carried out.
 """
 
+import ctypes
+import os
 import select
+import signal
+import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +22,7 @@ from heddle_runtime.wire import Channel, ClosedError, Order, pack_ids, unpack_id
 
 LINGER_S = 0.005
 """How often a core is stepped that has nothing to compute but waits for a transfer."""
+_PR_SET_PDEATHSIG = 1
 DRAIN_STEPS = 1000
 """Iterations that an idle core may need at most to let go of what was aborted."""
 
@@ -329,21 +334,46 @@ class EngineLoop:
         )
 
 
+def connect(descriptor: int) -> tuple[Channel[Order], wire.Boot]:
+    """Take up the socket that this process was started with, and hear what to become.
+
+    Whatever becomes of the driver from now on, this process and those that it forks do not outlive
+    it.
+
+    Raises:
+        ClosedError: the driver is gone already.
+    """
+    sock = socket.socket(fileno=descriptor)
+    sock.set_inheritable(False)
+    own = os.getpid()
+
+    def in_child() -> None:
+        # A copy of the socket would keep the driver from seeing this process die.
+        os.close(sock.detach())
+        _die_with(own)
+
+    os.register_at_fork(after_in_child=in_child)
+    channel: Channel[Order] = Channel(sock, Order)
+    orders: Sequence[Order] = ()
+    while not orders:
+        select.select([channel], [], [])
+        orders = channel.receive()
+    boot = orders[0]
+    assert isinstance(boot, wire.Boot), "the first order says what to become"
+    _die_with(boot.parent)
+    return channel, boot
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, however that comes about."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before
+
+
 def serve(core: Core, channel: Channel[Order], settings: VllmSettings) -> None:
     """Run the loop until the driver says stop or is gone."""
     try:
         EngineLoop(core, channel, settings).run()
     except ClosedError:
         return
-
-
-def first_order(channel: Channel[Order]) -> Sequence[Order]:
-    """Wait for the driver to say anything.
-
-    Raises:
-        ClosedError: it is gone.
-    """
-    while True:
-        select.select([channel], [], [])
-        if orders := channel.receive():
-            return orders

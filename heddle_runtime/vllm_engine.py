@@ -42,6 +42,8 @@ class _Errand:
 class Place:
     """Where an engine runs on this machine, and how."""
 
+    module: str
+    """What `python -m` runs."""
     environment: dict[str, str]
     cores: tuple[int, ...]
     log: Path
@@ -117,7 +119,7 @@ class VllmEngine:
         self._state = "starting"
         try:
             self._child = EngineChild(
-                "heddle_runtime.vllm_process",
+                place.module,
                 environment=place.environment,
                 log=place.log,
                 hear=self._hear,

@@ -29,12 +29,13 @@ class VllmLauncher:
         devices: Sequence[int] = (),
         engines_per_device: int = 1,
         start_limit_s: float = 600.0,
+        module: str = "heddle_runtime.vllm_process",
     ) -> None:
         """Engines write what vLLM prints to `log_dir`/<engine>.log; None: nobody wants it.
 
         `cores` are sets of CPU cores; each engine is pinned to the least used set, or to none if
         none are given. `devices` are GPU numbers, each for `engines_per_device` engines; empty:
-        one GPU for each, as many as are asked for.
+        one GPU for each, as many as are asked for. `module` is what runs in an engine's process.
         """
         self._settings = settings
         installed = installed_vllm()
@@ -45,7 +46,7 @@ class VllmLauncher:
         self._cores = [tuple(each) for each in cores]
         self._devices = list(devices) if self._platform == "cuda" else []
         self._per_device = engines_per_device
-        self._start_limit_s = start_limit_s
+        self._start_limit_s, self._module = start_limit_s, module
         self._engines: dict[EngineId, VllmEngine] = {}
         self._core_set: dict[EngineId, int] = {}
         self._on: dict[EngineId, tuple[int, ...]] = {}
@@ -119,6 +120,7 @@ class VllmLauncher:
             cores = self._cores[chosen]
         name = re.sub(r"[^\w.+-]", "_", spec.engine)
         return Place(
+            module=self._module,
             environment=environment(
                 self._settings, self._platform, kv_port=self._next_port(), devices=devices
             ),

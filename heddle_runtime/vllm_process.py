@@ -10,11 +10,9 @@ them. What vLLM does not promise to keep (`engine_core.engine_core.scheduler` an
 """
 
 import contextlib
-import ctypes
 import hashlib
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -23,7 +21,7 @@ from types import FrameType, MappingProxyType
 from typing import Any
 
 from heddle_runtime import wire
-from heddle_runtime.engine_process import first_order, serve
+from heddle_runtime.engine_process import connect, serve
 from heddle_runtime.stepped_core import Activity, Finish, Output
 from heddle_runtime.vllm_settings import (
     CPU_BLOCK_TOKENS,
@@ -31,12 +29,10 @@ from heddle_runtime.vllm_settings import (
     VllmSettings,
     installed_vllm,
 )
-from heddle_runtime.wire import Channel, ClosedError, Order
+from heddle_runtime.wire import ClosedError
 
 BROKEN, PART_DIED = 70, 71
 """Exit statuses: could not start or go on; one of several TP processes died."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class VllmCore:
@@ -268,13 +264,6 @@ def _part_died() -> None:
     os._exit(PART_DIED)
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, however that comes about."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(BROKEN)  # it died before
-
-
 def _use_cores(cores: tuple[int, ...]) -> None:
     """Put every thread of this process on these cores; NIXL moves some to a core of its own."""
     for thread in os.listdir("/proc/self/task"):
@@ -284,22 +273,10 @@ def _use_cores(cores: tuple[int, ...]) -> None:
 
 def main(arguments: list[str]) -> None:
     """Become an engine; `arguments` are the descriptor of the socket to the driver."""
-    sock = socket.socket(fileno=int(arguments[0]))
-    sock.set_inheritable(False)
-
-    def in_child() -> None:
-        # A copy of the socket would keep the driver from seeing this process die.
-        os.close(sock.detach())
-        die_with(os.getppid())
-
-    os.register_at_fork(after_in_child=in_child)
-    channel: Channel[Order] = Channel(sock, Order)
     try:
-        boot, *_ = first_order(channel)
+        channel, boot = connect(int(arguments[0]))
     except ClosedError:
         return
-    assert isinstance(boot, wire.Boot), "the first order says what to become"
-    die_with(boot.parent)
     if boot.cores:
         os.sched_setaffinity(0, boot.cores)
     try:

@@ -69,18 +69,3 @@ def murder(engine: VllmEngine) -> None:
     """Kill the engine's main process, and it alone, as the system does when memory is short."""
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
-
-
-def alive_in_group(group: int) -> list[int]:
-    """The processes of a process group that are there and no zombies."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == group and fields[0] != "Z":
-            found.append(int(entry))
-    return found

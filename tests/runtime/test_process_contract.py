@@ -1,0 +1,326 @@
+"""The engine contract on processes without a model, and what can go wrong with a process.
+
+Everything but vLLM itself is real here: the launcher, the process, the socket, the loop.
+"""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_runtime.engine import EngineSpec
+from heddle_runtime.engine_child import group_members
+from heddle_runtime.vllm_engine import VllmEngine
+from heddle_runtime.vllm_launcher import VllmLauncher
+from heddle_runtime.vllm_settings import VllmSettings
+from tests.runtime.contract import (
+    LONG_OUTPUT,
+    PROMPT,
+    Bench,
+    EngineContract,
+    Recorder,
+    grown,
+    ids,
+    request,
+    until,
+)
+from tests.runtime.counting_process import next_token
+from tests.runtime.vllm_bench import murder
+
+MARGIN_S = 5.0
+
+DRIVER = """
+import asyncio
+from heddle_runtime.engine import EngineSpec
+from heddle_runtime.vllm_launcher import VllmLauncher
+from heddle_runtime.vllm_settings import VllmSettings
+from heddle_runtime.engine_child import group_members
+from tests.runtime.contract import Recorder, until
+
+async def main():
+    recorder = Recorder()
+    settings = VllmSettings(model_dir={folder!r})
+    launcher = VllmLauncher(settings, module="tests.runtime.forking_process")
+    spec = EngineSpec(engine="f", tp=2, gpu="cpu", max_running=1)
+    engine = launcher.start(spec, recorder)
+    await recorder.take("ready")
+    await until(lambda: len(group_members(engine.pid)) == 2)
+    print(engine.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def process_bench(folder: Path, module: str) -> Iterator[Bench]:
+    model = folder / "model"
+    model.mkdir()
+    settings = VllmSettings(model_dir=str(model), kv_transfer="nixl", kv_margin_s=MARGIN_S)
+    loop = asyncio.new_event_loop()
+
+    async def launcher() -> tuple[VllmLauncher, Recorder]:
+        made = VllmLauncher(settings, log_dir=folder / "logs", module=module, start_limit_s=20.0)
+        return made, Recorder()
+
+    made, recorder = loop.run_until_complete(launcher())
+    try:
+        yield Bench(
+            loop=loop,
+            launcher=made,
+            recorder=recorder,
+            gpu="cpu",
+            makes_tokens=True,
+            fail=murder,
+            weights=str(model),
+        )
+    finally:
+        loop.run_until_complete(made.close())
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("counting")
+    with process_bench(folder, "tests.runtime.counting_process") as bench:
+        yield bench
+
+
+class TestProcessEngine(EngineContract):
+    pass
+
+
+def made_alone(context: list[int], count: int, weights: str) -> list[int]:
+    tokens = list(context)
+    for _ in range(count):
+        tokens.append(next_token(tokens, weights))
+    return tokens[len(context) :]
+
+
+def test_tokens_are_those_of_an_undisturbed_run_after_aborts(bench):
+    async def main() -> None:
+        engine = await bench.engine()
+        context = ids("cut in three", PROMPT)
+        expected = [*context, *made_alone(context, 300, bench.weights)]
+        while len(context) < PROMPT + 300:
+            left = PROMPT + 300 - len(context)
+            engine.start(request("cut in three", context, left))
+            await asyncio.sleep(0.2)
+            engine.abort(TrajectoryId("cut in three"))
+            context = grown(context, await bench.recorder.end_of("cut in three"))
+        assert context == expected
+
+    bench.run(main())
+
+
+def test_an_abort_that_loses_the_race_ends_as_finished(bench):
+    async def main() -> None:
+        engine = await bench.engine()
+        engine.start(request("race", ids("race", 64), 2))
+        time.sleep(0.3)  # the event loop stands still: the engine is done before the abort is sent
+        engine.abort(TrajectoryId("race"))
+        assert (await bench.recorder.end_of("race")).finished
+
+    bench.run(main())
+
+
+def test_salvaged_tokens_go_on_elsewhere_and_none_is_made_twice(bench):
+    async def main() -> None:
+        doomed, other = await bench.begin(), await bench.engine()
+        context = ids("salvage", PROMPT)
+        doomed.start(request("salvage", context, 400))
+        await asyncio.sleep(0.5)
+        bench.fail(doomed)
+        _, salvaged = await bench.recorder.take("failed")
+        end = salvaged["salvage"]
+        assert 0 < end.tokens < 400
+        context = grown(context, end)
+        other.start(request("salvage", context, 400 - end.tokens))
+        rest = await bench.recorder.end_of("salvage")
+        expected = made_alone(ids("salvage", PROMPT), 400, bench.weights)
+        assert [*end.output_ids, *rest.output_ids] == expected
+
+    bench.run(main())
+
+
+def test_a_pull_is_never_begun_after_its_lease(bench):
+    """The trap: the source has given the blocks to others, and would send those."""
+
+    async def main() -> None:
+        source, target = await bench.engine(0), await bench.engine(1)
+        context = ids("lease", PROMPT)
+        source.start(request("lease", context, 8))
+        context = grown(context, await bench.recorder.end_of("lease"))
+        source.export_kv(TrajectoryId("lease"), context)
+        _, handle = await bench.recorder.take("exported")
+        assert handle.expires_s > bench.loop.time() + 50
+        # Whatever lies there now would be taken for this trajectory's KV.
+        Path(handle.params["params"]["file"]).write_text("[]")
+        late = replace(handle, expires_s=bench.loop.time() + MARGIN_S - 0.01)
+        target.import_kv(TrajectoryId("lease"), GroupId("lease"), context, late)
+        _, placed = await bench.recorder.take("placed")
+        assert placed == ("prefill", len(context) // 32 * 32)
+        target.start(request("lease", context, 8))
+        end = await bench.recorder.end_of("lease")
+        assert list(end.output_ids) == made_alone(context, 8, bench.weights)
+        assert end.cached_tokens > 0
+
+    bench.run(main())
+
+
+def test_a_pull_from_an_engine_that_died_becomes_a_prefill(bench):
+    async def main() -> None:
+        source, target = await bench.begin(), await bench.engine()
+        context = ids("orphan", PROMPT)
+        source.start(request("orphan", context, 8))
+        context = grown(context, await bench.recorder.end_of("orphan"))
+        source.export_kv(TrajectoryId("orphan"), context)
+        _, handle = await bench.recorder.take("exported")
+        source.kill()
+        Path(handle.params["params"]["file"]).unlink()
+        target.import_kv(TrajectoryId("orphan"), GroupId("orphan"), context, handle)
+        _, placed = await bench.recorder.take("placed")
+        assert placed.way == "prefill"
+        assert placed.tokens > 0
+
+    bench.run(main())
+
+
+def test_an_engine_that_cannot_start_says_why(bench, tmp_path):
+    async def main() -> None:
+        launcher = VllmLauncher(
+            VllmSettings(model_dir=str(tmp_path / "missing")),
+            module="tests.runtime.counting_process",
+        )
+        spec = EngineSpec(engine=EngineId("x"), tp=1, gpu="cpu", max_running=1)
+        launcher.start(spec, bench.recorder)
+        assert await bench.recorder.take("failed") == ("no such model", {})
+        await launcher.close()
+
+    bench.run(main())
+
+
+def test_an_engine_that_breaks_at_start_is_quoted(bench, tmp_path):
+    async def main() -> None:
+        launcher = VllmLauncher(
+            VllmSettings(model_dir=str(tmp_path)), module="tests.runtime.no_such_module"
+        )
+        spec = EngineSpec(engine=EngineId("x"), tp=1, gpu="cpu", max_running=1)
+        launcher.start(spec, bench.recorder)
+        reason, _ = await bench.recorder.take("failed")
+        assert "exit status 1" in reason
+        assert "no_such_module" in reason
+        await launcher.close()
+
+    bench.run(main())
+
+
+def test_weights_that_cannot_be_loaded_end_the_engine(bench):
+    async def main() -> None:
+        engine = await bench.begin()
+        engine.update_weights(1, "/nowhere")
+        reason, _ = await bench.recorder.take("failed")
+        assert reason
+        assert engine.gone
+
+    bench.run(main())
+
+
+@pytest.mark.parametrize("end", ["stop", "kill", "murder", "close"])
+def test_nothing_is_left_of_an_engine_that_has_ended(bench, end, tmp_path):
+    async def main() -> None:
+        launcher = VllmLauncher(
+            VllmSettings(model_dir=str(tmp_path)), module="tests.runtime.forking_process"
+        )
+        spec = EngineSpec(engine=EngineId("f"), tp=2, gpu="cpu", max_running=1)
+        engine = launcher.start(spec, bench.recorder)
+        await bench.recorder.take("ready")
+        pid = engine.pid
+        assert pid is not None
+        await until(lambda: len(group_members(pid)) == 2)
+        match end:
+            case "stop":
+                engine.stop()
+                await bench.recorder.take("stopped")
+            case "kill":
+                engine.kill()
+            case "murder":
+                murder(engine)
+                await bench.recorder.take("failed")
+        await launcher.close()
+        assert engine.gone
+        assert group_members(engine.pid) == []
+
+    bench.run(main())
+
+
+def test_an_engine_dies_with_its_driver(tmp_path):
+    """Killed, the driver can end nothing any more; engines see its socket close."""
+
+    async def main() -> None:
+        driver = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            DRIVER.format(folder=str(tmp_path)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert driver.stdout is not None
+        group = int(await driver.stdout.readline())
+        assert len(group_members(group)) == 2
+        driver.send_signal(signal.SIGKILL)
+        await driver.wait()
+        await until(lambda: not group_members(group))
+
+    asyncio.run(main())
+
+
+def test_an_engine_stops_while_it_is_starting(bench, tmp_path):
+    async def main() -> None:
+        launcher = VllmLauncher(
+            VllmSettings(model_dir=str(tmp_path)), module="tests.runtime.counting_process"
+        )
+        spec = EngineSpec(engine=EngineId("s"), tp=1, gpu="cpu", max_running=1)
+        launcher.start(spec, bench.recorder).stop()
+        await bench.recorder.take("stopped")
+        second = launcher.start(spec, bench.recorder)
+        await asyncio.sleep(0.05)
+        second.stop()
+        await bench.recorder.take("stopped")
+        assert isinstance(second, VllmEngine)
+        assert second.gone
+        await launcher.close()
+        assert bench.recorder.told == []
+
+    bench.run(main())
+
+
+def test_steps_of_a_length_the_wire_takes_in_pieces(bench):
+    async def main() -> None:
+        engine = await bench.engine()
+        context = ids("large", 24_000)
+        for i in range(6):
+            engine.start(request(f"large{i}", context, 2))
+        for i in range(6):
+            end = await bench.recorder.end_of(f"large{i}")
+            assert list(end.output_ids) == made_alone(context, 2, bench.weights)
+
+    bench.run(main())
+
+
+def test_a_long_step_tells_its_progress_only_to_the_client(bench):
+    async def main() -> None:
+        engine = await bench.engine()
+        engine.start(request("quiet", ids("quiet", 64), LONG_OUTPUT))
+        await asyncio.sleep(0.6)
+        assert bench.recorder.of(engine) == []
+        engine.abort(TrajectoryId("quiet"))
+        await bench.recorder.end_of("quiet")
+
+    bench.run(main())
