@@ -6,8 +6,6 @@ told by `problems.py`; filling gaps is the business of `complete.py`.
 
 import gzip
 import hashlib
-import io
-import os
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +17,7 @@ from heddle_trace.errors import TraceError
 from heddle_trace.limits import MAX_FILE_BYTES
 from heddle_trace.problems import RECORD_DECODER, Problem, problems_in
 from heddle_trace.schema import Trace, TrajectoryRecord
+from heddle_trace.writing import packed, trace_path, whole
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -49,9 +48,7 @@ def write_trace(path: str | Path, records: Sequence[TrajectoryRecord]) -> Trace:
     place and then renamed. Raises TraceError for records that could not be read back as they are,
     OSError when the disk refuses.
     """
-    path = Path(path)
-    if not path.name.endswith((".jsonl", ".jsonl.gz")):
-        raise TraceError(f"{path}: a trace must be named *.jsonl or *.jsonl.gz")
+    path = trace_path(path)
     data = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
     records = tuple(records)
     for number, (back, record) in enumerate(
@@ -62,7 +59,12 @@ def write_trace(path: str | Path, records: Sequence[TrajectoryRecord]) -> Trace:
                 f"{path} (not written): line {number}: {record.trajectory_id!r} holds a value that "
                 "does not survive JSON; replace NaN and Infinity by None or a number"
             )
-    _replace(path, _packed(data) if path.name.endswith(".gz") else data)
+    with whole(path) as stream:
+        if path.name.endswith(".gz"):
+            with packed(stream) as gz:
+                gz.write(data)
+        else:
+            stream.write(data)
     return Trace(_name(path), records, hashlib.sha256(data).hexdigest())
 
 
@@ -113,31 +115,6 @@ def _load(path: Path) -> bytes:
         message = f"unpacks to more than {MAX_FILE_BYTES // 1024**3} GiB; split it by groups"
         raise TraceError(f"{path}: {message}")
     return data
-
-
-def _packed(data: bytes) -> bytes:
-    """Gzip without the time and the file name, which would make equal traces differ."""
-    buffer = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=9, mtime=0) as stream:
-        stream.write(data)
-    return buffer.getvalue()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.replace(path)
-    except BaseException as error:
-        with suppress(OSError):
-            beside.unlink()
-        if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # what the user asked for
-            error.add_note("Nothing was written.")
-        raise
 
 
 def _name(path: Path) -> str:

@@ -1,0 +1,164 @@
+"""Messages of a chat, made into generations: what many formats have in common.
+
+A generation is a message of the assistant. What stands between it and the next one was appended
+to the context: results of tools, or words of a person. A message's time is when it was written: for
+one of the assistant's, the end of its generation.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from heddle_trace.complete import USER
+from heddle_trace.importers.generations import UNNAMED, Generation, derive_added, is_user
+from heddle_trace.importers.notes import DamagedError, Notes
+from heddle_trace.importers.tokens import Counter
+
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+
+ROLES: Final[dict[str, Role]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "model": "assistant",
+    "ai": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+class Message(msgspec.Struct, array_like=True):
+    """A message without its text. Times in Unix seconds; tokens counted, or recorded ones.
+
+    `output`, `input`, `cached` are the source's own counts for a generation; `start_s` is when it
+    was asked for. `failed` is what a tool said of itself.
+    """
+
+    role: Role
+    tokens: int
+    calls: tuple[str, ...] = ()
+    time_s: float | None = None
+    start_s: float | None = None
+    output: int | None = None
+    input: int | None = None
+    cached: int | None = None
+    failed: bool | None = None
+
+
+def prompt_of(messages: Sequence[Message]) -> int | None:
+    """Tokens of the first prompt: what was recorded, else the messages before the first answer."""
+    tokens = 0
+    for message in messages:
+        if message.role == "assistant":
+            return message.input if message.input is not None else tokens
+        tokens += message.tokens
+    return tokens
+
+
+def generations_of(
+    messages: Sequence[Message], notes: Notes, *, simulated_user: bool = False
+) -> list[Generation]:
+    """The generations of a chat.
+
+    With a simulated user, who is part of the environment, words after the last generation count;
+    those of a person do not. Raises DamagedError for a log whose calls have no results at all.
+    """
+    turns = list(_turns(messages))
+    generations = [_generation(said, after) for said, after in turns]
+    for g, following, (said, after) in zip(generations, generations[1:], turns, strict=False):
+        broken_off = said.calls and not any(m.role == "tool" for m in after)
+        if g.tools and g.until_s is None and not broken_off:
+            g.until_s = following.start_s
+    if generations and is_user(generations[-1]) and not simulated_user:
+        generations[-1].tools, generations[-1].added = (), None
+    derive_added(generations)
+    _check_results(turns, notes)
+    return generations
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
+    """Each message of the assistant, with what follows it up to the next one."""
+    said: Message | None = None
+    after: list[Message] = []
+    for message in messages:
+        if message.role == "assistant":
+            if said is not None:
+                yield said, after
+            said, after = message, []
+        elif said is not None:
+            after.append(message)
+    if said is not None:
+        yield said, after
+
+
+def _generation(said: Message, after: Sequence[Message]) -> Generation:
+    results = [m for m in after if m.role == "tool"]
+    words = [m for m in after if m.role == "user"]
+    g = Generation(
+        output=said.output if said.output is not None else said.tokens,
+        input=said.input,
+        cached=said.cached,
+        start_s=said.start_s,
+        end_s=said.time_s,
+    )
+    if said.calls or results:
+        g.tools = said.calls or tuple(UNNAMED for _ in results)
+        told = [m.failed for m in results if m.failed is not None]
+        g.ok = not any(told) if told else None
+        # A call without a result was broken off; how long a person then thought is no tool time.
+        g.until_s = max((m.time_s for m in results if m.time_s is not None), default=None)
+        g.added = sum(m.tokens for m in after) if results else None
+    elif words:
+        g.tools = (USER,)
+        g.until_s = words[-1].time_s
+        g.added = sum(m.tokens for m in after)
+    elif after:
+        g.added = sum(m.tokens for m in after)
+    return g
+
+
+def _check_results(turns: Sequence[tuple[Message, Sequence[Message]]], notes: Notes) -> None:
+    """Note calls without a result; refuse a log that has calls and never a result.
+
+    The last generation of a chat that was cut off may well wait for one.
+    """
+    calling = [(said, after) for said, after in turns[:-1] if said.calls]
+    unanswered = [said for said, after in calling if not any(m.role == "tool" for m in after)]
+    if calling and len(unanswered) == len(calling):
+        raise DamagedError(
+            f"calls {unanswered[0].calls[0]!r} and others, and has no result of any tool; "
+            "export the log with its tool messages"
+        )
+    if unanswered:
+        notes.assume("steps whose tool gave no result: its time and size not told", len(unanswered))
+
+
+def text_of(content: object, tokens: Counter, notes: Notes) -> int:
+    """Tokens of a message's content: a text, or a list of parts of which some are text."""
+    if content is None:
+        return 0
+    if isinstance(content, str):
+        return tokens.count(content)
+    if isinstance(content, dict):
+        return _part(content, tokens, notes)
+    if isinstance(content, list):
+        return sum(
+            tokens.count(p) if isinstance(p, str) else _part(p, tokens, notes) for p in content
+        )
+    raise DamagedError(f"a message's content is a {type(content).__name__}; text is expected")
+
+
+def _part(part: object, tokens: Counter, notes: Notes) -> int:
+    if not isinstance(part, dict):
+        raise DamagedError(f"a part of a message is a {type(part).__name__}; an object is expected")
+    for key in ("text", "thinking", "reasoning", "refusal", "content"):
+        value = part.get(key)
+        if isinstance(value, str):
+            return tokens.count(value)
+        if isinstance(value, list):
+            return text_of(value, tokens, notes)
+    notes.drop(f"parts of messages that are no text ({str(part.get('type'))[:40]}): 0 tokens")
+    return 0

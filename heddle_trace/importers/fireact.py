@@ -1,0 +1,84 @@
+"""FireAct: one JSON object a run, question id to a ReAct trajectory, as a text or as messages.
+
+Source: anchen1011/FireAct, `trajs/`. No counts, no times.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from heddle_trace.importers.generations import Generation, identifier, steps_of
+from heddle_trace.importers.heads import Head
+from heddle_trace.importers.openai_messages import ChatMessage
+from heddle_trace.importers.protocol import Desk, Found
+from heddle_trace.importers.sources import Source
+from heddle_trace.schema import TrajectoryRecord
+
+_ACTION = re.compile(r"^Action:\s*(\w+)", re.MULTILINE)
+_TURN = re.compile(r"^(?=Thought:)|^(?=Observation:)", re.MULTILINE)
+_LAST = "finish"
+
+
+class _Run(msgspec.Struct):
+    traj: str | list[ChatMessage]
+    reward: bool | None = None
+
+
+class Fireact:
+    """ReAct runs over questions; the runs of a question, in any file, are a group."""
+
+    assumes = (
+        "no times are recorded; the action 'finish' ends a run and is no tool",
+        "the prompt is what stands before the first thought, without the examples",
+    )
+
+    def recognises(self, head: Head) -> bool:
+        """An object of objects with a trajectory and a prompt."""
+        if not isinstance(head.document, dict) or not head.document:
+            return False
+        first = next(iter(head.document.values()))
+        return isinstance(first, dict) and "traj" in first and "prompt" in first
+
+    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+        """One record a question and file."""
+        for source in sources:
+            for where, (question, run) in source.pairs(desk.notes, _Run):
+                with desk.notes.guard(where):
+                    generations, prompt = _generations(run, desk)
+                    if not generations:
+                        desk.notes.drop("runs without a generation")
+                        continue
+                    yield Found(
+                        where,
+                        TrajectoryRecord(
+                            trajectory_id=identifier(f"{source.label}/{question}"),
+                            group_id=identifier(question),
+                            workload=desk.workload_or("search-hotpotqa"),
+                            prompt_tokens=prompt,
+                            steps=steps_of(generations, desk.notes),
+                            source=source.path.name,
+                            agent="fireact",
+                            outcome=run.reward,
+                        ),
+                    )
+
+
+def _generations(run: _Run, desk: Desk) -> tuple[list[Generation], int]:
+    """Thoughts with their actions, and the observations between them."""
+    if isinstance(run.traj, str):
+        prompt, *turns = [turn.strip() for turn in _TURN.split(run.traj)]
+    else:
+        texts = [str(message.content or "") for message in run.traj]
+        prompt, turns = (texts[0], texts[1:]) if texts else ("", [])
+    generations: list[Generation] = []
+    for turn in turns:
+        if turn.startswith("Observation:"):
+            if generations and generations[-1].tools:
+                generations[-1].added = desk.tokens.count(turn)
+            continue
+        action = _ACTION.search(turn)
+        named = action[1].lower() if action else None
+        tools = (named,) if named and named != _LAST else ()
+        generations.append(Generation(output=desk.tokens.count(turn), tools=tools))
+    return generations, desk.tokens.count(prompt)

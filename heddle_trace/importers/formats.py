@@ -1,0 +1,87 @@
+"""The formats that can be imported, and which of them a file is."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from heddle_trace.errors import TraceError
+from heddle_trace.importers.azure_llm import AzureLlm
+from heddle_trace.importers.cc_proxy import CcProxy
+from heddle_trace.importers.claude_code import ClaudeCode
+from heddle_trace.importers.dynamo import Dynamo
+from heddle_trace.importers.fireact import Fireact
+from heddle_trace.importers.heads import Head, head_of
+from heddle_trace.importers.inspect_logs import Inspect
+from heddle_trace.importers.libra_history import LibraHistory
+from heddle_trace.importers.lmcache_agent import LmcacheAgent
+from heddle_trace.importers.mint import Mint
+from heddle_trace.importers.mooncake import Mooncake
+from heddle_trace.importers.openai_chat import OpenaiChat
+from heddle_trace.importers.protocol import Importer
+from heddle_trace.importers.sources import Source
+from heddle_trace.importers.swe_agent import SweAgent
+from heddle_trace.importers.tau2 import Tau2
+from heddle_trace.importers.tau_bench import TauBench
+
+FORMATS: Final[Mapping[str, Importer]] = {
+    "mooncake": Mooncake(),
+    "dynamo": Dynamo(),
+    "swe-agent": SweAgent(),
+    "tau-bench": TauBench(),
+    "tau2": Tau2(),
+    "inspect": Inspect(),
+    "claude-code": ClaudeCode(),
+    "cc-proxy": CcProxy(),
+    "lmcache-agent": LmcacheAgent(),
+    "libra-history": LibraHistory(),
+    "openai-chat": OpenaiChat(),
+    "azure-llm": AzureLlm(),
+    "fireact": Fireact(),
+    "mint": Mint(),
+}
+
+AUTO: Final = "auto"
+
+
+def recognised(head: Head) -> list[str]:
+    """The formats that a file with this head can be."""
+    return [name for name, importer in FORMATS.items() if importer.recognises(head)]
+
+
+def format_of(sources: Sequence[Source], asked: str) -> str:
+    """The format of all files: the one that was asked for, or the one they show.
+
+    Raises TraceError when they show none or several, or another than was asked for.
+    """
+    if asked != AUTO and asked not in FORMATS:
+        raise TraceError(f"format {asked!r} is not known; use auto or one of {', '.join(FORMATS)}")
+    shown: dict[str, Source] = {}
+    for source in sources:
+        head = head_of(source)
+        found = recognised(head)
+        if asked in found:
+            continue
+        if found:
+            shown.setdefault(found[0], source)
+        elif asked == AUTO:
+            raise TraceError(f"{source.path}: {_unknown(head)}")
+    if asked != AUTO:
+        for name, source in shown.items():
+            raise TraceError(f"{source.path}: this is {name}, not {asked}; use --format {name}")
+        return asked
+    if len(shown) > 1:
+        (one, first), (other, second) = list(shown.items())[:2]
+        raise TraceError(
+            f"{first.path} is {one}, {second.path} is {other}; import each format by itself"
+        )
+    return next(iter(shown))
+
+
+def _unknown(head: Head) -> str:
+    if not head.first_line and not head.zipped:
+        return "is empty; nothing to import"
+    if not head.readable:
+        return "is binary, or not UTF-8; give a log in one of the formats of docs/importing.md"
+    if head.any_row("trajectory_id", "steps"):
+        return "is a trace of Heddle's already; nothing to import"
+    known = ", ".join(FORMATS)
+    return f"no known format is recognised; name one with --format: {known}"

@@ -1,0 +1,111 @@
+"""The beginning of a file, parsed as far as it goes, for formats to recognise themselves in."""
+
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import ijson
+
+from heddle_trace.importers.sources import Source
+
+HEAD_BYTES: Final = 1024**2
+_ROWS = 20
+
+Json: TypeAlias = Any
+"""What a file holds is anybody's guess here; formats look before they read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the first megabyte of a file shows.
+
+    `rows` are the first lines that are JSON objects. `document` is the first JSON value of the
+    file, cut off where the megabyte ends. `zipped`: the file is a zip archive.
+    """
+
+    first_line: str
+    rows: tuple[dict[str, Json], ...]
+    document: Json
+    zipped: bool
+    readable: bool
+
+    def has(self, *keys: str) -> bool:
+        """Whether the document is an object with all these keys."""
+        return isinstance(self.document, dict) and all(key in self.document for key in keys)
+
+    def any_row(self, *keys: str) -> bool:
+        """Whether some line is an object with all these keys."""
+        return any(all(key in row for key in keys) for row in self.rows)
+
+    def item(self) -> dict[str, Json]:
+        """The first element of a document that is a list of objects; else an empty object."""
+        if isinstance(self.document, list) and self.document and isinstance(self.document[0], dict):
+            return self.document[0]
+        return {}
+
+
+def head_of(source: Source) -> Head:
+    """Read the head of a file. Raises TraceError when it cannot be read at all."""
+    if source.zipped:
+        return Head(first_line="", rows=(), document=None, zipped=True, readable=True)
+    start = bytearray()
+    with source.opened() as stream:
+        try:
+            while len(start) < HEAD_BYTES and (chunk := stream.read(64 * 1024)):
+                start += chunk
+        except (EOFError, OSError, zlib.error):
+            pass  # damage is told by the reader, with its place
+    return head_of_bytes(bytes(start))
+
+
+def head_of_bytes(start: bytes) -> Head:
+    """Parse as much as there is."""
+    start = start.removeprefix(b"\xef\xbb\xbf")
+    rows = tuple(_rows(start))
+    return Head(
+        first_line=start.partition(b"\n")[0][:200].decode(errors="replace").strip(),
+        rows=rows,
+        document=rows[0] if rows and _is_row(start) else _document(start),
+        zipped=False,
+        readable=b"\x00" not in start and _is_utf8(start),
+    )
+
+
+def _rows(start: bytes) -> Iterator[dict[str, Json]]:
+    lines = start.split(b"\n")
+    for line in lines[:_ROWS]:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def _is_row(start: bytes) -> bool:
+    """Whether the first line is a whole object, so that the file is not one big document."""
+    try:
+        return isinstance(json.loads(start.lstrip().partition(b"\n")[0]), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _document(start: bytes) -> Json:
+    builder = ijson.ObjectBuilder()
+    try:
+        for event, value in ijson.basic_parse(io.BytesIO(start), use_float=True):
+            builder.event(event, value)
+    except ijson.JSONError:
+        pass  # cut off, as expected; or no JSON, and then there is no value
+    return getattr(builder, "value", None)
+
+
+def _is_utf8(start: bytes) -> bool:
+    try:
+        start[:HEAD_BYTES].decode()
+    except UnicodeDecodeError as error:
+        return error.start > len(start) - 4  # a character cut in two by the end of the head
+    return True

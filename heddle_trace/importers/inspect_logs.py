@@ -1,0 +1,282 @@
+"""Inspect: a log of one evaluation, as `.json` or as `.eval`, which is a zip of one JSON a sample.
+
+Source: UKGovernmentBEIS/inspect_ai, `log/_log.py` and `event/`. A sample's `events` tell
+generations and tool calls with times and usage; logs without events have the messages alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from heddle_trace.importers.chat import generations_of, prompt_of
+from heddle_trace.importers.clocks import seconds
+from heddle_trace.importers.generations import (
+    UNNAMED,
+    Generation,
+    derive_added,
+    identifier,
+    steps_of,
+)
+from heddle_trace.importers.heads import Head
+from heddle_trace.importers.openai_messages import ChatMessage, message_of
+from heddle_trace.importers.protocol import Desk, Found
+from heddle_trace.importers.sources import Source, converted, decoded
+from heddle_trace.limits import Tokens
+from heddle_trace.schema import TrajectoryRecord
+
+_MAIN: Final = ""
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    total_tokens: Tokens | None = None
+    input_tokens_cache_read: Tokens | None = None
+
+
+class _Output(msgspec.Struct):
+    model: str | None = None
+    usage: _Usage | None = None
+    time: float | None = None
+    error: Any = None
+
+
+class _Event(msgspec.Struct):
+    event: str
+    id: Any = None
+    timestamp: float | str | None = None
+    completed: float | str | None = None
+    span_id: str | None = None
+    parent_id: str | None = None
+    type: Any = None
+    name: str | None = None
+    output: _Output | None = None
+    function: str | None = None
+    result: Any = None
+    error: Any = None
+    events: list[dict[str, Any]] = []
+
+
+class _Score(msgspec.Struct):
+    value: Any = None
+
+
+class _Sample(msgspec.Struct):
+    id: int | str
+    epoch: int = 1
+    messages: list[Any] = []
+    events: list[dict[str, Any]] = []
+    scores: dict[str, _Score] | None = None
+    attachments: dict[str, str] = {}
+    limit: Any = None
+
+
+class _Eval(msgspec.Struct):
+    task: str = "inspect"
+    eval_id: str | None = None
+    run_id: str | None = None
+    model: str | None = None
+
+
+class _Header(msgspec.Struct):
+    eval: _Eval = msgspec.field(default_factory=_Eval)
+
+
+_SAMPLES = msgspec.json.Decoder(_Sample)
+_HEADERS = msgspec.json.Decoder(_Header)
+
+
+class Inspect:
+    """Samples of evaluations; the epochs of a sample, in any log of its task, are a group."""
+
+    assumes = (
+        "a tool's time runs from the end of the generation to the end of its last call",
+        "generations by scorers are left out; an agent within an agent is a trajectory of its own",
+    )
+
+    def recognises(self, head: Head) -> bool:
+        """A zip archive, or a document that says what was evaluated."""
+        return head.zipped or (head.has("eval", "version") and "status" in head.document)
+
+    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+        """The records of each sample."""
+        for source in sources:
+            evaluation, samples = _opened(source, desk)
+            for where, sample in samples:
+                with desk.notes.guard(where):
+                    for record in _records(sample, evaluation, source, desk):
+                        yield Found(where, record)
+
+
+def _opened(source: Source, desk: Desk) -> tuple[_Eval, Iterator[tuple[str, _Sample]]]:
+    if not source.zipped:
+        evaluation = source.first("eval", _Eval) or _Eval()
+        return evaluation, source.items(desk.notes, "samples.item", _Sample)
+    evaluation = _Eval()
+    for _, header in source.members(desk.notes, r"header\.json|_journal/start\.json"):
+        evaluation = decoded(header, _HEADERS).eval
+    return evaluation, _unpacked(source, desk)
+
+
+def _unpacked(source: Source, desk: Desk) -> Iterator[tuple[str, _Sample]]:
+    for where, data in source.members(desk.notes, r"samples/.*\.json"):
+        desk.notes.read += 1
+        with desk.notes.guard(where):
+            yield where, decoded(data, _SAMPLES)
+
+
+def _records(
+    sample: _Sample, evaluation: _Eval, source: Source, desk: Desk
+) -> Iterator[TrajectoryRecord]:
+    group = identifier(f"{evaluation.task}/{sample.id}")
+    run = evaluation.eval_id or evaluation.run_id or source.label
+    base = identifier(f"{group}/{run}/{sample.epoch}")
+    lanes = _Lanes(sample, desk)
+    made = lanes.generations or _from_messages(sample, desk)
+    if not made:
+        desk.notes.drop("samples without a generation")
+    for number, (lane, generations) in enumerate(made.items()):
+        yield TrajectoryRecord(
+            trajectory_id=base if not number else identifier(f"{base}/{lanes.name(lane)}-{number}"),
+            group_id=group if not number else identifier(f"{group}/{lanes.name(lane)}"),
+            workload=desk.workload_or(evaluation.task or "inspect"),
+            prompt_tokens=lanes.prompt if lanes.prompt is not None else generations[0].input,
+            steps=steps_of(generations, desk.notes),
+            source=source.path.name,
+            model=evaluation.model,
+            agent="inspect",
+            outcome=_outcome(sample) if not number else None,
+            parent_id=base if number else None,
+            truncated=sample.limit is not None,
+        )
+
+
+def _outcome(sample: _Sample) -> bool | None:
+    """The first score, where it says yes or no."""
+    for score in (sample.scores or {}).values():
+        match score.value:
+            case "C" | True | 1:
+                return True
+            case "I" | "N" | False | 0:
+                return False
+        break
+    return None
+
+
+def _from_messages(sample: _Sample, desk: Desk) -> dict[str, list[Generation]]:
+    """What a log without events tells: who said what, not when."""
+    messages = []
+    for raw in sample.messages:
+        message = message_of(converted(raw, ChatMessage), desk)
+        if message.role == "tool":
+            message.failed = bool(raw.get("error"))
+        messages.append(message)
+    generations = generations_of(messages, desk.notes, simulated_user=True)
+    if not generations:
+        return {}
+    generations[0].input = generations[0].input or prompt_of(messages)
+    return {_MAIN: generations}
+
+
+class _Lanes:
+    """The generations of a sample, apart by the agent that made them."""
+
+    def __init__(self, sample: _Sample, desk: Desk) -> None:
+        self.prompt: int | None = None
+        self.generations: dict[str, list[Generation]] = {}
+        self._desk = desk
+        self._attachments = sample.attachments
+        self._parents: dict[str, str | None] = {}
+        self._agents: dict[str, str] = {}
+        self._scorers: dict[str, None] = {}
+        self._scoring = False
+        self._walk(sample.events, _MAIN)
+        for generations in self.generations.values():
+            derive_added(generations)
+
+    def name(self, lane: str) -> str:
+        """What the agent of a lane is called."""
+        return identifier(self._agents.get(lane) or "agent")
+
+    def _walk(self, events: Sequence[dict[str, Any]], nested_in: str) -> None:
+        for raw in events:
+            # The same key means one thing to one kind of event and another to the next.
+            match raw.get("event"):
+                case "span_begin":
+                    self._span(converted(raw, _Event))
+                case "step" if raw.get("type") == "scorer":
+                    self._scoring = raw.get("action") == "begin"
+                case "model":
+                    self._model(converted(raw, _Event), nested_in)
+                case "tool":
+                    self._tool(converted(raw, _Event), nested_in)
+
+    def _span(self, event: _Event) -> None:
+        span = str(event.id)
+        self._parents[span] = event.parent_id
+        if event.type == "agent":
+            self._agents[span] = event.name or "agent"
+        elif event.type == "scorer":
+            self._scorers[span] = None
+
+    def _lane(self, event: _Event, nested_in: str) -> str | None:
+        """The agent that an event belongs to; None for a scorer."""
+        span, seen = event.span_id, 0
+        while span is not None and seen <= len(self._parents):
+            if span in self._scorers:
+                return None
+            if span in self._agents:
+                return span
+            span, seen = self._parents.get(span), seen + 1
+        return None if self._scoring else nested_in
+
+    def _model(self, event: _Event, nested_in: str) -> None:
+        lane = self._lane(event, nested_in)
+        if lane is None:
+            self._desk.notes.drop("generations by scorers")
+            return
+        output = event.output
+        if output is None or output.usage is None or output.usage.output_tokens is None:
+            self._desk.notes.drop("generations that failed, or have no usage")
+            return
+        usage = output.usage
+        start_s = seconds(event.timestamp)
+        end_s = seconds(event.completed)
+        if end_s is None and start_s is not None and output.time is not None:
+            end_s = start_s + output.time
+        # Some providers count the cached part of a prompt apart, but all of it in the total.
+        prompt = max(
+            usage.input_tokens or 0, (usage.total_tokens or 0) - (usage.output_tokens or 0)
+        )
+        self.generations.setdefault(lane, []).append(
+            Generation(
+                output=usage.output_tokens,
+                input=prompt or None,
+                cached=usage.input_tokens_cache_read,
+                start_s=start_s,
+                end_s=end_s,
+            )
+        )
+
+    def _tool(self, event: _Event, nested_in: str) -> None:
+        lane = self._lane(event, nested_in)
+        mine = self.generations.get(lane) if lane is not None else None
+        if mine:
+            g = mine[-1]
+            failed = event.error is not None
+            g.ok = not failed if g.ok is None else g.ok and not failed
+            g.tools = (*g.tools, event.function or UNNAMED)
+            done_s = seconds(event.completed)
+            if done_s is not None:
+                g.until_s = done_s if g.until_s is None else max(g.until_s, done_s)
+            g.added = (g.added or 0) + self._size(event.result)
+        if any(inner.get("event") == "model" for inner in event.events):
+            self._agents.setdefault(str(event.id), event.function or "agent")
+            self._walk(event.events, str(event.id))
+
+    def _size(self, result: object) -> int:
+        """Tokens of a result, whose text may be kept once for the whole sample."""
+        text = result if isinstance(result, str) else msgspec.json.encode(result).decode()
+        text = self._attachments.get(text.removeprefix("attachment://"), text)
+        return self._desk.tokens.count(text)

@@ -1,0 +1,94 @@
+"""LMCache agent traces: one request a line, with the whole text of prompt and answer.
+
+Source: LMCache/lmcache-agent-trace. `timestamp` is a Unix time in microseconds at which a request
+was sent; when it ended is not recorded.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from heddle_trace.importers.clocks import seconds
+from heddle_trace.importers.generations import (
+    UNNAMED,
+    Generation,
+    derive_added,
+    identifier,
+    steps_of,
+)
+from heddle_trace.importers.heads import Head
+from heddle_trace.importers.protocol import Desk, Found
+from heddle_trace.importers.sessions import Sessions
+from heddle_trace.importers.sources import Source
+from heddle_trace.schema import TrajectoryRecord
+
+
+class _Row(msgspec.Struct):
+    timestamp: float | str
+    input: str
+    output: str
+    session_id: str
+
+
+class _Part(msgspec.Struct, array_like=True):
+    where: str
+    file: str
+    time_s: float
+    input: int
+    output: int
+
+
+_ROWS = msgspec.json.Decoder(_Row)
+
+
+class LmcacheAgent:
+    """Sessions of agents; requests of a session in the order of their times."""
+
+    assumes = (
+        "a request's time is when it was sent; how long it and the tool after it took is not told",
+        "between two requests of a session a tool ran, of a name that is not told",
+        "nothing is known to be repeated: every session is a group of its own",
+    )
+
+    def recognises(self, head: Head) -> bool:
+        """Rows with input, output and a session."""
+        return head.any_row("timestamp", "input", "output", "session_id")
+
+    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+        """One record a session, which may go on from file to file."""
+        with Sessions(_Part) as sessions:
+            for source in sources:
+                for where, row in source.rows(desk.notes, _ROWS):
+                    with desk.notes.guard(where):
+                        sessions.add(identifier(row.session_id), _part(row, where, source, desk))
+            for session, parts in sessions:
+                with desk.notes.guard(parts[0].where):
+                    yield Found(parts[0].where, _record(session, parts, desk))
+
+
+def _part(row: _Row, where: str, source: Source, desk: Desk) -> _Part:
+    return _Part(
+        where=where,
+        file=source.path.name,
+        time_s=seconds(row.timestamp) or 0.0,
+        input=desk.tokens.count(row.input),
+        output=desk.tokens.count(row.output),
+    )
+
+
+def _record(session: str, parts: Sequence[_Part], desk: Desk) -> TrajectoryRecord:
+    ordered = sorted(parts, key=lambda part: part.time_s)
+    if ordered != list(parts):
+        desk.notes.assume("sessions whose lines were not in the order of time, put in order")
+    generations = [Generation(output=p.output, input=p.input, start_s=p.time_s) for p in ordered]
+    for g in generations[:-1]:
+        g.tools = (UNNAMED,)
+    derive_added(generations)
+    return TrajectoryRecord(
+        trajectory_id=session,
+        group_id=session,
+        workload=desk.workload_or("agent"),
+        prompt_tokens=generations[0].input,
+        steps=steps_of(generations, desk.notes),
+        source=parts[0].file,
+    )

@@ -1,0 +1,110 @@
+"""A message as OpenAI's chat API has it, which half of all logs do."""
+
+from typing import Any
+
+import msgspec
+
+from heddle_trace.importers.chat import ROLES, Message, text_of
+from heddle_trace.importers.clocks import seconds
+from heddle_trace.importers.generations import UNNAMED
+from heddle_trace.importers.notes import DamagedError
+from heddle_trace.importers.protocol import Desk
+from heddle_trace.limits import Tokens
+
+
+class CallFunction(msgspec.Struct):
+    """The function of a call; arguments as JSON text, or parsed already."""
+
+    name: str | None = None
+    arguments: Any = None
+
+
+class ToolCall(msgspec.Struct):
+    """One call; some logs have name and arguments beside each other."""
+
+    function: CallFunction | str | None = None
+    name: str | None = None
+    arguments: Any = None
+
+
+class CachedTokens(msgspec.Struct):
+    """Part of `Usage`."""
+
+    cached_tokens: Tokens | None = None
+
+
+class Usage(msgspec.Struct):
+    """What a provider counted for one generation, in either of its two spellings."""
+
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    prompt_tokens_details: CachedTokens | None = None
+
+    @property
+    def prompt(self) -> int | None:
+        """Tokens of the prompt, cached ones included."""
+        return self.prompt_tokens if self.prompt_tokens is not None else self.input_tokens
+
+    @property
+    def generated(self) -> int | None:
+        """Tokens generated."""
+        return self.completion_tokens if self.completion_tokens is not None else self.output_tokens
+
+    @property
+    def cached(self) -> int | None:
+        """Tokens of the prompt that the provider had in its cache."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+
+class ChatMessage(msgspec.Struct):
+    """A message; times and usage are additions of those who log."""
+
+    role: str
+    content: Any = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: CallFunction | None = None
+    reasoning_content: str | None = None
+    usage: Usage | None = None
+    timestamp: float | str | None = None
+    created_at: float | str | None = None
+    name: str | None = None
+
+
+def message_of(message: ChatMessage, desk: Desk) -> Message:
+    """The message without its text. Raises DamagedError for a role that is none."""
+    role = ROLES.get(message.role)
+    if role is None:
+        raise DamagedError(f"role {message.role[:40]!r} is not known; use {', '.join(ROLES)}")
+    calls = [_call(call) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append((message.function_call.name or UNNAMED, message.function_call.arguments))
+    usage = message.usage if role == "assistant" and message.usage is not None else Usage()
+    tokens = 0
+    if usage.generated is None:
+        tokens = text_of(message.content, desk.tokens, desk.notes)
+        tokens += desk.tokens.count(message.reasoning_content)
+        tokens += sum(desk.tokens.count(name + _text(arguments)) for name, arguments in calls)
+    time = message.timestamp if message.timestamp is not None else message.created_at
+    return Message(
+        role=role,
+        tokens=tokens,
+        calls=tuple(name for name, _ in calls),
+        time_s=seconds(time),
+        output=usage.generated,
+        input=usage.prompt,
+        cached=usage.cached,
+    )
+
+
+def _call(call: ToolCall) -> tuple[str, object]:
+    if isinstance(call.function, CallFunction):
+        return call.function.name or UNNAMED, call.function.arguments
+    return call.function or call.name or UNNAMED, call.arguments
+
+
+def _text(arguments: object) -> str:
+    if arguments is None:
+        return ""
+    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()

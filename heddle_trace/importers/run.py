@@ -1,0 +1,106 @@
+"""An import from beginning to end: files in, a trace and a report out."""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from heddle_trace.errors import TraceError
+from heddle_trace.importers.formats import AUTO, FORMATS, format_of
+from heddle_trace.importers.notes import DamagedError, Notes
+from heddle_trace.importers.protocol import Desk
+from heddle_trace.importers.sources import sources as sources_of
+from heddle_trace.importers.tokens import CHARS_PER_TOKEN, counter
+from heddle_trace.writing import TraceWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReport:
+    """What an import read, wrote, left out and assumed.
+
+    `read` counts lines, items of documents, or members of archives. `damaged` of them were left
+    out under `skip_bad`; `first_damaged` says of some which, and why.
+    """
+
+    format: str
+    files: tuple[str, ...]
+    read: int
+    trajectories: int
+    steps: int
+    output_tokens: int
+    damaged: int
+    first_damaged: tuple[str, ...]
+    dropped: Mapping[str, int]
+    assumed: Mapping[str, int]
+    assumptions: tuple[str, ...]
+    sha256: str
+
+
+def import_trace(
+    paths: Sequence[str | Path],
+    out: str | Path,
+    *,
+    format: str = AUTO,
+    skip_bad: bool = False,
+    tokenizer: str | None = None,
+    chars_per_token: float = CHARS_PER_TOKEN,
+    workload: str | None = None,
+) -> ImportReport:
+    """Read logs of one format and write them as a trace: counts and times only.
+
+    Memory does not grow with the files, beyond the largest record. `tokenizer` and
+    `chars_per_token` say how tokens are counted where the log does not (`tokens.counter`).
+    `workload` replaces what the format would call the task.
+
+    Raises TraceError, naming file and line, for files that are not as their format wants them; with
+    `skip_bad` damaged records are left out and counted instead. The trace is then not written.
+    """
+    files = sources_of(paths)
+    if not files:
+        raise TraceError("no file to import; name one or more")
+    if any(Path(out).resolve() == source.path.resolve() for source in files):
+        raise TraceError(f"{out}: is one of the files to import; write to another")
+    name = format_of(files, format)
+    tokens = counter(tokenizer, chars_per_token)
+    notes = Notes(skip_bad=skip_bad)
+    steps = output_tokens = 0
+    try:
+        with TraceWriter(out) as writer:
+            for found in FORMATS[name].records(files, Desk(notes, tokens, workload)):
+                with notes.guard(found.where):
+                    try:
+                        writer.write(found.record)
+                    except TraceError as error:
+                        raise DamagedError(str(error)) from None
+                    steps += len(found.record.steps)
+                    output_tokens += sum(step.output_tokens or 0 for step in found.record.steps)
+            if not writer.trajectories:
+                raise TraceError(f"{files[0].path}: {_empty(notes)}; nothing was written")
+    except sqlite3.OperationalError as error:
+        raise TraceError(
+            f"no room for temporary files ({error}); set TMPDIR to another disk"
+        ) from None
+    if tokens.texts:
+        notes.assume(f"texts counted {tokens.name}, since no count was recorded", tokens.texts)
+    return ImportReport(
+        format=name,
+        files=tuple(str(source.path) for source in files),
+        read=notes.read,
+        trajectories=writer.trajectories,
+        steps=steps,
+        output_tokens=output_tokens,
+        damaged=notes.damaged,
+        first_damaged=tuple(notes.first_damaged),
+        dropped=dict(notes.dropped),
+        assumed=dict(notes.assumed),
+        assumptions=FORMATS[name].assumes,
+        sha256=writer.sha256,
+    )
+
+
+def _empty(notes: Notes) -> str:
+    left_out = [*(f"{count:,} {what}" for what, count in notes.dropped.items())]
+    if notes.damaged:
+        left_out.append(f"{notes.damaged:,} damaged records, the first at {notes.first_damaged[0]}")
+    why = f" (left out: {'; '.join(left_out)})" if left_out else ""
+    return f"holds no trajectory of this format{why}"

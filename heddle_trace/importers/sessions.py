@@ -1,0 +1,69 @@
+"""Sessions that a log interleaves, put together again in memory that does not grow with the log."""
+
+import sqlite3
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_BATCH = 1_000
+_CACHE_KIB = 32 * 1024
+
+
+class Sessions(Generic[T]):
+    """Parts of sessions, given back session by session, each in the order in which they came.
+
+    A context manager. The parts are in a database without a name: in memory while it is small,
+    beyond its cache in a file that vanishes with it.
+    """
+
+    def __init__(self, part: type[T]) -> None:
+        self._decoder = msgspec.msgpack.Decoder(part)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._pending: list[tuple[str, bytes]] = []
+
+    def __enter__(self) -> "Sessions[T]":
+        """Make the database."""
+        self._db = sqlite3.connect("", isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=OFF")
+        self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
+        self._db.execute("PRAGMA temp_store=FILE")
+        self._db.execute("CREATE TABLE parts (session TEXT, part BLOB)")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _: TracebackType | None,
+    ) -> None:
+        """Forget everything."""
+        self._db.close()
+
+    def add(self, session: str, part: T) -> None:
+        """Append a part to a session."""
+        self._pending.append((session, self._encode(part)))
+        if len(self._pending) >= _BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT INTO parts VALUES (?, ?)", self._pending)
+        self._db.execute("COMMIT")
+        self._pending.clear()
+
+    def __iter__(self) -> Iterator[tuple[str, list[T]]]:
+        """Sessions in the order of their first parts."""
+        self._flush()
+        rows = self._db.execute(
+            "SELECT parts.session, part FROM parts JOIN "
+            "(SELECT session, min(rowid) AS first FROM parts GROUP BY session) AS firsts "
+            "ON parts.session = firsts.session ORDER BY first, parts.rowid"
+        )
+        for session, group in groupby(rows, key=itemgetter(0)):
+            yield session, [self._decoder.decode(part) for _, part in group]

@@ -1,0 +1,274 @@
+"""Files of logs, read as a stream: lines, items of one big JSON document, members of an archive.
+
+Nothing here holds more than one line or item. What is wrong with a file as a whole is a TraceError;
+what is wrong with a part of it goes to `Notes`, which stops or counts.
+"""
+
+import gzip
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, NoReturn, TypeVar, cast
+
+import ijson
+import msgspec
+
+from heddle_trace.errors import TraceError
+from heddle_trace.importers.notes import DamagedError, Notes
+
+T = TypeVar("T")
+
+MAX_LINE_BYTES: Final = 64 * 1024**2
+"""One line is held in memory; a longer one is a document that is not JSON lines, or rubbish."""
+
+_GZIP, _ZIP, _ZSTD = b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd"
+_BOM = b"\xef\xbb\xbf"
+_TOO_SHORT = "the gzip data ends too early: the file was cut off; copy it again"
+_CHUNK = 1024**2
+_END: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file. `label` tells it from the others of an import, and is what ids are made of."""
+
+    path: Path
+    label: str
+
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """The uncompressed bytes. Raises TraceError when they cannot be read."""
+        with _told(self.path), ExitStack() as stack:
+            stream: BinaryIO = stack.enter_context(self.path.open("rb"))
+            start = stream.read(4)
+            stream.seek(0)
+            if start.startswith(_ZSTD):
+                raise TraceError(f"{self.path}: is compressed with zstd; unpack it first")
+            if start.startswith(_GZIP):
+                stream = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=stream)))
+            yield stream
+
+    def lines(self, notes: Notes) -> Iterator[tuple[str, bytes]]:
+        """Each line that is not blank, with the words for where it stands."""
+        number = 0
+        with self.opened() as stream:
+            while True:
+                line = b""
+                with notes.guard(f"{self.path}: after line {number}"), _whole():
+                    line = stream.readline(MAX_LINE_BYTES + 1)
+                if not line:
+                    return
+                number += 1
+                where = f"{self.path}: line {number}"
+                if number == 1:
+                    line = line.removeprefix(_BOM)
+                if len(line) > MAX_LINE_BYTES:
+                    with notes.guard(where), _whole():
+                        while line and not line.endswith(b"\n"):
+                            line = stream.readline(_CHUNK)
+                        raise DamagedError(f"is longer than {MAX_LINE_BYTES // 1024**2} MiB")
+                elif not line.isspace():
+                    yield where, line
+
+    def rows(self, notes: Notes, decoder: "msgspec.json.Decoder[T]") -> Iterator[tuple[str, T]]:
+        """Each line as one JSON value; a damaged one stops the import or is left out."""
+        for where, line in self.lines(notes):
+            notes.read += 1
+            with notes.guard(where):
+                yield where, decoded(line, decoder)
+
+    def items(self, notes: Notes, prefix: str, kind: type[T]) -> Iterator[tuple[str, T]]:
+        """Each value at `prefix` of one JSON document, in ijson's notation, as `kind`."""
+        with self.opened() as stream:
+            found = ijson.items(stream, prefix, use_float=True)
+            yield from self._converted(notes, found, kind)
+
+    def pairs(self, notes: Notes, kind: type[T]) -> Iterator[tuple[str, tuple[str, T]]]:
+        """Each key and value of one JSON object, values as `kind`."""
+        with self.opened() as stream:
+            found = ijson.kvitems(stream, "", use_float=True)
+            yield from self._converted(notes, found, tuple[str, kind])  # type: ignore[valid-type]
+
+    def _converted(
+        self, notes: Notes, found: Iterator[object], kind: type[T]
+    ) -> Iterator[tuple[str, T]]:
+        number = 0
+        while True:
+            value: object = _END
+            with notes.guard(f"{self.path}: after record {number}"), _whole():
+                value = next(found, _END)
+            if value is _END:
+                return
+            number += 1
+            notes.read += 1
+            where = f"{self.path}: record {number}"
+            with notes.guard(where):
+                yield where, converted(value, kind)
+
+    def first(self, prefix: str, kind: type[T]) -> T | None:
+        """The first value at `prefix`, or None: where the document has none, or is damaged.
+
+        Damage is told by the pass that reads the records.
+        """
+        try:
+            with self.opened() as stream, _whole():
+                for value in ijson.items(stream, prefix, use_float=True):
+                    return converted(value, kind)
+        except DamagedError:
+            pass
+        return None
+
+    def members(self, notes: Notes, pattern: str) -> Iterator[tuple[str, bytes]]:
+        """The content of each member of a zip archive whose name matches, in its order."""
+        with _told(self.path), _archive(self.path) as archive:
+            for name in archive.namelist():
+                if re.fullmatch(pattern, name):
+                    where = f"{self.path}: {name}"
+                    with notes.guard(where):
+                        with _whole():
+                            data = archive.read(name)
+                        yield where, data
+
+    @property
+    def zipped(self) -> bool:
+        """Whether it is a zip archive."""
+        with _told(self.path), self.path.open("rb") as stream:
+            return stream.read(4) == _ZIP
+
+
+def sources(paths: Sequence[str | Path]) -> list[Source]:
+    """Files of an import, each with a label of its own: as much of its path as tells it apart.
+
+    Raises TraceError for what is no readable file, and for a file that is named twice.
+    """
+    named = [Path(path) for path in paths]
+    seen: dict[Path, Path] = {}
+    for path in named:
+        if path.is_dir():
+            raise TraceError(f"{path}: is a folder; name the files in it")
+        if not path.exists():
+            raise TraceError(f"{path}: no such file; check the path")
+        if not path.is_file():
+            raise TraceError(f"{path}: is a pipe or a device; save it to a file first")
+        if seen.setdefault(path.resolve(), path) is not path:
+            raise TraceError(f"{path}: is named twice; name each file once")
+    return [Source(path, label) for path, label in zip(named, _labels(named), strict=True)]
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """As much of the end of each path as tells it from the others, endings left out if need be."""
+    plain = [path.absolute() for path in paths]
+    for candidates in ([path.with_name(_stem(path.name)) for path in plain], plain):
+        for depth in range(1, max((len(path.parts) for path in plain), default=0) + 1):
+            labels = ["/".join(path.parts[-depth:]) for path in candidates]
+            if len(dict.fromkeys(labels)) == len(labels):
+                return labels
+    return [str(path) for path in plain]
+
+
+def decoded(line: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    """One JSON value. Raises DamagedError in a user's words."""
+    try:
+        return decoder.decode(line)
+    except msgspec.ValidationError as error:
+        raise DamagedError(_field_first(str(error))) from None
+    except UnicodeDecodeError:
+        raise DamagedError("is not UTF-8; save the file in UTF-8") from None
+    except (msgspec.DecodeError, RecursionError):
+        return converted(_parsed(line), decoder.type)
+
+
+def _parsed(line: bytes) -> object:
+    """Parse what msgspec refused: it takes no lone surrogates, which logs of cut text hold."""
+    try:
+        return json.loads(line, parse_constant=_no_number)
+    except UnicodeDecodeError:
+        raise DamagedError("is not UTF-8; save the file in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise DamagedError(f"malformed JSON at column {error.colno} ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"not readable as JSON ({error})") from None
+
+
+def _no_number(constant: str) -> NoReturn:
+    raise DamagedError(f"holds {constant}, which JSON does not have")
+
+
+def converted(value: object, kind: type[T]) -> T:
+    """A parsed JSON value as a struct. Raises DamagedError in a user's words."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise DamagedError(_field_first(str(error))) from None
+    except RecursionError:
+        raise DamagedError("is nested too deeply") from None
+
+
+def _field_first(message: str) -> str:
+    """msgspec's message with the field in front, as the rest of Heddle has it."""
+    match = re.fullmatch(r"(.*) - at `(?:key in )?\$\.?(.*)`", message, re.DOTALL)
+    text, where = match.groups() if match else (message, "")
+    missing = re.fullmatch(r"Object missing required field `(.*)`", text)
+    if missing:
+        field = f"{where}.{missing[1]}" if where else missing[1]
+        return f"{field} is missing"
+    text = text[:1].lower() + text[1:].replace("`", "")
+    return f"{where}: {text}" if where else text
+
+
+def _stem(name: str) -> str:
+    for suffix in (".gz", ".jsonl", ".json", ".traj", ".eval", ".csv"):
+        name = name.removesuffix(suffix) or name
+    return name
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Failures of the disk and of permissions, as one message about the file that is read."""
+    try:
+        yield
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except zipfile.BadZipFile as error:
+        raise TraceError(f"{path}: the zip archive is damaged ({error}); copy it again") from None
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """What breaks a file off in its middle, as damage: what came before it was sound."""
+    try:
+        yield
+    except EOFError:
+        raise DamagedError(_TOO_SHORT) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DamagedError(f"the gzip data is damaged ({error}); copy it again") from None
+    except NotImplementedError as error:
+        raise DamagedError(f"is packed in a way that Python cannot read ({error})") from None
+    except zipfile.BadZipFile as error:
+        raise DamagedError(f"is damaged ({error})") from None
+    except ijson.JSONError as error:
+        raise DamagedError(_json_fault(str(error))) from None
+
+
+def _json_fault(message: str) -> str:
+    """What ijson's parser says, which is for a programmer, in a user's words."""
+    if "premature EOF" in message:
+        return "the JSON document ends too early: the file was cut off; copy it again"
+    if "UTF8" in message:
+        return "is not UTF-8 from here on; save the file in UTF-8"
+    if re.search(r"\bNaN\b|\bInfinity\b", message):
+        return "holds NaN or Infinity, which JSON does not have; nothing after it can be read"
+    said = message.partition("\n")[0].rpartition(":")[2].strip(" .'")
+    return f"malformed JSON ({said}); nothing after it can be read"

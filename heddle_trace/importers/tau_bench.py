@@ -1,0 +1,70 @@
+"""tau-bench: one JSON array of runs, each a chat between an agent and a simulated user.
+
+Source: sierra-research/tau-bench, `historical_trajectories` and its `results`. No counts, no times.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from heddle_trace.importers.chat import Message, generations_of, prompt_of
+from heddle_trace.importers.generations import fingerprint, identifier, steps_of
+from heddle_trace.importers.heads import Head
+from heddle_trace.importers.openai_messages import ChatMessage, message_of
+from heddle_trace.importers.protocol import Desk, Found
+from heddle_trace.importers.sources import Source
+from heddle_trace.schema import TrajectoryRecord
+
+
+class _Run(msgspec.Struct):
+    task_id: int | str
+    traj: list[ChatMessage]
+    trial: int = 0
+    reward: float | None = None
+    info: dict[str, Any] | None = None
+
+
+class TauBench:
+    """Runs of tau-bench; the trials of a task are its group."""
+
+    assumes = (
+        "no times are recorded; a tool succeeded unless its answer begins with 'Error'",
+        "the schemas of the tools are not in the file: prompts are low by their size",
+    )
+
+    def recognises(self, head: Head) -> bool:
+        """A list of runs with `traj` and `task_id`."""
+        return "traj" in head.item() and "task_id" in head.item()
+
+    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+        """One record a run."""
+        for source in sources:
+            for where, run in source.items(desk.notes, "item", _Run):
+                with desk.notes.guard(where):
+                    yield Found(where, _record(run, source, desk))
+
+
+def _record(run: _Run, source: Source, desk: Desk) -> TrajectoryRecord:
+    messages = [_told(message_of(m, desk), m) for m in run.traj]
+    task = (run.info or {}).get("task")
+    # The task itself, not its number: number 3 of the airline is not number 3 of the shop.
+    group = (
+        f"{run.task_id}-{fingerprint(msgspec.json.encode(task))[:8]}" if task else f"{run.task_id}"
+    )
+    return TrajectoryRecord(
+        trajectory_id=identifier(f"{source.label}/{run.task_id}/{run.trial}"),
+        group_id=identifier(group),
+        workload=desk.workload_or("customer-service"),
+        prompt_tokens=prompt_of(messages),
+        steps=steps_of(generations_of(messages, desk.notes, simulated_user=True), desk.notes),
+        source=source.path.name,
+        agent="tau-bench",
+        outcome=None if run.reward is None else run.reward >= 1.0,
+    )
+
+
+def _told(message: Message, raw: ChatMessage) -> Message:
+    if message.role == "tool":
+        message.failed = isinstance(raw.content, str) and raw.content.startswith("Error")
+    return message

@@ -1,0 +1,124 @@
+"""Writes a file, or a trace record by record, so that it is there whole or not at all."""
+
+import gzip
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, cast
+
+import msgspec
+
+from heddle_trace.errors import TraceError
+from heddle_trace.limits import MAX_FILE_BYTES
+from heddle_trace.problems import RECORD_DECODER, problems_in
+from heddle_trace.schema import TrajectoryRecord
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write beside its place; it is put there when the block ends without an error.
+
+    Raises OSError, with the path that was asked for, when the disk refuses.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink()
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # what the user asked for
+            error.add_note("Nothing was written.")
+        raise
+
+
+@contextmanager
+def packed(stream: BinaryIO) -> Iterator[BinaryIO]:
+    """Gzip without the time and the file name, which would make equal traces differ."""
+    with gzip.GzipFile(filename="", mode="wb", fileobj=stream, compresslevel=9, mtime=0) as gz:
+        yield cast(BinaryIO, gz)
+
+
+def trace_path(path: str | Path) -> Path:
+    """Check the name of a trace to be written. Raises TraceError."""
+    path = Path(path)
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        raise TraceError(f"{path}: a trace must be named *.jsonl or *.jsonl.gz")
+    return path
+
+
+class TraceWriter:
+    """Writes a trace one record at a time, in memory that does not grow with it.
+
+    A context manager: the file appears when the block ends without an error. Equal records give
+    the bytes that `write_trace` gives.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Raise TraceError for a name that is not a trace's."""
+        self.path = trace_path(path)
+        self.trajectories = 0
+        self._bytes = 0
+        self._hash = hashlib.sha256()
+        self._stack = ExitStack()
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the uncompressed bytes so far."""
+        return self._hash.hexdigest()
+
+    def __enter__(self) -> "TraceWriter":
+        """Open the file beside its place."""
+        with ExitStack() as stack:
+            self._stream = stack.enter_context(whole(self.path))
+            if self.path.name.endswith(".gz"):
+                self._stream = stack.enter_context(packed(self._stream))
+            # A database without a name is private, and on disk only when it outgrows its cache.
+            self._ids = sqlite3.connect("", isolation_level=None)
+            stack.callback(self._ids.close)
+            self._ids.execute("PRAGMA journal_mode=OFF")
+            self._ids.execute("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Put the file in its place, or leave nothing of it."""
+        self._stack.__exit__(kind, error, trace)
+
+    def write(self, record: TrajectoryRecord) -> None:
+        """Add a record.
+
+        Raises TraceError, naming the field, for one that could not be read back as it is, or whose
+        id is taken. The record is then left out, and the writer may go on.
+        """
+        line = msgspec.json.encode(record) + b"\n"
+        try:
+            back = RECORD_DECODER.decode(line)
+        except msgspec.MsgspecError:
+            raise TraceError(str(problems_in(line, 1)[0]).removeprefix("line 1: ")) from None
+        if back != record:  # NaN is encoded as null: a number would silently become a gap.
+            raise TraceError("it holds a number that JSON does not have, NaN or Infinity")
+        if self._bytes + len(line) > MAX_FILE_BYTES:
+            raise TraceError(f"the trace outgrows {MAX_FILE_BYTES // 1024**3} GiB; import less")
+        try:
+            self._ids.execute("INSERT INTO ids VALUES (?)", (record.trajectory_id,))
+        except sqlite3.IntegrityError:
+            message = f"trajectory_id {record.trajectory_id!r} is taken by an earlier record"
+            raise TraceError(message) from None
+        self._stream.write(line)
+        self._hash.update(line)
+        self._bytes += len(line)
+        self.trajectories += 1
