@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("heddle_core", "heddle_trace", "heddle_sim", "heddle_runtime", "heddle")
+PACKAGES = (
+    "heddle_core",
+    "heddle_trace",
+    "heddle_sim",
+    "heddle_runtime",
+    "heddle_predict",
+    "heddle",
+)
 SOURCES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 
 FILE_LINES, FUNCTION_LINES = 400, 70

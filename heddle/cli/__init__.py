@@ -11,10 +11,12 @@ from heddle.cli.errors import encodable, heeded, told
 VERBS = {
     "compare": "heddle.cli.compare:compare",
     "simulate": "heddle.cli.simulate:simulate",
+    "run": "heddle.cli.run:run",
     "plan": "heddle.cli.plan:plan",
     "replay": "heddle.cli.replay:replay",
     "report": "heddle.cli.report:report",
     "trace": "heddle.cli.trace:trace",
+    "predict": "heddle.cli.predict:predict",
     "policies": "heddle.cli.policies:policies",
 }
 

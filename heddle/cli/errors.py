@@ -14,7 +14,7 @@ from click.exceptions import Exit
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
-OURS = ("heddle", "heddle_core", "heddle_sim", "heddle_trace", "heddle_runtime")
+OURS = ("heddle", "heddle_core", "heddle_sim", "heddle_trace", "heddle_runtime", "heddle_predict")
 RUN_FAILURES = ("MetricsError", "StuckError", "LedgerError", "WorkerError")
 """Errors of ours that say that a run went wrong, and not that it was asked for wrongly."""
 

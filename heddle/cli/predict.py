@@ -1,0 +1,279 @@
+"""`heddle predict`: fit a length predictor on traces, judge it on others, say what it is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.table import Table
+
+    from heddle_predict.artefact import Artefact, Kind
+    from heddle_predict.corpus import Source
+    from heddle_predict.evaluate import ByStep
+
+_PATH = click.Path(path_type=Path)
+_TRACES = click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=_PATH)
+
+
+@click.group()
+def predict() -> None:
+    """Learn from traces how many tokens a trajectory still has to make."""
+
+
+@predict.command()
+@_TRACES
+@click.option("-o", "--output", metavar="MODEL.heddle", required=True, type=_PATH)
+@click.option(
+    "--model",
+    "kind",
+    type=click.Choice(["trees", "sequence", "llm"]),
+    default="trees",
+    show_default=True,
+    help="Boosted trees, a recurrent network, or a language model with a regression head",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--base",
+    type=_PATH,
+    help="Folder of the causal language model to fine-tune; with --model llm",
+)
+@click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    type=_PATH,
+    help="JSON lines with the texts of the traces' trajectories; with --model llm",
+)
+def fit(
+    traces: tuple[Path, ...],
+    output: Path,
+    kind: Kind,
+    seed: int,
+    base: Path | None,
+    texts: tuple[Path, ...],
+) -> None:
+    """Learn from every TRACE and write MODEL.heddle; nothing is written when that fails."""
+    from heddle.cli.progress import progress
+    from heddle_predict.artefact import SUFFIX, write_artefact
+    from heddle_predict.corpus import read_source
+    from heddle_predict.fit import fit as fitted
+
+    if (base is None) == (kind == "llm"):
+        raise click.UsageError("--base names the language model of --model llm, and of no other")
+    if texts and kind != "llm":
+        raise click.UsageError("--text is read by --model llm alone; the others see no text")
+    if output.suffix != SUFFIX or not output.absolute().parent.is_dir():
+        raise click.UsageError(f"-o {output}: name a *{SUFFIX} file in a folder that exists")
+    sources = [read_source(path) for path in traces]
+    command = shlex.join(
+        ["heddle", "predict", "fit", *(path.name for path in traces), "-o", output.name]
+        + ["--model", kind, "--seed", str(seed)]
+        + (["--base", base.name] if base else [])
+        + [part for path in texts for part in ("--text", path.name)]
+    )
+    with progress(f"fitting {kind}"):
+        if base is not None:
+            from heddle_predict.language import fit_language
+
+            artefact = fit_language(sources, base=base, texts=texts, seed=seed, command=command)
+        else:
+            artefact = fitted(sources, kind=kind, seed=seed, command=command)
+        sha256 = write_artefact(output, artefact)
+    for source in sources:
+        if source.dropped:
+            click.echo(f"{source.name}: left out {source.dropped:,} of unknown length", err=True)
+    click.echo(
+        f"{output}: {kind}, {artefact.header.examples:,} examples of "
+        f"{sum(len(s.scripts) for s in sources):,} trajectories, error {artefact.header.error:.3f} "
+        f"(natural log, groups left out), sha256 {sha256[:16]}"
+    )
+
+
+@predict.command()
+@click.argument("model", metavar="MODEL", type=_PATH)
+@_TRACES
+@click.option(
+    "--slots",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Share of a trace's trajectories that run at once",
+)
+@click.option(
+    "--text", "texts", multiple=True, type=_PATH, help="As in fit, for a model of kind llm"
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables")
+def evaluate(
+    model: Path, traces: tuple[Path, ...], slots: float, texts: tuple[Path, ...], as_json: bool
+) -> None:
+    """Judge MODEL on every TRACE, played as a rollout that it has not seen.
+
+    Recall is that of the longest 20 %; columns are numbers of steps behind a trajectory.
+    """
+    from heddle.cli.progress import progress
+    from heddle_predict.answering import answering
+    from heddle_predict.artefact import read_artefact
+    from heddle_predict.corpus import read_source
+    from heddle_predict.evaluate import judge_quantiles, untrained
+    from heddle_predict.play import Pace
+
+    artefact = read_artefact(model)
+    answer = answering(artefact, model, texts)
+    sources = [read_source(path) for path in traces]
+    pace = Pace(slots=slots)
+    found: dict[str, dict[str, ByStep]] = {}
+    with progress(f"evaluating on {len(sources)} traces"):
+        for source in sources:
+            asked, quantiles = answer(source, pace)
+            judged = judge_quantiles(asked, quantiles, artefact.header.levels)
+            found[source.name] = {artefact.header.kind: judged, **untrained(source, pace)}
+    known = [trained.sha256 for trained in artefact.header.trained_on]
+    for source in sources:
+        if source.sha256 in known:
+            click.echo(f"{source.name}: the model was trained on this trace", err=True)
+    if as_json:
+        click.echo(json.dumps(_plain(model, artefact, sources, found), allow_nan=False))
+        return
+    from heddle.cli.show import show
+
+    for source in sources:
+        head = (
+            f"{source.name}: {len(source.scripts):,} trajectories, {len(source.groups()):,} groups"
+        )
+        click.echo(click.style(head, bold=True))
+        show(_judged(found[source.name]))
+        show(_calibrated(found[source.name][artefact.header.kind], artefact.header.levels))
+
+
+@predict.command()
+@click.argument("model", metavar="MODEL", type=_PATH)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+def describe(model: Path, as_json: bool) -> None:
+    """Say what MODEL is, what it looks at, and what it was trained on."""
+    from rich.table import Table
+
+    from heddle.cli.show import show
+    from heddle_predict.artefact import read_artefact
+
+    artefact = read_artefact(model)
+    header = artefact.header
+    if as_json:
+        import msgspec
+
+        plain = msgspec.to_builtins(header) | {"sha256": artefact.sha256}
+        click.echo(json.dumps(plain))
+        return
+    table = Table(box=None, show_header=False)
+    settings = ", ".join(f"{k} {v}" for k, v in header.settings.items())
+    rows = {
+        "kind": f"{header.kind} ({settings})" if settings else header.kind,
+        "schema": f"{header.schema}, written by Heddle {header.heddle}",
+        "sha256": artefact.sha256,
+        "command": header.command,
+        "seed": str(header.seed),
+        "examples": f"{header.examples:,}",
+        "error": f"{header.error:.3f} (natural log, on groups left out of training)",
+        "quantiles": ", ".join(f"{level:g}" for level in header.levels),
+        "features": f"{len(header.features)}: {', '.join(header.features)}",
+        "tools": ", ".join(header.tools) or "none by name",
+        "size": f"{sum(a.size for a in artefact.arrays.values()):,} numbers",
+    }
+    for name, text in rows.items():
+        table.add_row(name, text)
+    for trained in header.trained_on:
+        table.add_row(
+            "trained on",
+            f"{trained.name}: {trained.trajectories:,} trajectories, {trained.groups:,} groups, "
+            f"sha256 {trained.sha256[:16]}",
+        )
+    for task, levels in header.tasks.items():
+        table.add_row(
+            "task",
+            f"{task}: {levels.total_tokens:,.0f} output tokens a trajectory, "
+            f"{levels.step_tokens:,.0f} a step, {levels.payload_tokens:,.0f} a tool answer",
+        )
+    show(table)
+
+
+def _judged(found: Mapping[str, ByStep]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None)
+    for name in ("", "predictor"):
+        table.add_column(name)
+    steps = list(next(iter(found.values())))
+    for step in steps:
+        table.add_column(f"{step} steps", justify="right")
+    first = next(iter(found.values()))
+    counts = [str(f.trajectories) if (f := first[step]) else "-" for step in steps]
+    table.add_row("trajectories", "", *counts)
+    names = {
+        "recall": "recall",
+        "pearson": "Pearson",
+        "spearman": "Spearman",
+        "median_error_tokens": "median error, tokens",
+    }
+    for key, title in names.items():
+        for predictor, judged in found.items():
+            cells = [_cell(judged[step], key) for step in steps]
+            table.add_row(title, predictor, *cells)
+            title = ""
+    return table
+
+
+def _calibrated(judged: ByStep, levels: Sequence[float]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None)
+    table.add_column("at or below quantile")
+    for step in judged:
+        table.add_column(f"{step} steps", justify="right")
+    for i, level in enumerate(levels):
+        cells = [f"{f.coverage[i]:.2f}" if f else "-" for f in judged.values()]
+        table.add_row(f"{level:g}", *cells)
+    return table
+
+
+def _cell(figures: object, key: str) -> str:
+    if figures is None:
+        return "-"
+    value = float(getattr(figures, key))
+    return f"{value:,.0f}" if key == "median_error_tokens" else f"{value:.2f}"
+
+
+def _plain(
+    path: Path,
+    artefact: Artefact,
+    sources: Sequence[Source],
+    found: Mapping[str, Mapping[str, ByStep]],
+) -> dict[str, Any]:
+    traces = [
+        {
+            "trace": source.name,
+            "sha256": source.sha256,
+            "trajectories": len(source.scripts),
+            "groups": len(source.groups()),
+            "dropped": source.dropped,
+            "predictors": {
+                name: {str(step): asdict(f) if f else None for step, f in judged.items()}
+                for name, judged in found[source.name].items()
+            },
+        }
+        for source in sources
+    ]
+    return {
+        "schema": "heddle.predict.evaluate/1",
+        "model": str(path),
+        "sha256": artefact.sha256,
+        "kind": artefact.header.kind,
+        "levels": artefact.header.levels,
+        "traces": traces,
+    }

@@ -1,0 +1,232 @@
+"""Model files: a zip of one JSON header and plain arrays, each with its hash. No pickle, no code.
+
+The header says what the model is, what it looks at, what it was trained on and by which command.
+Whatever does not fit is refused by name: another schema, a newer version, damage, other features.
+"""
+
+import io
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from heddle_core.predict.features import Levels, Vocabulary
+from heddle_predict.errors import PredictError
+
+Kind: TypeAlias = Literal["trees", "sequence", "llm"]
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+SCHEMA: Final = "heddle.model"
+VERSION: Final = 1
+SUFFIX: Final = ".heddle"
+
+_HEADER: Final = "header.json"
+_ARRAYS: Final = "arrays/"
+_FILES: Final = "files/"
+_MOST_HEADER_BYTES: Final = 4 << 20
+_MOST_BYTES: Final = 64 << 30  # a language model and its optimiser's patience end before this
+_EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # equal models are equal files
+
+
+class TrainedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One trace that a model learned from."""
+
+    name: str
+    sha256: str
+    trajectories: int
+    groups: int
+    dropped: int = 0
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model file says of itself."""
+
+    schema: str
+    kind: Kind
+    heddle: str
+    """Version of Heddle that wrote it."""
+    command: str
+    """What made it, to be run again."""
+    seed: int
+    trained_on: tuple[TrainedOn, ...]
+    examples: int
+    error: float
+    """Root mean squared error of the natural logarithm, on groups left out of training."""
+    settings: dict[str, str]
+    """What else decided the training, for people."""
+    levels: tuple[float, ...]
+    features: tuple[str, ...]
+    tasks: dict[str, Levels]
+    anywhere: Levels
+    tools: tuple[str, ...]
+    hashes: dict[str, str] = {}
+    """sha256 of every other member."""
+
+    def vocabulary(self) -> Vocabulary:
+        """As the core takes it."""
+        return Vocabulary(tasks=self.tasks, anywhere=self.anywhere, tools=self.tools)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artefact:
+    """A model file in memory."""
+
+    header: Header
+    arrays: Arrays
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """A language model's own files, by path."""
+    sha256: str = ""
+    """Of the whole file, once it has been one."""
+
+
+def write_artefact(path: Path, artefact: Artefact) -> str:
+    """Write a model file, whole or not at all; return its sha256.
+
+    Raises:
+        PredictError: its name does not end in .heddle.
+        OSError: the disk refuses.
+    """
+    if path.suffix != SUFFIX:
+        raise PredictError(f"{path}: a model file must be named *{SUFFIX}")
+    members = {f"{_ARRAYS}{name}.npy": _packed(a) for name, a in artefact.arrays.items()}
+    members |= {f"{_FILES}{name}": data for name, data in artefact.files.items()}
+    hashes = {name: sha256(data).hexdigest() for name, data in members.items()}
+    header = msgspec.structs.replace(artefact.header, hashes=hashes)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as file:
+            text = msgspec.json.format(msgspec.json.encode(header), indent=1)
+            for name, data in {_HEADER: text, **members}.items():
+                file.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+        found = _hash_of(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return found
+
+
+def read_artefact(path: Path) -> Artefact:
+    """Read and check a model file.
+
+    Raises:
+        PredictError: it is no model file, is damaged, or is of another schema or version.
+        OSError: it cannot be read.
+    """
+    if path.is_dir():
+        raise PredictError(f"{path}: is a folder; name the {SUFFIX} file in it")
+    try:
+        with zipfile.ZipFile(path) as file:
+            header = _header(path, file)
+            members = {name: _member(path, file, name, header) for name in header.hashes}
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
+        raise PredictError(_no_zip(path, error)) from None
+    arrays, files = {}, {}
+    for name, data in members.items():
+        if name.startswith(_ARRAYS):
+            arrays[name.removeprefix(_ARRAYS).removesuffix(".npy")] = _array(path, name, data)
+        else:
+            files[name.removeprefix(_FILES)] = data
+    return Artefact(header=header, arrays=arrays, files=files, sha256=_hash_of(path))
+
+
+def _header(path: Path, file: zipfile.ZipFile) -> Header:
+    if _HEADER not in file.namelist():
+        raise PredictError(f"{path}: not a model of Heddle (it has no {_HEADER})")
+    if file.getinfo(_HEADER).file_size > _MOST_HEADER_BYTES:
+        raise PredictError(f"{path}: not a model of Heddle (its {_HEADER} is too large)")
+    data = file.read(_HEADER)
+    try:
+        schema = msgspec.json.decode(data, type=_Named).schema
+    except msgspec.MsgspecError:
+        schema = ""
+    name, _, version = schema.partition("/")
+    if name != SCHEMA or not version.isdecimal():
+        raise PredictError(f"{path}: its schema is {schema!r}, not {SCHEMA}/{VERSION}")
+    if int(version) > VERSION:
+        raise PredictError(
+            f"{path}: its schema is {schema}, newer than the {SCHEMA}/{VERSION} that this Heddle "
+            "reads; update Heddle, or fit the model again with this one"
+        )
+    try:
+        header = msgspec.json.decode(data, type=Header)
+    except msgspec.MsgspecError as error:
+        raise PredictError(f"{path}: damaged: {_HEADER}: {error}") from None
+    _check(path, header)
+    return header
+
+
+class _Named(msgspec.Struct):
+    schema: str
+
+
+def _check(path: Path, header: Header) -> None:
+    levels = header.levels
+    if not levels or list(levels) != sorted(levels) or not 0.0 < levels[0] <= levels[-1] < 1.0:
+        raise PredictError(f"{path}: damaged: its levels {levels} are no rising probabilities")
+    made = header.vocabulary().names()
+    if header.features != made:
+        other = [name for name in header.features if name not in made]
+        lacking = [name for name in made if name not in header.features]
+        odd = ", ".join((other or lacking or ["their order"])[:3])
+        raise PredictError(
+            f"{path}: was trained on other features than this version observes ({odd}); "
+            f"fit it again: {header.command}"
+        )
+    for levels_of in (header.anywhere, *header.tasks.values()):
+        sizes = (levels_of.total_tokens, levels_of.step_tokens, levels_of.payload_tokens)
+        if not all(1.0 <= size < 1e12 for size in (*sizes, levels_of.prompt_tokens)):
+            raise PredictError(f"{path}: damaged: levels of tasks must be 1 token or more")
+
+
+def _member(path: Path, file: zipfile.ZipFile, name: str, header: Header) -> bytes:
+    safe = name.startswith((_ARRAYS, _FILES)) and ".." not in name.split("/") and "\\" not in name
+    if not safe or name not in file.namelist():
+        raise PredictError(f"{path}: damaged: it should hold {name!r}, and does not")
+    if file.getinfo(name).file_size > _MOST_BYTES:
+        raise PredictError(f"{path}: damaged: {name} would be too large")
+    try:
+        data = file.read(name)
+    except (zipfile.BadZipFile, EOFError, OSError) as error:
+        raise PredictError(f"{path}: damaged: {name}: {error}") from None
+    if sha256(data).hexdigest() != header.hashes[name]:
+        raise PredictError(f"{path}: damaged: {name} is not what was written")
+    return data
+
+
+def _array(path: Path, name: str, data: bytes) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise PredictError(f"{path}: damaged: {name}: {error}") from None
+    if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+        raise PredictError(f"{path}: damaged: {name} is no plain array")
+    return array
+
+
+def _no_zip(path: Path, error: Exception) -> str:
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start == b"PK":
+        return f"{path}: damaged or cut short ({error}); copy it again, or fit the model again"
+    return f"{path}: not a model of Heddle; `heddle predict fit` makes one"
+
+
+def _packed(array: NDArray[Any]) -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.ascontiguousarray(array), allow_pickle=False)
+    return out.getvalue()
+
+
+def _hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = sha256()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

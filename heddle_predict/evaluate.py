@@ -1,0 +1,78 @@
+"""Plays a trace to predictors and judges what they said."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from heddle_core.events import StepFinished, ToolReturned
+from heddle_core.policy import Predictor, TrajectoryView
+from heddle_core.predict.group import GroupPredictor
+from heddle_core.predict.progressive import ProgressivePredictor
+from heddle_predict.corpus import Source
+from heddle_predict.examples import Examples, Floats
+from heddle_predict.measures import AFTER, Figures, figures
+from heddle_predict.play import Moment, Pace, play, total_tokens
+from heddle_trace.schema import TrajectoryScript
+
+ByStep = Mapping[int, Figures | None]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A watcher that asks a predictor whenever a step is queued."""
+
+    predictor: Predictor
+    totals: list[int]
+    found: dict[int, list[tuple[float, float]]] = field(
+        default_factory=lambda: {k: [] for k in AFTER}
+    )
+
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+        self.predictor.observe_step(t, event)
+
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+        self.predictor.observe_tool(t, event)
+
+    def observe_finish(self, t: TrajectoryView) -> None:
+        self.predictor.observe_finish(t)
+
+    def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
+        if moment == "queued" and t.step in self.found:
+            truth = self.totals[index] - t.output_tokens
+            self.found[t.step].append((self.predictor.remaining_tokens(t), truth))
+
+
+def judge(predictor: Predictor, scripts: Sequence[TrajectoryScript], pace: Pace) -> ByStep:
+    """Play `scripts` to a predictor; its figures after each number of steps."""
+    asked = _Asked(predictor, [total_tokens(script) for script in scripts])
+    play(scripts, pace, asked)
+    judged: dict[int, Figures | None] = {}
+    for step, pairs in asked.found.items():
+        estimates, truths = np.array(pairs).reshape(-1, 2).T
+        judged[step] = figures(estimates, truths)
+    return judged
+
+
+def judge_quantiles(
+    asked: Examples, quantiles: Floats, levels: Sequence[float], *, ranked_by: float = 0.75
+) -> ByStep:
+    """Figures of a model that answered `asked` with quantiles of the remaining tokens."""
+    at, middle = levels.index(ranked_by), levels.index(0.5)
+    judged: dict[int, Figures | None] = {}
+    for step in AFTER:
+        chosen = asked.queued & (asked.step == step)
+        found = quantiles[chosen]
+        judged[step] = figures(
+            found[:, at], asked.remaining[chosen], medians=found[:, middle], quantiles=found
+        )
+    return judged
+
+
+def untrained(source: Source, pace: Pace) -> dict[str, ByStep]:
+    """Figures of the predictors that need no training, for comparison."""
+    makers: Mapping[str, Callable[[], Predictor]] = {
+        "group": GroupPredictor,
+        "progressive": ProgressivePredictor,
+    }
+    return {name: judge(make(), source.scripts, pace) for name, make in makers.items()}

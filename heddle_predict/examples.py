@@ -1,0 +1,199 @@
+"""Questions with their answers: rows of features as a controller would meet them, and the truth."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, TypeAlias
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heddle_core.events import StepFinished, ToolReturned
+from heddle_core.policy import TrajectoryView
+from heddle_core.predict.features import Features, Vocabulary
+from heddle_core.predict.learned import Model, Survival
+from heddle_predict.corpus import Source
+from heddle_predict.play import Moment, Pace, play, total_tokens
+from heddle_trace.schema import TrajectoryScript
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+
+_ENOUGH_ROWS: Final = 30_000
+_MOST_PLAYS: Final = 6
+_MOST_ROWS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Questions in the order in which they were asked, one a line."""
+
+    rows: Floats
+    remaining: Floats
+    """The truth, in tokens."""
+    survival: Floats
+    """Logarithm of what `ProgressivePredictor` expects: targets are relative to it."""
+    step: Ints
+    """Tool calls behind it."""
+    queued: NDArray[np.bool_]
+    """Asked as a step is queued, not as a tool starts."""
+    run: Ints
+    """Number of the trajectory within one play: its questions belong together, in order."""
+    group: Ints
+    script: Ints
+    """Number of the script that `run` plays, among all sources."""
+
+    def __len__(self) -> int:
+        return len(self.remaining)
+
+    @property
+    def targets(self) -> Floats:
+        """Logarithm of the remaining tokens, relative to survival."""
+        return np.asarray(np.log(self.remaining) - self.survival)
+
+    @property
+    def weights(self) -> Floats:
+        """One over the root of a trajectory's questions: more for long ones, but not by length."""
+        return np.asarray(1.0 / np.sqrt(np.bincount(self.run)[self.run]))
+
+    def where(self, chosen: NDArray[Any]) -> "Examples":
+        """Return some of the lines."""
+        return Examples(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+    @staticmethod
+    def joined(parts: "Sequence[Examples]") -> "Examples":
+        """Put several one after another; runs, groups and scripts of each stay apart."""
+        columns: dict[str, list[NDArray[Any]]] = {f.name: [] for f in fields(Examples)}
+        after = dict.fromkeys(("run", "group", "script"), 0)
+        for part in parts:
+            for name, found in columns.items():
+                found.append(getattr(part, name) + after.get(name, 0))
+            for name in after:
+                numbers = getattr(part, name)
+                after[name] += int(numbers.max(initial=-1)) + 1
+        return Examples(*(np.concatenate(found) for found in columns.values()))
+
+
+@dataclass(slots=True)
+class _Collector:
+    """A watcher that writes down each question's row."""
+
+    features: Features
+    survival: Survival
+    totals: list[int]
+    rows: list[list[float]] = field(default_factory=list)
+    told: list[tuple[float, float, int, bool, int]] = field(default_factory=list)
+
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+        self.features.observe_step(t, event)
+        self.survival.observe_step(t, event)
+
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+        self.features.observe_tool(t, event)
+        self.survival.observe_tool(t, event)
+
+    def observe_finish(self, t: TrajectoryView) -> None:
+        self.features.observe_finish(t)
+        self.survival.observe_finish(t)
+
+    def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
+        survival = self.survival.log_tokens(t)
+        left = self.totals[index] - t.output_tokens
+        self.rows.append(self.features.row(t, survival))
+        self.told.append((left, survival, t.step, moment == "queued", index))
+
+
+def examples(scripts: Sequence[TrajectoryScript], vocabulary: Vocabulary, pace: Pace) -> Examples:
+    """Play `scripts` as one rollout and collect every question."""
+    collector = _Collector(
+        Features(vocabulary), Survival(vocabulary), [total_tokens(s) for s in scripts]
+    )
+    play(scripts, pace, collector)
+    left, survival, step, queued, index = (np.array(c) for c in zip(*collector.told, strict=True))
+    names = {name: i for i, name in enumerate(dict.fromkeys(s.group for s in scripts))}
+    groups = np.array([names[s.group] for s in scripts])
+    run = index.astype(np.int64)
+    return Examples(
+        rows=np.array(collector.rows),
+        remaining=left.astype(np.float64),
+        survival=survival.astype(np.float64),
+        step=step.astype(np.int64),
+        queued=queued.astype(np.bool_),
+        run=run,
+        group=groups[run],
+        script=run,
+    )
+
+
+def training_examples(
+    sources: Sequence[Source], vocabulary: Callable[[Source], Vocabulary], seed: int
+) -> Examples:
+    """Play each source several times, its groups in another order and at another pace.
+
+    A model so learns from siblings that have ended, that run and that have not begun. Small sources
+    are played more often, and of large ones only some trajectories' questions are kept.
+    """
+    parts = [_played_often(source, vocabulary(source), seed) for source in sources]
+    found = Examples.joined(parts)
+    if len(found) <= _MOST_ROWS:
+        return found
+    rng = np.random.default_rng([seed, crc32(b"kept")])
+    runs = int(found.run.max()) + 1
+    kept = rng.random(runs) < _MOST_ROWS / len(found)
+    return found.where(kept[found.run])
+
+
+def _played_often(source: Source, vocabulary: Vocabulary, seed: int) -> Examples:
+    rng = np.random.default_rng([seed, crc32(source.name.encode())])
+    plays: list[Examples] = []
+    rows = 0
+    number = {script.id: i for i, script in enumerate(source.scripts)}
+    groups = {name: i for i, name in enumerate(source.groups())}
+    while len(plays) < 2 or (rows < _ENOUGH_ROWS and len(plays) < _MOST_PLAYS):
+        scripts = _regrouped(source.scripts, rng)
+        slots = 1.0 if len(plays) % 2 == 0 else float(rng.uniform(0.1, 0.6))
+        pace = Pace(slots=slots, tokens_per_s=float(50.0 * np.exp(0.5 * rng.standard_normal())))
+        played = examples(scripts, vocabulary, pace)
+        order = np.array([number[s.id] for s in scripts])
+        of_group = np.array([groups[s.group] for s in scripts])
+        run = played.run + len(plays) * len(scripts)
+        plays.append(replace(played, run=run, group=of_group[played.run], script=order[played.run]))
+        rows += len(played)
+    return Examples(
+        *(np.concatenate([getattr(p, f.name) for p in plays]) for f in fields(Examples))
+    )
+
+
+_NUMBERS: Final = ("run", "group", "script")
+
+
+def _regrouped(
+    scripts: Sequence[TrajectoryScript], rng: np.random.Generator
+) -> list[TrajectoryScript]:
+    """The groups in another order, the samples of each as they were."""
+    groups: dict[str, list[TrajectoryScript]] = {}
+    for script in scripts:
+        groups.setdefault(script.group, []).append(script)
+    members = list(groups.values())
+    return [script for index in rng.permutation(len(members)) for script in members[index]]
+
+
+def answers(model: Model, asked: Examples) -> Floats:
+    """Quantiles of the remaining tokens by a model of the core, (questions, levels)."""
+    found = model.quantiles(states_at(model, asked), asked.rows)
+    return np.asarray(np.maximum(np.exp(np.clip(found + asked.survival[:, None], -50, 50)), 1.0))
+
+
+def states_at(model: Model, asked: Examples) -> Floats:
+    """The state of each question's trajectory, after the tool calls behind it."""
+    begun = model.begun()
+    states = np.tile(begun, (len(asked), 1))
+    if not begun.size:
+        return states
+    last = np.tile(begun, (int(asked.run.max()) + 1, 1))
+    for step in range(int(asked.step.max()) + 1):
+        here = np.flatnonzero(asked.step == step)
+        moved = here[asked.queued[here] & (asked.step[here] > 0)]
+        last[asked.run[moved]] = model.advanced(last[asked.run[moved]], asked.rows[moved])
+        states[here] = last[asked.run[here]]
+    return states

@@ -1,0 +1,140 @@
+"""From traces to a model file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from heddle_core.predict.features import Vocabulary
+from heddle_predict.artefact import SCHEMA, VERSION, Arrays, Artefact, Header, Kind, TrainedOn
+from heddle_predict.corpus import LEAST_GROUPS, Source, levels_of, source_of, vocabulary_of
+from heddle_predict.errors import PredictError
+from heddle_predict.examples import Examples, training_examples
+from heddle_predict.models import arrays_of
+from heddle_predict.quantiles import LEVELS
+from heddle_trace.schema import Trace
+from heddle_trace.synth import synth
+from heddle_trace.workloads import WORKLOADS
+
+LENT_SEED: Final = 880_001
+"""Of the synthetic trajectories lent to every fit; no experiment and no shipped trace uses it."""
+LENT_TRAJECTORIES: Final = 240
+
+
+def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Artefact:
+    """Learn to predict from traces; `kind` is trees or sequence.
+
+    Other workloads lend examples, weighed as a hundred trajectories: what holds everywhere (that a
+    group's samples are alike, that failures are made good) need not be learned from a few groups.
+
+    Raises:
+        PredictError: the traces have too few groups, or torch is needed and absent.
+    """
+    vocabulary, seen, lent = prepared(sources, seed)
+    if kind == "trees":
+        from heddle_predict.trees import fit_trees
+
+        found = fit_trees(seen, lent, vocabulary, seed)
+        settings = {"trees": str(found.rounds)}
+        return artefact_of(
+            sources,
+            kind=kind,
+            seed=seed,
+            command=command,
+            vocabulary=vocabulary,
+            examples=len(seen),
+            error=found.error,
+            settings=settings,
+            arrays=arrays_of(found.model),
+        )
+    from heddle_predict.sequence import fit_sequence
+
+    learned = fit_sequence(seen, lent, vocabulary, seed)
+    return artefact_of(
+        sources,
+        kind=kind,
+        seed=seed,
+        command=command,
+        vocabulary=vocabulary,
+        examples=len(seen),
+        error=learned.error,
+        settings={"epochs": str(learned.epochs)},
+        arrays=arrays_of(learned.model),
+    )
+
+
+def prepared(sources: Sequence[Source], seed: int) -> tuple[Vocabulary, Examples, Examples]:
+    """The vocabulary of the sources, their examples, and those that other workloads lend.
+
+    Raises:
+        PredictError: there are too few groups to leave some out.
+    """
+    groups = sum(len(source.groups()) for source in sources)
+    if groups < LEAST_GROUPS:
+        raise PredictError(
+            f"{', '.join(s.name for s in sources)}: too few groups to split ({groups}); a model is "
+            f"checked on groups that it has not seen, so give {LEAST_GROUPS} groups or more"
+        )
+    vocabulary = vocabulary_of(sources)
+    seen = training_examples(sources, lambda _: vocabulary, seed)
+    lent = training_examples(
+        lenders(), lambda s: replace(vocabulary, anywhere=levels_of(s.scripts)), seed
+    )
+    return vocabulary, seen, lent
+
+
+def lenders() -> list[Source]:
+    """Synthetic trajectories of tasks that no model knows by name."""
+    sources = []
+    for workload in WORKLOADS:
+        records = synth(workload, LENT_TRAJECTORIES, LENT_SEED)
+        source = source_of(Trace(workload, records, ""), workload)
+        strangers = tuple(replace(script, task="") for script in source.scripts)
+        sources.append(replace(source, scripts=strangers))
+    return sources
+
+
+def artefact_of(
+    sources: Sequence[Source],
+    *,
+    kind: Kind,
+    seed: int,
+    command: str,
+    vocabulary: Vocabulary,
+    examples: int,
+    error: float,
+    settings: Mapping[str, str],
+    arrays: Arrays,
+    files: Mapping[str, bytes] | None = None,
+) -> Artefact:
+    """Put a model and what is known of its origin together."""
+    try:
+        heddle = version("heddle")
+    except PackageNotFoundError:
+        heddle = "unknown"
+    header = Header(
+        schema=f"{SCHEMA}/{VERSION}",
+        kind=kind,
+        heddle=heddle,
+        command=command,
+        seed=seed,
+        trained_on=tuple(
+            TrainedOn(
+                name=source.name,
+                sha256=source.sha256,
+                trajectories=len(source.scripts),
+                groups=len(source.groups()),
+                dropped=source.dropped,
+            )
+            for source in sources
+        ),
+        examples=examples,
+        error=round(error, 6),
+        settings=dict(settings),
+        levels=LEVELS,
+        features=vocabulary.names(),
+        tasks=dict(vocabulary.tasks),
+        anywhere=vocabulary.anywhere,
+        tools=vocabulary.tools,
+    )
+    return Artefact(header=header, arrays=dict(arrays), files=files or {})

@@ -1,0 +1,213 @@
+"""A recurrent network over a trajectory's steps: torch learns it, the core answers with numpy."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from heddle_core.predict.features import Vocabulary
+from heddle_core.predict.learned import SequenceModel
+from heddle_core.predict.recurrent import FARTHEST, NAMES, Recurrent
+from heddle_predict.examples import Examples, Floats
+from heddle_predict.optional import needed
+from heddle_predict.quantiles import LEVELS, weighted_quantiles
+
+STATE: Final = 24
+HIDDEN: Final = 32
+_EPOCHS: Final = 40
+_PATIENCE: Final = 6
+_BATCH: Final = 32
+_MOST_STEPS: Final = 20_000
+"""Updates in all, however large the data."""
+_RATE: Final = 3e-3
+_DECAY: Final = 1e-3
+_DROPPED: Final = 0.15
+_LEFT_OUT: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFit:
+    """A model, and what its training showed."""
+
+    model: SequenceModel
+    epochs: int
+    error: float
+    """Weighted root mean squared error of the logarithm's median, on groups left out."""
+
+
+def fit_sequence(
+    seen: Examples, lent: Examples | None, vocabulary: Vocabulary, seed: int
+) -> SequenceFit:
+    """Learn from `seen`, and from `lent` with the weight of a hundred trajectories.
+
+    A fifth of the groups is left out: they say when to stop, and by how much each quantile is to be
+    shifted.
+
+    Raises:
+        PredictError: torch is not installed.
+    """
+    torch = needed("torch", "the sequence model")
+    rng = np.random.default_rng([seed, 5])
+    groups = rng.permutation(np.unique(seen.group))
+    apart = groups[: max(1, round(_LEFT_OUT * len(groups)))]
+    held = np.isin(seen.group, apart)
+    training, checking = seen.where(~held), seen.where(held)
+    share = min(1.0, 100.0 / len(np.unique(training.script)))
+    weights = training.weights
+    if lent is not None:
+        lent_weights = lent.weights * (share * weights.sum() / lent.weights.sum())
+        weights = np.concatenate((weights, lent_weights))
+        training = Examples.joined([training, lent])
+    centre, spread = training.rows.mean(axis=0), training.rows.std(axis=0)
+    spread = np.where(spread > 1e-6, spread, 1.0)
+    trainer = _Trainer(torch, seed, centre, spread)
+    epochs = trainer.train(training, weights / weights.mean(), checking)
+    found = trainer.answers(checking)
+    wrong = checking.targets[:, None] - found
+    shifts = np.array(
+        [
+            weighted_quantiles(wrong[:, i], checking.weights, [level])[0]
+            for i, level in enumerate(LEVELS)
+        ]
+    )
+    # Shifts were chosen one by one; together they may not make quantiles cross by more than a hair.
+    model = SequenceModel(
+        vocabulary=vocabulary, levels=LEVELS, network=trainer.network(), shifts=shifts
+    )
+    middle = LEVELS.index(0.5)
+    square = np.square(wrong[:, middle] - shifts[middle])
+    return SequenceFit(model, epochs, float(np.sqrt(np.average(square, weights=checking.weights))))
+
+
+def by_run(asked: Examples) -> list[Any]:
+    """Numbers of each trajectory's questions, in order."""
+    order = np.argsort(asked.run, kind="stable")
+    cuts = np.flatnonzero(np.diff(asked.run[order])) + 1
+    return list(np.split(order, cuts))
+
+
+class _Trainer:
+    """The network in torch, its training, and its weights as arrays."""
+
+    def __init__(self, torch: Any, seed: int, centre: Floats, spread: Floats) -> None:
+        self._torch = torch
+        self._rng = np.random.default_rng([seed, 6])
+        self._generator = torch.Generator().manual_seed(seed)
+        self._centre, self._spread = centre, spread
+        columns, nn = len(centre), torch.nn
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._gru = nn.GRU(columns, STATE, batch_first=True)
+            self._hidden = nn.Linear(STATE + columns, HIDDEN)
+            self._head = nn.Linear(HIDDEN, len(LEVELS))
+        with torch.no_grad():  # begins at survival's estimate with quantiles a little apart
+            self._head.weight.mul_(0.1)
+            self._head.bias.copy_(torch.tensor([-1.5, *[-0.7] * (len(LEVELS) - 1)]))
+        self._parts = [self._gru, self._hidden, self._head]
+        self._levels = torch.tensor(LEVELS)
+
+    def train(self, seen: Examples, weights: Floats, checking: Examples) -> int:
+        """Train until the checked groups get no better; return the epochs of the best weights."""
+        torch = self._torch
+        parameters = [p for part in self._parts for p in part.parameters()]
+        optimiser = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=_DECAY)
+        runs = by_run(seen)
+        best, best_epoch, kept = np.inf, 0, [p.detach().clone() for p in parameters]
+        steps = 0
+        for epoch in range(1, _EPOCHS + 1):
+            # Runs of like length together, so that little is padded; their batches in any order.
+            order = sorted(self._rng.permutation(len(runs)), key=lambda i: len(runs[i]))
+            batches = [order[i : i + _BATCH] for i in range(0, len(order), _BATCH)]
+            for chosen in self._rng.permutation(len(batches)):
+                lines = [runs[i] for i in batches[chosen]]
+                loss = self._loss(seen, lines, weights)
+                optimiser.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+                optimiser.step()
+                steps += 1
+            found = self._pinball(checking)
+            if found < best - 1e-4:
+                best, best_epoch = found, epoch
+                kept = [p.detach().clone() for p in parameters]
+            elif epoch - best_epoch >= _PATIENCE:
+                break
+            if steps >= _MOST_STEPS:
+                break
+        with torch.no_grad():
+            for parameter, value in zip(parameters, kept, strict=True):
+                parameter.copy_(value)
+        return best_epoch
+
+    def answers(self, asked: Examples) -> Floats:
+        """Quantiles of the targets, one line for each question."""
+        found = np.empty((len(asked), len(LEVELS)))
+        runs = by_run(asked)
+        with self._torch.no_grad():
+            for i in range(0, len(runs), 256):
+                lines = runs[i : i + 256]
+                found[np.concatenate(lines)] = self._outputs(asked, lines).numpy()
+        return found
+
+    def network(self) -> Recurrent:
+        """Return the weights as the core takes them."""
+        gru, hidden, head = self._gru, self._hidden, self._head
+        found = {
+            "centre": self._centre,
+            "spread": self._spread,
+            "input_weight": gru.weight_ih_l0,
+            "input_bias": gru.bias_ih_l0,
+            "state_weight": gru.weight_hh_l0,
+            "state_bias": gru.bias_hh_l0,
+            "hidden_weight": hidden.weight,
+            "hidden_bias": hidden.bias,
+            "head_weight": head.weight,
+            "head_bias": head.bias,
+        }
+        arrays = {
+            name: np.asarray(v if isinstance(v, np.ndarray) else v.detach().numpy(), np.float64)
+            for name, v in found.items()
+        }
+        assert tuple(arrays) == NAMES
+        return Recurrent.of(arrays, columns=len(self._centre), quantiles=len(LEVELS))
+
+    def _outputs(self, asked: Examples, lines: list[Any], *, training: bool = False) -> Any:
+        """Run a batch of trajectories; outputs in the order of the lines."""
+        torch = self._torch
+        taken = [run[asked.queued[run] & (asked.step[run] > 0)] for run in lines]
+        longest = max(len(run) for run in taken)
+        inputs = torch.zeros((len(lines), max(longest, 1), len(self._centre)))
+        for i, run in enumerate(taken):
+            inputs[i, : len(run)] = self._scaled(asked.rows[run])
+        states, _ = self._gru(inputs)
+        first = torch.zeros((len(lines), 1, STATE))
+        states = torch.cat((first, states), dim=1)
+        which = torch.from_numpy(np.repeat(np.arange(len(lines)), [len(run) for run in lines]))
+        every = np.concatenate(lines)
+        seen = states[which, torch.from_numpy(asked.step[every])]
+        rows = self._scaled(asked.rows[every])
+        if training:  # whole columns of a question are taken away at times
+            keep = torch.rand(rows.shape, generator=self._generator) >= _DROPPED
+            rows = rows * keep / (1.0 - _DROPPED)
+        hidden = torch.relu(self._hidden(torch.cat((seen, rows), dim=1)))
+        out = self._head(hidden)
+        rises = torch.nn.functional.softplus(out[:, 1:])
+        return torch.cumsum(torch.cat((out[:, :1], rises), dim=1), dim=1)
+
+    def _loss(self, seen: Examples, lines: list[Any], weights: Floats) -> Any:
+        torch = self._torch
+        every = np.concatenate(lines)
+        truths = torch.from_numpy(seen.targets[every].astype(np.float32))[:, None]
+        wrong = truths - self._outputs(seen, lines, training=True)
+        pinball = torch.maximum(self._levels * wrong, (self._levels - 1.0) * wrong).mean(dim=1)
+        return (pinball * torch.from_numpy(weights[every].astype(np.float32))).mean()
+
+    def _pinball(self, checking: Examples) -> float:
+        wrong = checking.targets[:, None] - self.answers(checking)
+        levels = np.array(LEVELS)
+        loss = np.maximum(levels * wrong, (levels - 1.0) * wrong).mean(axis=1)
+        return float(np.average(loss, weights=checking.weights))
+
+    def _scaled(self, rows: Floats) -> Any:
+        scaled = np.clip((rows - self._centre) / self._spread, -FARTHEST, FARTHEST)
+        return self._torch.from_numpy(scaled.astype(np.float32))
