@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,9 +19,10 @@ from heddle.metrics import SoloTpot
 from heddle.runs import RunFacts, open_run
 from heddle.tables import Floats
 from heddle_core.controller import Controller
+from heddle_core.events import TrajectoryFinished
 from heddle_core.history import History
 from heddle_core.ids import EngineId
-from heddle_core.journal import recorded
+from heddle_core.journal import Entry, recorded
 from heddle_core.policy import Policy, Setting
 from heddle_core.presets import load_policy
 from heddle_sim.cluster import World
@@ -216,9 +217,15 @@ def bound_of(config: RunConfig) -> Bound:
 
 
 def simulate(
-    config: RunConfig, *, out: Path = Path("runs"), config_text: str | None = None
+    config: RunConfig,
+    *,
+    out: Path = Path("runs"),
+    config_text: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> RunResult:
     """Replay a trace under a policy on a simulated cluster, into a new run directory in `out`.
+
+    `on_progress` hears, a few hundred times, how many trajectories have finished, and of how many.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before a directory is made.
@@ -241,9 +248,12 @@ def simulate(
     began_s = time.perf_counter()
     with _seldom_collected(), open_run(out, config, facts, config_text=config_text) as run:
         controller = Controller(policy)
+        sink: Callable[[Entry], None] = run.append
+        if on_progress is not None:
+            sink = _counting(sink, len(work.scripts), on_progress)
         SimDriver(
             work.scripts,
-            recorded(controller.handle, run.append),
+            recorded(controller.handle, sink),
             world_of(config.cluster, profile),
             lambda: controller.deadline_s,
         ).run()
@@ -253,6 +263,23 @@ def simulate(
     return RunResult(
         config.policy.preset, config.seed, run.path, {**measured.summary, **notes}, wall_s
     )
+
+
+def _counting(
+    sink: Callable[[Entry], None], total: int, hear: Callable[[int, int], None]
+) -> Callable[[Entry], None]:
+    """Pass entries on to `sink`, and tell `hear` now and then how many trajectories have ended."""
+    done, every = 0, max(total // 200, 1)
+
+    def counted(entry: Entry) -> None:
+        nonlocal done
+        sink(entry)
+        if entry.event.__class__ is TrajectoryFinished:
+            done += 1
+            if done % every == 0 or done == total:
+                hear(done, total)
+
+    return counted
 
 
 @contextmanager
