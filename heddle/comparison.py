@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing import connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from heddle.bound import Bound
 from heddle.config import RunConfig
@@ -39,8 +39,15 @@ MIN_STEPS_PER_PROCESS = 20_000
 
 SEED_END = 2**32
 
+POLL_S = 0.2
+"""Seconds between two looks at how far worker processes are."""
+
+OnProgress: TypeAlias = Callable[[Sequence[int]], None]
+
 _stop: Event | None = None
 """In a worker process: set when no run is to begin any more."""
+_finished: Any = None
+"""In a worker process: trajectories that each run has finished, shared with the one that asks."""
 _busy = threading.Lock()
 """In a worker process: held while a run goes on."""
 
@@ -141,13 +148,14 @@ def compare(
     out: Path = Path("runs"),
     jobs: int | None = None,
     config_text: str | None = None,
-    on_run: Callable[[RunResult], None] = lambda _: None,
+    on_progress: OnProgress | None = None,
 ) -> Comparison:
     """Run each policy under seeds `config.seed`, `config.seed` + 1, ...; put the results together.
 
     A seed draws the values that the trace does not tell and permutes the order of its groups, in
     the same way for every policy. `jobs` processes (default: as many as pay) change no
-    result. `on_run` hears of each run as it ends.
+    result. `on_progress` hears, some times a second, how many trajectories each run has finished;
+    runs are listed by seed first, then by policy.
 
     Raises:
         ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs.
@@ -167,9 +175,8 @@ def compare(
     done: dict[tuple[str, int], RunResult] = {}
     one = partial(simulate, out=out, config_text=config_text)
     try:
-        for result in _all(configs, one, processes):
+        for result in _all(configs, one, processes, on_progress):
             done[result.policy, result.seed] = result
-            on_run(result)
     except (KeyboardInterrupt, WorkerError) as e:
         e.add_note(f"{len(done)} of {len(configs)} runs are finished and stay in {out}.")
         raise
@@ -214,21 +221,36 @@ def _processes(runs: int, steps: int) -> int:
     return max(1, min(os.cpu_count() or 1, runs, steps // MIN_STEPS_PER_PROCESS))
 
 
+class _Simulate(Protocol):
+    """`simulate` with all but these already told."""
+
+    def __call__(
+        self, config: RunConfig, *, on_progress: Callable[[int, int], None] | None = None
+    ) -> RunResult: ...
+
+
 def _all(
-    configs: Sequence[RunConfig], run: Callable[[RunConfig], RunResult], processes: int
+    configs: Sequence[RunConfig], run: _Simulate, processes: int, on_progress: OnProgress | None
 ) -> Iterator[RunResult]:
     if processes == 1:
-        yield from map(run, configs)
+        done = [0] * len(configs)
+        for index, config in enumerate(configs):
+            yield run(config, on_progress=_hearing(done, index, on_progress))
         return
     # Spawned, not forked: a copy of a process whose libraries run threads may hang.
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_follow, initargs=(stop,))
+    # Without a lock, which a killed process would keep: each number has one that writes it.
+    counts = context.RawArray("q", len(configs)) if on_progress else None
+    pool = ProcessPoolExecutor(
+        processes, mp_context=context, initializer=_follow, initargs=(stop, counts)
+    )
+    polling = _polling(counts, on_progress)
     try:
         # They inherit that SIGINT waits, and so do not die noisily of Ctrl-C while they start.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
-            results = pool.map(partial(_interruptible, run), configs)
+            results = pool.map(partial(_interruptible, run), range(len(configs)), configs)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
         yield from results
@@ -245,13 +267,41 @@ def _all(
                 os.kill(process.pid, signal.SIGINT)
         raise
     finally:
+        polling.set()
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _follow(stop: Event) -> None:
+def _hearing(
+    done: list[int], index: int, on_progress: OnProgress | None
+) -> Callable[[int, int], None] | None:
+    """What hears of one run for whoever hears of all."""
+    if on_progress is None:
+        return None
+
+    def hear(finished: int, _: int) -> None:
+        done[index] = finished
+        on_progress(done)
+
+    return hear
+
+
+def _polling(counts: Any, on_progress: OnProgress | None) -> threading.Event:
+    """Look at the counts of worker processes from time to time, until the event is set."""
+    over = threading.Event()
+    if on_progress is not None:
+
+        def poll() -> None:
+            while not over.wait(POLL_S):
+                on_progress(list(counts))
+
+        threading.Thread(target=poll, daemon=True).start()
+    return over
+
+
+def _follow(stop: Event, finished: Any) -> None:
     """Start a worker process; it ends, its run closed, when the one that asked for it is gone."""
-    global _stop
-    _stop = stop
+    global _stop, _finished
+    _stop, _finished = stop, finished
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     parent = multiprocessing.parent_process()
@@ -267,7 +317,7 @@ def _follow(stop: Event) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _interruptible(run: Callable[[RunConfig], RunResult], config: RunConfig) -> RunResult:
+def _interruptible(run: _Simulate, index: int, config: RunConfig) -> RunResult:
     """In a process of its own: let the first Ctrl-C end the run, and none disturb its closing."""
 
     def once(*_: object) -> None:
@@ -279,9 +329,13 @@ def _interruptible(run: Callable[[RunConfig], RunResult], config: RunConfig) -> 
         try:
             if _stop is not None and _stop.is_set():
                 raise KeyboardInterrupt
-            return run(config)
+            return run(config, on_progress=None if _finished is None else partial(_count, index))
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _count(index: int, finished: int, _: int) -> None:
+    _finished[index] = finished
 
 
 def _by_policy(

@@ -12,7 +12,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from heddle.metrics import active_over_time
+from heddle.curves import at_least, completion, thin, under_way
 from heddle.run_files import write_whole
 from heddle.runs import Run, labels
 from heddle.tables import Floats, Journal, dispatches, engine_facts
@@ -20,8 +20,6 @@ from heddle.tables import Floats, Journal, dispatches, engine_facts
 # Okabe and Ito's palette, told apart under all common kinds of colour blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 DASHES = ("-", "--", ":", "-.")
-MAX_POINTS = 2000
-"""Points of one line: more than a figure has pixels only makes the file slow to draw."""
 TIME_BINS = 400
 NAMED_ENGINES = 32
 """Engines whose rows carry their TP degree; more labels would run into each other."""
@@ -106,27 +104,16 @@ def _column(run: Run, name: str) -> Floats:
     return np.asarray(run.trajectories.column(name), np.float64)
 
 
-def _thin(*columns: Any) -> tuple[Any, ...]:
-    """Leave `MAX_POINTS` of each column, the first and the last among them."""
-    n = len(columns[0])
-    keep = np.unique(np.linspace(0, n - 1, min(n, MAX_POINTS)).astype(int))
-    return tuple(column[keep] for column in columns)
-
-
 def _completion(axes: Axes, run: Run, style: Mapping[str, Any]) -> None:
-    done = np.sort(_column(run, "finished_s") - _column(run, "arrived_s").min())
-    share = np.arange(1, len(done) + 1) / len(done)
-    times, share = _thin(np.append(0.0, done), np.append(0.0, share))
+    times, share = completion(_column(run, "arrived_s"), _column(run, "finished_s"))
     axes.step(times, share, where="post", **style)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylim(0.0, 1.02)
 
 
 def _active(axes: Axes, run: Run, style: Mapping[str, Any]) -> None:
-    times, active = active_over_time(run.trajectories)
-    # All that happens at one instant is one point; the line would else show its order.
-    last = np.append(times[1:] != times[:-1], True)
-    times, active = _thin(times[last] - times[0], active[last])
+    times, active = under_way(_column(run, "arrived_s"), _column(run, "finished_s"))
+    times, active = thin(times - times[0], active)
     axes.step(times, active, where="post", **style)
     axes.set_ylim(bottom=0.0)
 
@@ -136,11 +123,7 @@ def _queueing(axes: Axes, run: Run, style: Mapping[str, Any]) -> None:
     delay = np.asarray(steps.column("queueing_s"), np.float64) + np.asarray(
         steps.column("engine_queued_s"), np.float64
     )
-    delay = np.sort(delay)
-    at_least = 1.0 - np.arange(len(delay)) / len(delay)
-    # Thinned on a logarithmic scale: the rare long delays are what the figure is for.
-    rank = len(delay) - np.unique(np.geomspace(1, len(delay), MAX_POINTS).astype(int))
-    axes.step(delay[rank[::-1]], at_least[rank[::-1]], where="post", **style)
+    axes.step(*at_least(delay), where="post", **style)
     axes.set_xscale("symlog", linthresh=0.1)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")

@@ -224,16 +224,6 @@ def _in_time(journal: Journal) -> int:
     return int((answers < tool_ended[keys(answers)]).sum())
 
 
-def active_over_time(trajectories: pa.Table) -> tuple[Floats, Ints]:
-    """Times in seconds, and trajectories that have arrived and not finished from each time on."""
-    arrived = np.asarray(trajectories.column("arrived_s"), np.float64)
-    finished = np.asarray(trajectories.column("finished_s"), np.float64)
-    times = np.concatenate((arrived, finished))
-    change = np.concatenate((np.ones(len(arrived), np.int64), -np.ones(len(finished), np.int64)))
-    order = np.argsort(times, kind="stable")
-    return times[order], np.cumsum(change[order])
-
-
 def _spread(name: str, values: Any, unit: str) -> dict[str, float | None]:
     """Mean, median and 99th percentile (linear between ranks)."""
     if not len(values):

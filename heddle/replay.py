@@ -1,9 +1,10 @@
 """The same events to a fresh controller: does this code still decide as it did?"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from heddle.journal_rows import decode
 from heddle.knowledge import asks_for_oracle
 from heddle.runs import Run, RunError
 from heddle.simulation import policy_of, trace_at
@@ -11,6 +12,9 @@ from heddle_core.controller import Controller
 from heddle_core.journal import Divergence, Entry, first_divergence
 from heddle_core.policy import Policy
 from heddle_trace.errors import TraceError
+
+EVERY = 2_000
+"""Events between two words on progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +47,26 @@ class Replay:
         }
 
 
-def replay_run(run: Run) -> Replay:
+def replay_run(run: Run, on_progress: Callable[[int, int], None] | None = None) -> Replay:
     """Feed a run's events to a fresh controller with its policy, and compare commands one by one.
+
+    `on_progress` hears, now and then, how many events were replayed, and of how many.
 
     Raises:
         RunError, JournalError: the run is damaged, or its oracle's trace is gone.
         PolicyNotFound, ProfileError: it used a policy or profile that is not here.
     """
     entries = commands = 0
+    journal = run.journal
+    total = journal.column("cause").null_count  # commands have a cause, events have none
 
     def counted() -> Iterator[Entry]:
         nonlocal entries, commands
-        for entry in run.entries():
+        for entry in decode(journal):
             entries += 1
             commands += len(entry.commands)
+            if on_progress is not None and entries % EVERY == 0:
+                on_progress(entries, total)
             yield entry
 
     controller = Controller(_policy(run))

@@ -1,6 +1,7 @@
 """`heddle compare`: which policy finishes this trace first?"""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,22 @@ def compare(
     `heddle policies` lists both. A part of your own is +package.module:factory. The parts oracle
     and noisy-oracle:SIGMA know the trace: no result, and their runs say so.
     """
-    from heddle.cli.show import comparison, progress
+    from heddle.cli.progress import progress, running
+    from heddle.cli.show import comparison
     from heddle.comparison import compare as compared
+    from heddle.simulation import workload_of
 
     names = [name.strip() for name in policies.split(",") if name.strip()]
     config, text = take_config(sources, options, settings, seed=seed)
-    with progress(len(names) * max(seeds, 1), "run") as advance:
+    every = [f"{name} s{config.seed + s}" for s in range(seeds) for name in names]
+    with progress("reading", "trajectories") as doing:
+
+        def hear(done: Sequence[int]) -> None:
+            each = len(workload_of(config).scripts)
+            over = sum(n >= each for n in done)
+            doing.now(f"{running(every, done, each)} ({over} of {len(every)} runs done)")
+            doing.at(sum(done), each * len(every))
+
         result = compared(
             config,
             names,
@@ -54,7 +65,7 @@ def compare(
             out=out,
             jobs=jobs,
             config_text=text,
-            on_run=lambda run: advance(f"{run.policy} s{run.seed}"),
+            on_progress=hear if doing.seen else None,
         )
     if as_json:
         click.echo(json.dumps(result.plain(), allow_nan=False))

@@ -51,11 +51,13 @@ def plan(
     there are, their prompts, what the predictor makes of them before anything has run, and the
     history (--history). With --predictor oracle it knows the true lengths.
     """
+    from heddle.cli.progress import progress
     from heddle.cli.show import planned as show_plan
     from heddle.planning import plan as made
 
     config, _ = take_config(sources, options, settings, seed=seed)
-    found = made(config, planner=planner, cost=cost, predictor=predictor)
+    with progress(f"planning ({planner})"):
+        found = made(config, planner=planner, cost=cost, predictor=predictor)
     if as_json:
         click.echo(json.dumps(found.plain(), allow_nan=False))
         return

@@ -18,6 +18,7 @@ def replay(ctx: click.Context, run: Path, as_json: bool) -> None:
     Exit status 1 at the first divergence. A run that did not finish is replayed as far as its
     journal goes.
     """
+    from heddle.cli.progress import progress
     from heddle.replay import replay_run
     from heddle.runs import load_run, why_unfinished
 
@@ -25,7 +26,8 @@ def replay(ctx: click.Context, run: Path, as_json: bool) -> None:
     if loaded.status != "finished":
         why = why_unfinished(loaded.manifest)
         click.echo(f"{run}: {why}: replaying its journal as far as it goes", err=True)
-    result = replay_run(loaded)
+    with progress(f"replaying {loaded.label}", "events") as doing:
+        result = replay_run(loaded, doing.at if doing.seen else None)
     if as_json:
         click.echo(json.dumps(result.plain()))
     elif result.divergence is None:

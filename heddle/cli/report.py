@@ -1,11 +1,17 @@
-"""`heddle report`: tables and figures of finished runs."""
+"""`heddle report`: tables and figures of finished runs, a page about any, a file for Perfetto."""
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
+if TYPE_CHECKING:
+    from heddle.runs import Run
+
 FIGURES = "figures"
+PAGE = (".html", ".htm")
+PERFETTO = (".json", ".json.gz")
 
 
 @click.command()
@@ -15,30 +21,109 @@ FIGURES = "figures"
     "--out",
     type=click.Path(path_type=Path),
     default=None,
-    help="Folder for figures [RUN/figures for one run, figures beside the first for several]",
+    help="FILE.html for a page, FILE.json.gz with --perfetto, else a folder for figures "
+    "[RUN/figures for one run, figures beside the first for several]",
 )
+@click.option(
+    "--perfetto", is_flag=True, help="Write one run for ui.perfetto.dev or chrome tracing"
+)
+@click.option("--force", is_flag=True, help="Replace a page or Perfetto file that is there")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
-def report(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
+def report(
+    runs: tuple[Path, ...], out: Path | None, perfetto: bool, force: bool, as_json: bool
+) -> None:
     """Show the figures of runs side by side, and draw them.
 
-    Figures: running steps per engine over time, completion, active trajectories, queueing delay.
+    With -o FILE.html: one page with summary, timeline, plan, differences and every trajectory,
+    which needs no network. It also shows a run that is under way or broke off, as far as it goes.
+    With --perfetto -o FILE.json.gz: one run as a timeline for Perfetto or chrome://tracing.
+    Otherwise: a table, and running steps per engine, completion, active trajectories and queueing
+    delay as PNG files.
     """
-    from heddle.cli.show import summaries
-    from heddle.figures import draw
     from heddle.run_files import MANIFEST
-    from heddle.runs import labels, load_run
 
     # `heddle report runs/*` names the folder of its own figures, too, when it is given again.
     drawn = [r for r in runs if r.name == FIGURES and not (r / MANIFEST).exists()]
     runs = tuple(dict.fromkeys(r for r in runs if r not in drawn)) or runs
-    loaded = [load_run(run) for run in runs]
-    beside = runs[0] if len(runs) == 1 else runs[0].parent
-    files = draw(loaded, out if out is not None else beside / FIGURES)
+    name = "" if out is None else out.name.lower()
+    if perfetto:
+        file = _perfetto(runs, out, force)
+        _written(runs, file, "perfetto", as_json)
+    elif out is not None and name.endswith(PAGE):
+        _page(runs, out, force)
+        _written(runs, out, "page", as_json)
+    elif name.endswith(PERFETTO):
+        raise click.UsageError(f"{out}: a file of this kind needs --perfetto")
+    else:
+        _figures(runs, out, as_json)
+
+
+def _page(paths: tuple[Path, ...], out: Path, force: bool) -> None:
+    from heddle.cli.outputs import new_file, write
+    from heddle.cli.progress import progress
+    from heddle.page.html import page
+
+    new_file(out, force)
+    runs = [_any_run(path) for path in paths]
+    with progress("reading") as doing:
+        made = page(runs, doing.now)
+    write(out, made)
+
+
+def _perfetto(paths: tuple[Path, ...], out: Path | None, force: bool) -> Path:
+    from heddle.cli.outputs import new_file, write
+    from heddle.cli.progress import progress
+    from heddle.perfetto import trace_events
+    from heddle.record import record
+
+    if len(paths) != 1:
+        raise click.UsageError(f"--perfetto writes one run to a file, not {len(paths)}")
+    if out is None or not out.name.lower().endswith(PERFETTO):
+        raise click.UsageError("--perfetto needs a file for its events: -o run.json.gz")
+    new_file(out, force)
+    run = _any_run(paths[0])
+    with progress(f"reading {run.label}") as doing:
+        found = record(run)
+        doing.now("writing")
+        made = trace_events(found, packed=out.name.lower().endswith(".gz"))
+    write(out, made)
+    return out
+
+
+def _any_run(path: Path) -> "Run":
+    """Load a run, finished or not; say so when it is not."""
+    from heddle.runs import load_run, why_unfinished
+
+    run = load_run(path, unfinished=True)
+    if run.status != "finished":
+        why = why_unfinished(run.manifest)
+        click.echo(f"{path}: {why}: showing its journal as far as it goes", err=True)
+    return run
+
+
+def _written(runs: tuple[Path, ...], file: Path, kind: str, as_json: bool) -> None:
     if as_json:
-        listed = [{"run": str(run.path), "summary": dict(run.summary)} for run in loaded]
+        found = {"schema": "heddle.report/1", "runs": [{"run": str(r)} for r in runs]}
+        click.echo(json.dumps({**found, kind: str(file)}))
+    else:
+        click.echo(str(file))
+
+
+def _figures(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
+    from heddle.cli.progress import progress
+    from heddle.cli.show import summaries
+    from heddle.figures import draw
+    from heddle.runs import labels, load_run
+
+    runs = [load_run(path) for path in paths]
+    beside = paths[0] if len(paths) == 1 else paths[0].parent
+    with progress("drawing"):
+        files = draw(runs, out if out is not None else beside / FIGURES)
+    if as_json:
+        listed = [{"run": str(run.path), "summary": dict(run.summary)} for run in runs]
         found = {"schema": "heddle.report/1", "runs": listed, "figures": [str(f) for f in files]}
         click.echo(json.dumps(found))
         return
-    summaries(labels(loaded), [run.summary for run in loaded])
+    summaries(labels(runs), [run.summary for run in runs])
     for file in files:
         click.echo(str(file))

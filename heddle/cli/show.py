@@ -1,12 +1,10 @@
-"""Results as text on standard output, progress on standard error."""
+"""Results as text on standard output."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich_click as click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from heddle.bound import Bound
@@ -18,26 +16,6 @@ from heddle.simulation import RunResult, Workload, profile_of, told_of, workload
 WIDEST = 100_000
 PIPED_WIDTH = 160
 """Columns when nobody's terminal sets them, so that a table in a file is not folded."""
-
-
-@contextmanager
-def progress(total: int, what: str) -> Iterator[Callable[[str], None]]:
-    """Show a bar on standard error while a terminal is there to see it; yields what moves it on."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bar:
-        task = bar.add_task(what, total=total)
-
-        def advance(done: str) -> None:
-            bar.update(task, advance=1, description=done)
-
-        yield advance
 
 
 def lines(title: str, names: Mapping[str, str]) -> None:

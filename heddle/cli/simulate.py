@@ -27,14 +27,15 @@ def simulate(
 
     Takes a trace, TOML files, or both; later files win over earlier ones, options over files.
     """
-    from heddle.cli.show import progress, run_summary
+    from heddle.cli.progress import progress
+    from heddle.cli.show import run_summary
     from heddle.simulation import bound_of
     from heddle.simulation import simulate as simulated
 
     config, text = take_config(sources, options, settings, policy__preset=policy, seed=seed)
-    with progress(1, "run") as advance:
-        result = simulated(config, out=out, config_text=text)
-        advance(result.policy)
+    with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as doing:
+        hear = doing.at if doing.seen else None
+        result = simulated(config, out=out, config_text=text, on_progress=hear)
     if as_json:
         click.echo(json.dumps(result.row(), allow_nan=False))
     else:

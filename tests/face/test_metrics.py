@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from heddle.journal_rows import encode
-from heddle.metrics import MetricsError, active_over_time, measure
+from heddle.metrics import MetricsError, measure
 from heddle_core.commands import Migrate, Predict, Preempt
 from heddle_core.events import (
     EngineFailed,
@@ -200,12 +200,6 @@ def test_chunks_of_the_journal_make_no_difference():
     cut, whole = measure(pa.Table.from_batches(batches)), measure(table(entries))
     assert cut.summary == whole.summary
     assert cut.steps.to_pylist() == whole.steps.to_pylist()
-
-
-def test_active_trajectories_rise_and_fall():
-    times, active = active_over_time(measure(table(story())).trajectories)
-    assert times.tolist() == [1.0, 1.0, 5.0, 11.0]
-    assert active.tolist() == [1, 2, 1, 0]
 
 
 def test_an_answer_is_late_once_its_tool_has_ended():

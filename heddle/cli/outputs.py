@@ -1,0 +1,39 @@
+"""Files that a verb writes where the user says: checked before the work, written whole."""
+
+from pathlib import Path
+
+from heddle.run_files import write_whole
+
+
+class OutputError(ValueError):
+    """A file that cannot be written as asked; the message says why and what to do."""
+
+
+def new_file(path: Path, force: bool) -> None:
+    """Check that a file can be written, before work is spent on it.
+
+    Raises:
+        OutputError: its folder is missing, it is a folder, or it exists and may not be replaced.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path}: is a folder; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise OutputError(f"{path.parent}: no such folder; make it first")
+    if path.exists() and not force:
+        raise OutputError(f"{path}: exists; name another file, or replace it with --force")
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        OutputError: the file may not be written there.
+        OSError: the disk is full or broken.
+    """
+    try:
+        write_whole(path, lambda file: file.write(content))
+    except PermissionError:
+        raise OutputError(f"{path}: permission denied; name a file in another folder") from None
+    except OSError as error:
+        # Told under its own name, not under that of the unfinished file beside it.
+        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -1,0 +1,91 @@
+"""Progress of long work on standard error: what is running, done of how many, time left.
+
+Only a terminal sees it: nothing is written where standard error is a file or a pipe.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+
+class _Left(TimeRemainingColumn):
+    """Time left, and that it is the time left."""
+
+    def render(self, task: Task) -> Text:
+        """Give nothing while it is not known."""
+        if task.total is None or task.time_remaining is None:
+            return Text("")
+        return Text.assemble(super().render(task), " left")
+
+
+class _Count(ProgressColumn):
+    """Done of all, where it is known how many there are."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._plain = MofNCompleteColumn()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        """Give nothing for work that cannot be counted."""
+        if task.total is None:
+            return Text("")
+        return Text.assemble(self._plain.render(task), f" {self._unit}" if self._unit else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """Work under way, told to the terminal."""
+
+    _bar: Progress
+    _task: TaskID
+
+    def now(self, what: str) -> None:
+        """Say what is running."""
+        self._bar.update(self._task, description=what)
+
+    def at(self, done: int, total: int) -> None:
+        """Say how much is done, of how much."""
+        self._bar.update(self._task, completed=done, total=total)
+
+    @property
+    def seen(self) -> bool:
+        """Whether anybody looks; work need not be counted for nobody."""
+        return not self._bar.disable
+
+
+@contextmanager
+def progress(what: str, unit: str = "") -> Iterator[Doing]:
+    """Show `what` is running until the block is left; a total comes with `Doing.at`."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        _Count(unit),
+        TimeElapsedColumn(),
+        _Left(),
+    )
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+        yield Doing(bar, bar.add_task(what, total=None))
+
+
+def running(names: Sequence[str], done: Sequence[int], each: int) -> str:
+    """Name the runs under way: begun and not at their end. The first that waits, when none is."""
+    under_way = [name for name, n in zip(names, done, strict=True) if 0 < n < each]
+    waiting = [name for name, n in zip(names, done, strict=True) if n == 0]
+    return ", ".join(under_way or waiting[:1]) or "closing"
