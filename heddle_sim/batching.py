@@ -13,11 +13,11 @@ cached block of its prompt that is lost makes room for exactly the block that di
 
 from collections import deque
 
-from heddle_core.ids import TrajectoryId
+from heddle_core.ids import EngineId, TrajectoryId
 from heddle_sim.latency import LatencyTable
 from heddle_sim.leap import DecodeBatch
 from heddle_sim.prefix_cache import GroupPrompts, PrefixCache
-from heddle_sim.request import Request, StepResult
+from heddle_sim.request import EngineError, Request, StepResult
 
 
 class ContinuousBatch:
@@ -340,3 +340,34 @@ class ContinuousBatch:
         return self._inverse_speed * (
             table.prefill_s(tokens, pairs) + table.host_per_prefill_s * len(self._chunks)
         )
+
+
+def check_settings(
+    engine: EngineId,
+    table: LatencyTable,
+    max_running: int,
+    max_batched_tokens: int,
+    block_size: int,
+    speed: float,
+) -> None:
+    """Refuse what no engine can be set to.
+
+    Raises:
+        EngineError: names the engine, the setting and its range.
+    """
+    sizes = min(len(table.base_s), len(table.per_context_s)) - 1
+    wrong = ""
+    if not 1 <= max_running <= sizes:
+        wrong = (
+            f"max_running must be 1 to {sizes}, the largest batch of its table, not {max_running}"
+        )
+    elif max_batched_tokens < max_running:
+        wrong = f"max_batched_tokens={max_batched_tokens} cannot carry max_running={max_running}"
+    elif not 1 <= block_size <= table.kv_capacity_tokens:
+        wrong = f"block_size={block_size} must be 1 to {table.kv_capacity_tokens}, its KV capacity"
+    elif not speed > 0.0:
+        wrong = f"speed must be above 0, not {speed}"
+    elif min(table.base_s[1:]) <= 0.0 or min(table.per_context_s) < 0.0:
+        wrong = "its table has an iteration that takes no time"
+    if wrong:
+        raise EngineError(f"engine {engine}: {wrong}")

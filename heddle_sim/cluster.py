@@ -1,7 +1,7 @@
 """The simulated engines: starts, stops, failures, samples, and KV that moves between them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import simpy
@@ -37,6 +37,10 @@ class World:
     engine_start_s: float = 60.0
     """From StartEngine to EngineReady once the rollout is under way; before its first dispatch the
     engines of a plan count as standing ready, as frameworks keep them between rollouts."""
+    engine_start_s_at: Mapping[int, float] = field(default_factory=dict)
+    """TP degree -> the same, where it is known for that degree."""
+    dispatch_s: float = 0.0
+    """From a dispatch until its engine sees it."""
     prediction_s: float = 0.0
     """Latency of the prediction service."""
     report_interval_s: float = 5.0
@@ -47,6 +51,10 @@ class World:
     """(time_s, engine): this engine dies then, if it lives."""
     speed: Callable[[EngineId], float] = lambda _: 1.0
     """Relative speed of an engine; a tiny spread breaks ties in conformance scenarios."""
+
+    def start_s(self, tp: int) -> float:
+        """Seconds that an engine of TP degree `tp` takes to start."""
+        return self.engine_start_s_at.get(tp, self.engine_start_s)
 
 
 def after(env: simpy.Environment, delay_s: float, act: Callable[[], None]) -> None:
@@ -87,7 +95,7 @@ class Cluster:
     def start(self, command: StartEngine) -> None:
         """Begin to start an engine; EngineReady follows."""
         if self._under_way:
-            after(self._env, self._world.engine_start_s, lambda: self._ready(command))
+            after(self._env, self._world.start_s(command.tp), lambda: self._ready(command))
         else:
             self._ready(command)
 
@@ -190,6 +198,7 @@ class Cluster:
             prefix_caching=world.prefix_caching,
             on_end=partial(self._ended, name),
             speed=world.speed(name),
+            arrival_s=world.dispatch_s,
         )
         self._deliver(
             EngineReady(

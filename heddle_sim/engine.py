@@ -25,7 +25,7 @@ from collections.abc import Callable
 import simpy
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_sim.batching import ContinuousBatch
+from heddle_sim.batching import ContinuousBatch, check_settings
 from heddle_sim.latency import LatencyTable
 from heddle_sim.request import EngineError, Request, StepResult
 
@@ -54,13 +54,15 @@ class SimEngine:
         on_end: Callable[[StepResult], None],
         prefix_caching: bool = True,
         speed: float = 1.0,
+        arrival_s: float = 0.0,
     ) -> None:
-        """`speed` divides all times of the table.
+        """`speed` divides all times of the table. A step that is started waits `arrival_s` before
+        the engine sees it, as behind a message and a thread or two.
 
         Raises:
             EngineError: a setting that no engine can have.
         """
-        _check(engine, table, max_running, max_batched_tokens, block_size, speed)
+        check_settings(engine, table, max_running, max_batched_tokens, block_size, speed)
         self.engine = engine
         self.table = table
         self.max_running = max_running
@@ -69,6 +71,9 @@ class SimEngine:
         self._env = env
         self._block_size = block_size
         self._on_end = on_end
+        self._arrival_s = arrival_s
+        self._coming: dict[TrajectoryId, Request] = {}
+        """Steps that the engine has not seen yet."""
         self._batch = ContinuousBatch(
             table,
             max_running=max_running,
@@ -130,16 +135,36 @@ class SimEngine:
         if self._state == _FAILED:
             raise EngineError(f"engine {self.engine}: {trajectory} was started after it failed")
         waiting, running = batch.waiting, batch.running
-        if trajectory in running or (waiting and batch.find_waiting(trajectory)):
+        if (
+            trajectory in running
+            or (waiting and batch.find_waiting(trajectory))
+            or trajectory in self._coming
+        ):
             raise EngineError(f"engine {self.engine}: {trajectory} has a step here already")
-        kept = shared_tokens // self._block_size
-        if batch.cache.held.get(trajectory, 0) > kept:
-            self._settle()
-            batch.cache.trim(trajectory, kept)
-            self._reconsider_waiting()
-        waiting.append(
-            Request(trajectory, group, prompt_tokens, shared_tokens, output_tokens, self._env.now)
+        request = Request(
+            trajectory, group, prompt_tokens, shared_tokens, output_tokens, self._env.now
         )
+        if self._arrival_s > 0.0:
+            self._coming[trajectory] = request
+            self._call_after(self._arrival_s, lambda _: self._arrived(request))
+        else:
+            self._queue(request)
+
+    def _arrived(self, request: Request) -> None:
+        if self._coming.get(request.trajectory) is request:
+            del self._coming[request.trajectory]
+            self._queue(request)
+
+    def _queue(self, request: Request) -> None:
+        """See a step for the first time."""
+        batch = self._batch
+        waiting, running = batch.waiting, batch.running
+        kept = request.shared_tokens // self._block_size
+        if batch.cache.held.get(request.trajectory, 0) > kept:
+            self._settle()
+            batch.cache.trim(request.trajectory, kept)
+            self._reconsider_waiting()
+        waiting.append(request)
         if self._state == _IDLE:
             self._wake_after(0.0)
         elif len(waiting) == 1 and len(running) < self.max_running:
@@ -159,15 +184,15 @@ class SimEngine:
                 self._aborts.append(request)
             self._cut_leap()
             return
-        request = batch.find_waiting(trajectory)
+        request = self._coming.pop(trajectory, None)
         if request is None:
-            return
-        batch.waiting.remove(request)
+            request = batch.find_waiting(trajectory)
+            if request is None:
+                return
+            batch.waiting.remove(request)
+            self._reconsider_waiting()
         batch.ended.append(request.result(self._env.now, finished=False))
-        self._reconsider_waiting()
-        callbacks = self._env.timeout(0).callbacks
-        assert callbacks is not None
-        callbacks.append(self._tell_ends)
+        self._call_after(0.0, self._tell_ends)
 
     def release(self, trajectory: TrajectoryId) -> None:
         """Drop a trajectory's cached KV; a running step keeps its own."""
@@ -211,7 +236,7 @@ class SimEngine:
         done = batch.decoding.iterations
         if self._state == _LEAPING:
             done += self._begun() - 1
-        for request in (*batch.running.values(), *batch.waiting):
+        for request in (*batch.running.values(), *batch.waiting, *self._coming.values()):
             made = request.made_tokens
             if request.finish >= 0:
                 made = request.offset_tokens + done - request.prompt_tokens
@@ -219,6 +244,7 @@ class SimEngine:
         self._state = _FAILED
         self._wake_s = -1.0
         self._aborts.clear()
+        self._coming.clear()
         batch.clear()
         return lost
 
@@ -241,8 +267,8 @@ class SimEngine:
 
     @property
     def waiting(self) -> int:
-        """Steps in the engine's own queue."""
-        return len(self._batch.waiting)
+        """Steps in the engine's own queue, or on their way to it."""
+        return len(self._batch.waiting) + len(self._coming)
 
     @property
     def drained(self) -> bool:
@@ -252,7 +278,8 @@ class SimEngine:
 
     def trajectories(self) -> list[TrajectoryId]:
         """Trajectories whose step is here: the batch in order of admission, then the queue."""
-        return [*self._batch.running, *(request.trajectory for request in self._batch.waiting)]
+        waiting = (request.trajectory for request in self._batch.waiting)
+        return [*self._batch.running, *waiting, *self._coming]
 
     @property
     def kv_used_tokens(self) -> int:
@@ -286,6 +313,11 @@ class SimEngine:
         return self._batch.cached_tokens
 
     # ---- time
+
+    def _call_after(self, delay_s: float, act: Callable[[simpy.Event], None]) -> None:
+        callbacks = self._env.timeout(delay_s).callbacks
+        assert callbacks is not None
+        callbacks.append(act)
 
     def _wake_after(self, delay_s: float) -> None:
         env = self._env
@@ -354,29 +386,3 @@ class SimEngine:
         ended = self._batch.ended
         while ended:
             self._on_end(ended.popleft())
-
-
-def _check(
-    engine: EngineId,
-    table: LatencyTable,
-    max_running: int,
-    max_batched_tokens: int,
-    block_size: int,
-    speed: float,
-) -> None:
-    sizes = min(len(table.base_s), len(table.per_context_s)) - 1
-    wrong = ""
-    if not 1 <= max_running <= sizes:
-        wrong = (
-            f"max_running must be 1 to {sizes}, the largest batch of its table, not {max_running}"
-        )
-    elif max_batched_tokens < max_running:
-        wrong = f"max_batched_tokens={max_batched_tokens} cannot carry max_running={max_running}"
-    elif not 1 <= block_size <= table.kv_capacity_tokens:
-        wrong = f"block_size={block_size} must be 1 to {table.kv_capacity_tokens}, its KV capacity"
-    elif not speed > 0.0:
-        wrong = f"speed must be above 0, not {speed}"
-    elif min(table.base_s[1:]) <= 0.0 or min(table.per_context_s) < 0.0:
-        wrong = "its table has an iteration that takes no time"
-    if wrong:
-        raise EngineError(f"engine {engine}: {wrong}")
