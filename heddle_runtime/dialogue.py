@@ -1,0 +1,134 @@
+"""What live agents and models say to each other: plain text, written and read here only.
+
+docs/live-agents.md shows it. It is no chat template: tokens of the model's own format are neither
+written nor understood.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from heddle_runtime.sandbox import SandboxLimits, SandboxResult
+
+_OPENING: Final = """\
+You answer a question step by step. You can run Python programs on the way.
+
+To run one, end your message with it, in a block like this:
+
+```python
+print(6 * 7)
+```
+
+You are then shown what it printed. Each program starts afresh, in an empty folder, with Python's \
+standard library and without a network.
+
+When you know the answer, say so in a line of its own:
+
+Answer: 42
+
+Question:
+{prompt}
+
+Step 1:
+"""
+_NEXT: Final = "\n\n{heading}:\n{body}\n\nStep {number}:\n"
+_REMINDER: Final = (
+    "Your message held neither. End it with a ```python block to run a program, "
+    'or say "Answer: ..." in a line of its own.'
+)
+_FENCE: Final = re.compile(r" {0,3}```\s*([^`\s]*)[^`]*")
+_ANSWER: Final = re.compile(r"[\s*]*Answer:[\s*]*([^\s*].*?)[\s*]*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgram:
+    """The model wants a program run."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveAnswer:
+    """The model has answered."""
+
+    text: str
+
+
+Said: TypeAlias = RunProgram | GiveAnswer | None
+"""None: neither."""
+
+
+def opening(prompt: str) -> str:
+    """Return the text that a trajectory begins with."""
+    return _OPENING.format(prompt=prompt.strip())
+
+
+def read_generation(text: str, *, whole: bool) -> Said:
+    """Read what a model wrote in one step.
+
+    A ```python block that nothing follows is a program to run. Else the last line outside of blocks
+    that begins with "Answer:" and goes on is the answer; asterisks around either are passed over.
+    `whole`: whether the model stopped by itself; if not, its last line may have been cut, and is no
+    answer.
+    """
+    answer: str | None = None
+    program: str | None = None
+    block: list[str] | None = None
+    is_python = False
+    lines = text.split("\n")
+    for index, line in enumerate(lines):
+        fence = _FENCE.fullmatch(line)
+        if block is not None:
+            if fence is None or fence[1]:
+                block.append(line)
+            elif is_python:
+                program, block = "\n".join(block) + "\n", None
+            else:
+                block = None
+        elif fence is not None:
+            block, is_python = [], fence[1].lower() in ("python", "python3", "py")
+            program = None
+        elif line.strip():
+            program = None
+            found = _ANSWER.fullmatch(line)
+            if found and (whole or index < len(lines) - 1):
+                answer = found[1]
+    if program is not None:
+        return RunProgram(program)
+    return GiveAnswer(answer) if answer is not None else None
+
+
+def output_of(result: SandboxResult, limits: SandboxLimits) -> str:
+    """Return what a model is shown of a program."""
+    parts = [result.stdout.rstrip("\n")]
+    if result.stderr.strip():
+        parts.append(result.stderr.rstrip("\n"))
+    match result.status:
+        case "ok":
+            pass
+        case "error":
+            parts.append(f"[ended with exit code {result.exit_code}]")
+        case "signal":
+            parts.append(f"[ended by {result.signal}]")
+        case "cpu":
+            parts.append(f"[cut off after {limits.cpu_s} s of CPU time]")
+        case "time":
+            parts.append(f"[cut off after {limits.wall_s:g} s]")
+        case "output":
+            parts.append(f"[cut off: more than {limits.output_bytes:,} bytes of output]")
+    return "\n".join(part for part in parts if part) or "[no output]"
+
+
+def next_step(body: str, number: int) -> tuple[str, str, str]:
+    """Return what comes before, in and after a program's output; `number` counts steps from 1.
+
+    In parts, since only the middle one may be shortened.
+    """
+    before, after = _NEXT.format(heading="Output", body="\0", number=number).split("\0")
+    return before, body, after
+
+
+def reminder(number: int) -> tuple[str, str, str]:
+    """Return what is said to a model that has said nothing that could be followed."""
+    before, after = _NEXT.format(heading="Note", body="\0", number=number).split("\0")
+    return before, _REMINDER, after

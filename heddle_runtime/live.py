@@ -1,0 +1,314 @@
+"""A real agent: a model that runs Python programs until it has answered, or may go on no longer.
+
+Token ids go to engines and come back; text is made and read here, by `heddle_runtime.dialogue`.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import msgspec
+
+from heddle_core.events import Outcome
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_runtime.agent import StepVerdict, ToolAnswer
+from heddle_runtime.dialogue import (
+    GiveAnswer,
+    RunProgram,
+    Said,
+    next_step,
+    opening,
+    output_of,
+    read_generation,
+    reminder,
+)
+from heddle_runtime.engine import StepEnd, StepRequest
+from heddle_runtime.sandbox import SandboxError, SandboxLimits, SandboxResult
+from heddle_runtime.tasks import Task, TaskFileError
+from heddle_runtime.tokenizer import Tokenizer
+from heddle_runtime.transcripts import OnEnd, Transcript, TranscriptStep
+
+RunPython: TypeAlias = Callable[[str], Awaitable[SandboxResult]]
+"""`Sandbox.run`. Raises SandboxError when a program could not be run at all."""
+
+_LEFT_OUT: Final = "\n[... the middle is left out ...]\n"
+_TOOL, _REMINDER = "python", "reminder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLimits:
+    """How far a trajectory may go.
+
+    Raises:
+        ValueError: a limit below 1, or no room for what a step may add.
+    """
+
+    steps: int = 16
+    """Generations."""
+    step_tokens: int = 2048
+    """Tokens of one generation."""
+    observation_tokens: int = 2048
+    """Tokens of a program's output that the model is shown; of more, the middle is left out."""
+    context_tokens: int = 32_768
+    """Tokens of prompt, generations and observations together."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "step_tokens", "observation_tokens", "context_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"agent limit {name}: found {value!r}; give a whole number from 1")
+
+
+class LiveAgent:
+    """One sample of a task; implements `Agent`."""
+
+    def __init__(
+        self,
+        task: Task,
+        sample: int,
+        *,
+        tokenizer: Tokenizer,
+        run_python: RunPython,
+        limits: AgentLimits,
+        sandbox_limits: SandboxLimits,
+        on_end: OnEnd = lambda transcript: None,
+    ) -> None:
+        """`sandbox_limits`: of `run_python`, for what the model is told of them.
+
+        Raises:
+            TaskFileError: the prompt leaves no room for a token within the context limit.
+        """
+        self._task, self._id = task, TrajectoryId(f"{task.id}/{sample}")
+        self._group = GroupId(task.group or task.id)
+        self._tokenizer, self._run_python, self._limits = tokenizer, run_python, limits
+        self._sandbox_limits, self._on_end = sandbox_limits, on_end
+        self._opening = opening(task.prompt)
+        self._ids = tokenizer.encode(self._opening, begins=True)
+        self._prompt_tokens = len(self._ids)
+        if self._prompt_tokens >= limits.context_tokens:
+            raise TaskFileError(
+                f"task {task.id!r}: its prompt is {self._prompt_tokens:,} tokens with the "
+                f"instructions, and the context limit {limits.context_tokens:,}: raise the limit "
+                "if the model allows it, or shorten the prompt"
+            )
+        self._shared = 0
+        """How much of the context was there when the last dispatch ended."""
+        self._begins = self._prompt_tokens
+        """Where in the context the present step begins."""
+        self._said: Said = None
+        self._steps: list[TranscriptStep] = []
+        self._outcome: Outcome | None = None
+
+    @property
+    def id(self) -> TrajectoryId:
+        """The task's, and which sample of it."""
+        return self._id
+
+    @property
+    def group(self) -> GroupId:
+        """The task's, shared by its samples."""
+        return self._group
+
+    @property
+    def task(self) -> str:
+        """What kind of task it is."""
+        return self._task.task
+
+    @property
+    def arrival_s(self) -> float:
+        """All are there from the beginning."""
+        return 0.0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Size of the first prompt."""
+        return self._prompt_tokens
+
+    @property
+    def context_ids(self) -> Sequence[int]:
+        """The context so far."""
+        return self._ids
+
+    @property
+    def transcript(self) -> Transcript:
+        """What was said so far; `on_end` gets it when the trajectory ends by itself."""
+        answer = self._said.text if isinstance(self._said, GiveAnswer) else None
+        expected = self._task.answer
+        known = expected is not None and self._outcome is not None
+        return Transcript(
+            id=self._id,
+            group=self._group,
+            task=self._task.task,
+            opening=self._opening,
+            steps=tuple(self._steps),
+            outcome=self._outcome,
+            answer=answer,
+            expected=expected,
+            correct=(answer or "").strip() == (expected or "").strip() if known else None,
+        )
+
+    def request(self) -> StepRequest:
+        """Ask for as much as the limits leave of the step."""
+        return StepRequest(
+            trajectory=self._id,
+            group=self._group,
+            prompt_tokens=len(self._ids),
+            shared_tokens=self._shared,
+            # A step whose engine died with its last token made, but not told, is asked for again.
+            max_tokens=max(1, self._left()),
+            exact=False,
+            prompt_ids=self._ids,
+        )
+
+    def take(self, end: StepEnd) -> None:
+        """Keep the tokens of a dispatch."""
+        self._ids = [*self._ids, *end.output_ids]
+        self._shared = len(self._ids)
+
+    def verdict(self) -> StepVerdict:
+        """Read what the model wrote in this step."""
+        made = self._ids[self._begins :]
+        whole = self._left() > 0 or (bool(made) and self._tokenizer.is_special(made[-1]))
+        text = self._tokenizer.decode(made)
+        self._steps.append(TranscriptStep(generation=text, output_tokens=len(made)))
+        self._said = read_generation(text, whole=whole)
+        match self._said:
+            case GiveAnswer():
+                self._end("completed")
+                return StepVerdict(reason="answer", outcome="completed")
+            case None if not whole:
+                pass
+            case _ if len(self._steps) < self._limits.steps:
+                called = isinstance(self._said, RunProgram)
+                return StepVerdict(reason="tool_call", tool=_TOOL if called else _REMINDER)
+        self._end("truncated")
+        return StepVerdict(reason="length_limit", outcome="truncated")
+
+    async def call_tool(self) -> ToolAnswer:
+        """Run the program that the model wrote; remind it, where it wrote none."""
+        number = len(self._steps) + 1
+        if not isinstance(self._said, RunProgram):
+            return self._observe(reminder(number), ok=False, tool=_REMINDER)
+        try:
+            result = await self._run_python(self._said.source)
+        except SandboxError as error:
+            self._note_tool(_TOOL, observation=f"{error}", status="failed")
+            self._end("failed")
+            return self._answer(False, 0)
+        shown = output_of(result, self._sandbox_limits)
+        return self._observe(
+            next_step(shown, number), ok=result.ok, status=result.status, tool_s=result.wall_s
+        )
+
+    def tool_cut(self, limit_s: float) -> ToolAnswer:
+        """Tell the model that its program took too long."""
+        shown = f"[cut off after {limit_s:g} s]"
+        return self._observe(
+            next_step(shown, len(self._steps) + 1), ok=False, status="cut", tool_s=limit_s
+        )
+
+    def _left(self) -> int:
+        """How many tokens the present step may still make."""
+        of_step = self._limits.step_tokens - (len(self._ids) - self._begins)
+        return min(of_step, self._limits.context_tokens - len(self._ids))
+
+    def _observe(
+        self,
+        parts: tuple[str, str, str],
+        *,
+        ok: bool,
+        tool: str = _TOOL,
+        status: str = "",
+        tool_s: float = 0.0,
+    ) -> ToolAnswer:
+        """Append what a tool answered, and go on to the next step, if there is room for one."""
+        encode = self._tokenizer.encode
+        before, body, after = (encode(part, begins=False) for part in parts)
+        added = [*before, *self._shortened(body), *after]
+        # The end of a text in the middle of one would tell the model to forget what was before.
+        while len(self._ids) > self._begins and self._tokenizer.is_special(self._ids[-1]):
+            self._ids = self._ids[:-1]
+        self._shared = len(self._ids)
+        self._note_tool(
+            tool,
+            observation=self._tokenizer.decode(added),
+            observation_tokens=len(added),
+            status=status,
+            tool_s=tool_s,
+        )
+        if len(self._ids) + len(added) >= self._limits.context_tokens:
+            self._end("truncated")
+            return self._answer(ok, len(added))
+        self._ids = [*self._ids, *added]
+        self._begins = len(self._ids)
+        return self._answer(ok, len(added))
+
+    def _shortened(self, ids: list[int]) -> list[int]:
+        if len(ids) <= self._limits.observation_tokens:
+            return ids
+        marker = self._tokenizer.encode(_LEFT_OUT, begins=False)
+        kept = max(0, self._limits.observation_tokens - len(marker))
+        return [*ids[: kept - kept // 2], *marker, *ids[len(ids) - kept // 2 :]]
+
+    def _note_tool(
+        self,
+        tool: str,
+        *,
+        observation: str,
+        observation_tokens: int = 0,
+        status: str,
+        tool_s: float = 0.0,
+    ) -> None:
+        self._steps[-1] = msgspec.structs.replace(
+            self._steps[-1],
+            tool=tool,
+            observation=observation,
+            observation_tokens=observation_tokens,
+            status=status,
+            tool_s=tool_s,
+        )
+
+    def _answer(self, ok: bool, observation_tokens: int) -> ToolAnswer:
+        return ToolAnswer(
+            ok=ok,
+            observation_tokens=observation_tokens,
+            context_tokens=len(self._ids),
+            outcome=self._outcome,
+        )
+
+    def _end(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._on_end(self.transcript)
+
+
+def live_agents(
+    tasks: Sequence[Task],
+    samples: int,
+    *,
+    tokenizer: Tokenizer,
+    run_python: RunPython,
+    limits: AgentLimits,
+    sandbox_limits: SandboxLimits,
+    on_end: OnEnd = lambda transcript: None,
+) -> list[LiveAgent]:
+    """Return an agent for each of the `samples` of each task, in order.
+
+    Raises:
+        TaskFileError: a prompt leaves no room within the context limit.
+        ValueError: `samples` below 1.
+    """
+    if samples < 1:
+        raise ValueError(f"samples of a task: found {samples}; give at least 1")
+    return [
+        LiveAgent(
+            task,
+            sample,
+            tokenizer=tokenizer,
+            run_python=run_python,
+            limits=limits,
+            sandbox_limits=sandbox_limits,
+            on_end=on_end,
+        )
+        for task in tasks
+        for sample in range(samples)
+    ]
