@@ -30,8 +30,8 @@ def trials_on(session: Session, engine: EngineClient) -> list[Trial]:
         for cell in decode_cells(size, limits)
     ]
     for cell in prefill_cells(size, limits):
-        beside = f" beside {cell.batch}" if cell.batch else ""
-        what = f"prefill {cell.prompt - cell.cached} + {cell.cached}{beside}"
+        what = f"prefill {cell.together} x {cell.prompt - cell.cached} + {cell.cached}"
+        what += f" beside {cell.batch}" if cell.batch else ""
         found.append(Trial(what, partial(prefill, session, engine, cell)))
     longest = limits.longest(1, size.output)
     found += [
@@ -60,18 +60,21 @@ async def decode(session: Session, engine: EngineClient, cell: DecodeCell) -> No
 
 
 async def prefill(session: Session, engine: EngineClient, cell: PrefillCell) -> None:
-    """Time prompts, one after another, each with a context of its own, alone or beside a batch."""
-    joiners = [session.fresh(cell.prompt) for _ in range(session.size.joiners if cell.batch else 1)]
+    """Time prompts, a few after each other, each with a context of its own, alone or beside."""
+    turns = session.size.joiners if cell.batch else 1
+    joiners = [[session.fresh(cell.prompt) for _ in range(cell.together)] for _ in range(turns)]
     if cell.cached:
-        for seat in joiners:
-            await session.bench.step(engine, seat.request(cell.cached, 1))
+        for turn in joiners:
+            await session.lay(engine, turn, cell.cached)
     seats = session.seats(0, cell.batch)
     await session.lay(engine, seats, cell.context)
     room = session.limits.longest(cell.batch + 1, 0) - cell.context
-    load = session.load(
-        engine, seats, cell.context, min(room, session.size.output + OUTLAST * len(joiners))
-    )
-    joined = [await session.bench.step(engine, seat.request(cell.prompt, 1)) for seat in joiners]
+    output = min(room, session.size.output + OUTLAST * turns)
+    load = session.load(engine, seats, cell.context, output)
+    joined = []
+    for turn in joiners:
+        steps = [session.bench.begin(engine, seat.request(cell.prompt, 1)) for seat in turn]
+        joined.append(await asyncio.gather(*steps))
     beside = await load.end()
     trials = prefill_trials(joined, beside, cell, order=session.place, tp=session.tp)
     session.found.prefill += trials

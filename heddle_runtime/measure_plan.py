@@ -68,6 +68,8 @@ class PrefillCell(NamedTuple):
     prompt: int
     cached: int
     held_out: bool
+    together: int = 1
+    """Prompts that come at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,8 @@ def decode_cells(size: Size, limits: Limits) -> list[DecodeCell]:
 
 
 def prefill_cells(size: Size, limits: Limits) -> list[PrefillCell]:
-    """Prompts alone and beside a batch, without and with a cached prefix."""
+    """Prompts alone and beside a batch, without and with a cached prefix, one and several at
+    once."""
     longest = limits.longest(1, 1)
     grid = prompts(longest, size.ratio)
     cells = [PrefillCell(0, 0, n, 0, False) for n in grid]
@@ -115,18 +118,23 @@ def prefill_cells(size: Size, limits: Limits) -> list[PrefillCell]:
     quarters = [longest // 4, longest * 3 // 4]
     cells += _cached(0, 0, quarters, grid[1:3], longest, held_out=False)
     cells += _cached(0, 0, [longest // 2], between(grid[1:3]), longest, held_out=True)
-    most = limits.most(size.least_tokens) - 1  # one slot is for the prompt
-    seen = _sorted([min(2, most), most // 4, most])
+    most = limits.most(size.least_tokens)
+    seen = _sorted([min(2, most - 1), most // 4, most - 1])  # one slot is for the prompt
     for group, held_out in ((seen, False), (between([1, *seen]), True)):
         for batch in filter(None, group):
             known = contexts(size, limits, batch)
-            context = known[len(known) // 2]
             # The batch has its own room, as if it had one sequence more: that is the prompt's.
             room = limits.longest(batch + 1, 0)
-            context = min(context, room - size.output - OUTLAST * size.joiners)
+            context = min(known[len(known) // 2], room - size.output - OUTLAST * size.joiners)
             lengths = [n for n in (between(grid) if held_out else grid) if n <= room]
             cells += [PrefillCell(batch, context, n, 0, held_out) for n in lengths]
             cells += _cached(batch, context, [room // 2], lengths[1:2], room, held_out=held_out)
+            cells += [
+                PrefillCell(batch, context, n, 0, held_out, together)
+                for together in ((3,) if held_out else (2, 4))
+                for n in lengths[:2]
+                if batch + together <= most and n * together <= room
+            ]
     return cells
 
 

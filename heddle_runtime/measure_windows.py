@@ -12,6 +12,9 @@ from heddle_runtime.measure_plan import DecodeCell, PrefillCell
 from heddle_trace.schema import TrajectoryScript
 from heddle_trace.sweep_files import DecodeTrial, LoopStep, LoopTrial, PrefillTrial
 
+TOGETHER = 0.1
+"""First tokens that are further apart than this part of a prefill come from two iterations."""
+
 
 def decode_trial(
     heard: Sequence[Heard], cell: DecodeCell, *, order: int, tp: int
@@ -39,17 +42,28 @@ def decode_trial(
 
 
 def prefill_trials(
-    joined: Sequence[Heard], beside: Sequence[Heard], cell: PrefillCell, *, order: int, tp: int
+    joined: Sequence[Sequence[Heard]],
+    beside: Sequence[Heard],
+    cell: PrefillCell,
+    *,
+    order: int,
+    tp: int,
 ) -> list[PrefillTrial]:
-    """Those prompts during which the whole batch decoded."""
-    if any(each.end.recomputes for each in (*joined, *beside)):
+    """Those prompts during which the whole batch decoded, and which were computed together."""
+    if any(each.end.recomputes for each in (*beside, *(each for turn in joined for each in turn))):
         return []
     begun_s = max((each.first_token_s for each in beside), default=float("-inf"))
     ended_s = min((each.last_token_s for each in beside), default=float("inf"))
     trials = []
-    for each in joined:
-        admitted_s = each.asked_s + each.end.queued_s
-        if admitted_s < begun_s or each.first_token_s > ended_s or each.end.prefill_s <= 0.0:
+    for turn in joined:
+        first = min(turn, key=lambda each: each.first_token_s)
+        admitted_s = first.asked_s + first.end.queued_s
+        prefill_s = first.end.prefill_s
+        apart_s = max(each.first_token_s for each in turn) - first.first_token_s
+        alike = len(dict.fromkeys(each.end.cached_tokens for each in turn)) == 1
+        if apart_s > TOGETHER * prefill_s or not alike or prefill_s <= 0.0:
+            continue
+        if admitted_s < begun_s or first.first_token_s > ended_s:
             continue
         trials.append(
             PrefillTrial(
@@ -58,11 +72,12 @@ def prefill_trials(
                 held_out=cell.held_out,
                 batch=cell.batch,
                 mean_context=sum(_context(b, cell.context, admitted_s) for b in beside),
+                together=cell.together,
                 prompt=cell.prompt,
-                cached=each.end.cached_tokens,
-                prefill_s=each.end.prefill_s,
-                queued_s=each.end.queued_s,
-                wall_s=each.heard_s - each.asked_s,
+                cached=first.end.cached_tokens,
+                prefill_s=prefill_s,
+                queued_s=first.end.queued_s,
+                wall_s=first.heard_s - first.asked_s,
             )
         )
     return trials

@@ -47,14 +47,16 @@ class DecodeTrial(Trial):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillTrial(Trial):
-    """A prompt of which all but the cached part is computed for one token, alone or beside a
-    decoding batch."""
+    """A prompt, or several alike in the same iterations, of which all but the cached part is
+    computed for one token, alone or beside a decoding batch."""
 
     held_out: bool
     batch: int
     """Sequences that decode beside; 0 when it is alone on the engine."""
     mean_context: float
     """What they hold together."""
+    together: int
+    """Prompts at once."""
     prompt: int
     cached: int
     """As the engine found it."""
@@ -265,7 +267,16 @@ def _faults(sweep: Sweep) -> Iterator[str]:
                 yield f"{name}[{i}].{fault}"
 
 
-POSITIVE = ("step_s", "prefill_s", "start_s", "alone_s", "beside_s", "makespan_s", "mean_batch")
+POSITIVE = (
+    "step_s",
+    "prefill_s",
+    "start_s",
+    "alone_s",
+    "beside_s",
+    "makespan_s",
+    "mean_batch",
+    "together",
+)
 
 
 def _trial_faults(trial: Trial, sweep: Sweep) -> Iterator[str]:

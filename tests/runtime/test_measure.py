@@ -54,18 +54,19 @@ def test_decode_trials_are_the_iteration_times_of_the_engine(found: Found) -> No
 
 def test_prefill_trials_are_what_a_prompt_adds_to_an_iteration(found: Found) -> None:
     table = PROFILE.table(1)
-    seen = {"alone": 0, "beside": 0, "cached": 0}
+    seen = {"alone": 0, "beside": 0, "cached": 0, "together": 0}
     for trial in found.prefill:
         new = trial.prompt - trial.cached
-        if new + trial.batch > 2048:
+        if new * trial.together + trial.batch > 2048:
             continue  # several iterations
         seen["beside" if trial.batch else "alone"] += 1
         seen["cached"] += trial.cached > 0
-        pairs = new * (trial.cached + new / 2)
+        seen["together"] += trial.together > 1
+        pairs = trial.together * new * (trial.cached + new / 2)
         expected_s = (
             step_s(table, trial.batch, trial.mean_context)
-            + table.prefill_s(new, pairs)
-            + table.host_per_prefill_s
+            + table.prefill_s(new * trial.together, pairs)
+            + table.host_per_prefill_s * trial.together
         )
         assert trial.prefill_s == pytest.approx(expected_s, rel=1e-4)
         assert trial.cached % BLOCK_TOKENS == 0
@@ -110,9 +111,9 @@ def test_every_cell_fits_into_the_engine(capacity: int, max_running: int) -> Non
         assert d.batch <= max_running
         assert d.batch * (d.context + size.output) <= capacity
     for p in prefill_cells(size, limits):
-        assert p.batch < max_running or max_running == 1
+        assert p.batch + p.together <= max_running
         assert p.cached < p.prompt
-        assert p.batch * p.context + p.prompt < capacity
+        assert p.batch * p.context + p.together * p.prompt < capacity
     for clients in (limits.most(size.least_tokens), 1):
         scripts = loop_scripts(1, clients, limits)
         ends = [s.steps[-1].prompt_tokens + s.steps[-1].output_tokens for s in scripts]
@@ -155,7 +156,7 @@ def test_trials_whose_kv_was_taken_away_are_counted_and_left_out() -> None:
     taken = heard._replace(end=end._replace(recomputes=1))
     assert decode_trial([heard, taken], cell, order=1, tp=1) is None
     prompt = PrefillCell(1, 100, 64, 0, False)
-    assert prefill_trials([heard], [taken], prompt, order=1, tp=1) == []
+    assert prefill_trials([[heard]], [taken], prompt, order=1, tp=1) == []
 
 
 def test_a_batch_that_begins_raggedly_counts_as_what_it_was_on_average() -> None:
@@ -173,7 +174,7 @@ def test_a_batch_that_begins_raggedly_counts_as_what_it_was_on_average() -> None
 def test_prompts_that_joined_too_early_or_too_late_are_no_measurement() -> None:
     decoding = Heard(0.0, 2.0, StepEnd(TrajectoryId("d"), 11, False, 0.5, 0.5, 1.0, 0, 0))
     joined = [
-        Heard(at, at + 0.2, StepEnd(TrajectoryId("j"), 1, True, 0.1, 0.1, 0.0, 0, 0))
+        [Heard(at, at + 0.2, StepEnd(TrajectoryId("j"), 1, True, 0.1, 0.1, 0.0, 0, 0))]
         for at in (0.5, 1.2, 1.85)
     ]
     trials = prefill_trials(joined, [decoding], PrefillCell(1, 50, 64, 0, False), order=1, tp=1)
@@ -190,3 +191,15 @@ def test_an_engine_that_cannot_hold_what_is_asked_says_what_to_change() -> None:
     small = replace(PROFILE.table(1), kv_capacity_tokens=16)
     with pytest.raises(MeasureError, match=r"holds 16 tokens of KV .* measuring takes 160 or more"):
         sweep_of(lambda _: small, order())
+
+
+def test_prompts_of_two_iterations_are_no_prefill_together() -> None:
+    end = StepEnd(TrajectoryId("j"), 1, True, 0.0, 0.5, 0.0, 0, 0)
+    cell = PrefillCell(0, 0, 64, 0, False, 2)
+    close, apart = (
+        [Heard(0.0, 0.5, end), Heard(0.0, 1.0, end._replace(prefill_s=0.5 + later))]
+        for later in (0.001, 0.2)
+    )
+    assert len(prefill_trials([close, apart], [], cell, order=1, tp=1)) == 1
+    mixed = [close[0], Heard(0.0, 0.5, end._replace(cached_tokens=16))]
+    assert prefill_trials([mixed], [], cell, order=1, tp=1) == []
