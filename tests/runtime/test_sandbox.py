@@ -470,6 +470,27 @@ def test_a_program_has_no_privileges_and_gets_none(way):
     assert (done.status, done.stdout) == ("ok", "")
 
 
+def test_limits_cannot_be_raised_again(way):
+    source = """
+        import os, resource
+        for name in ("CPU", "AS", "FSIZE", "NOFILE", "CORE"):
+            number = getattr(resource, f"RLIMIT_{name}")
+            soft, hard = resource.getrlimit(number)
+            try:
+                resource.setrlimit(number, (soft, hard + 1))
+                print(name)
+            except ValueError:
+                pass
+        for target in (os.getppid(), 1):
+            try: print(resource.prlimit(target, resource.RLIMIT_CPU, (1, 1)))
+            except OSError: pass
+        try: print(os.nice(-1))
+        except PermissionError: pass
+    """
+    done = run(way, source)
+    assert (done.status, done.stdout) == ("ok", "")
+
+
 def test_other_processes_and_their_memory_are_out_of_sight(way):
     source = f"""
         import os
