@@ -73,6 +73,7 @@ class TraceStats:
     total_output_tokens: int
     groups: GroupStats
     steps: Spread
+    steps_max_over_median: float | None
     output_tokens: Spread
     output_max_over_median: float | None
     output_p99_over_median: float | None
@@ -94,7 +95,7 @@ def describe(trace: Trace) -> TraceStats:
     steps = [step for record in records for step in record.steps]
     called = [step for step in steps if step.tool is not None]
     output = spread(output_total(record) for record in records)
-    median = output.p50 or 0.0
+    lengths = spread(len(record.steps) for record in records)
     return TraceStats(
         name=trace.name,
         sha256=trace.sha256,
@@ -104,10 +105,11 @@ def describe(trace: Trace) -> TraceStats:
         total_steps=len(steps),
         total_output_tokens=sum(step.output_tokens or 0 for step in steps),
         groups=group_stats(records),
-        steps=spread(len(record.steps) for record in records),
+        steps=lengths,
+        steps_max_over_median=_over_median(lengths, lengths.max),
         output_tokens=output,
-        output_max_over_median=(output.max or 0.0) / median if median else None,
-        output_p99_over_median=(output.p99 or 0.0) / median if median else None,
+        output_max_over_median=_over_median(output, output.max),
+        output_p99_over_median=_over_median(output, output.p99),
         output_tokens_per_step=spread(step.output_tokens for step in steps),
         prompt_tokens=spread(record.prompt_tokens for record in records),
         tool_tokens=spread(step.tool_tokens for step in called),
@@ -130,6 +132,10 @@ def spread(values: Iterable[float | None]) -> Spread:
     return Spread(
         n=known.size, mean=float(known.mean()), p50=p50, p90=p90, p99=p99, max=float(known.max())
     )
+
+
+def _over_median(values: Spread, value: float | None) -> float | None:
+    return (value or 0.0) / values.p50 if values.p50 else None
 
 
 def output_total(record: TrajectoryRecord) -> int | None:

@@ -1,4 +1,4 @@
-"""`heddle trace`: look at traces, check them, make synthetic ones.
+"""`heddle trace`: look at traces, check them, make them; importing and drawing have own files.
 
 Tables, findings and JSON go to stdout, everything said about them to stderr. Heavy imports stay
 inside the verbs, so that `heddle --help` answers at once. Errors are told by `heddle.cli.errors`.
@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
+
+from heddle.cli.trace_import import import_
+from heddle.cli.trace_make import extract, resample
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,15 +35,30 @@ def trace() -> None:
     """Describe, check and make traces: what trajectories would do."""
 
 
+for _verb in (import_, extract, resample):
+    trace.add_command(_verb)
+
+
 @trace.command()
 @click.argument("path", metavar="TRACE", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
-def describe(path: Path, as_json: bool) -> None:
+@click.option(
+    "--figure", type=click.Path(path_type=Path), help="Draw it, too: *.png, *.svg or *.pdf."
+)
+def describe(path: Path, as_json: bool, figure: Path | None) -> None:
     """Show lengths, tails, tool latencies, the spread inside groups, and gaps of TRACE."""
     from heddle_trace import describe as described
     from heddle_trace import read_trace
 
-    stats = described(read_trace(path))
+    if figure is not None:
+        from heddle.trace_figures import draw_trace, figure_path
+
+        figure_path(figure)
+    records = read_trace(path)
+    stats = described(records)
+    if figure is not None:
+        draw_trace(records, stats, figure)
+        click.echo(f"{figure}: drawn", err=True)
     if as_json:
         click.echo(json.dumps({"schema": "heddle.trace.describe/1", **asdict(stats)}))
         return
@@ -114,9 +132,10 @@ def _summary(stats: TraceStats) -> list[str]:
         f"{groups.size_min} / {groups.size_p50:g} / {groups.size_max} (min / p50 / max), "
         f"{stats.total_steps:,} steps, {stats.total_output_tokens:,} output tokens, "
         f"{stats.truncated:,} truncated",
-        f"output tokens: max / median {_number(stats.output_max_over_median)}, share of variance "
-        f"within groups {_number(groups.within_share)}; largest context "
-        f"{stats.max_context_tokens:,} tokens; tool calls that succeed "
+        f"max / median: output tokens {_number(stats.output_max_over_median)}, steps "
+        f"{_number(stats.steps_max_over_median)}; share of variance within groups "
+        f"{_number(groups.within_share)}",
+        f"largest context {stats.max_context_tokens:,} tokens; tool calls that succeed "
         f"{_number(stats.tool_ok_share)}",
     ]
     gaps = {name: count for name, count in stats.gaps.items() if count}
@@ -144,7 +163,8 @@ def _lengths(stats: TraceStats) -> Table:
 
 
 def _tools(stats: TraceStats) -> Table:
-    table = _table("tool", "calls", "no time", "ok", "mean s", "p50 s", "p90 s", "p99 s", "tokens")
+    spread = ("mean s", "p50 s", "p90 s", "p99 s", "max s")
+    table = _table("tool", "calls", "no time", "ok", *spread, "tokens")
     for tool in stats.tools[:_TOOLS_SHOWN]:
         seconds = tool.tool_s
         name = tool.tool  # its end tells more: "mcp__shop__get_order"
@@ -152,8 +172,9 @@ def _tools(stats: TraceStats) -> Table:
             name if len(name) <= _TOOL_NAME_SHOWN else "…" + name[1 - _TOOL_NAME_SHOWN :],
             f"{tool.calls:,}",
             f"{tool.missing:,}",
-            *(_number(x) for x in (tool.ok_share, seconds.mean, seconds.p50, seconds.p90)),
-            _number(seconds.p99),
+            _number(tool.ok_share),
+            *(_number(x) for x in (seconds.mean, seconds.p50, seconds.p90, seconds.p99)),
+            _number(seconds.max),
             _number(tool.tool_tokens.mean),
         )
     if len(stats.tools) > _TOOLS_SHOWN:

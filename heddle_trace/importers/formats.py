@@ -9,7 +9,7 @@ from heddle_trace.importers.cc_proxy import CcProxy
 from heddle_trace.importers.claude_code import ClaudeCode
 from heddle_trace.importers.dynamo import Dynamo
 from heddle_trace.importers.fireact import Fireact
-from heddle_trace.importers.heads import Head, head_of
+from heddle_trace.importers.heads import Head, head_of, head_of_bytes
 from heddle_trace.importers.inspect_logs import Inspect
 from heddle_trace.importers.libra_history import LibraHistory
 from heddle_trace.importers.lmcache_agent import LmcacheAgent
@@ -74,6 +74,14 @@ def format_of(sources: Sequence[Source], asked: str) -> str:
             f"{first.path} is {one}, {second.path} is {other}; import each format by itself"
         )
     return next(iter(shown))
+
+
+def suspicion(line: bytes, name: str) -> str:
+    """What a line looks like that is damaged as one of format `name`: another, or nothing."""
+    found = recognised(head_of_bytes(line))
+    if not found or name in found:
+        return ""
+    return f"; it looks like {found[0]}: a file that mixes formats has to be split"
 
 
 def _unknown(head: Head) -> str:

@@ -1,6 +1,6 @@
 """What an import says about itself: what it read, left out, assumed, and found damaged."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,6 +20,7 @@ class Notes:
     """Counts of one import, each under the words that a user reads.
 
     `read` counts what the files hold: lines, items of a document, or members of an archive.
+    `line` is the line that is being read, and `suspect` says what else a damaged one looks like.
     """
 
     skip_bad: bool = False
@@ -28,6 +29,8 @@ class Notes:
     first_damaged: list[str] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
     assumed: dict[str, int] = field(default_factory=dict)
+    line: bytes = b""
+    suspect: Callable[[bytes], str] = field(default=lambda line: "")
 
     def drop(self, what: str, count: int = 1) -> None:
         """Count something that is left out on purpose."""
@@ -45,7 +48,8 @@ class Notes:
         """
         try:
             yield
-        except DamagedError as error:
+        except DamagedError as damage:
+            error = f"{damage}{self.suspect(self.line) if self.line else ''}"
             if not self.skip_bad:
                 raise TraceError(f"{where}: {error}; {SKIP_REMEDY}") from None
             self.damaged += 1

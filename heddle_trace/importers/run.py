@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heddle_trace.errors import TraceError
-from heddle_trace.importers.formats import AUTO, FORMATS, format_of
+from heddle_trace.importers.formats import AUTO, FORMATS, format_of, suspicion
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.protocol import Desk
 from heddle_trace.importers.sources import sources as sources_of
@@ -62,7 +62,7 @@ def import_trace(
         raise TraceError(f"{out}: is one of the files to import; write to another")
     name = format_of(files, format)
     tokens = counter(tokenizer, chars_per_token)
-    notes = Notes(skip_bad=skip_bad)
+    notes = Notes(skip_bad=skip_bad, suspect=lambda line: suspicion(line, name))
     steps = output_tokens = 0
     try:
         with TraceWriter(out) as writer:

@@ -62,6 +62,7 @@ class Source:
                 with notes.guard(f"{self.path}: after line {number}"), _whole():
                     line = stream.readline(MAX_LINE_BYTES + 1)
                 if not line:
+                    notes.line = b""
                     return
                 number += 1
                 where = f"{self.path}: line {number}"
@@ -73,6 +74,7 @@ class Source:
                             line = stream.readline(_CHUNK)
                         raise DamagedError(f"is longer than {MAX_LINE_BYTES // 1024**2} MiB")
                 elif not line.isspace():
+                    notes.line = line
                     yield where, line
 
     def rows(self, notes: Notes, decoder: "msgspec.json.Decoder[T]") -> Iterator[tuple[str, T]]:

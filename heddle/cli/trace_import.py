@@ -1,0 +1,115 @@
+"""`heddle trace import`: logs of others become a trace. What it did goes to standard output."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rich_click as click
+
+if TYPE_CHECKING:
+    from heddle_trace.importers import ImportReport
+
+# Spelt out, because the importers would have to be imported; a test compares them.
+FORMATS = (
+    "mooncake",
+    "dynamo",
+    "swe-agent",
+    "tau-bench",
+    "tau2",
+    "inspect",
+    "claude-code",
+    "cc-proxy",
+    "lmcache-agent",
+    "libra-history",
+    "openai-chat",
+    "azure-llm",
+    "fireact",
+    "mint",
+)
+CHARS_PER_TOKEN = 3.6
+_SHOWN = 5
+
+
+@click.command("import")
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["auto", *FORMATS]),
+    default="auto",
+    show_default=True,
+    help="What the files are; auto looks into them.",
+)
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="*.jsonl[.gz]")
+@click.option("--skip-bad", is_flag=True, help="Leave damaged records out, and count them.")
+@click.option(
+    "--tokenizer",
+    metavar="PATH|NAME",
+    help="Counts tokens where the log does not: a tokenizer.json, a *.tiktoken, or an encoding.",
+)
+@click.option(
+    "--chars-per-token",
+    type=float,
+    default=CHARS_PER_TOKEN,
+    show_default=True,
+    help="Without a tokenizer: characters that are taken for a token.",
+)
+@click.option("--workload", help="Name of the task, in place of the format's own.")
+@click.option("--force", is_flag=True, help="Replace OUT where it exists.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
+def import_(
+    files: tuple[Path, ...],
+    format_: str,
+    out: Path,
+    skip_bad: bool,
+    tokenizer: str | None,
+    chars_per_token: float,
+    workload: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Make a trace of the logs in FILE...: counts and times only.
+
+    Says what it read, left out and assumed. A damaged record stops it, and nothing is written.
+    """
+    from heddle_trace.importers import import_trace
+
+    if out.exists() and not force:
+        raise click.UsageError(f"{out} exists; name another file, or replace it with --force")
+    report = import_trace(
+        files,
+        out,
+        format=format_,
+        skip_bad=skip_bad,
+        tokenizer=tokenizer,
+        chars_per_token=chars_per_token,
+        workload=workload,
+    )
+    if as_json:
+        answer = {"schema": "heddle.trace.import/1", "trace": str(out), **asdict(report)}
+        click.echo(json.dumps(answer))
+    else:
+        click.echo("\n".join(_lines(report, out)))
+
+
+def _lines(report: ImportReport, out: Path) -> list[str]:
+    files = f"{len(report.files):,} file{'s' if len(report.files) > 1 else ''}"
+    lines = [
+        f"format    {report.format}",
+        f"read      {report.read:,} records from {files}",
+        f"written   {out}: {report.trajectories:,} trajectories, {report.steps:,} steps, "
+        f"{report.output_tokens:,} output tokens, sha256 {report.sha256[:16]}",
+    ]
+    if report.damaged:
+        lines.append(f"damaged   {report.damaged:,} left out")
+        lines += [f"          {first}" for first in report.first_damaged[:_SHOWN]]
+        if report.damaged > _SHOWN:
+            lines.append(f"          and {report.damaged - _SHOWN:,} more")
+    lines += [f"left out  {count:,} {what}" for what, count in report.dropped.items()]
+    lines += [f"assumed   {count:,} {what}" for what, count in report.assumed.items()]
+    return [*lines, *(f"assumed   {sentence}" for sentence in report.assumptions)]

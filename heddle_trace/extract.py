@@ -1,0 +1,177 @@
+"""From what a run did back to what its trajectories would do: a journal as a trace.
+
+Sizes and tools come back as they were. Times are those of the run: a tool's wait includes waiting
+for room to run it, and `llm_s` all queueing. What a journal does not hold stays unknown: whether a
+task was solved, what the last tool added, how much of a compacted prompt repeated the one before.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from heddle_core.events import (
+    EngineFailed,
+    Event,
+    StepFinished,
+    StepPreempted,
+    ToolReturned,
+    ToolStarted,
+    TrajectoryArrived,
+    TrajectoryFinished,
+)
+from heddle_core.ids import TrajectoryId
+from heddle_trace.errors import TraceError
+from heddle_trace.schema import StepRecord, TrajectoryRecord
+
+# Times in a journal are sums of floats; a microsecond is far above their error.
+_DIGITS = 6
+
+
+class _DoesNotFitError(Exception):
+    """An event that cannot follow those before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractReport:
+    """What was left out of an extracted trace: trajectories, by how they ended."""
+
+    left_out: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _Going:
+    """A trajectory while its events come in. Tokens and seconds."""
+
+    arrived: TrajectoryArrived
+    runnable_s: float
+    context: int
+    """Of the generation that runs or will run next."""
+    steps: list[StepRecord] = field(default_factory=list)
+    made: int = 0
+    told: int | None = None
+    """The context, where it is not the sum of what came before."""
+    generation: StepRecord | None = None
+    tool: ToolStarted | None = None
+    outcome: str | None = None
+
+
+def extract(
+    events: Iterable[Event], *, source: str | None = None, model: str | None = None
+) -> tuple[tuple[TrajectoryRecord, ...], ExtractReport]:
+    """Records of all trajectories that ran to their end, in the order of their arrival.
+
+    Those that failed, were cancelled, or never finished are left out and counted. Raises TraceError
+    for events that no run can have had, or when nothing is left.
+    """
+    going: dict[TrajectoryId, _Going] = {}
+    for event in events:
+        try:
+            _take(going, event)
+        except (KeyError, _DoesNotFitError):
+            raise TraceError(
+                f"the journal does not add up at {event.time_s:.6f} s: {type(event).__name__} of "
+                "a trajectory that was not there, or not at that point; run it again"
+            ) from None
+    left_out: dict[str, int] = {}
+    records = []
+    for one in going.values():
+        if one.outcome in ("completed", "truncated") and one.steps:
+            records.append(_record(one, source, model))
+        else:
+            how = one.outcome or "unfinished"
+            left_out[how] = left_out.get(how, 0) + 1
+    if not records:
+        raise TraceError("no trajectory of this run came to its end; there is nothing to extract")
+    return tuple(records), ExtractReport(left_out=left_out)
+
+
+def _take(going: dict[TrajectoryId, _Going], event: Event) -> None:
+    match event:
+        case TrajectoryArrived(time_s=time_s, trajectory=trajectory, prompt_tokens=prompt):
+            going[trajectory] = _Going(event, runnable_s=time_s, context=prompt)
+        case StepPreempted(trajectory=trajectory, output_tokens=tokens):
+            going[trajectory].made += tokens
+        case EngineFailed(salvaged=salvaged):
+            for trajectory, tokens in salvaged:
+                going[trajectory].made += tokens
+        case StepFinished(trajectory=trajectory):
+            _finish_step(going[trajectory], event)
+        case ToolStarted(trajectory=trajectory):
+            going[trajectory].tool = event
+        case ToolReturned(trajectory=trajectory):
+            _return_tool(going[trajectory], event)
+        case TrajectoryFinished(trajectory=trajectory, outcome=outcome):
+            _close(going[trajectory], event)
+            going[trajectory].outcome = outcome
+        case _:
+            pass
+
+
+def _finish_step(one: _Going, event: StepFinished) -> None:
+    """The generation is whole: what was kept from preemptions and failures belongs to it."""
+    if one.generation is not None:
+        raise _DoesNotFitError
+    one.generation = StepRecord(
+        output_tokens=one.made + event.output_tokens,
+        llm_s=_span(one.runnable_s, event.time_s),
+        t_s=_span(one.arrived.time_s, one.runnable_s),
+        input_tokens=one.told,
+    )
+    one.made = 0
+
+
+def _return_tool(one: _Going, event: ToolReturned) -> None:
+    generation = one.generation
+    if generation is None:
+        raise _DoesNotFitError
+    _step(one, event.time_s, ok=event.ok, added=event.observation_tokens)
+    grown = one.context + (generation.output_tokens or 0) + event.observation_tokens
+    one.told = None if event.context_tokens == grown else event.context_tokens
+    one.context, one.runnable_s = event.context_tokens, event.time_s
+
+
+def _close(one: _Going, event: TrajectoryFinished) -> None:
+    if one.generation is not None:
+        _step(one, event.time_s, ok=None, added=None)
+
+
+def _step(one: _Going, until_s: float, *, ok: bool | None, added: int | None) -> None:
+    """Add the step whose generation is whole, with the tool that ran until now."""
+    made, tool = one.generation, one.tool
+    if made is None:
+        raise _DoesNotFitError
+    name = wait_s = None
+    if tool is not None:
+        wait_s = _span(tool.time_s, until_s)
+        name = tool.tool or ("unspecified" if wait_s else None)
+    one.steps.append(
+        StepRecord(
+            output_tokens=made.output_tokens,
+            tool=name,
+            tool_s=wait_s if name is not None else None,
+            tool_tokens=added,
+            tool_ok=ok,
+            llm_s=made.llm_s,
+            t_s=made.t_s,
+            input_tokens=made.input_tokens,
+        )
+    )
+    one.generation = one.tool = None
+
+
+def _span(start_s: float, end_s: float) -> float:
+    return max(0.0, round(end_s - start_s, _DIGITS))
+
+
+def _record(one: _Going, source: str | None, model: str | None) -> TrajectoryRecord:
+    arrived = one.arrived
+    return TrajectoryRecord(
+        trajectory_id=arrived.trajectory,
+        group_id=arrived.group,
+        workload=arrived.task,
+        prompt_tokens=arrived.prompt_tokens,
+        arrival_s=round(arrived.time_s, _DIGITS) or None,
+        steps=tuple(one.steps),
+        source=source,
+        model=model,
+        truncated=True if one.outcome == "truncated" else None,
+    )
