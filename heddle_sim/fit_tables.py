@@ -91,20 +91,38 @@ def fit_decode(rows: pd.DataFrame, contexts: tuple[int, ...] = TRUTH_CONTEXTS) -
     dips are smoothed away.
     """
     chosen = rows[rows["context"].isin(contexts)]
-    batch = np.array(sorted(chosen["batch"].unique()), dtype=np.float64)
-    knots = len(batch)
-    index = np.searchsorted(batch, chosen["batch"].to_numpy(np.float64))
-    context = chosen["context"].to_numpy(np.float64) / 1024
+    batch = chosen["batch"].to_numpy(np.float64)
     seconds = chosen["TPOT_ms"].to_numpy(np.float64) / 1e3
-    weight = np.where(chosen["fits_kv"].to_numpy() == 1, 1.0, UNREAL_WEIGHT) / seconds
-    increments = (np.arange(knots) <= index[:, None]).astype(np.float64)
-    design = np.hstack([increments, increments * context[:, None]]) * weight[:, None]
-    solution, _ = nnls(design, seconds * weight)
-    return DecodeFit(
-        batch=batch,
-        base_s=np.cumsum(solution[:knots]),
-        context_s=np.cumsum(solution[knots:]) / 1024,
+    return decode_curve(
+        np.unique(batch),
+        batch,
+        chosen["context"].to_numpy(np.float64),
+        seconds,
+        np.where(chosen["fits_kv"].to_numpy() == 1, 1.0, UNREAL_WEIGHT) / seconds,
     )
+
+
+def decode_curve(
+    knots: Floats, batch: Floats, context: Floats, seconds: Floats, weight: Floats
+) -> DecodeFit:
+    """Weighted least squares with one base and one slope in context for each batch size in
+    `knots`; both may only grow. Batches between knots, fractions too, count for both neighbours.
+    """
+    slopes = (context / 1024)[:, None]
+    grown = _increments(knots, batch)
+    solution, _ = nnls(np.hstack([grown, grown * slopes]) * weight[:, None], seconds * weight)
+    return DecodeFit(
+        batch=knots,
+        base_s=np.cumsum(solution[: len(knots)]),
+        context_s=np.cumsum(solution[len(knots) :]) / 1024,
+    )
+
+
+def _increments(knots: Floats, x: Floats) -> Floats:
+    """Each row: how much of every increment between knots a curve has gained at `x`."""
+    one_each = np.eye(len(knots))
+    at = np.array([np.interp(x, knots, column) for column in one_each]).T
+    return np.asarray(at @ np.tril(np.ones_like(one_each)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,12 +203,13 @@ def fit_belief(t: Tables) -> BeliefFit:
     rows = t.decode[
         t.decode["context"].isin(BELIEF_CONTEXTS) & (t.decode["batch"] <= BELIEF_MAX_BATCH)
     ]
-    batch = rows["batch"].to_numpy(np.float64)
-    kilo = batch * rows["context"].to_numpy(np.float64) / 1024
     seconds = rows["TPOT_ms"].to_numpy(np.float64) / 1e3
-    weight = np.where(rows["fits_kv"].to_numpy() == 1, 1.0, UNREAL_WEIGHT) / seconds
-    design = np.column_stack([np.ones_like(batch), batch, kilo]) * weight[:, None]
-    (t0, t1, t2), _ = nnls(design, seconds * weight)
+    t0, t1, t2 = plane(
+        rows["batch"].to_numpy(np.float64),
+        rows["context"].to_numpy(np.float64),
+        seconds,
+        np.where(rows["fits_kv"].to_numpy() == 1, 1.0, UNREAL_WEIGHT) / seconds,
+    )
     lone = prefill_rows(t.prefill)
     seen = [
         (2048 - 1536, lone[2048, 1536]),
@@ -199,4 +218,16 @@ def fit_belief(t: Tables) -> BeliefFit:
     ]
     # The prompt shares its step with decoding, whose t0 is paid anyway.
     rate = float(np.median([max(0.0, s - t0) / n for n, s in seen]))
-    return BeliefFit(t0_s=float(t0), t1_s=float(t1), t2_s=float(t2) / 1024, prefill_s=rate)
+    return BeliefFit(t0_s=t0, t1_s=t1, t2_s=t2, prefill_s=rate)
+
+
+def plane(
+    batch: Floats, context: Floats, seconds: Floats, weight: Floats
+) -> tuple[float, float, float]:
+    """Weighted least squares of a decode step: per step, per sequence, per token of context; none
+    negative.
+    """
+    kilo = batch * context / 1024
+    design = np.column_stack([np.ones_like(batch), batch, kilo]) * weight[:, None]
+    (t0, t1, t2), _ = nnls(design, seconds * weight)
+    return float(t0), float(t1), float(t2) / 1024

@@ -1,0 +1,115 @@
+"""Loops of a sweep, run again on the simulated engine: the test of a fit's parts together."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import simpy
+
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_sim.engine import SimEngine
+from heddle_sim.latency import LatencyTable
+from heddle_sim.request import StepResult
+from heddle_trace.sweep_files import LoopStep, LoopTrial, Sweep
+
+
+class LoopSeen(NamedTuple):
+    """The figures of a `LoopTrial`, simulated."""
+
+    makespan_s: float
+    ttft_s: float
+    tpot_s: float
+
+
+def replay_loop(
+    table: LatencyTable,
+    clients: Sequence[Sequence[LoopStep]],
+    *,
+    max_running: int,
+    max_batched_tokens: int,
+    block_tokens: int,
+    dispatch_s: float,
+) -> LoopSeen:
+    """Run clients that each send their next step when the last one ends.
+
+    Raises:
+        EngineError: a step does not fit on the engine.
+    """
+    env = simpy.Environment()
+    ended: list[tuple[float, float]] = []
+    left = {TrajectoryId(str(i)): list(reversed(steps)) for i, steps in enumerate(clients)}
+    context: dict[TrajectoryId, int] = {}
+
+    def send(name: TrajectoryId) -> None:
+        step = left[name].pop()
+        engine.start(
+            name,
+            GroupId(name),
+            prompt_tokens=step.prompt,
+            shared_tokens=min(context.get(name, 0), step.prompt),
+            output_tokens=step.output,
+        )
+        context[name] = step.prompt + step.output
+
+    def on_end(result: StepResult) -> None:
+        tpot_s = result.decode_s / max(1, result.tokens - 1)
+        ended.append((result.queued_s + result.prefill_s, tpot_s))
+        if left[result.trajectory]:
+            send(result.trajectory)
+
+    engine = SimEngine(
+        env,
+        EngineId("e0"),
+        table,
+        max_running=max_running,
+        max_batched_tokens=max_batched_tokens,
+        block_size=block_tokens,
+        on_end=on_end,
+        arrival_s=dispatch_s,
+    )
+    for name in left:
+        send(name)
+    env.run()
+    return LoopSeen(
+        makespan_s=env.now,
+        ttft_s=sum(ttft_s for ttft_s, _ in ended) / len(ended),
+        tpot_s=sum(tpot_s for _, tpot_s in ended) / len(ended),
+    )
+
+
+def loop_errors(
+    sweep: Sweep, tables: Mapping[int, LatencyTable], dispatch_s: float
+) -> dict[str, Any]:
+    """Signed relative errors of every loop, and their means and worst, in percent."""
+    rows = [_error(sweep, loop, tables[loop.tp], dispatch_s) for loop in sweep.loops]
+    if not rows:
+        return {"runs": 0, "note": "the sweep has no loops"}
+    report: dict[str, Any] = {"runs": len(rows)}
+    for name in ("makespan", "tpot", "ttft"):
+        size = [abs(row[f"{name}_pct"]) for row in rows]
+        report[f"{name}_mean_abs_pct"] = round(sum(size) / len(size), 2)
+        report[f"{name}_worst_pct"] = round(max(size), 2)
+    return {"unseen": report, "loops": rows}
+
+
+def _error(
+    sweep: Sweep, loop: LoopTrial, table: LatencyTable, dispatch_s: float
+) -> dict[str, float]:
+    seen = replay_loop(
+        table,
+        loop.clients,
+        max_running=sweep.max_running,
+        max_batched_tokens=sweep.max_batched_tokens,
+        block_tokens=sweep.block_tokens,
+        dispatch_s=dispatch_s,
+    )
+    return {
+        "tp": loop.tp,
+        "clients": len(loop.clients),
+        "makespan_pct": _pct(seen.makespan_s, loop.makespan_s),
+        "tpot_pct": _pct(seen.tpot_s, loop.tpot_s),
+        "ttft_pct": _pct(seen.ttft_s, loop.ttft_s),
+    }
+
+
+def _pct(simulated: float, measured: float) -> float:
+    return round((simulated / measured - 1) * 100, 2) if measured > 0 else 0.0
