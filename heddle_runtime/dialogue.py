@@ -4,7 +4,6 @@ docs/live-agents.md shows it. It is no chat template: tokens of the model's own 
 written nor understood.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -36,8 +35,8 @@ _REMINDER: Final = (
     "Your message held neither. End it with a ```python block to run a program, "
     'or say "Answer: ..." in a line of its own.'
 )
-_FENCE: Final = re.compile(r" {0,3}```\s*([^`\s]*)[^`]*")
-_ANSWER: Final = re.compile(r"[\s*]*Answer:[\s*]*([^\s*].*?)[\s*]*", re.IGNORECASE)
+_PYTHON: Final = ("python", "python3", "py")
+_AROUND: Final = " \t\r*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +76,37 @@ def read_generation(text: str, *, whole: bool) -> Said:
     is_python = False
     lines = text.split("\n")
     for index, line in enumerate(lines):
-        fence = _FENCE.fullmatch(line)
+        fence = _fence(line)
         if block is not None:
-            if fence is None or fence[1]:
+            if fence != "":
                 block.append(line)
             elif is_python:
                 program, block = "\n".join(block) + "\n", None
             else:
                 block = None
         elif fence is not None:
-            block, is_python = [], fence[1].lower() in ("python", "python3", "py")
+            block, is_python = [], fence in _PYTHON
             program = None
         elif line.strip():
             program = None
-            found = _ANSWER.fullmatch(line)
-            if found and (whole or index < len(lines) - 1):
-                answer = found[1]
+            if whole or index < len(lines) - 1:
+                answer = _answer(line) or answer
     if program is not None:
         return RunProgram(program)
     return GiveAnswer(answer) if answer is not None else None
+
+
+def _fence(line: str) -> str | None:
+    """Return the language that a line opens a block in, "" for a bare fence; None for no fence."""
+    text = line.strip()
+    if not text.startswith("```") or "`" in text[3:]:
+        return None
+    return next(iter(text[3:].split()), "").lower()
+
+
+def _answer(line: str) -> str:
+    text = line.strip(_AROUND)
+    return text[7:].strip(_AROUND) if text[:7].lower() == "answer:" else ""
 
 
 def output_of(result: SandboxResult, limits: SandboxLimits) -> str:

@@ -95,8 +95,9 @@ class SandboxLimits:
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
-            whole = name == "wall_s" or isinstance(value, int)
-            if isinstance(value, bool) or not whole or not least <= value <= most:
+            kinds = (int, float) if name == "wall_s" else (int,)
+            fits = isinstance(value, kinds) and not isinstance(value, bool)
+            if not fits or not least <= value <= most:
                 kind = "seconds" if name == "wall_s" else "a whole number"
                 raise ValueError(
                     f"sandbox limit {name}: found {value!r}; give {kind} from {least:,} to {most:,}"

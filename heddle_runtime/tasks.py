@@ -134,7 +134,7 @@ def _faults(line: bytes) -> Iterator[str]:
             yield f"{field.name}: found {_shown(parsed[field.name])}; give {_EXPECTED[field.name]}"
     for name in parsed:
         if name not in _EXPECTED:
-            yield f"{name}: is not a field of a task; there are {', '.join(_EXPECTED)}"
+            yield f"{_shown(name)} is not a field of a task; there are {', '.join(_EXPECTED)}"
 
 
 def _shown(value: object) -> str:

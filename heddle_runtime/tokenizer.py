@@ -36,6 +36,9 @@ class FileTokenizer:
         self._special = frozenset(id_ for id_, token in added.items() if token.special)
         # A program that prints "<|im_end|>" must not end anything.
         tokenizer.encode_special_tokens = True
+        # Settings for training that some files carry.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
 
     def encode(self, text: str, *, begins: bool) -> list[int]:
         """Return the ids of a text."""

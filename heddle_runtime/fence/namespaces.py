@@ -122,12 +122,12 @@ def _bind(path: str, place: str) -> None:
     else:
         with open(place, "xb"):
             pass
-    call("mount", path.encode(), place.encode(), 0, _MS_BIND | _MS_REC, 0, about=path)
+    call("mount", os.fsencode(path), os.fsencode(place), 0, _MS_BIND | _MS_REC, 0, about=path)
 
 
 def _mount_tmpfs(place: str, options: str) -> None:
     flags = _MS_NOSUID | _MS_NODEV
-    call("mount", b"tmpfs", place.encode(), b"tmpfs", flags, options.encode(), about="tmpfs")
+    call("mount", b"tmpfs", os.fsencode(place), b"tmpfs", flags, options.encode(), about="tmpfs")
 
 
 def _restrict(place: str, attributes: int, *, recursive: bool) -> None:
@@ -135,7 +135,7 @@ def _restrict(place: str, attributes: int, *, recursive: bool) -> None:
     call(
         "mount_setattr",
         _AT_FDCWD,
-        place.encode(),
+        os.fsencode(place),
         _AT_RECURSIVE if recursive else 0,
         wanted,
         len(wanted),

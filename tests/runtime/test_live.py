@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, processors
@@ -133,6 +133,9 @@ class Played:
         ("```python\nprint('Answer: 3')\n", None),
         ("```\nAnswer: 3\n```", None),
         ("```python print(1)```", None),
+        ("    ```Python  example\nx\n  ```", RunProgram("x\n")),
+        ("Answer: a" + " " * 200_000 + "b", GiveAnswer("a" + " " * 200_000 + "b")),
+        ("```" + " " * 200_000 + "`", None),
         ("```python\ns = '''\n```python\n'''\n```", RunProgram("s = '''\n```python\n'''\n")),
         ("```python\n```", RunProgram("\n")),
     ],
@@ -155,6 +158,7 @@ def test_a_line_that_was_cut_is_no_answer(text, said):
     assert read_generation(text, whole=False) == said
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from("`python \nAnswer:*x\r\t")), st.booleans())
 def test_anything_can_be_read(text, whole):
     said = read_generation(text, whole=whole)
@@ -602,8 +606,9 @@ GOOD = {"id": "a", "prompt": "x"}
         ([{"id": "a", "prompt": " \n"}], "not all of them space"),
         ([{**GOOD, "answer": 42}], "line 1: answer: found 42; give a text, also for numbers"),
         ([{**GOOD, "group": ["g"]}], 'line 1: group: found ["g"]; give a text'),
-        ([{**GOOD, "promt": "x"}], "line 1: promt: is not a field of a task; there are id, prompt"),
+        ([{**GOOD, "promt": "x"}], '"promt" is not a field of a task; there are id, prompt'),
         ([GOOD, "", GOOD], "line 3: id: 'a' is taken by line 1 already"),
+        ([{**GOOD, "a\nb": 1}], r'"a\nb" is not a field of a task'),
         (["{"], "line 1: malformed JSON at column"),
         (["[1]"], "line 1: found [1]; give a JSON object"),
         (["null"], "line 1: found null; give a JSON object"),
@@ -640,6 +645,7 @@ def test_what_is_no_task_file_is_told(tmp_path):
         read_tasks("a\0b")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_tasks_or_one_line_of_complaint(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("tasks") / "t.jsonl"
@@ -657,6 +663,16 @@ def test_a_tokenizer_is_read_from_a_model_folder(tmp_path):
     assert ids[0] == BEGIN
     assert read.decode([*ids, END]) == "hé\n"
     assert (read.is_special(END), read.is_special(ids[1])) == (True, False)
+
+
+def test_settings_for_training_shorten_no_prompt(tmp_path):
+    made = library()
+    made.enable_truncation(4)
+    made.enable_padding(length=4)
+    made.save(str(tmp_path / "tokenizer.json"))
+    read = load_tokenizer(tmp_path)
+    assert read.decode(read.encode("longer than four", begins=False)) == "longer than four"
+    assert len(read.encode("a", begins=False)) == 1
 
 
 def test_a_folder_without_a_tokenizer_is_told(tmp_path):

@@ -703,6 +703,8 @@ def test_a_closed_sandbox_runs_nothing(way):
         ("wall_s", 0.0),
         ("wall_s", float("nan")),
         ("wall_s", float("inf")),
+        ("wall_s", "30"),
+        ("files", None),
         ("cpu_s", 0),
         ("cpu_s", 1.5),
         ("memory_bytes", 1 << 20),
@@ -713,7 +715,7 @@ def test_a_closed_sandbox_runs_nothing(way):
     ],
 )
 def test_a_limit_out_of_range_is_named(name, value):
-    with pytest.raises(ValueError, match=f"sandbox limit {name}: found {value}; give "):
+    with pytest.raises(ValueError, match=f"sandbox limit {name}: found {value!r}; give "):
         SandboxLimits(**{name: value})
 
 
