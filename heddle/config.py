@@ -67,8 +67,9 @@ class ClusterConfig:
     """Tool calls that run at once in the whole cluster; more wait. None: no limit."""
     report_interval_s: float = 5.0
     """Seconds between two reports of an engine's counters to the policy."""
-    engine_start_s: float = 60.0
-    """Seconds from the start of an engine until it is ready, once the rollout is under way.
+    engine_start_s: float | None = None
+    """Seconds from the start of an engine until it is ready, once the rollout is under way. None:
+    as the profile has it measured, and 60 where it has not.
 
     Engines that are started before the first dispatch stand ready from before.
     """
@@ -106,7 +107,8 @@ class ClusterConfig:
             MIN_REPORT_INTERVAL_S <= self.report_interval_s < 1e9,
             f"report_interval_s must be {MIN_REPORT_INTERVAL_S} seconds or more",
         )
-        _require(0.0 <= self.engine_start_s < 1e9, "engine_start_s must be 0 or more")
+        start_s = self.engine_start_s
+        _require(start_s is None or 0.0 <= start_s < 1e9, "engine_start_s must be 0 or more")
         _require(0.0 <= self.prediction_s < 1e9, "prediction_s must be 0 or more")
         self.faults()
         choices = self.tp_choices

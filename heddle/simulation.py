@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, load_profile
+from heddle_sim.profile_parts import Costs, EngineSettings
 from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.files import read_trace
 from heddle_trace.schema import Trace, TrajectoryScript
@@ -43,7 +43,10 @@ RUN_KEYS = (
     "migrations",
     "preemptions",
 )
-BLOCK_TOKENS: int = signature(World).parameters["block_size"].default
+DEFAULT_SETTINGS = EngineSettings(block_tokens=16, max_batched_tokens=8192)
+"""vLLM's for a server on a large GPU; for profiles that do not tell."""
+ENGINE_START_S = 60.0
+"""Loading weights and making graphs; for profiles that do not tell."""
 
 
 class CapacityError(ValueError):
@@ -307,12 +310,21 @@ def world_of(cluster: ClusterConfig, profile: Profile) -> World:
             tables[tp] = _table(profile, tp, cluster)
         return tables[tp]
 
+    costs = profile.costs or Costs(dispatch_s=0.0, engines={})
+    settings = profile.engine or DEFAULT_SETTINGS
+    given_s = cluster.engine_start_s
     return World(
         table=table,
         transfer_fixed_s=profile.transfer.fixed_s,
         transfer_bytes_per_s=profile.transfer.bytes_per_s,
+        max_batched_tokens=settings.max_batched_tokens,
+        block_size=settings.block_tokens,
         tool_capacity=cluster.tool_capacity,
-        engine_start_s=cluster.engine_start_s,
+        engine_start_s=ENGINE_START_S if given_s is None else given_s,
+        engine_start_s_at={
+            int(tp): life.start_s for tp, life in costs.engines.items() if given_s is None
+        },
+        dispatch_s=costs.dispatch_s,
         prediction_s=cluster.prediction_s,
         report_interval_s=cluster.report_interval_s,
         faults=tuple((time_s, EngineId(engine)) for time_s, engine in cluster.faults()),
@@ -340,7 +352,8 @@ def largest_context(script: TrajectoryScript) -> int:
 
 def capacity_tokens(profile: Profile, tp: int) -> int:
     """Tokens of context that an engine of TP degree `tp` holds, in whole blocks."""
-    return int(profile.at(tp).kv_capacity_tokens // BLOCK_TOKENS * BLOCK_TOKENS)
+    block = (profile.engine or DEFAULT_SETTINGS).block_tokens
+    return int(profile.at(tp).kv_capacity_tokens // block * block)
 
 
 def _fitting(
