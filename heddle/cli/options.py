@@ -20,7 +20,7 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--tp", "cluster.tp", int, "TP degree of each engine [1]"),
     ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
     ("--tool-capacity", "cluster.tool_capacity", int, "Tool calls at once [no limit]"),
-    ("--engine-start-s", "cluster.engine_start_s", float, "Start of an engine under way [the profile's, or 60]"),
+    ("--engine-start-s", "cluster.engine_start_s", float, "Start of an engine [profile's, or 60]"),
     ("--failures", "cluster.failures", str, "Engines that die, as e0@120,e3@300 [none]"),
     ("--prediction-s", "cluster.prediction_s", float, "Latency of a prediction service [0.1]"),
     ("--history", "history", str, "Trace of earlier rollouts, prior, prior:WORKLOAD, none [prior]"),
