@@ -188,6 +188,35 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiveConfig:
+    """Live agents instead of a replay; only `heddle run` reads this. See docs/live-agents.md."""
+
+    agents: bool = False
+    """Whether `trace` is a file of tasks, and agents with a Python sandbox work on them."""
+    samples: int = 1
+    """Trajectories for each task."""
+    steps: int = 16
+    """Generations of a trajectory."""
+    step_tokens: int = 2048
+    """Tokens of one generation."""
+    observation_tokens: int = 2048
+    """Tokens of a program's output that the model is shown."""
+    context_tokens: int = 32_768
+    """Tokens of prompt, generations and observations together."""
+    tool_s: float = 30.0
+    """Seconds after which a program is cut."""
+    tool_cpu_s: int = 10
+    """CPU seconds of a program."""
+    tool_memory_mib: int = 512
+    """Address space of a program."""
+
+    def __post_init__(self) -> None:
+        _require(self.samples >= 1, "samples must be 1 or more")
+        for name in ("steps", "step_tokens", "observation_tokens", "context_tokens"):
+            _require(getattr(self, name) >= 1, f"{name} must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
     """Which policy decides."""
 
@@ -213,16 +242,21 @@ class RunConfig:
     """What policies know of earlier rollouts: the path of their trace; ``prior:WORKLOAD``, a
     history that is shipped; ``prior``, the shipped one of the trace's workload if there is one; or
     ``none``."""
+    predictor_model: str = "shipped"
+    """What a `learned` predictor has learned: the path of a model file, or ``shipped``."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     """The cluster that the trace is replayed on."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """The policy under test."""
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     """The engines of `heddle run`."""
+    live: LiveConfig = field(default_factory=LiveConfig)
+    """Live agents of `heddle run`."""
 
     def __post_init__(self) -> None:
         _require(bool(self.trace.strip()), "trace must be the path of a trace file")
         _require(
             bool(self.history.strip()), "history must be a path, prior, prior:WORKLOAD or none"
         )
+        _require(bool(self.predictor_model.strip()), "predictor_model must be a path, or shipped")
         _require(0 <= self.seed < 2**32, "seed must be from 0 to 4294967295")

@@ -1,27 +1,75 @@
 """From a configuration to the engines of `heddle run`, checked before anything is started."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from heddle import run_files as files
 from heddle.config import RunConfig
-from heddle_runtime.engine import Launcher
+from heddle_runtime.vllm_launcher import VllmLauncher
+from heddle_runtime.vllm_settings import VllmSettings, installed_vllm
 
 
-def model_facts(config: RunConfig, largest_tokens: int) -> Mapping[str, Any]:
-    """Check that the engines can be had, and tell what a manifest should say of them.
+def vllm_settings(config: RunConfig) -> VllmSettings:
+    """What all vLLM engines of a run have in common."""
+    runtime = config.runtime
+    return VllmSettings(
+        model_dir=runtime.model_dir,
+        dtype=runtime.dtype,
+        load_format=runtime.load_format,
+        max_context=runtime.max_context,
+        max_batched_tokens=runtime.max_batched_tokens,
+        kv_bytes=None if runtime.kv_mib is None else runtime.kv_mib << 20,
+        gpu_memory_share=runtime.gpu_memory_share,
+        temperature=runtime.temperature,
+        seed=config.seed,
+        kv_transfer=runtime.kv_transfer,
+        allow_unknown_vllm=runtime.allow_unknown_vllm,
+    )
+
+
+def world_of_engines(config: RunConfig, largest_tokens: int) -> Mapping[str, Any]:
+    """Check that the engines of a run can be had, and tell what a manifest should say of them.
+
+    `largest_tokens` is the largest context of the trace.
 
     Raises:
         ValueError: in one line what is missing, and how to mend it.
     """
-    runtime = config.runtime
+    runtime, cluster = config.runtime, config.cluster
     if runtime.engine == "fake":
-        return {"engine": "fake", "model": config.cluster.model, "gpu": config.cluster.gpu}
-    raise NotImplementedError
+        return {"engine": "fake", "model": cluster.model, "gpu": cluster.gpu}
+    installed = installed_vllm()
+    assert installed is not None
+    return {
+        "engine": "vllm",
+        "vllm": installed.release,
+        "platform": installed.platform,
+        "model_dir": str(Path(runtime.model_dir).resolve()),
+    }
 
 
-def open_vllm(config: RunConfig, logs: Path) -> tuple[Launcher, int]:
-    """Return a launcher of vLLM engines, and the size of their model's vocabulary."""
-    raise NotImplementedError
+def vocabulary_of(model_dir: str) -> int:
+    """Tokens of a model's vocabulary."""
+    return int(json.loads((Path(model_dir) / "config.json").read_text())["vocab_size"])
+
+
+def open_vllm(config: RunConfig, logs: Path) -> VllmLauncher:
+    """Return a launcher of the vLLM engines of a run, inside a running event loop."""
+    return VllmLauncher(
+        vllm_settings(config),
+        log_dir=logs,
+        cores=_cores(config),
+        engines_per_device=config.runtime.engines_per_gpu,
+    )
+
+
+def _cores(config: RunConfig) -> list[tuple[int, ...]]:
+    """A core for each engine while there are enough; engines of several ranks choose their own."""
+    cluster = config.cluster
+    degrees = cluster.mix or cluster.tp_choices or (cluster.tp,)
+    mine = sorted(os.sched_getaffinity(0))
+    if not config.runtime.pin_cores or max(degrees) > 1 or cluster.gpus > len(mine):
+        return []
+    return [(core,) for core in mine[: cluster.gpus]]

@@ -1,4 +1,4 @@
-"""One run on engines that are there: where trace, policy, driver, launcher and run directory meet.
+"""One run on engines that are there: where work, policy, driver, launcher and run directory meet.
 
 The counterpart of `heddle.simulation`, from which it takes all that is not the world.
 """
@@ -7,8 +7,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,33 +17,53 @@ from typing import Any
 import simpy
 
 from heddle.config import RunConfig
-from heddle.engines import model_facts, open_vllm
-from heddle.knowledge import sees_the_future
+from heddle.config_files import ConfigError
+from heddle.engines import open_vllm, vocabulary_of, world_of_engines
+from heddle.knowledge import asks_for_oracle, model_of, sees_the_future, told
+from heddle.live import agents_at_work, work_of_live
 from heddle.runs import RunDirectory, RunFacts, open_run
 from heddle.simulation import (
     RunResult,
     policy_of,
     profile_of,
-    setting_for,
+    setting_of,
     solo_tpot_of,
-    told_of,
     workload_of,
     world_of,
 )
 from heddle_core.controller import Controller
 from heddle_core.events import TrajectoryFinished
+from heddle_core.ids import EngineId
 from heddle_core.journal import Entry, recorded
+from heddle_runtime.agent import Agent
 from heddle_runtime.clock import RunClock
 from heddle_runtime.driver import AsyncDriver
 from heddle_runtime.engine import EngineSpec, Launcher
 from heddle_runtime.fake_engine import EngineModel, FakeLauncher, ModelEnd
 from heddle_runtime.replay import ReplayAgent, TokenSource
 from heddle_runtime.services import Solver, WorkerSolver, charged_solver
+from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_sim.cluster import World
 from heddle_sim.engine import SimEngine
+from heddle_trace.schema import Trace
+
+FLUSH_S = 5.0
+"""A run on engines cannot be had again for nothing: its journal is on disk this often."""
 
 OnProgress = Callable[[int, int], None]
 """Told how many trajectories have finished, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is rolled out, a trace or live agents' tasks."""
+
+    trace: Trace
+    """Of tasks, their name and hash only."""
+    trajectories: int
+    largest_tokens: int
+    """The largest context that an engine must hold."""
+    notes: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +85,7 @@ def run(
     config_text: str | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> RunResult:
-    """Replay a trace under a policy on the engines that `config.runtime` names.
+    """Roll a trace, or live agents, out under a policy on the engines that `config.runtime` names.
 
     Ctrl-C winds the run up: the tokens of running steps are handed over, all trajectories are
     cancelled, engines end, and the run directory is closed as interrupted.
@@ -74,35 +94,62 @@ def run(
         ValueError: one of the packages' errors for bad input, before anything is started.
         OSError: the run directory cannot be written.
     """
-    work = workload_of(config)
+    job = _live_job(config) if config.live.agents else _replay_job(config)
     profile = profile_of(config.cluster)
-    history = told_of(config)
-    setting = setting_for(config)
+    history = told(config.history, job.trace, config.missing)
+    setting = setting_of(
+        config.cluster,
+        profile,
+        config.seed,
+        largest_tokens=job.largest_tokens,
+        history=history.history,
+    )
     policy = policy_of(config, setting)
     config = replace(config, history=history.name)
     facts = RunFacts(
         driver="heddle_runtime",
-        trace_name=work.trace.name,
-        trace_sha256=work.trace.sha256,
+        trace_name=job.trace.name,
+        trace_sha256=job.trace.sha256,
         oracle=sees_the_future(policy),
         history=history.plain(),
+        predictor_model=model_of(config.policy.preset, config.predictor_model),
         setting=setting,
-        world=model_facts(config, work.largest_tokens),
+        world=world_of_engines(config, job.largest_tokens),
     )
     began_s = time.perf_counter()
     with open_run(out, config, facts, config_text=config_text) as directory:
         controller = Controller(policy)
-        sink = _Sink(directory, len(work.scripts), on_progress)
+        sink = _Sink(directory, job.trajectories, on_progress)
         asyncio.run(_roll_out(config, controller, sink, directory.path))
-        notes = {**work.filled, "dropped_over_capacity": len(work.dropped)}
-        measured = directory.finish(solo_tpot=solo_tpot_of(profile, config.cluster), notes=notes)
+        measured = directory.finish(
+            solo_tpot=solo_tpot_of(profile, config.cluster), notes=job.notes
+        )
     return RunResult(
         config.policy.preset,
         config.seed,
         directory.path,
-        {**measured.summary, **notes},
+        {**measured.summary, **job.notes},
         time.perf_counter() - began_s,
     )
+
+
+def _replay_job(config: RunConfig) -> _Job:
+    work = workload_of(config)
+    notes = {**work.filled, "dropped_over_capacity": len(work.dropped)}
+    return _Job(work.trace, len(work.scripts), work.largest_tokens, notes)
+
+
+def _live_job(config: RunConfig) -> _Job:
+    if asks_for_oracle(config.policy.preset):
+        raise ConfigError(
+            f"policy {config.policy.preset}: nobody knows the future of live agents; "
+            "take a policy without an oracle"
+        )
+    if config.runtime.engine == "fake":
+        raise ConfigError("live agents need a model that writes: --engine vllm --model-dir DIR")
+    work = work_of_live(config)
+    trace = Trace(work.file.name, (), work.file.sha256)
+    return _Job(trace, work.trajectories, work.limits.context_tokens, {})
 
 
 class _Sink:
@@ -124,19 +171,42 @@ class _Sink:
             self._flushed_s = time.monotonic()
 
 
-FLUSH_S = 5.0
-"""A run on engines cannot be had again for nothing: its journal is on disk this often."""
-
-
 async def _roll_out(
     config: RunConfig, controller: Controller, sink: Callable[[Entry], None], path: Path
 ) -> None:
-    cluster, runtime = config.cluster, config.runtime
+    cluster = config.cluster
+    stage = _fake(config) if config.runtime.engine == "fake" else _vllm(config, path)
+    try:
+        async with _agents(config, stage, path) as agents:
+            driver = AsyncDriver(
+                agents,
+                recorded(controller.handle, sink),
+                stage.launcher,
+                stage.clock,
+                deadline=lambda: controller.deadline_s,
+                tool_capacity=cluster.tool_capacity,
+                tool_limit_s=config.runtime.tool_limit_s,
+                prediction_s=cluster.prediction_s,
+                solver=stage.solver,
+                report_interval_s=cluster.report_interval_s,
+                report_delay_s=stage.report_delay_s,
+            )
+            await _interruptible(driver)
+    finally:
+        if isinstance(stage.solver, WorkerSolver):
+            stage.solver.close()
+        await stage.launcher.close()
+
+
+@asynccontextmanager
+async def _agents(config: RunConfig, stage: _Stage, path: Path) -> AsyncIterator[Sequence[Agent]]:
+    if config.live.agents:
+        async with agents_at_work(config, path) as agents:
+            yield agents
+        return
     scripts = workload_of(config).scripts
-    world = world_of(cluster, profile_of(cluster))
-    stage = _fake(config, world) if runtime.engine == "fake" else _vllm(config, path)
     first_arrival_s = min(script.arrival_s for script in scripts)
-    agents = [
+    yield [
         ReplayAgent(
             script,
             stage.clock,
@@ -146,25 +216,6 @@ async def _roll_out(
         )
         for script in scripts
     ]
-    driver = AsyncDriver(
-        agents,
-        recorded(controller.handle, sink),
-        stage.launcher,
-        stage.clock,
-        deadline=lambda: controller.deadline_s,
-        tool_capacity=cluster.tool_capacity,
-        tool_limit_s=runtime.tool_limit_s,
-        prediction_s=cluster.prediction_s,
-        solver=stage.solver,
-        report_interval_s=cluster.report_interval_s,
-        report_delay_s=stage.report_delay_s,
-    )
-    try:
-        await _interruptible(driver)
-    finally:
-        if isinstance(stage.solver, WorkerSolver):
-            stage.solver.close()
-        await asyncio.shield(stage.launcher.close())
 
 
 async def _interruptible(driver: AsyncDriver) -> None:
@@ -199,10 +250,11 @@ def _heeded(number: int) -> bool:
     return signal.getsignal(number) is not signal.SIG_IGN
 
 
-# -- engines that keep time only --------------------------------------------------------------------
+# -- engines that keep time only --------------------------------------------------------------
 
 
-def _fake(config: RunConfig, world: World) -> _Stage:
+def _fake(config: RunConfig) -> _Stage:
+    world = world_of(config.cluster, profile_of(config.cluster))
     clock = RunClock(asyncio.get_running_loop(), speed=1.0 / config.runtime.time_scale)
     launcher = FakeLauncher(
         clock,
@@ -231,16 +283,20 @@ def simulated_engine(
     )
 
 
-# -- vLLM -------------------------------------------------------------------------------------------
+# -- vLLM -------------------------------------------------------------------------------------
 
 
 def _vllm(config: RunConfig, path: Path) -> _Stage:
-    launcher, vocabulary = open_vllm(config, path / "engines")
-    return _Stage(
-        RunClock(asyncio.get_running_loop()),
-        launcher,
-        WorkerSolver(),
-        TokenSource(vocabulary, seed=config.seed),
-        config.runtime.time_scale,
-        0.0,
-    )
+    clock = RunClock(asyncio.get_running_loop())
+    launcher = open_vllm(config, path / "engines")
+    for time_s, name in config.cluster.faults():
+        clock.call_at(time_s, partial(_kill, launcher, EngineId(name)))
+    tokens = TokenSource(vocabulary_of(config.runtime.model_dir), seed=config.seed)
+    return _Stage(clock, launcher, WorkerSolver(), tokens, config.runtime.time_scale, 0.0)
+
+
+def _kill(launcher: VllmLauncher, name: EngineId) -> None:
+    """Do to a real engine what `--failures` asks for: its processes are gone, unasked."""
+    pid = launcher.pid(name)
+    if pid is not None:
+        os.killpg(pid, signal.SIGKILL)

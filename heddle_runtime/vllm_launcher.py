@@ -65,6 +65,11 @@ class VllmLauncher:
         asyncio.get_running_loop().call_soon(self._launch_next)
         return engine
 
+    def pid(self, engine: EngineId) -> int | None:
+        """Return the process, and process group, of an engine that is there."""
+        client = self._engines.get(engine)
+        return client.pid if client is not None else None
+
     async def close(self) -> None:
         """End every engine that is still there; afterwards no process of theirs is left."""
         self._queue.clear()

@@ -23,6 +23,12 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--engine-start-s", "cluster.engine_start_s", float, "Start of an engine [profile's, or 60]"),
     ("--failures", "cluster.failures", str, "Engines that die, as e0@120,e3@300 [none]"),
     ("--prediction-s", "cluster.prediction_s", float, "Latency of a prediction service [0.1]"),
+    (
+        "--predictor-model",
+        "predictor_model",
+        str,
+        "Model file of learned predictors, or shipped [shipped]",
+    ),
     ("--history", "history", str, "Trace of earlier rollouts, prior, prior:WORKLOAD, none [prior]"),
     (
         "--over-capacity",
@@ -48,7 +54,7 @@ PLANNED = ("--model", "--gpu", "--gpus", "--max-running", "--history")
 """Options of `CLUSTER` that matter to a plan, beside those for values that the trace lacks."""
 
 
-def replayed(verb: Verb) -> Verb:
+def replayed(verb: Verb, *, but: Sequence[str] = ()) -> Verb:
     """Add the SOURCES argument and the options of `CLUSTER`, `--set` and `--out` to a verb."""
     verb = click.option(
         "--out",
@@ -57,7 +63,7 @@ def replayed(verb: Verb) -> Verb:
         show_default=True,
         help="Folder for run directories",
     )(verb)
-    return _taking(verb, [option[0] for option in CLUSTER])
+    return _taking(verb, [flag for flag, *_ in CLUSTER if flag not in but])
 
 
 def planned(verb: Verb) -> Verb:
@@ -78,6 +84,32 @@ def _taking(verb: Verb, flags: Sequence[str]) -> Verb:
         if flag in flags:
             verb = click.option(flag, type=kind, default=None, help=text)(verb)
     return click.argument("sources", nargs=-1, required=True, metavar="TRACE|CONFIG.toml...")(verb)
+
+
+def degrees(engines: int | None, tps: str | None) -> dict[str, Any]:
+    """Read `--engines` and `--tp` as keys of the cluster: one degree for all, or one for each."""
+    from heddle.config_files import ConfigError
+
+    if engines is None and tps is None:
+        return {}
+    words = (tps or "1").split(",")
+    try:
+        each = [int(word) for word in words]
+    except ValueError:
+        raise ConfigError(f"--tp {tps}: write a TP degree, or one for each engine: 1,2") from None
+    count = engines if engines is not None else max(len(each), 2 if len(each) == 1 else 0)
+    if count < 1 or min(each) < 1:
+        raise ConfigError(f"--engines {count} --tp {tps or 1}: both must be 1 or more")
+    if len(each) not in (1, count):
+        raise ConfigError(f"--tp {tps} names {len(each)} engines, --engines says {count}")
+    if len(dict.fromkeys(each)) == 1:
+        return {"cluster__tp": each[0], "cluster__gpus": each[0] * count}
+    return {
+        "cluster__tp": min(each),
+        "cluster__gpus": sum(each),
+        "cluster__mix": each,
+        "cluster__tp_choices": sorted(dict.fromkeys(each)),
+    }
 
 
 def take_config(

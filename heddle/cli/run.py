@@ -27,6 +27,12 @@ ENGINE = click.Choice(["vllm", "fake"])
     default=None,
     help="How KV migrates; none: prefilled again [none]",
 )
+@click.option("--live", is_flag=True, help="TRACE is a file of tasks; agents work on them")
+@click.option("--samples", type=int, default=None, help="With --live: trajectories of a task [1]")
+@click.option("--steps", type=int, default=None, help="With --live: generations at most [16]")
+@click.option(
+    "--step-tokens", type=int, default=None, help="With --live: tokens of a generation [2048]"
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @partial(replayed, but=("--gpus", "--tp"))
 def run(
@@ -36,14 +42,19 @@ def run(
     seed: int | None,
     engines: int | None,
     tps: str | None,
+    live: bool,
+    samples: int | None,
+    steps: int | None,
+    step_tokens: int | None,
     out: Path,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Replay a trace under one policy on engines that are there.
+    """Roll out a trace, or live agents, under one policy on engines that are there.
 
     Takes a trace, TOML files, or both; later files win over earlier ones, options over files.
     The engines are vLLM's (--engine vllm), or fake ones that only keep time, as the profile says.
+    Tool calls are replayed, unless --live: then models write programs, and these are run.
     """
     from heddle.cli.progress import progress
     from heddle.cli.show import run_summary
@@ -58,6 +69,10 @@ def run(
         settings,
         policy__preset=policy,
         seed=seed,
+        live__agents=live or None,
+        live__samples=samples,
+        live__steps=steps,
+        live__step_tokens=step_tokens,
         **runtime,
         **degrees(engines, tps),
     )
@@ -66,4 +81,4 @@ def run(
     if as_json:
         click.echo(json.dumps(result.row(), allow_nan=False))
     else:
-        run_summary(config, result, bound_of(config))
+        run_summary(config, result, None if config.live.agents else bound_of(config))

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from heddle.bound import Bound
+from heddle.cli.bars import makespans
 from heddle.comparison import Comparison, Estimate
 from heddle.config import ClusterConfig, RunConfig
 from heddle.planning import Planned
@@ -64,16 +65,16 @@ def comparison(result: Comparison) -> None:
     click.echo("runs in " + ", ".join(dict.fromkeys(str(run.path.parent) for run in result.runs)))
     for run in result.runs:
         click.echo(f"  {run.path.name}")
+    makespans(result.policies, result.bound.makespan_s)
 
 
-def run_summary(config: RunConfig, result: RunResult, bound: Bound) -> None:
-    """Trace, cluster, bound, and the figures of one run."""
-    _head(config, workload_of(config), bound)
-    lines(
-        f"{result.policy}, seed {result.seed}",
-        {key: str(value) for key, value in result.summary.items()}
-        | {"bound_fraction": str(bound.makespan_s / result.summary["makespan_s"])},
-    )
+def run_summary(config: RunConfig, result: RunResult, bound: Bound | None) -> None:
+    """Trace, cluster, bound, and the figures of one run. Of live agents: the figures only."""
+    figures = {key: str(value) for key, value in result.summary.items()}
+    if bound is not None:
+        _head(config, workload_of(config), bound)
+        figures["bound_fraction"] = str(bound.makespan_s / result.summary["makespan_s"])
+    lines(f"{result.policy}, seed {result.seed}", figures)
     click.echo(f"run in {result.path}")
 
 

@@ -1,0 +1,102 @@
+"""Live agents for `heddle run`: tasks, tokenizer, sandbox and transcripts, put together."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from heddle.config import LiveConfig, RunConfig
+from heddle.config_files import ConfigError
+from heddle_runtime.live import AgentLimits, LiveAgent, live_agents
+from heddle_runtime.sandbox import Sandbox, SandboxLimits, SandboxResult
+from heddle_runtime.tasks import TaskFile, read_tasks
+from heddle_runtime.tokenizer import FileTokenizer, load_tokenizer
+from heddle_runtime.transcripts import transcript_file
+
+TRANSCRIPTS = "transcripts.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWork:
+    """Tasks made ready to be worked on."""
+
+    file: TaskFile
+    tokenizer: FileTokenizer
+    limits: AgentLimits
+    sandbox_limits: SandboxLimits
+    samples: int
+
+    @property
+    def trajectories(self) -> int:
+        """How many there will be."""
+        return len(self.file.tasks) * self.samples
+
+
+@lru_cache(maxsize=1)
+def live_work(path: str, model_dir: str, live: LiveConfig) -> LiveWork:
+    """Read and check what live agents need.
+
+    Raises:
+        ValueError: tasks, tokenizer or a limit cannot be used; in one line, with the remedy.
+    """
+    if not model_dir:
+        raise ConfigError("live agents need a model that writes: --engine vllm --model-dir DIR")
+    work = LiveWork(
+        read_tasks(path),
+        load_tokenizer(model_dir),
+        AgentLimits(
+            steps=live.steps,
+            step_tokens=live.step_tokens,
+            observation_tokens=live.observation_tokens,
+            context_tokens=live.context_tokens,
+        ),
+        SandboxLimits(
+            wall_s=live.tool_s, cpu_s=live.tool_cpu_s, memory_bytes=live.tool_memory_mib << 20
+        ),
+        live.samples,
+    )
+    _nobody(work)
+    return work
+
+
+def work_of_live(config: RunConfig) -> LiveWork:
+    """Return the tasks of a run; see `live_work`."""
+    return live_work(config.trace, config.runtime.model_dir, config.live)
+
+
+@asynccontextmanager
+async def agents_at_work(config: RunConfig, folder: Path) -> AsyncIterator[Sequence[LiveAgent]]:
+    """The agents of a run, with their sandbox, writing what was said into `folder`.
+
+    Raises:
+        SandboxUnavailableError: this machine has nothing that would keep programs in.
+    """
+    work = work_of_live(config)
+    async with Sandbox(work.sandbox_limits) as sandbox:
+        with transcript_file(folder / TRANSCRIPTS) as write:
+            yield live_agents(
+                work.file.tasks,
+                work.samples,
+                tokenizer=work.tokenizer,
+                run_python=sandbox.run,
+                limits=work.limits,
+                sandbox_limits=work.sandbox_limits,
+                on_end=write,
+            )
+
+
+def _nobody(work: LiveWork) -> None:
+    """Make every agent once, which checks that each prompt has room, before anything is started."""
+    live_agents(
+        work.file.tasks,
+        1,
+        tokenizer=work.tokenizer,
+        run_python=_never,
+        limits=work.limits,
+        sandbox_limits=work.sandbox_limits,
+    )
+
+
+async def _never(_: str) -> SandboxResult:
+    raise AssertionError("these agents are only looked at")
