@@ -280,6 +280,7 @@ def simulated_engine(
         prefix_caching=world.prefix_caching,
         on_end=on_end,
         speed=world.speed(spec.engine),
+        arrival_s=world.dispatch_s,
     )
 
 
