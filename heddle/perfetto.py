@@ -68,8 +68,7 @@ def _tracks(record: Record) -> _Tracks:
     np.maximum.at(used, record.dispatches.engine, record.slot + 1)
     tid = FIRST_ENGINE + len(codes) + np.cumsum(used) - used
     m = record.migrations
-    ends = np.maximum(np.nan_to_num(m["ended_s"], nan=np.inf), m["began_s"] + 1.0 / _US)
-    lane = slots(np.zeros(len(ends), np.int64), m["began_s"], ends)
+    lane = slots(np.zeros(len(m["ok"]), np.int64), m["began_s"], m["ended_s"])
     after = FIRST_ENGINE + len(codes) + int(used.sum())
     return _Tracks(pid=pid, tid=tid, slots=used, lane=lane, lane_tid=after)
 
@@ -126,7 +125,7 @@ def _steps(record: Record, tracks: _Tracks) -> Iterator[Event]:
     """A slice for each dispatch, its parts within it, and a mark where it was preempted."""
     d, words = record.dispatches, record.journal.trajectories
     began = _us(record, d.dispatched_s)
-    ended = _us(record, d.ended_s)
+    ended = np.maximum(_us(record, d.ended_s), began + 1)
     prefill = np.minimum(_us(record, d.dispatched_s + d.engine_queued_s), ended)
     decode = np.minimum(_us(record, d.dispatched_s + d.engine_queued_s + d.prefill_s), ended)
     told = ~(d.lost | np.isnan(d.ended_s))
@@ -166,7 +165,8 @@ def _steps(record: Record, tracks: _Tracks) -> Iterator[Event]:
             parts = (("queued", a, b), ("prefill", b, c), ("decode", c, e))
             yield from ({**where, **_slice(n, n, f, t)} for n, f, t in parts if t > f)
         if end in ("preempted", "lost"):
-            yield {**where, "ph": "i", "s": "t", "name": end, "cat": end, "ts": e}
+            # Just before the end, or a reader may tie it to what follows in the slot.
+            yield {**where, "ph": "i", "s": "t", "name": end, "cat": end, "ts": e - 1}
 
 
 def _slice(name: str, kind: str, from_us: int, until_us: int) -> Event:
@@ -211,7 +211,8 @@ def _migrations(record: Record, tracks: _Tracks) -> Iterator[Event]:
     names = dict(zip(record.engines["engine"].tolist(), record.engines["name"], strict=True))
     began, ended = _us(record, m["began_s"]), _us(record, m["ended_s"])
     pids, tids = tracks.pid[d.engine], tracks.tid[d.engine] + record.slot
-    from_us, until_us = _us(record, d.dispatched_s), _us(record, d.ended_s)
+    from_us = _us(record, d.dispatched_s)
+    until_us = np.maximum(_us(record, d.ended_s), from_us + 1)
     first: Any = np.searchsorted(d.trajectory, m["trajectory"], side="left")
     after: Any = np.searchsorted(d.trajectory, m["trajectory"], side="right")
     for k, lane in enumerate(tracks.lane.tolist()):
@@ -232,7 +233,7 @@ def _migrations(record: Record, tracks: _Tracks) -> Iterator[Event]:
         )
         flow = {"name": "migration", "cat": "migration", "id": k + 1}
         before = at - 1
-        if before < first[k] or d.engine[before] != source or until_us[before] == from_us[before]:
+        if before < first[k] or d.engine[before] != source:
             continue  # it was moved before it had run there
         out = {"pid": int(pids[before]), "tid": int(tids[before])}
         leaves = min(int(until_us[before]) - 1, begin)

@@ -13,6 +13,7 @@ import numpy as np
 
 from heddle.runs import Run, RunError, why_unfinished
 from heddle.tables import (
+    NEVER,
     Columns,
     Dispatches,
     Floats,
@@ -23,6 +24,8 @@ from heddle.tables import (
     step_columns,
     trajectory_columns,
 )
+
+MOMENT_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Record:
     """Of each dispatch: the lowest slot of its engine that was free."""
     steps: Columns
     trajectories: Columns
+    waiting_since_s: Floats
+    """Of each trajectory: since when it waits, where a journal broke off before its dispatch."""
     engines: Mapping[str, Any]
     """See `heddle.tables.engine_facts`; `name`, `kv_capacity_tokens` and `failed` beside."""
     migrations: Columns
@@ -68,9 +73,10 @@ def record(run: Run) -> Record:
         run=run,
         journal=journal,
         dispatches=d,
-        slot=slots(d.engine, d.dispatched_s, np.where(np.isnan(d.ended_s), np.inf, d.ended_s)),
+        slot=slots(d.engine, d.dispatched_s, d.ended_s),
         steps=steps,
         trajectories=trajectories,
+        waiting_since_s=_waiting_since(journal, d, trajectories),
         engines=_engines(journal),
         migrations=_migrations(journal),
         reports=_reports(journal),
@@ -81,7 +87,11 @@ def record(run: Run) -> Record:
 
 
 def slots(engine: Ints, from_s: Floats, until_s: Floats) -> Ints:
-    """Give each interval the lowest slot of its engine that is free when it begins."""
+    """Give each interval the lowest slot of its engine that is free when it begins.
+
+    An interval lasts a microsecond at least, so that none hides another, and NaN never ends.
+    """
+    until_s = np.maximum(np.where(np.isnan(until_s), np.inf, until_s), from_s + MOMENT_S)
     slot = np.zeros(len(engine), np.int64)
     busy: dict[int, list[tuple[float, int]]] = {}
     free: dict[int, list[int]] = {}
@@ -101,6 +111,20 @@ def slots(engine: Ints, from_s: Floats, until_s: Floats) -> Ints:
         heappush(running, (end, mine))
         slot[i] = mine
     return slot
+
+
+def _waiting_since(journal: Journal, d: Dispatches, trajectories: Columns) -> Floats:
+    """Since when a trajectory is runnable that is neither dispatched again nor finished."""
+    since_s = np.array(trajectories["arrived_s"], np.float64)
+    step = np.full(len(since_s), -1, np.int64)
+    # Dispatches are in order of trajectory and time, so the last of each is what stays.
+    step[d.trajectory] = d.step
+    since_s[d.trajectory] = np.where(d.preempted | d.lost, d.ended_s, NEVER)
+    returned = journal.rows_of("ToolReturned")
+    who = journal.codes("trajectory", returned)
+    last = journal.ints("step", returned) == step[who]
+    since_s[who[last]] = journal.floats("time_s", returned[last])
+    return np.where(np.isnan(trajectories["finished_s"]), since_s, NEVER)
 
 
 def _engines(journal: Journal) -> Mapping[str, Any]:

@@ -40,6 +40,7 @@ def report(
     Otherwise: a table, and running steps per engine, completion, active trajectories and queueing
     delay as PNG files.
     """
+    from heddle.cli.outputs import OutputError
     from heddle.run_files import MANIFEST
 
     # `heddle report runs/*` names the folder of its own figures, too, when it is given again.
@@ -53,7 +54,7 @@ def report(
         _page(runs, out, force)
         _written(runs, out, "page", as_json)
     elif name.endswith(PERFETTO):
-        raise click.UsageError(f"{out}: a file of this kind needs --perfetto")
+        raise OutputError(f"{out}: a file of this kind is written with --perfetto")
     else:
         _figures(runs, out, as_json)
 
@@ -68,18 +69,19 @@ def _page(paths: tuple[Path, ...], out: Path, force: bool) -> None:
     with progress("reading") as doing:
         made = page(runs, doing.now)
     write(out, made)
+    click.echo(f"{out}: {len(made) / 1e6:.1f} MB, opens without a network", err=True)
 
 
 def _perfetto(paths: tuple[Path, ...], out: Path | None, force: bool) -> Path:
-    from heddle.cli.outputs import new_file, write
+    from heddle.cli.outputs import OutputError, new_file, write
     from heddle.cli.progress import progress
     from heddle.perfetto import trace_events
     from heddle.record import record
 
     if len(paths) != 1:
-        raise click.UsageError(f"--perfetto writes one run to a file, not {len(paths)}")
+        raise OutputError(f"--perfetto writes one run to a file, not {len(paths)}: name one RUN")
     if out is None or not out.name.lower().endswith(PERFETTO):
-        raise click.UsageError("--perfetto needs a file for its events: -o run.json.gz")
+        raise OutputError("--perfetto needs the name of a file: -o run.json.gz (or run.json)")
     new_file(out, force)
     run = _any_run(paths[0])
     with progress(f"reading {run.label}") as doing:

@@ -115,6 +115,7 @@ def _trajectories(record: Record, ticks: Any, place: Ints) -> dict[str, Any]:
     waited = t["queueing_s"] + t["engine_queued_s"]
     return {
         "arrived": ticks(t["arrived_s"]),
+        "pending": ticks(record.waiting_since_s),
         "finished": ticks(t["finished_s"]),
         "outcome": _code(t["outcome"]),
         "group": _code(t["group"]),
@@ -194,15 +195,17 @@ def _curves(record: Record) -> dict[str, Any]:
     """Curves that are drawn over each other for all runs."""
     t, d, steps = record.trajectories, record.dispatches, record.steps
     begun_s = d.dispatched_s + d.engine_queued_s
-    runnable_s, begun_s = d.runnable_s - record.start_s, begun_s - record.start_s
-    waiting = begun_s > runnable_s
+    waiting = begun_s > d.runnable_s
+    left_s = record.waiting_since_s[~np.isnan(record.waiting_since_s)]
+    from_s = np.concatenate((d.runnable_s[waiting], left_s)) - record.start_s
+    until_s = np.append(begun_s[waiting], np.full(len(left_s), np.nan)) - record.start_s
     delay_s = steps["queueing_s"] + steps["engine_queued_s"]
     found: Mapping[str, Curve] = {
         "completion": completion(t["arrived_s"], t["finished_s"]),
         "active": _from_zero(
             under_way(t["arrived_s"] - record.start_s, t["finished_s"] - record.start_s)
         ),
-        "waiting": _from_zero(under_way(runnable_s[waiting], begun_s[waiting])),
+        "waiting": _from_zero(under_way(from_s, until_s)),
         "queueing": at_least(delay_s[~np.isnan(delay_s)]),
     }
     return {

@@ -8,6 +8,8 @@ from heddle.record import Record
 from heddle.runs import Run, RunError, labels
 from heddle.simulation import bound_of, trace_at
 
+SIMULATED = "heddle_sim"
+
 
 def same_trace(runs: Sequence[Run]) -> None:
     """Refuse runs of different traces: what is drawn over each other must be the same work.
@@ -28,7 +30,7 @@ def same_trace(runs: Sequence[Run]) -> None:
 
 def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
     """One object for each run, as JSON; bounds are computed, where the trace is still there."""
-    named = labels([record.run for record in records])
+    named = short_labels([record.run for record in records])
     return [
         {
             "label": label,
@@ -41,6 +43,14 @@ def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
         }
         for record, label in zip(records, named, strict=True)
     ]
+
+
+def short_labels(runs: Sequence[Run]) -> list[str]:
+    """Policy and seed, with the time of day where these agree; the directories' names at worst."""
+    short = [run.label for run in runs]
+    timed = [f"{run.label} {run.manifest['started'][11:19]}" for run in runs]
+    named = [t if short.count(s) > 1 else s for s, t in zip(short, timed, strict=True)]
+    return named if len(dict.fromkeys(named)) == len(runs) else labels(runs)
 
 
 def _summary(record: Record) -> Mapping[str, Any]:
@@ -61,6 +71,11 @@ def _summary(record: Record) -> Mapping[str, Any]:
 
 def _bound(run: Run) -> dict[str, Any]:
     """The bound of a run's makespan, or why there is none."""
+    driver = run.manifest.get("driver")
+    if driver != SIMULATED:
+        return {
+            "why": f"bounds hold for the simulated cluster, and this run was driven by {driver}"
+        }
     try:
         config = run.config
         found = trace_at(config.trace).sha256

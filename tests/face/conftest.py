@@ -9,7 +9,11 @@ from click.testing import CliRunner, Result
 
 from heddle.cli import main
 from heddle.config import ClusterConfig, RunConfig
+from tests.face.browser import browser
 from tests.face.journals import Heddle
+from tests.face.reported import large, small
+
+__all__ = ["browser", "large", "small"]
 
 ROOT = Path(__file__).resolve().parents[2]
 

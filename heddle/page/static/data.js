@@ -59,6 +59,7 @@ function toolUntil(run, i) {
   if (d.flags[i]) return d.ended[i] * s;
   const row = d.trajectory[i];
   if (i + 1 < run.first[row + 1]) return d.runnable[i + 1] * s;
+  if (t.pending[row] !== NONE) return t.pending[row] * s;
   return t.finished[row] === NONE ? run.end_s : t.finished[row] * s;
 }
 

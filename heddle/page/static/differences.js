@@ -48,8 +48,11 @@ function verdict(page, a, b, found) {
   const all = b.end_s - a.end_s;
   const missing = page.names.length - found.length;
   const share = (side) => `${side.length.toLocaleString("en")} of ${found.length.toLocaleString("en")}`;
-  byId("verdict").replaceChildren(
-    el("b", {}, b.label), " ends ", el("b", { class: all < 0 ? "gain" : "loss" }, `${seconds(Math.abs(all))} ${all < 0 ? "sooner" : "later"}`), " than ", el("b", {}, a.label), ". ",
+  const broken = [a, b].filter((run) => run.note);
+  const whole = broken.length
+    ? [`Not the whole of it: ${broken.map((run) => run.label).join(" and ")} did not finish. Of what ended in both, `]
+    : [el("b", {}, b.label), " ends ", el("b", { class: all < 0 ? "gain" : "loss" }, `${seconds(Math.abs(all))} ${all < 0 ? "sooner" : "later"}`), " than ", el("b", {}, a.label), ". "];
+  byId("verdict").replaceChildren(...whole,
     el("span", { class: "gain" }, `${share(gained)} trajectories end sooner`), ` (by ${middle(gained)} at the median), `,
     el("span", { class: "loss" }, `${share(lost)} later`), ` (by ${middle(lost)}).`,
     missing ? ` ${missing.toLocaleString("en")} did not end in both and are left out.` : "",

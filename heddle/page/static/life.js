@@ -57,6 +57,9 @@ function gather(run, name, y, bars, marked) {
     add("tool", p.ended, toolUntil(run, i), i);
     if (run.dispatches.flags[i] & FLAG.preempted) mark(marked.preempted, p.ended, y, [run.at, i, null]);
   }
+  if (run.trajectories.pending[row] !== NONE && run.first[row + 1] > run.first[row]) {
+    add("waiting", run.trajectories.pending[row] * run.tick_s, run.end_s, run.first[row + 1] - 1);
+  }
   for (const m of run.migrationsOf.get(row) ?? []) {
     const { migrations: moves } = run;
     const at = moves.began[m] * run.tick_s;

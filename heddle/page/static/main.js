@@ -117,6 +117,7 @@ async function begin() {
 }
 
 begin().catch((error) => {
+  document.body.dataset.ready = "failed";
   byId("notes").replaceChildren(el("p", { class: "note" }, `The page could not be drawn: ${error.message}`));
   throw error;
 });

@@ -78,7 +78,10 @@ function drawDoing(page) {
   const [from, to] = span(run);
   const all = Array.from({ length: run.dispatches.step.length }, (_, i) => phases(run, i));
   const parts = {
-    waiting: (add) => all.forEach((p) => add(p.runnable, p.began)),
+    waiting: (add) => {
+      all.forEach((p) => add(p.runnable, p.began));
+      for (const since of run.trajectories.pending) if (since !== NONE) add(since * run.tick_s, run.end_s);
+    },
     prefill: (add) => all.forEach((p) => add(p.began, p.decoding)),
     decode: (add) => all.forEach((p) => add(p.decoding, p.ended)),
     tool: (add) => all.forEach((p, i) => add(p.ended, toolUntil(run, i))),
