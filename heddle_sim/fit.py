@@ -17,21 +17,17 @@ from heddle_sim.fit_errors import decode_errors, measured_errors, prefill_errors
 from heddle_sim.fit_host import HostFit, MeasuredRun, fit_host, halves, measured_runs
 from heddle_sim.fit_tables import (
     BeliefFit,
-    DecodeFit,
-    PrefillFit,
     Tables,
     fit_belief,
     fit_decode,
     fit_prefill,
     read_tables,
+    table_entry,
 )
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, ProfileError, expand, plain
 from heddle_sim.profile_parts import (
-    Belief,
-    Decode,
     Host,
-    Prefill,
     Roofline,
     Source,
     TpTable,
@@ -104,48 +100,37 @@ NO_HOST = Host(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Fitted:
+class Fitted:
     """One model on one GPU class before host time is known."""
 
     profile: Profile
     beliefs: Mapping[int, BeliefFit]
 
 
-def _entry(decode: DecodeFit, prefill: PrefillFit, belief: BeliefFit, capacity: int) -> TpTable:
-    """Round to what the file holds: 0.1 us, 10 fs per token, and 1 as per pair."""
-    return TpTable(
-        kv_capacity_tokens=capacity,
-        decode=Decode(
-            batch=(0, *(int(b) for b in decode.batch)),
-            base_ms=tuple(round(s * 1e3, 4) for s in (prefill.idle_s, *decode.base_s)),
-            context_us=(0.0, *(round(float(s) * 1e6, 8) for s in decode.context_s)),
-        ),
-        prefill=Prefill(
-            tokens=prefill.tokens,
-            ms=tuple(round(s * 1e3, 4) for s in prefill.knots_s),
-            pair_ns=round(prefill.pair_s * 1e9, 6),
-        ),
-        belief=Belief(
-            t0_s=round(belief.t0_s, 7),
-            t1_s=round(belief.t1_s, 9),
-            t2_s=float(f"{belief.t2_s:.6g}"),
-            prefill_s=float(f"{belief.prefill_s:.6g}"),
-            kv_capacity_tokens=capacity,
-        ),
-    )
-
-
 def _capacity(t: Tables) -> int:
     return int(t.capacity["kv_capacity_tokens"].iloc[0]) if len(t.capacity) else 0
 
 
-def fit_kernels(tables: Tables, model: str, gpu: str, version: str, share: float | None) -> _Fitted:
-    """Fit every TP degree of one model on one GPU class; host time 0."""
-    spec, card = MODELS[model], GPUS[gpu]
+def fit_kernels(
+    tables: Tables,
+    names: tuple[str, str],
+    spec: Model,
+    card: Gpu | None,
+    *,
+    version: str,
+    share: float | None,
+    files: Sequence[str],
+    tps: Sequence[int] = TPS,
+) -> Fitted:
+    """Fit every TP degree of one model on one GPU class, which are called `names`; host time 0.
+
+    `card` is None for a class whose bandwidth nobody stated.
+    """
+    model, gpu = names
     entries: dict[str, TpTable] = {}
     beliefs: dict[int, BeliefFit] = {}
     refused: dict[str, str] = {}
-    for tp in TPS:
+    for tp in tps:
         t = tables.of(spec.table, tp)
         capacity = _capacity(t)
         if capacity <= 0:
@@ -154,7 +139,7 @@ def fit_kernels(tables: Tables, model: str, gpu: str, version: str, share: float
         decode = fit_decode(t.decode)
         prefill = fit_prefill(t, float(decode.base_s[0]), share)
         beliefs[tp] = fit_belief(t)
-        entry = _entry(decode, prefill, beliefs[tp], capacity)
+        entry = table_entry(decode, prefill, beliefs[tp], capacity)
         errors = {**decode_errors(t, decode, beliefs[tp]), **prefill_errors(t, decode, prefill)}
         entries[str(tp)] = replace(entry, errors=errors)
     rows = tables.capacity[
@@ -163,9 +148,13 @@ def fit_kernels(tables: Tables, model: str, gpu: str, version: str, share: float
     first = rows.iloc[0]
     tp = int(first["tp"])
     weights = int(first["mem_weights_bytes"]) * tp
-    files = [f"aiconfigurator_{card.file}{kind}.csv" for kind in ("", "_prefill", "_kv_capacity")]
-    if len(tables.mixed[tables.mixed["model"] == spec.table]):
-        files.append("aiconfigurator_mixed_step.csv")
+    roofline = None
+    if card is not None:
+        roofline = Roofline(
+            weights_read_bytes=weights - 2 * spec.vocabulary * spec.hidden,
+            bandwidth_bytes_per_s=card.bandwidth_bytes_per_s,
+            source=card.source,
+        )
     profile = Profile(
         schema="heddle.profile/1",
         model=model,
@@ -180,18 +169,14 @@ def fit_kernels(tables: Tables, model: str, gpu: str, version: str, share: float
             files=tuple(files),
         ),
         kv_bytes_per_token=int(first["kv_bytes_per_token_per_gpu"]) * tp,
-        roofline=Roofline(
-            weights_read_bytes=weights - 2 * spec.vocabulary * spec.hidden,
-            bandwidth_bytes_per_s=card.bandwidth_bytes_per_s,
-            source=card.source,
-        ),
+        roofline=roofline,
         host=NO_HOST,
         transfer=fit_transfer(MIGRATION_CODING_S),
         belief_transfer=fit_transfer(MIGRATION_MATH_S),
         tables=entries,
         refused=refused,
     )
-    return _Fitted(profile=profile, beliefs=beliefs)
+    return Fitted(profile=profile, beliefs=beliefs)
 
 
 def truth_tables(profile: Profile, host: HostFit, tps: Sequence[int]) -> Mapping[int, LatencyTable]:
@@ -251,12 +236,18 @@ def with_host(
     )
 
 
+def _files(card: Gpu, *, mixed: bool) -> list[str]:
+    kinds = ("", "_prefill", "_kv_capacity")
+    files = [f"aiconfigurator_{card.file}{kind}.csv" for kind in kinds]
+    return [*files, "aiconfigurator_mixed_step.csv"] if mixed else files
+
+
 def make_profiles(perf: Path, version: str = "0.12.0") -> list[Profile]:
     """Fit all profiles: tables first, then host time by replaying the measured runs on them.
 
     Truth takes every second measured run, belief the others.
     """
-    fitted: dict[tuple[str, str], _Fitted] = {}
+    fitted: dict[tuple[str, str], Fitted] = {}
     shares: list[float] = []
     by_gpu = {gpu: read_tables(perf, card.file) for gpu, card in GPUS.items()}
     for mixed in (True, False):
@@ -265,7 +256,15 @@ def make_profiles(perf: Path, version: str = "0.12.0") -> list[Profile]:
             for model, spec in MODELS.items():
                 if bool((tables.mixed["model"] == spec.table).any()) is not mixed:
                     continue
-                one = fit_kernels(tables, model, gpu, version, share)
+                one = fit_kernels(
+                    tables,
+                    (model, gpu),
+                    spec,
+                    GPUS[gpu],
+                    version=version,
+                    share=share,
+                    files=_files(GPUS[gpu], mixed=mixed),
+                )
                 fitted[model, gpu] = one
                 if mixed:
                     bases = [e.decode.base_ms for e in one.profile.tables.values()]

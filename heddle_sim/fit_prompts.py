@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-from heddle_sim.fit_tables import DecodeFit, Floats
+from heddle_sim.fit_tables import DecodeFit, Floats, PrefillFit
 from heddle_trace.sweep_files import PrefillTrial
 
 LEAST_IDLE_S = 1e-6
@@ -36,30 +36,22 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFit:
-    """The curve from 0 tokens on, and what comes beside it; seconds."""
+    """What prompts add to an iteration, and host time for each of them; seconds."""
 
-    tokens: Floats
-    knots_s: Floats
-    """Above 0 at the first: what any prompt costs its iteration."""
-    pair_s: float
+    curve: PrefillFit
+    """Above 0 at no tokens: what any prompt costs its iteration."""
     per_prompt_s: float
-    idle_s: float
 
     def seconds(self, shape: Shape) -> float:
         """Seconds of the iterations of a measurement."""
         chunks = np.array(shape.chunks, dtype=np.float64)
         return float(
             shape.decode_s
-            + shape.idle * self.idle_s
+            + shape.idle * self.curve.idle_s
             + shape.prompts * self.per_prompt_s
-            + self.pair_s * shape.pairs
-            + self._curve_s(chunks).sum()
+            + self.curve.pair_s * shape.pairs
+            + self.curve.added_s(chunks, np.zeros_like(chunks)).sum()
         )
-
-    def _curve_s(self, chunks: Floats) -> Floats:
-        x, y = self.tokens, self.knots_s
-        beyond = np.maximum(chunks - x[-1], 0) * (y[-1] - y[-2]) / (x[-1] - x[-2])
-        return np.asarray(np.interp(chunks, x, y) + beyond)
 
 
 def shape(trial: PrefillTrial, decode: DecodeFit, max_batched_tokens: int) -> Shape:
@@ -126,12 +118,15 @@ def fit_prompts(
         design[:, 1] = 0.0
     solution, _ = nnls(design / seconds[:, None], rest / seconds)
     idle_s, each_s, pair_s, any_s = (float(x) for x in solution[:4])
+    knots_s = any_s + np.concatenate(([0.0], np.cumsum(solution[4:])))
     return PromptFit(
-        tokens=tokens,
-        knots_s=any_s + np.concatenate(([0.0], np.cumsum(solution[4:]))),
-        pair_s=pair_s,
+        curve=PrefillFit(
+            tokens=tuple(int(n) for n in tokens),
+            knots_s=tuple(float(knot_s) for knot_s in knots_s),
+            pair_s=pair_s,
+            idle_s=max(idle_s, LEAST_IDLE_S),
+        ),
         per_prompt_s=each_s if per_prompt_s is None else per_prompt_s,
-        idle_s=max(idle_s, LEAST_IDLE_S),
     )
 
 

@@ -16,17 +16,9 @@ from heddle_sim.fit_costs import fit_costs, fit_transfer
 from heddle_sim.fit_errors import spread
 from heddle_sim.fit_loops import loop_errors
 from heddle_sim.fit_prompts import PromptFit, fit_prompts, shape
-from heddle_sim.fit_tables import BeliefFit, DecodeFit, Floats, decode_curve, plane
+from heddle_sim.fit_tables import BeliefFit, DecodeFit, Floats, decode_curve, plane, table_entry
 from heddle_sim.profile_files import Profile, expand
-from heddle_sim.profile_parts import (
-    Belief,
-    Decode,
-    EngineSettings,
-    Host,
-    Prefill,
-    Source,
-    TpTable,
-)
+from heddle_sim.profile_parts import EngineSettings, Host, Source, TpTable
 from heddle_trace.sweep_files import DecodeTrial, PrefillTrial, Sweep, Trial
 
 T = TypeVar("T", bound=Trial)
@@ -74,9 +66,9 @@ def fit_sweep(sweep: Sweep, *, file: str, worst_pct: float = 25.0) -> Profile:
                     f"{errors[name]['median_pct']:g} % ({name}, median): these times are not an "
                     f"engine's; measure again on a quiet machine, or allow it with --max-error"
                 )
-        entries[str(tp)] = _entry(
-            decode[tp], prompts, belief, errors, sweep.kv_capacity_tokens[str(tp)]
-        )
+        capacity = sweep.kv_capacity_tokens[str(tp)]
+        entry = table_entry(decode[tp], prompts.curve, belief, capacity)
+        entries[str(tp)] = replace(entry, errors=errors)
     profile = _profile(sweep, entries, per_prompt_s, file)
     assert profile.costs is not None
     tables = {tp: expand(profile, tp, host=profile.host) for tp in profile.tps}
@@ -210,37 +202,6 @@ def _drift_pct(sweep: Sweep) -> float:
         return 0.0
     slope = float(np.polyfit(places, ratios, 1)[0])
     return round(slope * (max(places) - min(places)) * 100, 2)
-
-
-def _entry(
-    decode: DecodeFit,
-    prompts: PromptFit,
-    belief: BeliefFit,
-    errors: dict[str, Any],
-    capacity: int,
-) -> TpTable:
-    """Round to what the file holds: 0.1 us, 10 fs per token, and 1 as per pair."""
-    return TpTable(
-        kv_capacity_tokens=capacity,
-        decode=Decode(
-            batch=(0, *(int(b) for b in decode.batch)),
-            base_ms=tuple(round(float(s) * 1e3, 4) for s in (prompts.idle_s, *decode.base_s)),
-            context_us=(0.0, *(round(float(s) * 1e6, 8) for s in decode.context_s)),
-        ),
-        prefill=Prefill(
-            tokens=tuple(int(n) for n in prompts.tokens),
-            ms=tuple(round(float(s) * 1e3, 4) for s in prompts.knots_s),
-            pair_ns=round(prompts.pair_s * 1e9, 6),
-        ),
-        belief=Belief(
-            t0_s=round(belief.t0_s, 7),
-            t1_s=round(belief.t1_s, 9),
-            t2_s=float(f"{belief.t2_s:.6g}"),
-            prefill_s=float(f"{belief.prefill_s:.6g}"),
-            kv_capacity_tokens=capacity,
-        ),
-        errors=errors,
-    )
 
 
 def _profile(sweep: Sweep, entries: dict[str, TpTable], per_prompt_s: float, file: str) -> Profile:

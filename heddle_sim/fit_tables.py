@@ -15,6 +15,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from heddle_sim.profile_parts import Belief, Decode, Prefill, TpTable
+
 Floats = NDArray[np.float64]
 
 TRUTH_CONTEXTS = (1024, 8192, 32768)
@@ -231,3 +233,32 @@ def plane(
     design = np.column_stack([np.ones_like(batch), batch, kilo]) * weight[:, None]
     (t0, t1, t2), _ = nnls(design, seconds * weight)
     return float(t0), float(t1), float(t2) / 1024
+
+
+def table_entry(
+    decode: DecodeFit, prefill: PrefillFit, belief: BeliefFit, capacity: int
+) -> TpTable:
+    """Make one TP degree's section of a profile, its errors apart.
+
+    Rounded to what the file holds: 0.1 us, 10 fs per token, and 1 as per pair.
+    """
+    return TpTable(
+        kv_capacity_tokens=capacity,
+        decode=Decode(
+            batch=(0, *(int(b) for b in decode.batch)),
+            base_ms=tuple(round(s * 1e3, 4) for s in (prefill.idle_s, *decode.base_s)),
+            context_us=(0.0, *(round(float(s) * 1e6, 8) for s in decode.context_s)),
+        ),
+        prefill=Prefill(
+            tokens=prefill.tokens,
+            ms=tuple(round(s * 1e3, 4) for s in prefill.knots_s),
+            pair_ns=round(prefill.pair_s * 1e9, 6),
+        ),
+        belief=Belief(
+            t0_s=round(belief.t0_s, 7),
+            t1_s=round(belief.t1_s, 9),
+            t2_s=float(f"{belief.t2_s:.6g}"),
+            prefill_s=float(f"{belief.prefill_s:.6g}"),
+            kv_capacity_tokens=capacity,
+        ),
+    )

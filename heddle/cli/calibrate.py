@@ -1,0 +1,312 @@
+"""`heddle calibrate`: from a real engine to a profile, and from a profile to its error."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+from click.exceptions import Exit
+
+from heddle.cli.errors import FAILED
+
+if TYPE_CHECKING:
+    from heddle.config import RunConfig
+    from heddle_runtime.measure import Order
+    from heddle_sim.profile_files import Profile
+
+OUT = click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="File to write",
+)
+FORCE = click.option("--force", is_flag=True, help="Replace the file if it exists")
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+
+
+@click.group()
+def calibrate() -> None:
+    """Measure an engine, fit a profile to it, and state the profile's error."""
+
+
+@calibrate.command("measure")
+@click.argument("configs", nargs=-1, metavar="[CONFIG.toml...]")
+@click.option("--engine", type=click.Choice(["vllm", "fake"]), default=None, help="[fake]")
+@click.option("--model-dir", default=None, help="Folder of the model that vLLM serves")
+@click.option(
+    "--model", default=None, help="Name for the profile; with fake engines, their profile"
+)
+@click.option("--gpu", default=None, help="GPU class of the profile [cpu, without a GPU]")
+@click.option("--tp", "tps", default="1", show_default=True, help="TP degrees, as 1,2")
+@click.option("--sweep", "size", type=click.Choice(["small", "full"]), default="small")
+@click.option("--max-running", type=int, default=None, help="Largest batch [32; 128 on GPUs]")
+@click.option("--max-context", type=int, default=None, help="Longest context [2048; 16384 on GPUs]")
+@click.option("--kv-transfer", type=click.Choice(["none", "nixl"]), default=None, help="[none]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draws order and tokens")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key, repeated")
+@OUT
+@FORCE
+def measure_(
+    configs: tuple[str, ...],
+    tps: str,
+    settings: tuple[str, ...],
+    out: Path,
+    force: bool,
+    **options: Any,
+) -> None:
+    """Sweep one real engine at a time: decoding, prompts, starts, aborts, and moves between two.
+
+    Takes minutes. What else runs on the machine is measured with it: leave it alone meanwhile.
+    """
+    from heddle.cli.outputs import new_file, write
+    from heddle.cli.progress import progress
+    from heddle.measuring import sweep_engines
+    from heddle_trace.sweep_files import encode_sweep
+
+    new_file(out, force)
+    config, order, model = _order(configs, tps, settings, options)
+    with progress("measure", "measurements") as doing:
+
+        def report(done: int, total: int, what: str) -> None:
+            doing.now(what)
+            doing.at(done, total)
+
+        sweep = sweep_engines(config, order, model=model, report=report)
+    write(out, encode_sweep(sweep))
+    trials = len(sweep.decode) + len(sweep.prefill)
+    click.echo(f"{out}: {trials:,} timed iterations and prompts, {sweep.spoiled} left out")
+    for note in sweep.notes:
+        click.echo(f"note: {note}", err=True)
+    if any(note.startswith("broke off") for note in sweep.notes):
+        raise Exit(FAILED)
+
+
+def _order(
+    configs: tuple[str, ...], tps: str, settings: tuple[str, ...], options: dict[str, Any]
+) -> "tuple[RunConfig, Order, str]":
+    """Read the options as configuration; what is not given is chosen by the machine."""
+    from heddle.cli.options import take_config
+    from heddle.config_files import ConfigError
+    from heddle.measuring import chosen_order
+
+    given = {
+        "runtime__engine": options["engine"],
+        "runtime__model_dir": options["model_dir"],
+        "runtime__kv_transfer": options["kv_transfer"],
+        "seed": options["seed"],
+    }
+    fake = options["engine"] != "vllm"
+    if fake:
+        given |= {"cluster__model": options["model"], "cluster__gpu": options["gpu"]}
+    # A sweep replays no trace, but is configured as a run that would.
+    config, _ = take_config((*configs, "(none)"), {}, settings, **given)
+    try:
+        degrees = tuple(dict.fromkeys(int(tp) for tp in tps.split(",")))
+    except ValueError:
+        degrees = ()
+    if not degrees or min(degrees) < 1:
+        raise ConfigError(f"--tp {tps}: write TP degrees with commas between: 1,2")
+    order, model = chosen_order(
+        config,
+        degrees,
+        size=options["size"],
+        model=options["model"],
+        gpu=options["gpu"],
+        max_running=options["max_running"],
+        max_context=options["max_context"],
+    )
+    return config, order, model
+
+
+@calibrate.command("fit")
+@click.argument("sweep", type=click.Path(path_type=Path))
+@click.option("--name", default=None, help="Name of the model in the profile [the sweep's]")
+@click.option("--gpu", default=None, help="GPU class in the profile [the sweep's]")
+@click.option(
+    "--max-error",
+    type=float,
+    default=25.0,
+    show_default=True,
+    help="Refuse when the fit itself is off by more percent (median)",
+)
+@OUT
+@FORCE
+@JSON
+def fit_(
+    sweep: Path,
+    name: str | None,
+    gpu: str | None,
+    max_error: float,
+    out: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Make a profile of a sweep, with its error on the part that was held out.
+
+    Held out are batches, contexts and prompt lengths between those of the grid, and whole loops of
+    clients: no truth is fitted on them.
+    """
+    from heddle.cli.outputs import new_file, write
+    from heddle.cli.show_calibration import fitted
+    from heddle_sim.fit import to_json
+    from heddle_sim.fit_sweep import fit_sweep
+    from heddle_sim.profile_files import plain
+    from heddle_trace.sweep_files import read_sweep
+
+    new_file(out, force)
+    if out.suffix != ".json":
+        raise click.UsageError(f"--out {out}: a profile is named by a path that ends in .json")
+    profile = fit_sweep(read_sweep(sweep), file=sweep.name, worst_pct=max_error)
+    profile = replace(profile, model=name or profile.model, gpu=gpu or profile.gpu)
+    write(out, (to_json(plain(profile)) + "\n").encode())
+    if as_json:
+        click.echo(json.dumps({"schema": "heddle.fit/1", "profile": str(out), **_told(profile)}))
+        return
+    fitted(profile)
+    click.echo(f"profile in {out}: use it as --model {out}")
+
+
+def _told(profile: "Profile") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "model": profile.model,
+        "gpu": profile.gpu,
+        "errors": {**profile.errors, "tables": {t: e.errors for t, e in profile.tables.items()}},
+        "transfer": asdict(profile.transfer),
+        "costs": asdict(profile.costs) if profile.costs is not None else None,
+    }
+
+
+@calibrate.command("check")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option("--profile", type=click.Path(path_type=Path), default=None, help="[the run's own]")
+@click.option("--max-makespan-error", type=float, default=None, help="Percent; exit 1 above it")
+@click.option("--max-p99-error", type=float, default=None, help="The same for P99 completion")
+@click.option("--max-tpot-error", type=float, default=None, help="The same for TPOT")
+@click.option("--min-finish-order", type=float, default=None, help="Rank correlation; 1 below it")
+@click.option("--same-ranking", is_flag=True, help="Exit 1 unless policies are ranked alike")
+@click.option("--tie", type=float, default=1.0, show_default=True, help="Percent that rank nothing")
+@JSON
+def check_(
+    runs: tuple[Path, ...],
+    profile: Path | None,
+    tie: float,
+    as_json: bool,
+    **bounds: Any,
+) -> None:
+    """Simulate finished runs on engines again, and print how far off that is.
+
+    Same trace, configuration, policy, seed and setting; engines as the profile says.
+    """
+    from heddle.calibration import check, rankings
+    from heddle.cli.progress import progress
+    from heddle.cli.show_calibration import checks
+    from heddle.runs import load_run
+
+    loaded = [load_run(run) for run in runs]
+    checked = []
+    with progress("simulate", "runs") as doing:
+        for i, run in enumerate(loaded):
+            doing.now(run.label)
+            doing.at(i, len(loaded))
+            checked.append(check(run, profile))
+    ranked = rankings(checked, tie_pct=tie)
+    failed = _failed(checked, ranked, bounds)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "schema": "heddle.check/1",
+                    "runs": [each.plain() for each in checked],
+                    "rankings": [each.plain() for each in ranked],
+                    "failed": failed,
+                },
+                allow_nan=False,
+            )
+        )
+    else:
+        checks(checked, ranked)
+    for line in failed:
+        click.echo(f"failed: {line}", err=True)
+    if failed:
+        raise Exit(FAILED)
+
+
+def _failed(checked: Any, ranked: Any, bounds: dict[str, Any]) -> list[str]:
+    """What is beyond its bound, one line each."""
+    found = []
+    for option, figure in (
+        ("max_makespan_error", "makespan_s"),
+        ("max_p99_error", "completion_p99_s"),
+        ("max_tpot_error", "tpot_mean_ms"),
+    ):
+        bound = bounds[option]
+        for each in checked if bound is not None else ():
+            error_pct = each.figures[figure].error_pct
+            if error_pct is None or abs(error_pct) > bound:
+                said = "unknown" if error_pct is None else f"{error_pct:+.1f} %"
+                found.append(f"{each.run}: {figure} {said}, allowed {bound:g} %")
+    least = bounds["min_finish_order"]
+    found += [
+        f"{each.run}: finish order {each.finish_order:.3f}, required {least:g}"
+        for each in checked
+        if least is not None and each.finish_order is not None and each.finish_order < least
+    ]
+    if bounds["same_ranking"]:
+        found += [
+            f"{r.trace}: measured {' < '.join(r.measured)}, simulated {' < '.join(r.simulated)}"
+            for r in ranked
+            if r.alike < r.pairs
+        ]
+        if not ranked:
+            found.append("nothing to rank: no trace and cluster has runs of two policies")
+    return found
+
+
+@calibrate.command("from-aiconfigurator")
+@click.option("--model", required=True, help="Model: a name the package knows, or a model folder")
+@click.option("--gpu", required=True, help="GPU class, as h200 or h200_sxm")
+@click.option("--tp", "tps", default="1,2,4,8", show_default=True, help="TP degrees")
+@click.option("--backend-version", default=None, help="Of vLLM [the package's current]")
+@click.option("--name", default=None, help="Name of the model in the profile [from --model]")
+@OUT
+@FORCE
+@JSON
+def from_aiconfigurator(
+    model: str,
+    gpu: str,
+    tps: str,
+    backend_version: str | None,
+    name: str | None,
+    out: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Make a profile for another GPU from AIConfigurator's kernel times (heddle[aiconfigurator]).
+
+    As the shipped profiles were made: their fit, their host time, their transfer times.
+    """
+    from heddle.cli.outputs import new_file, write
+    from heddle.cli.show_calibration import fitted
+    from heddle.config_files import ConfigError
+    from heddle_sim.fit import to_json
+    from heddle_sim.fit_aiconfigurator import profile_from_aiconfigurator
+    from heddle_sim.profile_files import plain
+
+    new_file(out, force)
+    try:
+        degrees = tuple(dict.fromkeys(int(tp) for tp in tps.split(",")))
+    except ValueError:
+        raise ConfigError(f"--tp {tps}: write TP degrees with commas between: 1,2,4") from None
+    profile = profile_from_aiconfigurator(
+        model, gpu, tps=degrees, backend_version=backend_version, name=name
+    )
+    write(out, (to_json(plain(profile)) + "\n").encode())
+    if as_json:
+        click.echo(json.dumps({"schema": "heddle.fit/1", "profile": str(out), **_told(profile)}))
+        return
+    fitted(profile)
+    click.echo(f"profile in {out}: use it as --model {out}")

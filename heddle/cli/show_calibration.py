@@ -1,0 +1,107 @@
+"""Calibration as text: the errors of a fit, and measured figures beside simulated ones."""
+
+from collections.abc import Sequence
+
+import rich_click as click
+from rich.table import Table
+
+from heddle.calibration import Checked, Ranking
+from heddle.cli.show import show
+from heddle_sim.profile_files import Profile
+
+PARTS = {
+    "decode_fitted": "decode, fitted",
+    "decode_unseen": "decode, held out",
+    "prefill_fitted": "prompts, fitted",
+    "prefill_unseen": "prompts alone, held out",
+    "prefill": "prompts alone",
+    "mixed_unseen": "prompts beside decoding, held out",
+    "mixed": "prompts beside decoding",
+    "belief_unseen": "belief, on the fitted",
+    "repeats": "repeats, against their median",
+}
+"""Errors of a table in the order of interest."""
+
+
+def fitted(profile: Profile) -> None:
+    """Errors at each TP degree, then of the loops, then what was measured beside."""
+    click.echo(profile.summary)
+    table = _table("errors in percent", "TP", "median", "worst", "points")
+    for tp in profile.tps:
+        errors = profile.at(tp).errors
+        for name, said in PARTS.items():
+            if errors.get(name, {}).get("points"):
+                e = errors[name]
+                table.add_row(
+                    said, str(tp), f"{e['median_pct']:g}", f"{e['worst_pct']:g}", str(e["points"])
+                )
+    show(table)
+    loops = profile.errors.get("measured", {}).get("loops", [])
+    if loops:
+        table = _table("loops, held out", "TP", "makespan", "TPOT", "TTFT")
+        for loop in loops:
+            table.add_row(
+                f"{loop['clients']} clients",
+                str(loop["tp"]),
+                *(f"{loop[f'{name}_pct']:+.1f}" for name in ("makespan", "tpot", "ttft")),
+            )
+        show(table)
+    for line in _beside(profile):
+        click.echo(line)
+
+
+def _beside(profile: Profile) -> list[str]:
+    costs = profile.costs
+    if costs is None:
+        return []
+    lines = [
+        f"driver's path {costs.dispatch_s * 1e3:.1f} ms a dispatch; transfer "
+        f"{profile.transfer.fixed_s:.3f} s + bytes / {profile.transfer.bytes_per_s:.3g} per s"
+    ]
+    lines += [
+        f"TP {tp}: starts in {life.start_s:.1f} s, stops in {life.stop_s:.1f} s"
+        for tp, life in costs.engines.items()
+    ]
+    if costs.beside is not None:
+        lines.append(
+            f"beside another engine at work an iteration takes {costs.beside:.2f} times as long"
+        )
+    drift = profile.errors.get("drift_pct")
+    if drift is not None:
+        lines.append(f"drift over the sweep {drift:+.1f} %")
+    return lines
+
+
+def checks(checked: Sequence[Checked], ranked: Sequence[Ranking]) -> None:
+    """One row for each figure of each run, then the order of policies."""
+    table = _table("run", "figure", "measured", "simulated", "error")
+    for each in checked:
+        name = f"{each.policy} s{each.seed} {each.trace}"
+        for figure, f in each.figures.items():
+            unit = " pt" if figure == "prefix_hit" else " %"
+            error = "-" if f.error_pct is None else f"{f.error_pct:+.1f}{unit}"
+            table.add_row(name, figure, _number(f.measured), _number(f.simulated), error)
+            name = ""
+        order = "-" if each.finish_order is None else f"{each.finish_order:.3f}"
+        table.add_row("", "finish_order", "", order, "")
+    show(table)
+    for ranking in ranked:
+        spread = ranking.spread_pct
+        repeats = "no repeats" if spread is None else f"repeats within {spread:.1f} %"
+        click.echo(
+            f"{ranking.trace}: measured {' < '.join(ranking.measured)}; simulated "
+            f"{' < '.join(ranking.simulated)}; {ranking.alike} of {ranking.pairs} pairs alike "
+            f"({repeats})"
+        )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
