@@ -16,6 +16,7 @@ VERBS = {
     "replay": "heddle.cli.replay:replay",
     "report": "heddle.cli.report:report",
     "trace": "heddle.cli.trace:trace",
+    "calibrate": "heddle.cli.calibrate:calibrate",
     "predict": "heddle.cli.predict:predict",
     "policies": "heddle.cli.policies:policies",
 }

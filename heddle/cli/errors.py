@@ -15,7 +15,7 @@ from click.exceptions import Exit
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 OURS = ("heddle", "heddle_core", "heddle_sim", "heddle_trace", "heddle_runtime", "heddle_predict")
-RUN_FAILURES = ("MetricsError", "StuckError", "LedgerError", "WorkerError")
+RUN_FAILURES = ("MetricsError", "StuckError", "LedgerError", "WorkerError", "MeasureError")
 """Errors of ours that say that a run went wrong, and not that it was asked for wrongly."""
 
 _DISK = {
