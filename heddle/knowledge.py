@@ -15,6 +15,10 @@ from heddle.config_files import ConfigError
 from heddle_core.history import History
 from heddle_core.parts import Part
 from heddle_core.policy import Policy, Setting
+from heddle_core.predict.learned import LearnedPredictor, Model
+from heddle_predict.artefact import read_artefact
+from heddle_predict.models import core_model
+from heddle_predict.shipped import shipped_model
 from heddle_trace.complete import MissingRules, complete
 from heddle_trace.files import read_trace
 from heddle_trace.history import history_of
@@ -29,6 +33,15 @@ ORACLES = {
     "noisy-oracle:SIGMA": "the oracle with a log-normal error, as in noisy-oracle:0.5",
 }
 """Predictors that only a replay can offer, for listings."""
+
+LEARNED = {
+    "learned": "a trained model (--predictor-model), by the 0.75 quantile of what it expects",
+    "learned:QUANTILE": "the same by another of its quantiles, as in learned:0.5",
+}
+"""Predictors that are read from a file, for listings."""
+
+SHIPPED = "shipped"
+"""Names the model that comes with the package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +95,13 @@ def told(asked: str, trace: Trace, missing: MissingConfig) -> Told:
     return Told(name=asked, sha256=earlier, history=history)
 
 
+def extras(
+    policy: str, scripts: Sequence[TrajectoryScript], seed: int, model: str
+) -> dict[str, Part]:
+    """Predictors that only the caller of the core can make, by the names that a policy asks for."""
+    return oracles(policy, scripts, seed) | learned(policy, model)
+
+
 def oracles(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict[str, Part]:
     """Predictors that know `scripts`, by the names in which a policy asks for them."""
     found = {"oracle": Part(lambda _: Oracle(scripts), ORACLES["oracle"])}
@@ -90,6 +110,55 @@ def oracles(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict
         if name == "noisy-oracle":
             make = partial(_noisy, scripts, _sigma(part, sigma), seed)
             found[part] = Part(make, ORACLES["noisy-oracle:SIGMA"])
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """A trained model, and where it is from."""
+
+    name: str
+    """``shipped`` or the path of its file; as a configuration's `predictor_model` again."""
+    sha256: str
+    model: Model
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"name": self.name, "sha256": self.sha256}
+
+
+@lru_cache(maxsize=2)
+def taught(asked: str) -> Taught:
+    """Read the model that a configuration asks for.
+
+    Raises:
+        PredictError: its file is no model, damaged, of another version, or a language model.
+        OSError: it cannot be read.
+    """
+    path = shipped_model() if asked == SHIPPED else Path(asked)
+    artefact = read_artefact(path)
+    return Taught(name=asked, sha256=artefact.sha256, model=core_model(artefact, path))
+
+
+def asks_for_model(policy: str) -> bool:
+    """Whether a policy's name has a learned predictor in it."""
+    return any(p.partition(":")[0] == "learned" for p in policy.split("+")[1:])
+
+
+def model_of(policy: str, asked: str) -> dict[str, Any] | None:
+    """Name and hash of the model that a policy reads, for a manifest; None when it reads none."""
+    return taught(asked).plain() if asks_for_model(policy) else None
+
+
+def learned(policy: str, asked: str) -> dict[str, Part]:
+    """Predictors of the model `asked`, by the names in which a policy asks for them."""
+    found = {}
+    for part in policy.split("+")[1:]:
+        name, colon, quantile = part.partition(":")
+        if name == "learned":
+            at = _quantile(part, quantile) if colon else None
+            make = partial(_learned, taught(asked).model, at)
+            found[part] = Part(make, LEARNED["learned:QUANTILE" if colon else "learned"])
     return found
 
 
@@ -128,6 +197,21 @@ def _one_workload(trace: Trace) -> str:
 
 def _noisy(scripts: Sequence[TrajectoryScript], sigma: float, seed: int, _: Setting) -> NoisyOracle:
     return NoisyOracle(scripts, sigma=sigma, seed=seed)
+
+
+def _learned(model: Model, quantile: float | None, setting: Setting) -> LearnedPredictor:
+    if quantile is None:
+        return LearnedPredictor(model, history=setting.history)
+    return LearnedPredictor(model, history=setting.history, quantile=quantile)
+
+
+def _quantile(part: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(
+            f"{part!r}: write one of the model's quantiles after a colon, as in learned:0.5"
+        ) from None
 
 
 def _sigma(part: str, text: str) -> float:

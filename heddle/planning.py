@@ -10,7 +10,7 @@ from typing import Any
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.knowledge import Told, oracles
+from heddle.knowledge import Told, extras
 from heddle.simulation import (
     CapacityError,
     capacity_tokens,
@@ -147,7 +147,7 @@ def plan(
         seed=config.seed,
     )
     ts = [_arrived(script) for script in scripts]
-    predicts = _predictor(predictor, setting, scripts)
+    predicts = _predictor(predictor, setting, scripts, config.predictor_model)
     remaining = [predicts.remaining_tokens(t) for t in ts]
     problem = SearchedPlan(setting, solver=planner, cost=cost).plan(ts, remaining)
     began_s = time.perf_counter()
@@ -194,8 +194,10 @@ def _choices(
     return choices, tuple(tp for tp in tps if tp not in choices)
 
 
-def _predictor(name: str, setting: Setting, scripts: tuple[TrajectoryScript, ...]) -> Predictor:
-    extra = oracles(f"+{name}", scripts, setting.seed)
+def _predictor(
+    name: str, setting: Setting, scripts: tuple[TrajectoryScript, ...], model: str
+) -> Predictor:
+    extra = extras(f"+{name}", scripts, setting.seed, model)
     field, part = load_part(name, setting, extra=extra)
     if field != "predictor":
         raise ConfigError(f"--predictor {name}: is no predictor; `heddle policies` lists them")

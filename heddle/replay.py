@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heddle.journal_rows import decode
-from heddle.knowledge import asks_for_oracle
+from heddle.knowledge import asks_for_model, asks_for_oracle, taught
 from heddle.runs import Run, RunError
 from heddle.simulation import policy_of, trace_at
 from heddle_core.controller import Controller
@@ -92,4 +92,12 @@ def _policy(run: Run) -> Policy:
             raise RunError(f"{wanted}: {error}") from None
         if found != recorded:
             raise RunError(f"{wanted}: the file that is there now has sha256 {found[:16]}")
+    if asks_for_model(config.policy.preset):
+        recorded = (run.manifest.get("predictor_model") or {}).get("sha256", "")
+        found = taught(config.predictor_model).sha256
+        if found != recorded:
+            raise RunError(
+                f"{run.path}: its predictor read the model {config.predictor_model} with sha256 "
+                f"{recorded[:16]}; the file that is there now has {found[:16]}"
+            )
     return policy_of(config, run.setting)

@@ -50,6 +50,8 @@ class RunFacts:
     """Whether the policy was shown the future; such runs are bounds, not results."""
     history: Mapping[str, Any] | None = None
     """Name and hash of what the policy was told of earlier rollouts."""
+    predictor_model: Mapping[str, Any] | None = None
+    """Name and hash of the model that a learned predictor reads."""
     setting: Setting | None = None
     """What the policy was told, kept so that a replay can tell it the same."""
     world: Mapping[str, Any] | None = None
@@ -237,6 +239,7 @@ def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) 
         "seed": config.seed,
         "oracle": facts.oracle,
         "history": facts.history,
+        "predictor_model": facts.predictor_model,
         "trace": {
             "name": facts.trace_name,
             "path": config.trace,

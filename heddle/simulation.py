@@ -13,7 +13,15 @@ import numpy as np
 
 from heddle.bound import Bound, lower_bound
 from heddle.config import ClusterConfig, MissingConfig, RunConfig
-from heddle.knowledge import Told, asks_for_oracle, oracles, rules_of, sees_the_future, told
+from heddle.knowledge import (
+    Told,
+    asks_for_oracle,
+    extras,
+    model_of,
+    rules_of,
+    sees_the_future,
+    told,
+)
 from heddle.metrics import SoloTpot
 from heddle.runs import RunFacts, open_run
 from heddle.tables import Floats
@@ -141,7 +149,7 @@ def workload(path: str, missing: MissingConfig, cluster: ClusterConfig, seed: in
 def profile_of(cluster: ClusterConfig) -> Profile:
     """Load the profile of a cluster and check that the model runs at its TP degrees."""
     profile = load_profile(cluster.model, cluster.gpu)
-    for tp in (cluster.tp, *(cluster.tp_choices or ())):
+    for tp in (cluster.tp, *cluster.mix, *(cluster.tp_choices or ())):
         profile.at(tp)
     return profile
 
@@ -170,7 +178,8 @@ def setting_of(
         tp=cluster.tp,
         tp_choices=tps,
         max_running=cluster.max_running,
-        cost=profile.belief(tuple(sorted({*tps, cluster.tp}))),
+        mix=cluster.mix,
+        cost=profile.belief(tuple(sorted({*tps, cluster.tp, *cluster.mix}))),
         history=history,
         seed=seed,
     )
@@ -201,7 +210,7 @@ def policy_of(config: RunConfig, setting: Setting | None = None) -> Policy:
     """Make the policy of a run, fresh, told `setting` or what a new run would be told."""
     preset = config.policy.preset
     scripts = workload_of(config).scripts if asks_for_oracle(preset) else ()
-    extra = oracles(preset, scripts, config.seed)
+    extra = extras(preset, scripts, config.seed, config.predictor_model)
     return load_policy(preset, setting or setting_for(config), extra=extra)
 
 
@@ -246,6 +255,7 @@ def simulate(
         trace_sha256=work.trace.sha256,
         oracle=sees_the_future(policy),
         history=history.plain(),
+        predictor_model=model_of(config.policy.preset, config.predictor_model),
         setting=setting,
     )
     began_s = time.perf_counter()
@@ -261,7 +271,7 @@ def simulate(
             lambda: controller.deadline_s,
         ).run()
         notes = {**work.filled, "dropped_over_capacity": len(work.dropped)}
-        measured = run.finish(solo_tpot=_solo_tpot(profile, config.cluster), notes=notes)
+        measured = run.finish(solo_tpot=solo_tpot_of(profile, config.cluster), notes=notes)
     wall_s = time.perf_counter() - began_s
     return RunResult(
         config.policy.preset, config.seed, run.path, {**measured.summary, **notes}, wall_s
@@ -335,7 +345,7 @@ def _table(profile: Profile, tp: int, cluster: ClusterConfig) -> LatencyTable:
     return profile.table(tp, max_batch=max(MAX_BATCH, cluster.max_running))
 
 
-def _solo_tpot(profile: Profile, cluster: ClusterConfig) -> SoloTpot:
+def solo_tpot_of(profile: Profile, cluster: ClusterConfig) -> SoloTpot:
     """Seconds per token of a step alone on an engine, from the profile."""
 
     def solo(tp: int, context_tokens: Floats) -> Floats:
@@ -361,7 +371,7 @@ def _fitting(
 ) -> tuple[tuple[TrajectoryScript, ...], tuple[str, ...]]:
     """Part trajectories that every engine can hold from those that one cannot."""
     chosen = cluster.tp_choices or ()
-    tp = min((cluster.tp, *chosen))
+    tp = min((*(cluster.mix or (cluster.tp,)), *chosen))
     capacity = capacity_tokens(profile, tp)
     largest = {s.id: largest_context(s) for s in scripts}
     dropped = tuple(s.id for s in scripts if largest[s.id] > capacity)

@@ -12,7 +12,7 @@ from heddle_predict.models import core_model
 from heddle_predict.play import Pace
 
 Answer: TypeAlias = Callable[[Source, Pace], tuple[Examples, Floats]]
-"""Plays a source and returns its questions with quantiles of the remaining tokens."""
+"""Plays a source; gives its questions with quantiles of the remaining tokens."""
 
 
 def answering(artefact: Artefact, label: Path, texts: Sequence[Path] = ()) -> Answer:

@@ -19,7 +19,6 @@ from heddle_trace.schema import TrajectoryScript
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
-_ENOUGH_ROWS: Final = 30_000
 _MOST_PLAYS: Final = 6
 _MOST_ROWS: Final = 100_000
 
@@ -126,14 +125,19 @@ def examples(scripts: Sequence[TrajectoryScript], vocabulary: Vocabulary, pace: 
 
 
 def training_examples(
-    sources: Sequence[Source], vocabulary: Callable[[Source], Vocabulary], seed: int
+    sources: Sequence[Source],
+    vocabulary: Callable[[Source], Vocabulary],
+    seed: int,
+    *,
+    enough_rows: int = 30_000,
 ) -> Examples:
     """Play each source several times, its groups in another order and at another pace.
 
     A model so learns from siblings that have ended, that run and that have not begun. Small sources
-    are played more often, and of large ones only some trajectories' questions are kept.
+    are played more often, until there are `enough_rows`; of large ones only the questions of some
+    trajectories are kept.
     """
-    parts = [_played_often(source, vocabulary(source), seed) for source in sources]
+    parts = [_played_often(source, vocabulary(source), seed, enough_rows) for source in sources]
     found = Examples.joined(parts)
     if len(found) <= _MOST_ROWS:
         return found
@@ -143,13 +147,13 @@ def training_examples(
     return found.where(kept[found.run])
 
 
-def _played_often(source: Source, vocabulary: Vocabulary, seed: int) -> Examples:
+def _played_often(source: Source, vocabulary: Vocabulary, seed: int, enough_rows: int) -> Examples:
     rng = np.random.default_rng([seed, crc32(source.name.encode())])
     plays: list[Examples] = []
     rows = 0
     number = {script.id: i for i, script in enumerate(source.scripts)}
     groups = {name: i for i, name in enumerate(source.groups())}
-    while len(plays) < 2 or (rows < _ENOUGH_ROWS and len(plays) < _MOST_PLAYS):
+    while len(plays) < 2 or (rows < enough_rows and len(plays) < _MOST_PLAYS):
         scripts = _regrouped(source.scripts, rng)
         slots = 1.0 if len(plays) % 2 == 0 else float(rng.uniform(0.1, 0.6))
         pace = Pace(slots=slots, tokens_per_s=float(50.0 * np.exp(0.5 * rng.standard_normal())))

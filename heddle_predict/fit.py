@@ -18,7 +18,7 @@ from heddle_trace.workloads import WORKLOADS
 
 LENT_SEED: Final = 880_001
 """Of the synthetic trajectories lent to every fit; no experiment and no shipped trace uses it."""
-LENT_TRAJECTORIES: Final = 240
+LENT_TRAJECTORIES: Final = 160
 
 
 def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Artefact:
@@ -69,18 +69,26 @@ def prepared(sources: Sequence[Source], seed: int) -> tuple[Vocabulary, Examples
     Raises:
         PredictError: there are too few groups to leave some out.
     """
+    check_groups(sources)
+    vocabulary = vocabulary_of(sources)
+    seen = training_examples(sources, lambda _: vocabulary, seed)
+    lent = training_examples(
+        lenders(),
+        lambda s: replace(vocabulary, anywhere=levels_of(s.scripts)),
+        seed,
+        enough_rows=0,
+    )
+    return vocabulary, seen, lent
+
+
+def check_groups(sources: Sequence[Source]) -> None:
+    """Refuse too few groups to leave some out. Raises PredictError."""
     groups = sum(len(source.groups()) for source in sources)
     if groups < LEAST_GROUPS:
         raise PredictError(
             f"{', '.join(s.name for s in sources)}: too few groups to split ({groups}); a model is "
             f"checked on groups that it has not seen, so give {LEAST_GROUPS} groups or more"
         )
-    vocabulary = vocabulary_of(sources)
-    seen = training_examples(sources, lambda _: vocabulary, seed)
-    lent = training_examples(
-        lenders(), lambda s: replace(vocabulary, anywhere=levels_of(s.scripts)), seed
-    )
-    return vocabulary, seen, lent
 
 
 def lenders() -> list[Source]:

@@ -58,8 +58,10 @@ SIBLINGS: Final = (
     "group_failed_share",
 )
 ROLLOUT: Final = ("rollout_ended", "rollout_mean_total", "rollout_mean_output", "survival")
-_BELIEF_WEIGHT: Final = 10.0
-"""Observations that a level believed beforehand weighs, where a task is a stranger."""
+_KNOWN_WEIGHT: Final = 500.0
+_STRANGER_WEIGHT: Final = 10.0
+"""Steps that a level believed beforehand weighs, where the model knows the task and where not:
+lengths drift as a policy is trained, and a rollout soon shows by how much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +202,7 @@ class Features:
                 shown.add(output)
         own.steps += 1
         group.running_steps += 1
-        if task.index < 0:
-            self._learn_levels(task, length)
+        self._learn_levels(task, length)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """Take in a tool's answer: its size, outcome and time."""
@@ -368,14 +369,12 @@ class Features:
         )
 
     def _learn_levels(self, task: _Task, length: int) -> None:
-        """Find the levels of a task that the model does not know: its steps soon tell."""
+        """Move the levels to what this rollout shows."""
         task.seen_outputs.add(length)
-        seen, levels = task.seen_outputs, task.levels
-        believed = _BELIEF_WEIGHT * levels.step_tokens
-        step = (believed + seen.total) / (_BELIEF_WEIGHT + seen.count)
-        paid = task.seen_payloads
-        believed = _BELIEF_WEIGHT * levels.payload_tokens
-        payload = (believed + paid.total) / (_BELIEF_WEIGHT + paid.count)
+        seen, paid, levels = task.seen_outputs, task.seen_payloads, task.levels
+        weight = _KNOWN_WEIGHT if task.index >= 0 else _STRANGER_WEIGHT
+        step = (weight * levels.step_tokens + seen.total) / (weight + seen.count)
+        payload = (weight * levels.payload_tokens + paid.total) / (weight + paid.count)
         task.step = math.log1p(step)
         task.payload = math.log1p(payload)
         task.total = math.log(levels.total_tokens * step / levels.step_tokens)
