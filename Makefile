@@ -43,8 +43,9 @@ demo: $(STAMP)
 	@rm -rf demo
 	$(BIN)/heddle compare traces/coding-512.jsonl.gz --policies $(DEMO_POLICIES) \
 	  --model qwen3-14b --gpu h100 --gpus 8 --out demo
+	@$(BIN)/heddle report demo/*/ -o demo/report.html > /dev/null
 	@$(BIN)/heddle report demo/*/ > demo/report.txt
-	@echo "Figures are in demo/figures, every figure's numbers in demo/report.txt, the runs beside them."
+	@echo "Open demo/report.html. Figures are in demo/figures, all numbers in demo/report.txt."
 
 clean:
 	rm -rf .venv demo .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -114,6 +114,8 @@ async function begin() {
   drawAll(page);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(page));
   document.body.dataset.ready = "true";
+  // What the address points at has moved down while the page was drawn.
+  if (location.hash) byId(location.hash.slice(1))?.scrollIntoView();
 }
 
 begin().catch((error) => {

@@ -7,7 +7,8 @@ function drawOverlays(page) {
     line: { color: runColour(run), dash: runDash(run), shape: "hv", width: Math.max(3 - 0.6 * at, 1.4) },
     hovertemplate: `${text}<extra>%{fullData.name}</extra>`, ...more,
   }));
-  const time = () => axis("time (s)", { rangemode: "tozero", hoverformat: ",.1f" });
+  const end = Math.max(...page.runs.map((run) => run.end_s), 1e-9);
+  const time = () => axis("time (s)", { range: [0, end], hoverformat: ",.1f" });
   const room = { height: 270, hovermode: "x" };
   plot("active", lines("active", {}, "%{y:,} active at %{x:,.1f} s"),
     { ...room, xaxis: time(), yaxis: axis("trajectories", { rangemode: "tozero" }) });

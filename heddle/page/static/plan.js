@@ -11,10 +11,11 @@ function drawPlan(page) {
   const planned = run.plan && Object.keys(run.plan.homes).length > 0;
   const options = planned ? [["planned", "as planned"], ["ended", "that ended there"]] : [["ended", "that ended there"]];
   if (!options.some(([value]) => value === membership.chosen)) membership.chosen = options[0][0];
-  choice("membership", options.length > 1 ? options : [], membership.chosen, (value) => {
+  choice("membership", options, membership.chosen, (value) => {
     membership.chosen = value;
     drawPlan(page);
   });
+  if (options.length === 1) byId("membership").textContent = options[0][1];
   const members = membership.chosen === "planned" ? homes(run) : ends(run);
   byId("mix").textContent = mix(run);
   byId("cluster").replaceChildren(...run.engines.map((engine, e) => block(page, engine, e, members[e])));
