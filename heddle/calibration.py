@@ -25,7 +25,6 @@ from heddle.simulation import (
     profile_of,
     setting_for,
     solo_tpot_of,
-    trace_at,
     workload_of,
     world_of,
 )
@@ -38,6 +37,7 @@ from heddle_sim.driver import SimDriver
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile, ProfileError
 from heddle_trace.errors import TraceError
+from heddle_trace.files import read_trace
 from heddle_trace.schema import TrajectoryScript
 
 FIGURES = (
@@ -187,7 +187,7 @@ def _same_trace(run: Run, config: RunConfig) -> None:
         f"(sha256 {recorded_sha[:16]}, seen from the folder in which the run was started)"
     )
     try:
-        found = trace_at(config.trace).sha256
+        found = read_trace(Path(config.trace)).sha256
     except TraceError as error:
         raise RunError(f"{where}: {error}") from None
     if found != recorded_sha:

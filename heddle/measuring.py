@@ -72,7 +72,8 @@ def chosen_order(
         on_gpu = installed.platform != "cpu"
         gpu = gpu or (_gpu_class() if on_gpu else "cpu")
         limits = GPU_LIMITS if on_gpu else CPU_LIMITS
-    running, context = max_running or limits[0], max_context or min(limits[1], most)
+    running = limits[0] if max_running is None else max_running
+    context = min(limits[1], most) if max_context is None else max_context
     for option, value, high in (
         ("--max-running", running, MAX_RUNNING),
         ("--max-context", context, min(most, config.runtime.max_context or most)),
@@ -256,7 +257,9 @@ def _sweep_vllm(config: RunConfig, order: Order, found: Found, seen: _Seen, repo
         # Two engines at most are alive, each with the cores that it would have in such a run.
         widest = max(order.tps)
         alive = replace(config.cluster, tp=widest, gpus=2 * widest)
-        launcher = open_vllm(replace(config, cluster=alive), logs)
+        # vLLM wants room for the longest context it may be asked for: no more than is measured.
+        runtime = replace(config.runtime, max_context=order.max_context)
+        launcher = open_vllm(replace(config, cluster=alive, runtime=runtime), logs)
         tokens = TokenSource(int(values["vocab_size"]), seed=order.seed)
         await measure(launcher, order, tokens=tokens, report=report, found=found, ready=ready)
 
