@@ -1,0 +1,1 @@
+"""The paper's figures and tables, and questions beyond it: `python -m experiments`."""

@@ -1,0 +1,125 @@
+"""Runs experiments and writes RESULTS.md: `python -m experiments [NAME...] [--full]`."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from experiments.lib.experiment import EXPERIMENTS, Experiment, Outcome, experiments
+from experiments.lib.jobs import FULL, REDUCED, Job, Size
+from experiments.lib.report import results_page, write
+from experiments.lib.running import Skipped, run_missing
+from experiments.lib.store import Store
+
+CACHE = EXPERIMENTS / ".cache"
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--full", is_flag=True, help="The paper's size: 64 GPUs, 3 rollouts for each cell")
+@click.option("--gpus", type=click.IntRange(8), help="Another size")
+@click.option("--seeds", type=click.IntRange(1), help="Another number of rollouts for each cell")
+@click.option("--jobs", "processes", default=os.cpu_count() or 1, show_default="one per core")
+@click.option("--only-runs", is_flag=True, help="Run what is missing; measure and draw nothing")
+@click.option("--draw", is_flag=True, help="Draw figures again from measured.json; run nothing")
+@click.option("--refresh", metavar="PRESET", help="First forget results of PRESET and PRESET+...")
+@click.option("--fresh", is_flag=True, help="First forget all results that are needed")
+def main(
+    names: Sequence[str],
+    full: bool,
+    gpus: int | None,
+    seeds: int | None,
+    processes: int,
+    only_runs: bool,
+    draw: bool,
+    refresh: str | None,
+    fresh: bool,
+) -> None:
+    """Run experiments (all, or those whose name begins with a NAME) and write RESULTS.md.
+
+    Finished runs are kept in experiments/.cache: what was interrupted goes on where it was.
+    """
+    size = FULL if full else REDUCED
+    if gpus or seeds:
+        size = Size(name="own", gpus=gpus or size.gpus, seeds=seeds or size.seeds)
+    chosen = _chosen(names)
+    if draw:
+        for experiment in chosen:
+            experiment.draw()
+        _write_results()
+        return
+    store = Store(CACHE)
+    jobs = _jobs(chosen, size)
+    for job in jobs:
+        if fresh or (refresh and job.policy.split("+")[0] == refresh):
+            store.forget(job.key)
+    ran = run_missing(jobs, store, processes=processes, hear=_Progress())
+    _say(f"{ran} of {len({job.key for job in jobs})} runs were missing and are there now")
+    if only_runs:
+        return
+    for experiment in chosen:
+        began_s = time.perf_counter()
+        try:
+            experiment.finish(size, store)
+        except Skipped:
+            continue
+        took_s = time.perf_counter() - began_s
+        _say(f"{experiment.name}: {_told(experiment.outcome())} ({took_s:.0f} s)")
+    _write_results()
+
+
+def _write_results() -> None:
+    """Every experiment as it was measured last, whatever was asked for now."""
+    write(results_page([e.outcome() for e in experiments()]), EXPERIMENTS / "RESULTS.md")
+    _say("wrote experiments/RESULTS.md")
+
+
+def _chosen(names: Sequence[str]) -> list[Experiment]:
+    found = experiments()
+    for name in names:
+        if not any(e.name.startswith(name) for e in found):
+            known = ", ".join(e.name for e in found)
+            raise click.UsageError(f"no experiment begins with {name!r}; there are: {known}")
+    return [e for e in found if not names or any(e.name.startswith(n) for n in names)]
+
+
+def _jobs(chosen: Sequence[Experiment], size: Size) -> list[Job]:
+    jobs: list[Job] = []
+    for experiment in chosen:
+        try:
+            jobs += [run.job for run in experiment.asked(size)]
+        except Skipped as reason:
+            _say(f"{experiment.name} is skipped: {reason}")
+    return jobs
+
+
+def _told(outcome: Outcome) -> str:
+    return ", ".join(j.verdict for j in outcome.judged) or "drawn"
+
+
+class _Progress:
+    """Says now and then how many runs are done and how long the rest may take."""
+
+    def __init__(self) -> None:
+        self._began_s = self._said_s = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if done not in (0, total) and now_s - self._said_s < 10.0:
+            return
+        self._said_s = now_s
+        left = (now_s - self._began_s) / done * (total - done) if done else 0.0
+        rest = f", about {left:.0f} s left" if 0 < done < total else ""
+        _say(f"{done}/{total} runs{rest}")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+    main()

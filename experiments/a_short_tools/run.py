@@ -1,0 +1,79 @@
+"""A: math tools end before a prediction or a migration does; what is left of the gain."""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.lib.drawing import line, page, save
+from experiments.lib.experiment import Context, Measured
+from experiments.lib.values import Value, estimate
+
+LATENCIES = (0.0, 0.05, 0.27, 1.0)
+SCALES = (1.0, 6.0, 30.0)
+TOOL_S = 0.046
+SHOWN = ("slime", "heddle-paper", "heddle-no-migration", "heddle")
+
+
+def measure(context: Context) -> Measured:
+    """Gain over verl, by latency of the service and by length of the tools."""
+    found = context.results
+    base = {"workload": "math"}
+    verl = found.rows(policy="verl", tool_scale=1.0, **base)
+
+    def served(latency: float) -> Any:
+        rows = found.rows(policy="heddle-paper", prediction_s=latency, tool_scale=1.0, **base)
+        return _gain(rows, verl)
+
+    def scaled(policy: str, scale: float) -> Any:
+        rows = found.rows(policy=policy, prediction_s=None, tool_scale=scale, **base)
+        under = found.rows(policy="verl", tool_scale=scale, **base)
+        return _gain(rows, under)
+
+    late = found.rows(policy="heddle-paper", prediction_s=0.27, tool_scale=1.0, **base)
+    by_latency = {str(s): served(s) for s in LATENCIES}
+    by_scale = {p: {str(k): scaled(p, k) for k in SCALES} for p in SHOWN}
+    return Measured(
+        values={
+            "late": estimate([r["predictions_late"] / r["predictions"] for r in late]),
+            "paper_with_service": by_latency["0.27"],
+            "service_over_none": _ratio(by_latency["0.27"], by_latency["0.0"]),
+            "heddle_over_verl": by_scale["heddle"]["1.0"],
+            "migration_is_worth": _ratio(
+                by_scale["heddle"]["1.0"], by_scale["heddle-no-migration"]["1.0"]
+            ),
+            "longer_tools": _ratio(
+                by_scale["heddle-paper"]["30.0"], by_scale["heddle-paper"]["1.0"]
+            ),
+        },
+        data={
+            "by_latency": {k: v.plain() for k, v in by_latency.items()},
+            "by_scale": {p: {k: v.plain() for k, v in m.items()} for p, m in by_scale.items()},
+        },
+    )
+
+
+def _gain(rows: Any, under: Any) -> Value:
+    tok_s = "throughput_tok_s"
+    return estimate([a[tok_s] / b[tok_s] for a, b in zip(rows, under, strict=True)])
+
+
+def _ratio(a: Any, b: Any) -> Any:
+    return estimate([a.mean / b.mean])
+
+
+def draw(data: Any, path: Path) -> None:
+    """Left by latency, right by tool seconds."""
+    figure, axes = page(2, width=8.0)
+    points = data["by_latency"]
+    line(axes[0], [float(k) for k in points], list(points.values()), "heddle-paper", 1)
+    axes[0].set(title="Latency of the prediction service", xlabel="seconds for a prediction")
+    for index, policy in enumerate(SHOWN):
+        points = data["by_scale"][policy]
+        line(axes[1], [TOOL_S * float(k) for k in points], list(points.values()), policy, index)
+    axes[1].set(title="Length of the tools", xlabel="mean seconds of a tool call", xscale="log")
+    axes[1].set_xticks([0.05, 0.3, 1.5], ["0.05", "0.3", "1.5"])
+    axes[1].minorticks_off()
+    for ax in axes:
+        ax.axhline(1.0, color="#777777", lw=0.8)
+        ax.set(ylabel="throughput over verl", ylim=(0, None))
+    axes[1].legend()
+    save(figure, path)

@@ -1,0 +1,57 @@
+"""C: plans that believe batch size alone against plans that see contexts and KV."""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.lib.drawing import COLOURS, bars, page, save, scaled
+from experiments.lib.experiment import Context, Measured
+from experiments.lib.values import across
+
+WORKLOADS = ("coding", "search", "math")
+BATCH = "experiments.lib.policies:batch_only+oracle"
+CONTEXT = "experiments.lib.policies:context_aware+oracle"
+NAMES = {"verl": "verl", BATCH: "batch size alone", CONTEXT: "context and KV"}
+
+
+def measure(context: Context) -> Measured:
+    """The same exact planner and lengths under both costs; KV taken away by engines."""
+    found = context.results
+    gains = {w: found.gain(CONTEXT, BATCH, workload=w) for w in WORKLOADS}
+
+    def recomputed(policy: str) -> float:
+        rows = [r for w in WORKLOADS for r in found.rows(workload=w, policy=policy)]
+        return float(sum(r["preemptions_engine"] for r in rows) / len(rows))
+
+    return Measured(
+        values={
+            "context_over_batch": across(list(gains.values())),
+            "batch_over_verl": across([found.gain(BATCH, "verl", workload=w) for w in WORKLOADS]),
+        },
+        data={
+            "throughput_tok_s": {
+                w: {
+                    p: found.estimate("throughput_tok_s", workload=w, policy=p).plain()
+                    for p in NAMES
+                }
+                for w in WORKLOADS
+            },
+            "recomputed": {p: recomputed(p) for p in NAMES},
+            "tps": {p: found.rows(workload="coding", policy=p)[0]["tps"] for p in NAMES},
+        },
+    )
+
+
+def draw(data: Any, path: Path) -> None:
+    """Throughput by task."""
+    figure, axes = page(height=3.0)
+    series = [
+        (name, [scaled(data["throughput_tok_s"][w][p], 1e-3) for w in WORKLOADS], COLOURS[index])
+        for index, (p, name) in enumerate(NAMES.items())
+    ]
+    bars(axes, WORKLOADS, series)
+    axes.set(
+        title="An exact plan under two beliefs, lengths known, Qwen3-14B",
+        ylabel="output tokens per second (thousands)",
+    )
+    axes.legend(title="plan believes")
+    save(figure, path)

@@ -1,0 +1,58 @@
+"""F15: placement by length against least load and cache-aware routing."""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.lib.drawing import COLOURS, bars, page, save, scaled
+from experiments.lib.experiment import Context, Measured
+from experiments.lib.values import across
+
+WORKLOADS = ("coding", "search", "math")
+EVEN = {
+    "heddle-no-plan": "presorted, migrating",
+    "heddle-no-plan+least_loaded+never": "least load",
+    "heddle-no-plan+cache_aware+never": "cache-aware",
+}
+
+
+def measure(context: Context) -> Measured:
+    """Ratios on engines of one TP degree; then pinned by load on the planned engines."""
+    found = context.results
+
+    def gain(ours: str, theirs: str) -> Any:
+        return across([found.gain(ours, theirs, workload=w) for w in WORKLOADS])
+
+    return Measured(
+        values={
+            "over_least_load": gain("heddle-no-plan", "heddle-no-plan+least_loaded+never"),
+            "over_cache_aware": gain("heddle-no-plan", "heddle-no-plan+cache_aware+never"),
+            "over_pinned_on_planned": gain("heddle", "heddle-no-placement"),
+        },
+        data={
+            w: {
+                p: found.estimate("throughput_tok_s", policy=p, workload=w).plain()
+                for p in (*EVEN, "heddle", "heddle-no-placement")
+            }
+            for w in WORKLOADS
+        },
+    )
+
+
+def draw(data: Any, path: Path) -> None:
+    """Throughput by task."""
+    figure, axes = page(2, width=8.0, sharey=True)
+    panels = (
+        ("Engines of one TP degree", EVEN),
+        ("Planned engines", {"heddle": "heddle", "heddle-no-placement": "pinned by load"}),
+    )
+    for ax, (title, shown) in zip(axes, panels, strict=True):
+        series = [
+            (label, [scaled(data[w][p], 1e-3) for w in WORKLOADS], COLOURS[index])
+            for index, (p, label) in enumerate(shown.items())
+        ]
+        bars(ax, WORKLOADS, series)
+        ax.set_title(title)
+        ax.legend()
+    axes[0].set_ylabel("output tokens per second (thousands)")
+    axes[0].set_ylim(0, 1.25 * axes[0].get_ylim()[1])
+    save(figure, path)

@@ -1,0 +1,169 @@
+"""One run as a value: what is replayed, where, under which policy. Equal values are run once."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import msgspec
+
+from heddle.config import ClusterConfig, MissingConfig
+
+SCHEMA = "heddle.experiment-run/2"
+FIRST_SEED = 101
+"""Rollouts are synthesised with seeds from here on; shipped histories are of other seeds."""
+BASELINE_TP = {"qwen3-8b": 1, "qwen3-14b": 1, "qwen3-32b": 2, "llama-3.1-8b": 1}
+"""TP degree of the baselines' engines; arXiv 2603.28101, setting of the evaluation."""
+PREDICTION_S = {"coding": 0.10, "search": 0.15, "math": 0.27}
+"""Latency of a served prediction: Table 1 of the paper, 14B."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What is replayed: a synthetic rollout, or a recorded trace when `path` is set."""
+
+    workload: str
+    trajectories: int = 0
+    samples: int = 16
+    seed: int = FIRST_SEED
+    tool_scale: float = 1.0
+    """Factor on the seconds of every tool call."""
+    path: str = ""
+    """Recorded trace, relative to the repository's root."""
+    missing: MissingConfig = field(default_factory=MissingConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One policy on one rollout on one cluster."""
+
+    rollout: Rollout
+    cluster: ClusterConfig
+    policy: str
+    seed: int = 0
+    history: str = "prior"
+
+    @property
+    def key(self) -> str:
+        """Address of its result: a hash of everything that it is told."""
+        return content_key({"schema": SCHEMA, "job": msgspec.to_builtins(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How large a set of runs is."""
+
+    name: str
+    gpus: int
+    seeds: int
+
+    @property
+    def full(self) -> bool:
+        """Whether it is the paper's size."""
+        return self.gpus >= 64
+
+
+REDUCED = Size(name="reduced", gpus=16, seeds=2)
+FULL = Size(name="full", gpus=64, seeds=3)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A job and the values by which an experiment finds it again."""
+
+    axes: Mapping[str, Any]
+    job: Job
+
+
+def content_key(value: Any) -> str:
+    """Short hash of a JSON value, whatever the order of its keys."""
+    plain = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(plain.encode()).hexdigest()[:20]
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    "workload": "coding",
+    "model": "qwen3-14b",
+    "policy": "verl",
+    "gpu": "h100",
+    "gpus": None,
+    "tp": None,
+    "per_engine": 100,
+    "trajectories": None,
+    "samples": 16,
+    "max_running": 100,
+    "prediction_s": None,
+    "tool_capacity_per_gpu": None,
+    "tool_scale": 1.0,
+    "history": "prior",
+    "seeds": None,
+}
+"""Keys of a `[[runs]]` table; a list stands for each of its values. None: by size or workload."""
+
+_SINGLE = ("path", "missing", "name")
+"""Keys of a recorded trace, which are no axes."""
+
+
+def asked_of(config: Mapping[str, Any], size: Size) -> list[Asked]:
+    """Every run that a configuration asks for, at a size.
+
+    Raises:
+        ValueError: a `[[runs]]` table has a key that nothing reads.
+    """
+    return [run for table in config.get("runs", ()) for run in _table(table, size)]
+
+
+def _table(table: Mapping[str, Any], size: Size) -> Iterator[Asked]:
+    unknown = [key for key in table if key not in _DEFAULTS and key not in _SINGLE]
+    if unknown:
+        known = ", ".join((*_DEFAULTS, *_SINGLE))
+        raise ValueError(f"config.toml: [[runs]] has no key {unknown[0]!r}; keys: {known}")
+    lists = {key: _as_list(table.get(key, default)) for key, default in _DEFAULTS.items()}
+    for values in product(*lists.values()):
+        told = dict(zip(lists, values, strict=True))
+        for number in range(told["seeds"] or size.seeds):
+            yield _asked(told, table, size, number)
+
+
+def _asked(told: Mapping[str, Any], table: Mapping[str, Any], size: Size, number: int) -> Asked:
+    model, workload = str(told["model"]), str(told["workload"])
+    gpus = told["gpus"] or size.gpus
+    tp = told["tp"] or BASELINE_TP[model]
+    per_gpu = told["tool_capacity_per_gpu"]
+    latency = told["prediction_s"]
+    cluster = ClusterConfig(
+        model=model,
+        gpu=told["gpu"],
+        gpus=gpus,
+        tp=tp,
+        max_running=told["max_running"],
+        prediction_s=PREDICTION_S.get(workload, 0.10) if latency is None else latency,
+        # 0 in a configuration stands for tools without limit: TOML has no null.
+        tool_capacity=round(per_gpu * gpus) if per_gpu else None,
+    )
+    if "path" in table:
+        rules = MissingConfig(**table.get("missing", {}))
+        rollout = Rollout(workload=table["name"], path=table["path"], missing=rules)
+    else:
+        count = told["trajectories"] or gpus // BASELINE_TP[model] * told["per_engine"]
+        rollout = Rollout(
+            workload=workload,
+            trajectories=count,
+            samples=told["samples"],
+            seed=FIRST_SEED + number,
+            tool_scale=told["tool_scale"],
+        )
+    job = Job(
+        rollout=rollout,
+        cluster=cluster,
+        policy=told["policy"],
+        seed=number,
+        history=told["history"],
+    )
+    return Asked({**told, "workload": rollout.workload, "gpus": gpus, "tp": tp}, job)
+
+
+def _as_list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,111 @@
+"""RESULTS.md: what the sources claim beside what was measured here."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from experiments.lib.experiment import FIGURE, MEASURED, Outcome
+from experiments.lib.verdicts import Judged
+
+HEAD = """\
+# Results
+
+{size}
+
+*agrees*: our mean lies in the claimed range (widened by 10 % unless its claim says otherwise), or
+our confidence interval meets it; where the source gives a direction only, we have the same.
+*direction only*: the same side of the neutral value, another size. *disagrees*: neither. `±` is the
+half-width of the 95 % confidence interval over seeds (Student's t), `(a to b)` the least and the
+greatest of several cells. *ratio* is ours over the middle of the claim. The paper is Heddle, arXiv
+2603.28101v1; it publishes neither traces nor lengths, so ratios and orders can be compared,
+absolute throughput cannot. Sources of all claims are in each `expected.json`, the numbers of each
+figure in its `measured.json`.
+"""
+
+
+def results_page(outcomes: Sequence[Outcome]) -> str:
+    """Return RESULTS.md."""
+    counts = {
+        verdict: sum(j.verdict == verdict for o in outcomes for j in o.judged)
+        for verdict in ("agrees", "direction only", "disagrees")
+    }
+    said = ", ".join(f"{n} {_plural(verdict)}" for verdict, n in counts.items())
+    skipped = sum(bool(o.skipped) for o in outcomes)
+    full = sum(o.size is not None and o.size.full for o in outcomes)
+    size = (
+        f"Of {sum(counts.values())} claims {said}. {full} of {len(outcomes)} experiments have the "
+        f"paper's size (`make experiments FULL=1`: 64 GPUs, 100 trajectories for each baseline "
+        f"engine), {len(outcomes) - full - skipped} a reduced one (`make experiments`)"
+        + (f", {skipped} were skipped." if skipped else ".")
+        + " Each section says which."
+    )
+    lines = [HEAD.format(size=size)]
+    for heading, chosen in _parts(outcomes):
+        lines += [f"## {heading}", ""]
+        for outcome in chosen:
+            lines += _section(outcome)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _plural(verdict: str) -> str:
+    return {"agrees": "agree", "disagrees": "disagree"}.get(verdict, "in direction only")
+
+
+def _parts(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
+    paper = [o for o in outcomes if o.expected.figure[0] in "FT"]
+    beyond = [o for o in outcomes if o not in paper]
+    if paper:
+        yield "The paper's figures and tables", paper
+    if beyond:
+        yield "Beyond the paper", beyond
+
+
+def _section(outcome: Outcome) -> Iterator[str]:
+    yield f"### {outcome.expected.figure}: {outcome.expected.title}"
+    yield ""
+    if outcome.skipped:
+        yield f"Skipped: {outcome.skipped}."
+        yield ""
+        return
+    if outcome.judged:
+        yield "| what | claimed | here | ratio | verdict |"
+        yield "|---|---|---|---|---|"
+        for judged in outcome.judged:
+            yield _row(judged)
+        yield ""
+    for judged in outcome.judged:
+        if judged.verdict != "agrees":
+            why = judged.claim.why or "Reason not known."
+            yield f"- *{judged.claim.what}*: {why}"
+    if any(j.verdict != "agrees" for j in outcome.judged):
+        yield ""
+    yield f"![{outcome.expected.title}]({outcome.name}/{FIGURE})"
+    yield ""
+    runs, numbers = f"{outcome.name}/config.toml", f"{outcome.name}/{MEASURED}"
+    yield f"{_size(outcome)} [Runs]({runs}), [numbers]({numbers})."
+    yield ""
+
+
+def _size(outcome: Outcome) -> str:
+    size = outcome.size
+    assert size is not None, "a measured experiment has a size"
+    old = outcome.of_older_code
+    return (
+        f"{size.gpus} GPUs, {size.seeds} rollout{'s' if size.seeds > 1 else ''} for each cell "
+        "unless its configuration says otherwise."
+        + (f" {old} runs were made before the last change of policies or simulator." if old else "")
+    )
+
+
+def _row(judged: Judged) -> str:
+    claim = judged.claim
+    unit = f" ({claim.unit})" if claim.unit not in ("x", "") else ""
+    ratio = "-" if judged.ratio is None else f"{judged.ratio:.2f}"
+    verdict = judged.verdict + (f", {judged.remark}" if judged.remark else "")
+    return f"| {claim.what}{unit} | {claim.text()} | {judged.value.text()} | {ratio} | {verdict} |"
+
+
+def write(page: str, path: Path) -> None:
+    """Write the page whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(page, encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,114 @@
+"""T2: how long placement and the search for engines take."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import heddle
+from experiments.lib.drawing import COLOURS, bars, page, save
+from experiments.lib.experiment import Context, Measured
+from experiments.lib.jobs import BASELINE_TP, Rollout
+from experiments.lib.running import trace_of
+from experiments.lib.values import across, exactly
+from heddle.planning import plan
+from heddle_core.place.presorted_dp import aggregate_short, presorted_dp
+from heddle_core.place.presorted_search import search_partition
+from heddle_core.plan.group_cost import work_of
+from heddle_core.plan.paper_cost import paper_costs
+from heddle_core.plan.searched import JointProblem
+
+REPEATS = 3
+NAMES = {
+    "dp_s": "placement: recurrence",
+    "search_s": "placement: search and fill",
+    "anneal_s": "engines: annealing",
+    "exact_s": "engines: exact",
+    "portfolio_s": "engines: portfolio",
+}
+
+
+def measure(context: Context) -> Measured:
+    """Best of three times of each solver on each cell, lengths known."""
+    told = context.config["solvers"]
+    which = "full" if context.size.full else "reduced"
+    gpus, count = told["gpus"][which], told["trajectories"][which]
+    cells = {
+        f"{workload} {model}": _cell(context, workload, model, gpus, count)
+        for workload in told["workloads"]
+        for model in told["models"]
+    }
+    columns = {name: across([exactly(c[name]) for c in cells.values()]) for name in NAMES}
+    return Measured(
+        values={
+            "placement": columns["dp_s"],
+            "placement_by_search": columns["search_s"],
+            "annealing": columns["anneal_s"],
+            "exact": columns["exact_s"],
+            "portfolio": columns["portfolio_s"],
+        },
+        data={"cells": cells, "gpus": gpus, "trajectories": count},
+    )
+
+
+def _cell(context: Context, workload: str, model: str, gpus: int, count: int) -> dict[str, float]:
+    rollout = Rollout(workload=workload, trajectories=count // BASELINE_TP[model])
+    config = heddle.RunConfig(
+        trace=str(trace_of(rollout, context.store.folder)),
+        cluster=heddle.ClusterConfig(model=model, gpus=gpus, tp=BASELINE_TP[model]),
+    )
+    annealed = plan(config, planner="anneal", cost="paper", predictor="oracle")
+    exact = plan(config, planner="exact", predictor="oracle")
+    best = plan(config, planner="portfolio", predictor="oracle")
+    dp_s, search_s = _placement_s(annealed.problem, gpus)
+    return {
+        "dp_s": dp_s,
+        "search_s": search_s,
+        "anneal_s": annealed.solver_s,
+        "exact_s": exact.solver_s,
+        "portfolio_s": best.solver_s,
+    }
+
+
+def _placement_s(problem: JointProblem, gpus: int) -> tuple[float, float]:
+    """Published cost, engines of the least TP degree, short ones in units of 16."""
+    work = work_of(problem.output_tokens, context_tokens=np.array(problem.context_tokens))
+    work = work.take(np.argsort(-work.output_tokens, kind="stable"))
+    tp = min(problem.by_tp)
+    cost = paper_costs(work, {tp: problem.by_tp[tp]}, max_running=problem.max_running)[tp]
+    engines = [cost] * (gpus // tp)
+    cuts = aggregate_short(work.output_tokens, below=10_000, unit=16)
+    return (
+        _best_s(lambda: presorted_dp(engines, cuts)),
+        _best_s(lambda: search_partition(engines, len(work))),
+    )
+
+
+def _best_s(solve: Callable[[], Any]) -> float:
+    taken = []
+    for _ in range(REPEATS):
+        began_s = time.perf_counter()
+        solve()
+        taken.append(time.perf_counter() - began_s)
+    return min(taken)
+
+
+def draw(data: Any, path: Path) -> None:
+    """Seconds on a logarithmic axis, and the paper's two lines."""
+    figure, axes = page(height=3.2)
+    cells = data["cells"].values()
+    values = [across([exactly(c[name]) for c in cells]).plain() for name in NAMES]
+    labels = [name.replace(": ", ":\n") for name in NAMES.values()]
+    bars(axes, labels, [("", values, COLOURS[0])])
+    axes.axhline(0.037, color=COLOURS[1], ls="--", label="the paper's placement, 0.037 s")
+    axes.axhline(5.0, color=COLOURS[3], ls=":", label="the paper's resource manager, 5 s")
+    axes.set(
+        title=f"Solvers, up to {data['trajectories']:,} trajectories on {data['gpus']} GPUs",
+        ylabel="seconds",
+        yscale="log",
+        ylim=(1e-4, 40),
+    )
+    axes.legend(loc="upper left")
+    save(figure, path)
