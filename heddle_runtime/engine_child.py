@@ -84,9 +84,10 @@ class EngineChild:
     def kill(self, *, silent: bool = False) -> None:
         """End the whole group now. `silent`: nothing is heard any more, its end included."""
         self._silent = self._silent or silent
-        if self._open:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        for member in group_members(self.pid) if self._open else ():
+            if not _is_tracker(member):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
 
     def _writable(self) -> None:
         try:
@@ -129,10 +130,14 @@ class EngineChild:
 
     def _when_empty(self, reason: str, limit_s: float) -> None:
         """Tell its end once the rest of the group is gone too, and what it held is free."""
-        if group_members(self.pid) and self._loop.time() < limit_s:
+        members = group_members(self.pid)
+        if members and self._loop.time() < limit_s:
             self._loop.call_later(0.01, self._when_empty, reason, limit_s)
-        else:
-            self._ended(reason)
+            return
+        for member in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+        self._ended(reason)
 
     def _describe(self, status: int) -> str:
         if status < 0:
@@ -151,6 +156,17 @@ class EngineChild:
         except OSError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _is_tracker(process: int) -> bool:
+    """Whether it is the helper of Python's multiprocessing that removes what others leave behind.
+
+    It ends by itself once they are gone; killed, it would leave their shared memory.
+    """
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def group_members(group: int) -> list[int]:

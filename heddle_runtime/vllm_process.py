@@ -11,16 +11,21 @@ them. What vLLM does not promise to keep (`engine_core.engine_core.scheduler` an
 
 import contextlib
 import hashlib
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import connection
+from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
 from heddle_runtime import wire
+from heddle_runtime.engine_child import group_members
 from heddle_runtime.engine_process import connect, serve
 from heddle_runtime.stepped_core import Activity, Finish, Output
 from heddle_runtime.vllm_settings import (
@@ -33,6 +38,9 @@ from heddle_runtime.wire import ClosedError
 
 BROKEN, PART_DIED = 70, 71
 """Exit statuses: could not start or go on; one of several TP processes died."""
+
+NIXL_PAUSE_US = 500
+"""Adds so much to a pull at most; without a pause, decoding was seen at half its speed."""
 
 
 class VllmCore:
@@ -222,10 +230,14 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
         wanted["distributed_executor_backend"] = "mp"
     if settings.kv_transfer == "nixl":
         wanted["kv_transfer_config"] = _nixl(settings, on_cpu=on_cpu)
+        if on_cpu:
+            _calm_nixl()
     engine = LLMEngine.from_engine_args(EngineArgs(**wanted))
     model = engine.vllm_config.model_config
     core = VllmCore(engine, settings, _eos_ids(model))
-    engine.engine_core.engine_core.model_executor.register_failure_callback(_part_died)
+    if order.tp > 1:
+        _watch_parts()
+        _unname_shared_memory()
     one = model.get_total_num_kv_heads() * model.get_head_size() * model.dtype.itemsize
     return core, wire.Ready(
         kv_capacity_tokens=core.kv_capacity_tokens,
@@ -251,6 +263,22 @@ def _nixl(settings: VllmSettings, *, on_cpu: bool) -> Any:
     )
 
 
+def _calm_nixl() -> None:
+    """Let NIXL's progress thread pause between two looks: it would keep a core of its own busy.
+
+    Its Python face does not let one choose; on a machine with cores to spare it does not matter.
+    """
+    from nixl import _api
+
+    make = _api.nixlBind.nixlAgent
+
+    def agent(name: str, config: Any) -> Any:
+        config.pthrDelay = NIXL_PAUSE_US
+        return make(name, config)
+
+    _api.nixlBind.nixlAgent = agent
+
+
 def _eos_ids(model: Any) -> list[int]:
     config = model.try_get_generation_config()
     eos = config.get("eos_token_id", getattr(model.hf_config, "eos_token_id", None))
@@ -259,16 +287,46 @@ def _eos_ids(model: Any) -> list[int]:
     return [eos] if isinstance(eos, int) else list(eos)
 
 
-def _part_died() -> None:
-    sys.stderr.write("one of the engine's tensor-parallel processes died\n")
-    os._exit(PART_DIED)
+def _watch_parts() -> None:
+    """End this process as soon as one of its TP processes does.
+
+    vLLM tells it only after it has waited for the others, which wait for the dead one: 10 s.
+    """
+    parts = [part.sentinel for part in multiprocessing.active_children()]
+
+    def watch() -> None:
+        connection.wait(parts)
+        sys.stderr.write("one of the engine's TP processes died\n")
+        sys.stderr.flush()
+        os._exit(PART_DIED)
+
+    threading.Thread(target=watch, name="heddle-parts", daemon=True).start()
 
 
-def _use_cores(cores: tuple[int, ...]) -> None:
-    """Put every thread of this process on these cores; NIXL moves some to a core of its own."""
-    for thread in os.listdir("/proc/self/task"):
+def _unname_shared_memory() -> None:
+    """Take the names from the shared memory of vLLM's CPU collectives, which all have open by now.
+
+    Nobody else removes it when the processes are killed.
+    """
+    for process in group_members(os.getpgrp()):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+                name = line.partition("/dev/shm/")[2]
+                if name.startswith("vllm_"):
+                    Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+def _use_cores(cores: Sequence[int]) -> None:
+    """Put every thread of this engine on these cores, those of its TP processes included.
+
+    NIXL's connector puts whatever thread sets it up on the last core of the machine, to keep
+    another one free for the model; that thread runs the model here, and every engine's would be on
+    that one core.
+    """
+    for process in group_members(os.getpgrp()):
         with contextlib.suppress(OSError):  # it has just ended
-            os.sched_setaffinity(int(thread), cores)
+            for thread in os.listdir(f"/proc/{process}/task"):
+                os.sched_setaffinity(int(thread), cores)
 
 
 def main(arguments: list[str]) -> None:
@@ -277,12 +335,11 @@ def main(arguments: list[str]) -> None:
         channel, boot = connect(int(arguments[0]))
     except ClosedError:
         return
-    if boot.cores:
-        os.sched_setaffinity(0, boot.cores)
+    cores = boot.cores or tuple(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores)
     try:
         core, ready = build(boot)
-        if boot.cores:
-            _use_cores(boot.cores)
+        _use_cores(cores)
         channel.send(ready)
         serve(core, channel, boot.settings)
     except ClosedError:

@@ -40,6 +40,7 @@ def vllm_bench(folder: Path, **changes: Any) -> Iterator[Bench]:
                 "dtype": "float32",
                 "max_context": 8192,
                 "kv_bytes": 64 << 20,
+                "kv_transfer": "nixl" if has_nixl() else "none",
             }
             | changes
         )
