@@ -100,10 +100,15 @@ class _World:
         self.clock = clock
         self.env = _PulledEnvironment()
         self._armed_s: float | None = None
+        self._stepping = False
 
     def present(self) -> None:
-        """Bring the environment's time up to now, or to what is overdue if the clock is late."""
-        self.env.advance(self.clock.now_s)
+        """Bring the environment's time up to now, or to what is overdue if the clock is late.
+
+        Not in the middle of an event, which happens at its own moment however late it is called.
+        """
+        if not self._stepping:
+            self.env.advance(self.clock.now_s)
 
     def arm(self) -> None:
         """Have the clock call when the environment's next event is due."""
@@ -115,8 +120,12 @@ class _World:
     def _ring(self, due_s: float) -> None:
         if due_s == self._armed_s:
             self._armed_s = None
-        while self.env.peek() <= self.clock.now_s:
-            self.env.step()
+        self._stepping = True
+        try:
+            while self.env.peek() <= self.clock.now_s:
+                self.env.step()
+        finally:
+            self._stepping = False
         self.arm()
 
 

@@ -1,0 +1,116 @@
+"""`heddle run` with fake engines: the same run directory as a simulation, in real time."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle.runs import load_run
+from heddle_core.events import EngineFailed, EngineReady, StepFinished, TrajectoryFinished
+from tests.face.journals import Heddle
+
+COMMAND = (sys.executable, "-m", "heddle.cli")
+FAST = ("--engine", "fake", "--time-scale", "0.01", "--max-running", "2")
+
+
+def row_of(heddle: Heddle, *args: object) -> dict:
+    done = heddle("run", *args, *FAST, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("policy", ["verl", "heddle"])
+def test_a_fake_run_takes_about_as_long_as_the_simulation_says(
+    heddle: Heddle, trace: Path, policy: str
+):
+    run = row_of(heddle, trace, "--policy", policy)
+    told = heddle("simulate", trace, "--policy", policy, "--gpus", 2, "--max-running", 2, "--json")
+    simulated = json.loads(told.stdout)
+    assert run.keys() == simulated.keys()
+    # In hundredths of real seconds, on a busy machine: only gross differences can be told.
+    assert simulated["makespan_s"] * 0.98 <= run["makespan_s"] <= simulated["makespan_s"] * 3 + 30
+    journal = load_run(run["run"])
+    assert journal.manifest["driver"] == "heddle_runtime"
+    assert journal.manifest["world"]["engine"] == "fake"
+    made = sum(
+        e.event.output_tokens for e in journal.entries() if isinstance(e.event, StepFinished)
+    )
+    asked = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert made == sum(s["output_tokens"] for t in asked for s in t["steps"])
+
+
+def test_a_run_replays_on_a_fresh_controller(heddle: Heddle, trace: Path):
+    run = row_of(heddle, trace, "--policy", "heddle")
+    assert "the same" in heddle("replay", run["run"]).stdout
+
+
+def test_engines_of_several_degrees_are_told_apart(heddle: Heddle, trace: Path):
+    run = load_run(row_of(heddle, trace, "--engines", 2, "--tp", "1,2")["run"])
+    ready = [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
+    assert [(e.engine, e.tp) for e in ready] == [("e0", 1), ("e1", 2)]
+    assert run.config.cluster.gpus == 3
+
+
+def test_a_failure_that_was_asked_for_happens_and_loses_nothing(heddle: Heddle, trace: Path):
+    row = row_of(heddle, trace, "--failures", "e0@0.4", "--set", "cluster.engine_start_s=1")
+    run = load_run(row["run"])
+    events = [e.event for e in run.entries()]
+    assert [e.engine for e in events if isinstance(e, EngineFailed)] == ["e0"]
+    ends = [e.outcome for e in events if isinstance(e, TrajectoryFinished)]
+    assert ends == ["completed"] * 6
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--engines", "2", "--tp", "1,2,4"), "--tp 1,2,4 names 3 engines"),
+        (("--tp", "one"), "write a TP degree"),
+        (("--engines", "0", "--tp", "1"), "must be 1 or more"),
+        (("--tp", "3"), "TP"),
+        (("--time-scale", "0"), "time_scale must be more than 0"),
+        (("--engine", "vllm"), "--model-dir"),
+        (("--live",), "a model that writes"),
+        (("--tool-limit-s", "-1"), "tool_limit_s must be more than 0"),
+        (("--policy", "nosuch"), "nosuch"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line(
+    refused: Callable[..., str], trace: Path, args: tuple[str, ...], says: str
+):
+    said = refused("run", trace, *args)
+    assert says in said
+    assert len(said.splitlines()) == 1
+    assert not list(Path().glob("runs/*"))
+
+
+def test_ctrl_c_cancels_what_runs_and_leaves_a_journal(tmp_path: Path):
+    trace = Path(__file__).resolve().parents[2] / "traces" / "tiny.jsonl"
+    process = subprocess.Popen(
+        [*COMMAND, "run", trace, "--engine", "fake", "--engines", "2"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline and not list(tmp_path.glob("runs/*/manifest.json")):
+        time.sleep(0.05)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60.0)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.startswith("Interrupted")
+    (path,) = (tmp_path / "runs").iterdir()
+    run = load_run(path, unfinished=True)
+    assert run.status == "interrupted"
+    ends = [e.event for e in run.entries() if isinstance(e.event, TrajectoryFinished)]
+    assert len(ends) == 12
+    assert {e.outcome for e in ends} <= {"completed", "cancelled"}
+    assert "cancelled" in [e.outcome for e in ends]
