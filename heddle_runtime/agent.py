@@ -4,6 +4,7 @@ A driver knows agents only by this face. `heddle_runtime.replay` follows a recor
 `heddle_runtime.live` is a real agent whose tool calls come out of what the model wrote.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -82,3 +83,14 @@ class Agent(Protocol):
     def tool_cut(self, limit_s: float) -> ToolAnswer:
         """Go on as if the tool had answered that it was cut off after `limit_s`."""
         ...
+
+
+async def answer_within(limit_s: float | None, agent: Agent) -> ToolAnswer:
+    """Have an agent call its tool, and cut it after `limit_s`; None: never."""
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await agent.call_tool()
+    except TimeoutError:
+        if limit_s is None or not limit.expired():
+            raise  # the tool's own
+        return agent.tool_cut(limit_s)

@@ -39,7 +39,7 @@ class Cluster:
         *,
         deliver: Callable[[Event], None],
         on_end: Callable[[EngineId, StepEnd], None],
-        on_salvage: Callable[[StepEnd], None],
+        on_salvage: Callable[[StepEnd], object],
         report_interval_s: float,
         report_delay_s: float,
     ) -> None:
@@ -59,20 +59,23 @@ class Cluster:
         self._told_idle: dict[EngineId, int] = {}
         """That number when it was last reported idle."""
         self._updating: dict[EngineId, int] = {}
+        self._weights: tuple[int, str] | None = None
+        """Version and path that were pushed last: engines that get ready later have older ones."""
         self._report_interval_s, self._report_delay_s = report_interval_s, report_delay_s
         self.moves = Moves(clock, self.engines, deliver)
         if report_interval_s > 0:
             clock.call_after(report_interval_s, self._sample)
 
     @property
+    def computes(self) -> bool:
+        """Whether any step runs."""
+        return any(self._running.values())
+
+    @property
     def busy(self) -> bool:
         """Whether any engine will have something to tell without being asked again."""
         return bool(
-            self._starting
-            or self._leaving
-            or self._updating
-            or self.moves.count
-            or any(self._running.values())
+            self._starting or self._leaving or self._updating or self.moves.count or self.computes
         )
 
     # -- commands ---------------------------------------------------------------------------------
@@ -132,11 +135,11 @@ class Cluster:
                 self.engines[name].abort(trajectory)
 
     def update_weights(self, version: int, path: str) -> None:
-        """Have every engine load other weights."""
+        """Have every engine load other weights, and those that are not ready yet once they are."""
+        self._weights = version, path
         for name, engine in self.engines.items():
-            if name not in self._leaving:
-                self._updating[name] = version
-                engine.update_weights(version, path)
+            self._updating[name] = version
+            engine.update_weights(version, path)
 
     # -- what engines tell ------------------------------------------------------------------------
 
@@ -148,6 +151,9 @@ class Cluster:
         self.engines[engine] = client
         self._running[engine] = {}
         self._worked[engine] = 0
+        if self._weights is not None:
+            self._updating[engine] = self._weights[0]
+            client.update_weights(*self._weights)
         self._deliver(
             EngineReady(
                 time_s=self._clock.now_s,
@@ -226,7 +232,9 @@ class Cluster:
         if name in self.engines and not self._running[name]:
             engine = self.engines.pop(name)
             del self._stopping[name], self._running[name]
+            self._updating.pop(name, None)
             self._leaving[name] = None
+            self.moves.engine_gone(name)
             engine.stop()
 
     def _sample(self) -> None:

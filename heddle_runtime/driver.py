@@ -7,6 +7,7 @@ policy, gives each command its one terminal event, and knows engines and agents 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, assert_never
 
@@ -39,7 +40,7 @@ from heddle_core.events import (
 )
 from heddle_core.ids import EngineId
 from heddle_core.journal import Handle
-from heddle_runtime.agent import Agent, ToolAnswer
+from heddle_runtime.agent import Agent, StepVerdict, answer_within
 from heddle_runtime.clock import RunClock
 from heddle_runtime.cluster import Cluster
 from heddle_runtime.engine import Launcher, StepEnd
@@ -56,14 +57,12 @@ class StuckError(RuntimeError):
 class _Live:
     """Where the driver stands with one trajectory."""
 
-    __slots__ = ("agent", "arrived", "done", "engine", "step", "tool")
+    __slots__ = ("agent", "arrived", "done", "step", "tool")
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.arrived = False
         self.step = 0
-        self.engine: EngineId | None = None
-        """Where its step runs; None when none does."""
         self.tool: asyncio.Task[None] | None = None
         self.done = False
 
@@ -101,7 +100,7 @@ class AsyncDriver:
         self._delivering = False
         self._tick_at: float | None = None
         self._to_arrive = len(self._live)
-        self._places = asyncio.Semaphore(tool_capacity) if tool_capacity is not None else None
+        self._places = nullcontext() if tool_capacity is None else asyncio.Semaphore(tool_capacity)
         self._tool_limit_s = tool_limit_s
         self._predictions = predictions or own_estimates(clock, prediction_s)
         self._solver = solver or charged_solver(clock)
@@ -126,6 +125,8 @@ class AsyncDriver:
         Raises:
             StuckError: nothing is left to happen before that.
         """
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_loop_error)
         self._clock.thaw()
         self._deliver(RolloutStarted(time_s=self._clock.now_s, trajectories=self._unfinished))
         for live in sorted(self._agents, key=lambda live: live.agent.arrival_s):
@@ -137,23 +138,24 @@ class AsyncDriver:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            loop.set_exception_handler(None)
 
     async def interrupt(self) -> None:
         """Wind up early: running steps hand over their tokens, every trajectory is cancelled."""
         self._interrupted = True
-        self._cluster.abort_all()
-        until_s = asyncio.get_running_loop().time() + DRAIN_S
-        while any(live.engine for live in self._agents):
-            if asyncio.get_running_loop().time() > until_s:
-                break
-            await asyncio.sleep(0.02)
-        for live in self._agents:
-            if live.tool is not None:
-                live.tool.cancel()
-            if live.arrived:
-                self._finish(live, "cancelled")
-        if not self._over.done():
-            self._over.set_result(None)
+        try:
+            self._cluster.abort_all()
+            until_s = asyncio.get_running_loop().time() + DRAIN_S
+            while self._cluster.computes and asyncio.get_running_loop().time() < until_s:
+                await asyncio.sleep(0.02)
+        finally:
+            for live in self._agents:
+                if live.tool is not None:
+                    live.tool.cancel()
+                if live.arrived:
+                    self._finish(live, "cancelled")
+            if not self._over.done():
+                self._over.set_result(None)
 
     def update_weights(self, version: int, path: str) -> None:
         """Push other weights to every engine; steps under way go on under them."""
@@ -164,6 +166,8 @@ class AsyncDriver:
 
     def _deliver(self, event: Event) -> None:
         """Hand an event over, then carry the answer out; events born meanwhile wait their turn."""
+        if self._over.done():
+            return  # the run has ended, or failed: what comes now is nobody's business
         self._events.append(event)
         if self._delivering:
             return
@@ -233,6 +237,12 @@ class AsyncDriver:
         if not self._over.done():
             self._over.set_exception(error)
 
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A failed callback, which asyncio would only log, means that something never happens."""
+        loop.default_exception_handler(context)
+        if "handle" in context:
+            self._fail(context["exception"])
+
     def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
@@ -264,21 +274,30 @@ class AsyncDriver:
         self._deliver(arrived)
 
     def _dispatch(self, command: Dispatch) -> None:
-        live = self._live[command.trajectory]
-        refused = self._cluster.dispatch(command, live.agent.request())
-        live.engine = command.engine
+        request = self._live[command.trajectory].agent.request()
+        refused = self._cluster.dispatch(command, request)
         if refused:
             end = StepEnd(command.trajectory, 0, True, 0.0, 0.0, 0.0, 0, 0, error=refused)
             self._step_ended(command.engine, end)
 
-    def _keep(self, end: StepEnd) -> None:
-        live = self._live[end.trajectory]
-        live.engine = None
-        live.agent.take(end)
+    def _keep(self, end: StepEnd) -> StepVerdict | None:
+        """Hand an agent its tokens, and ask it about a step that has finished without an error.
+
+        An engine calls this: an agent's defect is not the engine's, and ends the run.
+        """
+        agent = self._live[end.trajectory].agent
+        try:
+            agent.take(end)
+            return agent.verdict() if end.finished and not end.error else None
+        except Exception as error:
+            self._fail(error)
+            return None
 
     def _step_ended(self, name: EngineId, end: StepEnd) -> None:
         live = self._live[end.trajectory]
-        self._keep(end)
+        verdict = self._keep(end)
+        if self._over.done():
+            return
         if not end.finished:
             self._deliver(
                 StepPreempted(
@@ -295,7 +314,6 @@ class AsyncDriver:
                 )
             )
             return
-        verdict = None if end.error else live.agent.verdict()
         reason: StopReason = verdict.reason if verdict is not None else "error"
         self._deliver(
             StepFinished(
@@ -327,11 +345,8 @@ class AsyncDriver:
             live.tool = self._go(self._use_tool(live, verdict.tool))
 
     async def _use_tool(self, live: _Live, tool: str) -> None:
-        if self._places is None:
-            answer = await self._within_limit(live.agent)
-        else:
-            async with self._places:
-                answer = await self._within_limit(live.agent)
+        async with self._places:
+            answer = await answer_within(self._tool_limit_s, live.agent)
         live.tool = None
         if live.done:
             return
@@ -351,16 +366,6 @@ class AsyncDriver:
                 context_tokens=answer.context_tokens,
             )
         )
-
-    async def _within_limit(self, agent: Agent) -> ToolAnswer:
-        limit_s = self._tool_limit_s
-        if limit_s is None:
-            return await agent.call_tool()
-        try:
-            async with asyncio.timeout(limit_s):
-                return await agent.call_tool()
-        except TimeoutError:
-            return agent.tool_cut(limit_s)
 
     def _finish(self, live: _Live, outcome: Outcome) -> None:
         if live.done:

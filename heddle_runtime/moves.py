@@ -77,9 +77,6 @@ class Moves:
         moving = self._moving.get(trajectory)
         if moving is None or moving.command.target != engine:
             return
-        if moving.transfer is not None:
-            self._queue.end(moving.transfer)
-            self._review()
         lost = moving.kv is not None and placed.way == "none"
         source = self._engines.get(moving.command.source)
         if source is not None and not lost:
@@ -99,7 +96,10 @@ class Moves:
             self._report(moving, KvPlaced("none", 0), ok=False)
 
     def engine_gone(self, engine: EngineId) -> None:
-        """Give up what goes from or to an engine that died; told after the engine's own event."""
+        """Give up what goes from or to an engine that died or stops.
+
+        Told after the engine's own event.
+        """
         self._queue.drop(engine)
         for moving in self._moving.values():
             command = moving.command
@@ -128,9 +128,6 @@ class Moves:
         moving.without_source = moving.kv is None
         target = self._engines.get(command.target)
         if target is None:
-            if moving.transfer is not None:
-                self._queue.end(moving.transfer)
-                self._review()
             self._report(moving, KvPlaced("none", 0), ok=False)
         else:
             target.import_kv(command.trajectory, moving.group, moving.context_ids, moving.kv)
@@ -138,6 +135,10 @@ class Moves:
     def _report(self, moving: _Moving, placed: KvPlaced, *, ok: bool) -> None:
         command = moving.command
         del self._moving[command.trajectory]
+        transfer = moving.transfer
+        # Both ends of a transfer that never began, or is under way, are free for others again.
+        if transfer is not None and (self._queue.withdraw(transfer) or self._queue.end(transfer)):
+            self._review()
         self._deliver(
             MigrationFinished(
                 time_s=self._clock.now_s,
