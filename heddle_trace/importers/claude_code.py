@@ -97,7 +97,7 @@ class ClaudeCode:
 
     def recognises(self, head: Head) -> bool:
         """Lines of a session with messages, or with what comes before the first."""
-        return any("type" in row and "sessionId" in row for row in head.rows)
+        return any("type" in row and ("sessionId" in row or "leafUuid" in row) for row in head.rows)
 
     def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
         """One record a session, and one for each of its sub-agents."""

@@ -12,7 +12,7 @@ import ijson
 from heddle_trace.importers.sources import Source
 
 HEAD_BYTES: Final = 1024**2
-_ROWS = 20
+_ROWS = 200
 
 Json: TypeAlias = Any
 """What a file holds is anybody's guess here; formats look before they read."""

@@ -141,7 +141,7 @@ def _records(
             trajectory_id=base if not number else identifier(f"{base}/{lanes.name(lane)}-{number}"),
             group_id=group if not number else identifier(f"{group}/{lanes.name(lane)}"),
             workload=desk.workload_or(evaluation.task or "inspect"),
-            prompt_tokens=lanes.prompt if lanes.prompt is not None else generations[0].input,
+            prompt_tokens=generations[0].input,
             steps=steps_of(generations, desk.notes),
             source=source.path.name,
             model=evaluation.model,
@@ -183,7 +183,6 @@ class _Lanes:
     """The generations of a sample, apart by the agent that made them."""
 
     def __init__(self, sample: _Sample, desk: Desk) -> None:
-        self.prompt: int | None = None
         self.generations: dict[str, list[Generation]] = {}
         self._desk = desk
         self._attachments = sample.attachments

@@ -1,8 +1,8 @@
 """What an import says about itself: what it read, left out, assumed, and found damaged."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Final
 
 from heddle_trace.errors import TraceError
@@ -40,18 +40,41 @@ class Notes:
         """Count something that the source does not say and that was taken to be so."""
         self.assumed[what] = self.assumed.get(what, 0) + count
 
-    @contextmanager
-    def guard(self, where: str) -> Iterator[None]:
+    def guard(self, where: str) -> "Guard":
         """Deal with a record: where it is damaged, stop the import, or count it and go on.
 
-        Raises TraceError for a damaged record unless those are to be skipped.
+        A context manager. Raises TraceError for a damaged record unless those are to be skipped.
         """
-        try:
-            yield
-        except DamagedError as damage:
-            error = f"{damage}{self.suspect(self.line) if self.line else ''}"
-            if not self.skip_bad:
-                raise TraceError(f"{where}: {error}; {SKIP_REMEDY}") from None
-            self.damaged += 1
-            if len(self.first_damaged) < _SHOWN:
-                self.first_damaged.append(f"{where}: {error}")
+        return Guard(self, where)
+
+    def damage(self, where: str, what: str) -> None:
+        """Count a damaged record. Raises TraceError unless those are to be skipped."""
+        if self.line:
+            what += self.suspect(self.line)
+        if not self.skip_bad:
+            raise TraceError(f"{where}: {what}; {SKIP_REMEDY}") from None
+        self.damaged += 1
+        if len(self.first_damaged) < _SHOWN:
+            self.first_damaged.append(f"{where}: {what}")
+
+
+class Guard:
+    """See `Notes.guard`. A class, since a line passes through several of them."""
+
+    __slots__ = ("_notes", "_where")
+
+    def __init__(self, notes: Notes, where: str) -> None:
+        self._notes = notes
+        self._where = where
+
+    def __enter__(self) -> None:
+        """Begin a record."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> bool:
+        """Take damage; let everything else through."""
+        if not isinstance(error, DamagedError):
+            return False
+        self._notes.damage(self._where, str(error))
+        return True

@@ -81,7 +81,7 @@ def import_trace(
             f"no room for temporary files ({error}); set TMPDIR to another disk"
         ) from None
     if tokens.texts:
-        notes.assume(f"texts counted {tokens.name}, since no count was recorded", tokens.texts)
+        notes.assume(f"texts counted {tokens.name}, for counts not recorded", tokens.texts)
     return ImportReport(
         format=name,
         files=tuple(str(source.path) for source in files),

@@ -12,7 +12,7 @@ import msgspec
 T = TypeVar("T", bound=msgspec.Struct)
 
 _BATCH = 1_000
-_CACHE_KIB = 32 * 1024
+_CACHE_KIB = 16 * 1024
 
 
 class Sessions(Generic[T]):
@@ -61,9 +61,8 @@ class Sessions(Generic[T]):
         """Sessions in the order of their first parts."""
         self._flush()
         rows = self._db.execute(
-            "SELECT parts.session, part FROM parts JOIN "
-            "(SELECT session, min(rowid) AS first FROM parts GROUP BY session) AS firsts "
-            "ON parts.session = firsts.session ORDER BY first, parts.rowid"
+            "SELECT session, part FROM (SELECT rowid AS at, session, part, "
+            "min(rowid) OVER (PARTITION BY session) AS first FROM parts) ORDER BY first, at"
         )
         for session, group in groupby(rows, key=itemgetter(0)):
             yield session, [self._decoder.decode(part) for _, part in group]

@@ -10,7 +10,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, NoReturn, TypeVar, cast
@@ -28,8 +28,14 @@ MAX_LINE_BYTES: Final = 64 * 1024**2
 
 _GZIP, _ZIP, _ZSTD = b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd"
 _BOM = b"\xef\xbb\xbf"
-_TOO_SHORT = "the gzip data ends too early: the file was cut off; copy it again"
-_CHUNK = 1024**2
+_BREAKS = (
+    EOFError,
+    gzip.BadGzipFile,
+    zlib.error,
+    zipfile.BadZipFile,
+    NotImplementedError,
+    ijson.JSONError,
+)
 _END: Final = object()
 
 
@@ -58,21 +64,24 @@ class Source:
         number = 0
         with self.opened() as stream:
             while True:
-                line = b""
-                with notes.guard(f"{self.path}: after line {number}"), _whole():
+                where = f"{self.path}: line {number + 1}"
+                try:
                     line = stream.readline(MAX_LINE_BYTES + 1)
+                    too_long = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
+                    while too_long and not line.endswith(b"\n"):
+                        line = stream.readline(MAX_LINE_BYTES) or b"\n"
+                except _BREAKS as error:
+                    notes.line = b""
+                    notes.damage(where, _said(error))
+                    return
                 if not line:
                     notes.line = b""
                     return
                 number += 1
-                where = f"{self.path}: line {number}"
                 if number == 1:
                     line = line.removeprefix(_BOM)
-                if len(line) > MAX_LINE_BYTES:
-                    with notes.guard(where), _whole():
-                        while line and not line.endswith(b"\n"):
-                            line = stream.readline(_CHUNK)
-                        raise DamagedError(f"is longer than {MAX_LINE_BYTES // 1024**2} MiB")
+                if too_long:
+                    notes.damage(where, f"is longer than {MAX_LINE_BYTES // 1024**2} MiB")
                 elif not line.isspace():
                     notes.line = line
                     yield where, line
@@ -101,9 +110,11 @@ class Source:
     ) -> Iterator[tuple[str, T]]:
         number = 0
         while True:
-            value: object = _END
-            with notes.guard(f"{self.path}: after record {number}"), _whole():
+            try:
                 value = next(found, _END)
+            except _BREAKS as error:
+                notes.damage(f"{self.path}: after record {number}", _said(error))
+                return
             if value is _END:
                 return
             number += 1
@@ -117,12 +128,9 @@ class Source:
 
         Damage is told by the pass that reads the records.
         """
-        try:
-            with self.opened() as stream, _whole():
-                for value in ijson.items(stream, prefix, use_float=True):
-                    return converted(value, kind)
-        except DamagedError:
-            pass
+        with self.opened() as stream, suppress(DamagedError, *_BREAKS):
+            for value in ijson.items(stream, prefix, use_float=True):
+                return converted(value, kind)
         return None
 
     def members(self, notes: Notes, pattern: str) -> Iterator[tuple[str, bytes]]:
@@ -132,8 +140,10 @@ class Source:
                 if re.fullmatch(pattern, name):
                     where = f"{self.path}: {name}"
                     with notes.guard(where):
-                        with _whole():
+                        try:
                             data = archive.read(name)
+                        except _BREAKS as error:
+                            raise DamagedError(_said(error)) from None
                         yield where, data
 
     @property
@@ -247,21 +257,19 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
         raise TraceError(f"{path}: the zip archive is damaged ({error}); copy it again") from None
 
 
-@contextmanager
-def _whole() -> Iterator[None]:
-    """What breaks a file off in its middle, as damage: what came before it was sound."""
-    try:
-        yield
-    except EOFError:
-        raise DamagedError(_TOO_SHORT) from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DamagedError(f"the gzip data is damaged ({error}); copy it again") from None
-    except NotImplementedError as error:
-        raise DamagedError(f"is packed in a way that Python cannot read ({error})") from None
-    except zipfile.BadZipFile as error:
-        raise DamagedError(f"is damaged ({error})") from None
-    except ijson.JSONError as error:
-        raise DamagedError(_json_fault(str(error))) from None
+def _said(error: BaseException) -> str:
+    """What breaks a file off in its middle, in a user's words; what came before it was sound."""
+    match error:
+        case EOFError():
+            return "the gzip data ends too early: the file was cut off; copy it again"
+        case gzip.BadGzipFile() | zlib.error():
+            return f"the gzip data is damaged ({error}); copy it again"
+        case NotImplementedError():
+            return f"is packed in a way that Python cannot read ({error}); pack it with deflate"
+        case zipfile.BadZipFile():
+            return f"is damaged ({error}); copy it again"
+        case _:
+            return _json_fault(str(error))
 
 
 def _json_fault(message: str) -> str:
