@@ -1,9 +1,12 @@
 """What a rollout asks for besides engines and tools: predictions, and plans that take long."""
 
 import asyncio
+import os
+import signal
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import TypeAlias
 
 from heddle_core.commands import Predict, SolvePlan
@@ -40,7 +43,7 @@ class WorkerSolver:
 
     def __init__(self) -> None:
         # Spawned, not forked: a copy of a process whose libraries run threads may hang.
-        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_tie)
 
     async def __call__(self, command: SolvePlan) -> ResourcePlan:
         """Search for a plan."""
@@ -50,6 +53,19 @@ class WorkerSolver:
     def close(self) -> None:
         """End the other process."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _tie() -> None:
+    """Leave Ctrl-C, which reaches every process of a terminal, to Heddle; and end when it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_heddle, daemon=True).start()
+
+
+def _end_with_heddle() -> None:
+    heddle = parent_process()
+    if heddle is not None:
+        heddle.join()
+        os._exit(1)
 
 
 def _solve(problem: PlanProblem) -> ResourcePlan:
