@@ -34,11 +34,13 @@ from heddle_runtime.agent import StepVerdict, ToolAnswer
 from heddle_runtime.clock import RunClock
 from heddle_runtime.driver import AsyncDriver, StuckError
 from heddle_runtime.engine import StepEnd, StepRequest
+from heddle_runtime.fake_engine import FakeLauncher
 from heddle_runtime.replay import ReplayAgent
 from heddle_runtime.virtual_time import run_virtual
 from heddle_trace import TrajectoryScript
 from tests.conformance.books import Books
-from tests.conformance.scenario import Scenario, policy_of, scripts_of
+from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
+from tests.conformance.test_two_worlds import model_of
 from tests.runtime.hostile import HostileLauncher
 
 CALM = Scenario(trajectories=16, faults=(), tool_capacity=None)
@@ -303,6 +305,50 @@ def test_a_run_that_is_broken_off_ends_and_leaves_no_task(seed, policy, deadly, 
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_virtual(main())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["verl", "slime", "heddle", "heddle-paper", "heddle+exact+served"]),
+    st.lists(
+        st.tuples(
+            st.floats(0.0, 60.0) | st.integers(0, 60).map(float),
+            st.integers(0, 7),
+            st.sampled_from(["", "+1", "+2"]),
+        ),
+        max_size=12,
+    ),
+    st.sampled_from([0.001, 0.5]),
+    st.floats(0.0, 60.0),
+)
+def test_fake_engines_may_die_at_any_moment(policy, deaths, transfer_s, push_s):
+    books = HostileBooks()
+
+    async def main() -> None:
+        clock = RunClock(asyncio.get_running_loop())
+        controller = Controller(policy_of(policy, CALM))
+        driver = AsyncDriver(
+            [ReplayAgent(script, clock) for script in SCRIPTS],
+            recorded(books.watched(controller), lambda entry: None),
+            FakeLauncher(
+                clock,
+                model_of(world_of(CALM)),
+                transfer=lambda size: transfer_s,
+                start_s=7.0,
+                faults=[(time_s, EngineId(f"e{i}{life}")) for time_s, i, life in deaths],
+            ),
+            clock,
+            deadline=lambda: controller.deadline_s,
+            prediction_s=0.6,
+        )
+        clock.call_at(push_s, lambda: driver.update_weights(1, ""))
+        await ends(driver)
+
+    run_virtual(main())
+    books.closed()
+    assert set(books.finished.values()) <= {"completed", "truncated"}
+    made = {s.id: sum(step.output_tokens for step in s.steps) for s in SCRIPTS}
+    assert dict(books.made) == made
 
 
 # -- single defects, each once found --------------------------------------------------------------

@@ -349,6 +349,11 @@ def test_without_namespaces_there_is_one_process():
     assert run("filter", threads).stdout == "1\n"
 
 
+def test_a_program_that_kills_its_own_group_kills_itself_only(way):
+    done = run(way, "import os; os.kill(0, 9)")
+    assert (done.status, done.signal) == ("signal", "SIGKILL")
+
+
 def test_no_signal_leaves_the_fence(way):
     canary = subprocess.Popen(["sleep", "1000"])
     try:
