@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 
 DEMO_POLICIES := verl,verl-star,slime,heddle
 
-.PHONY: gate test lint types bench demo clean
+.PHONY: gate test lint types bench demo experiments clean
 
 gate: lint test
 
@@ -46,6 +46,10 @@ demo: $(STAMP)
 	@$(BIN)/heddle report demo/*/ -o demo/report.html > /dev/null
 	@$(BIN)/heddle report demo/*/ > demo/report.txt
 	@echo "Open demo/report.html. Figures are in demo/figures, all numbers in demo/report.txt."
+
+# Interrupted, it goes on where it was: finished runs are kept in experiments/.cache.
+experiments: $(STAMP)
+	$(BIN)/python -m experiments $(if $(FULL),--full)
 
 clean:
 	rm -rf .venv demo .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

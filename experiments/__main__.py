@@ -10,7 +10,7 @@ import click
 
 from experiments.lib.experiment import EXPERIMENTS, Experiment, Outcome, experiments
 from experiments.lib.jobs import FULL, REDUCED, Job, Size
-from experiments.lib.report import results_page, write
+from experiments.lib.report import pages, write
 from experiments.lib.running import Skipped, run_missing
 from experiments.lib.store import Store
 
@@ -48,7 +48,8 @@ def main(
     chosen = _chosen(names)
     if draw:
         for experiment in chosen:
-            experiment.draw()
+            if experiment.measured:
+                experiment.draw()
         _write_results()
         return
     store = Store(CACHE)
@@ -72,9 +73,9 @@ def main(
 
 
 def _write_results() -> None:
-    """Every experiment as it was measured last, whatever was asked for now."""
-    write(results_page([e.outcome() for e in experiments()]), EXPERIMENTS / "RESULTS.md")
-    _say("wrote experiments/RESULTS.md")
+    for path, page in pages().items():
+        write(page, path)
+    _say("wrote experiments/RESULTS.md and docs/results.md")
 
 
 def _chosen(names: Sequence[str]) -> list[Experiment]:

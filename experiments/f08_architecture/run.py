@@ -63,8 +63,8 @@ def draw(data: Any, path: Path) -> None:
         axes.text(x, 0.45, world, ha="center", fontsize=8.5)
         axes.annotate("", (x - 0.4, 3.55), (x - 0.4, 1.75), arrowprops={"arrowstyle": "->"})
         axes.annotate("", (x + 0.4, 1.75), (x + 0.4, 3.55), arrowprops={"arrowstyle": "->"})
-    told = f"{len(data['events'])} kinds of events,\nsuch as {', '.join(data['events'][:2])}"
-    asked = f"{len(data['commands'])} kinds of commands,\nsuch as {', '.join(data['commands'][:2])}"
+    told = f"{len(data['events'])} kinds of events:\n" + ",\n".join(data["events"][2:5])
+    asked = f"{len(data['commands'])} kinds of commands:\n" + ",\n".join(data["commands"][:3])
     axes.text(2.3, 2.6, told, ha="right", va="center", fontsize=8)
     axes.text(3.5, 2.6, asked, ha="left", va="center", fontsize=8)
     axes.text(9.7, 2.6, "the same events\nand commands", ha="left", va="center", fontsize=8)

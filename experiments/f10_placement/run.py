@@ -64,7 +64,7 @@ def draw(data: Any, path: Path) -> None:
         )
         start += size
     axes[0].set(
-        title="Longest first, cut into three groups",
+        title="Longest first, cut into three groups; two run at once",
         xlabel="trajectory",
         ylabel="output tokens (thousands)",
         xticks=range(len(data["lengths"])),

@@ -39,11 +39,10 @@ def page(
     columns: int = 1, rows: int = 1, *, width: float = 7.0, height: float = 3.2, **options: Any
 ) -> tuple[Figure, Any]:
     """Return a figure and its axes, in a grid."""
-    with mpl.rc_context(OWN):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(rows, columns, **options)
-    return figure, axes
+    mpl.rcParams.update(OWN)  # for this process, which draws nothing else
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, **options)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -52,8 +51,7 @@ def save(figure: Figure, path: Path) -> None:
     Raises:
         ValueError: it is too large to be committed.
     """
-    with mpl.rc_context(OWN):
-        figure.savefig(path, dpi=120, metadata={"Software": None})
+    figure.savefig(path, dpi=120, metadata={"Software": None})
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
 

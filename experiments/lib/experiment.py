@@ -16,7 +16,9 @@ from experiments.lib.values import Results, Value
 from experiments.lib.verdicts import Expected, Judged, judge, read_expected
 
 EXPERIMENTS = ROOT / "experiments"
-MEASURED, FIGURE = "measured.json", "figure.png"
+MEASURED = "measured.json"
+FIGURES = ROOT / "docs" / "images" / "results"
+"""Beside the pages that show them; experiments keep numbers only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A folder with ``config.toml``, ``run.py`` and ``expected.json``."""
+    """A folder with ``config.toml``, ``run.py`` and ``expected.json``; numbers are put beside."""
 
     folder: Path
 
@@ -76,6 +78,11 @@ class Experiment:
     def script(self) -> ModuleType:
         """Its ``run.py``."""
         return importlib.import_module(f"experiments.{self.name}.run")
+
+    @property
+    def measured(self) -> bool:
+        """Whether it was ever run."""
+        return (self.folder / MEASURED).exists()
 
     def asked(self, size: Size) -> list[Asked]:
         """Runs that it needs.
@@ -113,12 +120,13 @@ class Experiment:
 
     def draw(self) -> None:
         """Draw the figure from ``measured.json``."""
-        self.script.draw(self._kept()["data"], self.folder / FIGURE)
+        FIGURES.mkdir(exist_ok=True)
+        self.script.draw(self._kept()["data"], FIGURES / f"{self.name}.png")
 
     def outcome(self) -> Outcome:
         """Judge what was measured last; without a measurement it counts as skipped."""
         expected = self.expected
-        if not (self.folder / MEASURED).exists():
+        if not self.measured:
             return Outcome(name=self.name, expected=expected, skipped="not run yet")
         kept = self._kept()
         values = {name: Value(**plain) for name, plain in kept["values"].items()}

@@ -1,9 +1,11 @@
-"""RESULTS.md: what the sources claim beside what was measured here."""
+"""RESULTS.md and docs/results.md: what sources claim beside what was measured here."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.lib.experiment import FIGURE, MEASURED, Outcome
+from experiments.lib.experiment import EXPERIMENTS, FIGURES, MEASURED, Outcome, experiments
+from experiments.lib.store import ROOT
 from experiments.lib.verdicts import Judged
 
 HEAD = """\
@@ -22,8 +24,11 @@ figure in its `measured.json`.
 """
 
 
-def results_page(outcomes: Sequence[Outcome]) -> str:
-    """Return RESULTS.md."""
+def results_page(outcomes: Sequence[Outcome], *, figures: str, folders: str | None) -> str:
+    """Return the page; `figures` and `folders` lead from it to pictures and to experiments.
+
+    Without `folders` experiments are named, not linked.
+    """
     counts = {
         verdict: sum(j.verdict == verdict for o in outcomes for j in o.judged)
         for verdict in ("agrees", "direction only", "disagrees")
@@ -42,7 +47,7 @@ def results_page(outcomes: Sequence[Outcome]) -> str:
     for heading, chosen in _parts(outcomes):
         lines += [f"## {heading}", ""]
         for outcome in chosen:
-            lines += _section(outcome)
+            lines += _section(outcome, figures, folders)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -59,7 +64,7 @@ def _parts(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
         yield "Beyond the paper", beyond
 
 
-def _section(outcome: Outcome) -> Iterator[str]:
+def _section(outcome: Outcome, figures: str, folders: str | None) -> Iterator[str]:
     yield f"### {outcome.expected.figure}: {outcome.expected.title}"
     yield ""
     if outcome.skipped:
@@ -78,10 +83,14 @@ def _section(outcome: Outcome) -> Iterator[str]:
             yield f"- *{judged.claim.what}*: {why}"
     if any(j.verdict != "agrees" for j in outcome.judged):
         yield ""
-    yield f"![{outcome.expected.title}]({outcome.name}/{FIGURE})"
+    yield f"![{outcome.expected.title}]({figures}/{outcome.name}.png)"
     yield ""
-    runs, numbers = f"{outcome.name}/config.toml", f"{outcome.name}/{MEASURED}"
-    yield f"{_size(outcome)} [Runs]({runs}), [numbers]({numbers})."
+    name = outcome.name
+    if folders is None:
+        yield f"{_size(outcome)} `experiments/{name}`."
+    else:
+        runs, numbers = f"{folders}{name}/config.toml", f"{folders}{name}/{MEASURED}"
+        yield f"{_size(outcome)} [Runs]({runs}), [numbers]({numbers})."
     yield ""
 
 
@@ -102,6 +111,18 @@ def _row(judged: Judged) -> str:
     ratio = "-" if judged.ratio is None else f"{judged.ratio:.2f}"
     verdict = judged.verdict + (f", {judged.remark}" if judged.remark else "")
     return f"| {claim.what}{unit} | {claim.text()} | {judged.value.text()} | {ratio} | {verdict} |"
+
+
+def pages() -> dict[Path, str]:
+    """Both pages, of every experiment as it was measured last."""
+    outcomes = [experiment.outcome() for experiment in experiments()]
+    figures = os.path.relpath(FIGURES, EXPERIMENTS)
+    return {
+        EXPERIMENTS / "RESULTS.md": results_page(outcomes, figures=figures, folders=""),
+        ROOT / "docs" / "results.md": results_page(
+            outcomes, figures=os.path.relpath(FIGURES, ROOT / "docs"), folders=None
+        ),
+    }
 
 
 def write(page: str, path: Path) -> None:

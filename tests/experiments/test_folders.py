@@ -1,0 +1,87 @@
+"""Every experiment has its parts, cites its sources, and is told about."""
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from experiments.lib.drawing import MAX_BYTES
+from experiments.lib.experiment import EXPERIMENTS, FIGURES, MEASURED, Experiment, experiments
+from experiments.lib.jobs import REDUCED, asked_of
+from experiments.lib.report import pages
+from heddle_core.policy import Setting
+from heddle_core.presets import load_policy
+from heddle_sim.profile_files import load_profile
+from heddle_trace.oracle import Oracle
+
+FIGURES_AND_TABLES = [*(f"F{n}" for n in range(1, 17)), "T1", "T2"]
+BEYOND = list("ABCDEGHI")
+ALL = experiments()
+each = pytest.mark.parametrize("experiment", ALL, ids=lambda e: e.name)
+
+
+def test_every_figure_and_table_of_the_paper_has_a_folder():
+    found = [e.expected.figure for e in ALL]
+    assert [f for f in found if f in FIGURES_AND_TABLES] == FIGURES_AND_TABLES
+    assert {f[0] for f in found if f not in FIGURES_AND_TABLES} == {*BEYOND, "F"}
+
+
+@each
+def test_a_folder_has_a_configuration_one_script_and_sourced_expectations(experiment: Experiment):
+    folder, expected = experiment.folder, experiment.expected
+    assert [p.name for p in folder.glob("*.py")] == ["run.py"]
+    assert tomllib.loads((folder / "config.toml").read_text())
+    assert expected.title
+    assert all(len(text) > 8 for text in (expected.source, *(c.source for c in expected.claims)))
+    script = experiment.script
+    assert (script.__doc__ or "").startswith(f"{expected.figure[0]}")
+    assert list(inspect.signature(script.measure).parameters) == ["context"]
+    assert list(inspect.signature(script.draw).parameters) == ["data", "path"]
+
+
+@each
+def test_every_run_of_a_configuration_can_be_made(experiment: Experiment):
+    belief = load_profile("qwen3-14b", "h100").belief((1, 2, 4, 8))
+    setting = Setting(gpus=8, gpu="h100", tp=1, tp_choices=(1, 2, 4, 8), max_running=8, cost=belief)
+    for policy in {a.job.policy for a in asked_of(experiment.config, REDUCED)}:
+        plain = re.sub(r"\+(noisy-)?oracle(:[\d.]+)?", "", policy)
+        assert load_policy(plain, setting).planner is not None
+    assert Oracle([]).served is False
+
+
+@each
+def test_the_table_of_experiments_lists_it(experiment: Experiment):
+    readme = (EXPERIMENTS / "README.md").read_text(encoding="utf-8")
+    assert f"`python -m experiments {experiment.name}`" in readme
+
+
+@each
+def test_what_was_measured_answers_what_is_claimed(experiment: Experiment):
+    if not experiment.measured:
+        pytest.skip("not measured yet: its recorded traces were not there")
+    outcome = experiment.outcome()
+    assert len(outcome.judged) == len(experiment.expected.claims)
+    unexplained = [j.claim.id for j in outcome.judged if j.verdict != "agrees" and not j.claim.why]
+    assert not unexplained, f"{experiment.name}/{MEASURED} differs without a reason"
+    picture = FIGURES / f"{experiment.name}.png"
+    assert 3_000 < picture.stat().st_size <= MAX_BYTES
+
+
+def test_the_pages_of_results_say_what_was_measured():
+    for path, page in pages().items():
+        assert path.read_text(encoding="utf-8") == page, (
+            f"{path.name}: python -m experiments --draw"
+        )
+
+
+def test_no_figure_is_left_over():
+    assert {p.stem for p in FIGURES.glob("*.png")} <= {e.name for e in ALL}
+
+
+def test_pages_link_to_pictures_that_are_there():
+    for path in pages():
+        linked = re.findall(r"!\[.*?\]\((.*?)\)", path.read_text(encoding="utf-8"))
+        assert linked
+        assert all((Path(path).parent / link).exists() for link in linked)

@@ -1,0 +1,134 @@
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.lib import running
+from experiments.lib.extract import FIGURES, QUANTILES
+from experiments.lib.jobs import FULL, REDUCED, Job, Rollout, asked_of, content_key
+from experiments.lib.running import Skipped, records_of, run_missing, trace_of
+from experiments.lib.store import Store
+from heddle.config import ClusterConfig
+
+ROLLOUT = Rollout(workload="coding", trajectories=16, samples=4)
+JOB = Job(rollout=ROLLOUT, cluster=ClusterConfig(gpus=1, max_running=8), policy="verl")
+
+
+def unheard(done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def test_equal_questions_have_one_address_and_others_another():
+    assert content_key({"a": 1, "b": [2.0]}) == content_key({"b": [2.0], "a": 1})
+    others = [
+        replace(JOB, policy="slime"),
+        replace(JOB, seed=1),
+        replace(JOB, history="none"),
+        replace(JOB, cluster=ClusterConfig(gpus=1, max_running=9)),
+        replace(JOB, rollout=replace(ROLLOUT, tool_scale=2.0)),
+    ]
+    assert len({job.key for job in (JOB, replace(JOB), *others)}) == 6
+
+
+def test_a_run_is_kept_whole_and_never_made_again(store: Store):
+    jobs = [JOB, JOB, replace(JOB, policy="heddle")]
+    assert run_missing(jobs, store, processes=1, hear=unheard) == 2
+    found = store.get(JOB.key)
+    assert set(FIGURES) <= found.keys()
+    assert found["arrived"] == 16
+    assert 0 < found["bound_s"] <= found["makespan_s"]
+    assert len(found["completion_s"]) == len(found["group_completion_s"]) == QUANTILES
+    assert found["completion_s"] == sorted(found["completion_s"])
+    assert found["completion_s"][-1] == pytest.approx(found["makespan_s"], abs=1e-3)
+    assert found["group_completion_s"][-1] == found["completion_s"][-1]
+    assert found["tps"] == [1]
+    assert run_missing(jobs, store, processes=1, hear=unheard) == 0
+    assert not store.outdated(JOB.key)
+
+
+def test_what_had_finished_before_an_interrupt_is_not_run_again(store: Store, monkeypatch):
+    jobs = [replace(JOB, seed=seed) for seed in range(5)]
+    ran: list[int] = []
+
+    def fake(job: Job, into: Store) -> None:
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        ran.append(job.seed)
+        into.put(job.key, "asked", {"seed": job.seed})
+
+    monkeypatch.setattr(running, "run_one", fake)
+    heard: list[tuple[int, int]] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_missing(jobs, store, processes=1, hear=lambda *told: heard.append(told))
+    assert heard == [(0, 5), (1, 5), (2, 5), (3, 5)]
+    first, ran = ran, []
+    assert run_missing(jobs, store, processes=1, hear=unheard) == 2
+    assert sorted(first + ran) == list(range(5))
+    assert [store.get(job.key)["seed"] for job in jobs] == list(range(5))
+
+
+def test_a_forgotten_result_is_made_again(store: Store):
+    made: list[int] = []
+
+    def make() -> Mapping[str, int]:
+        made.append(1)
+        return {"n": len(made)}
+
+    asked = {"question": 1}
+    assert [store.memo(asked, make)["n"] for _ in range(3)] == [1, 1, 1]
+    store.forget(content_key(asked))
+    assert store.memo(asked, make)["n"] == 2
+    with pytest.raises(KeyError, match="run the experiment"):
+        store.get("none")
+
+
+def test_lists_in_a_configuration_stand_for_each_of_their_values():
+    config = {"runs": [{"workload": ["coding", "math"], "policy": ["verl", "heddle"]}]}
+    asked = asked_of(config, REDUCED)
+    assert len(asked) == 2 * 2 * REDUCED.seeds
+    assert {a.job.rollout.trajectories for a in asked} == {100 * REDUCED.gpus}
+    assert {a.job.rollout.seed for a in asked} == {101, 102}
+    assert {a.job.cluster.prediction_s for a in asked} == {0.10, 0.27}
+    large = asked_of({"runs": [{"model": "qwen3-32b"}]}, FULL)
+    assert {(a.job.cluster.tp, a.job.rollout.trajectories) for a in large} == {(2, 3200)}
+
+
+def test_every_policy_is_given_the_same_rollouts():
+    config = {"runs": [{"policy": ["verl", "heddle"], "max_running": [50, 100]}]}
+    by_seed: dict[int, set[Rollout]] = {}
+    for asked in asked_of(config, FULL):
+        by_seed.setdefault(asked.job.seed, set()).add(asked.job.rollout)
+    assert [len(rollouts) for rollouts in by_seed.values()] == [1, 1, 1]
+
+
+def test_a_key_that_nothing_reads_is_refused():
+    with pytest.raises(ValueError, match="polcy"):
+        asked_of({"runs": [{"polcy": "verl"}]}, REDUCED)
+
+
+def test_tools_can_be_scaled_and_nothing_else_moves():
+    plain, slow = records_of(ROLLOUT), records_of(replace(ROLLOUT, tool_scale=3.0))
+    for a, b in zip(plain, slow, strict=True):
+        assert [s.output_tokens for s in a.steps] == [s.output_tokens for s in b.steps]
+        called = [(x.tool_s, y.tool_s) for x, y in zip(a.steps, b.steps, strict=True) if x.tool_s]
+        assert called
+        assert all(y == pytest.approx(3.0 * x, abs=1e-6) for x, y in called)
+
+
+def test_sessions_have_the_shape_that_their_source_describes():
+    steps = sorted(len(r.steps) for r in records_of(Rollout(workload="sessions", trajectories=610)))
+    assert 26 <= steps[305] <= 32
+    assert 49 <= steps[549] <= 63
+    assert steps[-1] <= 99
+
+
+def test_a_recorded_trace_that_is_not_there_is_a_reason_to_skip(tmp_path: Path):
+    absent = Rollout(workload="x", path="../shared/traces/no-such-trace.jsonl.gz")
+    with pytest.raises(Skipped, match="no-such-trace"):
+        trace_of(absent, tmp_path)
