@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from heddle.calibration import check, rankings
 from heddle.runs import load_run
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm_settings import installed_vllm
 from heddle_trace import synth, write_trace
-from heddle_trace.schema import StepRecord, TrajectoryRecord
+from heddle_trace.shrink import shrunk
 
 HERE = Path(__file__).parent
 WORK = HERE / "work"
@@ -67,26 +66,6 @@ class Job:
         return f"{self.workload} {self.engines} {self.policy} {self.repeat}"
 
 
-def shrunk(record: TrajectoryRecord) -> TrajectoryRecord:
-    """The same trajectory with a sixth of the tokens; tools take as long as they did."""
-
-    def less(tokens: int | None) -> int | None:
-        return None if tokens is None else max(1, round(tokens / SHRINK))
-
-    steps = tuple(
-        replace_step(
-            step, output_tokens=less(step.output_tokens), tool_tokens=less(step.tool_tokens)
-        )
-        for step in record.steps
-    )
-    return msgspec.structs.replace(record, prompt_tokens=less(record.prompt_tokens), steps=steps)
-
-
-def replace_step(step: StepRecord, **changes: int | None) -> StepRecord:
-    """Change a step; what it told of its whole prompt no longer holds."""
-    return msgspec.structs.replace(step, input_tokens=None, cached_tokens=None, **changes)
-
-
 def heddle(*args: object) -> str:
     """Run a command; its standard output."""
     command = [sys.executable, "-m", "heddle.cli", *map(str, args)]
@@ -107,7 +86,7 @@ def prepare(sweep: str) -> Path:
             path = trace_of(workload, seed)
             if not path.exists():
                 records = synth(workload, TRAJECTORIES, seed, samples_per_group=PER_GROUP)
-                write_trace(path, [shrunk(r) for r in records])
+                write_trace(path, [shrunk(record, SHRINK) for record in records])
     if not profile.exists():
         swept = WORK / "sweep.json"
         heddle(

@@ -107,18 +107,29 @@ def validate(ctx: click.Context, path: Path, as_json: bool, limit: int) -> None:
 @click.option(
     "--samples-per-group", type=click.IntRange(1, 1_000_000), default=16, show_default=True
 )
+@click.option(
+    "--shrink", type=float, default=1.0, help="Divide token counts by this, for slow engines [1]"
+)
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="*.jsonl[.gz]")
 @click.option("--force", is_flag=True, help="Replace OUT where it exists.")
 def synth(
-    workload: str, trajectories: int, seed: int, samples_per_group: int, out: Path, force: bool
+    workload: str,
+    trajectories: int,
+    seed: int,
+    samples_per_group: int,
+    shrink: float,
+    out: Path,
+    force: bool,
 ) -> None:
     """Make a synthetic trace of a WORKLOAD and write it to OUT."""
     from heddle_trace import synth as synthesised
     from heddle_trace import write_trace
+    from heddle_trace.shrink import shrunk
 
     if out.exists() and not force:
         raise click.UsageError(f"{out} exists; name another file, or replace it with --force")
-    written = write_trace(out, synthesised(workload, trajectories, seed, samples_per_group))
+    records = synthesised(workload, trajectories, seed, samples_per_group)
+    written = write_trace(out, [shrunk(record, shrink) for record in records])
     tokens = sum(step.output_tokens or 0 for record in written.records for step in record.steps)
     message = f"{out}: {trajectories:,} trajectories, {tokens:,} output tokens"
     click.echo(f"{message}, sha256 {written.sha256[:16]}", err=True)
