@@ -29,7 +29,7 @@ def makespans(policies: Sequence[PolicyResult], bound_s: float) -> None:
     beside = max(map(len, names)) + max(map(len, values)) + 4
     room = max(console.width - beside, LEAST_BARS) if console.is_terminal else PIPED_BARS
     room = min(room, PIPED_BARS)
-    longest = max(p.makespan_s.mean for p in policies)
+    longest = max(p.makespan_s.mean for p in policies) or 1.0
     best = min(p.makespan_s.mean for p in policies)
     console.width = max(console.width, beside + room)
     console.print(Text(f"\nmakespan in seconds; {full * 3} is the bound, which no policy can beat"))
