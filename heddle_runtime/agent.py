@@ -11,6 +11,7 @@ from typing import Protocol
 
 from heddle_core.events import Outcome, StopReason
 from heddle_core.ids import GroupId, TrajectoryId
+from heddle_runtime.clock import RunClock
 from heddle_runtime.engine import StepEnd, StepRequest
 
 
@@ -85,12 +86,14 @@ class Agent(Protocol):
         ...
 
 
-async def answer_within(limit_s: float | None, agent: Agent) -> ToolAnswer:
-    """Have an agent call its tool, and cut it after `limit_s`; None: never."""
+async def answer_within(limit_s: float | None, agent: Agent, clock: RunClock) -> ToolAnswer:
+    """Have an agent call its tool, and cut it after `limit_s` of the clock; None: never."""
+    if limit_s is None:
+        return await agent.call_tool()
     try:
-        async with asyncio.timeout(limit_s) as limit:
+        async with asyncio.timeout(limit_s / clock.speed) as limit:
             return await agent.call_tool()
     except TimeoutError:
-        if limit_s is None or not limit.expired():
+        if not limit.expired():
             raise  # the tool's own
         return agent.tool_cut(limit_s)

@@ -28,6 +28,11 @@ class RunClock:
         """The moment of the call that is being made: a timer may be late, its call is not."""
 
     @property
+    def speed(self) -> float:
+        """Seconds of this clock that pass in one of the event loop's."""
+        return self._speed
+
+    @property
     def now_s(self) -> float:
         """Seconds since the run began; never decreases."""
         if self._frozen_s is not None:

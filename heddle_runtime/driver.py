@@ -346,7 +346,7 @@ class AsyncDriver:
 
     async def _use_tool(self, live: _Live, tool: str) -> None:
         async with self._places:
-            answer = await answer_within(self._tool_limit_s, live.agent)
+            answer = await answer_within(self._tool_limit_s, live.agent, self._clock)
         live.tool = None
         if live.done:
             return

@@ -26,6 +26,7 @@ from heddle_core.events import (
     Event,
     StepPreempted,
     ToolReturned,
+    ToolStarted,
     TrajectoryArrived,
     TrajectoryFinished,
 )
@@ -437,6 +438,19 @@ class Hanging(HostileAgent):
     async def call_tool(self) -> ToolAnswer:
         await asyncio.Event().wait()
         raise AssertionError
+
+
+def test_the_limit_of_tools_is_counted_on_the_runs_clock():
+    entries = rollout(Hanging, tool_limit_s=50.0, speed=10.0)
+    began = {}
+    for event in [e.event for e in entries]:
+        if isinstance(event, ToolStarted):
+            began[event.trajectory, event.step] = event.time_s
+        elif isinstance(event, ToolReturned):
+            took_s = event.time_s - began[event.trajectory, event.step]
+            assert took_s == pytest.approx(50.0)
+            assert event.ok is False
+    assert began
 
 
 def test_engines_that_get_ready_after_a_push_load_the_pushed_weights():
