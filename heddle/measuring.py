@@ -105,6 +105,7 @@ class _Seen:
     block_tokens: int = 0
     kv_bytes_per_token: int = 0
     release: str = ""
+    precision: str = ""
 
 
 def sweep_engines(config: RunConfig, order: Order, *, model: str, report: Report) -> Sweep:
@@ -140,6 +141,7 @@ def sweep_engines(config: RunConfig, order: Order, *, model: str, report: Report
         max_running=order.max_running,
         block_tokens=seen.block_tokens,
         kv_bytes_per_token=seen.kv_bytes_per_token,
+        precision=seen.precision,
         kv_capacity_tokens={str(tp): n for tp, n in found.kv_capacity_tokens.items()},
         decode=tuple(found.decode),
         prefill=tuple(found.prefill),
@@ -164,7 +166,6 @@ def _fake_facts(config: RunConfig, order: Order) -> dict[str, Any]:
         profile.at(tp)
     return {
         "max_batched_tokens": world_of(config.cluster, profile).max_batched_tokens,
-        "precision": profile.source.precision,
         "model_config": {"profile": f"{profile.model} {profile.gpu}"},
         "settings": {},
     }
@@ -175,6 +176,7 @@ def _sweep_fake(config: RunConfig, order: Order, found: Found, seen: _Seen, repo
     profile = profile_of(config.cluster)
     world = world_of(config.cluster, profile)
     seen.block_tokens, seen.kv_bytes_per_token = world.block_size, profile.kv_bytes_per_token
+    seen.precision = profile.source.precision
 
     async def swept() -> None:
         clock = RunClock(asyncio.get_running_loop())
@@ -233,10 +235,8 @@ def _vllm_facts(config: RunConfig) -> dict[str, Any]:
     settings = vllm_settings(config)
     plain = msgspec.to_builtins(settings)
     plain["model_dir"] = Path(settings.model_dir).name
-    own = values.get("dtype") or values.get("torch_dtype") or "unknown"
     return {
         "max_batched_tokens": settings.max_batched_tokens,
-        "precision": str(own) if settings.dtype == "auto" else settings.dtype,
         "model_config": {key: values[key] for key in SHAPE if key in values},
         "settings": plain,
     }
@@ -251,6 +251,7 @@ def _sweep_vllm(config: RunConfig, order: Order, found: Found, seen: _Seen, repo
         seen.block_tokens = engine.facts.block_tokens
         seen.kv_bytes_per_token = engine.facts.kv_bytes_per_token
         seen.release = engine.facts.release
+        seen.precision = _precision(values, engine.facts.kv_bytes_per_token)
         found.notes.update(dict.fromkeys(engine.facts.notes))
 
     async def swept(logs: Path) -> None:
@@ -265,6 +266,21 @@ def _sweep_vllm(config: RunConfig, order: Order, found: Found, seen: _Seen, repo
 
     with tempfile.TemporaryDirectory(prefix="heddle-") as logs:
         asyncio.run(swept(Path(logs)))
+
+
+def _precision(values: dict[str, Any], kv_bytes_per_token: int) -> str:
+    """What vLLM made of the model's own precision, by the size of its KV; "auto" may be another."""
+    heads = values.get("num_key_value_heads") or values.get("num_attention_heads", 0)
+    hidden = values.get("hidden_size", 0) // max(1, values.get("num_attention_heads", 1))
+    size = values.get("head_dim") or hidden
+    numbers = 2 * values.get("num_hidden_layers", 0) * heads * size
+    own = str(values.get("dtype") or values.get("torch_dtype") or "unknown")
+    if not numbers:
+        return own
+    width = kv_bytes_per_token / numbers
+    if width == 2.0:
+        return own if own in ("bfloat16", "float16") else "bfloat16"
+    return "float32" if width == 4.0 else f"{width * 8:g}-bit KV"
 
 
 # -- the machine ----------------------------------------------------------------------------------
