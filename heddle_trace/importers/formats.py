@@ -85,6 +85,8 @@ def suspicion(line: bytes, name: str) -> str:
 
 
 def _unknown(head: Head) -> str:
+    if head.broken and not head.first_line:
+        return head.broken
     if not head.first_line and not head.zipped:
         return "is empty; nothing to import"
     if not head.readable:

@@ -2,14 +2,13 @@
 
 import io
 import json
-import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import ijson
 
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.sources import BREAKS, Source, said_of
 
 HEAD_BYTES: Final = 1024**2
 _ROWS = 200
@@ -23,14 +22,16 @@ class Head:
     """What the first megabyte of a file shows.
 
     `rows` are the first lines that are JSON objects. `document` is the first JSON value of the
-    file, cut off where the megabyte ends. `zipped`: the file is a zip archive.
+    file, cut off where the megabyte ends. `zipped`: the file is a zip archive. `broken` says why
+    its head could not be read to its end.
     """
 
     first_line: str
     rows: tuple[dict[str, Json], ...]
     document: Json
-    zipped: bool
-    readable: bool
+    zipped: bool = False
+    readable: bool = True
+    broken: str = ""
 
     def has(self, *keys: str) -> bool:
         """Whether the document is an object with all these keys."""
@@ -50,15 +51,17 @@ class Head:
 def head_of(source: Source) -> Head:
     """Read the head of a file. Raises TraceError when it cannot be read at all."""
     if source.zipped:
-        return Head(first_line="", rows=(), document=None, zipped=True, readable=True)
+        return Head(first_line="", rows=(), document=None, zipped=True)
     start = bytearray()
+    broken = ""
     with source.opened() as stream:
         try:
-            while len(start) < HEAD_BYTES and (chunk := stream.read(64 * 1024)):
+            # Line by line: a larger piece that ran into damage would be lost.
+            while chunk := stream.readline(HEAD_BYTES - len(start)):
                 start += chunk
-        except (EOFError, OSError, zlib.error):
-            pass  # damage is told by the reader, with its place
-    return head_of_bytes(bytes(start))
+        except BREAKS as error:
+            broken = said_of(error)
+    return replace(head_of_bytes(bytes(start)), broken=broken)
 
 
 def head_of_bytes(start: bytes) -> Head:
@@ -69,7 +72,6 @@ def head_of_bytes(start: bytes) -> Head:
         first_line=start.partition(b"\n")[0][:200].decode(errors="replace").strip(),
         rows=rows,
         document=rows[0] if rows and _is_row(start) else _document(start),
-        zipped=False,
         readable=b"\x00" not in start and _is_utf8(start),
     )
 

@@ -28,7 +28,7 @@ MAX_LINE_BYTES: Final = 64 * 1024**2
 
 _GZIP, _ZIP, _ZSTD = b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd"
 _BOM = b"\xef\xbb\xbf"
-_BREAKS = (
+BREAKS: Final = (
     EOFError,
     gzip.BadGzipFile,
     zlib.error,
@@ -36,6 +36,7 @@ _BREAKS = (
     NotImplementedError,
     ijson.JSONError,
 )
+"""What a file that breaks off in its middle can raise; `said_of` says it in a user's words."""
 _END: Final = object()
 
 
@@ -70,9 +71,9 @@ class Source:
                     too_long = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
                     while too_long and not line.endswith(b"\n"):
                         line = stream.readline(MAX_LINE_BYTES) or b"\n"
-                except _BREAKS as error:
+                except BREAKS as error:
                     notes.line = b""
-                    notes.damage(where, _said(error))
+                    notes.damage(where, said_of(error))
                     return
                 if not line:
                     notes.line = b""
@@ -112,8 +113,8 @@ class Source:
         while True:
             try:
                 value = next(found, _END)
-            except _BREAKS as error:
-                notes.damage(f"{self.path}: after record {number}", _said(error))
+            except BREAKS as error:
+                notes.damage(f"{self.path}: after record {number}", said_of(error))
                 return
             if value is _END:
                 return
@@ -128,7 +129,7 @@ class Source:
 
         Damage is told by the pass that reads the records.
         """
-        with self.opened() as stream, suppress(DamagedError, *_BREAKS):
+        with self.opened() as stream, suppress(DamagedError, *BREAKS):
             for value in ijson.items(stream, prefix, use_float=True):
                 return converted(value, kind)
         return None
@@ -142,8 +143,8 @@ class Source:
                     with notes.guard(where):
                         try:
                             data = archive.read(name)
-                        except _BREAKS as error:
-                            raise DamagedError(_said(error)) from None
+                        except BREAKS as error:
+                            raise DamagedError(said_of(error)) from None
                         yield where, data
 
     @property
@@ -198,7 +199,7 @@ def decoded(line: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 def _parsed(line: bytes) -> object:
     """Parse what msgspec refused: it takes no lone surrogates, which logs of cut text hold."""
     try:
-        return json.loads(line, parse_constant=_no_number)
+        return json.loads(line.rstrip(), parse_constant=_no_number)
     except UnicodeDecodeError:
         raise DamagedError("is not UTF-8; save the file in UTF-8") from None
     except json.JSONDecodeError as error:
@@ -257,7 +258,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
         raise TraceError(f"{path}: the zip archive is damaged ({error}); copy it again") from None
 
 
-def _said(error: BaseException) -> str:
+def said_of(error: BaseException) -> str:
     """What breaks a file off in its middle, in a user's words; what came before it was sound."""
     match error:
         case EOFError():
