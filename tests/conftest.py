@@ -1,0 +1,19 @@
+"""Real engines: their tests go first, and the summary says when there were none."""
+
+import pytest
+
+from tests.runtime.vllm_bench import VLLM_GROUP, no_vllm
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest and runs in one process."""
+    items.sort(key=lambda item: not is_real(item))
+
+
+def is_real(item: pytest.Item) -> bool:
+    return any(mark.args == (VLLM_GROUP,) for mark in item.iter_markers("xdist_group"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if no_vllm():
+        terminalreporter.write_line(f"Real engines were not tested: {no_vllm()}.")
