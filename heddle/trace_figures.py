@@ -43,7 +43,7 @@ def draw_trace(trace: Trace, stats: TraceStats, path: Path) -> None:
     """
     suffix = figure_path(path).suffix.lower().removeprefix(".")
     totals = [total for total in map(output_total, trace.records) if total is not None]
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context({**STYLE, "svg.hashsalt": "heddle"}):
         figure = Figure(figsize=(11.0, 7.6), layout="constrained")
         FigureCanvasAgg(figure)
         (outputs, steps), (tools, groups) = figure.subplots(2, 2)

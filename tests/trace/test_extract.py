@@ -1,0 +1,123 @@
+"""Events of a journal back into records; tests/face has the way through real runs."""
+
+import pytest
+
+from heddle_core.events import (
+    EngineFailed,
+    EngineReady,
+    StepFinished,
+    StepPreempted,
+    ToolReturned,
+    ToolStarted,
+    TrajectoryArrived,
+    TrajectoryFinished,
+)
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_trace import TraceError
+from heddle_trace.extract import extract
+
+T, E = TrajectoryId("t"), EngineId("e0")
+
+
+def arrived(time_s: float = 0.0, name: TrajectoryId = T) -> TrajectoryArrived:
+    return TrajectoryArrived(
+        time_s=time_s, trajectory=name, group=GroupId("g"), task="coding", prompt_tokens=100
+    )
+
+
+def finished(time_s: float, step: int, tokens: int, reason="tool_call") -> StepFinished:
+    return StepFinished(
+        time_s=time_s, trajectory=T, step=step, engine=E, output_tokens=tokens, reason=reason
+    )
+
+
+def preempted(time_s: float, step: int, tokens: int) -> StepPreempted:
+    return StepPreempted(time_s=time_s, trajectory=T, step=step, engine=E, output_tokens=tokens)
+
+
+def started(time_s: float, step: int, tool: str = "bash") -> ToolStarted:
+    return ToolStarted(time_s=time_s, trajectory=T, step=step, tool=tool)
+
+
+def returned(time_s: float, step: int, added: int, context: int, tool="bash", ok=True):
+    return ToolReturned(
+        time_s=time_s,
+        trajectory=T,
+        step=step,
+        tool=tool,
+        ok=ok,
+        observation_tokens=added,
+        context_tokens=context,
+    )
+
+
+def ended(time_s: float, outcome="completed", name: TrajectoryId = T) -> TrajectoryFinished:
+    return TrajectoryFinished(time_s=time_s, trajectory=name, outcome=outcome)
+
+
+def test_steps_are_put_together_from_what_was_preempted_lost_and_finished():
+    (record,), report = extract(
+        [
+            EngineReady(
+                time_s=0.0, engine=E, tp=1, gpu="h100", kv_capacity_tokens=1, max_running=1
+            ),
+            arrived(2.0),
+            preempted(3.0, 0, 7),
+            EngineFailed(time_s=4.0, engine=E, reason="", salvaged=((T, 5),)),
+            finished(6.0, 0, 8),
+            started(6.0, 0),
+            returned(6.5, 0, 30, 150),
+            finished(9.0, 1, 11),
+            started(9.0, 1, tool=""),
+            returned(9.0, 1, 0, 120, tool="", ok=None),
+            finished(10.0, 2, 4),
+            started(10.0, 2, tool="submit"),
+            ended(11.25, "truncated"),
+        ],
+        source="run r",
+        model="m",
+    )
+    assert report.left_out == {}
+    first, second, third = record.steps
+    assert (first.output_tokens, first.tool, first.tool_s, first.tool_tokens) == (
+        20,
+        "bash",
+        0.5,
+        30,
+    )
+    assert (first.t_s, first.llm_s, first.tool_ok, first.input_tokens) == (0.0, 4.0, True, None)
+    # Nothing ran after the second; then the agent compacted its history.
+    assert (second.tool, second.tool_s, second.tool_tokens) == (None, None, 0)
+    assert (second.t_s, second.llm_s) == (4.5, 2.5)
+    assert (third.input_tokens, third.tool, third.tool_s) == (120, "submit", 1.25)
+    assert (third.tool_tokens, third.tool_ok) == (None, None)
+    assert (record.arrival_s, record.truncated, record.prompt_tokens) == (2.0, True, 100)
+    assert (record.source, record.model) == ("run r", "m")
+
+
+def test_trajectories_without_an_end_are_left_out_and_counted():
+    names = [TrajectoryId(name) for name in "abcd"]
+    events = [arrived(0.0, name) for name in names]
+    events += [arrived(), finished(1.0, 0, 3, "answer"), ended(1.0)]
+    events += [ended(2.0, "failed", names[0]), ended(2.0, "cancelled", names[1])]
+    records, report = extract(events)
+    assert [r.trajectory_id for r in records] == ["t"]
+    assert report.left_out == {"failed": 1, "cancelled": 1, "unfinished": 2}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [finished(1.0, 0, 3)],
+        [arrived(), finished(1.0, 0, 3), finished(2.0, 1, 3)],
+        [arrived(), returned(1.0, 0, 3, 4)],
+    ],
+)
+def test_events_that_no_run_has_are_told(events):
+    with pytest.raises(TraceError, match="the journal does not add up at"):
+        extract(events)
+
+
+def test_a_run_without_a_whole_trajectory_is_told():
+    with pytest.raises(TraceError, match="no trajectory of this run came to its end"):
+        extract([arrived()])
