@@ -21,7 +21,7 @@ from heddle.record import MOMENT_S, record, slots
 from heddle.runs import load_run
 from heddle.simulation import completed, trace_at, workload
 from heddle_core.commands import Migrate
-from heddle_core.events import MigrationFinished, RolloutStarted
+from heddle_core.events import MigrationFinished, RolloutStarted, ToolReturned
 from heddle_core.ids import EngineId, TrajectoryId
 from tests.face.journals import Heddle, arrived, dispatch, done, entry, ready
 from tests.face.reported import NONE, Made, by_hand, unpacked
@@ -132,6 +132,13 @@ def test_what_is_under_way_when_a_journal_breaks_off_is_shown_so(tmp_path: Path)
 def test_who_waits_at_the_end_is_known(tmp_path: Path, entries: int, since: list[float]):
     found = record(by_hand(tmp_path, story()[:entries]))
     np.testing.assert_array_equal(found.waiting_since_s - found.start_s, since)
+
+
+def test_a_tool_that_has_returned_leaves_a_trajectory_waiting(tmp_path: Path):
+    returned = story()[10]
+    assert isinstance(returned.event, ToolReturned)
+    found = record(by_hand(tmp_path, [*story()[:10], entry(returned.event)]))
+    np.testing.assert_array_equal(found.waiting_since_s, [returned.event.time_s, np.nan])
 
 
 def test_each_migration_has_its_own_end(tmp_path: Path):
@@ -248,7 +255,8 @@ def test_what_cannot_be_written_or_compared_is_refused_in_one_line(
     heddle: Heddle, refused: Callable[..., str], trace: Path
 ):
     run = json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"]
-    other = trace.with_name("other.jsonl")
+    other = trace.parent / "elsewhere" / trace.name
+    other.parent.mkdir()
     other.write_text("".join(trace.read_text().splitlines(keepends=True)[:4]))
     stranger = json.loads(heddle("simulate", other, "--json", *CLUSTER).stdout)["run"]
     Path("folder.html").mkdir()
