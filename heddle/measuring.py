@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -25,7 +26,7 @@ from heddle.simulation import profile_of, world_of
 from heddle_runtime.clock import RunClock
 from heddle_runtime.engine import EngineClient
 from heddle_runtime.fake_engine import FakeLauncher
-from heddle_runtime.measure import Found, MeasureError, Order, measure
+from heddle_runtime.measure import Found, Order, measure
 from heddle_runtime.measure_plan import SizeName
 from heddle_runtime.measure_session import Report
 from heddle_runtime.replay import TokenSource
@@ -108,13 +109,21 @@ class _Seen:
     precision: str = ""
 
 
-def sweep_engines(config: RunConfig, order: Order, *, model: str, report: Report) -> Sweep:
-    """Sweep engines as `config.runtime` describes them.
+def sweep_engines(
+    config: RunConfig,
+    order: Order,
+    *,
+    model: str,
+    report: Report,
+    save: Callable[[Sweep], None],
+) -> Sweep:
+    """Sweep engines as `config.runtime` describes them, and save what was found.
+
+    It is saved as well when the sweep breaks off, as far as it got, with a note that says why.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before anything is started.
-        MeasureError: an engine failed or does not answer, and nothing was measured. Later
-            failures end the sweep early, which its notes then say.
+        MeasureError: an engine failed or does not answer.
     """
     found, seen = Found(), _Seen()
     made = datetime.now(UTC)
@@ -123,10 +132,26 @@ def sweep_engines(config: RunConfig, order: Order, *, model: str, report: Report
     run = _sweep_fake if fake else _sweep_vllm
     try:
         run(config, order, found, seen, report)
-    except MeasureError as error:
-        if not found.decode:
-            raise
-        found.notes[f"broke off: {error}"] = None
+    except BaseException as error:
+        if found.decode:
+            found.notes[f"broke off: {type(error).__name__}: {error}"] = None
+            save(_sweep(config, order, found, seen, model=model, made=made, facts=facts))
+        raise
+    sweep = _sweep(config, order, found, seen, model=model, made=made, facts=facts)
+    save(sweep)
+    return sweep
+
+
+def _sweep(
+    config: RunConfig,
+    order: Order,
+    found: Found,
+    seen: _Seen,
+    *,
+    model: str,
+    made: datetime,
+    facts: dict[str, Any],
+) -> Sweep:
     return Sweep(
         schema="heddle.sweep/1",
         made=f"{made:%Y-%m-%dT%H:%M:%SZ}",

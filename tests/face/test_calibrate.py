@@ -167,8 +167,31 @@ def test_a_sweep_that_breaks_off_keeps_what_it_has(
     monkeypatch.setattr("heddle.measuring.FakeLauncher", dying)
     result = heddle("calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
     assert result.exit_code == 1
-    assert "broke off: engine m1 failed: injected fault" in result.stderr
-    assert 0 < len(read_sweep(Path("sweep.json")).decode) < 90
+    assert "Error: engine m1 failed: injected fault" in result.stderr
+    kept = read_sweep(Path("sweep.json"))
+    assert 0 < len(kept.decode) < 90
+    assert kept.notes == ("broke off: MeasureError: engine m1 failed: injected fault",)
+
+
+def test_an_interrupted_sweep_is_kept_too(heddle: Heddle, monkeypatch: pytest.MonkeyPatch) -> None:
+    import heddle_runtime.measure_one as one
+
+    usual, calls = one.abort, 0
+
+    async def interrupting(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        await usual(*args)
+
+    monkeypatch.setattr(one, "abort", interrupting)
+    result = heddle("calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
+    assert result.exit_code == 130
+    assert "Interrupted" in result.stderr
+    kept = read_sweep(Path("sweep.json"))
+    assert len(kept.aborts) == 2
+    assert "broke off: KeyboardInterrupt" in kept.notes[-1]
 
 
 @pytest.mark.parametrize(
