@@ -100,18 +100,21 @@ def _how(run: Run) -> dict[str, str]:
     manifest, config = run.manifest, run.config
     cluster = config.cluster
     history = manifest.get("history") or {}
+    # What real engines were, when a run had any, is in no configuration of ours.
+    world = manifest.get("world") or {}
+    engines = f", {world['engine']} engines" if "engine" in world else ""
     return {
         "policy": manifest["policy"],
         "seed": str(manifest["seed"]),
-        "cluster": f"{cluster.gpus} x {cluster.gpu}",
-        "model": cluster.model,
+        "cluster": f"{cluster.gpus} x {world.get('gpu', cluster.gpu)}",
+        "model": str(world.get("model", cluster.model)),
         "TP of engines that are not planned": str(cluster.tp),
         "running steps per engine": str(cluster.max_running),
         "tool calls at once": str(cluster.tool_capacity or "no limit"),
         "failures": cluster.failures or "none",
         "history": str(history.get("name") or "none"),
         "shown the future": "yes: a bound, no result" if manifest.get("oracle") else "no",
-        "driver": str(manifest.get("driver")),
+        "driver": f"{manifest.get('driver')}{engines}",
         "heddle": str(manifest.get("versions", {}).get("heddle")),
         "commit": str(manifest.get("git_commit") or "unknown"),
         "started": str(manifest.get("started")),

@@ -231,6 +231,21 @@ def test_a_bound_needs_the_trace_that_was_replayed(heddle: Heddle, trace: Path):
     assert bound()["why"].startswith("the trace or its profile cannot be read: ")
 
 
+def test_a_run_on_engines_that_are_there_says_which(heddle: Heddle, trace: Path):
+    run = json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"]
+    path = Path(run) / "manifest.json"
+    path.chmod(0o644)
+    world = {"engine": "vllm", "model": "tiny", "gpu": "cpu"}
+    other = {**json.loads(path.read_text()), "driver": "heddle_runtime", "world": world}
+    path.write_text(json.dumps(other))
+    heddle("report", run, "-o", "report.html")
+    (facts,) = unpacked(Path("report.html").read_bytes())[0]["runs"]
+    assert facts["how"]["cluster"] == "2 x cpu"
+    assert facts["how"]["model"] == "tiny"
+    assert facts["how"]["driver"] == "heddle_runtime, vllm engines"
+    assert "driven by heddle_runtime" in facts["bound"]["why"]
+
+
 def test_a_run_that_broke_off_is_reported_as_far_as_it_goes(
     heddle: Heddle, refused: Callable[..., str], tmp_path: Path
 ):
