@@ -10,7 +10,11 @@ from experiments.lib.values import across
 WORKLOADS = ("coding", "search", "math")
 BATCH = "experiments.lib.policies:batch_only+oracle"
 CONTEXT = "experiments.lib.policies:context_aware+oracle"
-NAMES = {"verl": "verl", BATCH: "batch size alone", CONTEXT: "context and KV"}
+NAMES = {
+    "verl": "verl, no plan",
+    BATCH: "plan believes batch size alone",
+    CONTEXT: "plan believes contexts and KV",
+}
 
 
 def measure(context: Context) -> Measured:
@@ -53,5 +57,5 @@ def draw(data: Any, path: Path) -> None:
         title="An exact plan under two beliefs, lengths known, Qwen3-14B",
         ylabel="output tokens per second (thousands)",
     )
-    axes.legend(title="plan believes")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save(figure, path)

@@ -82,7 +82,9 @@ def draw(data: Any, path: Path) -> None:
     axes[0].axhline(0.0, color="#777777", lw=0.8)
     axes[0].set_xticks(range(3), WORKLOADS)
     axes[0].set(
-        title="Annealing, a point for each seed", ylabel="believed makespan over exact plan (%)"
+        title="Annealing, a point for each seed",
+        ylabel="believed makespan over exact plan (%)",
+        ylim=(-0.5, max(2.0, axes[0].get_ylim()[1])),
     )
     series = [
         (
@@ -97,7 +99,8 @@ def draw(data: Any, path: Path) -> None:
     ]
     bars(axes[1], WORKLOADS, series)
     axes[1].set(title="The plans, simulated", ylabel="output tokens per second (thousands)")
-    axes[1].legend()
+    axes[1].set_ylim(0, 1.25 * axes[1].get_ylim()[1])
+    axes[1].legend(ncols=3)
     save(figure, path)
 
 

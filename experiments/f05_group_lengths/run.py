@@ -53,7 +53,12 @@ def draw(data: Any, path: Path) -> None:
     )
     axes.grid(False)
     said = ", ".join(f"{name} {value:.1f}" for name, value in data["apart"].items())
-    axes.text(0, -5.2, f"longest over shortest of a prompt, median: {said}", fontsize=8.5)
+    axes.text(
+        0,
+        -5.2,
+        f"longest over shortest of a prompt, median: {said} (recorded: 3 to 5 samples)",
+        fontsize=8.5,
+    )
     axes.set(
         title="Output tokens of 16 samples of 40 coding prompts",
         xlabel="prompt, in order of its median",

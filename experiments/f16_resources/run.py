@@ -71,7 +71,8 @@ def draw(data: Any, path: Path) -> None:
     ]
     bars(axes[0], WORKLOADS, series)
     axes[0].set(title="(a) Throughput", ylabel="output tokens per second (thousands)")
-    axes[0].legend()
+    axes[0].set_ylim(0, 1.3 * axes[0].get_ylim()[1])
+    axes[0].legend(ncols=3)
     for index, times in enumerate(data["completion_s"].values()):
         left = data["trajectories"] * (1.0 - np.linspace(0.0, 1.0, len(times)))
         axes[1].plot([0.0, *times], [left[0], *left], DASHES[index], color=COLOURS[index])

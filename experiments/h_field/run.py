@@ -7,6 +7,8 @@ from experiments.lib.drawing import COLOURS, bars, page, save
 from experiments.lib.experiment import Context, Measured
 from experiments.lib.values import Value, estimate
 
+MODERATE, HIGH = 1200.0, 400.0
+"""Seconds over which groups arrive."""
 HASH, LEAST = "verl+consistent_hash", "verl+sticky_least_sessions"
 TIGHT = "experiments.lib.policies:cache_aware_tight"
 LOOSE = "experiments.lib.policies:cache_aware_loose"
@@ -24,9 +26,9 @@ def measure(context: Context) -> Measured:
     """The changes that threads report, as ratios after over before."""
     found = context.results
 
-    def group(load: int, quantile: int) -> Value:
-        after = found.rows(policy=LEAST, per_engine=load, workload="coding")
-        before = found.rows(policy=HASH, per_engine=load, workload="coding")
+    def group(over_s: float, quantile: int) -> Value:
+        after = found.rows(policy=LEAST, arrive_over_s=over_s, workload="coding")
+        before = found.rows(policy=HASH, arrive_over_s=over_s, workload="coding")
         return estimate(
             [
                 a["group_completion_s"][quantile] / b["group_completion_s"][quantile]
@@ -39,10 +41,10 @@ def measure(context: Context) -> Measured:
 
     return Measured(
         values={
-            "skyrl_moderate_p90": group(50, 90),
-            "skyrl_moderate_max": group(50, 100),
-            "skyrl_high_p50": group(200, 50),
-            "skyrl_high_max": group(200, 100),
+            "skyrl_moderate_p90": group(MODERATE, 90),
+            "skyrl_moderate_max": group(MODERATE, 100),
+            "skyrl_high_p50": group(HIGH, 50),
+            "skyrl_high_max": group(HIGH, 100),
             "gym_2570_makespan": ratio("makespan_s", "slime-2026", HASH),
             "gym_2570_hit": ratio("prefix_hit", "slime-2026", HASH),
             "srt_236_hit": ratio("prefix_hit", "verl", "slime"),

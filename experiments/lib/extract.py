@@ -47,8 +47,9 @@ def extract(run: Run) -> dict[str, Any]:
     done = finished - arrived.min()
     groups = table.column("group").to_numpy(zero_copy_only=False)
     _, member = np.unique(groups.astype(str), return_inverse=True)
-    group_done = np.zeros(member.max() + 1)
-    np.maximum.at(group_done, member, done)
+    group_done, group_came = np.zeros(member.max() + 1), np.full(member.max() + 1, np.inf)
+    np.maximum.at(group_done, member, finished)
+    np.minimum.at(group_came, member, arrived)
     longest = int(np.argmax(column("output_tokens")))
     tools = np.asarray(run.steps.column("tool_s"), np.float64)
     called = ~np.asarray(run.steps.column("tool").is_null())
@@ -56,7 +57,7 @@ def extract(run: Run) -> dict[str, Any]:
     return {
         **{name: run.summary[name] for name in FIGURES},
         "completion_s": _quantiles(done),
-        "group_completion_s": _quantiles(group_done),
+        "group_completion_s": _quantiles(group_done - group_came),
         "longest": {
             name: float(column(name)[longest])
             for name in (

@@ -33,6 +33,8 @@ class Rollout:
     path: str = ""
     """Recorded trace, relative to the repository's root."""
     missing: MissingConfig = field(default_factory=MissingConfig)
+    arrive_over_s: float = 0.0
+    """Groups arrive one by one, at random, over so many seconds; 0: all at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,11 @@ class Job:
     @property
     def key(self) -> str:
         """Address of its result: a hash of everything that it is told."""
-        return content_key({"schema": SCHEMA, "job": msgspec.to_builtins(self)})
+        plain = msgspec.to_builtins(self)
+        if not self.rollout.arrive_over_s:
+            # It came later: results without it keep their address.
+            del plain["rollout"]["arrive_over_s"]
+        return content_key({"schema": SCHEMA, "job": plain})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +103,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "prediction_s": None,
     "tool_capacity_per_gpu": None,
     "tool_scale": 1.0,
+    "arrive_over_s": 0.0,
     "history": "prior",
     "seeds": None,
 }
@@ -154,6 +161,7 @@ def _asked(told: Mapping[str, Any], table: Mapping[str, Any], size: Size, number
             samples=told["samples"],
             seed=FIRST_SEED + number,
             tool_scale=told["tool_scale"],
+            arrive_over_s=told["arrive_over_s"],
         )
     job = Job(
         rollout=rollout,

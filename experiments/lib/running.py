@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from experiments.lib.extract import extract
 from experiments.lib.jobs import Job, Rollout, content_key
@@ -123,9 +124,19 @@ def records_of(rollout: Rollout) -> Sequence[Any]:
     if rollout.workload in SESSIONS:
         return sessions(rollout.trajectories, rollout.seed)
     records = synth(rollout.workload, rollout.trajectories, rollout.seed, rollout.samples)
+    if rollout.arrive_over_s:
+        records = arriving(records, rollout.arrive_over_s, rollout.seed)
     if rollout.tool_scale == 1.0:
         return records
     return [scaled(record, rollout.tool_scale) for record in records]
+
+
+def arriving(records: Sequence[Any], over_s: float, seed: int) -> Any:
+    """The same trajectories, each group at a time of its own, uniform over `over_s`."""
+    groups = list(dict.fromkeys(record.group_id for record in records))
+    times = np.sort(np.random.default_rng([seed, 1791]).uniform(0.0, over_s, len(groups)))
+    at = dict(zip(groups, (times - times[0]).round(3).tolist(), strict=True))
+    return [msgspec.structs.replace(r, arrival_s=at[r.group_id]) for r in records]
 
 
 def scaled(record: Any, factor: float) -> Any:

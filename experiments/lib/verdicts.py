@@ -10,7 +10,11 @@ from experiments.lib.values import Value
 
 Verdict: TypeAlias = Literal["agrees", "direction only", "disagrees"]
 TOLERANCE = 0.10
-"""Share by which a claimed range is widened: its ends are themselves rounded or read off a plot."""
+"""Share by which a claimed range is widened: its ends are themselves rounded or read off a plot.
+
+Of an end's distance from neutral where a direction is claimed, else of the end itself: 1.01 is no
+gain of 1.1, however near the two numbers are.
+"""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,8 +106,9 @@ def read_expected(path: Path) -> Expected:
 def judge(claim: Claim, value: Value) -> Judged:
     """Compare a claim with a measurement.
 
-    *agrees*: the mean lies in the claimed range widened by the tolerance, or the confidence
-    interval meets the claimed range; where only a direction is claimed, the mean lies on that side.
+    *agrees*: the mean lies in the claimed range widened by the tolerance, or does so within its
+    confidence interval, on the claimed side of neutral; where only a direction is claimed, the mean
+    lies on that side.
     *direction only*: it does not, but lies on the claimed side of neutral. *disagrees*: neither.
     """
     right_side = _on_side(claim, value.mean)
@@ -119,9 +124,12 @@ def judge(claim: Claim, value: Value) -> Judged:
 def _in_range(claim: Claim, value: Value) -> bool:
     assert claim.range is not None
     low, high = claim.range
-    if low - claim.tolerance * abs(low) <= value.mean <= high + claim.tolerance * abs(high):
+    zero = claim.neutral if claim.direction else 0.0
+    least = low - claim.tolerance * abs(low - zero)
+    if least <= value.mean <= high + claim.tolerance * abs(high - zero):
         return True
-    return value.spread == "ci95" and value.low <= high and low <= value.high
+    meets = value.spread == "ci95" and value.low <= high and low <= value.high
+    return meets and (claim.direction is None or _on_side(claim, value.mean))
 
 
 def _on_side(claim: Claim, mean: float) -> bool:

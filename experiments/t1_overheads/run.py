@@ -96,5 +96,5 @@ def draw(data: Any, path: Path) -> None:
         bars(ax, ["tool", "prediction", "migration"], series)
         ax.set(title=f"{workload}, Qwen3-14B", yscale="log", ylim=(1e-6, 10))
     axes[0].set_ylabel("seconds")
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     save(figure, path)

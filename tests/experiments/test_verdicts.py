@@ -21,9 +21,12 @@ RANGE = {"low": 1.4, "high": 2.3, "direction": "above"}
     ("told", "mean", "verdict"),
     [
         (RANGE, 1.4, "agrees"),
-        (RANGE, 1.27, "agrees"),  # the range is widened by 10 %
-        (RANGE, 1.25, "direction only"),
+        (RANGE, 1.37, "agrees"),  # the range is widened by 10 % of its distance from neutral
+        (RANGE, 1.35, "direction only"),
+        (RANGE, 2.42, "agrees"),
         (RANGE, 2.6, "direction only"),
+        ({"low": 1.1, "high": 1.26, "direction": "above"}, 1.01, "direction only"),
+        ({"value": 0.25, "tolerance": 0.2}, 0.21, "agrees"),
         (RANGE, 0.99, "disagrees"),
         (RANGE, 1.0, "disagrees"),
         ({"value": 0.54, "direction": "below"}, 0.9, "direction only"),
@@ -40,6 +43,8 @@ def test_verdicts(told, mean: float, verdict: str):
 
 def test_a_confidence_interval_that_meets_the_range_agrees_and_a_range_of_cells_does_not():
     wide = Value(mean=1.2, low=0.9, high=1.5, n=3, spread="ci95")
+    none = Value(mean=0.9, low=0.2, high=1.6, n=3, spread="ci95")
+    assert judge(claim(**RANGE), none).verdict == "disagrees"
     cells = Value(mean=1.2, low=0.9, high=1.5, n=9, spread="range")
     assert judge(claim(**RANGE), wide).verdict == "agrees"
     assert judge(claim(**RANGE), cells).verdict == "direction only"
