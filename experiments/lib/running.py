@@ -51,9 +51,12 @@ def run_missing(
     return len(todo)
 
 
-def _by_rollout(job: Job) -> tuple[str, str]:
-    """Runs of one rollout stand together: a process keeps the trace it read last."""
-    return str(msgspec.to_builtins(job.rollout)), job.policy
+def _by_rollout(job: Job) -> tuple[int, str, str]:
+    """Seed by seed, so that what is interrupted has whole seeds; of one rollout together.
+
+    A process keeps the trace that it read last.
+    """
+    return job.seed, str(msgspec.to_builtins(job.rollout)), job.policy
 
 
 def run_one(job: Job, store: Store) -> None:
