@@ -63,7 +63,7 @@ class Mooncake:
         "between two requests of a conversation a person spoke; how long, the source does not tell",
         "requests without a session are joined where one begins with all full blocks of an earlier "
         "one, two or more, and is as long as its prompt and output; a group is a tree of such "
-        "conversations",
+        "conversations; the hashes of each file are its own",
     )
 
     def recognises(self, head: Head) -> bool:
@@ -77,21 +77,21 @@ class Mooncake:
         )
 
     def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
-        """One record a conversation; all files are one stream of requests."""
-        join = PrefixJoin()
+        """One record a conversation; a session id may go on from file to file, hashes may not."""
         began_s = float("inf")
         with Sessions(_Part) as sessions:
             for source in sources:
+                join = PrefixJoin()
                 for number, (where, row) in enumerate(source.rows(desk.notes, _ROWS), start=1):
                     with desk.notes.guard(where):
                         trajectory, part = _part(row, f"{source.label}/{number}", where, join)
                         sessions.add(trajectory, part)
                         if part.time_s is not None:
                             began_s = min(began_s, part.time_s)
-            if join.forgotten:
-                desk.notes.assume(
-                    "requests too old to be continued, to bound memory", join.forgotten
-                )
+                if join.forgotten:
+                    desk.notes.assume(
+                        "requests too old to be continued, to bound memory", join.forgotten
+                    )
             for trajectory, parts in sessions:
                 with desk.notes.guard(parts[0].where):
                     yield Found(parts[0].where, _record(trajectory, parts, began_s, desk))

@@ -648,3 +648,13 @@ def test_the_workload_can_be_named(tmp_path):
 def test_a_ratio_of_characters_can_be_given(tmp_path):
     _, (half, *_) = imported(tmp_path, "lmcache_agent.jsonl", chars_per_token=7.2)
     assert [s.output_tokens for s in half.steps] == [5, 5, 10]
+
+
+def test_hashes_of_two_files_are_two_files_own(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_bytes((FIXTURES / "mooncake.jsonl").read_bytes())
+    import_trace([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], tmp_path / "t.jsonl")
+    records = read_trace(tmp_path / "t.jsonl").records
+    alone = [len(r.steps) for r in imported(tmp_path, "mooncake.jsonl")[1]]
+    assert sorted(len(r.steps) for r in records) == sorted(alone * 2)
+    assert len({r.group_id for r in records}) == 4
