@@ -31,7 +31,7 @@ def trace_events(record: Record, *, packed: bool) -> bytes:
     document = {
         "displayTimeUnit": "ms",
         "otherData": {
-            "run": str(manifest["name"]),
+            "run": str(manifest.get("name", record.run.path.name)),
             "policy": str(manifest["policy"]),
             "seed": manifest["seed"],
             "trace": str(manifest["trace"]["name"]),

@@ -48,7 +48,7 @@ def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
 def short_labels(runs: Sequence[Run]) -> list[str]:
     """Policy and seed, with the time of day where these agree; the directories' names at worst."""
     short = [run.label for run in runs]
-    timed = [f"{run.label} {run.manifest['started'][11:19]}" for run in runs]
+    timed = [f"{run.label} {str(run.manifest.get('started'))[11:19]}" for run in runs]
     named = [t if short.count(s) > 1 else s for s, t in zip(short, timed, strict=True)]
     return named if len(dict.fromkeys(named)) == len(runs) else labels(runs)
 
