@@ -35,8 +35,8 @@ ORACLES = {
 """Predictors that only a replay can offer, for listings."""
 
 LEARNED = {
-    "learned": "a trained model (--predictor-model), by the 0.75 quantile of what it expects",
-    "learned:QUANTILE": "the same by another of its quantiles, as in learned:0.5",
+    "learned": "a trained model (--predictor-model), by the median of what it expects",
+    "learned:QUANTILE": "the same by another of its quantiles, as in learned:0.75",
 }
 """Predictors that are read from a file, for listings."""
 

@@ -6,7 +6,9 @@ Whatever does not fit is refused by name: another schema, a newer version, damag
 
 import io
 import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -32,6 +34,16 @@ _ARRAYS: Final = "arrays/"
 _FILES: Final = "files/"
 _MOST_HEADER_BYTES: Final = 4 << 20
 _MOST_BYTES: Final = 64 << 30  # a language model and its optimiser's patience end before this
+_DAMAGE: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,  # a method of compression, or a version, that nobody wrote
+    RuntimeError,  # an encrypted member
+    UnicodeDecodeError,
+    OverflowError,
+)
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # equal models are equal files
 
 
@@ -125,7 +137,7 @@ def read_artefact(path: Path) -> Artefact:
         with zipfile.ZipFile(path) as file:
             header = _header(path, file)
             members = {name: _member(path, file, name, header) for name in header.hashes}
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
+    except _DAMAGE as error:
         raise PredictError(_no_zip(path, error)) from None
     arrays, files = {}, {}
     for name, data in members.items():
@@ -191,10 +203,7 @@ def _member(path: Path, file: zipfile.ZipFile, name: str, header: Header) -> byt
         raise PredictError(f"{path}: damaged: it should hold {name!r}, and does not")
     if file.getinfo(name).file_size > _MOST_BYTES:
         raise PredictError(f"{path}: damaged: {name} would be too large")
-    try:
-        data = file.read(name)
-    except (zipfile.BadZipFile, EOFError, OSError) as error:
-        raise PredictError(f"{path}: damaged: {name}: {error}") from None
+    data = file.read(name)
     if sha256(data).hexdigest() != header.hashes[name]:
         raise PredictError(f"{path}: damaged: {name} is not what was written")
     return data

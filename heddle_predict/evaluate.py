@@ -55,7 +55,7 @@ def judge(predictor: Predictor, scripts: Sequence[TrajectoryScript], pace: Pace)
 
 
 def judge_quantiles(
-    asked: Examples, quantiles: Floats, levels: Sequence[float], *, ranked_by: float = 0.75
+    asked: Examples, quantiles: Floats, levels: Sequence[float], *, ranked_by: float = 0.5
 ) -> ByStep:
     """Figures of a model that answered `asked` with quantiles of the remaining tokens."""
     at, middle = levels.index(ranked_by), levels.index(0.5)

@@ -129,7 +129,7 @@ def training_examples(
     vocabulary: Callable[[Source], Vocabulary],
     seed: int,
     *,
-    enough_rows: int = 30_000,
+    enough_rows: int,
 ) -> Examples:
     """Play each source several times, its groups in another order and at another pace.
 

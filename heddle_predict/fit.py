@@ -18,7 +18,9 @@ from heddle_trace.workloads import WORKLOADS
 
 LENT_SEED: Final = 880_001
 """Of the synthetic trajectories lent to every fit; no experiment and no shipped trace uses it."""
-LENT_TRAJECTORIES: Final = 160
+LENT_TRAJECTORIES = 160
+ENOUGH_ROWS = 30_000
+"""Questions up to which a small source is played again in another order."""
 
 
 def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Artefact:
@@ -71,7 +73,7 @@ def prepared(sources: Sequence[Source], seed: int) -> tuple[Vocabulary, Examples
     """
     check_groups(sources)
     vocabulary = vocabulary_of(sources)
-    seen = training_examples(sources, lambda _: vocabulary, seed)
+    seen = training_examples(sources, lambda _: vocabulary, seed, enough_rows=ENOUGH_ROWS)
     lent = training_examples(
         lenders(),
         lambda s: replace(vocabulary, anywhere=levels_of(s.scripts)),

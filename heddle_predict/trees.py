@@ -29,7 +29,7 @@ RISING: Final = (
 cannot be learned wrongly from a few groups."""
 
 FOLDS: Final = 4
-_MOST_ROUNDS: Final = 160
+MOST_ROUNDS = 160
 _LEAST_ROUNDS: Final = 10
 _SPREAD_ROUNDS: Final = 40
 _LEAST_ERROR: Final = 0.05  # of a logarithm: an error of nothing says nothing about the spread
@@ -54,10 +54,10 @@ def fit_trees(seen: Examples, lent: Examples | None, vocabulary: Vocabulary, see
     rising = [int(name in RISING) for name in vocabulary.names()]
     fold = folds(seen.group, seed)
     booster = _Booster(seed, rising, len(seen))
-    curves, outside = [], np.zeros((_MOST_ROUNDS, len(seen)))
+    curves, outside = [], np.zeros((MOST_ROUNDS, len(seen)))
     for k in range(FOLDS):
         held = np.flatnonzero(fold == k)
-        forest = booster.location(seen.where(fold != k), lent, _MOST_ROUNDS)
+        forest = booster.location(seen.where(fold != k), lent, MOST_ROUNDS)
         outside[:, held] = _by_round(forest, seen.rows[held])
         wrong = np.square(seen.targets[held] - outside[:, held])
         curves.append((wrong * seen.weights[held]).sum(axis=1))

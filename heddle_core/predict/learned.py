@@ -141,11 +141,11 @@ class Survival:
 
 
 class LearnedPredictor:
-    """Estimates by a trained model: one of its quantiles, 0.75 unless another is asked for.
+    """Estimates by a trained model: one of its quantiles, the median unless another is asked for.
 
-    Why above the median: a long trajectory taken for short is begun late or left behind on a
-    crowded engine and ends the rollout late; a short one taken for long costs others a little.
-    docs/prediction.md has figures.
+    But never less than `least_share` of what survival alone expects. Who is taken for short waits,
+    and while it waits nothing shows that it is not; so an estimate may be raised by as much as the
+    model says, and lowered by little. docs/prediction.md has the figures for both choices.
 
     A task that the model has not met gets its levels from `history`, when there is one, and from
     the steps that it shows.
@@ -154,18 +154,26 @@ class LearnedPredictor:
     served = False
 
     def __init__(
-        self, model: Model, *, history: History | None = None, quantile: float = 0.75
+        self,
+        model: Model,
+        *,
+        history: History | None = None,
+        quantile: float = 0.5,
+        least_share: float = 0.75,
     ) -> None:
         """Take a model and the quantile to estimate by.
 
         Raises:
-            ValueError: the quantile is not one of the model's.
+            ValueError: the quantile is not one of the model's, or the share is not from 0 to 1.
         """
+        if not 0.0 <= least_share <= 1.0:
+            raise ValueError(f"least_share is {least_share}; give 0 to 1")
         if quantile not in model.levels:
             known = ", ".join(f"{level:g}" for level in model.levels)
             raise ValueError(f"quantile {quantile:g} is none of the model's: {known}")
         self._model = model
         self._at = model.levels.index(quantile)
+        self._least_share = least_share
         vocabulary = told(model.vocabulary, history)
         self._features = Features(vocabulary)
         self._survival = Survival(vocabulary)
@@ -194,14 +202,18 @@ class LearnedPredictor:
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
         """Return the quantile that this predictor estimates by, at least one token."""
-        return self.remaining_quantiles(t)[self._at]
+        logs, survival = self._logs(t)
+        return max(math.exp(logs[self._at]), self._least_share * math.exp(survival), _LEAST_TOKENS)
 
     def remaining_quantiles(self, t: TrajectoryView) -> Sequence[float]:
         """Return all quantiles of the remaining tokens, at the levels of the model."""
+        logs, _ = self._logs(t)
+        return [float(tokens) for tokens in np.maximum(np.exp(logs), _LEAST_TOKENS)]
+
+    def _logs(self, t: TrajectoryView) -> tuple[Floats, float]:
         rows, survival = self._row(t)
         found = self._model.quantiles(self._states.get(t.id, self._begun)[None], rows)[0]
-        logs = np.clip(found, -_FARTHEST, _FARTHEST) + survival
-        return [float(tokens) for tokens in np.maximum(np.exp(logs), _LEAST_TOKENS)]
+        return np.clip(found, -_FARTHEST, _FARTHEST) + survival, survival
 
     def _row(self, t: TrajectoryView) -> tuple[Floats, float]:
         survival = self._survival.log_tokens(t)
