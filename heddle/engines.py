@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
+from heddle_runtime.vllm_checks import check_engines
 from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_runtime.vllm_settings import VllmSettings, installed_vllm
+from heddle_runtime.vllm_settings import VllmSettings
 
 
 def vllm_settings(config: RunConfig) -> VllmSettings:
@@ -40,12 +41,15 @@ def world_of_engines(config: RunConfig, largest_tokens: int) -> Mapping[str, Any
     runtime, cluster = config.runtime, config.cluster
     if runtime.engine == "fake":
         return {"engine": "fake", "model": cluster.model, "gpu": cluster.gpu}
-    installed = installed_vllm()
-    assert installed is not None
+    checked = check_engines(
+        vllm_settings(config),
+        tp_degrees=cluster.mix or (cluster.tp,) * (cluster.gpus // cluster.tp),
+        largest_tokens=largest_tokens,
+    )
     return {
         "engine": "vllm",
-        "vllm": installed.release,
-        "platform": installed.platform,
+        "vllm": checked.installed.release,
+        "platform": checked.installed.platform,
         "model_dir": str(Path(runtime.model_dir).resolve()),
     }
 

@@ -253,8 +253,8 @@ def check_memory(
     """Check KV space against the longest context, and all engines against the machine's memory."""
     kv_bytes = settings.kv_bytes or CPU_KV_BYTES
     block = settings.block_tokens or CPU_BLOCK_TOKENS
-    # vLLM wants room for the longest prompt that it would accept, be there one or not.
-    needed = max(largest_tokens, settings.max_context or model.max_context)
+    # vLLM wants room for the longest context that it is told of, be there one or not.
+    needed = max(largest_tokens, settings.max_context or 0)
     per_token = model.kv_bytes_per_token(settings.dtype)
     for tp in tp_degrees:
         # One block is vLLM's own.

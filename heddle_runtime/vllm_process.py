@@ -208,7 +208,8 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
         "model": settings.model_dir,
         "dtype": settings.dtype,
         "load_format": settings.load_format,
-        "max_model_len": settings.max_context,
+        # -1: what the model was made for, or less if KV space holds less.
+        "max_model_len": -1 if settings.max_context is None else settings.max_context,
         "max_num_seqs": order.max_running + settings.spare_slots,
         "max_num_batched_tokens": settings.max_batched_tokens,
         "tensor_parallel_size": order.tp,

@@ -33,7 +33,8 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the right shapes, for timing."""
     max_context: int | None = None
-    """Longest prompt and output together; None: what the model was made for."""
+    """Longest prompt and output together; None: what the model was made for, or what KV space
+    holds if that is less."""
     max_batched_tokens: int = 2048
     """Tokens that one iteration may process."""
     block_tokens: int | None = None
