@@ -22,6 +22,7 @@ from heddle_core.policy import Setting
 from heddle_core.predict.group import GroupPredictor
 from heddle_core.predict.history import HistoryPredictor
 from heddle_core.predict.none import NoPrediction
+from heddle_core.predict.prefix_tree import PrefixTreePredictor
 from heddle_core.predict.progressive import ProgressivePredictor
 from heddle_core.predict.served import Served
 from heddle_core.schedule.autellix import Autellix
@@ -78,6 +79,9 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
         "history": Part(
             lambda s: HistoryPredictor(s.history.group_totals if s.history else {}),
             "mean of the same prompt's earlier samples",
+        ),
+        "prefix_tree": Part(
+            lambda _: PrefixTreePredictor(), "Libra's tree: who met the same answers of tools"
         ),
         "progressive": Part(progressive, "revised at every step from what was shown"),
         "served": Part(

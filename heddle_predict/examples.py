@@ -20,7 +20,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 _MOST_PLAYS: Final = 6
-_MOST_ROWS: Final = 100_000
+_MOST_ROWS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)

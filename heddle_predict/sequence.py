@@ -14,12 +14,12 @@ from heddle_predict.quantiles import LEVELS, shifted
 
 STATE: Final = 24
 HIDDEN: Final = 32
-_EPOCHS: Final = 40
-_PATIENCE: Final = 6
-_BATCH: Final = 32
+_EPOCHS: Final = 20
+_PATIENCE: Final = 4
+_BATCH: Final = 64
 _MOST_STEPS: Final = 20_000
 """Updates in all, however large the data."""
-_RATE: Final = 1e-3
+_RATE: Final = 2e-3
 _DECAY: Final = 1e-3
 _DROPPED: Final = 0.15
 _LEFT_OUT: Final = 0.2

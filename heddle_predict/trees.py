@@ -53,7 +53,7 @@ def fit_trees(seen: Examples, lent: Examples | None, vocabulary: Vocabulary, see
     """
     rising = [int(name in RISING) for name in vocabulary.names()]
     fold = folds(seen.group, seed)
-    booster = _Booster(seed, rising, len(seen))
+    booster = Booster(seed, rising, len(seen))
     curves, outside = [], np.zeros((MOST_ROUNDS, len(seen)))
     for k in range(FOLDS):
         held = np.flatnonzero(fold == k)
@@ -86,12 +86,15 @@ def folds(group: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Booster:
+class Booster:
+    """LightGBM with our parameters; `rising` says which columns can only raise an estimate."""
+
     seed: int
     rising: list[int]
     rows: int
 
     def location(self, seen: Examples, lent: Examples | None, rounds: int) -> lightgbm.Booster:
+        """Learn where the logarithm of what remains lies."""
         rows, targets, weights = seen.rows, seen.targets, seen.weights
         if lent is not None:
             rows = np.concatenate((rows, lent.rows))
