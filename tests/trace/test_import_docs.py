@@ -1,0 +1,25 @@
+"""docs/importing.md says what importers do."""
+
+import re
+
+import pytest
+
+from heddle.cli.trace_import import import_
+from heddle_trace.importers import FORMATS
+from tests.trace import importer_table
+from tests.trace.test_importers_samples import SAMPLES
+
+PAGE = (importer_table.ROOT / "docs" / "importing.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="real logs are not at ../shared/raw_samples")
+def test_the_table_of_real_logs_is_what_its_command_prints():
+    assert "\n".join(importer_table.rows(SAMPLES)) in PAGE
+
+
+def test_every_format_and_option_is_listed():
+    formats = PAGE.partition("## Formats")[2].partition("## ")[0]
+    assert re.findall(r"^\| `([\w-]+)` \|", formats, re.MULTILINE) == list(FORMATS)
+    for option in import_.params:
+        flag = option.opts[0]
+        assert flag in PAGE or not flag.startswith("-"), flag
