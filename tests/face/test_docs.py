@@ -1,6 +1,8 @@
 """What the pages say about figures, keys and files is what the code does."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -80,3 +82,29 @@ def test_tables_read_back_with_the_types_they_were_written_with():
     assert measured.steps.schema.field("tool_s").type == pa.float64()
     assert measured.steps.schema.field("finished").type == pa.bool_()
     assert measured.trajectories.schema.field("output_tokens").type == pa.int64()
+
+
+EXAMPLES = sorted((DOCS / "examples").glob("*.out"))
+
+
+@pytest.mark.parametrize("out", EXAMPLES, ids=lambda p: p.stem)
+def test_an_example_prints_what_its_page_shows(out: Path):
+    done = subprocess.run(
+        [sys.executable, str(out.with_suffix(".py"))],
+        cwd=DOCS.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == out.read_text()
+
+
+def test_every_page_of_the_site_is_there_and_every_page_is_on_it():
+    text = (DOCS.parent / "mkdocs.yml").read_text()
+    listed = re.findall(r"([\w/.-]+\.md)$", text, re.MULTILINE)
+    pages = {str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md")}
+    unlisted = {p for p in pages if p.startswith("decisions/") and p != "decisions/index.md"}
+    assert set(listed) == pages - unlisted
+    index = (DOCS / "decisions" / "index.md").read_text()
+    assert {f"decisions/{name}" for name in re.findall(r"\(([\w.-]+\.md)\)", index)} == unlisted

@@ -1,0 +1,16 @@
+"""Compare two policies on a shipped trace; run from the root of the checkout."""
+
+import tempfile
+from pathlib import Path
+
+import heddle
+
+config = heddle.RunConfig(
+    trace="traces/tiny.jsonl",
+    cluster=heddle.ClusterConfig(model="qwen3-14b", gpu="h100", gpus=2, max_running=2),
+)
+with tempfile.TemporaryDirectory() as runs:
+    result = heddle.compare(config, ["verl", "heddle"], out=Path(runs))
+    for run in result.runs:
+        print(f"{run.policy:7} {run.summary['makespan_s']:6.1f} s")
+    print(f"bound   {result.bound.makespan_s:6.1f} s")
