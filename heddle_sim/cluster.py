@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 import simpy
 
@@ -14,6 +15,7 @@ from heddle_core.events import (
     EngineStopped,
     Event,
     MigrationFinished,
+    MoveWay,
 )
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_sim.engine import SimEngine, StepResult
@@ -29,6 +31,9 @@ class World:
     """True iteration times for a GPU class and a TP degree."""
     transfer_fixed_s: float
     transfer_bytes_per_s: float
+    moves_by: Literal["kv", "prefill"] = "kv"
+    """How a context gets to its new engine: its KV is moved, or it is prefilled there, beside what
+    that engine is doing, in one of `SPARE_SLOTS`."""
     max_batched_tokens: int = 8192
     block_size: int = 16
     prefix_caching: bool = True
@@ -55,6 +60,10 @@ class World:
     def start_s(self, tp: int) -> float:
         """Seconds that an engine of TP degree `tp` takes to start."""
         return self.engine_start_s_at.get(tp, self.engine_start_s)
+
+
+SPARE_SLOTS = 4
+"""That engines have beyond their steps for contexts that are prefilled for a move."""
 
 
 def after(env: simpy.Environment, delay_s: float, act: Callable[[], None]) -> None:
@@ -87,6 +96,8 @@ class Cluster:
         self._transfers = Transfers(
             env, fixed_s=world.transfer_fixed_s, bytes_per_s=world.transfer_bytes_per_s
         )
+        self._prefills: dict[tuple[EngineId, TrajectoryId], Migrate] = {}
+        """Moves that are a prefill on their target."""
         for time_s, name in world.faults:
             after(env, time_s, partial(self._fail, name))
         if world.report_interval_s > 0:
@@ -144,6 +155,9 @@ class Cluster:
         if source is None or kv_tokens == 0:
             self._migrated(command, group, 0)
             return
+        if self._world.moves_by == "prefill":
+            self._prefill(command, group, kv_tokens)
+            return
         move = self._transfers.move(
             command.source,
             command.target,
@@ -171,7 +185,31 @@ class Cluster:
             source.release(command.trajectory)
         self._report_migration(command, ok=ok, kv_tokens=placed)
 
-    def _report_migration(self, command: Migrate, *, ok: bool, kv_tokens: int) -> None:
+    def _prefill(self, command: Migrate, group: GroupId, kv_tokens: int) -> None:
+        """Prefill a context on its new engine, for a token that nobody wants."""
+        target = self.engines.get(command.target)
+        if target is None or kv_tokens >= target.kv_capacity_tokens:
+            self._migrated(command, group, 0)
+            return
+        self._prefills[command.target, command.trajectory] = command
+        target.start(
+            command.trajectory,
+            group,
+            prompt_tokens=kv_tokens,
+            shared_tokens=kv_tokens,
+            output_tokens=1,
+        )
+
+    def _prefilled(self, command: Migrate, *, ok: bool) -> None:
+        source, target = self.engines.get(command.source), self.engines.get(command.target)
+        if ok and source is not None:
+            source.release(command.trajectory)
+        placed = target.export_kv(command.trajectory) if ok and target is not None else 0
+        self._report_migration(command, ok=ok, kv_tokens=placed, way="prefill")
+
+    def _report_migration(
+        self, command: Migrate, *, ok: bool, kv_tokens: int, way: MoveWay = "kv"
+    ) -> None:
         self._moves.pop(command.trajectory, None)
         self._deliver(
             MigrationFinished(
@@ -181,18 +219,19 @@ class Cluster:
                 target=command.target,
                 ok=ok,
                 kv_tokens=kv_tokens,
-                way="kv" if kv_tokens > 0 else "none",
+                way=way if kv_tokens > 0 else "none",
             )
         )
 
     def _ready(self, command: StartEngine) -> None:
         name, world = command.engine, self._world
         table = world.table(command.gpu, command.tp)
+        spare = SPARE_SLOTS if world.moves_by == "prefill" else 0
         self.engines[name] = SimEngine(
             self._env,
             name,
             table,
-            max_running=command.max_running,
+            max_running=min(command.max_running + spare, len(table.base_s) - 1),
             max_batched_tokens=world.max_batched_tokens,
             block_size=world.block_size,
             prefix_caching=world.prefix_caching,
@@ -212,7 +251,11 @@ class Cluster:
         )
 
     def _ended(self, name: EngineId, result: StepResult) -> None:
-        self._on_end(name, result)
+        move = self._prefills.pop((name, result.trajectory), None)
+        if move is not None:
+            self._prefilled(move, ok=result.finished)
+        else:
+            self._on_end(name, result)
         if name in self._stopping:
             self._stop_if_drained(name)
 
@@ -229,7 +272,9 @@ class Cluster:
             return
         self._stopping.pop(name, None)
         self._transfers.drop(name)
-        salvaged = tuple(engine.fail())
+        made = engine.fail()
+        lost = {t: self._prefills.pop((name, t), None) for t, _ in made}
+        salvaged = tuple((t, tokens) for t, tokens in made if lost[t] is None)
         for trajectory, tokens in salvaged:
             self._on_salvage(trajectory, tokens)
         self._deliver(
@@ -237,6 +282,8 @@ class Cluster:
                 time_s=self._env.now, engine=name, reason="injected fault", salvaged=salvaged
             )
         )
+        for move in filter(None, lost.values()):
+            self._prefilled(move, ok=False)
 
     def _sample(self) -> None:
         if self._env.peek() == float("inf"):

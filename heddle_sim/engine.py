@@ -274,7 +274,7 @@ class SimEngine:
     def drained(self) -> bool:
         """Whether no step is here, and the end of every step that was has been told."""
         batch = self._batch
-        return not (batch.running or batch.waiting or batch.ended)
+        return not (batch.running or batch.waiting or batch.ended or self._coming)
 
     def trajectories(self) -> list[TrajectoryId]:
         """Trajectories whose step is here: the batch in order of admission, then the queue."""

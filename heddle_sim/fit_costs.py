@@ -47,9 +47,11 @@ def fit_costs(sweep: Sweep) -> Costs:
                 wake_s=_typical(nap.wake_s for nap in naps) if naps else None,
             )
     aborts, beside = sweep.aborts, sweep.beside
+    ways = [move.way for move in sweep.moves]
     return Costs(
         dispatch_s=_dispatch_s(sweep),
         engines=engines,
+        moves_by="prefill" if ways and "kv" not in ways else "kv",
         abort_s=_typical(abort.abort_s for abort in aborts) if aborts else None,
         reprefill=_reprefill(sweep),
         beside=_typical(b.beside_s / b.alone_s for b in beside) if beside else None,

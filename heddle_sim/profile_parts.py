@@ -2,7 +2,7 @@
 `heddle_sim/profiles/README.md`."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,8 @@ class Costs:
     """Between a dispatch and the engine's first sight of it, and back: the driver's path."""
     engines: dict[str, Lifetimes]
     """By TP degree, as text because JSON keys are text."""
+    moves_by: Literal["kv", "prefill"] = "kv"
+    """How contexts were brought to another engine; by prefill, an engine has its work with it."""
     abort_s: float | None = None
     """From asking a running step to end until its end is told."""
     reprefill: Reprefill | None = None
