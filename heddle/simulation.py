@@ -327,6 +327,7 @@ def world_of(cluster: ClusterConfig, profile: Profile) -> World:
         table=table,
         transfer_fixed_s=profile.transfer.fixed_s,
         transfer_bytes_per_s=profile.transfer.bytes_per_s,
+        moves_by=costs.moves_by,
         max_batched_tokens=settings.max_batched_tokens,
         block_size=settings.block_tokens,
         tool_capacity=cluster.tool_capacity,
