@@ -248,6 +248,7 @@ def _world(run: Run, config: RunConfig, profile: Profile) -> World:
         world,
         table=table,
         faults=tuple(faults),
+        moves_by="prefill" if config.runtime.kv_transfer == "none" else "kv",
         max_batched_tokens=config.runtime.max_batched_tokens,
     )
 
