@@ -166,6 +166,7 @@ class Sandbox:
         Raises:
             SandboxUnavailableError: nothing that would do.
         """
+        assert not self._folder, "entered twice"
         self._folder = tempfile.mkdtemp(prefix="heddle-sandbox-")
         try:
             await self._find_way()
@@ -235,7 +236,7 @@ class Sandbox:
         }
         try:
             warden = await asyncio.create_subprocess_exec(
-                *(_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BOOT),
+                *(_interpreter(), "-s", "-S", "-P", "-X", "utf8", "-c", _BOOT),
                 str(Path(__file__).resolve().parent.parent),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

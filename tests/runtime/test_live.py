@@ -432,6 +432,18 @@ def test_samples_of_a_task_are_a_group(tokenizer):
 # -- a whole rollout: driver, agents and programs, only the model is scripted ----------------------
 
 
+@pytest.fixture(scope="module")
+def _sandbox_is_to_be_had() -> None:
+    async def enter() -> None:
+        async with Sandbox():
+            pass
+
+    try:
+        asyncio.run(enter())
+    except SandboxUnavailableError as error:
+        pytest.skip(str(error))
+
+
 SCRIPT = {
     "sum": ["```python\nprint(sum(range(101)))\n```", "I see.\nAnswer: 5050"],
     "hang": ["```python\nimport time\nprint('x')\ntime.sleep(1000)\n```", "Answer: none"],
@@ -466,11 +478,7 @@ async def rollout(
     tasks = [Task(id=name, prompt=name) for name in SCRIPT]
     clock = RunClock(asyncio.get_running_loop())
     controller = Controller(policy_of(policy, Scenario(trajectories=16, faults=())))
-    try:
-        sandbox = await Sandbox(sandbox_limits).__aenter__()
-    except SandboxUnavailableError as error:
-        pytest.skip(str(error))
-    async with sandbox:
+    async with Sandbox(sandbox_limits) as sandbox:
         driver = AsyncDriver(
             live_agents(
                 tasks,
@@ -498,6 +506,7 @@ def events(entries: list[Entry], kind: type[Any]) -> list[Any]:
     return [e.event for e in entries if isinstance(e.event, kind)]
 
 
+@pytest.mark.usefixtures("_sandbox_is_to_be_had")
 @pytest.mark.parametrize("policy", ["verl", "heddle"])
 @pytest.mark.parametrize("cut_by", ["sandbox", "driver"])
 def test_a_rollout_of_real_agents_runs_to_its_end(tokenizer, policy, cut_by):
@@ -538,6 +547,7 @@ def test_a_rollout_of_real_agents_runs_to_its_end(tokenizer, policy, cut_by):
     assert made >= sum(s.output_tokens for t in transcripts for s in t.steps) > 0
 
 
+@pytest.mark.usefixtures("_sandbox_is_to_be_had")
 def test_an_interrupted_rollout_leaves_no_program(tokenizer):
     before = descendants()
     entries: list[Entry] = []

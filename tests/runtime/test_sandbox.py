@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -598,8 +599,16 @@ def test_a_warden_that_is_killed_takes_its_program_along(way):
     asyncio.run(main())
 
 
-def test_what_a_program_leaves_on_disk_is_gone(way, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+@pytest.fixture
+def far_folder() -> Iterator[Path]:
+    """A folder that pytest never has to remove: its own way fails at great depths."""
+    folder = tempfile.mkdtemp(prefix="heddle-test-")
+    yield Path(folder)
+    remove_folder(folder)
+
+
+def test_what_a_program_leaves_on_disk_is_gone(way, far_folder, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(far_folder))
     deep = """
         import os
         os.mkdir("locked", 0)
@@ -614,11 +623,11 @@ def test_what_a_program_leaves_on_disk_is_gone(way, tmp_path, monkeypatch):
         async with Sandbox(limits, way=way) as sandbox:
             done = await sandbox.run(textwrap.dedent(deep))
             assert done.status == "ok", done
-            (folder,) = tmp_path.iterdir()
+            (folder,) = far_folder.iterdir()
             assert list(folder.iterdir()) == []
 
     asyncio.run(main())
-    assert list(tmp_path.iterdir()) == []
+    assert list(far_folder.iterdir()) == []
 
 
 def test_a_folder_with_closed_doors_is_removed(tmp_path):
