@@ -58,7 +58,11 @@ def main(
         if fresh or (refresh and job.policy.split("+")[0] == refresh):
             store.forget(job.key)
     ran = run_missing(jobs, store, processes=processes, hear=_Progress())
-    _say(f"{ran} of {len({job.key for job in jobs})} runs were missing and are there now")
+    keys = {job.key for job in jobs}
+    old = sum(map(store.outdated, keys))
+    _say(f"{ran} of {len(keys)} runs were missing and are there now")
+    if old:
+        _say(f"{old} were made by other code than today's; --refresh or --fresh makes them again")
     if only_runs:
         return
     for experiment in chosen:

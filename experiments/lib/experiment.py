@@ -49,8 +49,6 @@ class Outcome:
     judged: tuple[Judged, ...] = ()
     skipped: str = ""
     size: Size | None = None
-    of_older_code: int = 0
-    """Runs that were made by other code than that of the day of the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,6 @@ class Experiment:
         judged_all(self.expected, measured.values)
         kept = {
             "size": {"gpus": size.gpus, "seeds": size.seeds},
-            "of_older_code": sum(store.outdated(a.job.key) for a in asked),
             "values": {name: value.plain() for name, value in measured.values.items()},
             "data": measured.data,
         }
@@ -136,7 +133,6 @@ class Experiment:
             expected=expected,
             judged=judged_all(expected, values),
             size=Size(name="", gpus=size["gpus"], seeds=size["seeds"]),
-            of_older_code=kept["of_older_code"],
         )
 
     def _kept(self) -> dict[str, Any]:

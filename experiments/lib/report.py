@@ -56,7 +56,8 @@ def _plural(verdict: str) -> str:
 
 
 def _parts(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
-    paper = [o for o in outcomes if o.expected.figure[0] in "FT"]
+    # F1 to F16, T1, T2; what is beyond has a letter alone.
+    paper = [o for o in outcomes if o.expected.figure[1:].isdigit()]
     beyond = [o for o in outcomes if o not in paper]
     if paper:
         yield "The paper's figures and tables", paper
@@ -97,11 +98,9 @@ def _section(outcome: Outcome, figures: str, folders: str | None) -> Iterator[st
 def _size(outcome: Outcome) -> str:
     size = outcome.size
     assert size is not None, "a measured experiment has a size"
-    old = outcome.of_older_code
     return (
         f"{size.gpus} GPUs, {size.seeds} rollout{'s' if size.seeds > 1 else ''} for each cell "
         "unless its configuration says otherwise."
-        + (f" {old} runs were made before the last change of policies or simulator." if old else "")
     )
 
 

@@ -105,7 +105,7 @@ def page() -> str:
     judged = judged_all(expected, {"gain": exactly(1.5), "b": exactly(3.0)})
     own = Expected(figure="A", title="Own", source="s", claims=())
     outcomes = [
-        Outcome(name="f01", expected=expected, judged=judged, size=FULL, of_older_code=2),
+        Outcome(name="f01", expected=expected, judged=judged, size=FULL),
         Outcome(name="a_own", expected=own, skipped="no trace"),
     ]
     return results_page(outcomes, figures="pictures", folders="")
@@ -122,11 +122,10 @@ def test_the_page_puts_paper_and_ours_side_by_side():
     assert text.index("The paper's figures") < text.index("Beyond the paper")
 
 
-def test_the_page_says_how_large_and_how_old_its_runs_are():
+def test_the_page_says_how_large_its_runs_are():
     text = page()
     assert "Of 2 claims 1 agree, 0 in direction only, 1 disagree." in text
     assert "1 of 2 experiments have the paper's size" in text
     assert "64 GPUs, 3 rollouts for each cell" in text
-    assert "2 runs were made before the last change" in text
     assert FULL.full
     assert not REDUCED.full
