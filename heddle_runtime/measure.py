@@ -33,17 +33,19 @@ async def measure(
     *,
     tokens: TokenSource | None,
     report: Report,
+    found: Found | None = None,
     ready: Callable[[EngineClient], None] = lambda _: None,
 ) -> Found:
     """Measure everything, then close the launcher; `ready` is shown each engine once it is.
 
-    `tokens` is None for engines that make none.
+    `tokens` is None for engines that make none. `found` is filled, so that what was measured
+    outlasts a failure.
 
     Raises:
         MeasureError: an engine failed, did not answer, or refused what it should be able to do.
     """
     bench = Bench(launcher, gpu=order.gpu, max_running=order.max_running)
-    found = Found()
+    found = Found() if found is None else found
     try:
         for tp in order.tps:
             session = Session(bench, order, tp, tokens, found, report)

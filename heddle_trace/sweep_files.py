@@ -204,12 +204,8 @@ class Sweep:
 TRIALS = ("decode", "prefill", "aborts", "moves", "lives", "naps", "beside", "loops")
 
 
-def write_sweep(sweep: Sweep, path: Path) -> None:
-    """Write a sweep as JSON, one trial a line.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+def encode_sweep(sweep: Sweep) -> bytes:
+    """Format a sweep as JSON, one trial a line."""
     plain: dict[str, Any] = msgspec.to_builtins(sweep)
     parts = []
     for name, value in plain.items():
@@ -218,7 +214,7 @@ def write_sweep(sweep: Sweep, path: Path) -> None:
             parts.append(f'  "{name}": [\n    {rows}\n  ]')
         else:
             parts.append(f'  "{name}": {msgspec.json.encode(value).decode()}')
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
 
 
 def read_sweep(path: Path) -> Sweep:
