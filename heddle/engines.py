@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
+from heddle.simulation import profile_of
 from heddle_runtime.vllm_checks import check_engines
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import VllmSettings
@@ -72,8 +73,9 @@ def open_vllm(config: RunConfig, logs: Path) -> VllmLauncher:
 def _cores(config: RunConfig) -> list[tuple[int, ...]]:
     """A core for each engine while there are enough; engines of several ranks choose their own."""
     cluster = config.cluster
-    degrees = cluster.mix or cluster.tp_choices or (cluster.tp,)
+    degrees = cluster.mix or cluster.tp_choices or profile_of(cluster).tps
     mine = sorted(os.sched_getaffinity(0))
-    if not config.runtime.pin_cores or max(degrees) > 1 or cluster.gpus > len(mine):
+    widest = max(tp for tp in (*degrees, cluster.tp) if tp <= cluster.gpus)
+    if not config.runtime.pin_cores or widest > 1 or cluster.gpus > len(mine):
         return []
     return [(core,) for core in mine[: cluster.gpus]]

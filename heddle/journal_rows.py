@@ -114,6 +114,23 @@ def schema() -> pa.Schema:
     return pa.schema(list(columns.items()))
 
 
+def needed() -> list[str]:
+    """Columns that every journal has; those that came later have a value to take in their place."""
+    later = {
+        field.name
+        for shape in _shapes().values()
+        for field in dataclasses.fields(shape.cls)
+        if field.default is not dataclasses.MISSING
+    }
+    always = {
+        field.name
+        for shape in _shapes().values()
+        for field in dataclasses.fields(shape.cls)
+        if field.default is dataclasses.MISSING
+    }
+    return [name for name in schema().names if name in always or name not in later]
+
+
 def encode(entries: Sequence[Entry], first_seq: int) -> pa.RecordBatch:
     """Turn entries into rows, each event followed by its commands; `seq` counts from `first_seq`.
 
@@ -254,7 +271,7 @@ def _things(table: pa.Table) -> list[Any]:
             raise JournalError(f"journal names {name!r}, which this version does not know")
         index = np.flatnonzero(names == name)
         part = table.take(_column(index))
-        keys = [f for f, _ in shape.plain]
+        keys = [f for f, _ in shape.plain if f in part.column_names]
         columns = [part.column(key).to_pylist() for key in keys]
         if shape.cls in typing.get_args(Event):
             keys.append("time_s")

@@ -23,7 +23,7 @@ import pyarrow as pa
 from heddle import run_files as files
 from heddle.config import RunConfig
 from heddle.config_files import from_builtins, to_builtins
-from heddle.journal_rows import decode, encode, schema
+from heddle.journal_rows import decode, encode, needed, schema
 from heddle.metrics import Measured, SoloTpot, measure
 from heddle.run_files import RunError
 from heddle_core.journal import Entry
@@ -328,7 +328,7 @@ class Run:
         """One row per event or command; up to where it broke off, when the run did not finish."""
         if self.status != "finished" and (self.path / files.JOURNAL_OPEN).exists():
             return files.read_open_journal(self.path / files.JOURNAL_OPEN)
-        return files.read_table(self.path / files.JOURNAL, schema().names)
+        return files.read_table(self.path / files.JOURNAL, needed())
 
     def entries(self) -> Iterator[Entry]:
         """The journal as it was recorded: each event with its commands."""

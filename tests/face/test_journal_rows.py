@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.journal_rows import JournalError, decode, encode, schema
+from heddle.journal_rows import JournalError, decode, encode, needed, schema
 from heddle_core.commands import Command, Dispatch, SolvePlan
-from heddle_core.events import Event, PlanSolved, RolloutStarted, Tick
+from heddle_core.events import Event, MigrationFinished, PlanSolved, RolloutStarted, Tick
+from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.journal import Entry
 from heddle_core.plan.problem import PlanProblem, ResourcePlan
 from tests.face.journals import arrived, dispatch, entry, table
@@ -118,3 +119,17 @@ def test_a_problem_of_an_unknown_package_is_not_imported():
 
 def test_dispatch_has_columns_of_its_own():
     assert {f.name for f in dataclasses.fields(Dispatch)} <= {f.name for f in schema()}
+
+
+def test_a_journal_from_before_a_field_existed_takes_its_default():
+    event = MigrationFinished(
+        time_s=1.0,
+        trajectory=TrajectoryId("a"),
+        source=EngineId("e0"),
+        target=EngineId("e1"),
+        ok=True,
+        kv_tokens=5,
+    )
+    table = pa.Table.from_batches([encode([Entry(event, ())], 0)])
+    assert "way" not in needed()
+    assert list(decode(table.drop_columns(["way"]))) == [Entry(event, ())]
