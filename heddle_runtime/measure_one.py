@@ -61,15 +61,18 @@ async def decode(session: Session, engine: EngineClient, cell: DecodeCell) -> No
 
 async def prefill(session: Session, engine: EngineClient, cell: PrefillCell) -> None:
     """Time prompts, a few after each other, each with a context of its own, alone or beside."""
-    turns = session.size.joiners if cell.batch else 1
-    joiners = [[session.fresh(cell.prompt) for _ in range(cell.together)] for _ in range(turns)]
-    if cell.cached:
-        for turn in joiners:
-            await session.lay(engine, turn, cell.cached)
+    turns = range(session.size.joiners if cell.batch else 1)
+    if cell.cached:  # each on the same prefix: one is enough to be computed
+        (kept,) = session.seats(cell.batch, cell.batch + 1)
+        await session.lay(engine, [kept], cell.cached)
+        new = cell.prompt - cell.cached
+        joiners = [[kept.branch(cell.cached, session.fresh_ids(new))] for _ in turns]
+    else:
+        joiners = [[session.fresh(cell.prompt) for _ in range(cell.together)] for _ in turns]
     seats = session.seats(0, cell.batch)
     await session.lay(engine, seats, cell.context)
     room = session.limits.longest(cell.batch + 1, 0) - cell.context
-    output = min(room, session.size.output + OUTLAST * turns)
+    output = min(room, session.size.output + OUTLAST * len(turns))
     load = session.load(engine, seats, cell.context, output)
     joined = []
     for turn in joiners:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from heddle_trace.schema import StepScript, TrajectoryScript
 
-SizeName: TypeAlias = Literal["small", "full"]
+SizeName: TypeAlias = Literal["quick", "small", "full"]
 
 KV_SHARE = 0.8
 """Of an engine's KV: beyond, it may take KV away in the middle of a measurement."""
@@ -47,6 +47,7 @@ class Size:
 
 
 SIZES: dict[SizeName, Size] = {
+    "quick": Size(contexts=2, repeats=2, output=32, joiners=2, lives=1, loops=1, ratio=8),
     "small": Size(contexts=3, repeats=3, output=48, joiners=3, lives=2, loops=2, ratio=4),
     "full": Size(contexts=4, repeats=5, output=64, joiners=4, lives=3, loops=3, ratio=3),
 }
@@ -125,8 +126,9 @@ def prefill_cells(size: Size, limits: Limits) -> list[PrefillCell]:
             known = contexts(size, limits, batch)
             # The batch has its own room, as if it had one sequence more: that is the prompt's.
             room = limits.longest(batch + 1, 0)
-            context = min(known[len(known) // 2], room - size.output - OUTLAST * size.joiners)
-            lengths = [n for n in (between(grid) if held_out else grid) if n <= room]
+            context = min(known[(len(known) - 1) // 2], room - size.output - OUTLAST * size.joiners)
+            # Longer prompts add in the same way, and keep an engine for seconds.
+            lengths = [n for n in (between(grid) if held_out else grid) if n <= room // 4]
             cells += [PrefillCell(batch, context, n, 0, held_out) for n in lengths]
             cells += _cached(batch, context, [room // 2], lengths[1:2], room, held_out=held_out)
             cells += [

@@ -76,6 +76,7 @@ class Seat:
 
     def request(self, context: int, output: int) -> StepRequest:
         """A step on the first `context` tokens."""
+        assert not self.ids or context <= len(self.ids), "a seat is as long as its longest step"
         shared, self._known = min(context, self._known), context
         return StepRequest(
             trajectory=self.trajectory,
@@ -86,6 +87,12 @@ class Seat:
             exact=True,
             prompt_ids=self.ids[:context],
         )
+
+    def branch(self, kept: int, new: Sequence[int]) -> "Seat":
+        """The same trajectory with other tokens after the first `kept`."""
+        other = Seat(self.trajectory, (*self.ids[:kept], *new))
+        self._known = other._known = min(self._known, kept)
+        return other
 
 
 class Session:
@@ -145,8 +152,12 @@ class Session:
 
     def fresh(self, length: int) -> Seat:
         """A trajectory of its own, of which no engine has anything."""
+        return Seat(f"tp{self.tp}-{next(self._names)}", self.fresh_ids(length))
+
+    def fresh_ids(self, length: int) -> Sequence[int]:
+        """Tokens that nobody has seen; none for engines that make none."""
         name = f"tp{self.tp}-{next(self._names)}"
-        return Seat(name, self.tokens.ids(name, length) if self.tokens is not None else ())
+        return self.tokens.ids(name, length) if self.tokens is not None else ()
 
     def seats(self, first: int, past: int) -> list[Seat]:
         """Trajectories that are used again and again, by number."""

@@ -10,6 +10,7 @@ from heddle_trace.sweep_files import BesideTrial, MoveTrial
 
 MOVE_BATCH = 4
 """Sequences that decode on each engine while a context moves, in every second measurement."""
+NO_KV = "these engines hand out no KV: contexts are prefilled"
 LONGER = 4
 """How much longer the other engine decodes, so that it does all the while."""
 
@@ -38,6 +39,8 @@ async def move(
     by_kv: bool,
 ) -> None:
     """Bring a context that ran on one engine to the other."""
+    if by_kv and NO_KV in session.found.notes:
+        return  # it would be the same as by prefill
     bench, moving = session.bench, session.fresh(context)
     ran = await bench.step(source, moving.request(context, 1))
     ids = (*moving.ids, *ran.end.output_ids) if moving.ids else ()
@@ -51,7 +54,7 @@ async def move(
     if by_kv:
         kv, export_s = await bench.export(source, moving.trajectory, ids)
         if kv is None:
-            session.found.notes["these engines hand out no KV: contexts are prefilled"] = None
+            session.found.notes[NO_KV] = None
     placed, place_s = await bench.place(target, moving.trajectory, ids, kv)
     for load in loads:
         await load.end()

@@ -7,7 +7,7 @@ decoding, prompts and prefix cache come together, are fitted by nobody: they che
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 import numpy as np
@@ -190,18 +190,20 @@ def _errors(
 
 
 def _drift_pct(sweep: Sweep) -> float:
-    """How much slower the end of the sweep is than its begin: the slope of all trials, each
-    relative to the median of its cell."""
-    places, ratios = [], []
+    """How much slower the end of the sweep is than its begin: one slope for all trials, each
+    seen from the mean of its cell in time and place."""
+    later, slower = [], []
     for tp in sweep.tps:
         for trials in _by_cell(sweep.decode, tp, _decode_cell):
-            usual_s = _typical(trials, "step_s").step_s
-            places += [trial.order for trial in trials]
-            ratios += [trial.step_s / usual_s for trial in trials]
-    if len(dict.fromkeys(places)) < 2:
+            place = fmean(trial.order for trial in trials)
+            usual_s = fmean(trial.step_s for trial in trials)
+            later += [trial.order - place for trial in trials]
+            slower += [trial.step_s / usual_s - 1 for trial in trials]
+    if not any(later):
         return 0.0
-    slope = float(np.polyfit(places, ratios, 1)[0])
-    return round(slope * (max(places) - min(places)) * 100, 2)
+    slope = float(np.dot(later, slower) / np.dot(later, later))
+    orders = [trial.order for trial in sweep.decode]
+    return round(slope * (max(orders) - min(orders)) * 100, 2)
 
 
 def _profile(sweep: Sweep, entries: dict[str, TpTable], per_prompt_s: float, file: str) -> Profile:

@@ -162,7 +162,7 @@ class Sweep:
     """UTC."""
     command: str
     size: str
-    """Which cells: "small" or "full"."""
+    """Which cells: "quick", "small" or "full"."""
     seed: int
     engine: str
     """What kind of engine: "vllm", "fake"."""

@@ -40,7 +40,7 @@ def calibrate() -> None:
 )
 @click.option("--gpu", default=None, help="GPU class of the profile [cpu, without a GPU]")
 @click.option("--tp", "tps", default="1", show_default=True, help="TP degrees, as 1,2")
-@click.option("--sweep", "size", type=click.Choice(["small", "full"]), default="small")
+@click.option("--sweep", "size", type=click.Choice(["quick", "small", "full"]), default="small")
 @click.option("--max-running", type=int, default=None, help="Largest batch [32; 128 on GPUs]")
 @click.option("--max-context", type=int, default=None, help="Longest context [2048; 16384 on GPUs]")
 @click.option("--kv-transfer", type=click.Choice(["none", "nixl"]), default=None, help="[none]")

@@ -95,7 +95,7 @@ def test_nothing_that_is_held_out_is_a_batch_and_context_of_the_grid() -> None:
         cells = decode_cells(size, LIMITS)
         grid = [(c.batch, c.context) for c in cells if not c.held_out]
         held = [(c.batch, c.context) for c in cells if c.held_out]
-        assert len(held) >= 8
+        assert len(held) >= 5
         assert not set(grid) & set(held)
         prompts = [c for c in prefill_cells(size, LIMITS) if c.held_out]
         assert any(c.batch for c in prompts)
