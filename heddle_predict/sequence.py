@@ -14,7 +14,7 @@ from heddle_predict.quantiles import LEVELS, shifted
 
 STATE: Final = 24
 HIDDEN: Final = 32
-_EPOCHS: Final = 20
+EPOCHS = 20
 _PATIENCE: Final = 4
 _BATCH: Final = 64
 _MOST_STEPS: Final = 20_000
@@ -105,7 +105,7 @@ class _Trainer:
         runs = by_run(seen)
         best, best_epoch, kept = np.inf, 0, [p.detach().clone() for p in parameters]
         steps = 0
-        for epoch in range(1, _EPOCHS + 1):
+        for epoch in range(1, EPOCHS + 1):
             # Runs of like length together, so that little is padded; their batches in any order.
             order = sorted(self._rng.permutation(len(runs)), key=lambda i: len(runs[i]))
             batches = [order[i : i + _BATCH] for i in range(0, len(order), _BATCH)]

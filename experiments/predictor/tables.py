@@ -1,0 +1,199 @@
+"""The tables and the figure of `run.py`, from its `results.json`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+STEPS = ("0", "1", "2", "4", "8")
+ORDER = (
+    "none",
+    "group",
+    "history",
+    "prefix tree",
+    "progressive",
+    "shipped",
+    "trees",
+    "sequence",
+    "ceiling",
+)
+NAMES = {
+    "tbench_mini": "tbench_mini",
+    "tau2_retail": "tau2_retail",
+    "tau_airline": "tau_airline",
+    "mint": "mint",
+    "hotpotqa_react": "hotpotqa_react",
+    "cc_weka": "cc_weka",
+    "coding": "synth coding",
+    "search": "synth search",
+    "math": "synth math",
+}
+LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+
+Results = Mapping[str, Any]
+Cell = tuple[float, float, int]
+"""Mean and standard deviation over seeds, and how many seeds have a figure."""
+
+
+def over_seeds(results: Results, name: str, pace: str, predictor: str, step: str, key: str) -> Cell:
+    """One figure of one predictor; seeds with too few trajectories for it are left out."""
+    found = []
+    for full, run in results.items():
+        judged = run["paces"][pace].get(predictor) if full.split("/")[0] == name else None
+        if judged and judged[step] is not None:
+            found.append(judged[step][key])
+    if not found:
+        return math.nan, math.nan, 0
+    return float(np.mean(found)), float(np.std(found)), len(found)
+
+
+def tables(results: Results) -> str:
+    """Write everything as Markdown."""
+    names = [name for name in NAMES if any(full.split("/")[0] == name for full in results)]
+    paces = list(next(iter(results.values()))["paces"])
+    parts = [
+        "# Prediction, step by step\n\nWritten by `python experiments/predictor/run.py`; "
+        "[README.md](README.md) says what is what. Means over seeds.\n"
+    ]
+    parts += [_summary(results, names, pace) for pace in paces]
+    parts.append(_calibration(results, names, paces[0]))
+    for name in names:
+        parts += [_one(results, name, pace) for pace in paces]
+    return "\n".join(parts)
+
+
+def _summary(results: Results, names: Sequence[str], pace: str) -> str:
+    lines = [
+        f"## After two steps, {pace}\n",
+        "Recall of the longest 20 % / Pearson with the remaining tokens; ± is the standard "
+        "deviation of the trees' figures over seeds.\n",
+        "| trace | " + " | ".join(ORDER) + " | ± |",
+        "|---" * (len(ORDER) + 2) + "|",
+    ]
+    for name in names:
+        cells = []
+        for predictor in ORDER:
+            recall = over_seeds(results, name, pace, predictor, "2", "recall")
+            pearson = over_seeds(results, name, pace, predictor, "2", "pearson")
+            cells.append(f"{recall[0]:.2f} / {pearson[0]:.2f}" if recall[2] else "-")
+        spread = [
+            over_seeds(results, name, pace, "trees", "2", k)[1] for k in ("recall", "pearson")
+        ]
+        cells.append(f"{spread[0]:.2f} / {spread[1]:.2f}")
+        lines.append(f"| {NAMES[name]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _calibration(results: Results, names: Sequence[str], pace: str) -> str:
+    lines = [
+        f"## Calibration, {pace}\n",
+        "Share of the truths at or below each quantile, over the steps above; a column's head is "
+        "what it should be.\n",
+        "| trace | model | " + " | ".join(f"{level:g}" for level in LEVELS) + " |",
+        "|---" * (len(LEVELS) + 2) + "|",
+    ]
+    for name in names:
+        for model in ("trees", "sequence"):
+            shares = []
+            for full, run in results.items():
+                judged = run["paces"][pace].get(model)
+                if full.split("/")[0] == name and judged:
+                    shares += [f["coverage"] for f in judged.values() if f is not None]
+            if shares:
+                cells = " | ".join(f"{share:.2f}" for share in np.mean(shares, axis=0))
+                lines.append(f"| {NAMES[name]} | {model} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def _one(results: Results, name: str, pace: str) -> str:
+    runs = [run for full, run in results.items() if full.split("/")[0] == name]
+    (seen, held), groups = runs[0]["trajectories"], runs[0]["groups"]
+    icc = runs[0]["icc"]
+    told = (
+        f" A prompt alone decides {icc:.0%} of the variance of totals, so that nobody's Pearson "
+        f"before the first token can exceed {math.sqrt(icc):.2f}."
+        if icc is not None
+        else ""
+    )
+    lines = [
+        f"## {NAMES[name]}, {pace}\n",
+        f"About {seen:,} trajectories of {groups[0]:,} groups to learn from, {held:,} of "
+        f"{groups[1]:,} to be judged on, {len(runs)} seeds.{told}\n",
+        "| predictor | "
+        + " | ".join(f"{step} steps" for step in STEPS)
+        + " | median error, tokens |",
+        "|---" * (len(STEPS) + 2) + "|",
+    ]
+    for predictor in ORDER:
+        if not any(predictor in run["paces"][pace] for run in runs):
+            continue
+        cells = []
+        for step in STEPS:
+            found = [
+                over_seeds(results, name, pace, predictor, step, key)
+                for key in ("recall", "pearson", "spearman")
+            ]
+            cells.append(" / ".join(f"{f[0]:.2f}" for f in found) if found[0][2] else "-")
+        errors = [
+            over_seeds(results, name, pace, predictor, step, "median_error_tokens")
+            for step in STEPS
+        ]
+        shown = ", ".join(f"{e[0]:,.0f}" for e in errors if e[2])
+        lines.append(f"| {predictor} | " + " | ".join(cells) + f" | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def figure(results: Results, path: Path, pace: str = "at once") -> None:
+    """Draw recall and Pearson over steps, one panel for each trace (the paper's Figure 13)."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = [name for name in NAMES if any(full.split("/")[0] == name for full in results)]
+    drawn = {
+        "trees": ("#d1495b", "-", "o"),
+        "sequence": ("#edae49", "-", "s"),
+        "progressive": ("#30638e", "-", "^"),
+        "prefix tree": ("#7a9e7e", "-", "v"),
+        "history": ("#9c89b8", "-", "D"),
+        "group": ("#8d99ae", "-", "x"),
+        "ceiling": ("#222222", ":", None),
+    }
+    grid, axes = plt.subplots(
+        2, len(names), figsize=(2.35 * len(names), 5.6), sharex=True, sharey="row", squeeze=False
+    )
+    at = np.arange(len(STEPS))
+    for column, name in enumerate(names):
+        for row, (key, title) in enumerate(
+            (("recall", "recall of the longest 20 %"), ("pearson", "Pearson with what remains"))
+        ):
+            axis = axes[row, column]
+            for predictor, (colour, line, marker) in drawn.items():
+                cells = [over_seeds(results, name, pace, predictor, s, key) for s in STEPS]
+                means = [cell[0] for cell in cells]
+                if all(math.isnan(mean) for mean in means):
+                    continue
+                axis.plot(
+                    at, means, line, color=colour, marker=marker, ms=4, lw=1.6, label=predictor
+                )
+                if predictor == "trees":
+                    spread = np.array([cell[1] for cell in cells])
+                    low, high = np.array(means) - spread, np.array(means) + spread
+                    axis.fill_between(at, low, high, color=colour, alpha=0.15, lw=0)
+            axis.axhline(0.8 if key == "recall" else 0.7, color="#bbbbbb", lw=0.8, ls="--")
+            axis.set_xticks(at, STEPS)
+            axis.set_ylim((0.0, 1.0) if key == "recall" else (-0.3, 1.0))
+            axis.spines[["top", "right"]].set_visible(False)
+            if row == 0:
+                axis.set_title(NAMES[name], fontsize=10)
+            else:
+                axis.set_xlabel("steps behind it", fontsize=9)
+            if column == 0:
+                axis.set_ylabel(title, fontsize=9)
+    handles, labels = axes[0, -1].get_legend_handles_labels()
+    grid.legend(handles, labels, loc="lower center", ncol=len(labels), frameon=False, fontsize=9)
+    grid.tight_layout(rect=(0, 0.06, 1, 1))
+    grid.savefig(path, dpi=130)

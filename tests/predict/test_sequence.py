@@ -1,0 +1,117 @@
+"""The recurrent network: learned by torch, answered by numpy, the same numbers from both."""
+
+import numpy as np
+import pytest
+
+from heddle_core.predict.learned import LearnedPredictor, SequenceModel
+from heddle_core.predict.recurrent import NAMES, Recurrent
+from heddle_predict.artefact import read_artefact, write_artefact
+from heddle_predict.corpus import split
+from heddle_predict.examples import answers, examples
+from heddle_predict.fit import fit, prepared
+from heddle_predict.measures import correlation
+from heddle_predict.models import core_model
+from heddle_predict.play import Pace, play
+from heddle_predict.quantiles import LEVELS
+from tests.predict.made import fitted, synthetic
+
+torch = pytest.importorskip("torch", reason="the network is trained by torch: heddle[learn]")
+
+from heddle_predict import sequence  # noqa: E402 -- only where torch is
+
+
+@pytest.fixture(scope="module")
+def learned():
+    seen, held = split(synthetic("coding", 320), share=0.3, seed=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sequence, "EPOCHS", 6)
+        vocabulary, asked, lent = prepared([seen], 1)
+        found = sequence.fit_sequence(asked, lent, vocabulary, 1)
+    return found, examples(held.scripts, vocabulary, Pace())
+
+
+def test_it_learns_what_siblings_and_steps_tell(learned):
+    found, test = learned
+    quantiles = answers(found.model, test)
+    assert (np.diff(quantiles, axis=1) >= -1e-9).all()
+    late = test.queued & (test.step == 2)
+    middle = np.log(quantiles[late, LEVELS.index(0.5)])
+    truth = np.log(test.remaining[late])
+    assert correlation(middle, truth) > max(0.25, correlation(test.survival[late], truth))
+    assert 1 <= found.epochs <= 6
+    assert 0.3 < found.error < 2.0
+
+
+def test_numpy_answers_as_torch_does():
+    columns, size = 7, sequence.STATE
+    rng = np.random.default_rng(2)
+    trainer = sequence._Trainer(torch, 3, rng.normal(size=columns), np.full(columns, 2.0))
+    network = trainer.network()
+    rows = rng.normal(size=(5, 4, columns))
+    scaled = torch.from_numpy(((rows - network.centre) / network.spread).astype(np.float32))
+    with torch.no_grad():
+        expected, _ = trainer._gru(scaled)
+    states = np.tile(network.begun(), (5, 1))
+    for step in range(4):
+        states = network.advanced(states, rows[:, step])
+        assert np.allclose(states, expected[:, step].numpy(), atol=1e-5)
+    assert states.shape == (5, size)
+    with torch.no_grad():
+        seen = torch.cat((expected[:, -1], scaled[:, -1]), dim=1)
+        out = trainer._head(torch.relu(trainer._hidden(seen))).numpy()
+    out[:, 1:] = np.log1p(np.exp(out[:, 1:]))
+    assert np.allclose(network.quantiles(states, rows[:, -1]), out.cumsum(axis=1), atol=1e-5)
+
+
+def test_training_sees_what_a_run_would_ask(learned):
+    """A batch's states are those that the predictor holds, one tool call after another."""
+    model = learned[0].model
+    found = []
+    predictor = LearnedPredictor(model)
+
+    class Watcher:
+        observe_step = staticmethod(predictor.observe_step)
+        observe_tool = staticmethod(predictor.observe_tool)
+        observe_finish = staticmethod(predictor.observe_finish)
+
+        def asked(self, t, index, moment):
+            found.append(predictor.remaining_quantiles(t))
+
+    scripts = synthetic("coding", 320).scripts[:60]
+    play(scripts, Pace(slots=0.5), Watcher())
+    batch = examples(scripts, model.vocabulary, Pace(slots=0.5))
+    assert np.allclose(found, answers(model, batch))
+    assert predictor._states == {}
+
+
+def test_a_model_file_holds_it_without_torch(tmp_path, monkeypatch):
+    monkeypatch.setattr(sequence, "EPOCHS", 1)
+    artefact = fit([synthetic()], kind="sequence", seed=2, command="made in a test")
+    path = tmp_path / "m.heddle"
+    write_artefact(path, artefact)
+    model = core_model(read_artefact(path), path)
+    assert isinstance(model, SequenceModel)
+    assert model.network.begun().shape == (sequence.STATE,)
+    again = fit([synthetic()], kind="sequence", seed=2, command="made in a test")
+    for name, array in artefact.arrays.items():
+        assert np.array_equal(array, again.arrays[name]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "said"),
+    [
+        ("head_weight", np.zeros((2, 3)), "head_weight has shape"),
+        ("spread", np.zeros(3), "not above 0"),
+        ("input_bias", np.full(6, np.nan), "no number"),
+    ],
+)
+def test_arrays_that_are_no_network_are_refused(name, bad, said):
+    shapes = [(3,), (3,), (6, 3), (6,), (6, 2), (6,), (4, 5), (4,), (7, 4), (7,)]
+    arrays = {n: np.ones(shape) for n, shape in zip(NAMES, shapes, strict=True)}
+    Recurrent.of(arrays, columns=3, quantiles=7)
+    with pytest.raises(ValueError, match=said):
+        Recurrent.of(arrays | {name: bad}, columns=3, quantiles=7)
+
+
+def test_trees_and_network_look_at_the_same_rows(learned):
+    assert learned[0].model.vocabulary.names()[:37] == fitted().vocabulary.names()[:37]
