@@ -78,10 +78,9 @@ def _summary(results: Results, names: Sequence[str], pace: str) -> str:
             recall = over_seeds(results, name, pace, predictor, "2", "recall")
             pearson = over_seeds(results, name, pace, predictor, "2", "pearson")
             cells.append(f"{recall[0]:.2f} / {pearson[0]:.2f}" if recall[2] else "-")
-        spread = [
-            over_seeds(results, name, pace, "trees", "2", k)[1] for k in ("recall", "pearson")
-        ]
-        cells.append(f"{spread[0]:.2f} / {spread[1]:.2f}")
+        recall = over_seeds(results, name, pace, "trees", "2", "recall")
+        pearson = over_seeds(results, name, pace, "trees", "2", "pearson")
+        cells.append(f"{recall[1]:.2f} / {pearson[1]:.2f}")
         lines.append(f"| {NAMES[name]} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -120,10 +119,9 @@ def _one(results: Results, name: str, pace: str) -> str:
     lines = [
         f"## {NAMES[name]}, {pace}\n",
         f"About {seen:,} trajectories of {groups[0]:,} groups to learn from, {held:,} of "
-        f"{groups[1]:,} to be judged on, {len(runs)} seeds.{told}\n",
-        "| predictor | "
-        + " | ".join(f"{step} steps" for step in STEPS)
-        + " | median error, tokens |",
+        f"{groups[1]:,} to be judged on, {len(runs)} seeds.{told} "
+        "Recall / Pearson / Spearman; the median error in tokens, step by step.\n",
+        "| predictor | " + " | ".join(f"{step} steps" for step in STEPS) + " | median error |",
         "|---" * (len(STEPS) + 2) + "|",
     ]
     for predictor in ORDER:
@@ -176,9 +174,8 @@ def figure(results: Results, path: Path, pace: str = "at once") -> None:
                 means = [cell[0] for cell in cells]
                 if all(math.isnan(mean) for mean in means):
                     continue
-                axis.plot(
-                    at, means, line, color=colour, marker=marker, ms=4, lw=1.6, label=predictor
-                )
+                look = {"color": colour, "marker": marker, "ms": 4, "lw": 1.6}
+                axis.plot(at, means, line, label=predictor, **look)
                 if predictor == "trees":
                     spread = np.array([cell[1] for cell in cells])
                     low, high = np.array(means) - spread, np.array(means) + spread

@@ -6,7 +6,7 @@ names, no trajectory twice in a group) and replayed under the preset `heddle` wi
 after another. Synthetic workloads need no drawing: past and future have seeds of their own.
 
 Then the same rollouts with an oracle whose log-normal error grows. Figures go into `value.json`
-beside this file as they are found, then into `VALUE.md` and `noise.png`.
+beside this file as they are found, then into `VALUE.md`.
 """
 
 import argparse
@@ -111,9 +111,9 @@ def tables(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Write everything as Markdown."""
     lines = [
         "# What prediction is worth\n",
-        f"Written by `python experiments/predictor/value.py`; seconds of makespan under `heddle` on "
-        f"64 H100, Qwen3-14B, about {TRAJECTORIES:,} trajectories, mean over seeds (spread: half "
-        "the distance between the least and the most).\n",
+        "Written by `python experiments/predictor/value.py`; seconds of makespan under `heddle` "
+        f"on 64 H100, Qwen3-14B, about {TRAJECTORIES:,} trajectories, mean over seeds (spread: "
+        "half the distance between the least and the most).\n",
         "| trace | seeds | bound | " + " | ".join(PREDICTORS) + " |",
         "|---" * (len(PREDICTORS) + 3) + "|",
     ]
