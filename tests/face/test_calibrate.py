@@ -11,7 +11,7 @@ import pytest
 from heddle.calibration import Checked, Figure, rankings
 from heddle.runs import load_run
 from heddle_runtime.virtual_time import run_virtual
-from heddle_runtime.vllm_settings import Installed
+from heddle_runtime.vllm_settings import SUPPORTED, Installed
 from heddle_sim.profile_files import PROFILE_FOLDER, load_profile, read_profile
 from heddle_trace.sweep_files import read_sweep
 from tests.face.journals import Heddle
@@ -114,7 +114,7 @@ def test_a_profile_file_serves_every_verb_that_takes_a_model(
         (("--max-context", 64), "measuring takes 160 or more"),
         (("--model", "qwen9"), "unknown model 'qwen9'"),
         (("-o", "nowhere/sweep.json"), "nowhere: no such folder"),
-        (("--engine", "vllm", "--model-dir", "there"), "vLLM is not installed: pip install"),
+        (("--engine", "vllm", "--model-dir", "there"), "vLLM is not installed: "),
         (("--engine", "vllm"), "--model-dir"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_sweep_that_cannot_be_begun_says_why(
     args: tuple[object, ...],
     said: str,
 ) -> None:
-    monkeypatch.setattr("heddle.measuring.installed_vllm", lambda: None)
+    monkeypatch.setattr("heddle_runtime.vllm_checks.installed_vllm", lambda: None)
     status = 1 if "measuring takes" in said else 2
     out = () if "-o" in args else ("-o", "sweep.json")
     message = refused("calibrate", "measure", *SMALL, *args, *out, status=status)
@@ -132,20 +132,22 @@ def test_a_sweep_that_cannot_be_begun_says_why(
     assert not Path("sweep.json").exists()
 
 
-def test_a_model_folder_that_is_none_is_refused(
+def test_a_model_that_is_none_or_too_short_is_refused(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heddle.measuring.installed_vllm", lambda: Installed("0.32.0", "cpu"))
-    folder = Path("model")
-    measure = ("calibrate", "measure", "--engine", "vllm", "--model-dir", folder, "-o", "s.json")
-    assert "--model-dir model: No such file" in refused(*measure)
-    folder.mkdir()
-    (folder / "config.json").write_text("{")
-    assert "config.json: not JSON" in refused(*measure)
-    (folder / "config.json").write_text("{}")
-    assert "has no vocab_size" in refused(*measure)
-    (folder / "config.json").write_text('{"vocab_size": 9, "max_position_embeddings": 1024}')
-    assert "--max-context 2048: must be from 1 to 1024" in refused(*measure, "--max-context", 2048)
+    pytest.importorskip("tokenizers", reason="makes the tiny model")
+    pytest.importorskip("safetensors", reason="makes the tiny model")
+    from heddle_runtime.tiny_model import make_tiny_model
+
+    installed = Installed(SUPPORTED["cpu"], "cpu")
+    monkeypatch.setattr("heddle_runtime.vllm_checks.installed_vllm", lambda: installed)
+    measure = ("calibrate", "measure", "--engine", "vllm", "--model-dir", "model", "-o", "s.json")
+    assert "there is no such model folder" in refused(*measure)
+    make_tiny_model("model")
+    assert "--max-context 40000: must be from 1 to 32768" in refused(
+        *measure, "--max-context", 40_000
+    )
+    assert "TP" in refused(*measure, "--tp", 3)
 
 
 def test_nothing_is_replaced_unasked(refused: Callable[..., str], heddle: Heddle) -> None:
