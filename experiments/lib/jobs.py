@@ -45,6 +45,7 @@ class Job:
     cluster: ClusterConfig
     policy: str
     seed: int = 0
+    """Of the run: what is drawn in it. Rollouts differ by seeds of their own."""
     history: str = "prior"
 
     @property
@@ -71,7 +72,7 @@ class Size:
         return self.gpus >= 64
 
 
-REDUCED = Size(name="reduced", gpus=16, seeds=2)
+REDUCED = Size(name="reduced", gpus=8, seeds=2)
 FULL = Size(name="full", gpus=64, seeds=3)
 
 
@@ -167,7 +168,6 @@ def _asked(told: Mapping[str, Any], table: Mapping[str, Any], size: Size, number
         rollout=rollout,
         cluster=cluster,
         policy=told["policy"],
-        seed=number,
         history=told["history"],
     )
     return Asked({**told, "workload": rollout.workload, "gpus": gpus, "tp": tp}, job)

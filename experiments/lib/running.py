@@ -56,7 +56,7 @@ def _by_rollout(job: Job) -> tuple[int, str, str]:
 
     A process keeps the trace that it read last.
     """
-    return job.seed, str(msgspec.to_builtins(job.rollout)), job.policy
+    return job.rollout.seed, str(msgspec.to_builtins(job.rollout)), job.policy
 
 
 def run_one(job: Job, store: Store) -> None:

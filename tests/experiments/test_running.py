@@ -103,7 +103,7 @@ def test_every_policy_is_given_the_same_rollouts():
     config = {"runs": [{"policy": ["verl", "heddle"], "max_running": [50, 100]}]}
     by_seed: dict[int, set[Rollout]] = {}
     for asked in asked_of(config, FULL):
-        by_seed.setdefault(asked.job.seed, set()).add(asked.job.rollout)
+        by_seed.setdefault(asked.job.rollout.seed, set()).add(asked.job.rollout)
     assert [len(rollouts) for rollouts in by_seed.values()] == [1, 1, 1]
 
 
