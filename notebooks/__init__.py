@@ -1,0 +1,1 @@
+"""Notebooks that explain Heddle, and what executes and checks them: `make notebooks`."""
