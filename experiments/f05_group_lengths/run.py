@@ -53,15 +53,10 @@ def draw(data: Any, path: Path) -> None:
     )
     axes.grid(False)
     said = ", ".join(f"{name} {value:.1f}" for name, value in data["apart"].items())
-    axes.text(
-        0,
-        -5.2,
-        f"longest over shortest of a prompt, median: {said} (recorded: 3 to 5 samples)",
-        fontsize=8.5,
-    )
     axes.set(
         title="Output tokens of 16 samples of 40 coding prompts",
-        xlabel="prompt, in order of its median",
+        xlabel="prompt, in order of its median\n"
+        f"longest over shortest: {said} (recorded: 3 to 5 samples)",
         ylabel="sample, in order of length",
     )
     bar = figure.colorbar(image, ax=axes, pad=0.01, ticks=[2.5, 3, 3.5, 4, 4.5])

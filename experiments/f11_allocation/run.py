@@ -41,7 +41,9 @@ def draw(data: Any, path: Path) -> None:
     figure, axes = page(height=3.0)
     names = list(data["over_mixed"])
     mixes = "; ".join(" + ".join(map(str, mix)) for mix in data["mixes"])
-    bars(axes, names, [("", list(data["over_mixed"].values()), COLOURS[0])], numbers=True)
+    bars(axes, names, [("", list(data["over_mixed"].values()), COLOURS[0])])
+    for x, value in enumerate(data["over_mixed"].values()):
+        axes.annotate(f"{value['mean']:.2f}", (x, 0.05), ha="center", color="white", fontsize=9)
     axes.set(
         title="320 coding trajectories, Qwen3-14B on 8 H100, lengths known",
         xlabel=f"engines x TP degree. The mixes of three rollouts: {mixes}",
