@@ -1,6 +1,7 @@
 """Programs of every kind, run for real behind the fence, by each way that this machine permits."""
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -77,6 +78,25 @@ def _nothing_is_left() -> Iterator[None]:
     before = descendants()
     yield
     assert [p for p in descendants() if p not in before] == []
+
+
+def test_a_way_is_refused_only_where_the_machine_refuses_it():
+    tool = shutil.which("unshare")
+    command = [
+        tool or "",
+        "--user",
+        "--map-root-user",
+        "--net",
+        "--mount",
+        "--pid",
+        "--fork",
+        "true",
+    ]
+    if tool and subprocess.run(command, capture_output=True, check=False).returncode == 0:
+        assert REFUSED["namespaces"] == ""
+    ask_version = (444, None, 0, 1)  # landlock_create_ruleset
+    if sys.platform == "linux" and ctypes.CDLL(None).syscall(*ask_version) >= 1:
+        assert REFUSED["filter"] == ""
 
 
 # -- ordinary programs -----------------------------------------------------------------------------
@@ -327,6 +347,40 @@ def test_a_fork_bomb_stays_small_and_is_gone(namespaces):
     assert run(namespaces, bomb, SandboxLimits(wall_s=1.0, processes=12)).status == "time"
     counted = run(namespaces, count, SandboxLimits(wall_s=20.0, processes=12))
     assert (counted.status, counted.stdout) == ("ok", "11\n")
+
+
+def test_a_program_is_gone_before_its_result_is_there():
+    if REFUSED["filter"]:
+        pytest.skip(REFUSED["filter"])
+    # It takes the kernel a while to free so much memory.
+    source = """
+        import os, time
+        print(os.getpid(), flush=True)
+        x = bytes(1) * (300 << 20)
+        time.sleep(1000)
+    """
+    done = run("filter", source, SandboxLimits(wall_s=3.0))
+    assert done.status == "time"
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
+
+
+def test_a_program_shares_no_namespace_with_heddle(namespaces):
+    async def main() -> list[str]:
+        before = descendants()
+        async with Sandbox(SandboxLimits(wall_s=500.0), way=namespaces) as sandbox:
+            call = asyncio.create_task(sandbox.run(SLEEPS))
+            program = (await _until_running(before, 3))[-1]
+            kinds = ["user", "net", "mnt", "pid", "ipc", "uts"]
+            shared = [
+                kind
+                for kind in kinds
+                if os.readlink(f"/proc/{program}/ns/{kind}") == os.readlink(f"/proc/self/ns/{kind}")
+            ]
+            call.cancel()
+            await asyncio.wait([call])
+        return shared
+
+    assert asyncio.run(main()) == []
 
 
 def test_other_programs_can_be_started_where_processes_are_counted(namespaces):
