@@ -1,14 +1,19 @@
-"""What a notebook shows: results as tables, figures as pictures, a calibration in three calls.
+"""What a notebook shows and calls: tables, pictures, engines that are run and measured.
 
 Nothing here decides or measures by itself. Tables are pandas DataFrames with numbers of four
 digits, keyed as the JSON of the command line; pictures show themselves as the last value of a cell.
+
+Engines are driven in a process of their own: Jupyter's has an event loop that runs already, and an
+interrupt of the kernel reaches that process too, which winds the run up.
 """
 
+import multiprocessing
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import pandas as pd
 
@@ -18,14 +23,18 @@ from heddle.config import RunConfig
 from heddle.figures import draw
 from heddle.measuring import chosen_order, sweep_engines
 from heddle.planning import Planned
+from heddle.running import run as run_here
 from heddle.runs import Run, labels
-from heddle.simulation import RUN_KEYS, trace_at
+from heddle.simulation import RUN_KEYS, RunResult, trace_at
 from heddle.trace_figures import draw_trace
 from heddle_sim.fit import to_json
 from heddle_sim.fit_sweep import fit_sweep
 from heddle_sim.profile_files import Profile, plain
 from heddle_trace.stats import describe
 from heddle_trace.sweep_files import Sweep, encode_sweep
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SHOWN_PX = 680
 """Width of a picture in a page; files have more pixels, for sharp screens."""
@@ -106,7 +115,19 @@ def plan_table(planned: Planned) -> pd.DataFrame:
     return _table(planned.groups(), "engine")
 
 
-# -- calibration ----------------------------------------------------------------------------------
+# -- engines --------------------------------------------------------------------------------------
+
+
+def run(config: RunConfig, out: Path) -> RunResult:
+    """Roll out on the engines that `config.runtime` names; `heddle.running.run`, apart.
+
+    Policies must be importable there: one that is defined in a notebook is not.
+
+    Raises:
+        ValueError: one of the packages' errors for bad input, before anything is started.
+        OSError: the run directory cannot be written.
+    """
+    return _apart(run_here, config, out=out)
 
 
 def measure(config: RunConfig, out: Path, *, max_running: int, max_context: int) -> Sweep:
@@ -120,6 +141,10 @@ def measure(config: RunConfig, out: Path, *, max_running: int, max_context: int)
         MeasureError: an engine failed or does not answer.
         OSError: `out` cannot be written.
     """
+    return _apart(_measure, config, out, max_running, max_context)
+
+
+def _measure(config: RunConfig, out: Path, max_running: int, max_context: int) -> Sweep:
     order, model = chosen_order(
         config,
         (config.cluster.tp,),
@@ -136,6 +161,16 @@ def measure(config: RunConfig, out: Path, *, max_running: int, max_context: int)
         report=lambda done, total, what: None,
         save=lambda sweep: _write(out, encode_sweep(sweep)),
     )
+
+
+def _apart(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do it in a fresh process, not a forked one: a copy of running threads may hang."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(do, *args, **kwargs).result()
+
+
+# -- calibration ----------------------------------------------------------------------------------
 
 
 def fit(sweep: Sweep, out: Path) -> Profile:
@@ -159,6 +194,28 @@ def fit_table(profile: Profile) -> pd.DataFrame:
         if error.get("points")
     ]
     return _table(rows, "part")
+
+
+def decode_table(
+    profiles: Mapping[str, Profile], *, tp: int, batches: Sequence[int], context: int
+) -> pd.DataFrame:
+    """Milliseconds of an iteration that decodes a batch of sequences with `context` tokens each.
+
+    One row for each batch, one column for each profile.
+
+    Raises:
+        ProfileError: a profile lacks this TP degree.
+    """
+    tables = {name: profile.table(tp) for name, profile in profiles.items()}
+    rows = [
+        {"batch": batch}
+        | {
+            f"{name}_ms": 1e3 * (t.base_s[batch] + t.per_context_s[batch] * batch * context)
+            for name, t in tables.items()
+        }
+        for batch in batches
+    ]
+    return _table(rows, "batch")
 
 
 def check_table(checked: Checked) -> pd.DataFrame:
