@@ -57,7 +57,11 @@ def main(
     for job in jobs:
         if fresh or (refresh and job.policy.split("+")[0] == refresh):
             store.forget(job.key)
-    ran = run_missing(jobs, store, processes=processes, hear=_Progress())
+    try:
+        ran = run_missing(jobs, store, processes=processes, hear=_Progress())
+    except ValueError as error:
+        said = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        raise click.ClickException(said) from None
     keys = {job.key for job in jobs}
     old = sum(map(store.outdated, keys))
     _say(f"{ran} of {len(keys)} runs were missing and are there now")

@@ -1,10 +1,12 @@
 """Runs what is missing, in processes, and keeps each result the moment it is there."""
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -39,16 +41,27 @@ def run_missing(
             run_one(job, store)
             hear(done, len(todo))
         return len(todo)
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_deaf) as pool:
         asked: list[Future[None]] = [pool.submit(run_one, job, store) for job in todo]
         try:
             for done, future in enumerate(as_completed(asked), 1):
                 future.result()
                 hear(done, len(todo))
+        except BrokenProcessPool:
+            raise ValueError(
+                "a process was killed before its run was done, perhaps for lack of memory: run "
+                "again with fewer --jobs; what has finished is kept"
+            ) from None
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # What has begun ends and is kept; the rest is not begun.
+            pool.shutdown(wait=True, cancel_futures=True)
             raise
     return len(todo)
+
+
+def _deaf() -> None:
+    """Let the parent alone hear Ctrl-C: a run of a few seconds is worth ending."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _by_rollout(job: Job) -> tuple[int, str, str]:

@@ -52,6 +52,20 @@ def test_a_run_is_kept_whole_and_never_made_again(store: Store):
     assert not store.outdated(JOB.key)
 
 
+def test_two_processes_make_what_one_makes(tmp_path: Path):
+    jobs = [JOB, replace(JOB, policy="slime")]
+    alone, shared = Store(tmp_path / "alone"), Store(tmp_path / "shared")
+    heard: list[tuple[int, int]] = []
+    run_missing(jobs, alone, processes=1, hear=unheard)
+    assert run_missing(jobs, shared, processes=2, hear=lambda *t: heard.append(t)) == 2
+    assert heard == [(0, 2), (1, 2), (2, 2)]
+    for job in jobs:
+        one, two = dict(alone.get(job.key)), dict(shared.get(job.key))
+        assert one.pop("wall_s") > 0
+        assert two.pop("wall_s") > 0
+        assert one == two
+
+
 def test_what_had_finished_before_an_interrupt_is_not_run_again(store: Store, monkeypatch):
     jobs = [replace(JOB, seed=seed) for seed in range(5)]
     ran: list[int] = []
