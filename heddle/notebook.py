@@ -101,12 +101,16 @@ def policies_table(comparison: Comparison) -> pd.DataFrame:
     return _table(rows, "policy")
 
 
-def runs_table(runs: Sequence[Run], keys: Sequence[str] = RUN_KEYS) -> pd.DataFrame:
-    """One row for each run with figures of its summary; docs/run-directory.md defines them."""
-    rows = [
-        {"run": label} | {key: run.summary[key] for key in keys}
-        for run, label in zip(runs, labels(runs), strict=True)
-    ]
+def runs_table(
+    runs: Sequence[Run] | Mapping[str, Run], keys: Sequence[str] = RUN_KEYS
+) -> pd.DataFrame:
+    """One row for each run with figures of its summary; docs/run-directory.md defines them.
+
+    Runs are called by policy and seed, or as `runs` names them.
+    """
+    if not isinstance(runs, Mapping):
+        runs = dict(zip(labels(runs), runs, strict=True))
+    rows = [{"run": name} | {key: run.summary[key] for key in keys} for name, run in runs.items()]
     return _table(rows, "run")
 
 

@@ -16,7 +16,7 @@ import click
 
 FOLDER = Path(__file__).resolve().parent
 TIMEOUT_S = 300
-"""For one cell."""
+"""For a kernel to start, and for one cell."""
 VARIES = "varies"
 """Tag of cells whose outputs are measured times."""
 
@@ -42,6 +42,9 @@ def executed(path: Path) -> Any:
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
+        startup_timeout=TIMEOUT_S,
+        # It warns of its connection to this process, which does not leave the machine.
+        extra_arguments=["--IPKernelApp.log_level=40"],
     )
     client.execute()
     # The kernel's own release would only make files differ.
