@@ -1,8 +1,8 @@
 """`heddle calibrate check`: what the simulator makes of a run on engines, beside what it was.
 
 A run is simulated again with its own trace, configuration, policy, seed and setting, on engines of
-the profile with the KV space that its own engines had, which die when its own did. Its error is
-then that of profile and simulator together.
+the profile with the KV space that its own engines had, which die when its own did; a search for a
+plan takes as long as it took. Its error is then that of profile and simulator together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,9 @@ from heddle.simulation import (
     workload_of,
     world_of,
 )
+from heddle_core.commands import SolvePlan
 from heddle_core.controller import Controller
-from heddle_core.events import EngineFailed, EngineReady
+from heddle_core.events import EngineFailed, EngineReady, PlanSolved
 from heddle_core.ids import EngineId
 from heddle_core.journal import Entry, recorded
 from heddle_sim.cluster import World
@@ -230,8 +231,15 @@ def _world(run: Run, config: RunConfig, profile: Profile) -> World:
     """The profile's world with what is known of this run's own engines."""
     capacity: dict[int, int] = {}
     faults: list[tuple[float, EngineId]] = []
+    searched: list[float] = []
+    asked: dict[int, float] = {}
     for entry in run.entries():
+        for command in entry.commands:
+            if isinstance(command, SolvePlan):
+                asked[command.plan] = entry.event.time_s
         match entry.event:
+            case PlanSolved(time_s=time_s, plan=plan) if plan in asked:
+                searched.append(time_s - asked[plan])
             case EngineReady(tp=tp, kv_capacity_tokens=tokens):
                 capacity.setdefault(tp, tokens)
             case EngineFailed(time_s=time_s, engine=engine):
@@ -242,12 +250,16 @@ def _world(run: Run, config: RunConfig, profile: Profile) -> World:
         found = world.table(gpu, tp)
         return replace(found, kv_capacity_tokens=capacity.get(tp, found.kv_capacity_tokens))
 
-    if config.runtime.engine == "fake":
-        return replace(world, table=table, faults=tuple(faults))
-    return replace(
+    world = replace(
         world,
         table=table,
         faults=tuple(faults),
+        planning_s=fmean(searched) if searched else None,
+    )
+    if config.runtime.engine == "fake":
+        return world
+    return replace(
+        world,
         moves_by="prefill" if config.runtime.kv_transfer == "none" else "kv",
         max_batched_tokens=config.runtime.max_batched_tokens,
     )

@@ -48,6 +48,8 @@ class World:
     """From a dispatch until its engine sees it."""
     prediction_s: float = 0.0
     """Latency of the prediction service."""
+    planning_s: float | None = None
+    """Seconds that a search for a plan takes; None: what the problem charges."""
     report_interval_s: float = 5.0
     """Between samples of an engine's counters; 0 switches them off."""
     report_delay_s: float = 0.05

@@ -144,7 +144,9 @@ class SimDriver:
             case Predict():
                 after(self.env, self.world.prediction_s, lambda: self._predicted(command))
             case SolvePlan():
-                after(self.env, command.problem.charged_s, lambda: self._solved(command))
+                given_s = self.world.planning_s
+                seconds = command.problem.charged_s if given_s is None else given_s
+                after(self.env, seconds, lambda: self._solved(command))
             case StartEngine():
                 self._cluster.start(command)
             case StopEngine():
