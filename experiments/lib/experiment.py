@@ -49,6 +49,7 @@ class Outcome:
     judged: tuple[Judged, ...] = ()
     skipped: str = ""
     size: Size | None = None
+    """None: it has but one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,14 @@ class Experiment:
     def script(self) -> ModuleType:
         """Its ``run.py``."""
         return importlib.import_module(f"experiments.{self.name}.run")
+
+    @property
+    def has_size(self) -> bool:
+        """Whether a size changes it; small worked examples are what they are."""
+        tables = [table for table in self.config.values() if isinstance(table, dict)]
+        return "runs" in self.config or any(
+            isinstance(value, dict) and "full" in value for t in tables for value in t.values()
+        )
 
     @property
     def measured(self) -> bool:
@@ -132,7 +141,7 @@ class Experiment:
             name=self.name,
             expected=expected,
             judged=judged_all(expected, values),
-            size=Size(name="", gpus=size["gpus"], seeds=size["seeds"]),
+            size=Size(name="", gpus=size["gpus"], seeds=size["seeds"]) if self.has_size else None,
         )
 
     def _kept(self) -> dict[str, Any]:

@@ -35,13 +35,14 @@ def results_page(outcomes: Sequence[Outcome], *, figures: str, folders: str | No
     }
     said = ", ".join(f"{n} {_plural(verdict)}" for verdict, n in counts.items())
     skipped = sum(bool(o.skipped) for o in outcomes)
-    full = sum(o.size is not None and o.size.full for o in outcomes)
+    sized = [o.size for o in outcomes if o.size is not None]
+    full = sum(size.full for size in sized)
     size = (
-        f"Of {sum(counts.values())} claims {said}. {full} of {len(outcomes)} experiments have the "
-        f"paper's size (`make experiments FULL=1`: 64 GPUs, 100 trajectories for each baseline "
-        f"engine), {len(outcomes) - full - skipped} a reduced one (`make experiments`)"
+        f"Of {sum(counts.values())} claims {said}. {full} of {len(sized)} sets of runs have the "
+        "paper's size (`make experiments FULL=1`: 64 GPUs, 100 trajectories for each baseline "
+        "engine), the others a reduced one (`make experiments`); each section says which. "
+        f"{len(outcomes) - len(sized) - skipped} experiments are small worked examples"
         + (f", {skipped} were skipped." if skipped else ".")
-        + " Each section says which."
     )
     lines = [HEAD.format(size=size)]
     for heading, chosen in _parts(outcomes):
@@ -88,19 +89,20 @@ def _section(outcome: Outcome, figures: str, folders: str | None) -> Iterator[st
     yield ""
     name = outcome.name
     if folders is None:
-        yield f"{_size(outcome)} `experiments/{name}`."
+        yield f"{_size(outcome)}`experiments/{name}`."
     else:
         runs, numbers = f"{folders}{name}/config.toml", f"{folders}{name}/{MEASURED}"
-        yield f"{_size(outcome)} [Runs]({runs}), [numbers]({numbers})."
+        yield f"{_size(outcome)}[Runs]({runs}), [numbers]({numbers})."
     yield ""
 
 
 def _size(outcome: Outcome) -> str:
     size = outcome.size
-    assert size is not None, "a measured experiment has a size"
+    if size is None:
+        return ""
     return (
         f"{size.gpus} GPUs, {size.seeds} rollout{'s' if size.seeds > 1 else ''} for each cell "
-        "unless its configuration says otherwise."
+        "unless its configuration says otherwise. "
     )
 
 
