@@ -244,14 +244,14 @@ def _world(run: Run, config: RunConfig, profile: Profile) -> World:
                 capacity.setdefault(tp, tokens)
             case EngineFailed(time_s=time_s, engine=engine):
                 faults.append((time_s, engine))
-    world = world_of(config.cluster, profile)
+    of_profile = world_of(config.cluster, profile)
 
     def table(gpu: str, tp: int) -> LatencyTable:
-        found = world.table(gpu, tp)
+        found = of_profile.table(gpu, tp)
         return replace(found, kv_capacity_tokens=capacity.get(tp, found.kv_capacity_tokens))
 
     world = replace(
-        world,
+        of_profile,
         table=table,
         faults=tuple(faults),
         planning_s=fmean(searched) if searched else None,
