@@ -182,6 +182,7 @@ def setting_of(
         cost=profile.belief(tuple(sorted({*tps, cluster.tp, *cluster.mix}))),
         history=history,
         seed=seed,
+        engine_start_s=world_of(cluster, profile).start_s(max(tps, default=cluster.tp)),
     )
 
 

@@ -33,9 +33,10 @@ from heddle_core.events import (
     WeightsUpdated,
 )
 from heddle_core.fleet import Fleet
-from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.ids import TrajectoryId
 from heddle_core.ledger import Engine, Ledger, LedgerError, Trajectory
-from heddle_core.plan.problem import ResourcePlan
+from heddle_core.moves import Moves
+from heddle_core.plan.problem import PlanProblem, ResourcePlan
 from heddle_core.policy import Policy
 from heddle_core.queues import Queues
 
@@ -55,11 +56,13 @@ class Controller:
         self._expected = 0
         self._arrived = 0
         self._plans = 0
+        self._awaited = 0
+        """Number of the plan that is being searched for; 0 for none."""
         self._planned = False
-        self._homes: dict[TrajectoryId, EngineId] = {}
         self._asked: dict[tuple[TrajectoryId, int], int] = {}
         """Output made when the prediction service was asked, by trajectory and step."""
         self._fleet = Fleet()
+        self._moves = Moves(self.ledger, self._queues)
 
     def handle(self, event: Event) -> tuple[Command, ...]:  # noqa: C901 -- one case per event
         """Take one event in; return the commands it causes."""
@@ -131,15 +134,17 @@ class Controller:
             self.ledger.park(t, engine)
         self.policy.predictor.observe_step(t, e)
         self._queues.fill(engine, out)
+        self._moves.clear(engine, out)
 
     def _on_step_preempted(self, e: StepPreempted, out: list[Command]) -> None:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
         self.ledger.end_run(t, engine, e.output_tokens)
-        if engine.accepting:
+        if engine.accepting and not self._moves.elsewhere(t):
             self._queues.enqueue(t, engine)
         else:
-            self._queues.place(t, out)
+            self._moves.place(t, out)
         self._queues.fill(engine, out)
+        self._moves.clear(engine, out)
 
     def _on_tool_started(self, e: ToolStarted, out: list[Command]) -> None:
         t = self.ledger.in_tool(e.trajectory, e.step)
@@ -164,7 +169,7 @@ class Controller:
         if t.migrating_to is not None:
             t.phase = "migrating"
         else:
-            self._queues.place(t, out)
+            self._moves.place(t, out)
         if left is not None and (t.phase == "migrating" or left.id != t.home):
             self._queues.fill(left, out)
 
@@ -175,9 +180,10 @@ class Controller:
         self.policy.predictor.observe_finish(t)
         self.policy.placement.finished(t)
         self.policy.migration.finished(t)
-        self._homes.pop(t.id, None)
+        self._moves.forget(t)
         if engine is not None:
             self._queues.fill(engine, out)
+        self._consider_consolidation(out)
 
     def _on_predicted(self, e: Predicted, out: list[Command]) -> None:
         t = self.ledger.trajectory(e.trajectory)
@@ -218,7 +224,11 @@ class Controller:
     def _consider_migration(self, t: Trajectory, out: list[Command]) -> None:
         if t.home is None or t.migrating_to is not None or not self.ledger.engines:
             return
-        target = self.policy.migration.target(t, t.remaining_tokens, self.ledger)
+        if self._moves.elsewhere(t):
+            promised = self._moves.take(t)
+            target = promised.id if promised is not None else None
+        else:
+            target = self.policy.migration.target(t, t.remaining_tokens, self.ledger)
         if target is None or target == t.home:
             return
         engine = self.ledger.engine(target)
@@ -234,10 +244,9 @@ class Controller:
         if not (self._planned and self._fleet.settled and ledger.engines and ledger.held):
             return
         held = [t for t in ledger.held.values() if not t.given_up]
-        placeable = [t for t in held if t.id in self._homes] if self._homes else []
-        for t in placeable:
-            engine = ledger.known_engines.get(self._homes.pop(t.id))
-            if engine is not None and engine.accepting:
+        for t in held:
+            engine = self._moves.take(t)
+            if engine is not None:
                 self._queues.run_at(t, engine, out)
         rest = [t for t in held if t.phase == "held" and not t.given_up]
         if placement.needs_all and len(rest) > 1:
@@ -253,6 +262,7 @@ class Controller:
     def _on_rollout_started(self, e: RolloutStarted, out: list[Command]) -> None:
         self.ledger.weights_version = e.weights_version
         self._expected, self._arrived, self._planned = e.trajectories, 0, False
+        self._awaited = 0
         if not (self.policy.planner.needs_all or self.policy.placement.needs_all):
             self._plan(out)
         elif e.trajectories == 0:
@@ -278,23 +288,46 @@ class Controller:
             self._carry_out(plan, out)
         else:
             self._planned = False
-            self._plans += 1
-            out.append(SolvePlan(plan=self._plans, problem=plan))
+            self._search(plan, out)
+
+    def _consider_consolidation(self, out: list[Command]) -> None:
+        """Ask for other engines once all have arrived and while the fleet is at rest."""
+        part = self.policy.consolidation
+        if part is None or self._awaited or not (self._planned and self._fleet.steady):
+            return
+        if self._arrived < self._expected or not self.ledger.engines:
+            return
+        problem = part.consolidate(self.ledger)
+        if problem is not None:
+            self._search(problem, out)
+
+    def _search(self, problem: PlanProblem, out: list[Command]) -> None:
+        self._plans += 1
+        self._awaited = self._plans
+        out.append(SolvePlan(plan=self._plans, problem=problem))
 
     def _on_plan_solved(self, e: PlanSolved, out: list[Command]) -> None:
-        if e.plan == self._plans:
-            self._planned = True
-            self._carry_out(e.resource_plan, out)
-            self._release_held(out)
+        if e.plan != self._awaited:
+            return
+        self._awaited = 0
+        if self._planned and not self._fleet.steady:
+            return  # a consolidation of engines that are no longer what they were
+        self._planned = True
+        self._carry_out(e.resource_plan, out)
+        self._release_held(out)
 
     def _carry_out(self, plan: ResourcePlan, out: list[Command]) -> None:
         leaving, carriers = self._fleet.change_to(plan, out)
-        self._homes = {t: carriers[name] for name, members in plan.homes for t in members}
-        for name in leaving:
-            engine = self.ledger.engine(name)
+        self._moves.promise({carriers[name]: members for name, members in plan.homes})
+        closed = [self.ledger.engine(name) for name in leaving]
+        for engine in closed:
             self.ledger.close_engine(engine)
+        for engine in closed:
             for t in self._unqueue_all(engine):
-                self._queues.place(t, out)
+                self._moves.place(t, out)
+            self._moves.clear(engine, out)
+        for engine in list(self.ledger.engines):
+            self._moves.fetch(engine, out)
 
     def _on_engine_ready(self, e: EngineReady, out: list[Command]) -> None:
         engine = Engine(
@@ -308,6 +341,7 @@ class Controller:
         if not self._fleet.ready(e.engine, out):
             self.ledger.close_engine(engine)
         self._release_held(out)
+        self._moves.fetch(engine, out)
 
     def _on_engine_stopped(self, e: EngineStopped, out: list[Command]) -> None:
         engine = self.ledger.engine(e.engine)

@@ -33,6 +33,11 @@ class Fleet:
         """Whether every engine of the plan has started; restarts of failed ones do not count."""
         return not (self._starting or self._after_stops)
 
+    @property
+    def steady(self) -> bool:
+        """Whether nothing is starting, restarting or stopping."""
+        return self.settled and not (self._restarting or self._stopping or self._unwanted)
+
     def change_to(
         self, plan: ResourcePlan, out: list[Command]
     ) -> tuple[list[EngineId], dict[EngineId, EngineId]]:

@@ -118,6 +118,11 @@ class Ledger:
         self.finished = 0
         self._tickets = 0
 
+    @property
+    def unfinished(self) -> int:
+        """Trajectories that have arrived and not ended."""
+        return len(self.trajectories) - self.finished
+
     def engine(self, engine: EngineId) -> Engine:
         """Return one engine, dead or alive."""
         found = self.known_engines.get(engine)

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from heddle_core.admit.fitting import Fitting
 from heddle_core.admit.headroom import Headroom
+from heddle_core.consolidate.tail import TailConsolidation
 from heddle_core.migrate.balance import Balance
 from heddle_core.migrate.follow_rank import FollowRank
 from heddle_core.migrate.never import Never
@@ -33,7 +34,7 @@ from heddle_core.schedule.progressive_priority import ProgressivePriority
 from heddle_core.schedule.round_robin import RoundRobin
 from heddle_core.schedule.sjf import ShortestFirst
 
-Kind: TypeAlias = Literal["predict", "schedule", "admit", "place", "migrate", "plan"]
+Kind: TypeAlias = Literal["predict", "schedule", "admit", "place", "migrate", "plan", "consolidate"]
 
 FIELD: Final[Mapping[Kind, str]] = {
     "predict": "predictor",
@@ -42,6 +43,7 @@ FIELD: Final[Mapping[Kind, str]] = {
     "place": "placement",
     "migrate": "migration",
     "plan": "planner",
+    "consolidate": "consolidation",
 }
 """The field of `Policy` that each kind of part fills."""
 
@@ -52,6 +54,7 @@ DECIDES: Final[Mapping[Kind, str]] = {
     "place": "place",
     "migrate": "target",
     "plan": "plan",
+    "consolidate": "consolidate",
 }
 """The method by which each kind of part decides; no part has two of them."""
 
@@ -144,6 +147,11 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
         ),
         "libra-dp": Part(
             lambda s: SearchedPlan(s, solver="libra-dp"), "Libra's DP over (GPUs, requests)"
+        ),
+    },
+    "consolidate": {
+        "consolidate": Part(
+            TailConsolidation, "late in a rollout: freed engines become wide ones for stragglers"
         ),
     },
 }

@@ -1,4 +1,4 @@
-"""A policy is six small parts. Parts look at a `View` and answer; only the controller acts.
+"""A policy is six small parts, or seven. They look at a `View` and answer; the controller acts.
 
 A part that needs tuning takes its own small values in its constructor. Mixing parts is an ablation:
 ``replace(heddle(setting), migration=Never())``.
@@ -36,6 +36,8 @@ class Setting:
     history: History | None = None
     """What earlier rollouts of this workload showed, if there were any."""
     seed: int = 0
+    engine_start_s: float = 60.0
+    """Believed seconds from the start of an engine until it is ready, while a rollout runs."""
 
 
 class TrajectoryView(Protocol):
@@ -155,6 +157,11 @@ class View(Protocol):
         """Every trajectory that arrived, finished ones included."""
         ...
 
+    @property
+    def unfinished(self) -> int:
+        """Trajectories that have arrived and not ended."""
+        ...
+
     def engine(self, engine: EngineId) -> EngineView:
         """Return one engine, dead or alive."""
         ...
@@ -261,9 +268,21 @@ class Planner(Protocol):
         ...
 
 
+class Consolidation(Protocol):
+    """Changes engines and homes while a rollout runs."""
+
+    def consolidate(self, view: View) -> PlanProblem | None:
+        """Return a problem whose solution is the engines from now on, None to go on as it is.
+
+        Asked whenever a trajectory has ended, all have arrived, and no engine is starting or
+        stopping. The solution's homes are of those who shall move.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The six parts that decide when, where and how trajectories run."""
+    """The parts that decide when, where and how trajectories run."""
 
     predictor: Predictor
     scheduler: Scheduler
@@ -271,3 +290,5 @@ class Policy:
     placement: Placement
     migration: Migration
     planner: Planner
+    consolidation: Consolidation | None = None
+    """None: the engines of the plan stay for the whole rollout."""

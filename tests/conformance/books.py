@@ -40,7 +40,8 @@ from heddle_core.ids import EngineId, TrajectoryId
 class Books:
     """What is under way, by the commands and events alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: int) -> None:
+        self.gpus = gpus
         self.running: dict[TrajectoryId, Dispatch] = {}
         self.leaving: dict[TrajectoryId, Preempt] = {}
         self.moving: dict[TrajectoryId, Migrate] = {}
@@ -157,6 +158,8 @@ class Books:
                 for known in (self.starting, self.alive, self.gone):
                     assert command.engine not in known, "names are never used twice"
                 self.starting[command.engine] = command
+                used = sum(c.tp for c in (*self.starting.values(), *self.alive.values()))
+                assert used <= self.gpus, "more GPUs than there are (11)"
             case StopEngine():
                 assert command.engine in self.alive
                 assert command.engine not in self.stopping

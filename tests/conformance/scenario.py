@@ -59,7 +59,7 @@ class Played:
 
     scripts: Sequence[TrajectoryScript]
     entries: list[Entry] = field(default_factory=list)
-    books: Books = field(default_factory=Books)
+    books: Books = field(default_factory=lambda: Books(GPUS))
 
     def commands(self, kind: type[Command]) -> list[Command]:
         return [c for entry in self.entries for c in entry.commands if isinstance(c, kind)]

@@ -14,6 +14,8 @@ MIXED = (
     "heddle-paper+libra-dp+group",
     "slime-2026+autellix+headroom",
     "heddle+consistent_hash+round_robin",
+    "heddle+fixed+consolidate",
+    "verl+progressive+consolidate",
 )
 SCENARIOS = {
     "coding": Scenario(),

@@ -93,6 +93,27 @@ class TwoSizes:
         return Problem(found=plan) if self.searched else plan
 
 
+class Reshuffle:
+    """Half the times it is asked: merges two narrow engines, if there are, and promises homes."""
+
+    def consolidate(self, view: View) -> Problem | None:
+        seed = scatter("merge", view.unfinished, view.now_s)
+        if seed % 2:
+            return None
+        narrow = [e for e in view.engines if e.tp == 1][: 2 if seed % 3 else 0]
+        specs = [
+            EngineSpec(engine=e.id, tp=e.tp, gpu=e.gpu, max_running=e.max_running)
+            for e in view.engines
+            if e not in narrow or len(narrow) < 2
+        ]
+        if len(narrow) == 2:
+            name = EngineId(narrow[0].id.partition("+")[0])
+            specs.append(EngineSpec(engine=name, tp=2, gpu="h100", max_running=2))
+        ts = list(view.trajectories)
+        homes = tuple((s.engine, tuple(ts[i :: len(specs)])) for i, s in enumerate(specs))
+        return Problem(found=ResourcePlan(engines=tuple(specs), homes=homes))
+
+
 def contrary(*, needs_all: bool, served: bool) -> Policy:
     """Preempts, migrates, re-homes and re-plans wherever the interface lets it."""
     return Policy(
@@ -102,7 +123,11 @@ def contrary(*, needs_all: bool, served: bool) -> Policy:
         placement=Anywhere(needs_all=needs_all),
         migration=Restless(),
         planner=TwoSizes(needs_all=needs_all, searched=needs_all),
+        consolidation=Reshuffle(),
     )
 
+
+GPUS = 4
+"""Of the engines of `TwoSizes`."""
 
 NO_COST = CostModel(by_tp={}, transfer_fixed_s=0.0, transfer_s_per_token=0.0)

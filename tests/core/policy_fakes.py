@@ -51,6 +51,10 @@ class FakeView:
     def engines(self) -> Sequence[FakeEngine]:
         return [e for e in self.known if e.accepting]
 
+    @property
+    def unfinished(self) -> int:
+        return sum(t.phase != "finished" for t in self.trajectories.values())
+
     def engine(self, engine: EngineId) -> FakeEngine:
         return next(e for e in self.known if e.id == engine)
 

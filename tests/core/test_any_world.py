@@ -2,7 +2,8 @@
 
 After every event the ledger's invariants hold, and so do those that need the world's own books:
 commands end once (2), the dead get no letters (9), waiting implies no free slot (7), tokens are
-neither lost nor made twice (10). At the end the events replay on a fresh controller (5).
+neither lost nor made twice (10), engines never have more GPUs than there are (11). At the end the
+events replay on a fresh controller (5).
 """
 
 import hypothesis.strategies as st
@@ -47,15 +48,28 @@ from heddle_core.events import (
     WeightsUpdated,
 )
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from tests.core.contrary import contrary
+from tests.core.contrary import GPUS, contrary
 
 KV_CAPACITY = 400
 """Small against the prompts drawn below, so that KV, too, is refused and some never fit."""
 
 
 class HostileWorld(RuleBasedStateMachine):
-    @initialize(needs_all=st.booleans(), served=st.booleans(), promised=st.integers(0, 6))
-    def begin(self, needs_all: bool, served: bool, promised: int) -> None:
+    @initialize(
+        needs_all=st.booleans(),
+        served=st.booleans(),
+        promised=st.integers(0, 6),
+        late=st.booleans(),
+        failures=st.integers(0, 12),
+    )
+    def begin(
+        self, needs_all: bool, served: bool, promised: int, late: bool, failures: int
+    ) -> None:
+        """`late`: hostility begins when all have arrived and all engines are ready.
+
+        Failures are limited, as reports are, so that what takes many steps happens too.
+        """
+        self.failures, self.reports = failures, 4
         self.kind = {"needs_all": needs_all, "served": served}
         self.controller = Controller(contrary(**self.kind))
         self.now_s = 0.0
@@ -76,6 +90,13 @@ class HostileWorld(RuleBasedStateMachine):
         self.made: dict[TrajectoryId, int] = {}
         self.over: list[TrajectoryId] = []
         self.say(RolloutStarted(time_s=0.0, trajectories=promised))
+        if late:
+            while self.arrived < self.promised:
+                self.arrive(prompt=40 + self.arrived, group=self.arrived % 2, dt=0.1)
+            while self.solving:
+                self.solved()
+            for engine in list(self.starting):
+                self.become_ready(engine)
 
     def say(self, event: Event) -> None:
         commands = self.controller.handle(event)
@@ -108,6 +129,8 @@ class HostileWorld(RuleBasedStateMachine):
                 assert command.engine not in self.alive
                 assert command.engine not in self.dead, "the dead do not come back"
                 self.starting[command.engine] = command
+                used = sum(c.tp for c in (*self.starting.values(), *self.alive.values()))
+                assert used <= GPUS, "more GPUs than there are"
             case StopEngine():
                 assert command.engine in self.alive
                 self.stopping[command.engine] = command
@@ -275,11 +298,14 @@ class HostileWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.starting)
     @rule(data=st.data(), dt=st.floats(0, 1))
     def ready(self, data: st.DataObject, dt: float) -> None:
-        name = data.draw(st.sampled_from(list(self.starting)))
+        self.later(dt)
+        self.become_ready(data.draw(st.sampled_from(list(self.starting))))
+
+    def become_ready(self, name: EngineId) -> None:
         command = self.alive[name] = self.starting.pop(name)
         self.say(
             EngineReady(
-                time_s=self.later(dt),
+                time_s=self.now_s,
                 engine=name,
                 tp=command.tp,
                 gpu=command.gpu,
@@ -288,9 +314,10 @@ class HostileWorld(RuleBasedStateMachine):
             )
         )
 
-    @precondition(lambda self: self.starting or self.alive)
+    @precondition(lambda self: self.failures > 0 and (self.starting or self.alive))
     @rule(data=st.data(), salvage=st.integers(0, 20))
     def fail(self, data: st.DataObject, salvage: int) -> None:
+        self.failures -= 1
         name = data.draw(st.sampled_from([*self.starting, *self.alive]))
         self.starting.pop(name, None)
         self.alive.pop(name, None)
@@ -310,9 +337,10 @@ class HostileWorld(RuleBasedStateMachine):
             )
         )
 
-    @precondition(lambda self: self.alive)
+    @precondition(lambda self: self.reports > 0 and self.alive)
     @rule(data=st.data(), kv=st.integers(0, 1000))
     def report(self, data: st.DataObject, kv: int) -> None:
+        self.reports -= 1
         name = data.draw(st.sampled_from(list(self.alive)))
         self.say(
             EngineReported(

@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 import pytest
 
 from heddle_core.admit.fitting import Fitting
-from heddle_core.commands import Cancel, Dispatch, Migrate, Predict, StartEngine, StopEngine
+from heddle_core.commands import (
+    Cancel,
+    Dispatch,
+    Migrate,
+    Predict,
+    Preempt,
+    StartEngine,
+    StopEngine,
+)
 from heddle_core.events import (
     EngineFailed,
     EngineReady,
@@ -104,7 +112,8 @@ def test_who_waits_at_an_engine_that_must_go_waits_elsewhere():
     queued = [t.id for t in told.controller.ledger.engine(E1).waiting()]
     assert queued
     assert told.tell(RolloutStarted(time_s=0.0, trajectories=1)) == [
-        StopEngine(engine=E1, drain=True)
+        StopEngine(engine=E1, drain=True),
+        Preempt(trajectory=B, step=0, engine=E1),
     ]
     assert [home(told, name) for name in queued] == [E0] * len(queued)
 

@@ -1,0 +1,1 @@
+"""Consolidations: engines that change while a rollout runs."""

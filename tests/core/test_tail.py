@@ -1,0 +1,111 @@
+"""Tail consolidation: when the problem is stated, and what it says."""
+
+from dataclasses import replace
+
+from heddle_core.consolidate.tail import TailConsolidation
+from heddle_core.ids import TrajectoryId
+from tests.core.ledgers import add_trajectory, ledger_of, setting
+
+
+def ledger_with(count: int, *tps: int):
+    ledger = ledger_of(*tps)
+    for i in range(count):
+        add_trajectory(ledger, f"t{i}", f"e{i % len(tps)}", remaining_tokens=100.0 * (i + 1))
+    return ledger
+
+
+def end(ledger, count: int) -> None:
+    live = [t for t in ledger.trajectories.values() if t.phase != "finished"]
+    for t in live[:count]:
+        ledger.finish(t)
+
+
+def test_it_is_asked_for_when_few_are_left_and_again_when_a_tenth_of_them_has_ended():
+    part = TailConsolidation(setting(gpus=8))
+    ledger = ledger_with(40, 1, 1, 2)
+    asked = []
+    while ledger.unfinished:
+        if part.consolidate(ledger) is not None:
+            asked.append(ledger.unfinished)
+        end(ledger, 1)
+    assert asked[0] == 32, "four for each GPU"
+    assert asked[1:] == [28, 25, 22, 19, 17, 15, 13, 11, 9, 8, 7, 6, 5, 4, 3, 2, 1]
+    assert part.consolidate(ledger) is None
+
+
+def test_a_new_rollout_begins_anew():
+    part = TailConsolidation(setting(gpus=8))
+    ledger = ledger_with(4, 1, 1)
+    while ledger.unfinished:
+        part.consolidate(ledger)
+        end(ledger, 1)
+    part.consolidate(ledger)
+    for i in range(10):
+        add_trajectory(ledger, f"next{i}", "e0")
+    assert part.consolidate(ledger) is not None
+
+
+def test_large_clusters_ask_late():
+    ledger = ledger_with(600, 1, 1)
+    part = TailConsolidation(setting(gpus=4096))
+    assert part.consolidate(ledger) is None
+    end(ledger, 88)
+    assert part.consolidate(ledger) is not None
+
+
+def test_it_is_not_asked_while_somebody_waits():
+    part = TailConsolidation(setting(gpus=8))
+    ledger = ledger_with(4, 1)
+    waiting = ledger.trajectories[TrajectoryId("t0")]
+    ledger.enqueue(waiting, ledger.engines[0], 0.0)
+    assert part.consolidate(ledger) is None
+    ledger.start(waiting, ledger.engines[0])
+    assert part.consolidate(ledger) is not None
+
+
+def test_the_problem_tells_what_is_left_and_what_each_trajectory_has_shown():
+    s = replace(setting(gpus=8, tps=(1, 2)), engine_start_s=33.0)
+    ledger = ledger_of(1, 2)
+    add_trajectory(ledger, "homeless", None)
+    t = add_trajectory(
+        ledger,
+        "shown",
+        "e1",
+        context_tokens=1_000,
+        output_tokens=200,
+        remaining_tokens=600.0,
+        tool_s=4.0,
+    )
+    t.prompt_tokens = 700
+    add_trajectory(ledger, "new", "e0", remaining_tokens=0.0)
+    problem = TailConsolidation(s).consolidate(ledger)
+    assert problem is not None
+    assert problem.trajectories == ("shown", "new")
+    assert problem.homes == (1, 0)
+    assert problem.output_tokens == (600.0, 1.0)
+    assert problem.context_tokens == (1_000, 1_000)
+    assert problem.appended_per_output == (0.5, 0.0)
+    assert problem.tool_s_per_output == (0.02, 0.0)
+    assert [e.tp for e in problem.engines] == [1, 2]
+    assert problem.start_s == 33.0
+    assert sorted(problem.by_tp) == [1, 2]
+
+
+def test_a_running_step_has_made_something_but_never_all():
+    ledger = ledger_of(1)
+    t = add_trajectory(ledger, "t", "e0", remaining_tokens=1_000.0, context_tokens=500)
+    ledger.enqueue(t, ledger.engines[0], 0.0)
+    ledger.start(t, ledger.engines[0])
+    cost = setting().cost.by_tp[1]
+    for later_s, made in ((10 * cost.iteration_s(1, 500), 10.0), (1e6, 750.0)):
+        ledger.advance(later_s)
+        problem = TailConsolidation(setting()).consolidate(ledger)
+        assert problem is not None
+        assert abs(problem.output_tokens[0] - (1_000.0 - made)) < 1e-6
+        assert abs(problem.context_tokens[0] - (500.0 + made)) < 1e-6
+
+
+def test_nobody_at_home_is_no_problem():
+    ledger = ledger_of(1)
+    add_trajectory(ledger, "held", None)
+    assert TailConsolidation(setting()).consolidate(ledger) is None

@@ -1,0 +1,133 @@
+"""The tail: what is merged and who moves, when it is believed to pay and only then."""
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from heddle_core.consolidate.tail_problem import TailProblem
+from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.plan.problem import EngineSpec
+from tests.core.ledgers import step_cost
+
+
+def problem(
+    tps: tuple[int, ...],
+    homes: tuple[int, ...],
+    left: tuple[float, ...],
+    *,
+    start_s: float = 10.0,
+    widest: int = 8,
+) -> TailProblem:
+    """Trajectories t0, t1, ... at engines e0, e1, ... with so many tokens left."""
+    return TailProblem(
+        engines=tuple(
+            EngineSpec(engine=EngineId(f"e{k}"), tp=tp, gpu="h100", max_running=16)
+            for k, tp in enumerate(tps)
+        ),
+        trajectories=tuple(TrajectoryId(f"t{i}") for i in range(len(homes))),
+        homes=homes,
+        output_tokens=left,
+        context_tokens=(2_000.0,) * len(homes),
+        appended_per_output=(0.1,) * len(homes),
+        tool_s_per_output=(0.0,) * len(homes),
+        by_tp={tp: step_cost(tp) for tp in (1, 2, 4, 8) if tp <= widest},
+        start_s=start_s,
+        min_gain_s=2.0,
+        margin=0.05,
+        charged_s=0.2,
+    )
+
+
+EIGHT = (1,) * 8
+STRAGGLER = problem((*EIGHT, *EIGHT), (0, 9), (200.0, 20_000.0))
+
+
+def tps_of(p: TailProblem) -> list[int]:
+    return sorted(engine.tp for engine in p.solve().engines)
+
+
+def test_idle_engines_become_a_wide_one_for_the_straggler():
+    plan = STRAGGLER.solve()
+    assert sorted(e.tp for e in plan.engines) == [*EIGHT, 8]
+    [new] = [e for e in plan.engines if e.tp == 8]
+    assert new.engine == "e0", "it is named after the first whose GPUs it gets"
+    assert [e.engine for e in plan.engines if e.tp == 1] == [f"e{k}" for k in range(8, 16)]
+    assert dict(plan.homes)[new.engine] == ("t1",)
+
+
+def test_the_window_with_the_least_work_is_merged():
+    busy = problem((*EIGHT, *EIGHT), (0, 1, 2, 9), (9_000.0, 9_000.0, 9_000.0, 20_000.0))
+    [new] = [e for e in busy.solve().engines if e.tp == 8]
+    assert new.engine == "e8"
+
+
+def test_nothing_changes_when_the_start_takes_longer_than_what_is_left():
+    plan = replace(STRAGGLER, start_s=1_000.0).solve()
+    assert plan.engines == STRAGGLER.engines
+    assert plan.homes == ()
+
+
+@pytest.mark.parametrize(("name", "value"), [("min_gain_s", 1e6), ("margin", 0.99)])
+def test_nothing_changes_for_less_than_the_least_gain(name, value):
+    assert replace(STRAGGLER, **{name: value}).solve().engines == STRAGGLER.engines
+
+
+def test_the_last_engines_are_never_merged_away():
+    alone = problem(EIGHT, (0,), (20_000.0,))
+    assert alone.solve().engines == alone.engines
+
+
+def test_engines_of_the_widest_degree_are_left_alone():
+    wide = problem((8, 8), (0, 0), (20_000.0, 20_000.0))
+    plan = wide.solve()
+    assert plan.engines == wide.engines
+
+
+def test_nothing_is_merged_for_what_a_move_would_bring_as_well():
+    idle_wide = problem((8, *EIGHT), (1,), (20_000.0,))
+    assert idle_wide.solve().engines == idle_wide.engines
+
+
+def test_only_neighbours_are_merged():
+    # Side by side, widest first: 4 + 2 + 2 are the first eight GPUs, the eight of TP 1 the others.
+    mixed = problem((1, 1, 2, 1, 1, 4, 1, 1, 2, 1, 1), (5,), (40_000.0,))
+    new = [e for e in mixed.solve().engines if e.tp == 8]
+    kept = [e.engine for e in mixed.solve().engines if e.tp != 8]
+    assert [e.engine for e in new] == ["e0"]
+    assert kept == ["e2", "e5", "e8"]
+
+
+def test_gpus_that_do_not_make_a_wide_engine_stay_as_they_are():
+    odd = problem((1, 1, 1), (0,), (40_000.0,), widest=2)
+    assert tps_of(odd) == [1, 2]
+    uneven = problem((6, 6, 4), (2,), (40_000.0,))
+    uneven = replace(uneven, by_tp={tp: step_cost(tp) for tp in (4, 6, 8)})
+    assert uneven.solve().engines == uneven.engines
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tps=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=20),
+    rows=st.lists(st.tuples(st.integers(0, 19), st.floats(1.0, 40_000.0)), min_size=1, max_size=12),
+    start_s=st.floats(0.0, 100.0),
+)
+def test_any_solution_uses_the_same_gpus_and_homes_are_its_engines(tps, rows, start_s):
+    homes = tuple(home % len(tps) for home, _ in rows)
+    p = problem(tuple(tps), homes, tuple(left for _, left in rows), start_s=start_s)
+    plan = p.solve()
+    assert plan == p.solve()
+    assert sum(e.tp for e in plan.engines) == sum(tps)
+    names = [e.engine for e in plan.engines]
+    assert len(dict.fromkeys(names)) == len(names)
+    told = [t for _, ts in plan.homes for t in ts]
+    assert len(dict.fromkeys(told)) == len(told)
+    present = dict(zip(p.trajectories, p.homes, strict=True))
+    for engine, members in plan.homes:
+        assert engine in names
+        for t in members:
+            same = p.engines[present[t]]
+            assert same.engine != engine or same not in plan.engines, (
+                "who stays is not told to move"
+            )
