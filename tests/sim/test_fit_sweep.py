@@ -18,8 +18,8 @@ from heddle_trace.sweep_files import (
     PrefillTrial,
     Sweep,
     SweepError,
+    encode_sweep,
     read_sweep,
-    write_sweep,
 )
 from tests.runtime.fake_sweep import (
     BLOCK_TOKENS,
@@ -313,12 +313,12 @@ def test_times_that_are_no_engines_are_refused_unless_allowed(known: Sweep) -> N
 
 def test_a_sweep_is_read_as_it_was_written(known: Sweep, tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
-    write_sweep(known, path)
+    path.write_bytes(encode_sweep(known))
     assert read_sweep(path) == known
 
 
 def written(known: Sweep, path: Path, **changes: object) -> Path:
-    write_sweep(known, path)
+    path.write_bytes(encode_sweep(known))
     data = json.loads(path.read_text()) | changes
     path.write_text(json.dumps(data))
     return path
@@ -326,7 +326,7 @@ def written(known: Sweep, path: Path, **changes: object) -> Path:
 
 def test_a_sweep_cut_short_is_refused(known: Sweep, tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
-    write_sweep(known, path)
+    path.write_bytes(encode_sweep(known))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(SweepError, match=r"sweep.json: not JSON to its end .*cut short"):
         read_sweep(path)
@@ -370,7 +370,7 @@ def test_times_that_cannot_be_are_named(
     known: Sweep, tmp_path: Path, kind: str, changes: dict[str, object], said: str
 ) -> None:
     path = tmp_path / "sweep.json"
-    write_sweep(known, path)
+    path.write_bytes(encode_sweep(known))
     data = json.loads(path.read_text())
     data[kind][2] |= changes
     path.write_text(json.dumps(data))
@@ -380,7 +380,7 @@ def test_times_that_cannot_be_are_named(
 
 def test_a_time_that_is_no_number_is_refused(known: Sweep, tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
-    write_sweep(known, path)
+    path.write_bytes(encode_sweep(known))
     text = path.read_text()
     first = text.index('"step_s":') + len('"step_s":')
     path.write_text(text[:first] + "NaN" + text[text.index(",", first) :])
