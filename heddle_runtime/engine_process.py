@@ -16,6 +16,7 @@ from typing import Any, Literal, assert_never
 
 from heddle_runtime import wire
 from heddle_runtime.in_flight import split_time
+from heddle_runtime.sessions import Sessions
 from heddle_runtime.stepped_core import Activity, Core, Finish, Output
 from heddle_runtime.vllm_settings import VllmSettings
 from heddle_runtime.wire import Channel, ClosedError, Order, pack_ids, unpack_ids
@@ -56,6 +57,7 @@ class EngineLoop:
         self._core, self._channel, self._settings = core, channel, settings
         self._jobs: dict[int, _Job] = {}
         self._by_request: dict[str, _Job] = {}
+        self._sessions = Sessions(core, settings.pin_s)
         self._exported: dict[str, tuple[str, float]] = {}
         """By trajectory: a request whose KV is kept for a pull, and until when."""
         self._version = 0
@@ -84,7 +86,7 @@ class EngineLoop:
         """Wait for an order, and for nothing else unless a transfer or a report is due."""
         writes = [self._channel] if self._channel.clogged else []
         timeout_s: float | None = LINGER_S if activity == "waiting" else None
-        if timeout_s is None and self._sampled != self._sample():
+        if timeout_s is None and (self._sampled != self._sample() or self._sessions.any):
             timeout_s = self._settings.sample_s
         select.select([self._channel], writes, [], timeout_s)
         if writes:
@@ -101,8 +103,10 @@ class EngineLoop:
                 self._abort(order.id)
             case wire.Forget():
                 self._release(order.trajectory)
+                self._sessions.drop(order.trajectory)
             case wire.Export():
                 self._release(order.trajectory)
+                self._sessions.drop(order.trajectory)
                 self._submit(_Job(order.id, order, unpack_ids(order.prompt)))
             case wire.Import():
                 self._submit(_Job(order.id, order, unpack_ids(order.prompt), kv=order.kv))
@@ -132,13 +136,19 @@ class EngineLoop:
         salt = f"weights {self._version}" if self._version else ""
         try:
             if isinstance(order, wire.Start):
+                context = job.prompt + job.made
+                pinned, known = self._sessions.take(order.trajectory, context)
+                job.request = pinned or job.request
+                job.cached_tokens = known
                 self._core.add(
                     job.request,
-                    job.prompt + job.made,
+                    context,
                     max_tokens=order.max_tokens - len(job.made),
                     exact=order.exact,
                     seed=f"{self._settings.seed}/{order.trajectory}/{len(job.prompt)}",
                     salt=salt,
+                    pin=self._sessions.on,
+                    known=known,
                 )
             else:
                 self._core.add(
@@ -150,6 +160,7 @@ class EngineLoop:
                     export=isinstance(order, wire.Export),
                 )
         except ValueError as error:
+            self._core.abort(job.request)  # one that was pinned
             self._jobs.pop(job.id, None)
             self._answer(job, "error", str(error))
             return
@@ -183,6 +194,7 @@ class EngineLoop:
         Salted with the version, no prompt can find KV of other weights; so nothing depends on the
         cache being cleared, which vLLM cannot do while a pull of some blocks is awaited.
         """
+        self._sessions.clear()
         jobs = list(self._jobs.values())
         for job in jobs:
             self._core.abort(job.request)
@@ -237,6 +249,10 @@ class EngineLoop:
         elif isinstance(job.order, wire.Import) and output.finish != "length" and job.kv:
             self._prefill_instead(job, "the pull failed")
         else:
+            order = job.order
+            if isinstance(order, wire.Start) and self._sessions.on and output.finish != "error":
+                context = job.prompt + job.made
+                self._sessions.keep(order.trajectory, job.request, context, time.monotonic())
             self._end(job, output.finish)
 
     def _prefill_instead(self, job: _Job, why: str) -> None:
@@ -272,6 +288,7 @@ class EngineLoop:
             if made:
                 self._channel.send(wire.Progress(made))
             self._watch_pulls(now_s)
+            self._sessions.tidy(now_s)
         if now_s >= self._sample_due_s:
             self._sample_due_s = now_s + self._settings.sample_s
             sampled = self._sample()

@@ -43,11 +43,14 @@ class Core(Protocol):
         salt: str = "",
         kv: dict[str, Any] | None = None,
         export: bool = False,
+        pin: bool = False,
+        known: int = 0,
     ) -> None:
         """Take a request; raises ValueError if it can never run.
 
         `salt` keeps KV of other weights from being found; `kv` is to be pulled, `export` asks to
-        keep the request's own KV for a pull.
+        keep the request's own KV for a pull. A pinned one (`pin`) keeps its blocks when it ends,
+        until it is aborted or goes on: then `known` tokens of the prompt are in them.
         """
 
     def abort(self, request: str) -> None:

@@ -78,6 +78,8 @@ class VllmCore:
         salt: str = "",
         kv: dict[str, Any] | None = None,
         export: bool = False,
+        pin: bool = False,
+        known: int = 0,
     ) -> None:
         """Take a request; see `Core.add`."""
         transfer = {"do_remote_decode": True} if export else kv
@@ -87,8 +89,13 @@ class VllmCore:
             extra_args={"kv_transfer_params": transfer} if transfer is not None else None,
             **({"temperature": 0.0, "ignore_eos": True} if exact else self._sampling(seed)),
         )
+        # vLLM's streaming input: another request of the same name continues a pinned one.
         made = self._engine.input_processor.process_inputs(
-            request, self._tokens_input(prompt, cache_salt=salt or None), params, self._tasks
+            request,
+            self._tokens_input(prompt[known:], cache_salt=salt or None),
+            params,
+            self._tasks,
+            resumable=pin,
         )
         self._core.add_request(made)
         self._stuck = False
@@ -158,6 +165,7 @@ class VllmCore:
     def counters(self) -> tuple[int, int, int]:
         """Return requests running and waiting, and tokens of KV in use."""
         running, waiting = self._scheduler.get_request_counts()
+        waiting -= self._scheduler.num_waiting_for_streaming_input  # pinned ones wait for nothing
         used = self._scheduler.kv_cache_manager.usage * self.kv_capacity_tokens
         return running, waiting, round(used)
 

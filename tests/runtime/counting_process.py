@@ -60,6 +60,8 @@ class CountingCore:
         salt: str = "",
         kv: dict[str, Any] | None = None,
         export: bool = False,
+        pin: bool = False,
+        known: int = 0,
     ) -> None:
         if len(prompt) + max_tokens > CAPACITY:
             raise ValueError("too long")

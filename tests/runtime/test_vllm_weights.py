@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from heddle_core.ids import EngineId
+from heddle_core.ids import EngineId, TrajectoryId
 from heddle_runtime.engine import EngineClient, EngineSpec, StepEnd
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm_launcher import VllmLauncher
@@ -22,10 +22,12 @@ PROMPT, OUTPUT = 200, 60
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """One engine with room for 2,048 tokens of KV; steps that are not exact are sampled."""
+    """One engine with room for 2,048 tokens of KV, which pins the blocks of steps that have ended
+    while there is room; steps that are not exact are sampled.
+    """
     folder = tmp_path_factory.mktemp("vllm")
     with vllm_bench(
-        folder, kv_bytes=2 << 20, max_context=1024, temperature=0.7, kv_transfer="none"
+        folder, kv_bytes=2 << 20, max_context=1024, temperature=0.7, kv_transfer="none", pin_s=60.0
     ) as bench:
         bench.weights = str(make_tiny_model(folder / "other", seed=2))
         yield bench
@@ -51,6 +53,34 @@ def test_kv_that_runs_short_is_taken_away_prefilled_again_and_counted(bench):
         async with asyncio.timeout(30):
             while engine.sample().preemptions == 0:
                 await asyncio.sleep(0.1)
+
+    bench.run(main())
+
+
+def test_a_pinned_step_goes_on_with_all_of_its_kv(bench):
+    """Beside that, its tokens are those of a trajectory that was not pinned."""
+
+    async def main() -> None:
+        engine = await bench.engine()
+        context = ids("session", PROMPT)
+        ends: dict[str, list[StepEnd]] = {"pinned": [], "plain": []}
+        for name in ends:
+            grown_by = list(context)
+            for i in range(3):
+                if name == "plain":
+                    engine.forget(TrajectoryId(name))
+                engine.start(request(name, grown_by, 50))
+                end = await bench.recorder.end_of(name)
+                ends[name].append(end)
+                grown_by = [*grown_by, *end.output_ids, *ids(f"tool {i}", 77)]
+        made = {name: [end.output_ids for end in each] for name, each in ends.items()}
+        assert made["pinned"] == made["plain"]
+        # All but the last token, which was sampled and not computed; the prefix cache has blocks.
+        known = [PROMPT + 50 - 1, PROMPT + 50 + 77 + 50 - 1]
+        assert [end.cached_tokens for end in ends["pinned"][1:]] == known
+        assert all(end.cached_tokens % 32 == 0 for end in ends["plain"])
+        for name in ends:
+            engine.forget(TrajectoryId(name))
 
     bench.run(main())
 
