@@ -14,13 +14,14 @@ HEAD = """\
 {size}
 
 *agrees*: our mean lies in the claimed range (widened by 10 % of its distance from the neutral
-value, unless its claim says otherwise), or our confidence interval meets it; where the source gives
-a direction only, we have the same. *direction only*: the same side of the neutral value, another
-size. *disagrees*: neither. `±` is the half-width of the 95 % confidence interval over seeds
-(Student's t), `(a to b)` the least and the greatest of several cells, whose mean is judged. *ratio*
-is ours over the middle of the claim. The paper is Heddle, arXiv 2603.28101v1; it publishes neither
-traces nor lengths, so ratios and orders can be compared, absolute throughput cannot. Sources of all
-claims are in each `expected.json`, the numbers of each figure in its `measured.json`.
+value, unless its claim says otherwise), or our confidence interval meets it and leaves out the
+neutral value; where the source gives a direction only, we have the same. *direction only*: the same
+side of the neutral value, another size. *disagrees*: neither. `±` is the half-width of the 95 %
+confidence interval over seeds (Student's t), `(a to b)` the least and the greatest of several
+cells, whose mean is judged. *ratio* is ours over the middle of the claim. The paper is Heddle,
+arXiv 2603.28101v1; it publishes neither traces nor lengths, so ratios and orders can be compared,
+absolute throughput cannot. Sources of all claims are in each `expected.json`, the numbers of each
+figure in its `measured.json`.
 """
 
 

@@ -106,9 +106,9 @@ def read_expected(path: Path) -> Expected:
 def judge(claim: Claim, value: Value) -> Judged:
     """Compare a claim with a measurement.
 
-    *agrees*: the mean lies in the claimed range widened by the tolerance, or does so within its
-    confidence interval, on the claimed side of neutral; where only a direction is claimed, the mean
-    lies on that side.
+    *agrees*: the mean lies in the claimed range widened by the tolerance, or its confidence
+    interval meets that range and lies as a whole on the claimed side of neutral; where only a
+    direction is claimed, the mean lies on that side.
     *direction only*: it does not, but lies on the claimed side of neutral. *disagrees*: neither.
     """
     right_side = _on_side(claim, value.mean)
@@ -128,8 +128,10 @@ def _in_range(claim: Claim, value: Value) -> bool:
     least = low - claim.tolerance * abs(low - zero)
     if least <= value.mean <= high + claim.tolerance * abs(high - zero):
         return True
+    # An interval so wide that it holds neutral, too, meets anything.
     meets = value.spread == "ci95" and value.low <= high and low <= value.high
-    return meets and (claim.direction is None or _on_side(claim, value.mean))
+    beyond = claim.direction is None or min(_on_side(claim, value.low), _on_side(claim, value.high))
+    return meets and beyond
 
 
 def _on_side(claim: Claim, mean: float) -> bool:

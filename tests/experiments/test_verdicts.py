@@ -42,9 +42,9 @@ def test_verdicts(told, mean: float, verdict: str):
 
 
 def test_a_confidence_interval_that_meets_the_range_agrees_and_a_range_of_cells_does_not():
-    wide = Value(mean=1.2, low=0.9, high=1.5, n=3, spread="ci95")
-    none = Value(mean=0.9, low=0.2, high=1.6, n=3, spread="ci95")
-    assert judge(claim(**RANGE), none).verdict == "disagrees"
+    wide = Value(mean=1.3, low=1.1, high=1.5, n=3, spread="ci95")
+    wider = Value(mean=1.2, low=0.8, high=1.6, n=2, spread="ci95")
+    assert judge(claim(**RANGE), wider).verdict == "direction only"
     cells = Value(mean=1.2, low=0.9, high=1.5, n=9, spread="range")
     assert judge(claim(**RANGE), wide).verdict == "agrees"
     assert judge(claim(**RANGE), cells).verdict == "direction only"
