@@ -14,6 +14,7 @@ Results are kept in results.json as they come; an interrupted experiment goes on
 """
 
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -149,14 +150,16 @@ def table(results: dict[str, Any]) -> Iterator[str]:
 
 def write(results: dict[str, Any]) -> None:
     """Write the page; the rankings are of all runs together."""
+    installed = installed_vllm()
+    assert installed is not None, "main has looked"
     runs = [check(load_run(row["run"])) for row in results.values()]
     lines = [
         "# Real engines on CPU, measured and simulated",
         "",
-        f"vLLM {installed_vllm()}, {platform.processor() or platform.machine()}, "
+        f"vLLM {installed.release} ({installed.platform}), {platform.machine()}, {os.cpu_count()} cores, "
         f"{TRAJECTORIES} trajectories, seed {SEED}, at most {MAX_RUNNING} steps per engine.",
         "",
-        *table(results),
+        *table(dict(sorted(results.items()))),
         "",
     ]
     for each in rankings(runs, tie_pct=1.0):
