@@ -19,6 +19,7 @@ from heddle_trace.schema import TrajectoryScript
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
+_LEAST_PLAYS: Final = 3
 _MOST_PLAYS: Final = 6
 _MOST_ROWS: Final = 60_000
 
@@ -131,9 +132,10 @@ def training_examples(
     *,
     enough_rows: int,
 ) -> Examples:
-    """Play each source several times, its groups in another order and at another pace.
+    """Play each source several times, in its own and in other orders of groups, at other paces.
 
-    A model so learns from siblings that have ended, that run and that have not begun. Small sources
+    A model so learns from siblings that have ended, that run and that have not begun, with like
+    prompts around a trajectory (as sources list them) and with any. Small sources
     are played more often, until there are `enough_rows`; of large ones only the questions of some
     trajectories are kept.
     """
@@ -153,9 +155,10 @@ def _played_often(source: Source, vocabulary: Vocabulary, seed: int, enough_rows
     rows = 0
     number = {script.id: i for i, script in enumerate(source.scripts)}
     groups = {name: i for i, name in enumerate(source.groups())}
-    while len(plays) < 2 or (rows < enough_rows and len(plays) < _MOST_PLAYS):
-        scripts = _regrouped(source.scripts, rng)
-        slots = 1.0 if len(plays) % 2 == 0 else float(rng.uniform(0.1, 0.6))
+    while len(plays) < _LEAST_PLAYS or (rows < enough_rows and len(plays) < _MOST_PLAYS):
+        own_order = len(plays) % _LEAST_PLAYS != 1
+        scripts = list(source.scripts) if own_order else _regrouped(source.scripts, rng)
+        slots = 1.0 if len(plays) % _LEAST_PLAYS == 0 else float(rng.uniform(0.1, 0.6))
         pace = Pace(slots=slots, tokens_per_s=float(50.0 * np.exp(0.5 * rng.standard_normal())))
         played = examples(scripts, vocabulary, pace)
         order = np.array([number[s.id] for s in scripts])
