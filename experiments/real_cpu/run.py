@@ -156,8 +156,9 @@ def write(results: dict[str, Any]) -> None:
     lines = [
         "# Real engines on CPU, measured and simulated",
         "",
-        f"vLLM {installed.release} ({installed.platform}), {platform.machine()}, {os.cpu_count()} cores, "
-        f"{TRAJECTORIES} trajectories, seed {SEED}, at most {MAX_RUNNING} steps per engine.",
+        f"vLLM {installed.release} ({installed.platform}), {platform.machine()}, "
+        f"{os.cpu_count()} cores, {TRAJECTORIES} trajectories, seed {SEED}, "
+        f"at most {MAX_RUNNING} steps per engine.",
         "",
         *table(dict(sorted(results.items()))),
         "",
