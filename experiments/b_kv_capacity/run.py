@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import line, page, save
+from experiments.lib.drawing import line, page, save, scaled
 from experiments.lib.experiment import Context, Measured
 from experiments.lib.values import estimate, exactly
 from heddle_sim.profile_files import load_profile
@@ -53,11 +53,9 @@ def draw(data: Any, path: Path) -> None:
     """Left throughput, right recomputed steps, by slots."""
     figure, axes = page(2, width=8.0)
     for index, (name, curve) in enumerate(data.items()):
-        tok_s = [{k: v[k] / 1e3 for k in ("mean", "low", "high")} for v in curve["tok_s"]]
+        tok_s = [scaled(v, 1e-3) for v in curve["tok_s"]]
         line(axes[0], RUNNING, tok_s, name, index)
-        recomputed = [
-            {k: 100 * max(v[k], 0.0) for k in ("mean", "low", "high")} for v in curve["recomputed"]
-        ]
+        recomputed = [scaled(v, 100.0) for v in curve["recomputed"]]
         line(axes[1], RUNNING, recomputed, name, index)
     axes[0].set(
         title="Throughput, coding, Qwen3-14B",

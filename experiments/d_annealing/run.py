@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import heddle
-from experiments.lib.drawing import COLOURS, bars, page, save
+from experiments.lib.drawing import COLOURS, bars, page, save, scaled
 from experiments.lib.experiment import Context, Measured
 from experiments.lib.jobs import Rollout
 from experiments.lib.running import trace_of
@@ -89,10 +89,7 @@ def draw(data: Any, path: Path) -> None:
     series = [
         (
             name,
-            [
-                {k: v / 1e3 for k, v in data["throughput_tok_s"][w][name].items() if k in _KEYS}
-                for w in WORKLOADS
-            ],
+            [scaled(data["throughput_tok_s"][w][name], 1e-3) for w in WORKLOADS],
             COLOURS[index],
         )
         for index, name in enumerate(("portfolio", "annealing", "exact"))
@@ -102,6 +99,3 @@ def draw(data: Any, path: Path) -> None:
     axes[1].set_ylim(0, 1.25 * axes[1].get_ylim()[1])
     axes[1].legend(ncols=3)
     save(figure, path)
-
-
-_KEYS = ("mean", "low", "high")

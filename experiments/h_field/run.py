@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import COLOURS, bars, page, save
+from experiments.lib.drawing import COLOURS, bars, page, save, scaled
 from experiments.lib.experiment import Context, Measured
 from experiments.lib.values import Value, estimate
 
@@ -69,7 +69,7 @@ def draw(data: Any, path: Path) -> None:
         (axes[0], "throughput_tok_s", 1e3, "output tokens per\nsecond (thousands)"),
         (axes[1], "prefix_hit", 0.01, "prompt tokens found\nin prefix cache (%)"),
     ):
-        values = [{k: data[p][key][k] / scale for k in ("mean", "low", "high")} for p in SESSIONS]
+        values = [scaled(data[p][key], 1 / scale) for p in SESSIONS]
         bars(ax, list(SESSIONS.values()), [("", values, COLOURS[0])], numbers=True)
         ax.set_ylabel(name)
         ax.margins(y=0.15)

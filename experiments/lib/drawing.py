@@ -58,7 +58,7 @@ def save(figure: Figure, path: Path) -> None:
 
 def scaled(value: Mapping[str, float], factor: float) -> dict[str, float]:
     """A value as JSON in another unit."""
-    return {key: value[key] * factor for key in ("mean", "low", "high")}
+    return {**value, **{key: value[key] * factor for key in ("mean", "low", "high")}}
 
 
 def colour(policy: str, index: int = 0) -> str:
@@ -90,8 +90,8 @@ def bars(
             linewidth=0.4,
         )
         errors = [
-            [max(v["mean"] - v["low"], 0.0) for _, v in known],
-            [max(v["high"] - v["mean"], 0.0) for _, v in known],
+            [max(v["mean"] - v["low"], 0.0) * _drawn(v) for _, v in known],
+            [max(v["high"] - v["mean"], 0.0) * _drawn(v) for _, v in known],
         ]
         if any(map(any, errors)):
             axes.errorbar(
@@ -112,6 +112,11 @@ def bars(
     axes.grid(axis="x", visible=False)
 
 
+def _drawn(value: Mapping[str, Any]) -> bool:
+    """Whether a spread is shown: the interval of two rollouts would hide everything else."""
+    return bool(value.get("n", 1) >= 3)
+
+
 def line(
     axes: Axes, x: Sequence[float], values: Sequence[dict[str, Any]], name: str, index: int
 ) -> None:
@@ -121,5 +126,5 @@ def line(
         x, [v["mean"] for v in values], marker=MARKERS[index], ms=4.5, color=shade, label=name
     )
     low, high = [v["low"] for v in values], [v["high"] for v in values]
-    if any(a < b for a, b in zip(low, high, strict=True)):
+    if all(map(_drawn, values)) and any(a < b for a, b in zip(low, high, strict=True)):
         axes.fill_between(x, low, high, color=shade, alpha=0.15, linewidth=0)
