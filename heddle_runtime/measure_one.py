@@ -37,6 +37,7 @@ def trials_on(session: Session, engine: EngineClient) -> list[Trial]:
     found += [
         Trial(f"abort at {context}", partial(abort, session, engine, context))
         for context in (longest // 8, longest // 2)
+        if session.most > 1  # the middle of a step is told by another beside it
     ]
     return found
 
@@ -88,7 +89,8 @@ async def abort(session: Session, engine: EngineClient, context: int) -> None:
     """Abort a step in the middle, then go on with its prompt and tokens so far."""
     seat, loop = session.fresh(context), asyncio.get_running_loop()
     half = session.size.output // 2
-    step = session.load(engine, [seat], context, session.size.output * 4)
+    output = min(session.size.output * 4, session.limits.longest(1, context))
+    step = session.load(engine, [seat], context, output)
     await session.bench.step(engine, session.seats(0, 1)[0].request(SHORTEST, half))
     asked_s = loop.time()
     (first,) = await step.end()

@@ -78,7 +78,7 @@ async def move(
 
 async def beside(session: Session, engine: EngineClient, other: EngineClient, batch: int) -> None:
     """Decode on one engine, then again while the other does the same for longer."""
-    output = LONGER * session.size.output
+    output = min(LONGER * session.size.output, session.limits.longest(batch, SHORTEST))
     context = max(SHORTEST, session.limits.longest(batch, output) // 4)
     cell = DecodeCell(batch, context, True)
     seats = session.seats(0, batch)

@@ -1,18 +1,20 @@
 """A sweep of an engine that is known tells what is known of it."""
 
+from collections.abc import Awaitable
 from dataclasses import replace
 
 import pytest
 
 from heddle_core.ids import TrajectoryId
-from heddle_runtime.bench import Heard, MeasureError
-from heddle_runtime.engine import StepEnd
+from heddle_runtime.bench import Bench, Heard, MeasureError
+from heddle_runtime.engine import EngineClient, StepEnd, StepRequest
 from heddle_runtime.measure import Found
 from heddle_runtime.measure_plan import (
     SIZES,
     DecodeCell,
     Limits,
     PrefillCell,
+    SizeName,
     between,
     decode_cells,
     loop_scripts,
@@ -118,6 +120,27 @@ def test_every_cell_fits_into_the_engine(capacity: int, max_running: int) -> Non
         scripts = loop_scripts(1, clients, limits)
         ends = [s.steps[-1].prompt_tokens + s.steps[-1].output_tokens for s in scripts]
         assert sum(ends) <= capacity
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize(("max_running", "max_context"), [(1, 200), (2, 230), (6, 400), (9, 1000)])
+def test_no_step_asks_for_more_than_the_longest_context(
+    monkeypatch: pytest.MonkeyPatch, size: SizeName, max_running: int, max_context: int
+) -> None:
+    asked: list[int] = []
+    begin = Bench.begin
+
+    def noted(self: Bench, client: EngineClient, request: StepRequest) -> Awaitable[Heard]:
+        asked.append(request.prompt_tokens + request.max_tokens)
+        assert request.max_tokens > 0
+        return begin(self, client, request)
+
+    monkeypatch.setattr(Bench, "begin", noted)
+    wanted = order(max_running=max_running, max_context=max_context)
+    found = sweep_of(PROFILE.table, replace(wanted, size=size))
+    assert max(asked) <= max_context
+    assert found.decode
+    assert bool(found.aborts) is (max_running > 1)
 
 
 def test_the_order_is_drawn_by_the_seed_and_repeats_are_spread_over_it(found: Found) -> None:
