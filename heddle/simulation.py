@@ -217,11 +217,9 @@ def policy_of(config: RunConfig, setting: Setting | None = None) -> Policy:
 
 def bound_of(config: RunConfig) -> Bound:
     """Bound the makespan of a run from below."""
-    cluster = config.cluster
-    profile = profile_of(cluster)
-    work = workload_of(config)
+    cluster, profile = config.cluster, profile_of(config.cluster)
     return lower_bound(
-        work.scripts,
+        workload_of(config).scripts,
         [_table(profile, tp, cluster) for tp in profile.tps if tp <= cluster.gpus],
         gpus=cluster.gpus,
         max_running=cluster.max_running,
