@@ -30,7 +30,10 @@ NAMES = {
     "search": "synth search",
     "math": "synth math",
 }
+PACES = ("at once", "30 % at a time")
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+
+TITLES = {"recall": "recall of the longest 20 %", "pearson": "Pearson with what remains"}
 
 Results = Mapping[str, Any]
 Cell = tuple[float, float, int]
@@ -52,7 +55,7 @@ def over_seeds(results: Results, name: str, pace: str, predictor: str, step: str
 def tables(results: Results) -> str:
     """Write everything as Markdown."""
     names = [name for name in NAMES if any(full.split("/")[0] == name for full in results)]
-    paces = list(next(iter(results.values()))["paces"])
+    paces = [pace for pace in PACES if pace in next(iter(results.values()))["paces"]]
     parts = [
         "# Prediction, step by step\n\nWritten by `python experiments/predictor/run.py`; "
         "[README.md](README.md) says what is what. Means over seeds.\n"
@@ -143,6 +146,31 @@ def _one(results: Results, name: str, pace: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _panel(
+    axis: Any,
+    results: Results,
+    name: str,
+    pace: str,
+    key: str,
+    drawn: Mapping[str, tuple[str, str, str | None]],
+) -> None:
+    at = np.arange(len(STEPS))
+    for predictor, (colour, line, marker) in drawn.items():
+        cells = [over_seeds(results, name, pace, predictor, s, key) for s in STEPS]
+        means = [cell[0] for cell in cells]
+        look = {"color": colour, "marker": marker, "ms": 4, "lw": 1.6}
+        axis.plot(at, means, line, label=predictor, **look)
+        if predictor == "trees":
+            spread = np.array([cell[1] for cell in cells])
+            low, high = np.array(means) - spread, np.array(means) + spread
+            axis.fill_between(at, low, high, color=colour, alpha=0.15, lw=0)
+    axis.axhline(0.8 if key == "recall" else 0.7, color="#bbbbbb", lw=0.8, ls="--")
+    axis.set_xticks(at, STEPS)
+    axis.tick_params(labelbottom=True, labelsize=8)
+    axis.set_ylim((0.0, 1.0) if key == "recall" else (-0.4, 1.0))
+    axis.spines[["top", "right"]].set_visible(False)
+
+
 def figure(results: Results, path: Path, pace: str = "at once") -> None:
     """Draw recall and Pearson over steps, one panel for each trace (the paper's Figure 13)."""
     import matplotlib as mpl
@@ -160,37 +188,27 @@ def figure(results: Results, path: Path, pace: str = "at once") -> None:
         "group": ("#8d99ae", "-", "x"),
         "ceiling": ("#222222", ":", None),
     }
+    wide = 5
+    blocks = -(-len(names) // wide)
     grid, axes = plt.subplots(
-        2, len(names), figsize=(2.35 * len(names), 5.6), sharex=True, sharey="row", squeeze=False
+        2 * blocks, wide, figsize=(2.5 * wide, 4.9 * blocks), sharex=True, squeeze=False
     )
-    at = np.arange(len(STEPS))
-    for column, name in enumerate(names):
-        for row, (key, title) in enumerate(
-            (("recall", "recall of the longest 20 %"), ("pearson", "Pearson with what remains"))
-        ):
-            axis = axes[row, column]
-            for predictor, (colour, line, marker) in drawn.items():
-                cells = [over_seeds(results, name, pace, predictor, s, key) for s in STEPS]
-                means = [cell[0] for cell in cells]
-                if all(math.isnan(mean) for mean in means):
-                    continue
-                look = {"color": colour, "marker": marker, "ms": 4, "lw": 1.6}
-                axis.plot(at, means, line, label=predictor, **look)
-                if predictor == "trees":
-                    spread = np.array([cell[1] for cell in cells])
-                    low, high = np.array(means) - spread, np.array(means) + spread
-                    axis.fill_between(at, low, high, color=colour, alpha=0.15, lw=0)
-            axis.axhline(0.8 if key == "recall" else 0.7, color="#bbbbbb", lw=0.8, ls="--")
-            axis.set_xticks(at, STEPS)
-            axis.set_ylim((0.0, 1.0) if key == "recall" else (-0.3, 1.0))
-            axis.spines[["top", "right"]].set_visible(False)
+    for number, name in enumerate(names):
+        block, column = divmod(number, wide)
+        for row, key in enumerate(("recall", "pearson")):
+            axis = axes[2 * block + row, column]
+            _panel(axis, results, name, pace, key, drawn)
             if row == 0:
                 axis.set_title(NAMES[name], fontsize=10)
             else:
-                axis.set_xlabel("steps behind it", fontsize=9)
+                axis.set_xlabel("steps behind it", fontsize=8)
             if column == 0:
-                axis.set_ylabel(title, fontsize=9)
-    handles, labels = axes[0, -1].get_legend_handles_labels()
+                axis.set_ylabel(TITLES[key], fontsize=8)
+    for unused in range(len(names), blocks * wide):
+        block, column = divmod(unused, wide)
+        for row in range(2):
+            axes[2 * block + row, column].set_axis_off()
+    handles, labels = axes[0, 0].get_legend_handles_labels()
     grid.legend(handles, labels, loc="lower center", ncol=len(labels), frameon=False, fontsize=9)
     grid.tight_layout(rect=(0, 0.06, 1, 1))
     grid.savefig(path, dpi=130)
