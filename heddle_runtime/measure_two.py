@@ -11,6 +11,8 @@ from heddle_trace.sweep_files import BesideTrial, MoveTrial
 MOVE_BATCH = 4
 """Sequences that decode on each engine while a context moves, in every second measurement."""
 NO_KV = "these engines hand out no KV: contexts are prefilled"
+LEAST_MOVED = 64
+"""Tokens of a context: less than a block of KV would not move."""
 LONGER = 4
 """How much longer the other engine decodes, so that it does all the while."""
 
@@ -20,7 +22,7 @@ def trials_between(session: Session, one: EngineClient, other: EngineClient) -> 
     longest = session.limits.longest(2 * MOVE_BATCH, session.size.output)
     found = []
     for part in (8, 3, 1):
-        context = max(SHORTEST, longest // part)
+        context = max(LEAST_MOVED, longest // part)
         for batch in (0, min(MOVE_BATCH, session.most - 1)):
             for by_kv in (True, False):
                 what = f"move {context} {'by KV' if by_kv else 'by prefill'}, {batch} beside"
