@@ -2,8 +2,8 @@
 
 The shipped model, and others that are named, on the questions of a rollout of 1,600 coding
 trajectories: amortised over batches of rows, one row at a time, and one question to the predictor,
-which watches the rollout and makes the row itself. Best of some repeats, in microseconds of the processor. The aim
-is at most 50 for a prediction amortised over a batch.
+which watches the rollout and makes the row itself. Best of some repeats, in microseconds of the
+processor. The aim is at most 50 for a prediction amortised over a batch.
 """
 
 import sys
