@@ -47,7 +47,7 @@ class Size:
 
 
 SIZES: dict[SizeName, Size] = {
-    "quick": Size(contexts=2, repeats=2, output=32, joiners=2, lives=1, loops=1, ratio=8),
+    "quick": Size(contexts=3, repeats=2, output=32, joiners=2, lives=1, loops=1, ratio=8),
     "small": Size(contexts=3, repeats=3, output=48, joiners=3, lives=2, loops=2, ratio=4),
     "full": Size(contexts=4, repeats=5, output=64, joiners=4, lives=3, loops=3, ratio=3),
 }
