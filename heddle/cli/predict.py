@@ -158,6 +158,8 @@ def evaluate(
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 def describe(model: Path, as_json: bool) -> None:
     """Say what MODEL is, what it looks at, and what it was trained on."""
+    from textwrap import fill
+
     from rich.table import Table
 
     from heddle.cli.show import show
@@ -187,7 +189,7 @@ def describe(model: Path, as_json: bool) -> None:
         "size": f"{sum(a.size for a in artefact.arrays.values()):,} numbers",
     }
     for name, text in rows.items():
-        table.add_row(name, text)
+        table.add_row(name, fill(text, 100))
     for trained in header.trained_on:
         table.add_row(
             "trained on",
