@@ -27,7 +27,7 @@ from heddle_runtime.engine import (
 
 T = TypeVar("T")
 
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 """Far beyond anything that is waited for; a test that waits so long has failed."""
 PROMPT, OUTPUT = 320, 48
 LONG_OUTPUT = 4000
