@@ -96,7 +96,8 @@ def prepare(sweep: str) -> Path:
             *("--set", f"runtime.max_context={CONTEXT}"),
         )
         print(heddle("calibrate", "fit", swept, "-o", profile, "--force"))
-        shutil.copy(profile, HERE / "profile.json")
+        # Where things lay on this machine is nobody else's business.
+        (HERE / "profile.json").write_text(profile.read_text().replace(f"{HERE}/", ""))
     return profile
 
 
@@ -117,7 +118,8 @@ def measured(job: Job, profile: Path) -> dict[str, Any]:
         )
     )
     found = check(load_run(row["run"]))
-    return {**found.plain(), "workload": job.workload, "engines": job.engines}
+    where = str(Path(row["run"]).relative_to(HERE))
+    return {**found.plain(), "run": where, "workload": job.workload, "engines": job.engines}
 
 
 def table(results: dict[str, Any]) -> Iterator[str]:
@@ -152,7 +154,7 @@ def write(results: dict[str, Any]) -> None:
     """Write the page; the rankings are of all runs together."""
     installed = installed_vllm()
     assert installed is not None, "main has looked"
-    runs = [check(load_run(row["run"])) for row in results.values()]
+    runs = [check(load_run(HERE / row["run"])) for row in results.values()]
     lines = [
         "# Real engines on CPU, measured and simulated",
         "",

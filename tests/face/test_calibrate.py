@@ -50,7 +50,7 @@ def test_a_sweep_says_what_was_measured_where(heddle: Heddle) -> None:
     )
     assert sweep.hardware["cores"] >= 1
     assert sweep.versions["heddle"]
-    assert sweep.command.startswith("heddle ")
+    assert sweep.command.startswith("heddle")
     assert sweep.kv_bytes_per_token == load_profile("qwen3-8b", "h200").kv_bytes_per_token
 
 

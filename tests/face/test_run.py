@@ -28,7 +28,7 @@ def row_of(heddle: Heddle, *args: object) -> dict:
 def test_a_fake_run_takes_about_as_long_as_the_simulation_says(
     heddle: Heddle, trace: Path, policy: str
 ):
-    run = row_of(heddle, trace, "--policy", policy)
+    run = row_of(heddle, trace, "--policy", policy, "--engines", 2)
     told = heddle("simulate", trace, "--policy", policy, "--gpus", 2, "--max-running", 2, "--json")
     simulated = json.loads(told.stdout)
     assert run.keys() == simulated.keys()

@@ -40,7 +40,7 @@ from heddle_runtime.replay import ReplayAgent
 from heddle_runtime.virtual_time import run_virtual
 from heddle_trace import TrajectoryScript
 from tests.conformance.books import Books
-from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
+from tests.conformance.scenario import GPUS, Scenario, policy_of, scripts_of, world_of
 from tests.conformance.test_two_worlds import model_of
 from tests.runtime.hostile import HostileLauncher
 
@@ -101,7 +101,7 @@ def test_whatever_engines_do_every_trajectory_ends_and_no_token_is_made_twice(
 ):
     rng = Random(seed)
     entries: list[Entry] = []
-    books = HostileBooks()
+    books = HostileBooks(GPUS)
 
     async def main() -> None:
         clock = RunClock(asyncio.get_running_loop(), speed=speed)
@@ -236,7 +236,7 @@ def set_out(
 @given(seeds, st.sampled_from([0.0, 0.003, 0.02]), st.sampled_from([None, 3]))
 def test_whatever_is_commanded_each_command_ends_once(seed, deadly, tool_capacity):
     rng = Random(seed)
-    books = HostileBooks()
+    books = HostileBooks(GPUS)
 
     async def main() -> None:
         clock = RunClock(asyncio.get_running_loop())
@@ -323,7 +323,7 @@ def test_a_run_that_is_broken_off_ends_and_leaves_no_task(seed, policy, deadly, 
     st.floats(0.0, 60.0),
 )
 def test_fake_engines_may_die_at_any_moment(policy, deaths, transfer_s, push_s):
-    books = HostileBooks()
+    books = HostileBooks(GPUS)
 
     async def main() -> None:
         clock = RunClock(asyncio.get_running_loop())
