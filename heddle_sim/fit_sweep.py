@@ -23,7 +23,8 @@ from heddle_trace.sweep_files import DecodeTrial, PrefillTrial, Sweep, Trial
 
 T = TypeVar("T", bound=Trial)
 
-LEAST_BATCHES, LEAST_CONTEXTS, LEAST_PROMPTS, LEAST_HELD_OUT = 2, 2, 3, 3
+LEAST_BATCHES, LEAST_CONTEXTS, LEAST_PROMPTS = 2, 2, 3
+LEAST_UNSEEN, LEAST_UNSEEN_PROMPTS = 3, 2
 """Fewer than these determine nothing, or leave nothing to check with."""
 
 
@@ -94,8 +95,8 @@ def _cells(sweep: Sweep, tp: int) -> _Cells:
         ("batch sizes (decode)", len(batches), LEAST_BATCHES),
         ("contexts (decode)", len(contexts), LEAST_CONTEXTS),
         ("prompt lengths (prefill)", len(computed), LEAST_PROMPTS),
-        ("held-out cells (decode)", len(cells.unseen_decode), LEAST_HELD_OUT),
-        ("held-out cells (prefill)", len(cells.unseen_prefill), LEAST_HELD_OUT),
+        ("held-out cells (decode)", len(cells.unseen_decode), LEAST_UNSEEN),
+        ("held-out cells (prefill)", len(cells.unseen_prefill), LEAST_UNSEEN_PROMPTS),
     ):
         if number < least:
             raise FitError(

@@ -6,29 +6,39 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from heddle.cli import main
+from heddle_runtime.measure_plan import SIZES
 from heddle_runtime.tiny_model import make_tiny_model
-from heddle_runtime.vllm_settings import has_nixl
-from heddle_sim.profile_files import read_profile
+from heddle_sim.fit_sweep import fit_sweep
 from heddle_trace.sweep_files import read_sweep
 from tests.runtime.processes import descendants, wait_until_gone
 from tests.runtime.vllm_bench import needs_vllm
 
 pytestmark = needs_vllm
 
-HEDDLE = (sys.executable, "-m", "heddle.cli", "calibrate")
-SMALL = ("--sweep", "quick", "--max-running", "2", "--max-context", "192", "--set",
-         "runtime.kv_mib=64")  # fmt: skip
+ENGINES = ("--engine", "vllm", "--max-running", "4", "--max-context", "192", "--set",
+           "runtime.kv_mib=64", "--sweep", "quick")  # fmt: skip
 
 
-def test_a_sweep_of_real_engines_makes_a_profile(tmp_path: Path) -> None:
+def test_a_sweep_of_real_engines_makes_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = make_tiny_model(tmp_path / "tiny")
-    kv = ("--kv-transfer", "nixl") if has_nixl() else ()
-    sweep_file, profile_file = tmp_path / "sweep.json", tmp_path / "tiny.json"
-    measure = (*HEDDLE, "measure", "--engine", "vllm", "--model-dir", model, *SMALL, *kv)
-    subprocess.run([*measure, "-o", sweep_file], check=True, timeout=400, capture_output=True)
-    sweep = read_sweep(sweep_file)
+    # Everything that a sweep does, once: two starts of an engine and a few seconds.
+    least = replace(SIZES["quick"], repeats=1, output=16, joiners=1, ratio=4)
+    monkeypatch.setitem(SIZES, "quick", least)
+    out = tmp_path / "sweep.json"
+    done = CliRunner().invoke(
+        main, ["calibrate", "measure", *ENGINES, "--model-dir", str(model), "-o", str(out)]
+    )
+    assert done.exit_code == 0, done.output
+    sweep = read_sweep(out)
     assert (sweep.model, sweep.gpu, sweep.engine, sweep.precision) == (
         "tiny",
         "cpu",
@@ -36,40 +46,38 @@ def test_a_sweep_of_real_engines_makes_a_profile(tmp_path: Path) -> None:
         "bfloat16",
     )
     assert sweep.block_tokens == 32
-    assert {trial.batch for trial in sweep.decode} == {1, 2}
+    assert {trial.batch for trial in sweep.decode} == {1, 2, 3, 4}
     assert any(trial.held_out for trial in sweep.decode)
     assert any(trial.cached for trial in sweep.prefill)
-    assert any(trial.batch for trial in sweep.prefill)
     assert sweep.aborts
     assert len(sweep.lives) == 2
-    assert {move.way for move in sweep.moves} == ({"kv", "prefill"} if kv else {"prefill"})
-    assert [len(loop.clients) for loop in sweep.loops] == [2]
+    assert {move.way for move in sweep.moves} == {"prefill"}
+    assert [len(loop.clients) for loop in sweep.loops] == [4]
+    assert descendants() == []
     # A machine that tests run on is no place to measure: any error will do.
-    fit = (*HEDDLE, "fit", sweep_file, "-o", profile_file, "--max-error", "1e9")
-    subprocess.run(fit, check=True, timeout=60, capture_output=True)
-    profile = read_profile(profile_file)
+    profile = fit_sweep(sweep, file="sweep.json", worst_pct=1e9)
     assert profile.costs is not None
-    assert profile.costs.moves_by == ("kv" if kv else "prefill")
+    assert profile.costs.moves_by == "prefill"
     assert profile.table(1).base_s[2] > 0
 
 
 def test_an_interrupted_sweep_leaves_no_engine_behind(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "tiny")
-    measure = (*HEDDLE, "measure", "--engine", "vllm", "--model-dir", model, *SMALL)
+    heddle = [sys.executable, "-m", "heddle.cli", "calibrate", "measure", *ENGINES]
     running = subprocess.Popen(
-        [*measure, "-o", tmp_path / "sweep.json"],
+        [*heddle, "--model-dir", str(model), "-o", str(tmp_path / "sweep.json")],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
     try:
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 120
         while not (engines := engines_of(running.pid)) and time.monotonic() < deadline_s:
             time.sleep(0.2)
         assert engines, "no engine was started"
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=60)
+        _, said = running.communicate(timeout=120)
     finally:
         running.kill()
     assert running.returncode == 130
