@@ -175,7 +175,8 @@ class Commander:
         rng, books = self._rng, self._books
         accepting = [e for e in books.alive if e not in books.stopping]
         wishes: list[Command] = []
-        if len(accepting) + len(books.starting) < 3:
+        present = len(books.alive) + len(books.starting)
+        if len(accepting) + len(books.starting) < 3 and present < books.gpus:
             name = EngineId(f"x{self._started}")
             self._started += 1
             wishes.append(StartEngine(engine=name, tp=1, gpu="h100", max_running=4))
