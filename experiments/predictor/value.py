@@ -36,8 +36,8 @@ HERE = Path(__file__).parent
 SHARED = Path("../shared/traces")
 RECORDED = ("tbench_mini", "tau2_retail", "tau_airline", "mint", "hotpotqa_react")
 PREDICTORS = ("none", "group", "progressive", "learned", "oracle")
-SIGMAS = (0.25, 0.5, 1.0, 1.5, 2.0)
-TRAJECTORIES = 3_200
+SIGMAS = (0.5, 1.0, 2.0)
+TRAJECTORIES = 1_600
 FIRST_SEED = 501
 SEEDS = 3
 # Seconds that a trace does not tell are 0 here, as they were for the fit: tools at no cost.
