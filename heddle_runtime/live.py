@@ -35,12 +35,16 @@ _LEFT_OUT: Final = "\n[... the middle is left out ...]\n"
 _TOOL, _REMINDER = "python", "reminder"
 
 
+class AgentLimitError(ValueError):
+    """A limit that cannot be used; the message names it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLimits:
     """How far a trajectory may go.
 
     Raises:
-        ValueError: a limit below 1, or no room for what a step may add.
+        AgentLimitError: a limit below 1.
     """
 
     steps: int = 16
@@ -56,7 +60,9 @@ class AgentLimits:
         for name in ("steps", "step_tokens", "observation_tokens", "context_tokens"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"agent limit {name}: found {value!r}; give a whole number from 1")
+                raise AgentLimitError(
+                    f"agent limit {name}: found {value!r}; give a whole number from 1"
+                )
 
 
 class LiveAgent:
@@ -295,10 +301,10 @@ def live_agents(
 
     Raises:
         TaskFileError: a prompt leaves no room within the context limit.
-        ValueError: `samples` below 1.
+        AgentLimitError: `samples` below 1.
     """
     if samples < 1:
-        raise ValueError(f"samples of a task: found {samples}; give at least 1")
+        raise AgentLimitError(f"samples of a task: found {samples}; give at least 1")
     return [
         LiveAgent(
             task,

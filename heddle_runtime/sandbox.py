@@ -61,6 +61,10 @@ class SandboxError(RuntimeError):
     """A program could not be run, through no fault of its own."""
 
 
+class SandboxLimitError(ValueError):
+    """A limit that cannot be used; the message names it."""
+
+
 class SandboxUnavailableError(SandboxError):
     """This machine has nothing that would keep a program in; the message says what was tried."""
 
@@ -70,7 +74,7 @@ class SandboxLimits:
     """What one program may use.
 
     Raises:
-        ValueError: a limit out of its range; the message names it.
+        SandboxLimitError: a limit out of its range.
     """
 
     wall_s: float = 30.0
@@ -99,7 +103,7 @@ class SandboxLimits:
             fits = isinstance(value, kinds) and not isinstance(value, bool)
             if not fits or not least <= value <= most:
                 kind = "seconds" if name == "wall_s" else "a whole number"
-                raise ValueError(
+                raise SandboxLimitError(
                     f"sandbox limit {name}: found {value!r}; give {kind} from {least:,} to {most:,}"
                 )
 
@@ -142,10 +146,10 @@ class Sandbox:
         """`way` None: the best that this machine permits. Programs beyond `max_running` wait.
 
         Raises:
-            ValueError: `max_running` below 1.
+            SandboxLimitError: `max_running` below 1.
         """
         if max_running < 1:
-            raise ValueError(f"max_running: found {max_running}; give at least 1")
+            raise SandboxLimitError(f"max_running: found {max_running}; give at least 1")
         self.limits = limits or SandboxLimits()
         self.note = ""
         """What the user should know about the way that was found; "" for the best one."""

@@ -20,7 +20,7 @@ from heddle_runtime.clock import RunClock
 from heddle_runtime.dialogue import GiveAnswer, RunProgram, opening, output_of, read_generation
 from heddle_runtime.driver import AsyncDriver
 from heddle_runtime.engine import StepEnd, StepRequest
-from heddle_runtime.live import AgentLimits, LiveAgent, live_agents
+from heddle_runtime.live import AgentLimitError, AgentLimits, LiveAgent, live_agents
 from heddle_runtime.sandbox import (
     Sandbox,
     SandboxError,
@@ -398,7 +398,7 @@ def test_a_prompt_without_room_is_refused_before_anything_runs(tokenizer):
 @pytest.mark.parametrize("name", ["steps", "step_tokens", "observation_tokens", "context_tokens"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, None])
 def test_limits_below_one_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"agent limit {name}: found {value}; give"):
+    with pytest.raises(AgentLimitError, match=f"agent limit {name}: found {value}; give"):
         AgentLimits(**{name: value})
 
 
@@ -418,7 +418,7 @@ def test_samples_of_a_task_are_a_group(tokenizer):
         ("b/0/0", "g", "math", 0.0),
         ("b/0/1", "g", "math", 0.0),
     ]
-    with pytest.raises(ValueError, match="found 0; give at least 1"):
+    with pytest.raises(AgentLimitError, match="found 0; give at least 1"):
         live_agents(
             tasks,
             0,

@@ -25,6 +25,7 @@ from heddle_runtime.fence.remove import remove_folder
 from heddle_runtime.sandbox import (
     Sandbox,
     SandboxError,
+    SandboxLimitError,
     SandboxLimits,
     SandboxResult,
     SandboxUnavailableError,
@@ -783,12 +784,12 @@ def test_a_closed_sandbox_runs_nothing(way):
     ],
 )
 def test_a_limit_out_of_range_is_named(name, value):
-    with pytest.raises(ValueError, match=f"sandbox limit {name}: found {value!r}; give "):
+    with pytest.raises(SandboxLimitError, match=f"sandbox limit {name}: found {value!r}; give "):
         SandboxLimits(**{name: value})
 
 
 def test_room_for_nobody_is_refused():
-    with pytest.raises(ValueError, match="max_running: found 0; give at least 1"):
+    with pytest.raises(SandboxLimitError, match="max_running: found 0; give at least 1"):
         Sandbox(max_running=0)
 
 
