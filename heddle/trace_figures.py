@@ -143,7 +143,8 @@ def _groups(axes: Axes, trace: Trace, stats: TraceStats) -> None:
     axes.plot(x, [np.mean(m) for m in drawn], ".", color=COLOURS[0], markersize=4)
     axes.set_yscale("log")
     _logarithmic(axes.yaxis, lambda y: f"{y:,.0f}")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlim(-1, len(drawn))
     thinned = f", {len(drawn):,} of {len(repeated):,}" if len(drawn) < len(repeated) else ""
     axes.set_xlabel(f"groups by mean (dot){thinned}; bars: all their samples")
 

@@ -20,6 +20,9 @@ from heddle_runtime.wire import Channel, ClosedError, Order, Report
 HANG_S = 10.0
 """How long a process may take to end after it has closed its socket."""
 TAIL_BYTES = 4096
+PART_DIED = 71
+"""Exit status of an engine one of whose TP processes died. Told by number: the others write to the
+log while they end, so that its last line may be theirs."""
 
 
 class EngineChild:
@@ -145,6 +148,8 @@ class EngineChild:
                 return f"killed by {signal.Signals(-status).name}"
             except ValueError:
                 return f"killed by signal {-status}"
+        if status == PART_DIED:
+            return "one of its TP processes died"
         last = self._last_line()
         return f"exit status {status}" + (f": {last}" if last else "")
 

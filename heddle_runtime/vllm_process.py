@@ -25,7 +25,7 @@ from types import FrameType, MappingProxyType
 from typing import Any
 
 from heddle_runtime import wire
-from heddle_runtime.engine_child import group_members
+from heddle_runtime.engine_child import PART_DIED, group_members
 from heddle_runtime.engine_process import connect, serve
 from heddle_runtime.stepped_core import Activity, Finish, Output
 from heddle_runtime.vllm_settings import (
@@ -36,8 +36,8 @@ from heddle_runtime.vllm_settings import (
 )
 from heddle_runtime.wire import ClosedError
 
-BROKEN, PART_DIED = 70, 71
-"""Exit statuses: could not start or go on; one of several TP processes died."""
+BROKEN = 70
+"""Exit status of an engine that could not start or go on, and has said why."""
 
 NIXL_PAUSE_US = 500
 """Adds so much to a pull at most; without a pause, decoding was seen at half its speed."""
@@ -305,8 +305,6 @@ def _watch_parts() -> None:
 
     def watch() -> None:
         connection.wait(parts)
-        sys.stderr.write("one of the engine's TP processes died\n")
-        sys.stderr.flush()
         os._exit(PART_DIED)
 
     threading.Thread(target=watch, name="heddle-parts", daemon=True).start()

@@ -6,6 +6,7 @@ told by `problems.py`; filling gaps is the business of `complete.py`.
 
 import gzip
 import hashlib
+import io
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from heddle_trace.problems import RECORD_DECODER, Problem, problems_in
 from heddle_trace.schema import Trace, TrajectoryRecord
 from heddle_trace.writing import packed, trace_path, whole
 
+_PIECE = 1024**2
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -100,7 +102,11 @@ def _load(path: Path) -> bytes:
                 )
                 raise TraceError(f"{path}: its content is {content}, unlike its name; {remedy}")
             source = gzip.GzipFile(fileobj=stream) if packed else stream
-            data = source.read(MAX_FILE_BYTES + 1)
+            held = io.BytesIO()
+            # Piece by piece: a read of the largest size would claim that much memory at once.
+            while held.tell() <= MAX_FILE_BYTES and (piece := source.read(_PIECE)):
+                held.write(piece)
+            data = held.getvalue()
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file; check the path") from None
     except EOFError:

@@ -249,7 +249,7 @@ def test_moved_between_tp_1_and_tp_2_and_back(bench):
         assert len(parts) == 2
         os.kill(parts[1], signal.SIGKILL)
         reason, salvaged = await bench.recorder.take("failed")
-        assert "one of the engine's TP processes died" in reason
+        assert reason == "one of its TP processes died"
         assert list(salvaged) == ["doomed"]
         assert group_members(wide.pid) == []
 
