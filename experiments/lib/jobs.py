@@ -103,6 +103,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "max_running": 100,
     "prediction_s": None,
     "tool_capacity_per_gpu": None,
+    "engine_start_s": None,
     "tool_scale": 1.0,
     "arrive_over_s": 0.0,
     "history": "prior",
@@ -148,6 +149,7 @@ def _asked(told: Mapping[str, Any], table: Mapping[str, Any], size: Size, number
         tp=tp,
         max_running=told["max_running"],
         prediction_s=PREDICTION_S.get(workload, 0.10) if latency is None else latency,
+        engine_start_s=told["engine_start_s"],
         # 0 in a configuration stands for tools without limit: TOML has no null.
         tool_capacity=round(per_gpu * gpus) if per_gpu else None,
     )
