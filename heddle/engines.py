@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
+from heddle.hardware import hardware
+from heddle.run_files import version_of
 from heddle.simulation import profile_of
+from heddle_core.ids import EngineId
 from heddle_runtime.vllm_checks import check_engines
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import VllmSettings
@@ -31,17 +34,18 @@ def vllm_settings(config: RunConfig) -> VllmSettings:
     )
 
 
-def world_of_engines(config: RunConfig, largest_tokens: int) -> Mapping[str, Any]:
+def world_of_engines(config: RunConfig, largest_tokens: int) -> dict[str, Any]:
     """Check that the engines of a run can be had, and tell what a manifest should say of them.
 
-    `largest_tokens` is the largest context of the trace.
+    `largest_tokens` is the largest context of the trace. What only a running engine knows, such as
+    its KV space, is added as each becomes ready; see `facts_of`.
 
     Raises:
         ValueError: in one line what is missing, and how to mend it.
     """
     runtime, cluster = config.runtime, config.cluster
     if runtime.engine == "fake":
-        return {"engine": "fake", "model": cluster.model, "gpu": cluster.gpu}
+        return {"engine": "fake", "model": cluster.model, "gpu": cluster.gpu, "notes": []}
     checked = check_engines(
         vllm_settings(config),
         tp_degrees=cluster.mix or (cluster.tp,) * (cluster.gpus // cluster.tp),
@@ -50,8 +54,27 @@ def world_of_engines(config: RunConfig, largest_tokens: int) -> Mapping[str, Any
     return {
         "engine": "vllm",
         "vllm": checked.installed.release,
+        "torch": version_of("torch"),
+        "nixl": version_of("nixl") if runtime.kv_transfer == "nixl" else None,
         "platform": checked.installed.platform,
+        "hardware": hardware(),
         "model_dir": str(Path(runtime.model_dir).resolve()),
+        "notes": list(checked.notes),
+    }
+
+
+def facts_of(launcher: VllmLauncher, engine: EngineId) -> Mapping[str, Any]:
+    """What a manifest should say of an engine that is there, beside what the journal tells."""
+    facts = launcher.facts(engine)
+    if facts is None:
+        return {}
+    return {
+        "dtype": facts.dtype,
+        "device": facts.device,
+        "block_tokens": facts.block_tokens,
+        "max_context": facts.max_context,
+        "import_s": round(facts.import_s, 3),
+        "load_s": round(facts.load_s, 3),
     }
 
 

@@ -1,15 +1,17 @@
 """Live agents for `heddle run`: tasks, tokenizer, sandbox and transcripts, put together."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from heddle.config import LiveConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle_runtime.live import AgentLimits, LiveAgent, live_agents
-from heddle_runtime.sandbox import Sandbox, SandboxLimits, SandboxResult
+from heddle_runtime.sandbox import Sandbox, SandboxLimits, SandboxResult, Way
 from heddle_runtime.tasks import TaskFile, read_tasks
 from heddle_runtime.tokenizer import FileTokenizer, load_tokenizer
 from heddle_runtime.transcripts import transcript_file
@@ -31,6 +33,14 @@ class LiveWork:
     def trajectories(self) -> int:
         """How many there will be."""
         return len(self.file.tasks) * self.samples
+
+
+class Fence(NamedTuple):
+    """How programs that a model wrote are kept in on this machine."""
+
+    way: Way
+    note: str
+    """What it does not limit; empty if it limits all."""
 
 
 @lru_cache(maxsize=1)
@@ -65,15 +75,31 @@ def work_of_live(config: RunConfig) -> LiveWork:
     return live_work(config.trace, config.runtime.model_dir, config.live)
 
 
+def fence_of(work: LiveWork) -> Fence:
+    """Run a first program in a sandbox, to learn what this machine permits.
+
+    Raises:
+        SandboxUnavailableError: nothing that would keep programs in.
+    """
+
+    async def look() -> Fence:
+        async with Sandbox(work.sandbox_limits) as sandbox:
+            return Fence(sandbox.way, sandbox.note)
+
+    return asyncio.run(look())
+
+
 @asynccontextmanager
-async def agents_at_work(config: RunConfig, folder: Path) -> AsyncIterator[Sequence[LiveAgent]]:
+async def agents_at_work(
+    config: RunConfig, folder: Path, fence: Fence
+) -> AsyncIterator[Sequence[LiveAgent]]:
     """The agents of a run, with their sandbox, writing what was said into `folder`.
 
     Raises:
-        SandboxUnavailableError: this machine has nothing that would keep programs in.
+        SandboxUnavailableError: what `fence_of` found is not permitted any more.
     """
     work = work_of_live(config)
-    async with Sandbox(work.sandbox_limits) as sandbox:
+    async with Sandbox(work.sandbox_limits, way=fence.way) as sandbox:
         with transcript_file(folder / TRANSCRIPTS) as write:
             yield live_agents(
                 work.file.tasks,

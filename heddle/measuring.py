@@ -1,10 +1,8 @@
 """`heddle calibrate measure`: real or fake engines, swept; what they were and where they ran."""
 
 import asyncio
-import os
 import platform
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -19,6 +17,7 @@ import msgspec
 
 from heddle.config import MAX_RUNNING, RunConfig
 from heddle.engines import open_vllm, vllm_settings
+from heddle.hardware import gpus, hardware
 from heddle.run_files import git_commit
 from heddle.running import simulated_engine
 from heddle.simulation import profile_of, world_of
@@ -92,8 +91,8 @@ def chosen_order(
 
 def _gpu_class() -> str:
     """The name that profiles of this machine's GPU have: "NVIDIA H200" is an h200."""
-    gpus = _gpus()
-    words = gpus[0].partition(",")[0].lower().replace("nvidia", "").split() if gpus else []
+    found = gpus()
+    words = found[0].partition(",")[0].lower().replace("nvidia", "").split() if found else []
     return words[0].partition("-")[0] if words else "gpu"
 
 
@@ -264,41 +263,6 @@ def _sweep_vllm(config: RunConfig, order: Order, found: Found, seen: _Seen, repo
 
     with tempfile.TemporaryDirectory(prefix="heddle-") as logs:
         asyncio.run(swept(Path(logs)))
-
-
-# -- the machine ----------------------------------------------------------------------------------
-
-
-def hardware() -> dict[str, Any]:
-    """Processor, memory and GPUs of this machine, as far as it tells."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found: dict[str, Any] = {
-        "platform": f"{sys.platform} {platform.machine()}",
-        "cpu": _line("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
-        "cores": cores,
-        "memory": _line("/proc/meminfo", "MemTotal") or "unknown",
-        "gpus": _gpus(),
-    }
-    return found
-
-
-def _line(path: str, name: str) -> str:
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    values = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(name)]
-    return values[0] if values else ""
-
-
-def _gpus() -> list[str]:
-    """Name, driver and memory of each GPU."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10.0, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return done.stdout.split("\n")[:-1]
 
 
 def _versions(engine: str, release: str) -> dict[str, str]:

@@ -126,13 +126,16 @@ def read_open_journal(path: Path) -> pa.Table:
 
 def versions() -> dict[str, str]:
     """Versions of what could change a result."""
-    found = {"python": platform.python_version()}
-    for name in ("heddle", "numpy", "simpy", "pyarrow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+    packages = ("heddle", "numpy", "simpy", "pyarrow")
+    return {"python": platform.python_version(), **{name: version_of(name) for name in packages}}
+
+
+def version_of(package: str) -> str:
+    """The version of a package that is installed, or "unknown"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 @cache

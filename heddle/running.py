@@ -18,10 +18,11 @@ import simpy
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.engines import open_vllm, vocabulary_of, world_of_engines
+from heddle.engines import facts_of, open_vllm, vocabulary_of, world_of_engines
 from heddle.knowledge import asks_for_oracle, model_of, sees_the_future, told
-from heddle.live import agents_at_work, work_of_live
+from heddle.live import Fence, agents_at_work, fence_of, work_of_live
 from heddle.runs import RunDirectory, RunFacts, open_run
+from heddle.signals import Asked
 from heddle.simulation import (
     RunResult,
     policy_of,
@@ -32,7 +33,7 @@ from heddle.simulation import (
     world_of,
 )
 from heddle_core.controller import Controller
-from heddle_core.events import TrajectoryFinished
+from heddle_core.events import EngineReady, TrajectoryFinished
 from heddle_core.ids import EngineId
 from heddle_core.journal import Entry, recorded
 from heddle_runtime.agent import Agent
@@ -52,6 +53,8 @@ FLUSH_S = 5.0
 
 OnProgress = Callable[[int, int], None]
 """Told how many trajectories have finished, and of how many."""
+OnNote = Callable[[str], None]
+"""Told, before anything is started, what the user should know; a line each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class _Job:
     largest_tokens: int
     """The largest context that an engine must hold."""
     notes: Mapping[str, Any]
+    fence: Fence | None = None
+    """Of live agents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ class _Stage:
     tokens: TokenSource | None
     tool_scale: float
     report_delay_s: float
+    facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
+    """What an engine that has just become ready said of itself."""
 
 
 def run(
@@ -84,15 +91,19 @@ def run(
     out: Path = Path("runs"),
     config_text: str | None = None,
     on_progress: OnProgress = lambda done, total: None,
+    on_note: OnNote = lambda note: None,
 ) -> RunResult:
     """Roll a trace, or live agents, out under a policy on the engines that `config.runtime` names.
 
-    Ctrl-C winds the run up: the tokens of running steps are handed over, all trajectories are
-    cancelled, engines end, and the run directory is closed as interrupted.
+    Ctrl-C, SIGTERM or SIGHUP winds the run up: the tokens of running steps are handed over, all
+    trajectories are cancelled, engines end, and the run directory is closed as interrupted. A
+    second one ends it without the tokens; more change nothing.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before anything is started.
+        SandboxUnavailableError: live agents' programs cannot be kept in; before that, too.
         OSError: the run directory cannot be written.
+        KeyboardInterrupt: a signal asked to end; `Terminated` unless it was Ctrl-C.
     """
     job = _live_job(config) if config.live.agents else _replay_job(config)
     profile = profile_of(config.cluster)
@@ -106,6 +117,9 @@ def run(
     )
     policy = policy_of(config, setting)
     config = replace(config, history=history.name)
+    world = _world_of(config, job)
+    for note in world["notes"]:
+        on_note(note)
     facts = RunFacts(
         driver="heddle_runtime",
         trace_name=job.trace.name,
@@ -114,13 +128,14 @@ def run(
         history=history.plain(),
         predictor_model=model_of(config.policy.preset, config.predictor_model),
         setting=setting,
-        world=world_of_engines(config, job.largest_tokens),
+        world=world,
     )
     began_s = time.perf_counter()
-    with open_run(out, config, facts, config_text=config_text) as directory:
-        controller = Controller(policy)
+    # Asked to end inside and out: between the two nothing is open that would have to be closed.
+    with Asked() as asked, open_run(out, config, facts, config_text=config_text) as directory:
         sink = _Sink(directory, job.trajectories, on_progress)
-        asyncio.run(_roll_out(config, controller, sink, directory.path))
+        with asked.put_off():
+            asyncio.run(_roll_out(config, Controller(policy), sink, job.fence, asked))
         measured = directory.finish(
             solo_tpot=solo_tpot_of(profile, config.cluster), notes=job.notes
         )
@@ -149,35 +164,58 @@ def _live_job(config: RunConfig) -> _Job:
         raise ConfigError("live agents need a model that writes: --engine vllm --model-dir DIR")
     work = work_of_live(config)
     trace = Trace(work.file.name, (), work.file.sha256)
-    return _Job(trace, work.trajectories, work.limits.context_tokens, {})
+    return _Job(trace, work.trajectories, work.limits.context_tokens, {}, fence_of(work))
+
+
+def _world_of(config: RunConfig, job: _Job) -> dict[str, Any]:
+    """What the manifest says of engines, machine and sandbox, these being checked."""
+    world = world_of_engines(config, job.largest_tokens)
+    if job.fence is None:
+        return world
+    notes = [*world["notes"], *([job.fence.note] if job.fence.note else [])]
+    return {**world, "sandbox": job.fence.way, "notes": notes}
 
 
 class _Sink:
     """Appends to the journal, at once for what cannot be had again, and counts the finished."""
 
     def __init__(self, directory: RunDirectory, total: int, on_progress: OnProgress) -> None:
+        self.path = directory.path
+        self.facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
+        """What an engine that has just become ready said of itself."""
         self._directory, self._total, self._on_progress = directory, total, on_progress
+        self._engines: dict[EngineId, Mapping[str, Any]] = {}
         self._done = 0
         self._flushed_s = time.monotonic()
 
     def __call__(self, entry: Entry) -> None:
         """Take one entry of the journal."""
         self._directory.append(entry)
-        if isinstance(entry.event, TrajectoryFinished):
-            self._done += 1
-            self._on_progress(self._done, self._total)
+        match entry.event:
+            case TrajectoryFinished():
+                self._done += 1
+                self._on_progress(self._done, self._total)
+            case EngineReady(engine=engine) as ready:
+                self._engines[engine] = {
+                    "tp": ready.tp,
+                    "max_running": ready.max_running,
+                    "kv_capacity_tokens": ready.kv_capacity_tokens,
+                    **self.facts(engine),
+                }
+                self._directory.learn(engines=self._engines)
         if time.monotonic() - self._flushed_s > FLUSH_S:
             self._directory.flush()
             self._flushed_s = time.monotonic()
 
 
 async def _roll_out(
-    config: RunConfig, controller: Controller, sink: Callable[[Entry], None], path: Path
+    config: RunConfig, controller: Controller, sink: _Sink, fence: Fence | None, asked: Asked
 ) -> None:
     cluster = config.cluster
-    stage = _fake(config) if config.runtime.engine == "fake" else _vllm(config, path)
+    stage = _fake(config) if config.runtime.engine == "fake" else _vllm(config, sink.path)
+    sink.facts = stage.facts
     try:
-        async with _agents(config, stage, path) as agents:
+        async with _agents(config, stage, sink.path, fence) as agents:
             driver = AsyncDriver(
                 agents,
                 recorded(controller.handle, sink),
@@ -191,7 +229,7 @@ async def _roll_out(
                 report_interval_s=cluster.report_interval_s,
                 report_delay_s=stage.report_delay_s,
             )
-            await _interruptible(driver)
+            await _interruptible(driver, asked)
     finally:
         if isinstance(stage.solver, WorkerSolver):
             stage.solver.close()
@@ -199,9 +237,11 @@ async def _roll_out(
 
 
 @asynccontextmanager
-async def _agents(config: RunConfig, stage: _Stage, path: Path) -> AsyncIterator[Sequence[Agent]]:
-    if config.live.agents:
-        async with agents_at_work(config, path) as agents:
+async def _agents(
+    config: RunConfig, stage: _Stage, path: Path, fence: Fence | None
+) -> AsyncIterator[Sequence[Agent]]:
+    if fence is not None:
+        async with agents_at_work(config, path, fence) as agents:
             yield agents
         return
     scripts = workload_of(config).scripts
@@ -218,36 +258,24 @@ async def _agents(config: RunConfig, stage: _Stage, path: Path) -> AsyncIterator
     ]
 
 
-async def _interruptible(driver: AsyncDriver) -> None:
+async def _interruptible(driver: AsyncDriver, asked: Asked) -> None:
     """Run to the end; the first signal winds the run up, a second one ends it as it is."""
     loop = asyncio.get_running_loop()
     running = loop.create_task(driver.run())
-    came: list[int] = []
+    winding_up: list[asyncio.Task[None]] = []
 
-    def on_signal(number: int) -> None:
-        came.append(number)
-        if len(came) == 1:
+    def end(count: int) -> None:
+        if count == 1:
             winding_up.append(loop.create_task(driver.interrupt()))
         else:
             running.cancel()
 
-    winding_up: list[asyncio.Task[None]] = []
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _heeded(n)]
-    for number in numbers:
-        loop.add_signal_handler(number, on_signal, number)
-    try:
-        with suppress(asyncio.CancelledError):
-            await running
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-    if came:
-        raise KeyboardInterrupt(f"ended by {signal.Signals(came[0]).name}")
-
-
-def _heeded(number: int) -> bool:
-    """A signal that is ignored, as under nohup, stays ignored."""
-    return signal.getsignal(number) is not signal.SIG_IGN
+    # Out of a signal handler: the loop may be asleep, and wakes up for such a call only.
+    with (
+        asked.told_to(lambda count: loop.call_soon_threadsafe(end, count)),
+        suppress(asyncio.CancelledError),
+    ):
+        await running
 
 
 # -- engines that keep time only --------------------------------------------------------------
@@ -293,7 +321,9 @@ def _vllm(config: RunConfig, path: Path) -> _Stage:
     for time_s, name in config.cluster.faults():
         clock.call_at(time_s, partial(_kill, launcher, EngineId(name)))
     tokens = TokenSource(vocabulary_of(config.runtime.model_dir), seed=config.seed)
-    return _Stage(clock, launcher, WorkerSolver(), tokens, config.runtime.time_scale, 0.0)
+    scale = config.runtime.time_scale
+    facts = partial(facts_of, launcher)
+    return _Stage(clock, launcher, WorkerSolver(), tokens, scale, 0.0, facts)
 
 
 def _kill(launcher: VllmLauncher, name: EngineId) -> None:

@@ -35,8 +35,7 @@ Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 SCHEMA = "heddle.run/1"
 CHUNK_ENTRIES = 5_000
-"""Entries held before they are written: many, to make columns cheap, but in the processor's cache
-still when they are."""
+"""Held before they are written: many, for cheap columns, yet still in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class RunFacts:
     setting: Setting | None = None
     """What the policy was told, kept so that a replay can tell it the same."""
     world: Mapping[str, Any] | None = None
-    """Of a run on real engines: what they were, and on what machine."""
+    """Of a run on engines: what they are, on what machine, and notes for the user."""
     command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
 
 
@@ -140,6 +139,11 @@ class RunDirectory:
         pending.append(entry)
         if len(pending) >= CHUNK_ENTRIES:
             self.flush()
+
+    def learn(self, **facts: Any) -> None:
+        """Add to what the manifest says of the world."""
+        self._manifest["world"] = {**self._manifest["world"], **facts}
+        self._write_manifest()
 
     def flush(self) -> None:
         """Write what is held, so that it survives this process."""

@@ -11,6 +11,7 @@ from heddle_core.ids import EngineId
 from heddle_runtime.engine import EngineListener, EngineSpec
 from heddle_runtime.vllm_engine import Place, VllmEngine
 from heddle_runtime.vllm_settings import Platform, VllmSettings, environment, installed_vllm
+from heddle_runtime.wire import Ready
 
 
 class VllmLauncher:
@@ -69,6 +70,11 @@ class VllmLauncher:
         """Return the process, and process group, of an engine that is there."""
         client = self._engines.get(engine)
         return client.pid if client is not None else None
+
+    def facts(self, engine: EngineId) -> Ready | None:
+        """Return what an engine that is there said of itself; None before it is ready."""
+        client = self._engines.get(engine)
+        return client.facts if client is not None else None
 
     async def close(self) -> None:
         """End every engine that is still there; afterwards no process of theirs is left."""

@@ -256,7 +256,15 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
         release=installed.release,
         import_s=imported_s - began_s,
         load_s=time.monotonic() - imported_s,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device="" if on_cpu else _device(),
     )
+
+
+def _device() -> str:
+    from vllm.platforms import current_platform
+
+    return str(current_platform.get_device_name())
 
 
 def _nixl(settings: VllmSettings, *, on_cpu: bool) -> Any:

@@ -126,6 +126,10 @@ class Ready(_Message, frozen=True):
     """Of vLLM."""
     import_s: float
     load_s: float
+    dtype: str = ""
+    """Of weights and KV."""
+    device: str = ""
+    """The GPU's name; empty on CPU."""
     notes: tuple[str, ...] = ()
     """What a user should know, such as an unknown release."""
 

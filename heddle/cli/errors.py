@@ -12,6 +12,8 @@ from typing import NoReturn
 import rich_click as click
 from click.exceptions import Exit
 
+from heddle.signals import Terminated
+
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 OURS = ("heddle", "heddle_core", "heddle_sim", "heddle_trace", "heddle_runtime", "heddle_predict")
@@ -33,14 +35,6 @@ _FOLDER = {
     errno.ENOENT: "no such file or folder",
     errno.EISDIR: "is a folder, not a file",
 }
-
-
-class Terminated(KeyboardInterrupt):
-    """A signal that asks to end: a run is closed as after Ctrl-C, with the signal's own status."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}")
-        self.status = 128 + number
 
 
 @contextmanager

@@ -77,7 +77,13 @@ def run(
         **degrees(engines, tps),
     )
     with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as doing:
-        result = run_on_engines(config, out=out, config_text=text, on_progress=doing.at)
+        result = run_on_engines(
+            config,
+            out=out,
+            config_text=text,
+            on_progress=doing.at,
+            on_note=lambda note: click.echo(f"Note: {note}", err=True),
+        )
     if as_json:
         click.echo(json.dumps(result.row(), allow_nan=False))
     else:

@@ -88,25 +88,41 @@ def test_what_cannot_be_run_is_refused_in_one_line(
     assert not list(Path().glob("runs/*"))
 
 
-def test_ctrl_c_cancels_what_runs_and_leaves_a_journal(tmp_path: Path):
+def started(folder: Path, *args: object) -> "subprocess.Popen[str]":
+    """A run whose directory is there and whose steps are under way."""
     trace = Path(__file__).resolve().parents[2] / "traces" / "tiny.jsonl"
     process = subprocess.Popen(
-        [*COMMAND, "run", trace, "--engine", "fake", "--engines", "2"],
-        cwd=tmp_path,
+        [*COMMAND, "run", trace, "--engine", "fake", "--engines", "2", *map(str, args)],
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     deadline = time.monotonic() + 60.0
-    while time.monotonic() < deadline and not list(tmp_path.glob("runs/*/manifest.json")):
+    while time.monotonic() < deadline and not list(folder.glob("runs/*/manifest.json")):
         time.sleep(0.05)
     time.sleep(1.5)
-    process.send_signal(signal.SIGINT)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "says"),
+    [
+        (signal.SIGINT, 130, "Interrupted.\n"),
+        (signal.SIGTERM, 143, "Interrupted: ended by SIGTERM.\n"),
+        (signal.SIGHUP, 129, "Interrupted: ended by SIGHUP.\n"),
+    ],
+)
+def test_a_signal_cancels_what_runs_and_leaves_a_journal(
+    tmp_path: Path, number: signal.Signals, status: int, says: str
+):
+    process = started(tmp_path)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60.0)
-    assert process.returncode == 130, err
+    assert process.returncode == status, err
     assert out == ""
     assert "Traceback" not in err
-    assert err.startswith("Interrupted")
+    assert err.startswith(says)
     (path,) = (tmp_path / "runs").iterdir()
     run = load_run(path, unfinished=True)
     assert run.status == "interrupted"
@@ -114,3 +130,25 @@ def test_ctrl_c_cancels_what_runs_and_leaves_a_journal(tmp_path: Path):
     assert len(ends) == 12
     assert {e.outcome for e in ends} <= {"completed", "cancelled"}
     assert "cancelled" in [e.outcome for e in ends]
+
+
+def test_who_cannot_wait_leaves_a_run_that_says_interrupted(tmp_path: Path):
+    process = started(tmp_path)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.001)
+    out, err = process.communicate(timeout=60.0)
+    (path,) = (tmp_path / "runs").iterdir()
+    run = load_run(path, unfinished=True)
+    assert run.status == "interrupted", err
+    assert out == ""
+    assert [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
+
+
+def test_the_manifest_says_what_each_engine_was(heddle: Heddle, trace: Path):
+    run = load_run(row_of(heddle, trace, "--engines", 2, "--tp", "1,2")["run"])
+    ready = [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
+    told = run.manifest["world"]["engines"]
+    assert [(e.engine, e.tp, e.kv_capacity_tokens) for e in ready] == [
+        (name, facts["tp"], facts["kv_capacity_tokens"]) for name, facts in told.items()
+    ]
