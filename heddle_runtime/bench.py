@@ -152,11 +152,15 @@ class Bench:
         """See `EngineListener`."""
         self._answer((self._loop.time(), end), engine, "end", end.trajectory)
 
-    def kv_exported(self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None) -> None:
+    def kv_exported(
+        self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None, move: int
+    ) -> None:
         """See `EngineListener`."""
         self._answer(kv, engine, "exported", trajectory)
 
-    def kv_placed(self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced) -> None:
+    def kv_placed(
+        self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced, move: int
+    ) -> None:
         """See `EngineListener`."""
         self._answer(placed, engine, "placed", trajectory)
 

@@ -177,13 +177,17 @@ class Cluster:
         if engine in self._stopping:
             self._stop_if_drained(engine)
 
-    def kv_exported(self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None) -> None:
+    def kv_exported(
+        self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None, move: int
+    ) -> None:
         """See `EngineListener`."""
-        self.moves.exported(engine, trajectory, kv)
+        self.moves.exported(trajectory, kv, move)
 
-    def kv_placed(self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced) -> None:
+    def kv_placed(
+        self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced, move: int
+    ) -> None:
         """See `EngineListener`."""
-        self.moves.placed(engine, trajectory, placed)
+        self.moves.placed(trajectory, placed, move)
 
     def weights_updated(self, engine: EngineId, version: int) -> None:
         """See `EngineListener`."""

@@ -117,10 +117,14 @@ class EngineListener(Protocol):
     def step_ended(self, engine: EngineId, end: StepEnd) -> None:
         """A dispatch has ended; told exactly once for each, unless the engine fails first."""
 
-    def kv_exported(self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None) -> None:
+    def kv_exported(
+        self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None, move: int
+    ) -> None:
         """Answer of `export_kv`; None when the engine has nothing of the trajectory."""
 
-    def kv_placed(self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced) -> None:
+    def kv_placed(
+        self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced, move: int
+    ) -> None:
         """Answer of `import_kv`."""
 
     def weights_updated(self, engine: EngineId, version: int) -> None:
@@ -168,10 +172,13 @@ class EngineClient(Protocol):
     def forget(self, trajectory: TrajectoryId) -> None:
         """Hint: the trajectory's KV here is of no more use."""
 
-    def export_kv(self, trajectory: TrajectoryId, prompt_ids: Sequence[int]) -> None:
+    def export_kv(
+        self, trajectory: TrajectoryId, prompt_ids: Sequence[int], *, move: int = 0
+    ) -> None:
         """Keep a trajectory's KV ready for a pull. Ends in `kv_exported`.
 
-        `prompt_ids` is its context so far; empty for an engine that makes no tokens.
+        `prompt_ids` is its context so far; empty for an engine that makes no tokens. `move` comes
+        back with the answer, which may be late: by then the trajectory may be on another move.
         """
 
     def import_kv(
@@ -180,8 +187,10 @@ class EngineClient(Protocol):
         group: GroupId,
         prompt_ids: Sequence[int],
         kv: KvHandle | None,
+        *,
+        move: int = 0,
     ) -> None:
-        """Bring a context into the prefix cache. Ends in `kv_placed`.
+        """Bring a context into the prefix cache. Ends in `kv_placed`, which has `move` again.
 
         By pulling `kv`; when there is no handle, it has expired, or the pull fails, by prefilling
         where the engine can do so, else not at all (`way` "none").

@@ -188,7 +188,9 @@ class FakeEngine:
             self._alive().release(trajectory)
             self._world.arm()
 
-    def export_kv(self, trajectory: TrajectoryId, prompt_ids: Sequence[int]) -> None:
+    def export_kv(
+        self, trajectory: TrajectoryId, prompt_ids: Sequence[int], *, move: int = 0
+    ) -> None:
         """Answer what KV there is; it is there as long as the engine lives."""
         model = self._alive()
         tokens = model.export_kv(trajectory)
@@ -202,7 +204,7 @@ class FakeEngine:
         )
         self._soon(
             lambda: self._listener.kv_exported(
-                self._spec.engine, trajectory, handle if tokens else None
+                self._spec.engine, trajectory, handle if tokens else None, move
             )
         )
 
@@ -212,10 +214,12 @@ class FakeEngine:
         group: GroupId,
         prompt_ids: Sequence[int],
         kv: KvHandle | None,
+        *,
+        move: int = 0,
     ) -> None:
         """Place KV here once its transfer is over, if its source is still there then."""
         delay_s = self._transfer(kv.kv_bytes) if kv is not None else 0.0
-        self._world.clock.call_after(delay_s, partial(self._arrived, trajectory, group, kv))
+        self._world.clock.call_after(delay_s, partial(self._arrived, trajectory, group, kv, move))
 
     def sample(self) -> EngineSample:
         """Return the counters of this moment."""
@@ -270,14 +274,16 @@ class FakeEngine:
             ),
         )
 
-    def _arrived(self, trajectory: TrajectoryId, group: GroupId, kv: KvHandle | None) -> None:
+    def _arrived(
+        self, trajectory: TrajectoryId, group: GroupId, kv: KvHandle | None, move: int
+    ) -> None:
         if self.model is None:
             return
         placed = KvPlaced("none", 0)
         if kv is not None and kv.params["engine"].model is not None:
             placed = KvPlaced("kv", self._alive().import_kv(trajectory, group, kv.kv_tokens))
             self._world.arm()
-        self._listener.kv_placed(self._spec.engine, trajectory, placed)
+        self._listener.kv_placed(self._spec.engine, trajectory, placed, move)
 
 
 Transfer: TypeAlias = Callable[[int], float]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TypeAlias
 
 from heddle_core.commands import Migrate
@@ -17,6 +18,8 @@ from heddle_runtime.engine import EngineClient, KvHandle, KvPlaced
 class _Moving:
     """One migration that is under way."""
 
+    id: int
+    """Comes back with what engines answer: one that was given up may still be answered later."""
     command: Migrate
     group: GroupId
     context_ids: Sequence[int]
@@ -41,6 +44,7 @@ class Moves:
     ) -> None:
         self._clock, self._engines, self._deliver = clock, engines, deliver
         self._moving: dict[TrajectoryId, _Moving] = {}
+        self._ids = count(1)
         self._queue: TransferQueue[_Moving] = TransferQueue()
         self._review_is_due = False
 
@@ -51,18 +55,18 @@ class Moves:
 
     def migrate(self, command: Migrate, group: GroupId, context_ids: Sequence[int]) -> None:
         """Move a KV prefix, or bring the context to its new home some other way."""
-        moving = _Moving(command, group, context_ids)
+        moving = _Moving(next(self._ids), command, group, context_ids)
         self._moving[command.trajectory] = moving
         source = self._engines.get(command.source)
         if source is not None:
-            source.export_kv(command.trajectory, context_ids)
+            source.export_kv(command.trajectory, context_ids, move=moving.id)
         else:
             self._place(moving)
 
-    def exported(self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None) -> None:
+    def exported(self, trajectory: TrajectoryId, kv: KvHandle | None, move: int) -> None:
         """The source has answered: queue for the two engines' turn, or go on without KV."""
         moving = self._moving.get(trajectory)
-        if moving is None or moving.command.source != engine:
+        if moving is None or moving.id != move:
             return
         moving.kv = kv
         if kv is None:
@@ -72,10 +76,10 @@ class Moves:
         moving.transfer = self._queue.ask(command.source, command.target, kv.kv_bytes, moving)
         self._review()
 
-    def placed(self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced) -> None:
+    def placed(self, trajectory: TrajectoryId, placed: KvPlaced, move: int) -> None:
         """The target has answered."""
         moving = self._moving.get(trajectory)
-        if moving is None or moving.command.target != engine:
+        if moving is None or moving.id != move:
             return
         lost = moving.kv is not None and placed.way == "none"
         source = self._engines.get(moving.command.source)
@@ -130,7 +134,9 @@ class Moves:
         if target is None:
             self._report(moving, KvPlaced("none", 0), ok=False)
         else:
-            target.import_kv(command.trajectory, moving.group, moving.context_ids, moving.kv)
+            target.import_kv(
+                command.trajectory, moving.group, moving.context_ids, moving.kv, move=moving.id
+            )
 
     def _report(self, moving: _Moving, placed: KvPlaced, *, ok: bool) -> None:
         command = moving.command

@@ -35,6 +35,7 @@ class _Errand:
     """An export or import under way."""
 
     trajectory: TrajectoryId
+    move: int
     expires_s: float = 0.0
 
 
@@ -188,19 +189,22 @@ class VllmEngine:
         if self._seen.pop(trajectory, 0) is None:
             self._send(wire.Forget(trajectory))
 
-    def export_kv(self, trajectory: TrajectoryId, prompt_ids: Sequence[int]) -> None:
+    def export_kv(
+        self, trajectory: TrajectoryId, prompt_ids: Sequence[int], *, move: int = 0
+    ) -> None:
         """Keep KV ready for a pull; see `EngineClient.export_kv`.
 
         What has left the prefix cache is prefilled again for it. vLLM samples a token after a
         prefill; that token is thrown away.
         """
         if self._settings.kv_transfer == "none" or trajectory not in self._seen or not prompt_ids:
-            self._soon(lambda: self._listener.kv_exported(self._spec.engine, trajectory, None))
+            name = self._spec.engine
+            self._soon(lambda: self._listener.kv_exported(name, trajectory, None, move))
             return
         id_ = self._next_id()
         # The lease begins when the request has ended; counted from now, it is over too early.
         expires_s = self._loop.time() + self._settings.kv_lease_s
-        self._errands[id_] = _Errand(trajectory, expires_s)
+        self._errands[id_] = _Errand(trajectory, move, expires_s)
         self._send(wire.Export(id_, trajectory, pack_ids(prompt_ids)))
 
     def import_kv(
@@ -209,17 +213,19 @@ class VllmEngine:
         group: GroupId,
         prompt_ids: Sequence[int],
         kv: KvHandle | None,
+        *,
+        move: int = 0,
     ) -> None:
         """Bring a context into the prefix cache; see `EngineClient.import_kv`."""
         room = 0
         if self._ready is not None:
             room = min(self._ready.kv_capacity_tokens, self._ready.max_context)
         if not 0 < len(prompt_ids) < room:
-            placed = KvPlaced("none", 0)
-            self._soon(lambda: self._listener.kv_placed(self._spec.engine, trajectory, placed))
+            name, placed = self._spec.engine, KvPlaced("none", 0)
+            self._soon(lambda: self._listener.kv_placed(name, trajectory, placed, move))
             return
         id_ = self._next_id()
-        self._errands[id_] = _Errand(trajectory)
+        self._errands[id_] = _Errand(trajectory, move)
         self._seen[trajectory] = None
         if kv is not None and kv.source == self._spec.engine:
             kv = None  # it is its own: the prefix cache has it
@@ -301,11 +307,11 @@ class VllmEngine:
             case wire.Exported():
                 errand = self._errands.pop(report.id)
                 handle = self._handle(errand, report)
-                self._listener.kv_exported(name, errand.trajectory, handle)
+                self._listener.kv_exported(name, errand.trajectory, handle, errand.move)
             case wire.Placed():
                 errand = self._errands.pop(report.id)
                 placed = KvPlaced(report.way, report.tokens)
-                self._listener.kv_placed(name, errand.trajectory, placed)
+                self._listener.kv_placed(name, errand.trajectory, placed, errand.move)
             case wire.WeightsLoaded():
                 self._listener.weights_updated(name, report.version)
             case wire.Ready():

@@ -47,6 +47,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.told: list[Told] = []
+        self.moves: dict[TrajectoryId, list[int]] = {}
+        """Which moves of a trajectory were answered."""
         self._news = asyncio.Event()
 
     def _tell(self, told: Told) -> None:
@@ -59,10 +61,16 @@ class Recorder:
     def step_ended(self, engine: EngineId, end: StepEnd) -> None:
         self._tell(Told("ended", engine, end))
 
-    def kv_exported(self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None) -> None:
+    def kv_exported(
+        self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None, move: int
+    ) -> None:
+        self.moves.setdefault(trajectory, []).append(move)
         self._tell(Told("exported", engine, (trajectory, kv)))
 
-    def kv_placed(self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced) -> None:
+    def kv_placed(
+        self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced, move: int
+    ) -> None:
+        self.moves.setdefault(trajectory, []).append(move)
         self._tell(Told("placed", engine, (trajectory, placed)))
 
     def weights_updated(self, engine: EngineId, version: int) -> None:
@@ -372,6 +380,23 @@ class EngineContract:
             engine = await bench.engine()
             engine.export_kv(TrajectoryId("stranger"), ids("stranger", PROMPT))
             assert await bench.recorder.take("exported") == ("stranger", None)
+
+        bench.run(main())
+
+    def test_an_answer_says_which_move_it_is_for(self, bench: Bench) -> None:
+        async def main() -> None:
+            engine = await bench.engine()
+            context, name = ids("asked", PROMPT), TrajectoryId("asked")
+            engine.start(request("asked", context, 4))
+            context = grown(context, await bench.recorder.end_of("asked"))
+            engine.export_kv(name, context, move=7)
+            await bench.recorder.take("exported")
+            engine.import_kv(name, GroupId("asked"), context, None, move=8)
+            await bench.recorder.take("placed")
+            engine.export_kv(TrajectoryId("unasked"), context, move=9)
+            await bench.recorder.take("exported")
+            assert (bench.recorder.moves[name], bench.recorder.moves["unasked"]) == ([7, 8], [9])
+            engine.forget(name)
 
         bench.run(main())
 

@@ -63,7 +63,9 @@ class HostileEngine:
     def forget(self, trajectory: TrajectoryId) -> None:
         self._may_die()
 
-    def export_kv(self, trajectory: TrajectoryId, prompt_ids: Sequence[int]) -> None:
+    def export_kv(
+        self, trajectory: TrajectoryId, prompt_ids: Sequence[int], *, move: int = 0
+    ) -> None:
         name = self.spec.engine
         handle = None
         if self._rng.random() < 0.7:
@@ -71,7 +73,7 @@ class HostileEngine:
             handle = KvHandle(
                 source=name, trajectory=trajectory, kv_tokens=size, kv_bytes=size, expires_s=1e9
             )
-        self._later(lambda: self._listener.kv_exported(name, trajectory, handle))
+        self._later(lambda: self._listener.kv_exported(name, trajectory, handle, move))
         self._may_die()
 
     def import_kv(
@@ -80,9 +82,11 @@ class HostileEngine:
         group: GroupId,
         prompt_ids: Sequence[int],
         kv: KvHandle | None,
+        *,
+        move: int = 0,
     ) -> None:
         placed = KvPlaced(self._rng.choice(WAYS), self._rng.randrange(9))
-        self._later(lambda: self._listener.kv_placed(self.spec.engine, trajectory, placed))
+        self._later(lambda: self._listener.kv_placed(self.spec.engine, trajectory, placed, move))
         self._may_die()
 
     def sample(self) -> EngineSample:

@@ -51,8 +51,10 @@ class ScriptedEngine:
     def forget(self, trajectory: TrajectoryId) -> None:
         pass
 
-    def export_kv(self, trajectory: TrajectoryId, prompt_ids: Sequence[int]) -> None:
-        self._loop.call_soon(self._listener.kv_exported, self.spec.engine, trajectory, None)
+    def export_kv(
+        self, trajectory: TrajectoryId, prompt_ids: Sequence[int], *, move: int = 0
+    ) -> None:
+        self._loop.call_soon(self._listener.kv_exported, self.spec.engine, trajectory, None, move)
 
     def import_kv(
         self,
@@ -60,9 +62,11 @@ class ScriptedEngine:
         group: GroupId,
         prompt_ids: Sequence[int],
         kv: KvHandle | None,
+        *,
+        move: int = 0,
     ) -> None:
         placed = KvPlaced("prefill", len(prompt_ids))
-        self._loop.call_soon(self._listener.kv_placed, self.spec.engine, trajectory, placed)
+        self._loop.call_soon(self._listener.kv_placed, self.spec.engine, trajectory, placed, move)
 
     def sample(self) -> EngineSample:
         return EngineSample(len(self._running), 0, 0, 0)
