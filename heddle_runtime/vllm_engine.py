@@ -70,7 +70,7 @@ class VllmEngine:
         self._state: State = "waiting"
         self._ready: wire.Ready | None = None
         self._reason = ""
-        """What the process itself said before it ended."""
+        """What the process itself said before it ended, or else how it did."""
         self._limit: asyncio.TimerHandle | None = None
         self._asked = 0
         self._running = InFlight()
@@ -148,7 +148,7 @@ class VllmEngine:
         """Run a step; see `EngineClient.start`."""
         name = self._spec.engine
         if self._state != "ready" or self._ready is None:
-            raise EngineRefusedError(f"engine {name} is not ready")
+            raise EngineRefusedError(f"engine {name} is not ready: {self._reason or self._state}")
         if request.trajectory in self._running:
             raise EngineRefusedError(f"engine {name}: {request.trajectory} has a step here already")
         if len(request.prompt_ids) != request.prompt_tokens or not request.prompt_ids:
@@ -356,7 +356,7 @@ class VllmEngine:
             return
         asked, self._state = self._state == "stopping", "gone"
         self._set_limit(None)
-        reason = self._reason or reason
+        self._reason = reason = self._reason or reason
         salvaged = self._running.salvage()
         self._errands.clear()
         if self._napping is not None and not self._napping.done():

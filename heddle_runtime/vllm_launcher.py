@@ -52,6 +52,8 @@ class VllmLauncher:
         self._core_set: dict[EngineId, int] = {}
         self._on: dict[EngineId, tuple[int, ...]] = {}
         self._port = settings.kv_port
+        self._held: dict[EngineId, socket.socket] = {}
+        """Ports that were found for engines, kept from all others."""
         self._queue: list[VllmEngine] = []
         """Engines that wait for others to be ready: vLLM measures what memory a GPU has left, and
         two that measure at once each count the other's."""
@@ -97,6 +99,8 @@ class VllmLauncher:
             del self._engines[name]
             self._core_set.pop(name, None)
             self._on.pop(name, None)
+            if name in self._held:
+                self._held.pop(name).close()
             if not self._engines:
                 self._all_gone.set()
         self._launch_next()
@@ -133,7 +137,10 @@ class VllmLauncher:
         return Place(
             module=self._module,
             environment=environment(
-                self._settings, self._platform, kv_port=self._next_port(), devices=devices
+                self._settings,
+                self._platform,
+                kv_port=self._next_port(spec.engine),
+                devices=devices,
             ),
             cores=cores,
             log=self._log_dir / f"{name}.log",
@@ -143,13 +150,17 @@ class VllmLauncher:
     def _used(self, device: int) -> int:
         return sum(device in devices for devices in self._on.values())
 
-    def _next_port(self) -> int:
+    def _next_port(self, engine: EngineId) -> int:
         if self._settings.kv_transfer == "none":
             return 0
         if self._port is not None:
             self._port += 1
             return self._port - 1
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            return port
+        # Held, not only looked for: it is used seconds later, and each engine opens dozens of
+        # ports that the system chooses. Who asks for this very one, and lets it be used again,
+        # as ZeroMQ does, gets it all the same, since nobody listens there.
+        held = self._held[engine] = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        return port

@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any
 from heddle_runtime import wire
 from heddle_runtime.engine_child import PART_DIED, group_members
 from heddle_runtime.engine_process import connect, serve
+from heddle_runtime.giving_up import give_up, threads_matter
 from heddle_runtime.stepped_core import Activity, Finish, Output
 from heddle_runtime.vllm_settings import (
     CPU_BLOCK_TOKENS,
@@ -35,9 +35,6 @@ from heddle_runtime.vllm_settings import (
     installed_vllm,
 )
 from heddle_runtime.wire import ClosedError
-
-BROKEN = 70
-"""Exit status of an engine that could not start or go on, and has said why."""
 
 NIXL_PAUSE_US = 500
 """Adds so much to a pull at most; without a pause, decoding was seen at half its speed."""
@@ -208,6 +205,7 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
     assert installed is not None, "the launcher looked"
     began_s = time.monotonic()
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
     imported_s = time.monotonic()
@@ -257,14 +255,8 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
         import_s=imported_s - began_s,
         load_s=time.monotonic() - imported_s,
         dtype=str(model.dtype).removeprefix("torch."),
-        device="" if on_cpu else _device(),
+        device="" if on_cpu else str(current_platform.get_device_name()),
     )
-
-
-def _device() -> str:
-    from vllm.platforms import current_platform
-
-    return str(current_platform.get_device_name())
 
 
 def _nixl(settings: VllmSettings, *, on_cpu: bool) -> Any:
@@ -353,18 +345,15 @@ def main(arguments: list[str]) -> None:
     cores = boot.cores or tuple(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores)
     try:
-        core, ready = build(boot)
+        with threads_matter(channel):
+            core, ready = build(boot)
         _use_cores(cores)
         channel.send(ready)
         serve(core, channel, boot.settings)
     except ClosedError:
         return
     except Exception as error:
-        traceback.print_exc()
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        with contextlib.suppress(ClosedError):
-            channel.send(wire.Broken(reason))
-        os._exit(BROKEN)
+        give_up(channel, error)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

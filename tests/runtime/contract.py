@@ -87,20 +87,33 @@ class Recorder:
     def of(self, engine: EngineClient) -> list[Told]:
         return [told for told in self.told if told.engine == engine.spec.engine]
 
-    async def take(self, kind: str, matches: Callable[[Any], bool] = lambda _: True) -> Any:
-        """Wait for the first of a kind that matches, and take it out."""
+    async def take(
+        self,
+        kind: str,
+        matches: Callable[[Any], bool] = lambda _: True,
+        *,
+        unless: Callable[[Any], bool] = lambda _: False,
+    ) -> Any:
+        """Wait for the first of a kind that matches, and take it out.
+
+        It is waited for in vain once an engine has failed that is meant by `unless`.
+        """
         async with asyncio.timeout(LIMIT_S):
             while True:
                 for told in self.told:
                     if told.kind == kind and matches(told.what):
                         self.told.remove(told)
                         return told.what
+                    if told.kind == "failed" and unless(told.what):
+                        pytest.fail(f"engine {told.engine} failed: {told.what[0]}")
                 self._news.clear()
                 await self._news.wait()
 
     async def end_of(self, trajectory: str) -> StepEnd:
         """Wait for the end of a trajectory's step."""
-        end: StepEnd = await self.take("ended", lambda end: end.trajectory == trajectory)
+        end: StepEnd = await self.take(
+            "ended", lambda end: end.trajectory == trajectory, unless=lambda f: trajectory in f[1]
+        )
         return end
 
 
@@ -163,7 +176,7 @@ class Bench:
             engine=EngineId(f"e{self._started}"), tp=tp, gpu=self.gpu, max_running=max_running
         )
         engine = self.launcher.start(spec, self.recorder)
-        await self.recorder.take("ready")
+        await self.recorder.take("ready", unless=lambda _: True)
         return engine
 
     async def engine(self, which: int = 0) -> EngineClient:

@@ -5,6 +5,7 @@ Everything but vLLM itself is real here: the launcher, the process, the socket, 
 
 import asyncio
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_runtime.engine import EngineSpec
+from heddle_runtime.engine import EngineRefusedError, EngineSpec
 from heddle_runtime.engine_child import group_members
 from heddle_runtime.vllm_engine import VllmEngine
 from heddle_runtime.vllm_launcher import VllmLauncher
@@ -218,6 +219,51 @@ def test_an_engine_that_breaks_at_start_is_quoted(bench, tmp_path):
         assert "exit status 1" in reason
         assert "no_such_module" in reason
         await launcher.close()
+
+    bench.run(main())
+
+
+def test_an_engine_that_waits_for_a_dead_thread_at_start_is_quoted(bench, tmp_path):
+    async def main() -> None:
+        launcher = VllmLauncher(
+            VllmSettings(model_dir=str(tmp_path)), module="tests.runtime.waiting_process"
+        )
+        spec = EngineSpec(engine=EngineId("w"), tp=1, gpu="cpu", max_running=1)
+        engine = launcher.start(spec, bench.recorder)
+        reason, _ = await bench.recorder.take("failed")
+        assert reason == "OSError: the port is taken"
+        with pytest.raises(EngineRefusedError, match=f"w is not ready: {reason}"):
+            engine.start(request("w", ids("w", PROMPT), 1))
+        await launcher.close()
+
+    bench.run(main())
+
+
+def test_a_port_that_was_found_is_kept_for_its_engine(bench, tmp_path):
+    """From before its process is there until it is gone; who is to listen there can."""
+
+    def bound(port: int, *, again: bool) -> bool:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, again)
+            try:
+                sock.bind(("127.0.0.1", port))
+                sock.listen()
+            except OSError:
+                return False
+            return True
+
+    async def main() -> None:
+        settings = VllmSettings(model_dir=str(tmp_path), kv_transfer="nixl")
+        launcher = VllmLauncher(settings, module="tests.runtime.counting_process")
+        spec = EngineSpec(engine=EngineId("p"), tp=1, gpu="cpu", max_running=1)
+        engine = launcher.start(spec, bench.recorder)
+        await bench.recorder.take("ready")
+        told = Path(f"/proc/{engine.pid}/environ").read_bytes().decode()
+        port = int(told.partition("VLLM_NIXL_SIDE_CHANNEL_PORT=")[2].partition("\0")[0])
+        assert not bound(port, again=False)
+        assert bound(port, again=True)
+        await launcher.close()
+        assert bound(port, again=False)
 
     bench.run(main())
 

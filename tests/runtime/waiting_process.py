@@ -1,0 +1,23 @@
+"""An engine that waits, while it starts, for a thread that has died."""
+
+import sys
+import threading
+
+from heddle_runtime.engine_process import connect
+from heddle_runtime.giving_up import threads_matter
+
+
+def main() -> None:
+    channel, _ = connect(int(sys.argv[1]))
+    listening = threading.Event()
+
+    def listen() -> None:
+        raise OSError("the port is taken")
+
+    with threads_matter(channel):
+        threading.Thread(target=listen).start()
+        listening.wait()
+
+
+if __name__ == "__main__":
+    main()
