@@ -1,4 +1,4 @@
-"""How a process of an engine ends that cannot start or go on: it says why, and waits for nothing."""
+"""How the process of an engine that cannot go on ends: it says why, and waits for nothing."""
 
 import contextlib
 import os
