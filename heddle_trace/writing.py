@@ -104,7 +104,10 @@ class TraceWriter:
         Raises TraceError, naming the field, for one that could not be read back as it is, or whose
         id is taken. The record is then left out, and the writer may go on.
         """
-        line = msgspec.json.encode(record) + b"\n"
+        try:
+            line = msgspec.json.encode(record) + b"\n"
+        except UnicodeEncodeError:
+            raise TraceError("it holds half of a character, which no file can hold") from None
         try:
             back = RECORD_DECODER.decode(line)
         except msgspec.MsgspecError:

@@ -40,7 +40,7 @@ def elapsed(earlier_s: float, later_s: float, what: str, notes: Notes) -> float:
     passed = later_s - earlier_s
     if passed < 0:
         if passed < -SLACK_S:
-            raise DamagedError(f"the clock goes backwards by {-passed:,.3f} s {what}")
+            raise DamagedError(f"the clock goes backwards by {round(-passed, 3):,.12g} s {what}")
         notes.assume(f"spans of 0 to -{SLACK_S:g} s, from clocks that differ, taken as 0")
         return 0.0
     return round(passed, 6)

@@ -80,7 +80,7 @@ def _rows(start: bytes) -> Iterator[dict[str, Json]]:
     lines = start.split(b"\n")
     for line in lines[:_ROWS]:
         try:
-            value = json.loads(line)
+            value = json.loads(line.decode())  # else json would guess at UTF-16
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
@@ -90,7 +90,7 @@ def _rows(start: bytes) -> Iterator[dict[str, Json]]:
 def _is_row(start: bytes) -> bool:
     """Whether the first line is a whole object, so that the file is not one big document."""
     try:
-        return isinstance(json.loads(start.lstrip().partition(b"\n")[0]), dict)
+        return isinstance(json.loads(start.lstrip().partition(b"\n")[0].decode()), dict)
     except (ValueError, RecursionError):
         return False
 

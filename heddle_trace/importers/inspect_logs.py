@@ -114,8 +114,9 @@ def _opened(source: Source, desk: Desk) -> tuple[_Eval, Iterator[tuple[str, _Sam
         evaluation = source.first("eval", _Eval) or _Eval()
         return evaluation, source.items(desk.notes, "samples.item", _Sample)
     evaluation = _Eval()
-    for _, header in source.members(desk.notes, r"header\.json|_journal/start\.json"):
-        evaluation = decoded(header, _HEADERS).eval
+    for where, header in source.members(desk.notes, r"header\.json|_journal/start\.json"):
+        with desk.notes.guard(where):
+            evaluation = decoded(header, _HEADERS).eval
     return evaluation, _unpacked(source, desk)
 
 

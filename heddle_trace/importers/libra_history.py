@@ -70,6 +70,7 @@ class LibraHistory:
         """One record a sequence."""
         for source in sources:
             for number, (where, row) in enumerate(source.rows(desk.notes, _ROWS), start=1):
+                sequences: Sequence[_Sequence] = ()
                 with desk.notes.guard(where):
                     sequences = _sequences(row)
                     if not sequences:

@@ -1,6 +1,6 @@
 """What an import says about itself: what it read, left out, assumed, and found damaged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
@@ -9,6 +9,12 @@ from heddle_trace.errors import TraceError
 
 SKIP_REMEDY: Final = "mend it, or leave such records out with --skip-bad"
 _SHOWN = 20
+
+_LIMITS: Final[Mapping[type[BaseException], str]] = {
+    RecursionError: "is nested too deeply",
+    OverflowError: "holds a number that is too large",
+}
+"""What a record can run into wherever it is looked at, and what that says of the record."""
 
 
 class DamagedError(Exception):
@@ -74,7 +80,7 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> bool:
         """Take damage; let everything else through."""
-        if not isinstance(error, DamagedError):
+        if error is None or not isinstance(error, (DamagedError, *_LIMITS)):
             return False
-        self._notes.damage(self._where, str(error))
+        self._notes.damage(self._where, _LIMITS.get(type(error)) or str(error))
         return True

@@ -150,8 +150,12 @@ def _objects(source: Source, desk: Desk) -> Iterator[tuple[str, dict[str, Any]]]
         yield from source.rows(desk.notes, msgspec.json.Decoder(dict[str, Any]))
     elif "role" in head.item():
         # One array of messages is one conversation; its messages are read one by one.
+        before = desk.notes.damaged
         messages = [message for _, message in source.items(desk.notes, "item", dict[str, Any])]
-        yield str(source.path), {"messages": messages}
+        if desk.notes.damaged > before:
+            desk.notes.drop("trajectories of which a part is damaged")
+        else:
+            yield str(source.path), {"messages": messages}
     elif isinstance(head.document, list):
         yield from source.items(desk.notes, "item", dict[str, Any])
     else:

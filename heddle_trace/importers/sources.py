@@ -19,6 +19,7 @@ import ijson
 import msgspec
 
 from heddle_trace.errors import TraceError
+from heddle_trace.importers.checked import PIECE_BYTES, CheckedReader
 from heddle_trace.importers.notes import DamagedError, Notes
 
 T = TypeVar("T")
@@ -26,8 +27,12 @@ T = TypeVar("T")
 MAX_LINE_BYTES: Final = 64 * 1024**2
 """One line is held in memory; a longer one is a document that is not JSON lines, or rubbish."""
 
+MAX_MEMBER_BYTES: Final = 1024**3
+"""One member of an archive is held in memory, unpacked; it can claim to unpack to anything."""
+
 _GZIP, _ZIP, _ZSTD = b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd"
 _BOM = b"\xef\xbb\xbf"
+_NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # line ends and the like, and stray bytes
 BREAKS: Final = (
     EOFError,
     gzip.BadGzipFile,
@@ -38,6 +43,7 @@ BREAKS: Final = (
 )
 """What a file that breaks off in its middle can raise; `said_of` says it in a user's words."""
 _END: Final = object()
+_QUOTED = 100  # characters of what a library says; some quote the damage itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +103,13 @@ class Source:
     def items(self, notes: Notes, prefix: str, kind: type[T]) -> Iterator[tuple[str, T]]:
         """Each value at `prefix` of one JSON document, in ijson's notation, as `kind`."""
         with self.opened() as stream:
-            found = ijson.items(stream, prefix, use_float=True)
+            found = ijson.items(CheckedReader(stream), prefix, use_float=True, buf_size=PIECE_BYTES)
             yield from self._converted(notes, found, kind)
 
     def pairs(self, notes: Notes, kind: type[T]) -> Iterator[tuple[str, tuple[str, T]]]:
         """Each key and value of one JSON object, values as `kind`."""
         with self.opened() as stream:
-            found = ijson.kvitems(stream, "", use_float=True)
+            found = ijson.kvitems(CheckedReader(stream), "", use_float=True, buf_size=PIECE_BYTES)
             yield from self._converted(notes, found, tuple[str, kind])  # type: ignore[valid-type]
 
     def _converted(
@@ -130,7 +136,9 @@ class Source:
         Damage is told by the pass that reads the records.
         """
         with self.opened() as stream, suppress(DamagedError, *BREAKS):
-            for value in ijson.items(stream, prefix, use_float=True):
+            for value in ijson.items(
+                CheckedReader(stream), prefix, use_float=True, buf_size=PIECE_BYTES
+            ):
                 return converted(value, kind)
         return None
 
@@ -141,11 +149,7 @@ class Source:
                 if re.fullmatch(pattern, name):
                     where = f"{self.path}: {name}"
                     with notes.guard(where):
-                        try:
-                            data = archive.read(name)
-                        except BREAKS as error:
-                            raise DamagedError(said_of(error)) from None
-                        yield where, data
+                        yield where, _unpacked(archive, name)
 
     @property
     def zipped(self) -> bool:
@@ -162,6 +166,9 @@ def sources(paths: Sequence[str | Path]) -> list[Source]:
     named = [Path(path) for path in paths]
     seen: dict[Path, Path] = {}
     for path in named:
+        if _NO_TEXT.search(str(path)):
+            said = "the name holds line ends, or bytes that are no text; rename the file"
+            raise TraceError(f"{str(path)!a}: {said}")
         if path.is_dir():
             raise TraceError(f"{path}: is a folder; name the files in it")
         if not path.exists():
@@ -199,12 +206,15 @@ def decoded(line: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 def _parsed(line: bytes) -> object:
     """Parse what msgspec refused: it takes no lone surrogates, which logs of cut text hold."""
     try:
-        return json.loads(line.rstrip(), parse_constant=_no_number)
+        # Decoded here: json would guess at UTF-16.
+        value = json.loads(line.decode().rstrip(), parse_constant=_no_number)
+        # Half of a character, which no file can hold, becomes a question mark.
+        return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     except UnicodeDecodeError:
         raise DamagedError("is not UTF-8; save the file in UTF-8") from None
     except json.JSONDecodeError as error:
         raise DamagedError(f"malformed JSON at column {error.colno} ({error.msg})") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DamagedError(f"not readable as JSON ({error})") from None
 
 
@@ -252,10 +262,23 @@ def _told(path: Path) -> Iterator[None]:
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-    except zipfile.BadZipFile as error:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: the zip archive is damaged ({error}); copy it again") from None
+    with archive:
+        yield archive
+
+
+def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
+    info = archive.getinfo(name)
+    if info.flag_bits & 1:
+        raise DamagedError("is encrypted; unpack the archive with its password first")
+    if info.file_size > MAX_MEMBER_BYTES:
+        raise DamagedError(f"unpacks to {info.file_size:,} bytes; {MAX_MEMBER_BYTES:,} at most")
+    try:
+        return archive.read(name)
+    except BREAKS as error:
+        raise DamagedError(said_of(error)) from None
 
 
 def said_of(error: BaseException) -> str:
@@ -263,14 +286,17 @@ def said_of(error: BaseException) -> str:
     match error:
         case EOFError():
             return "the gzip data ends too early: the file was cut off; copy it again"
-        case gzip.BadGzipFile() | zlib.error():
+        case gzip.BadGzipFile():
             return f"the gzip data is damaged ({error}); copy it again"
+        case zlib.error():
+            return f"the packed data is damaged ({error}); copy it again"
         case NotImplementedError():
             return f"is packed in a way that Python cannot read ({error}); pack it with deflate"
         case zipfile.BadZipFile():
-            return f"is damaged ({error}); copy it again"
+            return f"is damaged ({str(error)[:_QUOTED]}); copy it again"
         case _:
-            return _json_fault(str(error))
+            said = error.args[0] if error.args else ""  # bytes where it quotes what is no text
+            return _json_fault(said.decode(errors="replace") if isinstance(said, bytes) else said)
 
 
 def _json_fault(message: str) -> str:

@@ -85,7 +85,10 @@ class SweAgent:
         for source in sources:
             before = desk.notes.damaged
             steps = source.items(desk.notes, "trajectory.item", _Step)
-            generations = [_generation(step, desk) for _, step in steps]
+            generations = []
+            for where, step in steps:
+                with desk.notes.guard(where):
+                    generations.append(_generation(step, desk))
             if desk.notes.damaged > before:
                 desk.notes.drop("trajectories of which a part is damaged")
                 continue

@@ -98,6 +98,8 @@ def _from_ranks(path: Path) -> Callable[[str], int]:
     try:
         pairs = (line.split() for line in path.read_bytes().splitlines() if line)
         ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
+        if not all(bytes([byte]) in ranks for byte in range(256)):
+            raise ValueError("not every single byte has a rank")
         made = tiktoken.Encoding(
             path.stem, pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens={}
         )
