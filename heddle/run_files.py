@@ -84,7 +84,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RunError(f"{path}: no such file") from None
     except PermissionError:
         raise RunError(f"{path}: permission denied; change its permissions") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as e:
+    except (ValueError, RecursionError) as e:
         raise RunError(f"{path}: damaged: {e}") from None
     if not isinstance(values, dict):
         raise RunError(f"{path}: damaged: not a JSON object")

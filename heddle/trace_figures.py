@@ -1,5 +1,6 @@
 """One figure of a trace: what makes a rollout of it long. Statistics are `heddle_trace.stats`'s."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,15 @@ def draw_trace(trace: Trace, stats: TraceStats, path: Path) -> None:
     """
     suffix = figure_path(path).suffix.lower().removeprefix(".")
     totals = [total for total in map(output_total, trace.records) if total is not None]
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "heddle"}):
+    # Names are shown as they are: no formula in them, and a box for what the font does not have.
+    rules = {**STYLE, "svg.hashsalt": "heddle", "text.parse_math": False}
+    with mpl.rc_context(rules), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(11.0, 7.6), layout="constrained")
         FigureCanvasAgg(figure)
         (outputs, steps), (tools, groups) = figure.subplots(2, 2)
         heading = f"{stats.trajectories:,} trajectories in {stats.groups.groups:,} groups"
-        figure.suptitle(f"{stats.name}: {heading}", x=0.01, ha="left")
+        figure.suptitle(f"{_short(stats.name, 60)}: {heading}", x=0.01, ha="left")
         _tail(outputs, totals, stats.output_tokens, "output tokens a trajectory")
         _tail(steps, [len(r.steps) for r in trace.records], stats.steps, "steps a trajectory")
         _tool_seconds(tools, stats.tools)
@@ -162,5 +166,6 @@ def _nothing(axes: Axes, why: str) -> None:
     axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME_SHOWN else "…" + name[1 - _NAME_SHOWN :]
+def _short(name: str, length: int = _NAME_SHOWN) -> str:
+    plain = "".join(c if c.isprintable() else "?" for c in name)
+    return plain if len(plain) <= length else "…" + plain[1 - length :]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ from heddle_trace.errors import TraceError
 from heddle_trace.schema import Trace, TrajectoryRecord
 
 _TAG = 0x5E5A  # this draw's own stream, so that it shares none with other uses of a seed
+_LONG = 900  # characters of a name that a copy keeps; a name may have 1,000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,8 @@ def _copy(name: str, number: int, taken: Mapping[str, object]) -> str:
     """The name of a copy; a trace that was drawn itself has names of this kind already."""
     if number == 1:
         return name
+    if len(name) > _LONG:  # or there would be no room for the number
+        name = f"{name[:_LONG]}~{blake2b(name.encode(), digest_size=8).hexdigest()}"
     own = f"{name}~{number}"
     while own in taken:
         own += "~"

@@ -65,6 +65,8 @@ def resample(
     from heddle_trace.resample import resample as resampled
 
     _free(out, force)
+    if out.resolve() == path.resolve():
+        raise click.UsageError(f"{out} is the trace to draw from; write to another file")
     if groups * samples > 1_000_000:
         raise click.UsageError(f"{groups:,} x {samples:,} trajectories; draw 1,000,000 at most")
     records, report = resampled(read_trace(path), groups=groups, samples=samples, seed=seed)

@@ -195,9 +195,10 @@ def test_out_must_be_a_folder_in_a_folder(tmp_path: Path):
 def test_what_is_no_run_is_refused(tmp_path: Path):
     with pytest.raises(RunError, match="not a run directory"):
         load_run(tmp_path)
-    (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(RunError, match="damaged"):
-        load_run(tmp_path)
+    for damaged in ("{", "[" * 100_000, '{"seed": 1' + "0" * 5_000 + "}"):
+        (tmp_path / "manifest.json").write_text(damaged)
+        with pytest.raises(RunError, match=r"manifest\.json: damaged"):
+            load_run(tmp_path)
     (tmp_path / "manifest.json").write_text('{"schema": "heddle.run/9"}')
     with pytest.raises(RunError, match=r"'heddle\.run/9'"):
         load_run(tmp_path)

@@ -41,14 +41,17 @@ def test_a_figure_is_drawn_as_its_name_says_and_the_same_each_time(
         [record(step(None), call(5, tool="x" * 900, tool_s=0.0), prompt_tokens=None)],
         [record(call(5, tool_s=None), step(1)), record(step(7), trajectory_id="b")],
         [record(*(call(1, tool=f"tool-{n}", tool_s=n / 7) for n in range(15)))],
+        [record(call(1, tool="$\\bad{", tool_s=1.0), call(1, tool="工具\n\t", tool_s=1.0))],
     ],
-    ids=["one token", "nothing known", "no times", "many tools"],
+    ids=["one token", "nothing known", "no times", "many tools", "odd names"],
 )
 def test_whatever_a_trace_lacks_it_can_be_drawn(heddle: Heddle, tmp_path: Path, records):
-    write_trace(tmp_path / "odd.jsonl", records)
-    done = heddle("trace", "describe", tmp_path / "odd.jsonl", "--figure", "odd.png", "--json")
+    path = tmp_path / "o$d$d^.jsonl"  # no formula
+    write_trace(path, records)
+    done = heddle("trace", "describe", path, "--figure", "odd.png", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["trajectories"] == len(records)
+    assert done.stderr == "odd.png: drawn\n"
     assert Path("odd.png").stat().st_size > 5_000
 
 
@@ -99,4 +102,8 @@ def test_draws_that_cannot_be_are_told(refused, made: Path):
     assert "1,000,000 at most" in refused("trace", "resample", made, *many)
     refused("trace", "resample", made, "--groups", 0, "--samples", 1, "-o", "a.jsonl")
     refused("trace", "resample", made, "--groups", 1, "--samples", 1, "-o", "a.json")
+    before = made.read_bytes()
+    itself = ("--groups", 1, "--samples", 1, "-o", made, "--force")
+    assert "is the trace to draw from" in refused("trace", "resample", made, *itself)
+    assert made.read_bytes() == before
     assert list(Path().iterdir()) == []

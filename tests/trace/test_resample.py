@@ -86,6 +86,14 @@ def test_a_draw_can_be_drawn_from_again(tmp_path):
     assert len(read_trace(tmp_path / "t.jsonl").records) == 81
 
 
+def test_copies_of_long_names_have_names_that_fit(tmp_path):
+    names = [f"{'x' * 999}{n}" for n in range(2)]
+    given_trace = trace(*(record(step(5), trajectory_id=n, group_id="g" * 1_000) for n in names))
+    drawn, _ = resample(given_trace, groups=3, samples=5, seed=0)
+    write_trace(tmp_path / "t.jsonl", drawn)
+    assert len(read_trace(tmp_path / "t.jsonl").records) == 15
+
+
 @pytest.mark.parametrize(("groups", "samples"), [(0, 1), (1, 0)])
 def test_a_draw_of_nothing_is_refused(groups, samples):
     with pytest.raises(TraceError, match="give numbers from 1"):
