@@ -168,6 +168,11 @@ class RuntimeConfig:
     """Engines that share one card, each with its `gpu_memory_share`."""
     pin_cores: bool = True
     """On CPU: each engine keeps to cores of its own, as far as there are enough."""
+    pin_s: float = 0.0
+    """An engine holds a trajectory's KV so many seconds after a step, for a tool call that is over
+    soon; 0: the prefix cache has to do."""
+    start_limit_s: float = 600.0
+    """An engine that is not ready by then is ended, and started anew."""
     temperature: float = 0.0
     """Of live agents' sampling; replays are greedy."""
     allow_unknown_vllm: bool = False
@@ -180,6 +185,8 @@ class RuntimeConfig:
         _require(self.kv_mib is None or self.kv_mib >= 1, "kv_mib must be 1 or more")
         _require(0.0 < self.gpu_memory_share <= 1.0, "gpu_memory_share must be above 0, at most 1")
         _require(self.engines_per_gpu >= 1, "engines_per_gpu must be 1 or more")
+        _require(self.pin_s >= 0.0, "pin_s must be 0 or more seconds")
+        _require(self.start_limit_s > 0.0, "start_limit_s must be more than 0 seconds")
         _require(self.temperature >= 0.0, "temperature must be 0 or more")
         _require(
             self.engine != "vllm" or bool(self.model_dir),

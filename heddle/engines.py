@@ -30,6 +30,7 @@ def vllm_settings(config: RunConfig) -> VllmSettings:
         temperature=runtime.temperature,
         seed=config.seed,
         kv_transfer=runtime.kv_transfer,
+        pin_s=runtime.pin_s,
         allow_unknown_vllm=runtime.allow_unknown_vllm,
     )
 
@@ -90,6 +91,7 @@ def open_vllm(config: RunConfig, logs: Path) -> VllmLauncher:
         log_dir=logs,
         cores=_cores(config),
         engines_per_device=config.runtime.engines_per_gpu,
+        start_limit_s=config.runtime.start_limit_s,
     )
 
 

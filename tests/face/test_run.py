@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from heddle.config import RunConfig, RuntimeConfig
+from heddle.engines import vllm_settings
 from heddle.runs import load_run
 from heddle_core.events import EngineFailed, EngineReady, StepFinished, TrajectoryFinished
 from tests.face.journals import Heddle
@@ -75,6 +77,8 @@ def test_a_failure_that_was_asked_for_happens_and_loses_nothing(heddle: Heddle, 
         (("--time-scale", "0"), "time_scale must be more than 0"),
         (("--engine", "vllm"), "--model-dir"),
         (("--live",), "a model that writes"),
+        (("--set", "runtime.pin_s=-1"), "pin_s must be 0 or more seconds"),
+        (("--set", "runtime.start_limit_s=0"), "start_limit_s must be more than 0 seconds"),
         (("--tool-limit-s", "-1"), "tool_limit_s must be more than 0"),
         (("--policy", "nosuch"), "nosuch"),
     ],
@@ -86,6 +90,12 @@ def test_what_cannot_be_run_is_refused_in_one_line(
     assert says in said
     assert len(said.splitlines()) == 1
     assert not list(Path().glob("runs/*"))
+
+
+def test_engines_are_set_up_as_the_configuration_says(trace: Path):
+    runtime = RuntimeConfig(engine="vllm", model_dir="m", pin_s=1.5, kv_mib=64, dtype="float32")
+    made = vllm_settings(RunConfig(trace=str(trace), seed=3, runtime=runtime))
+    assert (made.pin_s, made.kv_bytes, made.dtype, made.seed) == (1.5, 64 << 20, "float32", 3)
 
 
 def started(folder: Path, *args: object) -> "subprocess.Popen[str]":
