@@ -1,4 +1,4 @@
-"""Imports real logs of every format and prints what came of it, as the table of docs/importing.md.
+"""Imports real logs of every format and prints what came of it, as the tables of docs/importing.md.
 
 Usage: python -m tests.trace.importer_table [FOLDER], by default ../shared/raw_samples. Formats of
 which the folder has no logs are shown on the small ones of tests/trace/fixtures.
@@ -26,9 +26,9 @@ OURS = {
 
 
 def main() -> None:
-    """Print a row for each format."""
+    """Print a row for each format, then what each takes to be so."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared" / "raw_samples"
-    print("\n".join(rows(folder)))  # noqa: T201
+    print("\n".join([*rows(folder), "", *assumptions()]))  # noqa: T201
 
 
 def rows(folder: Path) -> list[str]:
@@ -47,6 +47,12 @@ def rows(folder: Path) -> list[str]:
                 report = import_trace(part, path, format=name)
                 lines.append(_row(report, read_trace(path), ours))
     return lines
+
+
+def assumptions() -> list[str]:
+    """What holds for every import of a format, a line each."""
+    told = [f"| `{name}` | {'; '.join(known.assumes)} |" for name, known in FORMATS.items()]
+    return ["| format | assumed, always |", "|---|---|", *told]
 
 
 def _row(report: ImportReport, trace: Trace, ours: str) -> str:

@@ -17,6 +17,10 @@ def test_the_table_of_real_logs_is_what_its_command_prints():
     assert "\n".join(importer_table.rows(SAMPLES)) in PAGE
 
 
+def test_what_formats_assume_is_what_their_imports_print():
+    assert "\n".join(importer_table.assumptions()) in PAGE
+
+
 def test_every_format_and_option_is_listed():
     formats = PAGE.partition("## Formats")[2].partition("## ")[0]
     assert re.findall(r"^\| `([\w-]+)` \|", formats, re.MULTILINE) == list(FORMATS)
