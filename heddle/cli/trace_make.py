@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from os.path import realpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,7 @@ def resample(
     from heddle_trace.resample import resample as resampled
 
     _free(out, force)
-    if out.resolve() == path.resolve():
+    if realpath(out) == realpath(path):
         raise click.UsageError(f"{out} is the trace to draw from; write to another file")
     if groups * samples > 1_000_000:
         raise click.UsageError(f"{groups:,} x {samples:,} trajectories; draw 1,000,000 at most")

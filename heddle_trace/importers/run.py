@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import realpath
 from pathlib import Path
 
 from heddle_trace.errors import TraceError
@@ -58,7 +59,7 @@ def import_trace(
     files = sources_of(paths)
     if not files:
         raise TraceError("no file to import; name one or more")
-    if any(Path(out).resolve() == source.path.resolve() for source in files):
+    if any(realpath(out) == realpath(source.path) for source in files):
         raise TraceError(f"{out}: is one of the files to import; write to another")
     name = format_of(files, format)
     tokens = counter(tokenizer, chars_per_token)

@@ -390,7 +390,17 @@ def test_outputs_that_cannot_be_are_told(tmp_path):
     assert "a trace must be named" in said(tmp_path / "t.json")
     assert "no such file or folder" in said(tmp_path / "none" / "t.jsonl")
     assert "is one of the files to import" in said(path, "--force")
+    (tmp_path / "link.jsonl").symlink_to(path)
+    assert "is one of the files to import" in said(tmp_path / "link.jsonl", "--force")
     assert path.read_text() == MOONCAKE
+
+
+def test_an_output_that_is_a_link_to_itself_is_replaced(tmp_path):
+    loop = tmp_path / "loop.jsonl"
+    loop.symlink_to(loop)
+    arguments = ["trace", "import", str(file(tmp_path, MOONCAKE)), "-o", str(loop)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert len(read_trace(loop).records) == 1
 
 
 def test_an_output_that_is_there_stays_as_it_is(tmp_path):
