@@ -46,6 +46,8 @@ class Cluster:
         """Samples are delivered `report_delay_s` after they were taken; interval 0: none are."""
         self.engines: dict[EngineId, EngineClient] = {}
         """Those that are ready, stopping ones included."""
+        self.last_failure = ""
+        """Which engine failed last, and why."""
         self._clock, self._launcher = clock, launcher
         self._deliver, self._on_end, self._on_salvage = deliver, on_end, on_salvage
         self._starting: dict[EngineId, EngineClient] = {}
@@ -210,6 +212,7 @@ class Cluster:
         )
         if not known:
             return
+        self.last_failure = f"{engine}: {reason}"
         self._stopping.pop(engine, None)
         self._updating.pop(engine, None)
         self._running.pop(engine, None)

@@ -226,10 +226,12 @@ class AsyncDriver:
         elif not (
             self._to_arrive or self._tasks or self._cluster.busy or self._tick_at is not None
         ):
+            failure = self._cluster.last_failure
             self._fail(
                 StuckError(
                     f"{self._unfinished} trajectories cannot go on at {self._clock.now_s:.1f} s: "
                     f"{len(self._cluster.engines)} engines are alive and nothing is running"
+                    + (f"; the last to fail was {failure}" if failure else "")
                 )
             )
 

@@ -161,7 +161,10 @@ def test_every_engine_dead_for_good_is_said_not_waited_for():
         (10.0 + 40 * j, EngineId(f"e{i}{life}")) for i in range(8) for j, life in enumerate(lives)
     ]
     rollout = Rollout(faults=faults)
-    with pytest.raises(StuckError, match="0 engines are alive"):
+    says = (
+        r"0 engines are alive and nothing is running; the last to fail was e\d\+3: injected fault"
+    )
+    with pytest.raises(StuckError, match=says):
         rollout.run()
     assert len(rollout.events(EngineFailed)) == 32
 
