@@ -19,17 +19,20 @@ import pytest
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_runtime.engine import EngineClient, KvPlaced
 from heddle_runtime.engine_child import group_members
-from tests.runtime.contract import Bench, grown, ids, request
+from heddle_runtime.vllm_engine import VllmEngine
+from tests.runtime.contract import Bench, grown, ids, request, until
 from tests.runtime.vllm_bench import needs_nixl, needs_vllm, vllm_bench
 
 pytestmark = needs_vllm
 
 PROMPT, OUTPUT = 400, 200
+PROGRESS_S = 0.02
+"""Steps are cut when some of their tokens have been heard of, and most are still to be made."""
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with vllm_bench(tmp_path_factory.mktemp("vllm")) as bench:
+    with vllm_bench(tmp_path_factory.mktemp("vllm"), progress_s=PROGRESS_S) as bench:
         yield bench
 
 
@@ -44,10 +47,27 @@ async def whole(bench: Bench, engine: EngineClient, name: str, output: int = OUT
     return grown(context, await bench.recorder.end_of(f"{name} undisturbed"))
 
 
+async def heard_of(engine: EngineClient, name: str) -> None:
+    """Wait until a step has made tokens, or has ended."""
+    assert isinstance(engine, VllmEngine)
+
+    def heard() -> bool:
+        dispatch = engine._running.get(TrajectoryId(name))
+        return dispatch is None or bool(dispatch.made)
+
+    await until(heard)
+
+
 async def cut(bench: Bench, engine: EngineClient, name: str, context: Sequence[int]) -> list[int]:
-    """Part of a step, aborted somewhere; context and tokens so far."""
-    engine.start(request(name, context, PROMPT + OUTPUT - len(context)))
-    await asyncio.sleep(0.1)
+    """Part of a step, aborted somewhere; context and tokens so far.
+
+    All of it, when this process was kept waiting for so long; then there is nothing to cut again.
+    """
+    left = PROMPT + OUTPUT - len(context)
+    if left == 0:
+        return list(context)
+    engine.start(request(name, context, left))
+    await heard_of(engine, name)
     engine.abort(TrajectoryId(name))
     return grown(context, await bench.recorder.end_of(name))
 
@@ -195,7 +215,8 @@ def test_an_engine_that_is_killed_loses_no_token_that_was_told(bench):
         expected = {name: await whole(bench, survivor, name) for name in names}
         for name in names:
             victim.start(request(name, ids(name, PROMPT), OUTPUT))
-        await asyncio.sleep(0.35)
+        for name in names:
+            await heard_of(victim, name)
         bench._engines.remove(victim)
         bench.fail(victim)
         reason, salvaged = await bench.recorder.take("failed")
@@ -244,7 +265,7 @@ def test_moved_between_tp_1_and_tp_2_and_back(bench):
         assert await rest(bench, narrow, "tp", context) == expected
 
         wide.start(request("doomed", ids("doomed", PROMPT), 4000))
-        await asyncio.sleep(0.5)
+        await heard_of(wide, "doomed")
         parts = [pid for pid in group_members(wide.pid) if b"Worker_TP" in command_of(pid)]
         assert len(parts) == 2
         os.kill(parts[1], signal.SIGKILL)
