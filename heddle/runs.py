@@ -178,7 +178,7 @@ class RunDirectory:
         files.write_json(self.path / files.SUMMARY, {**measured.summary, **(notes or {})})
         self._close("finished")
         (self.path / files.JOURNAL_OPEN).unlink()
-        for file in self.path.iterdir():
+        for file in filter(Path.is_file, self.path.rglob("*")):
             file.chmod(0o444)
         return measured
 

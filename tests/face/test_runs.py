@@ -62,8 +62,13 @@ def test_a_finished_run_gives_back_what_went_in(tmp_path: Path):
 
 def test_a_finished_run_is_read_only_and_closed(tmp_path: Path):
     with filled(tmp_path / "runs", story()) as run:
+        logs = run.path / "engines"
+        logs.mkdir()
+        (logs / "e0.log").write_text("what an engine printed")
         run.finish()
-    assert all(not p.stat().st_mode & 0o222 for p in run.path.iterdir())
+    inside = [p for p in run.path.rglob("*") if p != logs]
+    assert all(not p.stat().st_mode & 0o222 for p in inside)
+    assert logs.stat().st_mode & 0o111, "what is in it can be read by others than root"
     with pytest.raises(AssertionError, match="never changes"):
         run.finish()
 
