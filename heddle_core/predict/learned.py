@@ -145,7 +145,7 @@ class LearnedPredictor:
 
     But never less than `least_share` of what survival alone expects. Who is taken for short waits,
     and while it waits nothing shows that it is not; so an estimate may be raised by as much as the
-    model says, and lowered by little. docs/prediction.md has the figures for both choices.
+    model says, and is never lowered. docs/prediction.md has the figures of other shares.
 
     A task that the model has not met gets its levels from `history`, when there is one, and from
     the steps that it shows.
@@ -159,7 +159,7 @@ class LearnedPredictor:
         *,
         history: History | None = None,
         quantile: float = 0.5,
-        least_share: float = 0.75,
+        least_share: float = 1.0,
     ) -> None:
         """Take a model and the quantile to estimate by.
 
