@@ -47,6 +47,7 @@ for _verb in (import_, extract, resample):
 )
 def describe(path: Path, as_json: bool, figure: Path | None) -> None:
     """Show lengths, tails, tool latencies, the spread inside groups, and gaps of TRACE."""
+    from heddle.cli.progress import progress
     from heddle_trace import describe as described
     from heddle_trace import read_trace
 
@@ -54,10 +55,12 @@ def describe(path: Path, as_json: bool, figure: Path | None) -> None:
         from heddle.trace_figures import draw_trace, figure_path
 
         figure_path(figure)
-    records = read_trace(path)
-    stats = described(records)
+    with progress(f"describing {path.name}"):
+        records = read_trace(path)
+        stats = described(records)
+        if figure is not None:
+            draw_trace(records, stats, figure)
     if figure is not None:
-        draw_trace(records, stats, figure)
         click.echo(f"{figure}: drawn", err=True)
     if as_json:
         click.echo(json.dumps({"schema": "heddle.trace.describe/1", **asdict(stats)}))
@@ -83,9 +86,11 @@ def describe(path: Path, as_json: bool, figure: Path | None) -> None:
 @click.pass_context
 def validate(ctx: click.Context, path: Path, as_json: bool, limit: int) -> None:
     """List what is wrong with TRACE. Exit status 0: nothing; 1: something; 2: wrong usage."""
+    from heddle.cli.progress import progress
     from heddle_trace import problems
 
-    found = problems(path, limit + 1)
+    with progress(f"checking {path.name}"):
+        found = problems(path, limit + 1)
     shown, more = found[:limit], len(found) > limit
     if as_json:
         listed = [asdict(problem) for problem in shown]
@@ -122,14 +127,16 @@ def synth(
     force: bool,
 ) -> None:
     """Make a synthetic trace of a WORKLOAD and write it to OUT."""
+    from heddle.cli.progress import progress
     from heddle_trace import synth as synthesised
     from heddle_trace import write_trace
     from heddle_trace.shrink import shrunk
 
     if out.exists() and not force:
         raise click.UsageError(f"{out} exists; name another file, or replace it with --force")
-    records = synthesised(workload, trajectories, seed, samples_per_group)
-    written = write_trace(out, [shrunk(record, shrink) for record in records])
+    with progress(f"making {trajectories:,} trajectories"):
+        records = synthesised(workload, trajectories, seed, samples_per_group)
+        written = write_trace(out, [shrunk(record, shrink) for record in records])
     tokens = sum(step.output_tokens or 0 for record in written.records for step in record.steps)
     message = f"{out}: {trajectories:,} trajectories, {tokens:,} output tokens"
     click.echo(f"{message}, sha256 {written.sha256[:16]}", err=True)

@@ -31,6 +31,7 @@ FORMATS = (
 )
 CHARS_PER_TOKEN = 3.6
 _SHOWN = 5
+_TOLD_EVERY = 100  # trajectories; a terminal needs no more
 
 
 @click.command("import")
@@ -77,19 +78,27 @@ def import_(
 
     Says what it read, left out and assumed. A damaged record stops it, and nothing is written.
     """
+    from heddle.cli.progress import progress
     from heddle_trace.importers import import_trace
 
     if out.exists() and not force:
         raise click.UsageError(f"{out} exists; name another file, or replace it with --force")
-    report = import_trace(
-        files,
-        out,
-        format=format_,
-        skip_bad=skip_bad,
-        tokenizer=tokenizer,
-        chars_per_token=chars_per_token,
-        workload=workload,
-    )
+    with progress("importing") as doing:
+
+        def hear(read: int, written: int) -> None:
+            if doing.seen and written % _TOLD_EVERY == 0:
+                doing.now(f"importing: {read:,} records read, {written:,} trajectories written")
+
+        report = import_trace(
+            files,
+            out,
+            format=format_,
+            skip_bad=skip_bad,
+            tokenizer=tokenizer,
+            chars_per_token=chars_per_token,
+            workload=workload,
+            hear=hear,
+        )
     if as_json:
         answer = {"schema": "heddle.trace.import/1", "trace": str(out), **asdict(report)}
         click.echo(json.dumps(answer))

@@ -21,18 +21,20 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
 def extract(run: Path, out: Path, force: bool, as_json: bool) -> None:
     """Turn the journal of a finished RUN back into a trace."""
+    from heddle.cli.progress import progress
     from heddle.runs import load_run
     from heddle_trace import write_trace
     from heddle_trace.extract import extract as extracted
 
     _free(out, force)
-    loaded = load_run(run)
-    records, report = extracted(
-        (entry.event for entry in loaded.entries()),
-        source=f"run {loaded.path.resolve().name}",
-        model=loaded.config.cluster.model,
-    )
-    written = write_trace(out, records)
+    with progress(f"extracting {run.name}"):
+        loaded = load_run(run)
+        records, report = extracted(
+            (entry.event for entry in loaded.entries()),
+            source=f"run {loaded.path.resolve().name}",
+            model=loaded.config.cluster.model,
+        )
+        written = write_trace(out, records)
     if as_json:
         answer = {"trace": str(out), "trajectories": len(records), "sha256": written.sha256}
         click.echo(json.dumps({"schema": "heddle.trace.extract/1", **answer, **asdict(report)}))
@@ -62,6 +64,7 @@ def resample(
     path: Path, groups: int, samples: int, seed: int, out: Path, force: bool, as_json: bool
 ) -> None:
     """Draw a rollout from TRACE: groups of samples, each used once before any is used twice."""
+    from heddle.cli.progress import progress
     from heddle_trace import read_trace, write_trace
     from heddle_trace.resample import resample as resampled
 
@@ -70,8 +73,9 @@ def resample(
         raise click.UsageError(f"{out} is the trace to draw from; write to another file")
     if groups * samples > 1_000_000:
         raise click.UsageError(f"{groups:,} x {samples:,} trajectories; draw 1,000,000 at most")
-    records, report = resampled(read_trace(path), groups=groups, samples=samples, seed=seed)
-    written = write_trace(out, records)
+    with progress(f"drawing from {path.name}"):
+        records, report = resampled(read_trace(path), groups=groups, samples=samples, seed=seed)
+        written = write_trace(out, records)
     if as_json:
         answer = {"trace": str(out), "seed": seed, "sha256": written.sha256, **asdict(report)}
         click.echo(json.dumps({"schema": "heddle.trace.resample/1", **answer}))

@@ -1,7 +1,7 @@
 """An import from beginning to end: files in, a trace and a report out."""
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import realpath
 from pathlib import Path
@@ -46,12 +46,14 @@ def import_trace(
     tokenizer: str | None = None,
     chars_per_token: float = CHARS_PER_TOKEN,
     workload: str | None = None,
+    hear: Callable[[int, int], None] = lambda read, written: None,
 ) -> ImportReport:
     """Read logs of one format and write them as a trace: counts and times only.
 
     Memory does not grow with the files, beyond the largest record. `tokenizer` and
     `chars_per_token` say how tokens are counted where the log does not (`tokens.counter`).
-    `workload` replaces what the format would call the task.
+    `workload` replaces what the format would call the task. `hear` is told records read and
+    trajectories written, after each of these.
 
     Raises TraceError, naming file and line, for files that are not as their format wants them; with
     `skip_bad` damaged records are left out and counted instead. The trace is then not written.
@@ -75,6 +77,7 @@ def import_trace(
                         raise DamagedError(str(error)) from None
                     steps += len(found.record.steps)
                     output_tokens += sum(step.output_tokens or 0 for step in found.record.steps)
+                hear(notes.read, writer.trajectories)
             if not writer.trajectories:
                 raise TraceError(f"{files[0].path}: {_empty(notes)}; nothing was written")
     except sqlite3.OperationalError as error:
