@@ -123,8 +123,11 @@ def _prefill_cell(trial: PrefillTrial) -> Hashable:
 
 
 def _typical(trials: Sequence[T], name: str) -> T:
-    """The trial in the middle (of an even number, the lower): a stray one may not count."""
-    return sorted(trials, key=lambda trial: float(getattr(trial, name)))[(len(trials) - 1) // 2]
+    """The trial in the middle, at the median: a stray one may not count."""
+    ordered = sorted(trials, key=lambda trial: float(getattr(trial, name)))
+    middle: Any = ordered[(len(ordered) - 1) // 2]
+    typical: T = replace(middle, **{name: median(getattr(trial, name) for trial in ordered)})
+    return typical
 
 
 def _columns(cells: Sequence[DecodeTrial]) -> tuple[Floats, Floats, Floats]:

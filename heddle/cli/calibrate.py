@@ -122,7 +122,9 @@ def _order(
 
 
 @calibrate.command("fit")
-@click.argument("sweep", type=click.Path(path_type=Path))
+@click.argument(
+    "sweeps", metavar="SWEEP...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
 @click.option("--name", default=None, help="Name of the model in the profile [the sweep's]")
 @click.option("--gpu", default=None, help="GPU class in the profile [the sweep's]")
 @click.option(
@@ -136,7 +138,7 @@ def _order(
 @FORCE
 @JSON
 def fit_(
-    sweep: Path,
+    sweeps: tuple[Path, ...],
     name: str | None,
     gpu: str | None,
     max_error: float,
@@ -145,6 +147,9 @@ def fit_(
     as_json: bool,
 ) -> None:
     """Make a profile of a sweep, with its error on the part that was held out.
+
+    Several sweeps of the same engine, made at different times, are fitted together: the speed of a
+    shared machine drifts, and one sweep knows one hour of it.
 
     Held out are batches, contexts and prompt lengths between those of the grid, and whole loops of
     clients: no truth is fitted on them.
@@ -155,12 +160,16 @@ def fit_(
     from heddle_sim.fit_sweep import fit_sweep
     from heddle_sim.profile_files import plain
     from heddle_trace.sweep_files import read_sweep
+    from heddle_trace.sweep_pool import pooled
 
     new_file(out, force)
     if out.suffix != ".json":
         raise click.UsageError(f"--out {out}: a profile is named by a path that ends in .json")
-    profile = fit_sweep(read_sweep(sweep), file=sweep.name, worst_pct=max_error)
-    profile = replace(profile, model=name or profile.model, gpu=gpu or profile.gpu)
+    files = tuple(path.name for path in sweeps)
+    sweep = pooled({path: read_sweep(path) for path in sweeps})
+    profile = fit_sweep(sweep, file=", ".join(files), worst_pct=max_error)
+    source = replace(profile.source, files=files)
+    profile = replace(profile, model=name or profile.model, gpu=gpu or profile.gpu, source=source)
     write(out, (to_json(plain(profile)) + "\n").encode())
     if as_json:
         click.echo(json.dumps({"schema": "heddle.fit/1", "profile": str(out), **_told(profile)}))

@@ -79,6 +79,20 @@ def test_a_fit_prints_and_keeps_its_error_on_what_was_held_out(
     assert told["errors"]["tables"]["1"] == again.at(1).errors
 
 
+def test_several_sweeps_are_fitted_together(
+    heddle: Heddle, profile: Path, refused: Callable[..., str]
+) -> None:
+    sweep = Path("sweep.json").read_text()
+    Path("later.json").write_text(sweep)
+    done(heddle, "calibrate", "fit", "sweep.json", "later.json", "-o", "both.json")
+    both = json.loads(Path("both.json").read_text())
+    assert both["source"]["files"] == ["sweep.json", "later.json"]
+    Path("other.json").write_text(sweep.replace('"max_running": ', '"max_running": 9'))
+    said = refused("calibrate", "fit", "sweep.json", "other.json", "-o", "no.json")
+    assert "other.json: max_running is" in said
+    assert not Path("no.json").exists()
+
+
 def test_a_fit_can_be_given_names(heddle: Heddle, profile: Path) -> None:
     args = ("sweep.json", "-o", "named.json", "--name", "mine", "--gpu", "gh200")
     done(heddle, "calibrate", "fit", *args)
