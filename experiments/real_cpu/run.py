@@ -2,10 +2,10 @@
 
     python experiments/real_cpu/run.py [--sweep small] [--repeats 2] [--quick] [--fresh]
 
-A model of 35.7 million random weights is made on the spot and one engine of it is swept; the
-profile fitted to the sweep, and nothing else, is what the simulator knows. Then three workloads,
-synthetic and shrunk to what a CPU decodes in half a minute, are replayed under three policies on
-one engine and on two. Every run goes through the command line, as a user's would.
+A model of 35.7 million random weights is made on the spot and one engine of it is swept twice;
+the profile fitted to both sweeps, and nothing else, is what the simulator knows. Then three
+workloads, synthetic and shrunk to what a CPU decodes in half a minute, are replayed under three
+policies on one engine and on two. Every run goes through the command line, as a user's would.
 
 Two cores: each engine keeps to one of them. With one engine the driver has the other to itself;
 with two engines it shares theirs, which the profile does not know.
@@ -22,11 +22,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
 
-from heddle.calibration import check, rankings
+from heddle.calibration import Checked, check, rankings
 from heddle.runs import load_run
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm_settings import installed_vllm
@@ -45,11 +46,14 @@ LAYOUTS = (1, 2)
 TRAJECTORIES, PER_GROUP, SHRINK = 32, 8, 8
 MAX_RUNNING = 12
 SEED, EARLIER_SEED = 7, 8
+SWEEPS = 2
+"""One after the other, fitted together: a shared machine's speed drifts."""
 CONTEXT = 8192
 """Longest context of an engine; the shrunk traces stay well below."""
 
 
-FIGURES = ("makespan_s", "completion_p50_s", "completion_p99_s", "tpot_mean_ms", "prefix_hit")
+CONTROL_TRAJECTORIES, CONTROL_SEED = 8, 9
+JUDGED = ("makespan_s", "completion_p99_s", "tpot_mean_ms")
 
 
 @dataclass(frozen=True)
@@ -89,13 +93,15 @@ def prepare(sweep: str) -> Path:
                 records = synth(workload, TRAJECTORIES, seed, samples_per_group=PER_GROUP)
                 write_trace(path, [shrunk(record, SHRINK) for record in records])
     if not profile.exists():
-        swept = WORK / "sweep.json"
-        heddle(
-            *("calibrate", "measure", "--engine", "vllm", "--model-dir", model, "--sweep", sweep),
-            *("--max-running", MAX_RUNNING, "--max-context", 4096, "-o", swept, "--force"),
-            *("--set", f"runtime.max_context={CONTEXT}"),
-        )
-        print(heddle("calibrate", "fit", swept, "-o", profile, "--force"))
+        swept = [WORK / f"sweep-{number}.json" for number in range(1, SWEEPS + 1)]
+        for path in swept:
+            if not path.exists():
+                heddle(
+                    *("calibrate", "measure", "--engine", "vllm", "--model-dir", model),
+                    *("--sweep", sweep, "--max-running", MAX_RUNNING, "--max-context", 4096),
+                    *("--set", f"runtime.max_context={CONTEXT}", "-o", path, "--force"),
+                )
+        print(heddle("calibrate", "fit", *swept, "-o", profile, "--force"))
         # Where things lay on this machine is nobody else's business.
         (HERE / "profile.json").write_text(profile.read_text().replace(f"{HERE}/", ""))
     return profile
@@ -106,48 +112,95 @@ def trace_of(workload: str, seed: int) -> Path:
     return WORK / f"{workload}-{seed}.jsonl.gz"
 
 
-def measured(job: Job, profile: Path) -> dict[str, Any]:
-    """Run a job on engines, simulate it, and return both."""
+def run(trace: Path, policy: str, engines: int, history: Path, profile: Path) -> Checked:
+    """Run a trace on engines and simulate it."""
     row = json.loads(
         heddle(
-            *("run", trace_of(job.workload, SEED), "--policy", job.policy, "--json"),
-            *("--engine", "vllm", "--model-dir", WORK / "medium", "--engines", job.engines),
+            *("run", trace, "--policy", policy, "--json"),
+            *("--engine", "vllm", "--model-dir", WORK / "medium", "--engines", engines),
             *("--model", profile, "--max-running", MAX_RUNNING, "--seed", SEED),
-            *("--history", trace_of(job.workload, EARLIER_SEED), "--out", WORK / "runs"),
+            *("--history", history, "--out", WORK / "runs"),
             *("--set", f"runtime.max_context={CONTEXT}", "--set", "cluster.report_interval_s=1"),
         )
     )
-    found = check(load_run(row["run"]))
-    where = str(Path(row["run"]).relative_to(HERE))
+    return check(load_run(row["run"]))
+
+
+def slowness(profile: Path) -> float:
+    """What the machine takes now over what it took in the sweeps, by a small control run.
+
+    Nothing of the runs that are judged is in it: other trajectories, one engine, one policy.
+    """
+    path = WORK / "control.jsonl.gz"
+    if not path.exists():
+        records = synth("coding", CONTROL_TRAJECTORIES, CONTROL_SEED)
+        write_trace(path, [shrunk(record, SHRINK) for record in records])
+    span = run(path, "verl", 1, trace_of("coding", EARLIER_SEED), profile).figures["makespan_s"]
+    assert span.measured is not None
+    assert span.simulated is not None
+    return span.measured / span.simulated
+
+
+def measured(job: Job, profile: Path) -> dict[str, Any]:
+    """Run a job on engines, simulate it, and return both."""
+    found = run(
+        trace_of(job.workload, SEED),
+        job.policy,
+        job.engines,
+        trace_of(job.workload, EARLIER_SEED),
+        profile,
+    )
+    where = str(Path(found.run).relative_to(HERE))
     return {**found.plain(), "run": where, "workload": job.workload, "engines": job.engines}
 
 
+def cells(results: dict[str, Any]) -> list[list[Any]]:
+    """Runs that differ in nothing but when they were made, together."""
+    found: dict[str, list[Any]] = {}
+    for key, row in sorted(results.items()):
+        found.setdefault(key.rpartition(" ")[0], []).append(row)
+    return list(found.values())
+
+
+def error(rows: list[Any], name: str) -> float:
+    """Percent by which the mean of repeats is simulated too long."""
+    simulated, measured = (
+        fmean(row[name][side] for row in rows) for side in ("simulated", "measured")
+    )
+    return (simulated / measured - 1) * 100
+
+
 def table(results: dict[str, Any]) -> Iterator[str]:
-    """The truth table, and the rankings under it."""
+    """The truth table, and the errors under it."""
     yield (
         "| workload | engines | policy | makespan s | simulated | error % | P99 error % "
-        "| TPOT error % | prefix hit | finish order |"
+        "| TPOT error % | prefix hit | finish order | control |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|"
-    for row in results.values():
-        span, hit = row["makespan_s"], row["prefix_hit"]
-        p99, tpot = row["completion_p99_s"], row["tpot_mean_ms"]
-        yield (
-            f"| {row['workload']} | {row['engines']} | {row['policy']} | {span['measured']:.1f} "
-            f"| {span['simulated']:.1f} | {span['error_pct']:+.1f} "
-            f"| {p99['error_pct']:+.1f} | {tpot['error_pct']:+.1f} "
-            f"| {hit['measured']:.3f} / {hit['simulated']:.3f} | {row['finish_order']:.3f} |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    for rows in cells(results):
+        first = rows[0]
+        span, simulated = (
+            fmean(row["makespan_s"][side] for row in rows) for side in ("measured", "simulated")
         )
+        hit, played = (
+            fmean(row["prefix_hit"][side] for row in rows) for side in ("measured", "simulated")
+        )
+        errors = " | ".join(f"{error(rows, name):+.1f}" for name in JUDGED)
+        control = [slow for row in rows for slow in row["slowness"]]
+        yield (
+            f"| {first['workload']} | {first['engines']} | {first['policy']} | {span:.1f} "
+            f"| {simulated:.1f} | {errors} | {hit:.3f} / {played:.3f} "
+            f"| {fmean(row['finish_order'] for row in rows):.3f} "
+            f"| {min(control):.2f} to {max(control):.2f} |"
+        )
+    yield ""
+    yield "| engines | figure | mean error % | worst |"
+    yield "|---|---|---|---|"
     for engines in LAYOUTS:
-        for name in ("makespan_s", "completion_p99_s", "tpot_mean_ms"):
-            errors = [
-                abs(r[name]["error_pct"]) for r in results.values() if r["engines"] == engines
-            ]
-            if errors:
-                yield (
-                    f"\n{engines} engine{'s' * (engines > 1)}, {name}: mean error "
-                    f"{sum(errors) / len(errors):.1f} %, worst {max(errors):.1f} % of {len(errors)}"
-                )
+        of = [rows for rows in cells(results) if rows[0]["engines"] == engines]
+        for name in JUDGED if of else ():
+            errors_ = [abs(error(rows, name)) for rows in of]
+            yield f"| {engines} | {name} | {fmean(errors_):.1f} | {max(errors_):.1f} |"
 
 
 def write(results: dict[str, Any]) -> None:
@@ -160,9 +213,11 @@ def write(results: dict[str, Any]) -> None:
         "",
         f"vLLM {installed.release} ({installed.platform}), {platform.machine()}, "
         f"{os.cpu_count()} cores, {TRAJECTORIES} trajectories, seed {SEED}, "
-        f"at most {MAX_RUNNING} steps per engine.",
+        f"at most {MAX_RUNNING} steps per engine. Control is what a small run of other "
+        "trajectories took, before and after, over what the profile says of it: how steady the "
+        "machine was.",
         "",
-        *table(dict(sorted(results.items()))),
+        *table(results),
         "",
     ]
     for each in rankings(runs, tie_pct=1.0):
@@ -195,14 +250,19 @@ def main(quick: bool, sweep: str, repeats: int, fresh: bool) -> None:
         for engines in LAYOUTS
         for policy in POLICIES
     ]
+    before: float | None = None
     for number, job in enumerate(jobs, 1):
         if job.key not in results:
-            results[job.key] = measured(job, profile)
+            before = slowness(profile) if before is None else before
+            found = measured(job, profile)
+            after = slowness(profile)
+            results[job.key] = {**found, "slowness": [before, after]}
+            before = after
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-        span = results[job.key]["makespan_s"]
-        print(
-            f"{number}/{len(jobs)} {job.key}: {span['measured']:.1f} s, {span['error_pct']:+.1f} %"
-        )
+        span, slow = results[job.key]["makespan_s"], results[job.key]["slowness"]
+        told = f"{span['measured']:.1f} s, {span['error_pct']:+.1f} %"
+        at = f"slowness {slow[0]:.3f}, {slow[1]:.3f}"
+        print(f"{number}/{len(jobs)} {job.key}: {told}; {at}", flush=True)
     write(results)
 
 
