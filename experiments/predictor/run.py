@@ -217,7 +217,7 @@ def collected(names: Sequence[str], seeds: int, path: Path, *, sequence: bool) -
                 print(f"{name}: skipped, {SHARED / f'{name}.jsonl.gz'} is not there")
                 continue
             results[key] = measure(name, seed, sequence=sequence)
-            path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+            path.write_text(json.dumps(results, sort_keys=True) + "\n")
             print(f"{key}: done", flush=True)
     return results
 
