@@ -77,7 +77,7 @@ demo-real: vllm-cpu
 	$(BIN)/heddle trace synth coding $(REAL_TRACE) --seed 7 -o $(REAL)/coding.jsonl.gz
 	$(BIN)/heddle trace synth coding $(REAL_TRACE) --seed 8 -o $(REAL)/earlier.jsonl.gz
 	$(BIN)/heddle calibrate measure --engine vllm --model-dir $(REAL)/model --max-running 12 \
-	  --max-context 4096 --sweep small $(REAL_LIMITS) -o $(REAL)/sweep.json
+	  --max-context 4096 --sweep quick $(REAL_LIMITS) -o $(REAL)/sweep.json
 	$(BIN)/heddle calibrate fit $(REAL)/sweep.json -o $(REAL)/medium.cpu.json
 	@set -e; for policy in verl heddle; do \
 	  echo "$(BIN)/heddle run $(REAL)/coding.jsonl.gz --engine vllm --engines 2 --policy $$policy ..."; \
