@@ -15,7 +15,8 @@ import numpy as np
 
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import Predictor, TrajectoryView
-from heddle_core.predict.learned import LearnedPredictor, Model
+from heddle_core.predict.learned import LearnedPredictor
+from heddle_core.predict.model import Model
 from heddle_core.predict.progressive import ProgressivePredictor
 from heddle_predict.artefact import read_artefact
 from heddle_predict.corpus import source_of

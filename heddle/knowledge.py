@@ -4,18 +4,19 @@ History comes from a trace of earlier rollouts or from a shipped prior, never fr
 replayed. An oracle is the exception, asked for in the policy's name: ``heddle+oracle``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from heddle.config import MissingConfig
+from heddle.config import MissingConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle_core.history import History
-from heddle_core.parts import Part
+from heddle_core.parts import Part, learned
 from heddle_core.policy import Policy, Setting
-from heddle_core.predict.learned import LearnedPredictor, Model
+from heddle_core.predict.learned import LearnedPredictor
+from heddle_core.predict.model import Model
 from heddle_predict.artefact import read_artefact
 from heddle_predict.models import core_model
 from heddle_predict.shipped import shipped_model
@@ -35,10 +36,9 @@ ORACLES = {
 """Predictors that only a replay can offer, for listings."""
 
 LEARNED = {
-    "learned": "a trained model (--predictor-model), by the median of what it expects",
-    "learned:QUANTILE": "the same by another of its quantiles, as in learned:0.75",
+    "learned:QUANTILE": "the same by another quantile than the median, as in learned:0.75",
 }
-"""Predictors that are read from a file, for listings."""
+"""Predictors whose names hold a number, for listings."""
 
 SHIPPED = "shipped"
 """Names the model that comes with the package."""
@@ -95,11 +95,9 @@ def told(asked: str, trace: Trace, missing: MissingConfig) -> Told:
     return Told(name=asked, sha256=earlier, history=history)
 
 
-def extras(
-    policy: str, scripts: Sequence[TrajectoryScript], seed: int, model: str
-) -> dict[str, Part]:
-    """Predictors that only the caller of the core can make, by the names that a policy asks for."""
-    return oracles(policy, scripts, seed) | learned(policy, model)
+def extras(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict[str, Part]:
+    """Predictors whose names hold a number, and oracles, by the names that a policy asks for."""
+    return oracles(policy, scripts, seed) | quantiles(policy)
 
 
 def oracles(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict[str, Part]:
@@ -140,25 +138,20 @@ def taught(asked: str) -> Taught:
     return Taught(name=asked, sha256=artefact.sha256, model=core_model(artefact, path))
 
 
-def asks_for_model(policy: str) -> bool:
-    """Whether a policy's name has a learned predictor in it."""
-    return any(p.partition(":")[0] == "learned" for p in policy.split("+")[1:])
+def model_of(config: RunConfig, policy: Policy) -> dict[str, Any] | None:
+    """Name and hash of the model that a policy asks, for a manifest; None when it asks none."""
+    asks = any(isinstance(part, LearnedPredictor) for part in _layers(policy.predictor))
+    return taught(config.predictor_model).plain() if asks else None
 
 
-def model_of(policy: str, asked: str) -> dict[str, Any] | None:
-    """Name and hash of the model that a policy reads, for a manifest; None when it reads none."""
-    return taught(asked).plain() if asks_for_model(policy) else None
-
-
-def learned(policy: str, asked: str) -> dict[str, Part]:
-    """Predictors of the model `asked`, by the names in which a policy asks for them."""
+def quantiles(policy: str) -> dict[str, Part]:
+    """Learned predictors by another quantile than the median, by the names that a policy has."""
     found = {}
     for part in policy.split("+")[1:]:
         name, colon, quantile = part.partition(":")
-        if name == "learned":
-            at = _quantile(part, quantile) if colon else None
-            make = partial(_learned, taught(asked).model, at)
-            found[part] = Part(make, LEARNED["learned:QUANTILE" if colon else "learned"])
+        if name == "learned" and colon:
+            make = partial(learned, quantile=_quantile(part, quantile))
+            found[part] = Part(make, LEARNED["learned:QUANTILE"])
     return found
 
 
@@ -168,7 +161,7 @@ def asks_for_oracle(policy: str) -> bool:
 
 
 def sees_the_future(policy: Policy) -> bool:
-    """Whether a part, or what it wraps as `inner`, is of the package that knows the future."""
+    """Whether a part, or what it wraps, is of the package that knows the future."""
     parts = [
         policy.predictor,
         policy.scheduler,
@@ -177,8 +170,15 @@ def sees_the_future(policy: Policy) -> bool:
         policy.migration,
         policy.planner,
     ]
-    wrapped = [getattr(part, "inner", None) for part in parts]
-    return any(type(part).__module__.startswith("heddle_trace.") for part in [*parts, *wrapped])
+    layers = [layer for part in parts for layer in _layers(part)]
+    return any(type(layer).__module__.startswith("heddle_trace.") for layer in layers)
+
+
+def _layers(part: object) -> Iterator[object]:
+    """A part, what it wraps as `inner`, what that wraps, and so on."""
+    while part is not None:
+        yield part
+        part = getattr(part, "inner", None)
 
 
 @lru_cache(maxsize=1)
@@ -197,12 +197,6 @@ def _one_workload(trace: Trace) -> str:
 
 def _noisy(scripts: Sequence[TrajectoryScript], sigma: float, seed: int, _: Setting) -> NoisyOracle:
     return NoisyOracle(scripts, sigma=sigma, seed=seed)
-
-
-def _learned(model: Model, quantile: float | None, setting: Setting) -> LearnedPredictor:
-    if quantile is None:
-        return LearnedPredictor(model, history=setting.history)
-    return LearnedPredictor(model, history=setting.history, quantile=quantile)
 
 
 def _quantile(part: str, text: str) -> float:

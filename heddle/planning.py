@@ -10,7 +10,7 @@ from typing import Any
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.knowledge import Told, extras
+from heddle.knowledge import Told, extras, taught
 from heddle.simulation import (
     CapacityError,
     capacity_tokens,
@@ -115,7 +115,7 @@ def plan(
     *,
     planner: Solver = "portfolio",
     cost: Cost = "context",
-    predictor: str = "progressive",
+    predictor: str = "learned",
 ) -> Planned:
     """Plan a rollout of a trace on `config.cluster`, whose own `tp` does not matter.
 
@@ -144,10 +144,11 @@ def plan(
         max_running=cluster.max_running,
         cost=profile.belief(choices),
         history=history.history,
+        learned=taught(config.predictor_model).model,
         seed=config.seed,
     )
     ts = [_arrived(script) for script in scripts]
-    predicts = _predictor(predictor, setting, scripts, config.predictor_model)
+    predicts = _predictor(predictor, setting, scripts)
     remaining = [predicts.remaining_tokens(t) for t in ts]
     problem = SearchedPlan(setting, solver=planner, cost=cost).plan(ts, remaining)
     began_s = time.perf_counter()
@@ -194,10 +195,8 @@ def _choices(
     return choices, tuple(tp for tp in tps if tp not in choices)
 
 
-def _predictor(
-    name: str, setting: Setting, scripts: tuple[TrajectoryScript, ...], model: str
-) -> Predictor:
-    extra = extras(f"+{name}", scripts, setting.seed, model)
+def _predictor(name: str, setting: Setting, scripts: tuple[TrajectoryScript, ...]) -> Predictor:
+    extra = extras(f"+{name}", scripts, setting.seed)
     field, part = load_part(name, setting, extra=extra)
     if field != "predictor":
         raise ConfigError(f"--predictor {name}: is no predictor; `heddle policies` lists them")

@@ -1,11 +1,11 @@
 """The same events to a fresh controller: does this code still decide as it did?"""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from heddle.journal_rows import decode
-from heddle.knowledge import asks_for_model, asks_for_oracle, taught
+from heddle.knowledge import asks_for_oracle, taught
 from heddle.runs import Run, RunError
 from heddle.simulation import policy_of, trace_at
 from heddle_core.controller import Controller
@@ -92,12 +92,14 @@ def _policy(run: Run) -> Policy:
             raise RunError(f"{wanted}: {error}") from None
         if found != recorded:
             raise RunError(f"{wanted}: the file that is there now has sha256 {found[:16]}")
-    if asks_for_model(config.policy.preset):
-        recorded = (run.manifest.get("predictor_model") or {}).get("sha256", "")
-        found = taught(config.predictor_model).sha256
-        if found != recorded:
+    setting = run.setting
+    told = run.manifest.get("predictor_model")
+    if setting is not None and told is not None:
+        model = taught(config.predictor_model)
+        if model.sha256 != told["sha256"]:
             raise RunError(
                 f"{run.path}: its predictor read the model {config.predictor_model} with sha256 "
-                f"{recorded[:16]}; the file that is there now has {found[:16]}"
+                f"{told['sha256'][:16]}; the file that is there now has {model.sha256[:16]}"
             )
-    return policy_of(config, run.setting)
+        setting = replace(setting, learned=model.model)
+    return policy_of(config, setting)

@@ -19,7 +19,7 @@ import simpy
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.engines import facts_of, open_vllm, vocabulary_of, world_of_engines
-from heddle.knowledge import asks_for_oracle, model_of, sees_the_future, told
+from heddle.knowledge import asks_for_oracle, model_of, sees_the_future, taught, told
 from heddle.live import Fence, agents_at_work, fence_of, work_of_live
 from heddle.runs import RunDirectory, RunFacts, open_run
 from heddle.signals import Asked
@@ -114,6 +114,7 @@ def run(
         config.seed,
         largest_tokens=job.largest_tokens,
         history=history.history,
+        learned=taught(config.predictor_model).model,
     )
     policy = policy_of(config, setting)
     config = replace(config, history=history.name)
@@ -126,7 +127,7 @@ def run(
         trace_sha256=job.trace.sha256,
         oracle=sees_the_future(policy),
         history=history.plain(),
-        predictor_model=model_of(config.policy.preset, config.predictor_model),
+        predictor_model=model_of(config, policy),
         setting=setting,
         world=world,
     )

@@ -11,11 +11,11 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
 import msgspec
 import pyarrow as pa
@@ -52,7 +52,7 @@ class RunFacts:
     predictor_model: Mapping[str, Any] | None = None
     """Name and hash of the model that a learned predictor reads."""
     setting: Setting | None = None
-    """What the policy was told, kept so that a replay can tell it the same."""
+    """What the policy was told, kept for replays; but for its model, a file of its own."""
     world: Mapping[str, Any] | None = None
     """Of a run on engines: what they are, on what machine, and notes for the user."""
     command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
@@ -127,8 +127,8 @@ class RunDirectory:
             files.write_whole(path / files.CONFIG_GIVEN, lambda f: f.write(config_text.encode()))
         files.write_json(path / files.CONFIG_RESOLVED, to_builtins(config))
         if facts.setting is not None:
-            plain = msgspec.to_builtins(facts.setting, str_keys=True)
-            files.write_json(path / files.SETTING, plain)
+            told = replace(facts.setting, learned=None)
+            files.write_json(path / files.SETTING, msgspec.to_builtins(told, str_keys=True))
         self._file = (path / files.JOURNAL_OPEN).open("wb")
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._stream = pa.ipc.new_stream(self._file, schema(), options=options)
@@ -260,7 +260,7 @@ def _stamp(time: datetime) -> str:
     return f"{time:%Y-%m-%dT%H:%M:%SZ}"
 
 
-class _TraceFacts(TypedDict):
+class _FileFacts(TypedDict):
     name: str
     sha256: str
 
@@ -272,9 +272,10 @@ class _Manifest(TypedDict):
     error: str | None
     policy: str
     seed: int
-    trace: _TraceFacts
+    trace: _FileFacts
     host: dict[str, Any]
     pid: int
+    predictor_model: NotRequired[_FileFacts | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,8 +394,6 @@ def why_unfinished(manifest: Mapping[str, Any]) -> str:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True

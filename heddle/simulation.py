@@ -11,17 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from heddle import knowledge
 from heddle.bound import Bound, lower_bound
 from heddle.config import ClusterConfig, MissingConfig, RunConfig
-from heddle.knowledge import (
-    Told,
-    asks_for_oracle,
-    extras,
-    model_of,
-    rules_of,
-    sees_the_future,
-    told,
-)
 from heddle.metrics import SoloTpot
 from heddle.runs import RunFacts, open_run
 from heddle.tables import Floats
@@ -31,6 +23,7 @@ from heddle_core.history import History
 from heddle_core.ids import EngineId
 from heddle_core.journal import Entry, recorded
 from heddle_core.policy import Policy, Setting
+from heddle_core.predict.model import Model
 from heddle_core.presets import load_policy
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
@@ -126,7 +119,7 @@ def completed(
     Raises:
         TraceError: the trace is unusable, or lacks values and no rule allows to fill them in.
     """
-    scripts, fill = complete(trace_at(path), rules=rules_of(missing), seed=seed)
+    scripts, fill = complete(trace_at(path), rules=knowledge.rules_of(missing), seed=seed)
     return shuffled(scripts, seed), fill
 
 
@@ -161,8 +154,9 @@ def setting_of(
     *,
     largest_tokens: int = 0,
     history: History | None = None,
+    learned: Model | None = None,
 ) -> Setting:
-    """Tell a policy what it may know: the cluster, the belief about cost, and history.
+    """Tell a policy what it may know: the cluster, the belief about cost, and what came before.
 
     `largest_tokens` is the context that any engine must be able to hold, as a framework knows it
     from its limits on lengths: TP degrees whose engines cannot are no choice.
@@ -181,14 +175,15 @@ def setting_of(
         mix=cluster.mix,
         cost=profile.belief(tuple(sorted({*tps, cluster.tp, *cluster.mix}))),
         history=history,
+        learned=learned,
         seed=seed,
         engine_start_s=world_of(cluster, profile).start_s(max(tps, default=cluster.tp)),
     )
 
 
-def told_of(config: RunConfig) -> Told:
+def told_of(config: RunConfig) -> knowledge.Told:
     """Find the history that a run's policy is told."""
-    return told(config.history, trace_at(config.trace), config.missing)
+    return knowledge.told(config.history, trace_at(config.trace), config.missing)
 
 
 def workload_of(config: RunConfig) -> Workload:
@@ -204,14 +199,15 @@ def setting_for(config: RunConfig) -> Setting:
         config.seed,
         largest_tokens=workload_of(config).largest_tokens,
         history=told_of(config).history,
+        learned=knowledge.taught(config.predictor_model).model,
     )
 
 
 def policy_of(config: RunConfig, setting: Setting | None = None) -> Policy:
     """Make the policy of a run, fresh, told `setting` or what a new run would be told."""
     preset = config.policy.preset
-    scripts = workload_of(config).scripts if asks_for_oracle(preset) else ()
-    extra = extras(preset, scripts, config.seed, config.predictor_model)
+    scripts = workload_of(config).scripts if knowledge.asks_for_oracle(preset) else ()
+    extra = knowledge.extras(preset, scripts, config.seed)
     return load_policy(preset, setting or setting_for(config), extra=extra)
 
 
@@ -252,9 +248,9 @@ def simulate(
         driver="heddle_sim",
         trace_name=work.trace.name,
         trace_sha256=work.trace.sha256,
-        oracle=sees_the_future(policy),
+        oracle=knowledge.sees_the_future(policy),
         history=history.plain(),
-        predictor_model=model_of(config.policy.preset, config.predictor_model),
+        predictor_model=knowledge.model_of(config, policy),
         setting=setting,
     )
     began_s = time.perf_counter()

@@ -19,7 +19,8 @@ from heddle_core.place.sticky import Sticky
 from heddle_core.place.sticky_least_sessions import StickyLeastSessions
 from heddle_core.plan.fixed import FixedPlan
 from heddle_core.plan.searched import SearchedPlan
-from heddle_core.policy import Setting
+from heddle_core.policy import Predictor, Setting
+from heddle_core.predict.by_task import ByTask
 from heddle_core.predict.group import GroupPredictor
 from heddle_core.predict.history import HistoryPredictor
 from heddle_core.predict.none import NoPrediction
@@ -75,6 +76,22 @@ def progressive(setting: Setting) -> ProgressivePredictor:
     return ProgressivePredictor(typical_tokens=typical, typical_weight=100.0)
 
 
+def learned(setting: Setting, quantile: float = 0.5) -> Predictor:
+    """Ask the setting's model about the tasks that it has met; `progressive` answers otherwise.
+
+    Raises:
+        ValueError: the quantile is not one of the model's.
+    """
+    if setting.learned is None:
+        return progressive(setting)
+    # Imported here because it needs numpy, and most policies do not.
+    from heddle_core.predict.learned import LearnedPredictor
+
+    model = setting.learned
+    known = LearnedPredictor(model, quantile=quantile)
+    return ByTask(known, model.vocabulary.tasks, progressive(setting))
+
+
 PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
     "predict": {
         "none": Part(lambda _: NoPrediction(), "expects nothing: 0 tokens left"),
@@ -87,6 +104,7 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
             lambda _: PrefixTreePredictor(), "Libra's tree: who met the same answers of tools"
         ),
         "progressive": Part(progressive, "revised at every step from what was shown"),
+        "learned": Part(learned, "a trained model (--predictor-model) on tasks that it has met"),
         "served": Part(
             lambda s: Served(progressive(s)),
             "progressive, behind a prediction service that takes time",

@@ -13,6 +13,7 @@ from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.history import History
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.plan.problem import PlanProblem, ResourcePlan
+from heddle_core.predict.model import Model
 
 Phase: TypeAlias = Literal["held", "queued", "running", "tool", "migrating", "finished"]
 
@@ -35,6 +36,8 @@ class Setting:
     cost: CostModel
     history: History | None = None
     """What earlier rollouts of this workload showed, if there were any."""
+    learned: Model | None = None
+    """What was learned of lengths before this rollout, for predictors that ask it."""
     seed: int = 0
     engine_start_s: float = 60.0
     """Believed seconds from the start of an engine until it is ready, while a rollout runs."""

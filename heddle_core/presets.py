@@ -25,6 +25,7 @@ from heddle_core.parts import (
     Part,
     kind_by_method,
     kind_of,
+    learned,
     progressive,
 )
 from heddle_core.place.cache_aware import CacheAware
@@ -95,7 +96,7 @@ def slime_2026(setting: Setting) -> Policy:
 def heddle(setting: Setting) -> Policy:
     """Our best honest configuration: no oracle, KV-aware, planned, balanced as it runs."""
     return Policy(
-        predictor=progressive(setting),
+        predictor=learned(setting),
         scheduler=LongestTotal(),
         admission=Headroom(setting),
         placement=Presorted(setting),

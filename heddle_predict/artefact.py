@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle_core.predict.features import Levels, Vocabulary
+from heddle_core.predict.model import Levels, Vocabulary
 from heddle_predict.errors import PredictError
 
 Kind: TypeAlias = Literal["trees", "sequence", "llm"]

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from heddle_core.predict.features import Levels, Vocabulary
+from heddle_core.predict.model import Levels, Vocabulary
 from heddle_predict.errors import PredictError
 from heddle_predict.play import total_tokens
 from heddle_trace.complete import MissingRules, complete

@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from heddle_core.predict.features import Vocabulary
+from heddle_core.predict.model import Vocabulary
 from heddle_predict.artefact import SCHEMA, VERSION, Arrays, Artefact, Header, Kind, TrainedOn
 from heddle_predict.corpus import LEAST_GROUPS, Source, levels_of, source_of, vocabulary_of
 from heddle_predict.errors import PredictError

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle_core.predict.forest import Forest
-from heddle_core.predict.learned import Model, SequenceModel, TreesModel
+from heddle_core.predict.learned import SequenceModel, TreesModel
+from heddle_core.predict.model import Model
 from heddle_core.predict.recurrent import NAMES, Recurrent
 from heddle_predict.artefact import Arrays, Artefact, Header
 from heddle_predict.errors import PredictError

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from heddle_core.predict.features import Vocabulary
 from heddle_core.predict.learned import SequenceModel
+from heddle_core.predict.model import Vocabulary
 from heddle_core.predict.recurrent import FARTHEST, NAMES, Recurrent
 from heddle_predict.examples import Examples, Floats
 from heddle_predict.optional import needed

@@ -6,8 +6,8 @@ from pathlib import Path
 import heddle
 
 config = heddle.RunConfig(
-    trace="traces/tiny.jsonl",
-    cluster=heddle.ClusterConfig(model="qwen3-14b", gpu="h100", gpus=2, max_running=2),
+    trace="traces/coding-512.jsonl.gz",
+    cluster=heddle.ClusterConfig(model="qwen3-14b", gpu="h100", gpus=8),
 )
 with tempfile.TemporaryDirectory() as runs:
     result = heddle.compare(config, ["verl", "heddle"], out=Path(runs))

@@ -22,7 +22,7 @@ import numpy as np
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_core.predict.group import GroupPredictor
 from heddle_core.predict.history import HistoryPredictor
-from heddle_core.predict.learned import Model
+from heddle_core.predict.model import Model
 from heddle_core.predict.none import NoPrediction
 from heddle_core.predict.prefix_tree import PrefixTreePredictor
 from heddle_core.predict.progressive import ProgressivePredictor

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--predictor",
-    default="progressive",
+    default="learned",
     show_default=True,
     help="What tells lengths apart; oracle takes the true ones",
 )

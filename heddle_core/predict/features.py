@@ -7,89 +7,23 @@ that a model is asked exactly what it was taught. Sizes enter as natural logarit
 
 import math
 from bisect import bisect_right, insort
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.policy import TrajectoryView
+from heddle_core.predict.model import Levels, Vocabulary
 
 _UNSEEN: Final = -math.inf
 """Inside a record: not observed yet. A row then holds 0, which is what is usual in the task."""
 _LEAST_S: Final = 1e-3
 """No tool answers faster; keeps logarithms finite."""
 
-OWN: Final = (
-    "steps",
-    "made",
-    "made_in_step",
-    "in_tool",
-    "prompt",
-    "context",
-    "first_output",
-    "last_output",
-    "mean_output",
-    "longest_output",
-    "first_payload",
-    "last_payload",
-    "mean_payload",
-    "calls",
-    "last_failed",
-    "failed_in_row",
-    "failed_share",
-    "tools_seen",
-    "last_tool_s",
-    "mean_tool_s",
-)
-SIBLINGS: Final = (
-    "ended",
-    "ended_mean_total",
-    "ended_longest_total",
-    "ended_longer_share",
-    "ended_mean_rest",
-    "ended_mean_steps",
-    "running",
-    "running_mean_made",
-    "running_mean_steps",
-    "group_mean_output",
-    "group_mean_payload",
-    "group_first_payload",
-    "group_failed_share",
-)
-ROLLOUT: Final = ("rollout_ended", "rollout_mean_total", "rollout_mean_output", "survival")
 _KNOWN_WEIGHT: Final = 500.0
 _STRANGER_WEIGHT: Final = 10.0
 """Steps that a level believed beforehand weighs, where the model knows the task and where not:
 lengths drift as a policy is trained, and a rollout soon shows by how much."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
-    """What is usual in a task: arithmetic means, in tokens."""
-
-    total_tokens: float
-    """Output of a trajectory."""
-    step_tokens: float
-    """Output of a step."""
-    payload_tokens: float
-    """What a tool's answer appends."""
-    prompt_tokens: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
-    """What a model knows by name: its tasks with their levels, and the tools it met most."""
-
-    tasks: Mapping[str, Levels]
-    anywhere: Levels
-    """For tasks that the model has not met."""
-    tools: tuple[str, ...]
-
-    def names(self) -> tuple[str, ...]:
-        """Columns of a row, in order."""
-        named = [f"{kind}:{tool}" for kind in ("last", "calls_of") for tool in self.tools]
-        return (*OWN, *SIBLINGS, *ROLLOUT, *named, *(f"task:{task}" for task in self.tasks))
 
 
 @dataclass(slots=True)

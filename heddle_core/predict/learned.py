@@ -4,50 +4,23 @@ The core reads no files: a model comes in as arrays. Numpy alone computes; torch
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.history import History
 from heddle_core.ids import TrajectoryId
 from heddle_core.policy import TrajectoryView
-from heddle_core.predict.features import Features, Levels, Vocabulary
+from heddle_core.predict.features import Features
 from heddle_core.predict.forest import Forest
+from heddle_core.predict.model import Model, Vocabulary
 from heddle_core.predict.progressive import ProgressivePredictor
 from heddle_core.predict.recurrent import Floats, Recurrent
 
 _LEAST_TOKENS = 1.0  # who is asked about has not ended
 _FARTHEST = 12.0
 """Bound on the logarithm of the correction: a row unlike any in training must not overflow."""
-
-
-class Model(Protocol):
-    """What was learned: from rows of features to quantiles of what remains."""
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The tasks and tools that it knows, and so the columns of a row."""
-        ...
-
-    @property
-    def levels(self) -> tuple[float, ...]:
-        """Probabilities of its quantiles, rising."""
-        ...
-
-    def begun(self) -> Floats:
-        """State of a trajectory of which no tool call is known."""
-        ...
-
-    def advanced(self, states: Floats, rows: Floats) -> Floats:
-        """States, one a line, after a tool call that left each trajectory with its row."""
-        ...
-
-    def quantiles(self, states: Floats, rows: Floats) -> Floats:
-        """Quantiles of ``log(remaining / survival)``, (rows, levels); see `Features.row`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +37,12 @@ class TreesModel:
     location: Forest
     log_spread: Forest
     errors: Floats
+    _both: Forest = field(init=False)
+    """Asked at once: one row at a time, what it costs is the number of calls."""
+
+    def __post_init__(self) -> None:
+        """Put the two forests side by side."""
+        object.__setattr__(self, "_both", self.location.beside(self.log_spread))
 
     def begun(self) -> Floats:
         """Trees keep nothing of a trajectory but what its row holds."""
@@ -75,8 +54,10 @@ class TreesModel:
 
     def quantiles(self, states: Floats, rows: Floats) -> Floats:
         """See `Model`."""
-        spread = np.exp(np.clip(self.log_spread.sums(rows), -_FARTHEST, _FARTHEST))
-        return np.asarray(self.location.sums(rows)[:, None] + spread[:, None] * self.errors)
+        each, trees = self._both.each(rows), len(self.location)
+        location, log_spread = each[:, :trees].sum(axis=1), each[:, trees:].sum(axis=1)
+        spread = np.exp(np.minimum(np.maximum(log_spread, -_FARTHEST), _FARTHEST))
+        return np.asarray(location[:, None] + spread[:, None] * self.errors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +128,10 @@ class LearnedPredictor:
     and while it waits nothing shows that it is not; so an estimate may be raised by as much as the
     model says, and is never lowered. docs/prediction.md has the figures of other shares.
 
-    A task that the model has not met gets its levels from `history`, when there is one, and from
-    the steps that it shows.
+    The model is asked once for each step, when it has been generated and its tool begins. What it
+    says is relative to survival, which alone moves on with the tool's answer, with tokens and with
+    siblings that end. (Asked when the tool has answered, homes move on corrections a step old:
+    makespans of 512 trajectories on 8 GPUs are then 3 to 5 % longer.)
     """
 
     served = False
@@ -157,7 +140,6 @@ class LearnedPredictor:
         self,
         model: Model,
         *,
-        history: History | None = None,
         quantile: float = 0.5,
         least_share: float = 1.0,
     ) -> None:
@@ -174,9 +156,10 @@ class LearnedPredictor:
         self._model = model
         self._at = model.levels.index(quantile)
         self._least_share = least_share
-        vocabulary = told(model.vocabulary, history)
-        self._features = Features(vocabulary)
-        self._survival = Survival(vocabulary)
+        self._features = Features(model.vocabulary)
+        self._survival = Survival(model.vocabulary)
+        self._corrections: dict[TrajectoryId, list[float]] = {}
+        """Quantiles relative to survival, as of the latest generation."""
         self._states: dict[TrajectoryId, Floats] = {}
         self._begun = model.begun()
 
@@ -184,6 +167,7 @@ class LearnedPredictor:
         """Learn from a finished generation."""
         self._survival.observe_step(t, event)
         self._features.observe_step(t, event)
+        self._corrections.pop(t.id, None)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """Learn from a tool's answer."""
@@ -191,45 +175,37 @@ class LearnedPredictor:
         self._features.observe_tool(t, event)
         if self._begun.size:
             state = self._states.get(t.id, self._begun)
-            rows = self._row(t)[0]
+            rows = self._row(t, self._survival.log_tokens(t))
             self._states[t.id] = self._model.advanced(state[None], rows)[0]
 
     def observe_finish(self, t: TrajectoryView) -> None:
         """Learn from a trajectory's end."""
         self._survival.observe_finish(t)
         self._features.observe_finish(t)
+        self._corrections.pop(t.id, None)
         self._states.pop(t.id, None)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
         """Return the quantile that this predictor estimates by, at least one token."""
-        logs, survival = self._logs(t)
-        return max(math.exp(logs[self._at]), self._least_share * math.exp(survival), _LEAST_TOKENS)
+        survival = self._survival.log_tokens(t)
+        log = survival + self._correction(t, survival)[self._at]
+        return max(math.exp(log), self._least_share * math.exp(survival), _LEAST_TOKENS)
 
     def remaining_quantiles(self, t: TrajectoryView) -> Sequence[float]:
         """Return all quantiles of the remaining tokens, at the levels of the model."""
-        logs, _ = self._logs(t)
-        return [float(tokens) for tokens in np.maximum(np.exp(logs), _LEAST_TOKENS)]
-
-    def _logs(self, t: TrajectoryView) -> tuple[Floats, float]:
-        rows, survival = self._row(t)
-        found = self._model.quantiles(self._states.get(t.id, self._begun)[None], rows)[0]
-        return np.clip(found, -_FARTHEST, _FARTHEST) + survival, survival
-
-    def _row(self, t: TrajectoryView) -> tuple[Floats, float]:
         survival = self._survival.log_tokens(t)
-        return np.array([self._features.row(t, survival)]), survival
+        logs = self._correction(t, survival)
+        return [max(math.exp(survival + log), _LEAST_TOKENS) for log in logs]
 
+    def _correction(self, t: TrajectoryView, survival: float) -> list[float]:
+        """What the model says, asked once for each step; in between survival alone moves."""
+        found = self._corrections.get(t.id)
+        if found is None:
+            state = self._states.get(t.id, self._begun)
+            logs = self._model.quantiles(state[None], self._row(t, survival))[0].tolist()
+            found = [min(max(log, -_FARTHEST), _FARTHEST) for log in logs]
+            self._corrections[t.id] = found
+        return found
 
-def told(vocabulary: Vocabulary, history: History | None) -> Vocabulary:
-    """Return a vocabulary whose strangers have the levels of a history."""
-    if history is None:
-        return vocabulary
-    step_tokens = max(history.step_output_tokens, 1.0)
-    anywhere = Levels(
-        total_tokens=max(history.mean_output_tokens(), 1.0),
-        step_tokens=step_tokens,
-        payload_tokens=max(history.appended_per_output * step_tokens, 1.0),
-        prompt_tokens=vocabulary.anywhere.prompt_tokens,
-    )
-    tasks: Mapping[str, Levels] = vocabulary.tasks
-    return Vocabulary(tasks=tasks, anywhere=anywhere, tools=vocabulary.tools)
+    def _row(self, t: TrajectoryView, survival: float) -> Floats:
+        return np.array([self._features.row(t, survival)])

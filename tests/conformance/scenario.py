@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 
+from heddle.knowledge import SHIPPED, taught
 from heddle_core import Controller, Entry, Policy, Setting, recorded
 from heddle_core.commands import Command
 from heddle_core.events import Event
@@ -98,6 +99,7 @@ def setting_of(scenario: Scenario, history_from: Sequence[TrajectoryScript] = ()
         cost=replace(belief, by_tp=by_tp, transfer_fixed_s=scenario.transfer_fixed_s),
         history=history_of(history_from) if history_from else None,
         seed=5,
+        learned=taught(SHIPPED).model,
     )
 
 

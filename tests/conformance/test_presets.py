@@ -10,6 +10,7 @@ from tests.conformance.scenario import Played, Scenario, play, policy_of
 MIXED = (
     "slime+progressive_priority+progressive+follow_rank",
     "verl+lpt+history+balance+headroom",
+    "heddle+progressive",
     "heddle+exact+served",
     "heddle-paper+libra-dp+group",
     "slime-2026+autellix+headroom",

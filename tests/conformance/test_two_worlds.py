@@ -152,7 +152,7 @@ def test_both_worlds_tell_the_same_story(name: str, scenario: str) -> None:
 
 def test_the_scenarios_have_what_they_are_for() -> None:
     paper = on_the_event_loop("heddle-paper", SCENARIOS["storm"])
-    ours = on_the_event_loop("heddle", SCENARIOS["storm"])
+    ours = on_the_event_loop("heddle+progressive", SCENARIOS["storm"])
     assert sum(isinstance(e.event, EngineFailed) for e in paper) >= 3
     assert any(isinstance(c, Preempt) for e in paper for c in e.commands)
     for entries in (paper, ours):

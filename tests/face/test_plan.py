@@ -107,7 +107,7 @@ def test_the_table_says_what_the_plan_knows_and_the_time_goes_to_stderr(
     assert lines[0] == "trace    some: 64 trajectories"
     assert lines[1] == "cluster  4 x h100, qwen3-14b, TP 1, 2, 4, 100 running per engine"
     assert lines[2] == "history  prior:coding"
-    assert lines[3].startswith("knows    what progressive predicts before anything has run")
+    assert lines[3].startswith("knows    what learned predicts before anything has run")
     assert lines[4].endswith("planner portfolio, cost context")
     assert lines[5].startswith("makespan ")
     assert lines[7].split() == [

@@ -11,23 +11,17 @@ from click.testing import CliRunner
 
 from heddle.cli import main
 from heddle.knowledge import taught
-from heddle_core.history import History
-from heddle_core.ids import GroupId
-from heddle_core.predict.learned import LearnedPredictor, told
+from heddle_core.parts import learned, progressive
+from heddle_core.predict.by_task import ByTask
+from heddle_core.predict.learned import LearnedPredictor
+from heddle_core.presets import load_policy
 from heddle_predict.artefact import write_artefact
 from heddle_predict.examples import answers, examples
 from heddle_predict.play import Pace, play
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
-from tests.core.policy_fakes import trajectory
+from tests.core.policy_fakes import setting
 from tests.predict.made import artefact, fitted, synthetic
-
-HISTORY = History(
-    output_quantiles=(100.0, 200.0, 600.0),
-    appended_per_output=0.5,
-    tool_s_per_output=0.01,
-    step_output_tokens=50.0,
-)
 
 
 class Asked:
@@ -36,19 +30,51 @@ class Asked:
     def __init__(self, predictor):
         self.predictor = predictor
         self.found = []
+        self.questions = []
         self.observe_step = predictor.observe_step
         self.observe_tool = predictor.observe_tool
         self.observe_finish = predictor.observe_finish
 
     def asked(self, t, index, moment):
         self.found.append(self.predictor.remaining_quantiles(t))
+        self.questions.append((moment, t.id, t.step))
+
+
+class Counting:
+    """A model that counts its questions."""
+
+    def __init__(self, model):
+        self.vocabulary, self.levels, self.begun = model.vocabulary, model.levels, model.begun
+        self.asked = 0
+        self._model = model
+
+    def quantiles(self, states, rows):
+        self.asked += len(rows)
+        return self._model.quantiles(states, rows)
 
 
 def test_one_question_at_a_time_gives_what_the_batch_gives():
     asked = Asked(LearnedPredictor(fitted()))
     play(synthetic().scripts, Pace(), asked)
     batch = examples(synthetic().scripts, fitted().vocabulary, Pace())
-    assert np.allclose(asked.found, answers(fitted(), batch))
+    anew = [moment == "in tool" for moment, _, _ in asked.questions]
+    assert sum(anew) > 100
+    assert np.allclose(np.array(asked.found)[anew], answers(fitted(), batch)[anew])
+
+
+def test_the_model_is_asked_once_for_each_step_and_survival_at_every_question():
+    model = Counting(fitted())
+    asked = Asked(LearnedPredictor(model))
+    play(synthetic().scripts, Pace(), asked)
+    generated = {(t, step) for moment, t, step in asked.questions if moment == "in tool"}
+    trajectories = {t for _, t, _ in asked.questions}
+    assert model.asked == len(generated) + len(trajectories) < 0.6 * len(asked.found)
+    last = {}
+    for (moment, t, _), found in zip(asked.questions, asked.found, strict=True):
+        if moment == "queued" and t in last:  # the correction holds, survival has moved
+            moved = np.log(found) - np.log(last[t])
+            assert np.allclose(moved, moved[0])
+        last[t] = found
 
 
 def test_quantiles_rise_and_someone_who_runs_has_a_token_left():
@@ -89,15 +115,40 @@ def test_nothing_is_kept_of_who_has_ended():
     assert predictor._states == {}
 
 
-def test_a_strange_task_takes_its_scale_from_history():
-    t = trajectory("x/0", group=GroupId("x"), task="never met")
-    plain = LearnedPredictor(fitted()).remaining_tokens(t)
-    small = LearnedPredictor(fitted(), history=HISTORY).remaining_tokens(t)
-    assert small < 0.5 * plain
-    known = trajectory("x/1", group=GroupId("x"), task="coding")
-    same = {LearnedPredictor(fitted(), history=h).remaining_tokens(known) for h in (None, HISTORY)}
-    assert len(same) == 1
-    assert told(fitted().vocabulary, None) is fitted().vocabulary
+def test_strange_tasks_are_left_to_the_rule_and_disturb_nothing():
+    strange = [replace(s, id=f"x/{s.id}", task="x") for s in synthetic("search").scripts[:40]]
+    told = replace(setting(), learned=fitted())
+    mixed, rule, model = answered(told), answered(setting()), LearnedPredictor(fitted())
+    play([*synthetic().scripts, *strange], Pace(), mixed)
+    play(strange, Pace(), rule)
+    alone = Estimates(model)
+    play(synthetic().scripts, Pace(), alone)
+    assert {k: v for k, v in mixed.found.items() if k[0].startswith("x/")} == rule.found
+    assert {k: v for k, v in mixed.found.items() if not k[0].startswith("x/")} == alone.found
+
+
+class Estimates(Asked):
+    """Keeps estimates by question."""
+
+    def __init__(self, predictor):
+        super().__init__(predictor)
+        self.found = {}
+
+    def asked(self, t, index, moment):
+        self.found[t.id, t.step, moment] = self.predictor.remaining_tokens(t)
+
+
+def answered(told) -> Estimates:
+    return Estimates(learned(told))
+
+
+def test_the_preset_asks_the_model_that_its_setting_holds():
+    told = replace(setting(), learned=fitted())
+    assert isinstance(load_policy("heddle", told).predictor, ByTask)
+    assert isinstance(load_policy("heddle-no-plan", told).predictor, ByTask)
+    for name in ("heddle", "heddle+learned"):  # without one it falls back
+        assert type(load_policy(name, setting()).predictor) is type(progressive(setting()))
+    assert type(load_policy("heddle+progressive", told).predictor) is type(progressive(told))
 
 
 def test_a_quantile_that_the_model_does_not_have_is_refused():
@@ -145,12 +196,36 @@ def _named(header):
     return msgspec.structs.replace(header, command="another command")
 
 
-def test_the_shipped_model_is_used_when_none_is_named(folder: Path):
-    done = heddle("simulate", "now.jsonl", "--policy", "verl+lpt+learned", "--gpus", 1, "--json")
+def made_by(policy: str) -> Path:
+    done = heddle("simulate", "now.jsonl", "--policy", policy, "--gpus", 1, "--json")
     assert done.exit_code == 0, done.output
-    run = Path(json.loads(done.stdout)["run"])
+    return Path(json.loads(done.stdout)["run"])
+
+
+@pytest.mark.parametrize("policy", ["heddle", "verl+lpt+learned", "heddle+learned:0.9"])
+def test_the_shipped_model_is_used_when_none_is_named(folder: Path, policy: str):
+    run = made_by(policy)
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["predictor_model"]["name"] == "shipped"
+    assert json.loads((run / "setting.json").read_text())["learned"] is None
+    assert heddle("replay", run).exit_code == 0
+
+
+def test_a_policy_that_asks_no_model_names_none(folder: Path):
+    for policy in ("verl", "heddle+progressive", "heddle-paper"):
+        manifest = json.loads((made_by(policy) / "manifest.json").read_text())
+        assert manifest["predictor_model"] is None
+
+
+def test_a_manifest_with_another_thing_for_its_model_is_one_message(folder: Path):
+    run = made_by("heddle")
+    path = run / "manifest.json"
+    path.chmod(0o644)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "predictor_model": "mine"}))
+    refused = heddle("replay", run)
+    assert refused.exit_code == 2
+    assert "damaged" in refused.output
+    assert "Traceback" not in refused.output
 
 
 @pytest.mark.parametrize(
