@@ -11,7 +11,7 @@ from typing import Any
 from experiments.lib.jobs import content_key
 
 ROOT = Path(__file__).resolve().parents[2]
-DECIDES = ("heddle_core", "heddle_sim", "heddle_trace")
+DECIDES = ("heddle_core", "heddle_predict", "heddle_sim", "heddle_trace")
 """Packages whose code a result depends on."""
 
 
@@ -74,7 +74,8 @@ def code_key() -> str:
     """Hash of the source that decides what a run does."""
     found = sha256()
     for package in DECIDES:
-        for path in sorted((ROOT / package).rglob("*.py")):
+        sources = [*(ROOT / package).rglob("*.py"), *(ROOT / package).rglob("*.heddle")]
+        for path in sorted(sources):
             found.update(f"{path.relative_to(ROOT)}\0".encode())
             found.update(path.read_bytes())
     return found.hexdigest()[:12]
