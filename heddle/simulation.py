@@ -16,6 +16,7 @@ from heddle.bound import Bound, lower_bound
 from heddle.config import ClusterConfig, MissingConfig, RunConfig
 from heddle.metrics import SoloTpot
 from heddle.runs import RunFacts, open_run
+from heddle.signals import Asked
 from heddle.tables import Floats
 from heddle_core.controller import Controller
 from heddle_core.events import TrajectoryFinished
@@ -237,6 +238,8 @@ def simulate(
     Raises:
         ValueError: one of the packages' errors for bad input, before a directory is made.
         OSError: the run directory cannot be written.
+        KeyboardInterrupt: a signal asked to end; the run directory says interrupted. More signals
+            change nothing.
     """
     work = workload_of(config)
     profile = profile_of(config.cluster)
@@ -254,7 +257,7 @@ def simulate(
         setting=setting,
     )
     began_s = time.perf_counter()
-    with _seldom_collected(), open_run(out, config, facts, config_text=config_text) as run:
+    with Asked(), _seldom_collected(), open_run(out, config, facts, config_text=config_text) as run:
         controller = Controller(policy)
         sink: Callable[[Entry], None] = run.append
         if on_progress is not None:

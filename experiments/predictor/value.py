@@ -89,9 +89,8 @@ def measure(name: str, seed: int, policies: list[str]) -> dict[str, Any] | None:
             return None
         past, coming = paths
         model = folder / "m.heddle"
-        if any("learned" in policy for policy in policies):
-            source = source_of(read_trace(past), name)
-            write_artefact(model, fit([source], kind="trees", seed=seed, command="value.py"))
+        source = source_of(read_trace(past), name)
+        write_artefact(model, fit([source], kind="trees", seed=seed, command="value.py"))
         config = RunConfig(
             trace=str(coming),
             seed=seed,
@@ -156,13 +155,14 @@ def main() -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
         for name in args.names:
             key = f"{name}/{seed}"
-            if key in results:
+            missing = [policy for policy in policies if policy not in results.get(key, {})]
+            if not missing:
                 continue
-            found = measure(name, seed, policies)
+            found = measure(name, seed, missing)
             if found is None:
                 print(f"{name}: skipped, {SHARED / f'{name}.jsonl.gz'} is not there")
                 continue
-            results[key] = found
+            results[key] = {**results.get(key, {}), **found}
             path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
             print(f"{key}: done", flush=True)
     (HERE / "VALUE.md").write_text(tables(results))

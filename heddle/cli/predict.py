@@ -139,6 +139,11 @@ def evaluate(
     for source in sources:
         if source.sha256 in known:
             click.echo(f"{source.name}: the model was trained on this trace", err=True)
+        tasks = dict.fromkeys(script.task for script in source.scripts)
+        strange = [repr(task) for task in tasks if task not in artefact.header.tasks]
+        if strange:
+            said = f"the model has not met {', '.join(strange)}, about which runs ask progressive"
+            click.echo(f"{source.name}: {said}", err=True)
     if as_json:
         click.echo(json.dumps(_plain(model, artefact, sources, found), allow_nan=False))
         return

@@ -123,6 +123,33 @@ def test_a_killed_run_is_replayed_as_far_as_it_goes(tmp_path: Path):
     assert CliRunner().invoke(main, ["report", str(run)]).exit_code == 2
 
 
+def test_a_second_signal_does_not_break_into_the_closing_of_a_run(tmp_path: Path):
+    (tmp_path / "twice.py").write_text(
+        "import os, signal\n"
+        "from heddle import runs\n"
+        "from heddle.cli import main\n"
+        "runs.CHUNK_ENTRIES = 200\n"
+        "flush, close = runs.RunDirectory.flush, runs.RunDirectory._close_stream\n"
+        "def first(run):\n"
+        "    flush(run)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "def again(run):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    close(run)\n"
+        "runs.RunDirectory.flush, runs.RunDirectory._close_stream = first, again\n"
+        f"main(['simulate', {str(CODING)!r}])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "twice.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    assert _states(tmp_path) == ["interrupted"]
+    (run,) = (tmp_path / "runs").iterdir()
+    assert CliRunner().invoke(main, ["replay", str(run)]).exit_code == 0
+
+
 def test_an_interrupt_while_workers_start_begins_no_run(tmp_path: Path):
     process = subprocess.Popen(
         [*COMPARE, "--jobs", "2"],

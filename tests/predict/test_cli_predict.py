@@ -71,6 +71,14 @@ def test_judging_on_what_was_learned_is_said(here: Path):
     assert "seen: the model was trained on this trace" in judged.stderr
 
 
+def test_judging_on_a_strange_task_is_said(here: Path):
+    write_trace(here / "other.jsonl", synth("math", 80, seed=1, samples_per_group=4))
+    assert heddle("predict", "fit", "seen.jsonl", "-o", "m.heddle").exit_code == 0
+    judged = heddle("predict", "evaluate", "m.heddle", "other.jsonl", "--json")
+    assert judged.exit_code == 0
+    assert "other: the model has not met 'math', about which runs ask progressive" in judged.stderr
+
+
 def test_too_few_groups_cannot_be_split(here: Path):
     write_trace(here / "few.jsonl", synth("coding", 20, seed=1, samples_per_group=4))
     said = refused("predict", "fit", "few.jsonl", "-o", "m.heddle")
