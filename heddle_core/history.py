@@ -17,6 +17,19 @@ tells nothing spreads not at all; 0.7 stands between what was measured for eithe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """What is usual in a task: arithmetic means, in tokens."""
+
+    total_tokens: float
+    """Output of a trajectory."""
+    step_tokens: float
+    """Output of a step."""
+    payload_tokens: float
+    """What a tool's answer appends."""
+    prompt_tokens: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """Figures of earlier rollouts that planning needs; per trajectory, tokens and seconds."""
 
@@ -30,6 +43,8 @@ class History:
     """Mean output tokens of a step."""
     group_totals: Mapping[GroupId, Sequence[int]] = field(default_factory=dict)
     """Total output tokens of earlier samples, by prompt; empty where prompts do not recur."""
+    tasks: Mapping[str, Levels] = field(default_factory=dict)
+    """What was usual in each task; empty where that is not known task by task."""
 
     def tells_apart(self, predicted: Sequence[float]) -> bool:
         """Whether predictions spread as outputs did, or are the same hedged mean for everyone."""

@@ -79,6 +79,8 @@ def progressive(setting: Setting) -> ProgressivePredictor:
 def learned(setting: Setting, quantile: float = 0.5) -> Predictor:
     """Ask the setting's model about the tasks that it has met; `progressive` answers otherwise.
 
+    Sizes are relative to what is usual in a task, as history has it or else as the model met it.
+
     Raises:
         ValueError: the quantile is not one of the model's.
     """
@@ -87,8 +89,8 @@ def learned(setting: Setting, quantile: float = 0.5) -> Predictor:
     # Imported here because it needs numpy, and most policies do not.
     from heddle_core.predict.learned import LearnedPredictor
 
-    model = setting.learned
-    known = LearnedPredictor(model, quantile=quantile)
+    model, history = setting.learned, setting.history
+    known = LearnedPredictor(model, levels=history.tasks if history else {}, quantile=quantile)
     return ByTask(known, model.vocabulary.tasks, progressive(setting))
 
 

@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle_core.predict.model import Levels, Vocabulary
+from heddle_core.history import Levels
+from heddle_core.predict.model import Vocabulary
 from heddle_predict.errors import PredictError
 
 Kind: TypeAlias = Literal["trees", "sequence", "llm"]

@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from heddle_core.predict.model import Levels, Vocabulary
+from heddle_core.predict.model import Vocabulary
 from heddle_predict.errors import PredictError
-from heddle_predict.play import total_tokens
 from heddle_trace.complete import MissingRules, complete
 from heddle_trace.files import read_trace
+from heddle_trace.history import levels_of
 from heddle_trace.schema import Trace, TrajectoryScript
 
 LEAST_GROUPS: Final = 8
@@ -113,17 +113,4 @@ def vocabulary_of(sources: Sequence[Source]) -> Vocabulary:
         tasks={task: levels_of(by_task[task]) for task in sorted(often)},
         anywhere=levels_of(scripts),
         tools=tuple(tool for tool in tools[:_MOST_TOOLS] if calls[tool] >= least),
-    )
-
-
-def levels_of(scripts: Sequence[TrajectoryScript]) -> Levels:
-    """Means over trajectories, steps, tool answers and prompts."""
-    steps = sum(len(script.steps) for script in scripts)
-    payloads = [step.tool_tokens for script in scripts for step in script.steps[:-1]]
-    made = sum(map(total_tokens, scripts))
-    return Levels(
-        total_tokens=max(made / len(scripts), 1.0),
-        step_tokens=max(made / steps, 1.0),
-        payload_tokens=max(sum(payloads) / max(len(payloads), 1), 1.0),
-        prompt_tokens=max(sum(s.steps[0].prompt_tokens for s in scripts) / len(scripts), 1.0),
     )

@@ -4,12 +4,14 @@ The core reads no files: a model comes in as arrays. Numpy alone computes; torch
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
 from heddle_core.events import StepFinished, ToolReturned
+from heddle_core.history import Levels
 from heddle_core.ids import TrajectoryId
 from heddle_core.policy import TrajectoryView
 from heddle_core.predict.features import Features
@@ -140,10 +142,11 @@ class LearnedPredictor:
         self,
         model: Model,
         *,
+        levels: Mapping[str, Levels] = MappingProxyType({}),
         quantile: float = 0.5,
         least_share: float = 1.0,
     ) -> None:
-        """Take a model and the quantile to estimate by.
+        """Take a model, what newer rollouts say of its tasks, and the quantile to estimate by.
 
         Raises:
             ValueError: the quantile is not one of the model's, or the share is not from 0 to 1.
@@ -156,8 +159,10 @@ class LearnedPredictor:
         self._model = model
         self._at = model.levels.index(quantile)
         self._least_share = least_share
-        self._features = Features(model.vocabulary)
-        self._survival = Survival(model.vocabulary)
+        tasks = {task: levels.get(task, old) for task, old in model.vocabulary.tasks.items()}
+        vocabulary = replace(model.vocabulary, tasks=tasks)
+        self._features = Features(vocabulary)
+        self._survival = Survival(vocabulary)
         self._corrections: dict[TrajectoryId, list[float]] = {}
         """Quantiles relative to survival, as of the latest generation."""
         self._states: dict[TrajectoryId, Floats] = {}

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from heddle_core.history import Levels
+
 if TYPE_CHECKING:  # every policy imports this module
     import numpy as np
     from numpy.typing import NDArray
@@ -51,19 +53,6 @@ SIBLINGS: Final = (
     "group_failed_share",
 )
 ROLLOUT: Final = ("rollout_ended", "rollout_mean_total", "rollout_mean_output", "survival")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
-    """What is usual in a task: arithmetic means, in tokens."""
-
-    total_tokens: float
-    """Output of a trajectory."""
-    step_tokens: float
-    """Output of a step."""
-    payload_tokens: float
-    """What a tool's answer appends."""
-    prompt_tokens: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

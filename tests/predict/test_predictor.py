@@ -19,6 +19,7 @@ from heddle_predict.artefact import write_artefact
 from heddle_predict.examples import answers, examples
 from heddle_predict.play import Pace, play
 from heddle_trace.files import write_trace
+from heddle_trace.history import history_of
 from heddle_trace.synth import synth
 from tests.core.policy_fakes import setting
 from tests.predict.made import artefact, fitted, synthetic
@@ -125,6 +126,24 @@ def test_strange_tasks_are_left_to_the_rule_and_disturb_nothing():
     play(synthetic().scripts, Pace(), alone)
     assert {k: v for k, v in mixed.found.items() if k[0].startswith("x/")} == rule.found
     assert {k: v for k, v in mixed.found.items() if not k[0].startswith("x/")} == alone.found
+
+
+def test_history_says_what_is_usual_in_a_task_now():
+    """A task whose trajectories became ten times as short is not taken for what it was."""
+    scripts = [
+        replace(
+            s, steps=tuple(replace(x, output_tokens=x.output_tokens // 10 + 1) for x in s.steps)
+        )
+        for s in synthetic("coding").scripts
+    ]
+    rest = {}
+    for name, history in (("told", history_of(scripts)), ("not told", None)):
+        watcher = answered(replace(setting(), learned=fitted(), history=history))
+        play(scripts, Pace(), watcher)
+        rest[name] = [tokens for (_, step, _), tokens in watcher.found.items() if step == 0]
+    mean = history_of(scripts).mean_output_tokens()
+    assert 0.4 * mean < np.mean(rest["told"]) < 2.5 * mean
+    assert np.mean(rest["not told"]) > 5.0 * mean
 
 
 class Estimates(Asked):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from heddle_core.history import Levels
 from heddle_trace import MissingRules, StepScript, Trace, TrajectoryScript, complete, synth
 from heddle_trace.history import history_of
 
@@ -36,6 +37,9 @@ def test_two_trajectories_by_hand():
     assert past.tool_s_per_output == 4 / 100
     assert past.step_output_tokens == 100 / 3
     assert past.group_totals == {"a": [40, 60]}
+    assert past.tasks == {
+        "t": Levels(total_tokens=50.0, step_tokens=100 / 3, payload_tokens=5.0, prompt_tokens=100.0)
+    }
     quantiles = np.array(past.output_quantiles)
     assert quantiles[0] == pytest.approx(40 + 20 * 0.5 / 256)
     assert np.all(np.diff(quantiles) > 0)
