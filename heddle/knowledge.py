@@ -119,6 +119,8 @@ class Taught:
     """``shipped`` or the path of its file; as a configuration's `predictor_model` again."""
     sha256: str
     model: Model
+    trained_on: tuple[str, ...]
+    """sha256 of the traces that it was fitted on."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
@@ -135,13 +137,29 @@ def taught(asked: str) -> Taught:
     """
     path = shipped_model() if asked == SHIPPED else Path(asked)
     artefact = read_artefact(path)
-    return Taught(name=asked, sha256=artefact.sha256, model=core_model(artefact, path))
+    return Taught(
+        name=asked,
+        sha256=artefact.sha256,
+        model=core_model(artefact, path),
+        trained_on=tuple(trained.sha256 for trained in artefact.header.trained_on),
+    )
 
 
-def model_of(config: RunConfig, policy: Policy) -> dict[str, Any] | None:
-    """Name and hash of the model that a policy asks, for a manifest; None when it asks none."""
-    asks = any(isinstance(part, LearnedPredictor) for part in _layers(policy.predictor))
-    return taught(config.predictor_model).plain() if asks else None
+def model_of(config: RunConfig, policy: Policy, trace: Trace) -> dict[str, Any] | None:
+    """Name and hash of the model that a policy asks, for a manifest; None when it asks none.
+
+    Raises:
+        ConfigError: the model was fitted on the trace that is replayed.
+    """
+    if not any(isinstance(part, LearnedPredictor) for part in _layers(policy.predictor)):
+        return None
+    found = taught(config.predictor_model)
+    if trace.sha256 in found.trained_on:
+        raise ConfigError(
+            f"predictor model {found.name} was fitted on the replayed trace itself (sha256 "
+            f"{trace.sha256[:16]}): a policy would be told the future. Fit it on earlier rollouts"
+        )
+    return found.plain()
 
 
 def quantiles(policy: str) -> dict[str, Part]:

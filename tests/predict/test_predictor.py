@@ -230,6 +230,17 @@ def test_the_shipped_model_is_used_when_none_is_named(folder: Path, policy: str)
     assert heddle("replay", run).exit_code == 0
 
 
+def test_a_model_that_was_fitted_on_the_replayed_trace_is_refused(folder: Path):
+    """As a history of the replayed trace is: its lengths would be known."""
+    assert heddle("predict", "fit", "now.jsonl", "-o", "own.heddle").exit_code == 0
+    options = ("--gpus", 1, "--predictor-model", "own.heddle")
+    done = heddle("simulate", "now.jsonl", "--policy", "heddle", *options)
+    assert done.exit_code == 2
+    assert "own.heddle was fitted on the replayed trace itself" in done.output
+    assert not list(folder.glob("runs/*"))
+    assert heddle("simulate", "now.jsonl", "--policy", "verl", *options).exit_code == 0
+
+
 def test_a_policy_that_asks_no_model_names_none(folder: Path):
     for policy in ("verl", "heddle+progressive", "heddle-paper"):
         manifest = json.loads((made_by(policy) / "manifest.json").read_text())
