@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
@@ -47,7 +48,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    chrome = Chrome(options=options, service=Service(driver))
+    try:
+        chrome = Chrome(options=options, service=Service(driver))
+    except WebDriverException as error:
+        pytest.skip(f"Chromium does not start here: {error.msg}")
     try:
         chrome.set_script_timeout(PATIENCE_S)
         chrome.execute_cdp_cmd(
