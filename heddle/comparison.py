@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 from heddle.bound import Bound
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.knowledge import Told
+from heddle.knowledge import Told, model_of
 from heddle.simulation import (
     RunResult,
     Workload,
@@ -166,9 +166,9 @@ def compare(
     _check(policies, seeds, config.seed, jobs)
     # By seed first: the trace is filled in once for all policies.
     configs = [with_policy(config, p, config.seed + s) for s in range(seeds) for p in policies]
-    for first_of_each in configs[: len(policies)]:
-        policy_of(first_of_each)
     first = workload_of(config)
+    for first_of_each in configs[: len(policies)]:
+        model_of(first_of_each, policy_of(first_of_each).predictor, first.trace)
     bound = _bound(config, first, seeds)
     steps = sum(len(script.steps) for script in first.scripts)
     processes = jobs if jobs is not None else _processes(len(configs), steps * len(configs))

@@ -14,7 +14,7 @@ from heddle.config import MissingConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle_core.history import History
 from heddle_core.parts import Part, learned
-from heddle_core.policy import Policy, Setting
+from heddle_core.policy import Policy, Predictor, Setting
 from heddle_core.predict.learned import LearnedPredictor
 from heddle_core.predict.model import Model
 from heddle_predict.artefact import read_artefact
@@ -145,13 +145,13 @@ def taught(asked: str) -> Taught:
     )
 
 
-def model_of(config: RunConfig, policy: Policy, trace: Trace) -> dict[str, Any] | None:
-    """Name and hash of the model that a policy asks, for a manifest; None when it asks none.
+def model_of(config: RunConfig, predictor: Predictor, trace: Trace) -> dict[str, Any] | None:
+    """Name and hash of the model that a predictor asks, for a manifest; None when it asks none.
 
     Raises:
         ConfigError: the model was fitted on the trace that is replayed.
     """
-    if not any(isinstance(part, LearnedPredictor) for part in _layers(policy.predictor)):
+    if not any(isinstance(part, LearnedPredictor) for part in _layers(predictor)):
         return None
     found = taught(config.predictor_model)
     if trace.sha256 in found.trained_on:

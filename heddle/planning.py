@@ -10,7 +10,7 @@ from typing import Any
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.knowledge import Told, extras, taught
+from heddle.knowledge import Told, extras, model_of, taught
 from heddle.simulation import (
     CapacityError,
     capacity_tokens,
@@ -120,7 +120,8 @@ def plan(
     """Plan a rollout of a trace on `config.cluster`, whose own `tp` does not matter.
 
     Raises:
-        ConfigError: the portfolio with another cost than its own, or no predictor of this name.
+        ConfigError: the portfolio with another cost than its own, no predictor of this name, or a
+            history or a model that knows the trace itself.
         CapacityError: no TP degree holds the largest context of the trace.
         ValueError: any other of the packages' errors for bad input.
     """
@@ -149,6 +150,7 @@ def plan(
     )
     ts = [_arrived(script) for script in scripts]
     predicts = _predictor(predictor, setting, scripts)
+    model_of(config, predicts, trace)
     remaining = [predicts.remaining_tokens(t) for t in ts]
     problem = SearchedPlan(setting, solver=planner, cost=cost).plan(ts, remaining)
     began_s = time.perf_counter()

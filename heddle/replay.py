@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heddle.journal_rows import decode
-from heddle.knowledge import asks_for_oracle, taught
+from heddle.knowledge import SHIPPED, Taught, asks_for_oracle, taught
 from heddle.runs import Run, RunError
 from heddle.simulation import policy_of, trace_at
 from heddle_core.controller import Controller
 from heddle_core.journal import Divergence, Entry, first_divergence
 from heddle_core.policy import Policy
+from heddle_predict.errors import PredictError
 from heddle_trace.errors import TraceError
 
 EVERY = 2_000
@@ -53,7 +54,7 @@ def replay_run(run: Run, on_progress: Callable[[int, int], None] | None = None) 
     `on_progress` hears, now and then, how many events were replayed, and of how many.
 
     Raises:
-        RunError, JournalError: the run is damaged, or its oracle's trace is gone.
+        RunError, JournalError: the run is damaged, or its oracle's trace or its model is gone.
         PolicyNotFound, ProfileError: it used a policy or profile that is not here.
     """
     entries = commands = 0
@@ -77,7 +78,8 @@ def replay_run(run: Run, on_progress: Callable[[int, int], None] | None = None) 
 def _policy(run: Run) -> Policy:
     """Make the policy of a run again, told what it was told.
 
-    The run directory holds all of it, but for the scripts of an oracle: these are in the trace.
+    The run directory holds all of it, but for the scripts of an oracle, which are in the trace,
+    and for a trained model, which is a file of its own.
     """
     config = run.config
     if asks_for_oracle(config.policy.preset):
@@ -93,13 +95,29 @@ def _policy(run: Run) -> Policy:
         if found != recorded:
             raise RunError(f"{wanted}: the file that is there now has sha256 {found[:16]}")
     setting = run.setting
-    told = run.manifest.get("predictor_model")
-    if setting is not None and told is not None:
-        model = taught(config.predictor_model)
-        if model.sha256 != told["sha256"]:
-            raise RunError(
-                f"{run.path}: its predictor read the model {config.predictor_model} with sha256 "
-                f"{told['sha256'][:16]}; the file that is there now has {model.sha256[:16]}"
-            )
+    model = _model(run)
+    if setting is not None and model is not None:
         setting = replace(setting, learned=model.model)
     return policy_of(config, setting)
+
+
+def _model(run: Run) -> Taught | None:
+    """Read the model that a run's predictor read, None when it read none."""
+    told = run.manifest.get("predictor_model")
+    if told is None:
+        return None
+    name = run.config.predictor_model
+    seen = "" if name == SHIPPED else ", seen from the folder in which the run was started"
+    wanted = (
+        f"{run.path}: its predictor needs the model that it read, {name} "
+        f"(sha256 {told['sha256'][:16]}{seen})"
+    )
+    try:
+        found = taught(name)
+    except OSError as error:
+        raise RunError(f"{wanted}: {error.strerror}") from None
+    except PredictError as error:
+        raise RunError(f"{wanted}: {error}") from None
+    if found.sha256 != told["sha256"]:
+        raise RunError(f"{wanted}: the file that is there now has sha256 {found.sha256[:16]}")
+    return found

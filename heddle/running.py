@@ -127,7 +127,7 @@ def run(
         trace_sha256=job.trace.sha256,
         oracle=sees_the_future(policy),
         history=history.plain(),
-        predictor_model=model_of(config, policy, job.trace),
+        predictor_model=model_of(config, policy.predictor, job.trace),
         setting=setting,
         world=world,
     )

@@ -304,12 +304,13 @@ class Run:
 
     @property
     def setting(self) -> Setting | None:
-        """What its policy was told; None when its driver kept none."""
+        """What its policy was told, but for its model; None when its driver kept none."""
         path = self.path / files.SETTING
         if not path.exists():
             return None
         try:
-            return msgspec.convert(files.read_json(path), Setting, str_keys=True)
+            told = files.read_json(path) | {"learned": None}
+            return msgspec.convert(told, Setting, str_keys=True)
         except msgspec.ValidationError as e:
             raise RunError(f"{path}: damaged: {e}") from None
 

@@ -253,7 +253,7 @@ def simulate(
         trace_sha256=work.trace.sha256,
         oracle=knowledge.sees_the_future(policy),
         history=history.plain(),
-        predictor_model=knowledge.model_of(config, policy, work.trace),
+        predictor_model=knowledge.model_of(config, policy.predictor, work.trace),
         setting=setting,
     )
     began_s = time.perf_counter()

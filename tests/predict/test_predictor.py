@@ -205,8 +205,15 @@ def test_a_run_with_a_learned_predictor_names_its_model_and_replays(folder: Path
     taught.cache_clear()
     refused = heddle("replay", run)
     assert refused.exit_code == 2
-    assert "its predictor read the model mine.heddle" in refused.output
-    assert "Traceback" not in refused.output
+    assert "its predictor needs the model that it read, mine.heddle" in refused.output
+    assert "the file that is there now has sha256" in refused.output
+    # Nor is none: the message says whose model is gone, and where it was.
+    (folder / "mine.heddle").unlink()
+    taught.cache_clear()
+    refused = heddle("replay", run)
+    assert refused.exit_code == 2
+    assert refused.output.startswith(f"Error: {run}: its predictor needs the model")
+    assert "seen from the folder in which the run was started): No such file" in refused.output
 
 
 def _named(header):
@@ -241,6 +248,17 @@ def test_a_model_that_was_fitted_on_the_replayed_trace_is_refused(folder: Path):
     assert heddle("simulate", "now.jsonl", "--policy", "verl", *options).exit_code == 0
 
 
+def test_a_comparison_refuses_such_a_model_before_its_first_run_and_a_plan_does_too(folder: Path):
+    assert heddle("predict", "fit", "now.jsonl", "-o", "own.heddle").exit_code == 0
+    options = ("--gpus", 1, "--set", "predictor_model=own.heddle")
+    for command in (("compare", "now.jsonl", "--policies", "verl,heddle"), ("plan", "now.jsonl")):
+        done = heddle(*command, *options)
+        assert done.exit_code == 2
+        assert "own.heddle was fitted on the replayed trace itself" in done.output
+    assert not list(folder.glob("runs/*"))
+    assert heddle("plan", "now.jsonl", "--predictor", "progressive", *options).exit_code == 0
+
+
 def test_a_policy_that_asks_no_model_names_none(folder: Path):
     for policy in ("verl", "heddle+progressive", "heddle-paper"):
         manifest = json.loads((made_by(policy) / "manifest.json").read_text())
@@ -256,6 +274,14 @@ def test_a_manifest_with_another_thing_for_its_model_is_one_message(folder: Path
     assert refused.exit_code == 2
     assert "damaged" in refused.output
     assert "Traceback" not in refused.output
+
+
+def test_a_setting_that_was_damaged_where_a_model_would_be_replays_all_the_same(folder: Path):
+    run = made_by("heddle")
+    path = run / "setting.json"
+    path.chmod(0o644)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "learned": {"levels": [0.5]}}))
+    assert heddle("replay", run).output.endswith("the same\n")
 
 
 @pytest.mark.parametrize(
