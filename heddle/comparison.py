@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from heddle.bound import Bound
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.knowledge import Told, model_of
+from heddle.signals import Asked
 from heddle.simulation import (
     RunResult,
     Workload,
@@ -162,6 +163,8 @@ def compare(
         ValueError: any other of the packages' errors for bad input, before the first run.
         OSError: a run directory cannot be written.
         WorkerError: a process of `jobs` was killed.
+        KeyboardInterrupt: a signal asked to end; runs under way say interrupted. More signals
+            change nothing.
     """
     _check(policies, seeds, config.seed, jobs)
     # By seed first: the trace is filled in once for all policies.
@@ -175,8 +178,9 @@ def compare(
     done: dict[tuple[str, int], RunResult] = {}
     one = partial(simulate, out=out, config_text=config_text)
     try:
-        for result in _all(configs, one, processes, on_progress):
-            done[result.policy, result.seed] = result
+        with Asked():
+            for result in _all(configs, one, processes, on_progress):
+                done[result.policy, result.seed] = result
     except (KeyboardInterrupt, WorkerError) as e:
         e.add_note(f"{len(done)} of {len(configs)} runs are finished and stay in {out}.")
         raise
@@ -250,10 +254,11 @@ def _all(
         # They inherit that SIGINT waits, and so do not die noisily of Ctrl-C while they start.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
-            results = pool.map(partial(_interruptible, run), range(len(configs)), configs)
+            runs = [pool.submit(_interruptible, run, *each) for each in enumerate(configs)]
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
-        yield from results
+        for ended in as_completed(runs):
+            yield ended.result()
     except BrokenProcessPool:
         raise WorkerError(
             "a process was killed before its run was done, perhaps for lack of memory: "

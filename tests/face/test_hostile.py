@@ -150,6 +150,19 @@ def test_a_second_signal_does_not_break_into_the_closing_of_a_run(tmp_path: Path
     assert CliRunner().invoke(main, ["replay", str(run)]).exit_code == 0
 
 
+def test_more_signals_do_not_break_into_the_closing_of_a_comparison(tmp_path: Path):
+    process = _comparison(tmp_path, 2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.01)  # less than processes take to end
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60.0)
+    assert process.returncode == 130, err
+    assert err.startswith("Interrupted.\n")
+    assert "Traceback" not in err
+    assert "running" not in _states(tmp_path)
+
+
 def test_an_interrupt_while_workers_start_begins_no_run(tmp_path: Path):
     process = subprocess.Popen(
         [*COMPARE, "--jobs", "2"],
