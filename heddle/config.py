@@ -266,4 +266,8 @@ class RunConfig:
             bool(self.history.strip()), "history must be a path, prior, prior:WORKLOAD or none"
         )
         _require(bool(self.predictor_model.strip()), "predictor_model must be a path, or shipped")
+        for name in ("trace", "history", "predictor_model"):
+            _require(
+                "\0" not in getattr(self, name), f"{name} is no path: it has a NUL character in it"
+            )
         _require(0 <= self.seed < 2**32, "seed must be from 0 to 4294967295")

@@ -127,15 +127,21 @@ class Taught:
         return {"name": self.name, "sha256": self.sha256}
 
 
-@lru_cache(maxsize=2)
 def taught(asked: str) -> Taught:
-    """Read the model that a configuration asks for.
+    """Read the model that a configuration asks for; the last ones are kept until they change.
 
     Raises:
         PredictError: its file is no model, damaged, of another version, or a language model.
         OSError: it cannot be read.
     """
     path = shipped_model() if asked == SHIPPED else Path(asked)
+    there = path.stat()
+    return _taught(asked, path, (there.st_ino, there.st_mtime_ns, there.st_size))
+
+
+@lru_cache(maxsize=2)
+def _taught(asked: str, path: Path, version: tuple[int, int, int]) -> Taught:
+    """Read a model; `version` is another when its file has been written again, as after a fit."""
     artefact = read_artefact(path)
     return Taught(
         name=asked,

@@ -48,6 +48,8 @@ def test_resolved_values_read_back_equal():
         ("seed=-1", "seed must be from 0"),
         ("seed=true", "expected `int`, got `bool`"),
         ('policy.preset=""', "preset must name a policy"),
+        ("history=a\0b", "history is no path: it has a NUL character in it"),
+        ("predictor_model=a\0b", "predictor_model is no path: it has a NUL character in it"),
         ("gpus", "write it as section.key=value"),
         ("cluster.tp_choices=[]", "tp_choices must list degrees"),
     ],

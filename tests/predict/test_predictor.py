@@ -180,7 +180,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write_trace(tmp_path / "now.jsonl", synth("coding", 48, seed=77, samples_per_group=4))
     write_artefact(tmp_path / "mine.heddle", artefact())
-    taught.cache_clear()
     return tmp_path
 
 
@@ -198,18 +197,16 @@ def test_a_run_with_a_learned_predictor_names_its_model_and_replays(folder: Path
     assert manifest["predictor_model"]["sha256"] == taught("mine.heddle").sha256
     assert manifest["oracle"] is False
     assert heddle("replay", run).exit_code == 0
-    # Another model under the same name is not what the run was told.
+    # Another model under the same name, written by this process or not, is not what it was told.
     other = artefact()
     header = other.header
     write_artefact(folder / "mine.heddle", replace(other, header=_named(header)))
-    taught.cache_clear()
     refused = heddle("replay", run)
     assert refused.exit_code == 2
     assert "its predictor needs the model that it read, mine.heddle" in refused.output
     assert "the file that is there now has sha256" in refused.output
     # Nor is none: the message says whose model is gone, and where it was.
     (folder / "mine.heddle").unlink()
-    taught.cache_clear()
     refused = heddle("replay", run)
     assert refused.exit_code == 2
     assert refused.output.startswith(f"Error: {run}: its predictor needs the model")
