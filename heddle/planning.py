@@ -5,6 +5,7 @@ same beliefs; only the predictor `oracle` looks at the lengths in the trace.
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +45,8 @@ class Planned:
     largest_tokens: int
     history: Told
     predictor: str
+    predictor_model: Mapping[str, Any] | None
+    """Name and hash of the model that the predictor asked; None when it asked none."""
     spread: bool
     """Whether lengths are history's, in the order of predictions that spread less."""
     problem: JointProblem
@@ -100,6 +103,7 @@ class Planned:
             },
             "history": self.history.plain(),
             "predictor": self.predictor,
+            "predictor_model": self.predictor_model,
             "planner": problem.solver,
             "cost": problem.cost,
             "tp_mix": {str(tp): count for tp, count in self.tp_mix.items()},
@@ -150,7 +154,7 @@ def plan(
     )
     ts = [_arrived(script) for script in scripts]
     predicts = _predictor(predictor, setting, scripts)
-    model_of(config, predicts, trace)
+    model = model_of(config, predicts, trace)
     remaining = [predicts.remaining_tokens(t) for t in ts]
     problem = SearchedPlan(setting, solver=planner, cost=cost).plan(ts, remaining)
     began_s = time.perf_counter()
@@ -166,6 +170,7 @@ def plan(
         largest_tokens=largest_tokens,
         history=history,
         predictor=predictor,
+        predictor_model=model,
         spread=list(problem.output_tokens) != [max(1.0, r) for r in remaining],
         problem=problem,
         found=found,

@@ -50,7 +50,7 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
 _KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
 
 
-PLANNED = ("--model", "--gpu", "--gpus", "--max-running", "--history")
+PLANNED = ("--model", "--gpu", "--gpus", "--max-running", "--predictor-model", "--history")
 """Options of `CLUSTER` that matter to a plan, beside those for values that the trace lacks."""
 
 

@@ -247,7 +247,7 @@ def test_a_model_that_was_fitted_on_the_replayed_trace_is_refused(folder: Path):
 
 def test_a_comparison_refuses_such_a_model_before_its_first_run_and_a_plan_does_too(folder: Path):
     assert heddle("predict", "fit", "now.jsonl", "-o", "own.heddle").exit_code == 0
-    options = ("--gpus", 1, "--set", "predictor_model=own.heddle")
+    options = ("--gpus", 1, "--predictor-model", "own.heddle")
     for command in (("compare", "now.jsonl", "--policies", "verl,heddle"), ("plan", "now.jsonl")):
         done = heddle(*command, *options)
         assert done.exit_code == 2
@@ -301,6 +301,10 @@ def test_a_model_that_cannot_be_used_is_one_message(folder: Path, policy, model,
 
 
 def test_plan_and_policies_know_learned_predictors(folder: Path):
-    planned = heddle("plan", "now.jsonl", "--gpus", 4, "--predictor", "learned")
-    assert planned.exit_code == 0, planned.output
+    for predictor, model in (("learned:0.75", "mine.heddle"), ("progressive", None)):
+        options = ("--predictor", predictor, "--predictor-model", "mine.heddle", "--json")
+        planned = heddle("plan", "now.jsonl", "--gpus", 4, *options)
+        assert planned.exit_code == 0, planned.output
+        told = json.loads(planned.stdout)["predictor_model"]
+        assert (told and told["name"]) == model
     assert "learned:QUANTILE" in heddle("policies").output
