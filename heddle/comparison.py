@@ -335,6 +335,10 @@ def _interruptible(run: _Simulate, index: int, config: RunConfig) -> RunResult:
             if _stop is not None and _stop.is_set():
                 raise KeyboardInterrupt
             return run(config, on_progress=None if _finished is None else partial(_count, index))
+        except KeyboardInterrupt:
+            # Its run is closed, and no other will begin. If it stayed, waiting for one, and this
+            # run has swallowed the signal by which the pool ends its processes, all would wait.
+            os._exit(1)
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 

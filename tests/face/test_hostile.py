@@ -34,6 +34,7 @@ def _comparison(folder: Path, jobs: int) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
         [*COMPARE, "--jobs", str(jobs)],
         cwd=folder,
+        start_new_session=True,  # a group of its own, to which a signal can be sent
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -148,6 +149,17 @@ def test_a_second_signal_does_not_break_into_the_closing_of_a_run(tmp_path: Path
     assert _states(tmp_path) == ["interrupted"]
     (run,) = (tmp_path / "runs").iterdir()
     assert CliRunner().invoke(main, ["replay", str(run)]).exit_code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_every_process_ends_all_of_them(tmp_path: Path, number: signal.Signals):
+    """As when a terminal is closed, or a batch system ends a job."""
+    process = _comparison(tmp_path, 2)
+    os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=60.0)
+    assert process.returncode == 128 + number, err
+    assert "Interrupted" in err
+    assert "running" not in _states(tmp_path)
 
 
 def test_more_signals_do_not_break_into_the_closing_of_a_comparison(tmp_path: Path):
