@@ -155,6 +155,9 @@ def test_a_second_signal_does_not_break_into_the_closing_of_a_run(tmp_path: Path
 def test_a_signal_to_every_process_ends_all_of_them(tmp_path: Path, number: signal.Signals):
     """As when a terminal is closed, or a batch system ends a job."""
     process = _comparison(tmp_path, 2)
+    time.sleep(0.3)  # runs are under way in all of them
+    os.killpg(process.pid, number)
+    time.sleep(0.001)
     os.killpg(process.pid, number)
     _, err = process.communicate(timeout=60.0)
     assert process.returncode == 128 + number, err
