@@ -5,7 +5,7 @@ A part that needs tuning takes its own small values in its constructor. Mixing p
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from heddle_core.cost import CostModel
@@ -36,7 +36,7 @@ class Setting:
     cost: CostModel
     history: History | None = None
     """What earlier rollouts of this workload showed, if there were any."""
-    learned: Model | None = None
+    learned: Model | None = field(default=None, repr=False, compare=False)
     """What was learned of lengths before this rollout, for predictors that ask it."""
     seed: int = 0
     engine_start_s: float = 60.0
