@@ -8,6 +8,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from experiments.lib.drawing import COLOURS, page, save
 from experiments.lib.experiment import Context, Measured
+from heddle.knowledge import SHIPPED, taught
 from heddle_core.commands import Command
 from heddle_core.cost import CostModel
 from heddle_core.events import Event
@@ -22,6 +23,7 @@ ANSWERS = {
     "placement": "where?",
     "migration": "where, from now on?",
     "planner": "how: which engines?",
+    "consolidation": "how, late in a rollout?",
 }
 
 
@@ -29,11 +31,20 @@ def measure(context: Context) -> Measured:
     """Parts of one policy by name, and how many events and commands there are."""
     belief: CostModel = load_profile("qwen3-14b", "h100").belief((1, 2, 4, 8))
     setting = Setting(
-        gpus=8, gpu="h100", tp=1, tp_choices=(1, 2, 4, 8), max_running=100, cost=belief
+        gpus=8,
+        gpu="h100",
+        tp=1,
+        tp_choices=(1, 2, 4, 8),
+        max_running=100,
+        cost=belief,
+        learned=taught(SHIPPED).model,
     )
     policy = load_policy(context.config["drawing"]["policy"], setting)
+    chosen = {f.name: getattr(policy, f.name) for f in fields(Policy)}
     parts = [
-        [f.name, type(getattr(policy, f.name)).__name__, ANSWERS[f.name]] for f in fields(Policy)
+        [kind, type(getattr(part, "inner", part)).__name__, ANSWERS[kind]]
+        for kind, part in chosen.items()
+        if part is not None
     ]
     return Measured(
         values={},

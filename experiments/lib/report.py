@@ -38,10 +38,11 @@ def results_page(outcomes: Sequence[Outcome], *, figures: str, folders: str | No
     skipped = sum(bool(o.skipped) for o in outcomes)
     sized = [o.size for o in outcomes if o.size is not None]
     full = sum(size.full for size in sized)
+    others = "the others a reduced one (`make experiments`)" if full < len(sized) else "none less"
     size = (
         f"Of {sum(counts.values())} claims {said}. {full} of {len(sized)} sets of runs have the "
         "paper's size (`make experiments FULL=1`: 64 GPUs, 100 trajectories for each baseline "
-        "engine), the others a reduced one (`make experiments`); each section says which. "
+        f"engine), {others}; each section says which. "
         f"{len(outcomes) - len(sized) - skipped} experiments are small worked examples"
         + (f", {skipped} were skipped." if skipped else ".")
     )

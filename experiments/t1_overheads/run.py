@@ -7,9 +7,10 @@ from typing import Any
 from experiments.lib.drawing import COLOURS, bars, page, save
 from experiments.lib.experiment import Context, Measured
 from experiments.lib.values import Value, across, exactly
+from heddle.knowledge import SHIPPED, taught
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import TrajectoryView
-from heddle_core.predict.progressive import ProgressivePredictor
+from heddle_core.predict.learned import LearnedPredictor
 from heddle_predict.corpus import source_of
 from heddle_predict.evaluate import judge
 from heddle_predict.play import Pace
@@ -22,8 +23,8 @@ PAPER = {"coding": (0.41, 0.099, 0.27), "search": (1.41, 0.15, 0.15), "math": (0
 """Tool, prediction and migration of the paper's Table 1, 14B; drawn beside ours."""
 
 
-class _Timed(ProgressivePredictor):
-    """The predictor of `heddle`, on the clock."""
+class _Timed(LearnedPredictor):
+    """The predictor of `heddle`, on the clock: what it is asked once a step, and all it is told."""
 
     asked, asked_s = 0, 0.0
 
@@ -81,7 +82,7 @@ def measure(context: Context) -> Measured:
 
 def _prediction_s(workload: str, count: int) -> float:
     source = source_of(Trace(workload, synth(workload, count, 101), ""), workload)
-    timed = _Timed()
+    timed = _Timed(taught(SHIPPED).model)
     judge(timed, source.scripts, Pace())
     return timed.asked_s / timed.asked
 

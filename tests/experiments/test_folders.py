@@ -1,6 +1,7 @@
 """Every experiment has its parts, cites its sources, and is told about."""
 
 import inspect
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -8,9 +9,20 @@ from pathlib import Path
 import pytest
 
 from experiments.lib.drawing import MAX_BYTES
-from experiments.lib.experiment import EXPERIMENTS, FIGURES, MEASURED, Experiment, experiments
+from experiments.lib.experiment import (
+    EXPERIMENTS,
+    FIGURES,
+    MEASURED,
+    Context,
+    Experiment,
+    experiments,
+    judged_all,
+)
 from experiments.lib.jobs import REDUCED, asked_of
 from experiments.lib.report import pages
+from experiments.lib.running import Skipped
+from experiments.lib.store import Store
+from experiments.lib.values import Results
 from heddle_core.policy import Setting
 from heddle_core.presets import load_policy
 from heddle_sim.profile_files import load_profile
@@ -67,6 +79,21 @@ def test_what_was_measured_answers_what_is_claimed(experiment: Experiment):
     assert not unexplained, f"{experiment.name}/{MEASURED} differs without a reason"
     picture = FIGURES / f"{experiment.name}.png"
     assert 3_000 < picture.stat().st_size <= MAX_BYTES
+
+
+@pytest.mark.parametrize("experiment", [e for e in ALL if not e.has_size], ids=lambda e: e.name)
+def test_a_small_worked_example_can_be_made_again(experiment: Experiment, tmp_path: Path):
+    """Those that need runs of a size are `make experiments`' business."""
+    store = Store(tmp_path)
+    try:
+        measured = experiment.script.measure(
+            Context(Results([]), REDUCED, store, experiment.config)
+        )
+    except Skipped as reason:
+        pytest.skip(str(reason))
+    assert len(judged_all(experiment.expected, measured.values)) == len(experiment.expected.claims)
+    experiment.script.draw(json.loads(json.dumps(measured.data)), tmp_path / "drawn.png")
+    assert (tmp_path / "drawn.png").stat().st_size > 3_000
 
 
 def test_the_pages_of_results_say_what_was_measured():
