@@ -16,11 +16,11 @@ _AT_ONCE: Final = 16
 
 
 @cache
-def _first_bits() -> NDArray[np.intp]:
+def _first_bits() -> NDArray[np.uint8]:
     """For every mask but 0 the position of its lowest bit."""
     masks = np.arange(1 << MOST_LEAVES)
     masks[0] = 1
-    bits: NDArray[np.intp] = np.log2(masks & -masks).astype(np.intp)
+    bits: NDArray[np.uint8] = np.log2(masks & -masks).astype(np.uint8)
     return bits
 
 
@@ -47,7 +47,7 @@ class Forest:
     """`feature`, (nodes, trees) and flat; the next two alike."""
     _at_most: NDArray[np.float64]
     _left: NDArray[np.uint16]
-    _first: NDArray[np.intp]
+    _first: NDArray[np.uint8]
     _leaf_0: NDArray[np.intp]
     """Where each tree's leaves begin in the flat `leaf`."""
 
