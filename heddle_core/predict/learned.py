@@ -133,7 +133,7 @@ class LearnedPredictor:
     The model is asked once for each step, when it has been generated and its tool begins. What it
     says is relative to survival, which alone moves on with the tool's answer, with tokens and with
     siblings that end. (Asked when the tool has answered, homes move on corrections a step old:
-    makespans of 512 trajectories on 8 GPUs are then 3 to 5 % longer.)
+    makespans of 512 trajectories on 8 GPUs are then 1 to 5 % longer.)
     """
 
     served = False
