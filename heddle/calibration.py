@@ -31,7 +31,7 @@ from heddle.simulation import (
 from heddle_core.commands import SolvePlan
 from heddle_core.controller import Controller
 from heddle_core.events import EngineFailed, EngineReady, PlanSolved
-from heddle_core.ids import EngineId
+from heddle_core.ids import EngineId, EngineShape
 from heddle_core.journal import Entry, recorded
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
@@ -240,7 +240,7 @@ def _world(run: Run, config: RunConfig, profile: Profile) -> World:
         match entry.event:
             case PlanSolved(time_s=time_s, plan=plan) if plan in asked:
                 searched.append(time_s - asked[plan])
-            case EngineReady(tp=tp, kv_capacity_tokens=tokens):
+            case EngineReady(shape=EngineShape(tp=tp), kv_capacity_tokens=tokens):
                 capacity.setdefault(tp, tokens)
             case EngineFailed(time_s=time_s, engine=engine):
                 faults.append((time_s, engine))

@@ -1,21 +1,22 @@
 """The journal as columns: entries to Arrow record batches and back, exactly.
 
 One row per event or command. Fixed columns (`seq`, `time_s`, `kind`, `name`, `cause`) come first,
-then one nullable typed column for each field name of any event or command; fields that are not
-plain values (salvaged tokens, resource plans, planning problems) go as JSON into `payload`. The
-columns follow from the dataclasses, so a new event or command needs no change here.
+then one nullable typed column for each field name of any event or command. An engine's shape has
+the columns `gpu`, `tp` and `role`. Other fields that are not plain values (salvaged tokens,
+resource plans, planning problems) go as JSON into `payload`. The columns follow from the classes,
+so a new event or command needs no change here. A command's `cause` is not stored: the column
+`cause` has the row of the event, and the number of the event follows from it.
 
 What may not be in this file: files, metrics, anything that knows one event from another.
 """
 
-import dataclasses
 import importlib
 import json
 import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from itertools import chain
 from operator import attrgetter
@@ -25,10 +26,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from heddle.compatibility import ROLLOUT_OF_OLD_RUNS, upgraded
 from heddle_core.commands import Command
 from heddle_core.events import Event
+from heddle_core.ids import EngineId, EngineShape
 from heddle_core.journal import Entry
-from heddle_core.plan.problem import PlanProblem
+from heddle_core.plans import PlanProblem
 
 TRUSTED = ("heddle_core", "heddle_trace")
 """Packages whose planning problems may be imported by name while a journal is read."""
@@ -44,6 +47,7 @@ _ARROW: Mapping[type, pa.DataType] = {
     float: pa.float64(),
     bool: pa.bool_(),
     str: _WORD,
+    EngineId: _WORD,
 }
 
 
@@ -56,8 +60,11 @@ class _Shape:
     """How one event or command class maps to columns."""
 
     cls: type
-    plain: tuple[tuple[str, pa.DataType], ...]
+    plain: tuple[tuple[str, str, pa.DataType], ...]
+    """Column, path of the attribute, and type."""
     nested: tuple[tuple[str, Any], ...]
+    engines: tuple[str, ...]
+    """Columns that hold ids of engines."""
 
 
 def _plain_type(hint: Any) -> pa.DataType | None:
@@ -73,18 +80,24 @@ def _plain_type(hint: Any) -> pa.DataType | None:
 
 
 def _shape(cls: type) -> _Shape:
-    hints = typing.get_type_hints(cls)
-    plain: list[tuple[str, pa.DataType]] = []
+    plain: list[tuple[str, str, pa.DataType]] = []
     nested: list[tuple[str, Any]] = []
-    for field in dataclasses.fields(cls):
-        if field.name == "time_s":
+    engines: list[str] = []
+    for name, hint in typing.get_type_hints(cls).items():
+        if name in ("time_s", "cause"):
             continue
-        column = _plain_type(hints[field.name])
+        if hint is EngineShape:
+            for part, kind in typing.get_type_hints(EngineShape).items():
+                plain.append((part, f"{name}.{part}", _WORD if kind is not int else pa.int64()))
+            continue
+        column = _plain_type(hint)
         if column is None:
-            nested.append((field.name, hints[field.name]))
+            nested.append((name, hint))
         else:
-            plain.append((field.name, column))
-    return _Shape(cls, tuple(plain), tuple(nested))
+            plain.append((name, name, column))
+        if hint is EngineId:
+            engines.append(name)
+    return _Shape(cls, tuple(plain), tuple(nested), tuple(engines))
 
 
 @cache
@@ -108,7 +121,7 @@ def schema() -> pa.Schema:
         "engine": _WORD,
     }
     for shape in _shapes().values():
-        for name, column in shape.plain:
+        for name, _, column in shape.plain:
             assert columns.setdefault(name, column) == column, f"{name} has two types"
     columns["payload"] = pa.string()
     return pa.schema(list(columns.items()))
@@ -116,19 +129,12 @@ def schema() -> pa.Schema:
 
 def needed() -> list[str]:
     """Columns that every journal has; those that came later have a value to take in their place."""
-    later = {
-        field.name
-        for shape in _shapes().values()
-        for field in dataclasses.fields(shape.cls)
-        if field.default is not dataclasses.MISSING
-    }
-    always = {
-        field.name
-        for shape in _shapes().values()
-        for field in dataclasses.fields(shape.cls)
-        if field.default is dataclasses.MISSING
-    }
-    return [name for name in schema().names if name in always or name not in later]
+    later = {"role", "rollout"}
+    always: set[str] = set()
+    for shape in _shapes().values():
+        for field in msgspec.structs.fields(shape.cls):
+            (always if field.required else later).add(field.name)
+    return [n for n in schema().names if n not in later or n in always - {"rollout"}]
 
 
 def encode(entries: Sequence[Entry], first_seq: int) -> pa.RecordBatch:
@@ -187,8 +193,8 @@ def _field_parts(
     parts: dict[str, list[tuple[Rows, Column]]] = {}
     for cls, (index, things) in rows.items():
         shape = _shapes()[cls.__name__]
-        for name, column in shape.plain:
-            values = pa.array(list(map(attrgetter(name), things)), _value_type(column))
+        for name, path, column in shape.plain:
+            values = pa.array(list(map(attrgetter(path), things)), _value_type(column))
             parts.setdefault(name, []).append((index, values))
         if shape.nested:
             texts = [_payload(thing, shape) for thing in things]
@@ -221,7 +227,7 @@ def _payload(thing: Any, shape: _Shape) -> str:
     fields: dict[str, Any] = {}
     for name, hint in shape.nested:
         value = getattr(thing, name)
-        plain = msgspec.to_builtins(value, str_keys=True)
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=str)
         if hint is PlanProblem:
             cls = type(value)
             plain = {"class": f"{cls.__module__}:{cls.__qualname__}", "value": plain}
@@ -245,6 +251,7 @@ def decode(table: pa.Table) -> Iterator[Entry]:
     causes = table.column("cause").to_pylist()
     event: Any = None
     event_seq: int | None = None
+    number = -1
     commands: list[Any] = []
     for seq, kind, cause, thing in zip(seqs, kinds, causes, things, strict=True):
         if (kind == "event") != isinstance(thing, typing.get_args(Event)):
@@ -253,10 +260,11 @@ def decode(table: pa.Table) -> Iterator[Entry]:
             if event is not None:
                 yield Entry(event, tuple(commands))
             event, event_seq, commands = thing, seq, []
+            number += 1
         elif cause != event_seq:
             raise JournalError(f"journal row {seq}: a command caused by {cause}, not {event_seq}")
         else:
-            commands.append(thing)
+            commands.append(msgspec.structs.replace(thing, cause=number))
     if event is not None:
         yield Entry(event, tuple(commands))
 
@@ -271,8 +279,13 @@ def _things(table: pa.Table) -> list[Any]:
             raise JournalError(f"journal names {name!r}, which this version does not know")
         index = np.flatnonzero(names == name)
         part = table.take(_column(index))
-        keys = [f for f, _ in shape.plain if f in part.column_names]
-        columns = [part.column(key).to_pylist() for key in keys]
+        keys = [f for f, _, _ in shape.plain if f in part.column_names]
+        columns: list[Sequence[Any]] = [part.column(key).to_pylist() for key in keys]
+        for name_of_column in shape.engines:
+            at = keys.index(name_of_column)
+            columns[at] = [EngineId(name) for name in columns[at]]
+        if "tp" in keys:
+            _join_shapes(keys, columns)
         if shape.cls in typing.get_args(Event):
             keys.append("time_s")
             columns.append(part.column("time_s").to_pylist())
@@ -280,11 +293,25 @@ def _things(table: pa.Table) -> list[Any]:
             payloads = [json.loads(text or "{}") for text in part.column("payload").to_pylist()]
             for field, hint in shape.nested:
                 keys.append(field)
-                columns.append([_restore(p[field], hint) for p in payloads])
+                columns.append([_restore(upgraded(field, p[field]), hint) for p in payloads])
+        if any(f == "rollout" for f, _, _ in shape.plain) and "rollout" not in keys:
+            keys.append("rollout")
+            columns.append([ROLLOUT_OF_OLD_RUNS] * len(index))
         values = zip(*columns, strict=True) if columns else (() for _ in index)
         for i, row in zip(index.tolist(), values, strict=True):
             out[i] = shape.cls(**dict(zip(keys, row, strict=True)))
     return out
+
+
+def _join_shapes(keys: list[str], columns: list[Sequence[Any]]) -> None:
+    """Put the columns of an engine's shape together again."""
+    parts = [key for key in ("gpu", "tp", "role") if key in keys]
+    values = [columns[keys.index(part)] for part in parts]
+    for part in parts:
+        at = keys.index(part)
+        del keys[at], columns[at]
+    keys.append("shape")
+    columns.append([EngineShape(*shape) for shape in zip(*values, strict=True)])
 
 
 def _restore(value: Any, hint: Any) -> Any:
@@ -298,9 +325,15 @@ T = TypeVar("T")
 
 def _convert(value: Any, cls: type[T]) -> T:
     try:
-        return msgspec.convert(value, cls, str_keys=True)
+        return msgspec.convert(value, cls, str_keys=True, dec_hook=_from_text)
     except msgspec.ValidationError as e:
         raise JournalError(f"journal payload does not fit {cls}: {e}") from None
+
+
+def _from_text(cls: type, text: Any) -> Any:
+    if cls is EngineId and isinstance(text, str):
+        return EngineId(text)
+    raise TypeError(f"{cls.__name__} cannot be made of {text!r}")
 
 
 def _problem_class(path: str) -> type:
@@ -311,6 +344,6 @@ def _problem_class(path: str) -> type:
             f"journal holds a planning problem of {path}, which is not installed here"
         )
     cls = getattr(importlib.import_module(module), name, None)
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+    if not (isinstance(cls, type) and is_dataclass(cls)):
         raise JournalError(f"journal holds a planning problem of {path}, which is no dataclass")
     return cls

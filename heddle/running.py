@@ -36,10 +36,11 @@ from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, TrajectoryFinished
 from heddle_core.ids import EngineId
 from heddle_core.journal import Entry, recorded
+from heddle_core.plans import EngineSpec
 from heddle_runtime.agent import Agent
 from heddle_runtime.clock import RunClock
 from heddle_runtime.driver import AsyncDriver
-from heddle_runtime.engine import EngineSpec, Launcher
+from heddle_runtime.engine import Launcher
 from heddle_runtime.fake_engine import EngineModel, FakeLauncher, ModelEnd
 from heddle_runtime.replay import ReplayAgent, TokenSource
 from heddle_runtime.services import Solver, WorkerSolver, charged_solver
@@ -198,7 +199,7 @@ class _Sink:
                 self._on_progress(self._done, self._total)
             case EngineReady(engine=engine) as ready:
                 self._engines[engine] = {
-                    "tp": ready.tp,
+                    "tp": ready.shape.tp,
                     "max_running": ready.max_running,
                     "kv_capacity_tokens": ready.kv_capacity_tokens,
                     **self.facts(engine),
@@ -302,7 +303,7 @@ def simulated_engine(
     return SimEngine(
         env,
         spec.engine,
-        world.table(spec.gpu, spec.tp),
+        world.table(spec.shape.gpu, spec.shape.tp),
         max_running=spec.max_running,
         max_batched_tokens=world.max_batched_tokens,
         block_size=world.block_size,

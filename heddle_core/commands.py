@@ -1,28 +1,29 @@
-"""What to do: frozen data, imperative, carried out by a driver.
+"""What to do: frozen data, imperative, executed by a driver.
 
-Each command but a hint ends in exactly one later event, which its docstring names. A driver never
-answers from inside `handle`.
+Each command ends in exactly one later event, which its docstring names. A driver never answers
+from inside `handle`. `cause` is the sequence number of the event that caused the command: the
+first event of a run has number 0.
 """
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
-from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.plan.problem import PlanProblem
+import msgspec
+
+from heddle_core.ids import EngineId, EngineShape, TrajectoryId
+from heddle_core.plans import PlanProblem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatch:
+class Dispatch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Run a step on an engine. Ends in StepFinished, StepPreempted or the engine's EngineFailed."""
 
     trajectory: TrajectoryId
     step: int
     engine: EngineId
     priority: float
+    cause: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preempt:
+class Preempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Stop a running step, keep its tokens.
 
     Ends in StepPreempted, StepFinished when the step won the race, or EngineFailed.
@@ -31,27 +32,27 @@ class Preempt:
     trajectory: TrajectoryId
     step: int
     engine: EngineId
+    cause: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Migrate:
+class Migrate(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Move a trajectory's KV prefix while its tool runs. Ends in MigrationFinished."""
 
     trajectory: TrajectoryId
     source: EngineId
     target: EngineId
+    cause: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SolvePlan:
+class SolvePlan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Search for a resource plan; too long for a decision to wait for. Ends in PlanSolved."""
 
     plan: int
     problem: PlanProblem
+    cause: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predict:
+class Predict(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Ask the prediction service for a trajectory's remaining tokens. Ends in Predicted.
 
     `estimate` is the answer when the model lives in the core and only its running time is the
@@ -61,34 +62,44 @@ class Predict:
     trajectory: TrajectoryId
     step: int
     estimate: float | None = None
+    cause: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartEngine:
-    """Start an engine of `tp` GPUs of class `gpu`. Ends in EngineReady or EngineFailed."""
+class StartEngine(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Start an engine of this shape. Ends in EngineReady or EngineFailed."""
 
     engine: EngineId
-    tp: int
-    gpu: str
+    shape: EngineShape
     max_running: int
+    cause: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopEngine:
+class StopEngine(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Stop an engine, after its running steps if `drain`. Ends in EngineStopped or EngineFailed."""
 
     engine: EngineId
     drain: bool
+    cause: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
+class Cancel(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Give a trajectory up. Ends in TrajectoryFinished(outcome="cancelled")."""
 
     trajectory: TrajectoryId
     reason: str
+    cause: int = 0
 
 
 Command: TypeAlias = (
     Dispatch | Preempt | Migrate | SolvePlan | Predict | StartEngine | StopEngine | Cancel
 )
+
+
+class CommandList(list[Command]):
+    """The commands that one event causes, in order; `cause` is its sequence number."""
+
+    __slots__ = ("cause",)
+
+    def __init__(self, cause: int) -> None:
+        super().__init__()
+        self.cause = cause

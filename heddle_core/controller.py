@@ -9,6 +9,7 @@ from typing import assert_never
 
 from heddle_core.commands import (
     Command,
+    CommandList,
     Migrate,
     Predict,
     SolvePlan,
@@ -22,6 +23,7 @@ from heddle_core.events import (
     MigrationFinished,
     PlanSolved,
     Predicted,
+    RolloutClosed,
     RolloutStarted,
     StepFinished,
     StepPreempted,
@@ -36,7 +38,7 @@ from heddle_core.fleet import Fleet
 from heddle_core.ids import TrajectoryId
 from heddle_core.ledger import Engine, Ledger, LedgerError, Trajectory
 from heddle_core.moves import Moves
-from heddle_core.plan.problem import PlanProblem, ResourcePlan
+from heddle_core.plans import PlanProblem, ResourcePlan
 from heddle_core.policy import Policy
 from heddle_core.queues import Queues
 
@@ -53,6 +55,8 @@ class Controller:
         self._queues = Queues(policy, self.ledger)
         self.deadline_s: float | None = None
         """A driver delivers a `Tick` no later than this."""
+        self._events = 0
+        """Events so far; the sequence number of the next."""
         self._expected = 0
         self._arrived = 0
         self._plans = 0
@@ -67,7 +71,8 @@ class Controller:
     def handle(self, event: Event) -> tuple[Command, ...]:  # noqa: C901 -- one case per event
         """Take one event in; return the commands it causes."""
         self.ledger.advance(event.time_s)
-        out: list[Command] = []
+        out = CommandList(self._events)
+        self._events += 1
         match event:
             case StepFinished():
                 self._on_step_finished(event, out)
@@ -97,6 +102,9 @@ class Controller:
                 self._on_rollout_started(event, out)
             case PlanSolved():
                 self._on_plan_solved(event, out)
+            case RolloutClosed():
+                self._expected = self._arrived
+                self._all_arrived(out)
             case WeightsUpdated():
                 self.ledger.weights_version = event.version
             case Tick():
@@ -107,12 +115,12 @@ class Controller:
 
     # -- one trajectory's round: step, tool, step ... -------------------------------------------
 
-    def _on_arrived(self, e: TrajectoryArrived, out: list[Command]) -> None:
+    def _on_arrived(self, e: TrajectoryArrived, out: CommandList) -> None:
         t = Trajectory(
             id=e.trajectory,
             group=e.group,
             task=e.task,
-            weights_version=e.weights_version,
+            weights_version=self.ledger.weights_version,
             prompt_tokens=e.prompt_tokens,
             arrived_s=e.time_s,
             context_tokens=e.prompt_tokens,
@@ -126,7 +134,7 @@ class Controller:
         else:
             self._release_held(out)
 
-    def _on_step_finished(self, e: StepFinished, out: list[Command]) -> None:
+    def _on_step_finished(self, e: StepFinished, out: CommandList) -> None:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
         self.ledger.end_run(t, engine, e.output_tokens)
         t.phase = "tool"
@@ -136,7 +144,7 @@ class Controller:
         self._queues.fill(engine, out)
         self._moves.clear(engine, out)
 
-    def _on_step_preempted(self, e: StepPreempted, out: list[Command]) -> None:
+    def _on_step_preempted(self, e: StepPreempted, out: CommandList) -> None:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
         self.ledger.end_run(t, engine, e.output_tokens)
         if engine.accepting and not self._moves.elsewhere(t):
@@ -146,19 +154,19 @@ class Controller:
         self._queues.fill(engine, out)
         self._moves.clear(engine, out)
 
-    def _on_tool_started(self, e: ToolStarted, out: list[Command]) -> None:
+    def _on_tool_started(self, e: ToolStarted, out: CommandList) -> None:
         t = self.ledger.in_tool(e.trajectory, e.step)
         t.tool_started_s = e.time_s
         predictor = self.policy.predictor
         if predictor.served:
             estimate = predictor.remaining_tokens(t)
             self._asked[t.id, t.step] = t.output_tokens
-            out.append(Predict(trajectory=t.id, step=t.step, estimate=estimate))
+            out.append(Predict(trajectory=t.id, step=t.step, estimate=estimate, cause=out.cause))
         else:
             t.remaining_tokens = predictor.remaining_tokens(t)
             self._consider_migration(t, out)
 
-    def _on_tool_returned(self, e: ToolReturned, out: list[Command]) -> None:
+    def _on_tool_returned(self, e: ToolReturned, out: CommandList) -> None:
         t = self.ledger.in_tool(e.trajectory, e.step)
         left = self.ledger.unpark(t)
         t.tool_s += e.time_s - t.tool_started_s
@@ -173,7 +181,7 @@ class Controller:
         if left is not None and (t.phase == "migrating" or left.id != t.home):
             self._queues.fill(left, out)
 
-    def _on_trajectory_finished(self, e: TrajectoryFinished, out: list[Command]) -> None:
+    def _on_trajectory_finished(self, e: TrajectoryFinished, out: CommandList) -> None:
         t = self.ledger.trajectory(e.trajectory)
         engine = self.ledger.engine(t.home) if t.home is not None else None
         self.ledger.finish(t)
@@ -185,7 +193,7 @@ class Controller:
             self._queues.fill(engine, out)
         self._consider_consolidation(out)
 
-    def _on_predicted(self, e: Predicted, out: list[Command]) -> None:
+    def _on_predicted(self, e: Predicted, out: CommandList) -> None:
         t = self.ledger.trajectory(e.trajectory)
         made_since = t.output_tokens - self._asked.pop((t.id, e.step), t.output_tokens)
         if e.remaining_tokens is None or t.phase == "finished":
@@ -199,7 +207,7 @@ class Controller:
             self._queues.enqueue(t, engine)
             self._queues.fill(engine, out, may_preempt=True)
 
-    def _on_migration_finished(self, e: MigrationFinished, out: list[Command]) -> None:
+    def _on_migration_finished(self, e: MigrationFinished, out: CommandList) -> None:
         t = self.ledger.trajectory(e.trajectory)
         if t.migrating_to != e.target:
             raise LedgerError(f"{t.id!r} does not migrate to engine {e.target!r}")
@@ -221,7 +229,7 @@ class Controller:
                 self._queues.run_at(t, self.ledger.engine(t.home), out)
         self._queues.fill(source, out)
 
-    def _consider_migration(self, t: Trajectory, out: list[Command]) -> None:
+    def _consider_migration(self, t: Trajectory, out: CommandList) -> None:
         if t.home is None or t.migrating_to is not None or not self.ledger.engines:
             return
         if self._moves.elsewhere(t):
@@ -234,11 +242,11 @@ class Controller:
         engine = self.ledger.engine(target)
         if engine.accepting and t.context_tokens < engine.kv_capacity_tokens:
             t.migrating_to = target
-            out.append(Migrate(trajectory=t.id, source=t.home, target=target))
+            out.append(Migrate(trajectory=t.id, source=t.home, target=target, cause=out.cause))
 
     # -- homes ----------------------------------------------------------------------------------
 
-    def _release_held(self, out: list[Command]) -> None:
+    def _release_held(self, out: CommandList) -> None:
         """Give homes to held trajectories once engines, plan and all awaited arrivals are in."""
         ledger, placement = self.ledger, self.policy.placement
         if not (self._planned and self._fleet.settled and ledger.engines and ledger.held):
@@ -259,9 +267,9 @@ class Controller:
 
     # -- engines and plans -----------------------------------------------------------------------
 
-    def _on_rollout_started(self, e: RolloutStarted, out: list[Command]) -> None:
+    def _on_rollout_started(self, e: RolloutStarted, out: CommandList) -> None:
         self.ledger.weights_version = e.weights_version
-        self._expected, self._arrived, self._planned = e.trajectories, 0, False
+        self._expected, self._arrived, self._planned = e.trajectories or 0, 0, False
         self._awaited = 0
         if not (self.policy.planner.needs_all or self.policy.placement.needs_all):
             self._plan(out)
@@ -270,17 +278,17 @@ class Controller:
         else:
             self.deadline_s = e.time_s + ARRIVAL_GRACE_S
 
-    def _on_tick(self, out: list[Command]) -> None:
+    def _on_tick(self, out: CommandList) -> None:
         if self.deadline_s is not None and self.ledger.now_s >= self.deadline_s:
             self._all_arrived(out)
 
-    def _all_arrived(self, out: list[Command]) -> None:
+    def _all_arrived(self, out: CommandList) -> None:
         self.deadline_s = None
         if not self._planned:
             self._plan(out)
         self._release_held(out)
 
-    def _plan(self, out: list[Command]) -> None:
+    def _plan(self, out: CommandList) -> None:
         self._planned = True
         ts = [t for t in self.ledger.held.values() if not t.given_up]
         plan = self.policy.planner.plan(ts, [t.remaining_tokens for t in ts])
@@ -290,7 +298,7 @@ class Controller:
             self._planned = False
             self._search(plan, out)
 
-    def _consider_consolidation(self, out: list[Command]) -> None:
+    def _consider_consolidation(self, out: CommandList) -> None:
         """Ask for other engines once all have arrived and while the fleet is at rest."""
         part = self.policy.consolidation
         if part is None or self._awaited or not (self._planned and self._fleet.steady):
@@ -301,12 +309,12 @@ class Controller:
         if problem is not None:
             self._search(problem, out)
 
-    def _search(self, problem: PlanProblem, out: list[Command]) -> None:
+    def _search(self, problem: PlanProblem, out: CommandList) -> None:
         self._plans += 1
         self._awaited = self._plans
-        out.append(SolvePlan(plan=self._plans, problem=problem))
+        out.append(SolvePlan(plan=self._plans, problem=problem, cause=out.cause))
 
-    def _on_plan_solved(self, e: PlanSolved, out: list[Command]) -> None:
+    def _on_plan_solved(self, e: PlanSolved, out: CommandList) -> None:
         if e.plan != self._awaited:
             return
         self._awaited = 0
@@ -316,7 +324,7 @@ class Controller:
         self._carry_out(e.resource_plan, out)
         self._release_held(out)
 
-    def _carry_out(self, plan: ResourcePlan, out: list[Command]) -> None:
+    def _carry_out(self, plan: ResourcePlan, out: CommandList) -> None:
         leaving, carriers = self._fleet.change_to(plan, out)
         self._moves.promise({carriers[name]: members for name, members in plan.homes})
         closed = [self.ledger.engine(name) for name in leaving]
@@ -329,11 +337,10 @@ class Controller:
         for engine in list(self.ledger.engines):
             self._moves.fetch(engine, out)
 
-    def _on_engine_ready(self, e: EngineReady, out: list[Command]) -> None:
+    def _on_engine_ready(self, e: EngineReady, out: CommandList) -> None:
         engine = Engine(
             id=e.engine,
-            tp=e.tp,
-            gpu=e.gpu,
+            shape=e.shape,
             max_running=e.max_running,
             kv_capacity_tokens=e.kv_capacity_tokens,
         )
@@ -343,7 +350,7 @@ class Controller:
         self._release_held(out)
         self._moves.fetch(engine, out)
 
-    def _on_engine_stopped(self, e: EngineStopped, out: list[Command]) -> None:
+    def _on_engine_stopped(self, e: EngineStopped, out: CommandList) -> None:
         engine = self.ledger.engine(e.engine)
         if engine.running:
             raise LedgerError(f"engine {e.engine!r} stopped with steps running")
@@ -351,7 +358,7 @@ class Controller:
         self._abandon_homes(engine)
         self._fleet.stopped(e.engine, out)
 
-    def _on_engine_failed(self, e: EngineFailed, out: list[Command]) -> None:
+    def _on_engine_failed(self, e: EngineFailed, out: CommandList) -> None:
         engine = self.ledger.known_engines.get(e.engine)
         lost: list[Trajectory] = []
         if engine is not None:

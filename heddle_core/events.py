@@ -4,11 +4,12 @@ Nothing here acts. Every event carries the driver's clock in seconds since the r
 what a real engine or environment could have told at that moment: no future length, no later prompt.
 """
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.plan.problem import ResourcePlan
+import msgspec
+
+from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
+from heddle_core.plans import ResourcePlan
 
 StopReason: TypeAlias = Literal["tool_call", "answer", "length_limit", "error"]
 Outcome: TypeAlias = Literal["completed", "truncated", "failed", "cancelled"]
@@ -17,29 +18,37 @@ MoveWay: TypeAlias = Literal["kv", "prefill", "none"]
 the tool call, or neither, so that its next step prefills it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutStarted:
-    """A rollout begins under one weights version; `trajectories` arrivals will follow."""
+class RolloutStarted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A rollout begins under one weights version.
+
+    `trajectories` arrivals will follow; None leaves the rollout open until `RolloutClosed`.
+    """
 
     time_s: float
-    trajectories: int
+    rollout: RolloutId
+    trajectories: int | None
     weights_version: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectoryArrived:
+class RolloutClosed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """No more trajectories will arrive in an open rollout."""
+
+    time_s: float
+    rollout: RolloutId
+
+
+class TrajectoryArrived(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A sample of a prompt is ready to run."""
 
     time_s: float
+    rollout: RolloutId
     trajectory: TrajectoryId
     group: GroupId
     task: str
     prompt_tokens: int
-    weights_version: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFinished:
+class StepFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The engine ended a generation.
 
     `output_tokens` counts this dispatch only: tokens kept from before a preemption were reported by
@@ -61,8 +70,7 @@ class StepFinished:
     recomputes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPreempted:
+class StepPreempted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An abort took effect; the tokens made so far in this dispatch are kept."""
 
     time_s: float
@@ -77,8 +85,7 @@ class StepPreempted:
     recomputes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolStarted:
+class ToolStarted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The environment began the tool call that the step ended in ("" when no tool was named)."""
 
     time_s: float
@@ -87,8 +94,7 @@ class ToolStarted:
     tool: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolReturned:
+class ToolReturned(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The tool's answer is in the context; the next generation can run.
 
     `observation_tokens` were appended; `context_tokens` is the size of the next prompt, which is
@@ -104,8 +110,7 @@ class ToolReturned:
     context_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectoryFinished:
+class TrajectoryFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The environment closed the trajectory."""
 
     time_s: float
@@ -113,8 +118,7 @@ class TrajectoryFinished:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigrationFinished:
+class MigrationFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The move is over; unless `ok`, nothing is at `target` and the home stays where it was.
 
     `kv_tokens` are at the target now, whichever `way` they came.
@@ -129,20 +133,17 @@ class MigrationFinished:
     way: MoveWay = "kv"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReady:
+class EngineReady(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An engine can take steps: first start, restart, or after a reconfiguration."""
 
     time_s: float
     engine: EngineId
-    tp: int
-    gpu: str
+    shape: EngineShape
     kv_capacity_tokens: int
     max_running: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReported:
+class EngineReported(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A sample of an engine's own counters; late by nature. `preemptions` counts from its start."""
 
     time_s: float
@@ -153,16 +154,14 @@ class EngineReported:
     preemptions: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStopped:
+class EngineStopped(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A stop that was asked for is done; the engine is drained."""
 
     time_s: float
     engine: EngineId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFailed:
+class EngineFailed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An engine died: its running steps and its KV are gone.
 
     `salvaged` lists the tokens of running steps that had already reached the client, so that
@@ -175,8 +174,7 @@ class EngineFailed:
     salvaged: tuple[tuple[TrajectoryId, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSolved:
+class PlanSolved(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The search that `SolvePlan` asked for has ended."""
 
     time_s: float
@@ -184,8 +182,7 @@ class PlanSolved:
     resource_plan: ResourcePlan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class Predicted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The prediction service answered. `None`: it failed, and the last estimate holds."""
 
     time_s: float
@@ -194,16 +191,14 @@ class Predicted:
     remaining_tokens: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsUpdated:
+class WeightsUpdated(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The trainer pushed weights; all KV is stale."""
 
     time_s: float
     version: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The controller's `deadline_s` was reached."""
 
     time_s: float
@@ -211,6 +206,7 @@ class Tick:
 
 Event: TypeAlias = (
     RolloutStarted
+    | RolloutClosed
     | TrajectoryArrived
     | StepFinished
     | StepPreempted

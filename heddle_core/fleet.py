@@ -1,8 +1,8 @@
 """Which engines should exist, and the starts and stops that bring it about. No trajectories."""
 
-from heddle_core.commands import Command, StartEngine, StopEngine
-from heddle_core.ids import EngineId
-from heddle_core.plan.problem import EngineSpec, ResourcePlan
+from heddle_core.commands import CommandList, StartEngine, StopEngine
+from heddle_core.ids import EngineId, EngineShape
+from heddle_core.plans import EngineSpec, ResourcePlan
 
 MAX_RESTARTS = 3
 """Restarts of one engine's GPUs before they are given up: a card that fails thrice is broken."""
@@ -39,7 +39,7 @@ class Fleet:
         return self.settled and not (self._restarting or self._stopping or self._unwanted)
 
     def change_to(
-        self, plan: ResourcePlan, out: list[Command]
+        self, plan: ResourcePlan, out: CommandList
     ) -> tuple[list[EngineId], dict[EngineId, EngineId]]:
         """Begin to carry out `plan`.
 
@@ -61,7 +61,7 @@ class Fleet:
             if name in self._running:
                 del self._running[name]
                 self._stopping[name] = None
-                out.append(StopEngine(engine=name, drain=True))
+                out.append(StopEngine(engine=name, drain=True, cause=out.cause))
             else:
                 self._starting.pop(name, None)
                 self._restarting.pop(name, None)
@@ -74,24 +74,24 @@ class Fleet:
         self._start(out)
         return leaving, carriers
 
-    def ready(self, engine: EngineId, out: list[Command]) -> bool:
+    def ready(self, engine: EngineId, out: CommandList) -> bool:
         """Note that an engine has started; return whether it is still wanted."""
         if engine in self._unwanted:
             del self._unwanted[engine]
             self._stopping[engine] = None
-            out.append(StopEngine(engine=engine, drain=True))
+            out.append(StopEngine(engine=engine, drain=True, cause=out.cause))
             return False
         spec = self._starting.pop(engine, None) or self._restarting.pop(engine, None)
         if spec is not None:
             self._running[engine] = spec
         return True
 
-    def stopped(self, engine: EngineId, out: list[Command]) -> None:
+    def stopped(self, engine: EngineId, out: CommandList) -> None:
         """Note that an engine has drained; its GPUs are free."""
         self._stopping.pop(engine, None)
         self._start(out)
 
-    def failed(self, engine: EngineId, out: list[Command]) -> None:
+    def failed(self, engine: EngineId, out: CommandList) -> None:
         """Note that an engine died, at whatever point of its life; restart it if it is wanted."""
         wanted = (
             self._running.pop(engine, None)
@@ -103,38 +103,37 @@ class Fleet:
         self._unwanted.pop(engine, None)
         self.stopped(engine, out)
 
-    def _start(self, out: list[Command]) -> None:
+    def _start(self, out: CommandList) -> None:
         if self._stopping or self._unwanted:
             return  # their GPUs are not free yet
         for spec in self._after_stops:
             self._starting[spec.engine] = spec
-            out.append(_start_command(spec))
+            out.append(_start_command(spec, out.cause))
         self._after_stops = []
 
-    def _restart(self, spec: EngineSpec, out: list[Command]) -> None:
-        base = spec.engine.partition("+")[0]
-        self._restarts[base] = self._restarts.get(base, 0) + 1
-        if self._restarts[base] <= MAX_RESTARTS:
+    def _restart(self, spec: EngineSpec, out: CommandList) -> None:
+        name = spec.engine.name
+        self._restarts[name] = self._restarts.get(name, 0) + 1
+        if self._restarts[name] <= MAX_RESTARTS:
             new = self._carrier(spec)
             self._restarting[new.engine] = new
-            out.append(_start_command(new))
+            out.append(_start_command(new, out.cause))
 
     def _carrier(self, spec: EngineSpec) -> EngineSpec:
         """Return `spec` under a name that no engine has carried."""
-        base = spec.engine.partition("+")[0]
-        lives = self._lives.get(base, 0)
-        self._lives[base] = lives + 1
+        name = spec.engine.name
+        lives = self._lives.get(name, 0)
+        self._lives[name] = lives + 1
         return EngineSpec(
-            engine=EngineId(f"{base}+{lives}" if lives else base),
-            tp=spec.tp,
-            gpu=spec.gpu,
-            max_running=spec.max_running,
+            engine=EngineId(name, lives), shape=spec.shape, max_running=spec.max_running
         )
 
 
-def _shape(spec: EngineSpec) -> tuple[int, str, int]:
-    return spec.tp, spec.gpu, spec.max_running
+def _shape(spec: EngineSpec) -> tuple[EngineShape, int]:
+    return spec.shape, spec.max_running
 
 
-def _start_command(spec: EngineSpec) -> StartEngine:
-    return StartEngine(engine=spec.engine, tp=spec.tp, gpu=spec.gpu, max_running=spec.max_running)
+def _start_command(spec: EngineSpec, cause: int) -> StartEngine:
+    return StartEngine(
+        engine=spec.engine, shape=spec.shape, max_running=spec.max_running, cause=cause
+    )

@@ -1,7 +1,50 @@
-"""Names of things, as readable strings: ``"math-017/3"``, ``"e2"``."""
+"""Names of things, as readable strings, and the shape of an engine."""
 
-from typing import NewType
+from typing import Literal, NewType, TypeAlias
 
+import msgspec
+
+RolloutId = NewType("RolloutId", str)
 TrajectoryId = NewType("TrajectoryId", str)
 GroupId = NewType("GroupId", str)
-EngineId = NewType("EngineId", str)
+
+Role: TypeAlias = Literal["both", "prefill", "decode"]
+
+
+class EngineId(str):
+    """A plan's name for an engine, and which of its lives this is: ``"e3"``, then ``"e3+1"``.
+
+    Each start of an engine has its own id, so that a late message for a dead engine cannot reach
+    its successor.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, name: str, life: int = 0) -> "EngineId":
+        """Join the two; `name` alone may be an id as it was written."""
+        return super().__new__(cls, f"{name}+{life}" if life else name)
+
+    @property
+    def name(self) -> str:
+        """The plan's name, the same in every life."""
+        return self.partition("+")[0]
+
+    @property
+    def life(self) -> int:
+        """0 for the first start."""
+        return int(self.partition("+")[2] or 0)
+
+
+class EngineShape(msgspec.Struct, frozen=True, cache_hash=True, order=True, gc=False):
+    """What an engine is made of: the key of cost estimates, plans and profiles."""
+
+    gpu: str
+    """GPU class."""
+    tp: int
+    """GPUs, all of one class."""
+    role: Role = "both"
+    """Which part of a step it runs: prefill, decode, or both."""
+
+    def __str__(self) -> str:
+        """Name it as messages do: ``h100 tp4``."""
+        return f"{self.gpu} tp{self.tp}" + ("" if self.role == "both" else f" {self.role}")

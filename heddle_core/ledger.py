@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.policy import Phase
 
 
@@ -59,8 +59,7 @@ class Engine:
     """One engine's bookkeeping; policies see it as an `EngineView`."""
 
     id: EngineId
-    tp: int
-    gpu: str
+    shape: EngineShape
     max_running: int
     kv_capacity_tokens: int
     accepting: bool = True

@@ -6,7 +6,7 @@ next or returns. Like the controller, of which this is a part, it reads no clock
 
 from collections.abc import Mapping, Sequence
 
-from heddle_core.commands import Command, Preempt
+from heddle_core.commands import CommandList, Preempt
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.ledger import Engine, Ledger, Trajectory
 from heddle_core.queues import Queues
@@ -40,7 +40,7 @@ class Moves:
         engine = self._ledger.known_engines.get(name) if name is not None else None
         return engine if engine is not None and engine.accepting else None
 
-    def place(self, t: Trajectory, out: list[Command]) -> None:
+    def place(self, t: Trajectory, out: CommandList) -> None:
         """Queue a runnable trajectory at its promised home, or where the policy places it."""
         engine = self.take(t) if self.elsewhere(t) else None
         if engine is None:
@@ -48,7 +48,7 @@ class Moves:
         else:
             self._queues.run_at(t, engine, out)
 
-    def fetch(self, engine: Engine, out: list[Command]) -> None:
+    def fetch(self, engine: Engine, out: CommandList) -> None:
         """`engine` is ready: bring those to whom it was promised."""
         for name in self._members.get(engine.id, ()):
             t = self._ledger.trajectories.get(name)
@@ -62,12 +62,12 @@ class Moves:
                 self._ledger.hold(t)
                 self.place(t, out)
 
-    def clear(self, engine: Engine, out: list[Command]) -> None:
+    def clear(self, engine: Engine, out: CommandList) -> None:
         """Ask the next of those who are to go on elsewhere to leave `engine`."""
         if (engine.accepting and not self._homes) or engine.leaving or not self._ledger.engines:
             return
         for t in engine.running.values():
             if not engine.accepting or self.elsewhere(t):
                 self._ledger.ask_to_leave(t, engine)
-                out.append(Preempt(trajectory=t.id, step=t.step, engine=engine.id))
+                out.append(Preempt(trajectory=t.id, step=t.step, engine=engine.id, cause=out.cause))
                 return

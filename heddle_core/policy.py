@@ -11,8 +11,8 @@ from typing import Literal, Protocol, TypeAlias
 from heddle_core.cost import CostModel
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.history import History
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.plan.problem import PlanProblem, ResourcePlan
+from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
+from heddle_core.plans import PlanProblem, ResourcePlan
 from heddle_core.predict.model import Model
 
 Phase: TypeAlias = Literal["held", "queued", "running", "tool", "migrating", "finished"]
@@ -107,9 +107,7 @@ class EngineView(Protocol):
     @property
     def id(self) -> EngineId: ...
     @property
-    def tp(self) -> int: ...
-    @property
-    def gpu(self) -> str: ...
+    def shape(self) -> EngineShape: ...
     @property
     def max_running(self) -> int: ...
     @property

@@ -3,7 +3,7 @@
 Like the controller, of which this is the inner half, it reads no clock and does no I/O.
 """
 
-from heddle_core.commands import Cancel, Command, Dispatch, Preempt
+from heddle_core.commands import Cancel, CommandList, Dispatch, Preempt
 from heddle_core.ledger import Engine, Ledger, Trajectory
 from heddle_core.policy import Policy
 
@@ -15,7 +15,7 @@ class Queues:
         self._policy = policy
         self._ledger = ledger
 
-    def place(self, t: Trajectory, out: list[Command]) -> None:
+    def place(self, t: Trajectory, out: CommandList) -> None:
         """Find a home for a runnable trajectory and queue it there."""
         if not self._ledger.engines:
             self._ledger.hold(t)
@@ -24,7 +24,7 @@ class Queues:
         assert engine.accepting, f"placement chose {engine.id!r}, which takes no work"
         self.run_at(t, engine, out)
 
-    def run_at(self, t: Trajectory, engine: Engine, out: list[Command]) -> None:
+    def run_at(self, t: Trajectory, engine: Engine, out: CommandList) -> None:
         """Queue a runnable trajectory at `engine`, or at the largest if it fits nowhere else."""
         if t.context_tokens >= engine.kv_capacity_tokens:
             engine = max(self._ledger.engines, key=lambda e: e.kv_capacity_tokens)
@@ -35,12 +35,12 @@ class Queues:
         self.enqueue(t, engine)
         self.fill(engine, out, may_preempt=True)
 
-    def _give_up(self, t: Trajectory, engine: Engine, out: list[Command]) -> None:
+    def _give_up(self, t: Trajectory, engine: Engine, out: CommandList) -> None:
         """No engine can ever hold its context; waiting would block a queue for ever."""
         self._ledger.hold(t)
         t.given_up = True
         reason = f"context of {t.context_tokens} tokens, KV capacity {engine.kv_capacity_tokens}"
-        out.append(Cancel(trajectory=t.id, reason=reason))
+        out.append(Cancel(trajectory=t.id, reason=reason, cause=out.cause))
 
     def enqueue(self, t: Trajectory, engine: Engine) -> None:
         """Give `t` its place in the queue, by its newest estimate."""
@@ -50,7 +50,7 @@ class Queues:
         t.reserved_tokens = policy.admission.reserve_tokens(t, t.remaining_tokens)
         self._ledger.enqueue(t, engine, policy.scheduler.priority(t, t.remaining_tokens))
 
-    def fill(self, engine: Engine, out: list[Command], *, may_preempt: bool = False) -> None:
+    def fill(self, engine: Engine, out: CommandList, *, may_preempt: bool = False) -> None:
         """Dispatch all that may run now; then, on a return, at most one eviction (Algorithm 1)."""
         if not engine.accepting:
             return
@@ -60,7 +60,11 @@ class Queues:
             ledger.start(head, engine)
             out.append(
                 Dispatch(
-                    trajectory=head.id, step=head.step, engine=engine.id, priority=head.priority
+                    trajectory=head.id,
+                    step=head.step,
+                    engine=engine.id,
+                    priority=head.priority,
+                    cause=out.cause,
                 )
             )
             head = engine.head()
@@ -71,4 +75,8 @@ class Queues:
             victim = min(engine.running.values(), key=lambda t: t.priority)
             if victim.priority < head.priority:
                 ledger.ask_to_leave(victim, engine)
-                out.append(Preempt(trajectory=victim.id, step=victim.step, engine=engine.id))
+                out.append(
+                    Preempt(
+                        trajectory=victim.id, step=victim.step, engine=engine.id, cause=out.cause
+                    )
+                )

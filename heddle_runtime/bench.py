@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Sequence
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
+from heddle_core.plans import EngineSpec
 from heddle_runtime.engine import (
     EngineClient,
-    EngineSpec,
     KvHandle,
     KvPlaced,
     Launcher,
@@ -65,7 +65,9 @@ class Bench:
     async def start(self, tp: int) -> tuple[EngineClient, float]:
         """Start an engine; returns it, ready, and the seconds that it took."""
         name = EngineId(f"m{next(self._numbers)}")
-        spec = EngineSpec(engine=name, tp=tp, gpu=self._gpu, max_running=self._max_running)
+        spec = EngineSpec(
+            engine=name, shape=EngineShape(self._gpu, tp), max_running=self._max_running
+        )
         asked_s = self._loop.time()
         answer = self._expect(name, "ready")
         client = self._launcher.start(spec, self)

@@ -1,7 +1,8 @@
 """The engines of a run: starts, stops, deaths, samples, and what each of them is doing."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+import msgspec
 
 from heddle_core.commands import Dispatch, Migrate, Preempt, StartEngine, StopEngine
 from heddle_core.events import (
@@ -12,11 +13,11 @@ from heddle_core.events import (
     Event,
 )
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.plans import EngineSpec
 from heddle_runtime.clock import RunClock
 from heddle_runtime.engine import (
     EngineClient,
     EngineRefusedError,
-    EngineSpec,
     KvHandle,
     KvPlaced,
     Launcher,
@@ -88,7 +89,7 @@ class Cluster:
             # Frameworks keep engines between rollouts: the clock waits for the first ones.
             self._clock.freeze()
         spec = EngineSpec(
-            engine=command.engine, tp=command.tp, gpu=command.gpu, max_running=command.max_running
+            engine=command.engine, shape=command.shape, max_running=command.max_running
         )
         self._starting[command.engine] = self._launcher.start(spec, self)
 
@@ -160,8 +161,7 @@ class Cluster:
             EngineReady(
                 time_s=self._clock.now_s,
                 engine=engine,
-                tp=client.spec.tp,
-                gpu=client.spec.gpu,
+                shape=client.spec.shape,
                 kv_capacity_tokens=kv_capacity_tokens,
                 max_running=client.spec.max_running,
             )
@@ -270,4 +270,4 @@ class Cluster:
     def _report(self, reports: list[EngineReported]) -> None:
         for report in reports:
             if report.engine in self.engines:
-                self._deliver(replace(report, time_s=self._clock.now_s))
+                self._deliver(msgspec.structs.replace(report, time_s=self._clock.now_s))

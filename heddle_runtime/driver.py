@@ -38,7 +38,7 @@ from heddle_core.events import (
     TrajectoryFinished,
     WeightsUpdated,
 )
-from heddle_core.ids import EngineId
+from heddle_core.ids import EngineId, RolloutId
 from heddle_core.journal import Handle
 from heddle_runtime.agent import Agent, StepVerdict, answer_within
 from heddle_runtime.clock import RunClock
@@ -48,6 +48,10 @@ from heddle_runtime.services import Predictions, Solver, charged_solver, own_est
 
 DRAIN_S = 5.0
 """How long an interrupted run waits for the engines to hand over the tokens of running steps."""
+
+
+ROLLOUT = RolloutId("rollout")
+"""The one rollout of a run."""
 
 
 class StuckError(RuntimeError):
@@ -128,7 +132,9 @@ class AsyncDriver:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
         self._clock.thaw()
-        self._deliver(RolloutStarted(time_s=self._clock.now_s, trajectories=self._unfinished))
+        self._deliver(
+            RolloutStarted(time_s=self._clock.now_s, rollout=ROLLOUT, trajectories=self._unfinished)
+        )
         for live in sorted(self._agents, key=lambda live: live.agent.arrival_s):
             self._clock.call_after(live.agent.arrival_s, partial(self._arrive, live))
         self._look_whether_over()
@@ -268,6 +274,7 @@ class AsyncDriver:
         agent = live.agent
         arrived = TrajectoryArrived(
             time_s=self._clock.now_s,
+            rollout=ROLLOUT,
             trajectory=agent.id,
             group=agent.group,
             task=agent.task,

@@ -14,20 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 from heddle_core.events import MoveWay
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.plans import EngineSpec
 
 
 class EngineRefusedError(ValueError):
     """An engine was asked for something that it can never do; the message says what and why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSpec:
-    """The engine that is wanted."""
-
-    engine: EngineId
-    tp: int
-    gpu: str
-    max_running: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,12 @@ from typing import Protocol, TypeAlias
 import simpy
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.plans import EngineSpec
 from heddle_runtime.clock import RunClock
 from heddle_runtime.engine import (
     EngineListener,
     EngineRefusedError,
     EngineSample,
-    EngineSpec,
     KvHandle,
     KvPlaced,
     StepEnd,

@@ -91,7 +91,7 @@ async def _stop(session: Session, engine: EngineClient, start_s: float, *, other
     session.found.lives.append(
         LifeTrial(
             order=session.place,
-            tp=engine.spec.tp,
+            tp=engine.spec.shape.tp,
             others=others,
             start_s=start_s,
             stop_s=stop_s,

@@ -65,8 +65,8 @@ async def move(
     session.found.moves.append(
         MoveTrial(
             order=session.place,
-            tp=source.spec.tp,
-            target_tp=target.spec.tp,
+            tp=source.spec.shape.tp,
+            target_tp=target.spec.shape.tp,
             batch=batch,
             context=context,
             way=placed.way,

@@ -10,7 +10,7 @@ from multiprocessing import get_context, parent_process
 from typing import TypeAlias
 
 from heddle_core.commands import Predict, SolvePlan
-from heddle_core.plan.problem import PlanProblem, ResourcePlan
+from heddle_core.plans import PlanProblem, ResourcePlan
 from heddle_runtime.clock import RunClock
 
 Predictions: TypeAlias = Callable[[Predict], Awaitable[float | None]]

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal, TypeAlias, assert_never
 
 from heddle_core.ids import GroupId, TrajectoryId
+from heddle_core.plans import EngineSpec
 from heddle_runtime import wire
 from heddle_runtime.engine import (
     EngineListener,
     EngineRefusedError,
     EngineSample,
-    EngineSpec,
     KvHandle,
     KvPlaced,
     StepRequest,
@@ -133,7 +133,7 @@ class VllmEngine:
         self._child.send(
             wire.Boot(
                 settings=self._settings,
-                tp=self._spec.tp,
+                tp=self._spec.shape.tp,
                 max_running=self._spec.max_running,
                 parent=os.getpid(),
                 cores=place.cores,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from heddle_core.ids import EngineId
-from heddle_runtime.engine import EngineListener, EngineSpec
+from heddle_core.plans import EngineSpec
+from heddle_runtime.engine import EngineListener
 from heddle_runtime.vllm_engine import Place, VllmEngine
 from heddle_runtime.vllm_settings import Platform, VllmSettings, environment, installed_vllm
 from heddle_runtime.wire import Ready
@@ -123,9 +124,9 @@ class VllmLauncher:
         devices: tuple[int, ...] = ()
         if self._devices:
             free = [d for d in self._devices if self._used(d) < self._per_device]
-            if len(free) < spec.tp:
+            if len(free) < spec.shape.tp:
                 return None
-            devices = tuple(sorted(free, key=self._used)[: spec.tp])
+            devices = tuple(sorted(free, key=self._used)[: spec.shape.tp])
             self._on[spec.engine] = devices
         cores: tuple[int, ...] = ()
         if self._cores:

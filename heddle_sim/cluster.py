@@ -108,7 +108,7 @@ class Cluster:
     def start(self, command: StartEngine) -> None:
         """Begin to start an engine; EngineReady follows."""
         if self._under_way:
-            after(self._env, self._world.start_s(command.tp), lambda: self._ready(command))
+            after(self._env, self._world.start_s(command.shape.tp), lambda: self._ready(command))
         else:
             self._ready(command)
 
@@ -227,7 +227,7 @@ class Cluster:
 
     def _ready(self, command: StartEngine) -> None:
         name, world = command.engine, self._world
-        table = world.table(command.gpu, command.tp)
+        table = world.table(command.shape.gpu, command.shape.tp)
         spare = SPARE_SLOTS if world.moves_by == "prefill" else 0
         self.engines[name] = SimEngine(
             self._env,
@@ -245,8 +245,7 @@ class Cluster:
             EngineReady(
                 time_s=self._env.now,
                 engine=name,
-                tp=command.tp,
-                gpu=command.gpu,
+                shape=command.shape,
                 kv_capacity_tokens=table.kv_capacity_tokens,
                 max_running=command.max_running,
             )

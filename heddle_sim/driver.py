@@ -38,12 +38,15 @@ from heddle_core.events import (
     TrajectoryArrived,
     TrajectoryFinished,
 )
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
 from heddle_core.journal import Handle
 from heddle_sim.cluster import Cluster, World, after
 from heddle_sim.engine import StepResult
 from heddle_sim.tools import ToolPool
 from heddle_trace.schema import TrajectoryScript
+
+ROLLOUT = RolloutId("rollout")
+"""The one rollout of a run."""
 
 
 class StuckError(RuntimeError):
@@ -105,7 +108,7 @@ class SimDriver:
         for live in arrivals:
             delay_s = live.script.arrival_s - arrivals[0].script.arrival_s
             after(self.env, delay_s, partial(self._arrive, live))
-        self._deliver(RolloutStarted(time_s=0.0, trajectories=self._unfinished))
+        self._deliver(RolloutStarted(time_s=0.0, rollout=ROLLOUT, trajectories=self._unfinished))
         try:
             while self._unfinished:
                 self.env.step()
@@ -168,6 +171,7 @@ class SimDriver:
         self._deliver(
             TrajectoryArrived(
                 time_s=self.env.now,
+                rollout=ROLLOUT,
                 trajectory=live.id,
                 group=live.group,
                 task=script.task,

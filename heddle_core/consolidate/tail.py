@@ -2,7 +2,7 @@
 
 from heddle_core.consolidate.tail_problem import TailProblem
 from heddle_core.ids import TrajectoryId
-from heddle_core.plan.problem import EngineSpec
+from heddle_core.plans import EngineSpec
 from heddle_core.policy import Setting, TrajectoryView, View
 
 CHARGED_S = 0.2
@@ -54,7 +54,9 @@ class TailConsolidation:
         setting, engines = self._setting, view.engines
         at = {e.id: k for k, e in enumerate(engines)}
         tpot_s = [
-            setting.cost.by_tp[e.tp].iteration_s(max(e.running_steps, 1), e.believed_kv_tokens)
+            setting.cost.by_tp[e.shape.tp].iteration_s(
+                max(e.running_steps, 1), e.believed_kv_tokens
+            )
             for e in engines
         ]
         ids: list[TrajectoryId] = []
@@ -77,11 +79,10 @@ class TailConsolidation:
             own.append(_per_output(t))
         if not ids:
             return None
-        degrees = sorted({*setting.tp_choices, *(e.tp for e in engines)})
+        degrees = sorted({*setting.tp_choices, *(e.shape.tp for e in engines)})
         return TailProblem(
             engines=tuple(
-                EngineSpec(engine=e.id, tp=e.tp, gpu=e.gpu, max_running=e.max_running)
-                for e in engines
+                EngineSpec(engine=e.id, shape=e.shape, max_running=e.max_running) for e in engines
             ),
             trajectories=tuple(ids),
             homes=tuple(homes),

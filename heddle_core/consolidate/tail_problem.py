@@ -16,9 +16,9 @@ import numpy as np
 
 from heddle_core.consolidate.crowd import Crowd
 from heddle_core.cost import StepCost
-from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.plan.group_cost import IntArray, Work
-from heddle_core.plan.problem import EngineSpec, ResourcePlan
+from heddle_core.plans import EngineSpec, ResourcePlan
 
 _LEAST_MOVE_GAIN_S = 0.2
 """A move must bring the end forward by this much: it may take a preemption."""
@@ -66,7 +66,7 @@ class TailProblem:
         return best
 
     def _tps(self) -> list[int]:
-        return [engine.tp for engine in self.engines]
+        return [engine.shape.tp for engine in self.engines]
 
     def _work(self) -> Work:
         output = np.asarray(self.output_tokens)
@@ -90,9 +90,9 @@ class TailProblem:
         windows: list[tuple[int, ...]] = []
         inside: list[int] = []
         used = 0
-        for e in sorted(range(len(self.engines)), key=lambda e: -self.engines[e].tp):
+        for e in sorted(range(len(self.engines)), key=lambda e: -self.engines[e].shape.tp):
             inside.append(e)
-            used += self.engines[e].tp
+            used += self.engines[e].shape.tp
             if used >= width:
                 if used == width and len(inside) > 1:
                     windows.append(tuple(inside))
@@ -129,9 +129,8 @@ class TailProblem:
         for window in merged:
             first = self.engines[window[0]]
             engines[len(engines) + len(gone)] = EngineSpec(
-                engine=EngineId(first.engine.partition("+")[0]),
-                tp=max(self.by_tp),
-                gpu=first.gpu,
+                engine=EngineId(first.engine.name),
+                shape=EngineShape(first.shape.gpu, max(self.by_tp)),
                 max_running=first.max_running,
             )
         movers: dict[int, list[TrajectoryId]] = {}

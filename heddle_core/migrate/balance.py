@@ -96,7 +96,7 @@ class Balance:
         self._counted_s = view.now_s
         self._names = [e.id for e in engines]
         self._index = {name: i for i, name in enumerate(self._names)}
-        costs = [self._setting.cost.by_tp[e.tp] for e in engines]
+        costs = [self._setting.cost.by_tp[e.shape.tp] for e in engines]
         self._t0 = np.array([c.t0_s for c in costs])
         self._t1 = np.array([c.t1_s for c in costs])
         self._t2 = np.array([c.t2_s for c in costs])

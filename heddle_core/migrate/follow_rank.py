@@ -43,7 +43,7 @@ class FollowRank:
 
     def _form_groups(self, view: View) -> None:
         """Read the groups from the homes, widest engine first."""
-        engines = sorted(view.engines, key=lambda e: -e.tp)
+        engines = sorted(view.engines, key=lambda e: -e.shape.tp)
         self._engines = [e.id for e in engines]
         self._known = dict.fromkeys(self._engines)
         self._edges = list(accumulate(e.sessions for e in engines))

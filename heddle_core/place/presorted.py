@@ -33,8 +33,8 @@ class Presorted:
         Where predictions tell nobody apart, the groups are cut for the mean of history and dealt.
         """
         setting, history = self._setting, self._setting.history
-        engines = sorted(view.engines, key=lambda e: -e.tp)
-        by_tp = {e.tp: setting.cost.by_tp[e.tp] for e in engines}
+        engines = sorted(view.engines, key=lambda e: -e.shape.tp)
+        by_tp = {e.shape.tp: setting.cost.by_tp[e.shape.tp] for e in engines}
         apart = history is None or history.tells_apart(remaining)
         if history is None or apart:
             output = np.maximum(np.asarray(remaining, dtype=np.float64), 1.0)
@@ -47,7 +47,9 @@ class Presorted:
             tool_s=output * (history.tool_s_per_output if history else 0.0),
         )
         order, costs = ordered_costs(work, by_tp, self._cost, max_running=setting.max_running)
-        sizes = search_partition([costs[e.tp] for e in engines], len(ts), tolerance=1e-3).sizes
+        sizes = search_partition(
+            [costs[e.shape.tp] for e in engines], len(ts), tolerance=1e-3
+        ).sizes
         homes = [engines[0].id] * len(ts)
         seats = np.repeat(np.arange(len(engines)), sizes) if apart else _dealt(sizes)
         for k, seat in zip(order if apart else range(len(ts)), seats, strict=True):
@@ -59,7 +61,7 @@ class Presorted:
         home = t.home
         if home is not None and view.engine(home).accepting:
             return home
-        return min(view.engines, key=lambda e: e.sessions / e.tp).id
+        return min(view.engines, key=lambda e: e.sessions / e.shape.tp).id
 
     def finished(self, t: TrajectoryView) -> None:
         """Forget nothing: homes are the ledger's."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from heddle_core.ids import EngineId
-from heddle_core.plan.problem import EngineSpec, PlanProblem, ResourcePlan
+from heddle_core.ids import EngineId, EngineShape
+from heddle_core.plans import EngineSpec, PlanProblem, ResourcePlan
 from heddle_core.policy import Setting, TrajectoryView
 
 
@@ -31,8 +31,7 @@ class FixedPlan:
             engines=tuple(
                 EngineSpec(
                     engine=EngineId(f"e{i}"),
-                    tp=tp,
-                    gpu=setting.gpu,
+                    shape=EngineShape(setting.gpu, tp),
                     max_running=setting.max_running,
                 )
                 for i, tp in enumerate(tps)

@@ -8,7 +8,7 @@ import numpy as np
 
 from heddle_core.cost import StepCost
 from heddle_core.history import History
-from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.place.presorted_dp import aggregate_short
 from heddle_core.plan.anneal import anneal_plan
 from heddle_core.plan.exact import exact_plan
@@ -24,7 +24,7 @@ from heddle_core.plan.group_plan import GroupPlan, ends_s
 from heddle_core.plan.libra_dp import libra_dp
 from heddle_core.plan.paper_cost import paper_costs
 from heddle_core.plan.portfolio import portfolio
-from heddle_core.plan.problem import EngineSpec, ResourcePlan
+from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import Setting, TrajectoryView
 
 Solver: TypeAlias = Literal["exact", "anneal", "portfolio", "libra-dp"]
@@ -75,7 +75,11 @@ class JointProblem:
         """Nobody has arrived in time: engines of the least degree wait for those who still do."""
         tp = min(self.by_tp)
         engines = tuple(
-            EngineSpec(engine=EngineId(f"e{i}"), tp=tp, gpu=self.gpu, max_running=self.max_running)
+            EngineSpec(
+                engine=EngineId(f"e{i}"),
+                shape=EngineShape(self.gpu, tp),
+                max_running=self.max_running,
+            )
             for i in range(self.gpus // tp)
         )
         return ResourcePlan(engines=engines)
@@ -118,13 +122,17 @@ class JointProblem:
         for group in (*found.groups, *idle):
             name = EngineId(f"e{len(engines)}")
             engines.append(
-                EngineSpec(engine=name, tp=group.tp, gpu=self.gpu, max_running=self.max_running)
+                EngineSpec(
+                    engine=name,
+                    shape=EngineShape(self.gpu, group.tp),
+                    max_running=self.max_running,
+                )
             )
             homes.append((name, tuple(self.trajectories[k] for k in group.members)))
         return ResourcePlan(
             engines=tuple(engines),
             homes=tuple(homes) if self.homes else (),
-            believed_makespan_s=found.makespan_s,
+            estimated_makespan_s=found.makespan_s,
         )
 
 

@@ -158,7 +158,7 @@ class Books:
                 for known in (self.starting, self.alive, self.gone):
                     assert command.engine not in known, "names are never used twice"
                 self.starting[command.engine] = command
-                used = sum(c.tp for c in (*self.starting.values(), *self.alive.values()))
+                used = sum(c.shape.tp for c in (*self.starting.values(), *self.alive.values()))
                 assert used <= self.gpus, "more GPUs than there are (11)"
             case StopEngine():
                 assert command.engine in self.alive

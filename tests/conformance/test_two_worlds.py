@@ -21,10 +21,10 @@ from heddle_core import Controller, Entry, first_divergence, recorded
 from heddle_core.commands import Preempt
 from heddle_core.events import EngineFailed, MigrationFinished
 from heddle_core.ids import EngineId
+from heddle_core.plans import EngineSpec
 from heddle_core.presets import PRESETS
 from heddle_runtime.clock import RunClock
 from heddle_runtime.driver import AsyncDriver
-from heddle_runtime.engine import EngineSpec
 from heddle_runtime.fake_engine import EngineModel, FakeLauncher, ModelEnd
 from heddle_runtime.replay import ReplayAgent
 from heddle_runtime.virtual_time import run_virtual
@@ -90,7 +90,7 @@ def model_of(world: World) -> Callable[..., EngineModel]:
         return SimEngine(
             env,
             spec.engine,
-            world.table(spec.gpu, spec.tp),
+            world.table(spec.shape.gpu, spec.shape.tp),
             max_running=spec.max_running,
             max_batched_tokens=world.max_batched_tokens,
             block_size=world.block_size,

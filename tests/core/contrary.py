@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from heddle_core.cost import CostModel
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.ids import EngineId
-from heddle_core.plan.problem import EngineSpec, ResourcePlan
+from heddle_core.ids import EngineId, EngineShape
+from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import Policy, TrajectoryView, View
 
 
@@ -85,7 +85,7 @@ class TwoSizes:
         self, ts: Sequence[TrajectoryView], remaining: Sequence[float]
     ) -> ResourcePlan | Problem:
         specs = tuple(
-            EngineSpec(engine=EngineId(f"e{i}"), tp=tp, gpu="h100", max_running=slots)
+            EngineSpec(engine=EngineId(f"e{i}"), shape=EngineShape("h100", tp), max_running=slots)
             for i, (tp, slots) in enumerate([(1, 2), (1, 1), (2, 3)])
         )
         homes = tuple((s.engine, tuple(t.id for t in ts[i::3])) for i, s in enumerate(specs))
@@ -100,15 +100,15 @@ class Reshuffle:
         seed = scatter("merge", view.unfinished, view.now_s)
         if seed % 2:
             return None
-        narrow = [e for e in view.engines if e.tp == 1][: 2 if seed % 3 else 0]
+        narrow = [e for e in view.engines if e.shape.tp == 1][: 2 if seed % 3 else 0]
         specs = [
-            EngineSpec(engine=e.id, tp=e.tp, gpu=e.gpu, max_running=e.max_running)
+            EngineSpec(engine=e.id, shape=e.shape, max_running=e.max_running)
             for e in view.engines
             if e not in narrow or len(narrow) < 2
         ]
         if len(narrow) == 2:
             name = EngineId(narrow[0].id.partition("+")[0])
-            specs.append(EngineSpec(engine=name, tp=2, gpu="h100", max_running=2))
+            specs.append(EngineSpec(engine=name, shape=EngineShape("h100", 2), max_running=2))
         ts = list(view.trajectories)
         homes = tuple((s.engine, tuple(ts[i :: len(specs)])) for i, s in enumerate(specs))
         return Problem(found=ResourcePlan(engines=tuple(specs), homes=homes))

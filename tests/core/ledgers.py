@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from heddle_core.cost import CostModel, StepCost
 from heddle_core.history import History
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.ledger import Engine, Ledger, Trajectory
 from heddle_core.policy import Phase, Setting
 
@@ -55,8 +55,7 @@ def ledger_of(*tps: int, max_running: int = 16) -> Ledger:
 def add_engine(ledger: Ledger, name: str, tp: int = 1, *, max_running: int = 16) -> Engine:
     engine = Engine(
         id=EngineId(name),
-        tp=tp,
-        gpu="h100",
+        shape=EngineShape("h100", tp),
         max_running=max_running,
         kv_capacity_tokens=step_cost(tp).kv_capacity_tokens,
     )

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from heddle_core.cost import CostModel, StepCost
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.policy import Phase, Setting
 
 SOME_GROUP = GroupId("g")
+ONE_H100 = EngineShape("h100", 1)
 
 
 @dataclass(kw_only=True)
@@ -33,8 +34,7 @@ class FakeEngine:
     in_flight: int = 0
     sessions: int = 0
     accepting: bool = True
-    tp: int = 1
-    gpu: str = "h100"
+    shape: EngineShape = ONE_H100
     max_running: int = 100
     kv_capacity_tokens: int = 250_000
     reported_kv_used_tokens: int = 0

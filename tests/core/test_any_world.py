@@ -47,7 +47,7 @@ from heddle_core.events import (
     TrajectoryFinished,
     WeightsUpdated,
 )
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
 from tests.core.contrary import GPUS, contrary
 
 KV_CAPACITY = 400
@@ -89,7 +89,7 @@ class HostileWorld(RuleBasedStateMachine):
         self.in_tool: dict[TrajectoryId, int] = {}
         self.made: dict[TrajectoryId, int] = {}
         self.over: list[TrajectoryId] = []
-        self.say(RolloutStarted(time_s=0.0, trajectories=promised))
+        self.say(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=promised))
         if late:
             while self.arrived < self.promised:
                 self.arrive(prompt=40 + self.arrived, group=self.arrived % 2, dt=0.1)
@@ -129,7 +129,7 @@ class HostileWorld(RuleBasedStateMachine):
                 assert command.engine not in self.alive
                 assert command.engine not in self.dead, "the dead do not come back"
                 self.starting[command.engine] = command
-                used = sum(c.tp for c in (*self.starting.values(), *self.alive.values()))
+                used = sum(c.shape.tp for c in (*self.starting.values(), *self.alive.values()))
                 assert used <= GPUS, "more GPUs than there are"
             case StopEngine():
                 assert command.engine in self.alive
@@ -153,6 +153,7 @@ class HostileWorld(RuleBasedStateMachine):
         self.say(
             TrajectoryArrived(
                 time_s=self.later(dt),
+                rollout=RolloutId("r"),
                 trajectory=name,
                 group=GroupId(f"g{group}"),
                 task="any",
@@ -307,9 +308,8 @@ class HostileWorld(RuleBasedStateMachine):
             EngineReady(
                 time_s=self.now_s,
                 engine=name,
-                tp=command.tp,
-                gpu=command.gpu,
-                kv_capacity_tokens=KV_CAPACITY * command.tp,
+                shape=command.shape,
+                kv_capacity_tokens=KV_CAPACITY * command.shape.tp,
                 max_running=command.max_running,
             )
         )
@@ -367,7 +367,9 @@ class HostileWorld(RuleBasedStateMachine):
     @rule(promised=st.integers(1, 4))
     def next_rollout(self, promised: int) -> None:
         self.promised += promised
-        self.say(RolloutStarted(time_s=self.later(1), trajectories=promised))
+        self.say(
+            RolloutStarted(time_s=self.later(1), rollout=RolloutId("r"), trajectories=promised)
+        )
 
     # -- what must always hold -------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ HISTORY = history()
 def terms(s: Setting, ledger: Ledger, context: int, remaining: float, engine: EngineId):
     """What one trajectory adds to the two sums of an engine, and its solo time: written apart."""
     e = ledger.engine(engine)
-    cost = s.cost.by_tp[e.tp]
+    cost = s.cost.by_tp[e.shape.tp]
     output = max(remaining, 1.0)
     appended = output * (s.history.appended_per_output if s.history else 0.0)
     mean_context = context + (output + appended) / 2

@@ -15,8 +15,8 @@ from heddle_core.events import (
     StepPreempted,
     TrajectoryFinished,
 )
-from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.plan.problem import EngineSpec, ResourcePlan
+from heddle_core.ids import EngineId, EngineShape, RolloutId, TrajectoryId
+from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import View
 from tests.core.contrary import Problem
 from tests.core.test_controller import E0, E1, PLAIN, A, B, C, Engines, Told, dispatch
@@ -38,7 +38,7 @@ class Merge:
 
 
 def spec(engine: EngineId, tp: int = 1) -> EngineSpec:
-    return EngineSpec(engine=engine, tp=tp, gpu="h100", max_running=1)
+    return EngineSpec(engine=engine, shape=EngineShape("h100", tp), max_running=1)
 
 
 def merged(homes: Sequence[tuple[EngineId, tuple[TrajectoryId, ...]]] = ()) -> ResourcePlan:
@@ -71,7 +71,7 @@ def preempted(told: Told, name: TrajectoryId, engine: EngineId, tokens: int = 4)
 
 
 def start_wide() -> StartEngine:
-    return StartEngine(engine=WIDE, tp=2, gpu="h100", max_running=1)
+    return StartEngine(engine=WIDE, shape=EngineShape("h100", 2), max_running=1)
 
 
 def test_the_part_is_asked_when_a_trajectory_has_ended_and_not_while_its_problem_is_searched():
@@ -87,7 +87,7 @@ def test_it_is_not_asked_before_all_have_arrived():
     part = Merge()
     policy = replace(PLAIN, planner=Engines((E0, E1, E2, E3)), consolidation=part)
     told = Told(policy)
-    for command in told.tell(RolloutStarted(time_s=0.0, trajectories=3)):
+    for command in told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=3)):
         told.ready(command.engine)
     told.arrive(A)
     told.arrive(B)
@@ -196,7 +196,7 @@ def test_a_solution_for_engines_that_are_no_longer_there_is_dropped(which):
 def test_a_solution_of_the_last_rollout_is_dropped():
     told = at_work(Merge(), A, B, C)
     end(told, C, E2)
-    told.tell(RolloutStarted(time_s=0.0, trajectories=0))
+    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=0))
     assert solved(told) == []
 
 

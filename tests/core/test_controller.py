@@ -33,11 +33,11 @@ from heddle_core.events import (
     TrajectoryArrived,
     TrajectoryFinished,
 )
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.ledger import LedgerError
 from heddle_core.migrate.never import Never
 from heddle_core.place.least_loaded import LeastLoaded
-from heddle_core.plan.problem import EngineSpec, ResourcePlan
+from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import TrajectoryView, View
 from heddle_core.predict.none import NoPrediction
 from heddle_core.schedule.fcfs import Fcfs
@@ -55,7 +55,10 @@ class Engines:
     needs_all: bool = False
 
     def plan(self, ts: Sequence[TrajectoryView], remaining: Sequence[float]) -> ResourcePlan:
-        specs = [EngineSpec(engine=n, tp=1, gpu="h100", max_running=self.slots) for n in self.names]
+        specs = [
+            EngineSpec(engine=n, shape=EngineShape("h100", 1), max_running=self.slots)
+            for n in self.names
+        ]
         return ResourcePlan(engines=tuple(specs))
 
 
@@ -98,7 +101,9 @@ class Told:
     def __init__(self, policy: Policy, *arrivals: tuple[TrajectoryId, int], kv: int = 1000) -> None:
         self.controller = Controller(policy)
         self.now_s = 0.0
-        started = self.tell(RolloutStarted(time_s=0.0, trajectories=len(arrivals)))
+        started = self.tell(
+            RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=len(arrivals))
+        )
         for command in started:
             assert isinstance(command, StartEngine)
             self.ready(command.engine, kv=kv, slots=command.max_running)
@@ -114,8 +119,7 @@ class Told:
             EngineReady(
                 time_s=self.now_s,
                 engine=engine,
-                tp=1,
-                gpu="h100",
+                shape=EngineShape("h100", 1),
                 kv_capacity_tokens=kv,
                 max_running=slots,
             )
@@ -125,6 +129,7 @@ class Told:
         return self.tell(
             TrajectoryArrived(
                 time_s=self.now_s,
+                rollout=RolloutId("r"),
                 trajectory=name,
                 group=GroupId("g"),
                 task="t",
@@ -252,7 +257,9 @@ def test_a_dead_engines_work_goes_elsewhere_with_the_tokens_it_had() -> None:
     told = Told(replace(PLAIN, planner=Engines((E0, E1))), (A, 10), (B, 10), (C, 10))
     died = EngineFailed(time_s=0.0, engine=E0, reason="x", salvaged=((A, 7),))
     answer = told.tell(died)
-    assert answer == [StartEngine(engine=EngineId("e0+1"), tp=1, gpu="h100", max_running=1)]
+    assert answer == [
+        StartEngine(engine=EngineId("e0+1"), shape=EngineShape("h100", 1), max_running=1)
+    ]
     assert told.controller.ledger.trajectories[A].context_tokens == 17
     assert told.finish(B, engine=E1) == [dispatch(A, engine=E1)]
 
@@ -294,12 +301,15 @@ def test_a_failed_prediction_leaves_the_last_estimate() -> None:
 
 def test_a_plan_that_needs_all_waits_for_the_last_arrival() -> None:
     told = Told(replace(PLAIN, planner=Engines(needs_all=True)), (A, 10), (B, 10))
-    assert told.answers == [[], [StartEngine(engine=E0, tp=1, gpu="h100", max_running=1)]]
+    assert told.answers == [
+        [],
+        [StartEngine(engine=E0, shape=EngineShape("h100", 1), max_running=1)],
+    ]
 
 
 def test_a_plan_does_not_wait_for_ever_for_arrivals_that_were_promised() -> None:
     told = Told(replace(PLAIN, planner=Engines(needs_all=True)))
-    told.tell(RolloutStarted(time_s=0.0, trajectories=2))
+    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=2))
     told.arrive(A)
     deadline_s = told.controller.deadline_s
     assert deadline_s == 30.0
@@ -315,16 +325,16 @@ def test_a_plan_of_another_shape_stops_engines_before_it_starts_new_ones() -> No
 
         def plan(self, ts: Sequence[TrajectoryView], remaining: Sequence[float]) -> ResourcePlan:
             self.rollouts += 1
-            spec = EngineSpec(engine=E0, tp=self.rollouts, gpu="h100", max_running=1)
+            spec = EngineSpec(engine=E0, shape=EngineShape("h100", self.rollouts), max_running=1)
             return ResourcePlan(engines=(spec,))
 
     told = Told(replace(PLAIN, planner=Growing()))
     told.controller.ledger.check()
-    assert told.tell(RolloutStarted(time_s=0.0, trajectories=1)) == [
+    assert told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=1)) == [
         StopEngine(engine=E0, drain=True)
     ]
     assert told.tell(EngineStopped(time_s=0.0, engine=E0)) == [
-        StartEngine(engine=EngineId("e0+1"), tp=2, gpu="h100", max_running=1)
+        StartEngine(engine=EngineId("e0+1"), shape=EngineShape("h100", 2), max_running=1)
     ]
 
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 
 from heddle_core.commands import Command, StartEngine, StopEngine
 from heddle_core.fleet import MAX_RESTARTS, Fleet
-from heddle_core.ids import EngineId
-from heddle_core.plan.problem import EngineSpec, ResourcePlan
+from heddle_core.ids import EngineId, EngineShape
+from heddle_core.plans import EngineSpec, ResourcePlan
 
 
 def plan_of(*shapes: int | tuple[int, int]) -> ResourcePlan:
@@ -14,7 +14,7 @@ def plan_of(*shapes: int | tuple[int, int]) -> ResourcePlan:
     pairs = [(s, 8) if isinstance(s, int) else s for s in shapes]
     return ResourcePlan(
         engines=tuple(
-            EngineSpec(engine=EngineId(f"e{i}"), tp=tp, gpu="h100", max_running=slots)
+            EngineSpec(engine=EngineId(f"e{i}"), shape=EngineShape("h100", tp), max_running=slots)
             for i, (tp, slots) in enumerate(pairs)
         )
     )
@@ -85,7 +85,7 @@ def running(*shapes: int | tuple[int, int]) -> Told:
 
 
 def started(commands: list[Command]) -> list[tuple[str, int]]:
-    return [(c.engine, c.tp) for c in commands if isinstance(c, StartEngine)]
+    return [(c.engine, c.shape.tp) for c in commands if isinstance(c, StartEngine)]
 
 
 def test_a_first_plan_starts_everything_and_settles_when_all_is_ready():

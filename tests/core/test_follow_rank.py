@@ -26,7 +26,7 @@ def literal(
 
 
 def groups(ledger: Ledger) -> list[tuple[EngineId, int]]:
-    return [(e.id, e.sessions) for e in sorted(ledger.engines, key=lambda e: -e.tp)]
+    return [(e.id, e.sessions) for e in sorted(ledger.engines, key=lambda e: -e.shape.tp)]
 
 
 def test_a_revised_prediction_moves_to_the_group_of_the_new_rank():

@@ -183,7 +183,7 @@ def test_a_broken_offer_is_explained(offered, value, says):
 
 def test_the_fixed_plan_gives_every_gpu_to_engines_of_one_tp_degree():
     plan = FixedPlan(setting(gpus=8, tp=2)).plan((), ())
-    assert [(e.engine, e.tp, e.max_running) for e in plan.engines] == [
+    assert [(e.engine, e.shape.tp, e.max_running) for e in plan.engines] == [
         ("e0", 2, 100),
         ("e1", 2, 100),
         ("e2", 2, 100),

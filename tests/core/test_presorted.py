@@ -61,7 +61,7 @@ def test_groups_are_the_best_of_every_way_to_cut(cost, tps, trajectories):
     ledger, ts, remaining = lengths_ledger(tps, *zip(*trajectories, strict=True))
     homes = Presorted(s, cost=cost).assign(ts, remaining, ledger)
     order, costs = believed(cost, s, ts, remaining, tps)
-    n, widest = len(ts), sorted(ledger.engines, key=lambda e: -e.tp)
+    n, widest = len(ts), sorted(ledger.engines, key=lambda e: -e.shape.tp)
     assert len(homes) == n
     assert set(homes) <= {e.id for e in widest}
     position = {e.id: i for i, e in enumerate(widest)}

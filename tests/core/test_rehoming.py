@@ -25,8 +25,8 @@ from heddle_core.events import (
     StepPreempted,
     TrajectoryFinished,
 )
-from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.plan.problem import EngineSpec, ResourcePlan
+from heddle_core.ids import EngineId, EngineShape, RolloutId, TrajectoryId
+from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import TrajectoryView
 from tests.core.test_controller import (
     E0,
@@ -58,7 +58,7 @@ class Shrinking(Engines):
         self.rollouts += 1
         tps = (1, 1) if self.rollouts == 1 else (1, 2)
         specs = [
-            EngineSpec(engine=EngineId(f"e{i}"), tp=tp, gpu="h100", max_running=1)
+            EngineSpec(engine=EngineId(f"e{i}"), shape=EngineShape("h100", tp), max_running=1)
             for i, tp in enumerate(tps)
         ]
         return ResourcePlan(engines=tuple(specs))
@@ -79,7 +79,7 @@ def failed(engine: EngineId, *salvaged: tuple[TrajectoryId, int]) -> EngineFaile
 
 
 def restart(engine: str) -> StartEngine:
-    return StartEngine(engine=EngineId(engine), tp=1, gpu="h100", max_running=1)
+    return StartEngine(engine=EngineId(engine), shape=EngineShape("h100", 1), max_running=1)
 
 
 def home(told: Told, name: TrajectoryId = A) -> EngineId | None:
@@ -111,7 +111,7 @@ def test_who_waits_at_an_engine_that_must_go_waits_elsewhere():
     told.arrive(TrajectoryId("e"))
     queued = [t.id for t in told.controller.ledger.engine(E1).waiting()]
     assert queued
-    assert told.tell(RolloutStarted(time_s=0.0, trajectories=1)) == [
+    assert told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=1)) == [
         StopEngine(engine=E1, drain=True),
         Preempt(trajectory=B, step=0, engine=E1),
     ]
@@ -120,7 +120,7 @@ def test_who_waits_at_an_engine_that_must_go_waits_elsewhere():
 
 def test_a_step_preempted_on_an_engine_that_drains_goes_elsewhere():
     told = second_rollout()
-    told.tell(RolloutStarted(time_s=0.0, trajectories=1))
+    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=1))
     told.finish(A)  # c takes e0
     aborted = StepPreempted(time_s=0.0, trajectory=B, step=0, engine=E1, output_tokens=4)
     assert told.tell(aborted) == []
@@ -131,11 +131,11 @@ def test_a_step_preempted_on_an_engine_that_drains_goes_elsewhere():
 
 def test_a_home_that_drained_away_is_left_on_return():
     told = second_rollout()
-    told.tell(RolloutStarted(time_s=0.0, trajectories=1))
+    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=1))
     told.finish(B, engine=E1)
     told.tool(B)
     assert told.tell(EngineStopped(time_s=0.0, engine=E1)) == [
-        StartEngine(engine=EngineId("e1+1"), tp=2, gpu="h100", max_running=1)
+        StartEngine(engine=EngineId("e1+1"), shape=EngineShape("h100", 2), max_running=1)
     ]
     assert home(told, B) is None
     told.back(B)
@@ -145,7 +145,7 @@ def test_a_home_that_drained_away_is_left_on_return():
 def test_an_engine_that_nobody_wants_any_more_takes_no_work_when_it_is_ready():
     told = Told(replace(PLAIN, planner=Shrinking()), (A, 10), (B, 10))
     assert told.tell(failed(E1, (B, 0))) == [restart("e1+1")]
-    told.tell(RolloutStarted(time_s=0.0, trajectories=1))
+    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=1))
     answer = told.ready(EngineId("e1+1"))
     assert answer == [StopEngine(engine=EngineId("e1+1"), drain=True)]
     assert not told.controller.ledger.engine(EngineId("e1+1")).accepting
@@ -164,7 +164,13 @@ def test_no_move_to_an_engine_that_takes_no_work():
 def test_no_move_to_an_engine_that_cannot_hold_the_context():
     told = Told(replace(TWO, planner=Engines((E0,))), (A, 10))
     told.tell(
-        EngineReady(time_s=0.0, engine=E1, tp=1, gpu="h100", kv_capacity_tokens=15, max_running=1)
+        EngineReady(
+            time_s=0.0,
+            engine=E1,
+            shape=EngineShape("h100", 1),
+            kv_capacity_tokens=15,
+            max_running=1,
+        )
     )
     told.finish(A)  # 10 + 5 tokens
     assert told.tool(A) == []
@@ -320,7 +326,13 @@ def test_a_home_too_small_for_a_grown_context_gives_way_to_the_largest():
     told.finish(A)
     told.tool(A)
     told.tell(
-        EngineReady(time_s=0.0, engine=E1, tp=1, gpu="h100", kv_capacity_tokens=99, max_running=1)
+        EngineReady(
+            time_s=0.0,
+            engine=E1,
+            shape=EngineShape("h100", 1),
+            kv_capacity_tokens=99,
+            max_running=1,
+        )
     )
     assert told.back(A) == [dispatch(A, step=1, engine=E1)]  # 18 tokens
 
@@ -336,7 +348,7 @@ def test_who_is_not_in_a_plans_homes_is_placed(promised):
             return replace(plan, homes=((E1, (A,)), (E0, (TrajectoryId("ghost"),))))
 
     told = Told(replace(PLAIN, planner=ForA((E0, E1))))
-    told.tell(RolloutStarted(time_s=0.0, trajectories=promised))
+    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=promised))
     out = [*told.arrive(A), *told.arrive(B)]
     assert sorted(c.trajectory for c in out if isinstance(c, Dispatch)) == [A, B]
     assert (home(told, A), home(told, B)) == (E1, E0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from heddle_core.commands import Dispatch, Preempt, StartEngine
 from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, RolloutStarted, StepPreempted, TrajectoryArrived
-from heddle_core.ids import GroupId, TrajectoryId
+from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.predict.group import GroupPredictor
 from heddle_core.presets import load_policy
 from heddle_core.schedule.autellix import Autellix
@@ -61,20 +61,28 @@ def one_slot(scheduler, totals):
     """A controller with one engine of one slot, to which all trajectories arrive in turn."""
     policy = load_policy("verl", replace(setting(gpus=1), max_running=1))
     controller = Controller(replace(policy, scheduler=scheduler, predictor=Told(totals)))
-    out = list(controller.handle(RolloutStarted(time_s=0.0, trajectories=len(totals))))
+    out = list(
+        controller.handle(
+            RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=len(totals))
+        )
+    )
     (start,) = [c for c in out if isinstance(c, StartEngine)]
     ready = EngineReady(
         time_s=0.0,
         engine=start.engine,
-        tp=1,
-        gpu="h100",
+        shape=EngineShape("h100", 1),
         kv_capacity_tokens=250_000,
         max_running=1,
     )
     out += controller.handle(ready)
     for name in totals:
         arrived = TrajectoryArrived(
-            time_s=1.0, trajectory=name, group=GroupId("g"), task="coding", prompt_tokens=100
+            time_s=1.0,
+            rollout=RolloutId("r"),
+            trajectory=name,
+            group=GroupId("g"),
+            task="coding",
+            prompt_tokens=100,
         )
         out += controller.handle(arrived)
         controller.ledger.check()

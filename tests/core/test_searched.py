@@ -11,6 +11,7 @@ from heddle.journal_rows import decode, encode
 from heddle_core import Entry
 from heddle_core.commands import SolvePlan
 from heddle_core.events import PlanSolved, RolloutStarted
+from heddle_core.ids import RolloutId
 from heddle_core.plan.searched import CHARGED_S, JointProblem, SearchedPlan, believed_lengths
 from tests.core.ledgers import add_trajectory, history, ledger_of, setting
 
@@ -38,17 +39,19 @@ def problem_of(solver, cost, outputs, *, gpus=8, tps=(1, 2, 4, 8), homes="planne
 
 
 def check_valid(plan, problem):
-    used = sum(e.tp for e in plan.engines)
+    used = sum(e.shape.tp for e in plan.engines)
     assert problem.gpus - min(problem.by_tp) < used <= problem.gpus, "GPUs stand idle"
-    assert all(e.tp in problem.by_tp for e in plan.engines)
-    assert all(e.gpu == "h100" and e.max_running == problem.max_running for e in plan.engines)
+    assert all(e.shape.tp in problem.by_tp for e in plan.engines)
+    assert all(e.shape.gpu == "h100" and e.max_running == problem.max_running for e in plan.engines)
     names = [e.engine for e in plan.engines]
     assert len(dict.fromkeys(names)) == len(names)
-    assert [e.tp for e in plan.engines] == sorted((e.tp for e in plan.engines), reverse=True)
+    assert [e.shape.tp for e in plan.engines] == sorted(
+        (e.shape.tp for e in plan.engines), reverse=True
+    )
     assert [name for name, _ in plan.homes] == names
     placed = [t for _, members in plan.homes for t in members]
     assert sorted(placed) == sorted(problem.trajectories), "not in exactly one group"
-    assert plan.believed_makespan_s > 0.0
+    assert plan.estimated_makespan_s > 0.0
 
 
 @every_solver
@@ -76,7 +79,10 @@ def test_a_problem_and_its_plan_survive_a_journal(solver, cost):
     problem = problem_of(solver, cost, [50.5 + 333.3 * i for i in range(30)], past=history())
     plan = problem.solve()
     entries = [
-        Entry(RolloutStarted(time_s=0.0, trajectories=30), (SolvePlan(plan=1, problem=problem),)),
+        Entry(
+            RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=30),
+            (SolvePlan(plan=1, problem=problem),),
+        ),
         Entry(PlanSolved(time_s=problem.charged_s, plan=1, resource_plan=plan), ()),
     ]
     back = list(decode(pa.Table.from_batches([encode(entries, 0)])))
@@ -112,20 +118,20 @@ def test_what_a_solver_finds_is_no_worse_than_one_engine_for_all(solver, cost):
     outputs = [40_000.0, *[300.0] * 60]
     problem = problem_of(solver, cost, outputs)
     alone = replace(problem, gpus=1, by_tp={1: problem.by_tp[1]})
-    assert problem.solve().believed_makespan_s < 0.6 * alone.solve().believed_makespan_s
+    assert problem.solve().estimated_makespan_s < 0.6 * alone.solve().estimated_makespan_s
 
 
 @every_solver
 def test_engines_stand_ready_when_nobody_has_arrived_in_time(solver, cost):
     plan = problem_of(solver, cost, [], gpus=6, tps=(2, 4)).solve()
-    assert [e.tp for e in plan.engines] == [2, 2, 2]
+    assert [e.shape.tp for e in plan.engines] == [2, 2, 2]
     assert plan.homes == ()
 
 
 def test_a_long_tail_gets_a_wide_engine_and_the_crowd_narrow_ones():
     plan = problem_of("exact", "context", [60_000.0, *[3_000.0] * 100], gpus=32).solve()
     [wide, *narrow] = plan.engines
-    assert wide.tp > max(e.tp for e in narrow)
+    assert wide.shape.tp > max(e.shape.tp for e in narrow)
     assert plan.homes[0][1][0] == "t0"
 
 

@@ -86,7 +86,7 @@ def test_the_problem_tells_what_is_left_and_what_each_trajectory_has_shown():
     assert problem.context_tokens == (1_000, 1_000)
     assert problem.appended_per_output == (0.5, 0.0)
     assert problem.tool_s_per_output == (0.02, 0.0)
-    assert [e.tp for e in problem.engines] == [1, 2]
+    assert [e.shape.tp for e in problem.engines] == [1, 2]
     assert problem.start_s == 33.0
     assert sorted(problem.by_tp) == [1, 2]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from heddle_core.consolidate.tail_problem import TailProblem
-from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.plan.problem import EngineSpec
+from heddle_core.ids import EngineId, EngineShape, TrajectoryId
+from heddle_core.plans import EngineSpec
 from tests.core.ledgers import step_cost
 
 
@@ -23,7 +23,7 @@ def problem(
     """Trajectories t0, t1, ... at engines e0, e1, ... with so many tokens left."""
     return TailProblem(
         engines=tuple(
-            EngineSpec(engine=EngineId(f"e{k}"), tp=tp, gpu="h100", max_running=16)
+            EngineSpec(engine=EngineId(f"e{k}"), shape=EngineShape("h100", tp), max_running=16)
             for k, tp in enumerate(tps)
         ),
         trajectories=tuple(TrajectoryId(f"t{i}") for i in range(len(homes))),
@@ -45,21 +45,21 @@ STRAGGLER = problem((*EIGHT, *EIGHT), (0, 9), (200.0, 20_000.0))
 
 
 def tps_of(p: TailProblem) -> list[int]:
-    return sorted(engine.tp for engine in p.solve().engines)
+    return sorted(engine.shape.tp for engine in p.solve().engines)
 
 
 def test_idle_engines_become_a_wide_one_for_the_straggler():
     plan = STRAGGLER.solve()
-    assert sorted(e.tp for e in plan.engines) == [*EIGHT, 8]
-    [new] = [e for e in plan.engines if e.tp == 8]
+    assert sorted(e.shape.tp for e in plan.engines) == [*EIGHT, 8]
+    [new] = [e for e in plan.engines if e.shape.tp == 8]
     assert new.engine == "e0", "it is named after the first whose GPUs it gets"
-    assert [e.engine for e in plan.engines if e.tp == 1] == [f"e{k}" for k in range(8, 16)]
+    assert [e.engine for e in plan.engines if e.shape.tp == 1] == [f"e{k}" for k in range(8, 16)]
     assert dict(plan.homes)[new.engine] == ("t1",)
 
 
 def test_the_window_with_the_least_work_is_merged():
     busy = problem((*EIGHT, *EIGHT), (0, 1, 2, 9), (9_000.0, 9_000.0, 9_000.0, 20_000.0))
-    [new] = [e for e in busy.solve().engines if e.tp == 8]
+    [new] = [e for e in busy.solve().engines if e.shape.tp == 8]
     assert new.engine == "e8"
 
 
@@ -93,8 +93,8 @@ def test_nothing_is_merged_for_what_a_move_would_bring_as_well():
 def test_only_neighbours_are_merged():
     # Side by side, widest first: 4 + 2 + 2 are the first eight GPUs, the eight of TP 1 the others.
     mixed = problem((1, 1, 2, 1, 1, 4, 1, 1, 2, 1, 1), (5,), (40_000.0,))
-    new = [e for e in mixed.solve().engines if e.tp == 8]
-    kept = [e.engine for e in mixed.solve().engines if e.tp != 8]
+    new = [e for e in mixed.solve().engines if e.shape.tp == 8]
+    kept = [e.engine for e in mixed.solve().engines if e.shape.tp != 8]
     assert [e.engine for e in new] == ["e0"]
     assert kept == ["e2", "e5", "e8"]
 
@@ -118,7 +118,7 @@ def test_any_solution_uses_the_same_gpus_and_homes_are_its_engines(tps, rows, st
     p = problem(tuple(tps), homes, tuple(left for _, left in rows), start_s=start_s)
     plan = p.solve()
     assert plan == p.solve()
-    assert sum(e.tp for e in plan.engines) == sum(tps)
+    assert sum(e.shape.tp for e in plan.engines) == sum(tps)
     names = [e.engine for e in plan.engines]
     assert len(dict.fromkeys(names)) == len(names)
     told = [t for _, ts in plan.homes for t in ts]

@@ -9,7 +9,7 @@ from click.testing import Result
 from heddle.journal_rows import encode
 from heddle_core.commands import Command, Dispatch
 from heddle_core.events import EngineReady, Event, StepFinished, TrajectoryArrived
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.journal import Entry
 
 Heddle: TypeAlias = Callable[..., Result]
@@ -27,8 +27,7 @@ def ready(engine: str, *, at: float = 0.0, tp: int = 1) -> EngineReady:
     return EngineReady(
         time_s=at,
         engine=EngineId(engine),
-        tp=tp,
-        gpu="h100",
+        shape=EngineShape("h100", tp),
         kv_capacity_tokens=10_000,
         max_running=4,
     )
@@ -37,6 +36,7 @@ def ready(engine: str, *, at: float = 0.0, tp: int = 1) -> EngineReady:
 def arrived(who: str, *, at: float = 0.0, prompt: int = 100) -> TrajectoryArrived:
     return TrajectoryArrived(
         time_s=at,
+        rollout=RolloutId("r"),
         trajectory=TrajectoryId(who),
         group=GroupId("g"),
         task="coding",

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from heddle.journal_rows import JournalError, decode, encode, needed, schema
 from heddle_core.commands import Command, Dispatch, SolvePlan
 from heddle_core.events import Event, MigrationFinished, PlanSolved, RolloutStarted, Tick
-from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.ids import EngineId, RolloutId, TrajectoryId
 from heddle_core.journal import Entry
-from heddle_core.plan.problem import PlanProblem, ResourcePlan
+from heddle_core.plans import PlanProblem, ResourcePlan
 from tests.face.journals import arrived, dispatch, entry, table
 
 
@@ -66,14 +66,14 @@ def test_floats_come_back_bit_by_bit():
 
 
 def test_infinities_survive_in_nested_values():
-    plan = ResourcePlan(engines=(), believed_makespan_s=math.inf)
+    plan = ResourcePlan(engines=(), estimated_makespan_s=math.inf)
     entries = [entry(PlanSolved(time_s=1.0, plan=1, resource_plan=plan))]
     assert list(decode(table(entries))) == entries
 
 
 def test_rows_tell_order_and_cause():
     entries = [
-        entry(RolloutStarted(time_s=0.0, trajectories=1)),
+        entry(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=1)),
         entry(arrived("a", at=1.5), dispatch("a", 0, "e0"), dispatch("a", 1, "e0")),
     ]
     batch = encode(entries, first_seq=10)

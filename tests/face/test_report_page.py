@@ -22,7 +22,7 @@ from heddle.runs import load_run
 from heddle.simulation import completed, trace_at, workload
 from heddle_core.commands import Migrate
 from heddle_core.events import MigrationFinished, RolloutStarted, ToolReturned
-from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.ids import EngineId, RolloutId, TrajectoryId
 from tests.face.journals import Heddle, arrived, dispatch, done, entry, ready
 from tests.face.reported import NONE, Made, by_hand, unpacked
 from tests.face.test_metrics import story
@@ -259,7 +259,9 @@ def test_a_run_that_broke_off_is_reported_as_far_as_it_goes(
 def test_a_run_in_which_nothing_had_arrived_has_nothing_to_show(
     refused: Callable[..., str], tmp_path: Path
 ):
-    begun = by_hand(tmp_path, [entry(RolloutStarted(time_s=0.0, trajectories=2))])
+    begun = by_hand(
+        tmp_path, [entry(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=2))]
+    )
     assert "there is nothing to show" in refused("report", begun.path, "-o", "report.html")
     empty = by_hand(tmp_path, [])
     assert "there is nothing to show" in refused("report", empty.path, "-o", "report.html")

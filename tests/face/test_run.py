@@ -54,7 +54,7 @@ def test_a_run_replays_on_a_fresh_controller(heddle: Heddle, trace: Path):
 def test_engines_of_several_degrees_are_told_apart(heddle: Heddle, trace: Path):
     run = load_run(row_of(heddle, trace, "--engines", 2, "--tp", "1,2")["run"])
     ready = [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
-    assert [(e.engine, e.tp) for e in ready] == [("e0", 1), ("e1", 2)]
+    assert [(e.engine, e.shape.tp) for e in ready] == [("e0", 1), ("e1", 2)]
     assert run.config.cluster.gpus == 3
 
 
@@ -159,6 +159,6 @@ def test_the_manifest_says_what_each_engine_was(heddle: Heddle, trace: Path):
     run = load_run(row_of(heddle, trace, "--engines", 2, "--tp", "1,2")["run"])
     ready = [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
     told = run.manifest["world"]["engines"]
-    assert [(e.engine, e.tp, e.kv_capacity_tokens) for e in ready] == [
+    assert [(e.engine, e.shape.tp, e.kv_capacity_tokens) for e in ready] == [
         (name, facts["tp"], facts["kv_capacity_tokens"]) for name, facts in told.items()
     ]

@@ -71,28 +71,19 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _shape(thing: Any) -> Any:
-    return getattr(thing, "shape", thing)
-
-
 def _value(thing: Any, field: str) -> object:
     match field:
         case "tp" | "gpu":
-            return getattr(_shape(thing), field)
+            return getattr(thing.shape, field)
         case "engines":
             return [
-                (str(s.engine), _shape(s).tp, _shape(s).gpu, s.max_running)
+                (str(s.engine), s.shape.tp, s.shape.gpu, s.max_running)
                 for s in thing.resource_plan.engines
             ]
         case "homes":
             return [(str(e), [str(t) for t in ts]) for e, ts in thing.resource_plan.homes]
         case "makespan":
-            plan = thing.resource_plan
-            return (
-                plan.estimated_makespan_s
-                if hasattr(plan, "estimated_makespan_s")
-                else (plan.believed_makespan_s)
-            )
+            return thing.resource_plan.estimated_makespan_s
         case "salvaged":
             return [(str(t), tokens) for t, tokens in thing.salvaged]
     value = getattr(thing, field)

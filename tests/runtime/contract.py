@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
+from heddle_core.plans import EngineSpec
 from heddle_runtime.engine import (
     EngineClient,
     EngineRefusedError,
-    EngineSpec,
     KvHandle,
     KvPlaced,
     Launcher,
@@ -173,7 +173,9 @@ class Bench:
         """Start an engine of one's own and wait until it is ready."""
         self._started += 1
         spec = EngineSpec(
-            engine=EngineId(f"e{self._started}"), tp=tp, gpu=self.gpu, max_running=max_running
+            engine=EngineId(f"e{self._started}"),
+            shape=EngineShape(self.gpu, tp),
+            max_running=max_running,
         )
         engine = self.launcher.start(spec, self.recorder)
         await self.recorder.take("ready", unless=lambda _: True)
@@ -204,7 +206,9 @@ class EngineContract:
 
     def test_it_is_ready_once_and_says_how_much_kv_it_holds(self, bench: Bench) -> None:
         async def main() -> None:
-            spec = EngineSpec(engine=EngineId("new"), tp=1, gpu=bench.gpu, max_running=8)
+            spec = EngineSpec(
+                engine=EngineId("new"), shape=EngineShape(bench.gpu, 1), max_running=8
+            )
             engine = bench.launcher.start(spec, bench.recorder)
             assert (engine.spec, engine.kv_capacity_tokens) == (spec, 0)
             assert bench.recorder.of(engine) == []

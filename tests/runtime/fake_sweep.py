@@ -50,7 +50,7 @@ def sweep_of(
             lambda env, spec, on_end: SimEngine(
                 env,
                 spec.engine,
-                table(spec.tp),
+                table(spec.shape.tp),
                 max_running=spec.max_running,
                 max_batched_tokens=MAX_BATCHED_TOKENS,
                 block_size=BLOCK_TOKENS,

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.plans import EngineSpec
 from heddle_runtime.engine import (
     EngineListener,
     EngineRefusedError,
     EngineSample,
-    EngineSpec,
     KvHandle,
     KvPlaced,
     MoveWay,

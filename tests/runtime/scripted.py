@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from heddle_core.ids import GroupId, TrajectoryId
+from heddle_core.plans import EngineSpec
 from heddle_runtime.engine import (
     EngineListener,
     EngineSample,
-    EngineSpec,
     KvHandle,
     KvPlaced,
     StepEnd,

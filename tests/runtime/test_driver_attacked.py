@@ -30,7 +30,7 @@ from heddle_core.events import (
     TrajectoryArrived,
     TrajectoryFinished,
 )
-from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_runtime.agent import StepVerdict, ToolAnswer
 from heddle_runtime.clock import RunClock
 from heddle_runtime.driver import AsyncDriver, StuckError
@@ -179,7 +179,7 @@ class Commander:
         if len(accepting) + len(books.starting) < 3 and present < books.gpus:
             name = EngineId(f"x{self._started}")
             self._started += 1
-            wishes.append(StartEngine(engine=name, tp=1, gpu="h100", max_running=4))
+            wishes.append(StartEngine(engine=name, shape=EngineShape("h100", 1), max_running=4))
         for trajectory, step in list(self._runnable.items()):
             if accepting and trajectory not in books.moving and rng.random() < 0.7:
                 engine = rng.choice(accepting)

@@ -8,7 +8,7 @@ import pytest
 
 from heddle_core.commands import Dispatch, Migrate, StartEngine
 from heddle_core.events import EngineFailed, Event, MigrationFinished
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_runtime.clock import RunClock
 from heddle_runtime.cluster import Cluster
 from heddle_runtime.engine import KvHandle, KvPlaced
@@ -165,7 +165,7 @@ def test_fake_engines_say_which_move_they_answer(answers: str):
             report_delay_s=0.0,
         )
         for name in (A, B, C):
-            cluster.start(StartEngine(engine=name, tp=1, gpu="g", max_running=4))
+            cluster.start(StartEngine(engine=name, shape=EngineShape("g", 1), max_running=4))
         await asyncio.sleep(1.0)
         for name in (A, C):
             cluster.dispatch(

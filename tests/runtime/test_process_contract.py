@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_runtime.engine import EngineRefusedError, EngineSpec
+from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
+from heddle_core.plans import EngineSpec
+from heddle_runtime.engine import EngineRefusedError
 from heddle_runtime.engine_child import group_members
 from heddle_runtime.vllm_engine import VllmEngine
 from heddle_runtime.vllm_launcher import VllmLauncher
@@ -39,7 +40,6 @@ MARGIN_S = 5.0
 
 DRIVER = """
 import asyncio
-from heddle_runtime.engine import EngineSpec
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import VllmSettings
 from heddle_runtime.engine_child import group_members
@@ -49,7 +49,7 @@ async def main():
     recorder = Recorder()
     settings = VllmSettings(model_dir={folder!r})
     launcher = VllmLauncher(settings, module="tests.runtime.forking_process")
-    spec = EngineSpec(engine="f", tp=2, gpu="cpu", max_running=1)
+    spec = EngineSpec(engine="f", shape=EngineShape("cpu", 2), max_running=1)
     engine = launcher.start(spec, recorder)
     await recorder.take("ready")
     await until(lambda: len(group_members(engine.pid)) == 2)
@@ -200,7 +200,7 @@ def test_an_engine_that_cannot_start_says_why(bench, tmp_path):
             VllmSettings(model_dir=str(tmp_path / "missing")),
             module="tests.runtime.counting_process",
         )
-        spec = EngineSpec(engine=EngineId("x"), tp=1, gpu="cpu", max_running=1)
+        spec = EngineSpec(engine=EngineId("x"), shape=EngineShape("cpu", 1), max_running=1)
         launcher.start(spec, bench.recorder)
         assert await bench.recorder.take("failed") == ("no such model", {})
         await launcher.close()
@@ -213,7 +213,7 @@ def test_an_engine_that_breaks_at_start_is_quoted(bench, tmp_path):
         launcher = VllmLauncher(
             VllmSettings(model_dir=str(tmp_path)), module="tests.runtime.no_such_module"
         )
-        spec = EngineSpec(engine=EngineId("x"), tp=1, gpu="cpu", max_running=1)
+        spec = EngineSpec(engine=EngineId("x"), shape=EngineShape("cpu", 1), max_running=1)
         launcher.start(spec, bench.recorder)
         reason, _ = await bench.recorder.take("failed")
         assert "exit status 1" in reason
@@ -228,7 +228,7 @@ def test_an_engine_that_waits_for_a_dead_thread_at_start_is_quoted(bench, tmp_pa
         launcher = VllmLauncher(
             VllmSettings(model_dir=str(tmp_path)), module="tests.runtime.waiting_process"
         )
-        spec = EngineSpec(engine=EngineId("w"), tp=1, gpu="cpu", max_running=1)
+        spec = EngineSpec(engine=EngineId("w"), shape=EngineShape("cpu", 1), max_running=1)
         engine = launcher.start(spec, bench.recorder)
         reason, _ = await bench.recorder.take("failed")
         assert reason == "OSError: the port is taken"
@@ -255,7 +255,7 @@ def test_a_port_that_was_found_is_kept_for_its_engine(bench, tmp_path):
     async def main() -> None:
         settings = VllmSettings(model_dir=str(tmp_path), kv_transfer="nixl")
         launcher = VllmLauncher(settings, module="tests.runtime.counting_process")
-        spec = EngineSpec(engine=EngineId("p"), tp=1, gpu="cpu", max_running=1)
+        spec = EngineSpec(engine=EngineId("p"), shape=EngineShape("cpu", 1), max_running=1)
         engine = launcher.start(spec, bench.recorder)
         await bench.recorder.take("ready")
         told = Path(f"/proc/{engine.pid}/environ").read_bytes().decode()
@@ -285,7 +285,7 @@ def test_nothing_is_left_of_an_engine_that_has_ended(bench, end, tmp_path):
         launcher = VllmLauncher(
             VllmSettings(model_dir=str(tmp_path)), module="tests.runtime.forking_process"
         )
-        spec = EngineSpec(engine=EngineId("f"), tp=2, gpu="cpu", max_running=1)
+        spec = EngineSpec(engine=EngineId("f"), shape=EngineShape("cpu", 2), max_running=1)
         engine = launcher.start(spec, bench.recorder)
         await bench.recorder.take("ready")
         pid = engine.pid
@@ -332,7 +332,7 @@ def test_an_engine_stops_while_it_is_starting(bench, tmp_path):
         launcher = VllmLauncher(
             VllmSettings(model_dir=str(tmp_path)), module="tests.runtime.counting_process"
         )
-        spec = EngineSpec(engine=EngineId("s"), tp=1, gpu="cpu", max_running=1)
+        spec = EngineSpec(engine=EngineId("s"), shape=EngineShape("cpu", 1), max_running=1)
         launcher.start(spec, bench.recorder).stop()
         await bench.recorder.take("stopped")
         second = launcher.start(spec, bench.recorder)

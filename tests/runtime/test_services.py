@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from heddle_core.commands import SolvePlan
-from heddle_core.plan.problem import ResourcePlan
+from heddle_core.plans import ResourcePlan
 from heddle_runtime.services import WorkerSolver
 from tests.runtime.processes import descendants, wait_until_gone
 

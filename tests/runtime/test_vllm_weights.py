@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from heddle_core.ids import EngineId, TrajectoryId
-from heddle_runtime.engine import EngineClient, EngineSpec, StepEnd
+from heddle_core.ids import EngineId, EngineShape, TrajectoryId
+from heddle_core.plans import EngineSpec
+from heddle_runtime.engine import EngineClient, StepEnd
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import VllmSettings
@@ -125,7 +126,7 @@ def test_new_weights_make_the_tokens_of_a_fresh_engine_on_them(bench, tmp_path):
             model_dir=str(model), dtype="float32", max_context=1024, kv_bytes=4 << 20
         )
         launcher = VllmLauncher(settings, log_dir=tmp_path)
-        spec = EngineSpec(engine=EngineId("fresh"), tp=1, gpu="cpu", max_running=4)
+        spec = EngineSpec(engine=EngineId("fresh"), shape=EngineShape("cpu", 1), max_running=4)
         fresh = launcher.start(spec, bench.recorder)
         await bench.recorder.take("ready")
         assert await tokens(bench, fresh, "fresh", "same prompt") == after
@@ -160,7 +161,7 @@ def test_an_engine_whose_model_is_broken_says_why_and_leaves_nothing(bench, tmp_
             VllmSettings(model_dir=str(model), kv_bytes=4 << 20, max_context=512),
             log_dir=tmp_path,
         )
-        spec = EngineSpec(engine=EngineId("broken"), tp=1, gpu="cpu", max_running=4)
+        spec = EngineSpec(engine=EngineId("broken"), shape=EngineShape("cpu", 1), max_running=4)
         engine = launcher.start(spec, bench.recorder)
         reason, salvaged = await bench.recorder.take("failed")
         assert reason.startswith("SafetensorError")

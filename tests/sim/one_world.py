@@ -16,7 +16,7 @@ from heddle_core.events import (
     ToolReturned,
     TrajectoryArrived,
 )
-from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
 from heddle_trace.schema import StepScript, TrajectoryScript
@@ -61,7 +61,7 @@ def answer(name: str, prompt: int, output: int, **fields: Any) -> TrajectoryScri
 
 
 def start(engine: EngineId = E0, *, slots: int = 8) -> StartEngine:
-    return StartEngine(engine=engine, tp=1, gpu="g", max_running=slots)
+    return StartEngine(engine=engine, shape=EngineShape("g", 1), max_running=slots)
 
 
 def dispatch(name: TrajectoryId, at: int = 0, engine: EngineId = E0) -> Dispatch:

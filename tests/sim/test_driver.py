@@ -21,10 +21,10 @@ from heddle_core.events import (
     TrajectoryArrived,
     TrajectoryFinished,
 )
-from heddle_core.ids import EngineId
+from heddle_core.ids import EngineId, EngineShape
 from heddle_core.migrate.never import Never
 from heddle_core.place.least_loaded import LeastLoaded
-from heddle_core.plan.problem import EngineSpec, ResourcePlan
+from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.predict.none import NoPrediction
 from heddle_core.predict.served import Served
 from heddle_core.schedule.fcfs import Fcfs
@@ -36,7 +36,9 @@ class OneEngine:
     needs_all: bool = False
 
     def plan(self, ts, remaining):
-        return ResourcePlan(engines=(EngineSpec(engine=E0, tp=1, gpu="g", max_running=8),))
+        return ResourcePlan(
+            engines=(EngineSpec(engine=E0, shape=EngineShape("g", 1), max_running=8),)
+        )
 
 
 PLAIN = Policy(

@@ -12,7 +12,7 @@ from heddle_core.events import (
     TrajectoryArrived,
     TrajectoryFinished,
 )
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_trace import TraceError
 from heddle_trace.extract import extract
 
@@ -21,7 +21,12 @@ T, E = TrajectoryId("t"), EngineId("e0")
 
 def arrived(time_s: float = 0.0, name: TrajectoryId = T) -> TrajectoryArrived:
     return TrajectoryArrived(
-        time_s=time_s, trajectory=name, group=GroupId("g"), task="coding", prompt_tokens=100
+        time_s=time_s,
+        rollout=RolloutId("r"),
+        trajectory=name,
+        group=GroupId("g"),
+        task="coding",
+        prompt_tokens=100,
     )
 
 
@@ -59,7 +64,11 @@ def test_steps_are_put_together_from_what_was_preempted_lost_and_finished():
     (record,), report = extract(
         [
             EngineReady(
-                time_s=0.0, engine=E, tp=1, gpu="h100", kv_capacity_tokens=1, max_running=1
+                time_s=0.0,
+                engine=E,
+                shape=EngineShape("h100", 1),
+                kv_capacity_tokens=1,
+                max_running=1,
             ),
             arrived(2.0),
             preempted(3.0, 0, 7),

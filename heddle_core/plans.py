@@ -1,32 +1,30 @@
 """A resource plan, and the pure problem whose solution it is."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
-from heddle_core.ids import EngineId, TrajectoryId
+import msgspec
+
+from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSpec:
-    """An engine that should exist: `tp` GPUs of class `gpu`, with `max_running` slots."""
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that should exist, with `max_running` slots."""
 
     engine: EngineId
-    tp: int
-    gpu: str
+    shape: EngineShape
     max_running: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourcePlan:
-    """Which engines exist and, when the planner also placed, who lives where.
+class ResourcePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Which engines exist and, when the planner also placed, the home of each trajectory.
 
     `homes` lists (engine, members) with members by descending predicted length; an empty `homes`
-    leaves placement to the placement part. `believed_makespan_s` is the planner's own estimate.
+    leaves placement to the placement part. `estimated_makespan_s` is the planner's own estimate.
     """
 
     engines: tuple[EngineSpec, ...]
     homes: tuple[tuple[EngineId, tuple[TrajectoryId, ...]], ...] = ()
-    believed_makespan_s: float | None = None
+    estimated_makespan_s: float | None = None
 
 
 class PlanProblem(Protocol):

@@ -1,0 +1,35 @@
+"""Other names in run directories of earlier versions: one table, applied as they are read.
+
+Version 0.1.0 knew one rollout without a name, engines by TP degree alone, and planning problems of
+other classes.
+"""
+
+from typing import Any
+
+from heddle_core.ids import RolloutId
+
+ROLLOUT_OF_OLD_RUNS = RolloutId("rollout")
+"""The name that `heddle simulate` and `heddle run` give a run's only rollout."""
+
+
+def upgraded(field: str, value: Any) -> Any:
+    """Return the value of a nested field as this version writes it."""
+    if field == "resource_plan":
+        return _plan(value)
+    return value
+
+
+def _plan(plan: dict[str, Any]) -> dict[str, Any]:
+    plan = dict(plan)
+    if "believed_makespan_s" in plan:
+        plan["estimated_makespan_s"] = plan.pop("believed_makespan_s")
+    plan["engines"] = [_engine(engine) for engine in plan["engines"]]
+    return plan
+
+
+def _engine(engine: dict[str, Any]) -> dict[str, Any]:
+    if "shape" in engine:
+        return engine
+    engine = dict(engine)
+    engine["shape"] = {"gpu": engine.pop("gpu"), "tp": engine.pop("tp")}
+    return engine
