@@ -20,11 +20,11 @@ from heddle.simulation import (
     told_of,
     trace_at,
 )
-from heddle_core.ids import GroupId, TrajectoryId
-from heddle_core.ledger import Trajectory
+from heddle_core.ids import GroupId, RolloutId, TrajectoryId
 from heddle_core.plan.searched import Cost, Found, JointProblem, SearchedPlan, Solver
 from heddle_core.policy import Predictor, Setting
 from heddle_core.presets import load_part
+from heddle_core.trajectory import Trajectory
 from heddle_sim.profile_files import Profile, load_profile
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace, TrajectoryScript
@@ -216,6 +216,7 @@ def _arrived(script: TrajectoryScript) -> Trajectory:
     prompt_tokens = script.steps[0].prompt_tokens
     return Trajectory(
         id=TrajectoryId(script.id),
+        rollout=RolloutId("rollout"),
         group=GroupId(script.group),
         task=script.task,
         weights_version=0,

@@ -1,8 +1,8 @@
-"""Decides when, where and how every step runs.
+"""Decides when, where and how every step runs, in every open rollout.
 
-This file may not read a clock, do I/O, draw an unseeded number or know an engine's type: all it
-learns comes in as events, all it wants goes out as commands, and nothing else changes the ledger.
-It is the only caller of a policy's parts.
+This file may not read a clock, do I/O, draw an unseeded number or know an engine's type. Events
+come in, commands go out, and nothing else changes the ledger. It is the only caller of a policy's
+parts.
 """
 
 from typing import assert_never
@@ -35,15 +35,14 @@ from heddle_core.events import (
     WeightsUpdated,
 )
 from heddle_core.fleet import Fleet
+from heddle_core.homes import PlannedHomes
 from heddle_core.ids import TrajectoryId
-from heddle_core.ledger import Engine, Ledger, LedgerError, Trajectory
-from heddle_core.moves import Moves
+from heddle_core.ledger import Engine, Ledger, LedgerError
 from heddle_core.plans import PlanProblem, ResourcePlan
 from heddle_core.policy import Policy
 from heddle_core.queues import Queues
-
-ARRIVAL_GRACE_S = 30.0
-"""How long a plan waits for promised arrivals: a dead sampler must not hold the rest for ever."""
+from heddle_core.rollouts import ARRIVAL_GRACE_S, Rollout, Rollouts
+from heddle_core.trajectory import Trajectory
 
 
 class Controller:
@@ -52,21 +51,24 @@ class Controller:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.ledger = Ledger()
+        self.rollouts = Rollouts()
         self._queues = Queues(policy, self.ledger)
-        self.deadline_s: float | None = None
-        """A driver delivers a `Tick` no later than this."""
         self._events = 0
         """Events so far; the sequence number of the next."""
-        self._expected = 0
-        self._arrived = 0
         self._plans = 0
-        self._awaited = 0
-        """Number of the plan that is being searched for; 0 for none."""
-        self._planned = False
+        self._searches: dict[int, Rollout | None] = {}
+        """Searches under way by number, and the rollout of each; None for a consolidation."""
+        self._newest_plan = 0
+        """Number of the search whose plan is or will be in force; 0 for a plan without search."""
         self._asked: dict[tuple[TrajectoryId, int], int] = {}
         """Output made when the prediction service was asked, by trajectory and step."""
         self._fleet = Fleet()
-        self._moves = Moves(self.ledger, self._queues)
+        self._homes = PlannedHomes(self.ledger, self._queues)
+
+    @property
+    def deadline_s(self) -> float | None:
+        """A driver delivers a `Tick` no later than this."""
+        return self.rollouts.deadline_s
 
     def handle(self, event: Event) -> tuple[Command, ...]:  # noqa: C901 -- one case per event
         """Take one event in; return the commands it causes."""
@@ -103,8 +105,7 @@ class Controller:
             case PlanSolved():
                 self._on_plan_solved(event, out)
             case RolloutClosed():
-                self._expected = self._arrived
-                self._all_arrived(out)
+                self._on_rollout_closed(event, out)
             case WeightsUpdated():
                 self.ledger.weights_version = event.version
             case Tick():
@@ -116,43 +117,45 @@ class Controller:
     # -- one trajectory's round: step, tool, step ... -------------------------------------------
 
     def _on_arrived(self, e: TrajectoryArrived, out: CommandList) -> None:
+        rollout = self.rollouts.get(e.rollout)
+        self.rollouts.arrive(rollout, e.group)
         t = Trajectory(
             id=e.trajectory,
+            rollout=e.rollout,
             group=e.group,
             task=e.task,
-            weights_version=self.ledger.weights_version,
+            weights_version=rollout.weights_version,
             prompt_tokens=e.prompt_tokens,
             arrived_s=e.time_s,
             context_tokens=e.prompt_tokens,
             runnable_s=e.time_s,
         )
         self.ledger.add_trajectory(t)
-        t.remaining_tokens = self.policy.predictor.remaining_tokens(t)
-        self._arrived += 1
-        if self._arrived == self._expected:
-            self._all_arrived(out)
+        self.ledger.estimate(t, self.policy.predictor.remaining_tokens(t))
+        if rollout.complete:
+            self._all_arrived(rollout, out)
         else:
             self._release_held(out)
 
     def _on_step_finished(self, e: StepFinished, out: CommandList) -> None:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
         self.ledger.end_run(t, engine, e.output_tokens)
-        t.phase = "tool"
+        self.ledger.move(t, "tool")
         if self.policy.admission.keeps_kv:
             self.ledger.park(t, engine)
         self.policy.predictor.observe_step(t, e)
         self._queues.fill(engine, out)
-        self._moves.clear(engine, out)
+        self._homes.preempt_next(engine, out)
 
     def _on_step_preempted(self, e: StepPreempted, out: CommandList) -> None:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
         self.ledger.end_run(t, engine, e.output_tokens)
-        if engine.accepting and not self._moves.elsewhere(t):
+        if engine.accepting and not self._homes.can_move(t):
             self._queues.enqueue(t, engine)
         else:
-            self._moves.place(t, out)
+            self._homes.place(t, out)
         self._queues.fill(engine, out)
-        self._moves.clear(engine, out)
+        self._homes.preempt_next(engine, out)
 
     def _on_tool_started(self, e: ToolStarted, out: CommandList) -> None:
         t = self.ledger.in_tool(e.trajectory, e.step)
@@ -161,9 +164,10 @@ class Controller:
         if predictor.served:
             estimate = predictor.remaining_tokens(t)
             self._asked[t.id, t.step] = t.output_tokens
+            t.predictions_due += 1
             out.append(Predict(trajectory=t.id, step=t.step, estimate=estimate, cause=out.cause))
         else:
-            t.remaining_tokens = predictor.remaining_tokens(t)
+            self.ledger.estimate(t, predictor.remaining_tokens(t))
             self._consider_migration(t, out)
 
     def _on_tool_returned(self, e: ToolReturned, out: CommandList) -> None:
@@ -175,9 +179,9 @@ class Controller:
         t.runnable_s = e.time_s
         self.policy.predictor.observe_tool(t, e)
         if t.migrating_to is not None:
-            t.phase = "migrating"
+            self.ledger.move(t, "migrating")
         else:
-            self._moves.place(t, out)
+            self._homes.place(t, out)
         if left is not None and (t.phase == "migrating" or left.id != t.home):
             self._queues.fill(left, out)
 
@@ -188,18 +192,27 @@ class Controller:
         self.policy.predictor.observe_finish(t)
         self.policy.placement.finished(t)
         self.policy.migration.finished(t)
-        self._moves.forget(t)
+        self._homes.forget(t)
+        rollout = self.rollouts.end(t, e.outcome)
         if engine is not None:
             self._queues.fill(engine, out)
-        self._consider_consolidation(out)
+        if not self._close_if_over(rollout):
+            self._consider_consolidation(out)
 
     def _on_predicted(self, e: Predicted, out: CommandList) -> None:
-        t = self.ledger.trajectory(e.trajectory)
-        made_since = t.output_tokens - self._asked.pop((t.id, e.step), t.output_tokens)
-        if e.remaining_tokens is None or t.phase == "finished":
+        t = self.ledger.answered(e.trajectory)
+        asked_at = self._asked.pop((t.id, e.step), None)
+        if asked_at is None:
+            raise LedgerError(f"no prediction of step {e.step} of {t.id!r} is due")
+        made_since = t.output_tokens - asked_at
+        t.predictions_due -= 1
+        if t.phase == "finished":
+            self.ledger.release(t)
+            return
+        if e.remaining_tokens is None:
             return
         # A late answer speaks of the end of its step; what was made since is no longer ahead.
-        t.remaining_tokens = max(0.0, e.remaining_tokens - made_since)
+        self.ledger.estimate(t, max(0.0, e.remaining_tokens - made_since))
         if t.phase == "tool" and t.step == e.step:
             self._consider_migration(t, out)
         elif t.phase == "queued" and t.home is not None:
@@ -208,11 +221,12 @@ class Controller:
             self._queues.fill(engine, out, may_preempt=True)
 
     def _on_migration_finished(self, e: MigrationFinished, out: CommandList) -> None:
-        t = self.ledger.trajectory(e.trajectory)
+        t = self.ledger.answered(e.trajectory)
         if t.migrating_to != e.target:
             raise LedgerError(f"{t.id!r} does not migrate to engine {e.target!r}")
         t.migrating_to = None
         if t.phase == "finished":
+            self.ledger.release(t)
             return
         source, target = self.ledger.engine(e.source), self.ledger.engine(e.target)
         if e.ok and target.accepting:
@@ -232,8 +246,8 @@ class Controller:
     def _consider_migration(self, t: Trajectory, out: CommandList) -> None:
         if t.home is None or t.migrating_to is not None or not self.ledger.engines:
             return
-        if self._moves.elsewhere(t):
-            promised = self._moves.take(t)
+        if self._homes.can_move(t):
+            promised = self._homes.pop(t)
             target = promised.id if promised is not None else None
         else:
             target = self.policy.migration.target(t, t.remaining_tokens, self.ledger)
@@ -247,16 +261,17 @@ class Controller:
     # -- homes ----------------------------------------------------------------------------------
 
     def _release_held(self, out: CommandList) -> None:
-        """Give homes to held trajectories once engines, plan and all awaited arrivals are in."""
+        """Give homes to held trajectories of running rollouts once the engines are ready."""
         ledger, placement = self.ledger, self.policy.placement
-        if not (self._planned and self._fleet.settled and ledger.engines and ledger.held):
+        if not (self._fleet.settled and ledger.engines and ledger.held):
             return
-        held = [t for t in ledger.held.values() if not t.given_up]
+        rollouts = self.rollouts.open
+        held = [t for t in ledger.held.values() if rollouts[t.rollout].stage == "running"]
         for t in held:
-            engine = self._moves.take(t)
+            engine = self._homes.pop(t)
             if engine is not None:
                 self._queues.run_at(t, engine, out)
-        rest = [t for t in held if t.phase == "held" and not t.given_up]
+        rest = [t for t in held if t.phase == "held"]
         if placement.needs_all and len(rest) > 1:
             remaining = [t.remaining_tokens for t in rest]
             for t, home in zip(rest, placement.assign(rest, remaining, ledger), strict=True):
@@ -268,74 +283,91 @@ class Controller:
     # -- engines and plans -----------------------------------------------------------------------
 
     def _on_rollout_started(self, e: RolloutStarted, out: CommandList) -> None:
+        rollout = self.rollouts.start(e)
         self.ledger.weights_version = e.weights_version
-        self._expected, self._arrived, self._planned = e.trajectories or 0, 0, False
-        self._awaited = 0
-        if not (self.policy.planner.needs_all or self.policy.placement.needs_all):
-            self._plan(out)
-        elif e.trajectories == 0:
-            self._all_arrived(out)
+        policy = self.policy
+        waits = policy.placement.needs_all or policy.planner.needs_all
+        if rollout.complete or rollout.announced is None or not waits:
+            self._all_arrived(rollout, out)
         else:
-            self.deadline_s = e.time_s + ARRIVAL_GRACE_S
+            rollout.deadline_s = e.time_s + ARRIVAL_GRACE_S
+
+    def _on_rollout_closed(self, e: RolloutClosed, out: CommandList) -> None:
+        rollout = self.rollouts.get(e.rollout)
+        rollout.announced = rollout.arrived
+        self._all_arrived(rollout, out)
 
     def _on_tick(self, out: CommandList) -> None:
-        if self.deadline_s is not None and self.ledger.now_s >= self.deadline_s:
-            self._all_arrived(out)
+        for rollout in self.rollouts.waiting(self.ledger.now_s):
+            self._all_arrived(rollout, out)
 
-    def _all_arrived(self, out: CommandList) -> None:
-        self.deadline_s = None
-        if not self._planned:
-            self._plan(out)
+    def _all_arrived(self, rollout: Rollout, out: CommandList) -> None:
+        """Go on with what has arrived: all, or all that came in time."""
+        rollout.deadline_s = None
+        if rollout.stage == "awaiting":
+            self._plan(rollout, out)
         self._release_held(out)
+        self._close_if_over(rollout)
 
-    def _plan(self, out: CommandList) -> None:
-        self._planned = True
-        ts = [t for t in self.ledger.held.values() if not t.given_up]
+    def _close_if_over(self, rollout: Rollout) -> bool:
+        """Keep only a summary of a rollout in which all have ended."""
+        if not rollout.over or rollout.stage == "closed":
+            return False
+        self.rollouts.close(rollout, self.ledger.now_s)
+        return True
+
+    def _plan(self, rollout: Rollout, out: CommandList) -> None:
+        ts = [t for t in self.ledger.held.values() if t.rollout == rollout.id]
         plan = self.policy.planner.plan(ts, [t.remaining_tokens for t in ts])
         if isinstance(plan, ResourcePlan):
+            rollout.stage = "running"
+            self._newest_plan = 0
             self._carry_out(plan, out)
         else:
-            self._planned = False
-            self._search(plan, out)
+            rollout.stage = "planning"
+            self._search(plan, rollout, out)
 
     def _consider_consolidation(self, out: CommandList) -> None:
         """Ask for other engines once all have arrived and while the fleet is at rest."""
         part = self.policy.consolidation
-        if part is None or self._awaited or not (self._planned and self._fleet.steady):
+        if part is None or self._searches or not (self._fleet.steady and self.ledger.engines):
             return
-        if self._arrived < self._expected or not self.ledger.engines:
+        if not self.rollouts.settled:
             return
         problem = part.consolidate(self.ledger)
         if problem is not None:
-            self._search(problem, out)
+            self._search(problem, None, out)
 
-    def _search(self, problem: PlanProblem, out: CommandList) -> None:
+    def _search(self, problem: PlanProblem, rollout: Rollout | None, out: CommandList) -> None:
         self._plans += 1
-        self._awaited = self._plans
+        self._searches[self._plans] = rollout
+        self._newest_plan = self._plans
         out.append(SolvePlan(plan=self._plans, problem=problem, cause=out.cause))
 
     def _on_plan_solved(self, e: PlanSolved, out: CommandList) -> None:
-        if e.plan != self._awaited:
-            return
-        self._awaited = 0
-        if self._planned and not self._fleet.steady:
-            return  # a consolidation of engines that are no longer what they were
-        self._planned = True
-        self._carry_out(e.resource_plan, out)
+        if e.plan not in self._searches:
+            raise LedgerError(f"no search for plan {e.plan} is under way")
+        rollout = self._searches.pop(e.plan)
+        if rollout is not None:
+            rollout.stage = "closed" if rollout.over else "running"
+        elif not (self._fleet.steady and self.rollouts.settled):
+            return  # a consolidation of engines or trajectories that are no longer what they were
+        if e.plan == self._newest_plan:
+            self._carry_out(e.resource_plan, out)
         self._release_held(out)
 
     def _carry_out(self, plan: ResourcePlan, out: CommandList) -> None:
         leaving, carriers = self._fleet.change_to(plan, out)
-        self._moves.promise({carriers[name]: members for name, members in plan.homes})
+        self._homes.replace({carriers[name]: members for name, members in plan.homes})
         closed = [self.ledger.engine(name) for name in leaving]
         for engine in closed:
             self.ledger.close_engine(engine)
         for engine in closed:
             for t in self._unqueue_all(engine):
-                self._moves.place(t, out)
-            self._moves.clear(engine, out)
+                self._homes.place(t, out)
+            self._homes.preempt_next(engine, out)
         for engine in list(self.ledger.engines):
-            self._moves.fetch(engine, out)
+            self._homes.pull_members(engine, out)
 
     def _on_engine_ready(self, e: EngineReady, out: CommandList) -> None:
         engine = Engine(
@@ -348,7 +380,7 @@ class Controller:
         if not self._fleet.ready(e.engine, out):
             self.ledger.close_engine(engine)
         self._release_held(out)
-        self._moves.fetch(engine, out)
+        self._homes.pull_members(engine, out)
 
     def _on_engine_stopped(self, e: EngineStopped, out: CommandList) -> None:
         engine = self.ledger.engine(e.engine)

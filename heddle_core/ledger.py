@@ -1,15 +1,18 @@
-"""The only mutable state: who is where. The controller alone changes it; policies get a `View`.
+"""The only mutable state: which trajectory is where. The controller alone changes it.
 
-Nothing here decides. A method either records a fact or raises `LedgerError`, which means that a
-driver broke the protocol, never that a policy chose badly.
+Policies read it as a `View`. Nothing here decides. A method either records a fact or raises
+`LedgerError`, which means that a driver broke the protocol, never that a policy chose badly.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
-from heddle_core.policy import Phase
+from heddle_core.ids import EngineId, EngineShape, TrajectoryId
+from heddle_core.trajectory import TRANSITIONS, Phase, Trajectory
+
+RUNNING = ("running", "preempting")
+"""Phases of a trajectory that has a slot."""
 
 
 class LedgerError(RuntimeError):
@@ -17,46 +20,8 @@ class LedgerError(RuntimeError):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Trajectory:
-    """One trajectory's bookkeeping; policies see it as a `TrajectoryView`."""
-
-    id: TrajectoryId
-    group: GroupId
-    task: str
-    weights_version: int
-    prompt_tokens: int
-    arrived_s: float
-    context_tokens: int
-    runnable_s: float
-    phase: Phase = "held"
-    step: int = 0
-    home: EngineId | None = None
-    output_tokens: int = 0
-    tool_s: float = 0.0
-    tool_started_s: float = 0.0
-    remaining_tokens: float = 0.0
-    """The last estimate less what was made since; holds until a newer one arrives."""
-    priority: float = 0.0
-    """The key of its latest place in a queue."""
-    ticket: int = -1
-    """Number of its valid entry in a queue; entries with another number are stale."""
-    leaving: bool = False
-    """A preemption was asked for and has not ended yet."""
-    dispatched_s: float = 0.0
-    migrating_to: EngineId | None = None
-    given_up: bool = False
-    """A Cancel is under way: no engine can hold it."""
-    believed_kv_tokens: int = 0
-    """What it counts against its engine's KV while it runs, and while parked in a tool."""
-    reserved_tokens: int = 0
-    """Output that its next step is believed to make: room for it is set aside."""
-    parked: bool = False
-    """In a tool, its KV kept at home."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
 class Engine:
-    """One engine's bookkeeping; policies see it as an `EngineView`."""
+    """One engine's state; policies see it as an `EngineView`."""
 
     id: EngineId
     shape: EngineShape
@@ -66,10 +31,11 @@ class Engine:
     alive: bool = True
     in_flight: int = 0
     sessions: int = 0
-    believed_kv_tokens: int = 0
+    estimated_kv_tokens: int = 0
     parked_kv_tokens: int = 0
     running: dict[TrajectoryId, Trajectory] = field(default_factory=dict)
-    leaving: int = 0
+    preempting: int = 0
+    """Running steps whose preemption was requested and has not ended."""
     reported_s: float = 0.0
     reported_kv_used_tokens: int = 0
     queue: list[tuple[float, int, Trajectory]] = field(default_factory=list)
@@ -95,10 +61,10 @@ class Engine:
         return (t for _, ticket, t in self.queue if t.ticket == ticket)
 
     def fits(self, t: Trajectory) -> bool:
-        """Say whether a slot and believed KV are free; an idle engine takes what it can hold."""
+        """Say whether a slot and estimated KV are free; an idle engine takes what it can hold."""
         if len(self.running) >= self.max_running:
             return False
-        room = self.kv_capacity_tokens - self.believed_kv_tokens - self.parked_kv_tokens
+        room = self.kv_capacity_tokens - self.estimated_kv_tokens - self.parked_kv_tokens
         return t.context_tokens + t.reserved_tokens <= room or not self.running
 
 
@@ -109,18 +75,20 @@ class Ledger:
         self.now_s = 0.0
         self.weights_version = 0
         self.trajectories: dict[TrajectoryId, Trajectory] = {}
+        """Unfinished ones, in order of arrival."""
+        self.ended: dict[TrajectoryId, Trajectory] = {}
+        """Finished ones whose migration or prediction has not been answered yet."""
         self.known_engines: dict[EngineId, Engine] = {}
         self.engines: list[Engine] = []
         """Engines that accept work, in the order in which they became ready."""
         self.held: dict[TrajectoryId, Trajectory] = {}
         """Trajectories without a home that wait for one, in order of arrival."""
-        self.finished = 0
         self._tickets = 0
 
     @property
     def unfinished(self) -> int:
         """Trajectories that have arrived and not ended."""
-        return len(self.trajectories) - self.finished
+        return len(self.trajectories)
 
     def engine(self, engine: EngineId) -> Engine:
         """Return one engine, dead or alive."""
@@ -133,15 +101,29 @@ class Ledger:
         """Return one trajectory."""
         found = self.trajectories.get(trajectory)
         if found is None:
-            raise LedgerError(f"trajectory {trajectory!r} never arrived")
+            raise LedgerError(f"trajectory {trajectory!r} never arrived, or has finished")
         return found
+
+    def answered(self, trajectory: TrajectoryId) -> Trajectory:
+        """Return a trajectory that a late answer speaks of, finished or not."""
+        return self.ended.get(trajectory) or self.trajectory(trajectory)
+
+    def move(self, t: Trajectory, phase: Phase) -> None:
+        """Change a trajectory's phase; refuses what `TRANSITIONS` does not list."""
+        if phase not in TRANSITIONS[t.phase]:
+            raise LedgerError(f"{t.id!r} cannot go from {t.phase!r} to {phase!r}")
+        t.phase = phase
+
+    def estimate(self, t: Trajectory, remaining_tokens: float) -> None:
+        """Take a new estimate of a trajectory's remaining output."""
+        t.remaining_tokens = remaining_tokens
 
     def running(
         self, trajectory: TrajectoryId, step: int, engine: EngineId
     ) -> tuple[Trajectory, Engine]:
         """Return a trajectory and the engine its `step` runs on; refuses if it runs elsewhere."""
         t = self.trajectory(trajectory)
-        if t.phase != "running" or t.home != engine or t.step != step:
+        if t.phase not in RUNNING or t.home != engine or t.step != step:
             raise LedgerError(
                 f"step {step} of {t.id!r} ended on engine {engine!r}, but the trajectory is "
                 f"{t.phase} in step {t.step} with home {t.home!r}"
@@ -184,7 +166,7 @@ class Ledger:
 
     def add_trajectory(self, t: Trajectory) -> None:
         """Record an arrival; it is held until it has a home."""
-        if t.id in self.trajectories:
+        if t.id in self.trajectories or t.id in self.ended:
             raise LedgerError(f"trajectory {t.id!r} arrived twice")
         self.trajectories[t.id] = t
         self.held[t.id] = t
@@ -192,13 +174,20 @@ class Ledger:
     def hold(self, t: Trajectory) -> None:
         """Keep a runnable trajectory for which no engine accepts work."""
         self.set_home(t, None)
-        t.phase = "held"
-        self.held[t.id] = t
+        if t.phase != "held":
+            self.move(t, "held")
+            self.held[t.id] = t
+
+    def begin_cancel(self, t: Trajectory) -> None:
+        """A Cancel is under way: no engine can hold it."""
+        self.hold(t)
+        del self.held[t.id]
+        self.move(t, "cancelling")
 
     def park(self, t: Trajectory, engine: Engine) -> None:
         """Keep the KV of a trajectory in a tool from being given to others."""
         t.parked = True
-        t.believed_kv_tokens = t.context_tokens
+        t.estimated_kv_tokens = t.context_tokens
         engine.parked_kv_tokens += t.context_tokens
 
     def unpark(self, t: Trajectory) -> Engine | None:
@@ -207,7 +196,7 @@ class Ledger:
             return None
         t.parked = False
         engine = self.known_engines[t.home]
-        engine.parked_kv_tokens -= t.believed_kv_tokens
+        engine.parked_kv_tokens -= t.estimated_kv_tokens
         return engine
 
     def set_home(self, t: Trajectory, home: EngineId | None) -> None:
@@ -225,7 +214,7 @@ class Ledger:
         """Put a homed, runnable trajectory in its engine's queue, or give it a new key there."""
         if t.ticket < 0:
             self.held.pop(t.id, None)
-            t.phase = "queued"
+            self.move(t, "queued")
             engine.in_flight += 1
         self._tickets += 1
         t.ticket = self._tickets
@@ -241,45 +230,49 @@ class Ledger:
         """The head of the queue takes a slot."""
         heappop(engine.queue)
         t.ticket = -1
-        t.phase = "running"
+        self.move(t, "running")
         t.dispatched_s = self.now_s
-        t.believed_kv_tokens = t.context_tokens + t.reserved_tokens
-        engine.believed_kv_tokens += t.believed_kv_tokens
+        t.estimated_kv_tokens = t.context_tokens + t.reserved_tokens
+        engine.estimated_kv_tokens += t.estimated_kv_tokens
         engine.running[t.id] = t
 
     def end_run(self, t: Trajectory, engine: Engine, output_tokens: int) -> None:
         """A dispatch ended with `output_tokens` made; the slot is free."""
         if engine.running.pop(t.id, None) is None:
             raise LedgerError(f"trajectory {t.id!r} does not run on engine {engine.id!r}")
-        engine.believed_kv_tokens -= t.believed_kv_tokens
+        engine.estimated_kv_tokens -= t.estimated_kv_tokens
         engine.in_flight -= 1
-        if t.leaving:
-            t.leaving = False
-            engine.leaving -= 1
+        if t.phase == "preempting":
+            engine.preempting -= 1
         t.output_tokens += output_tokens
         t.context_tokens += output_tokens
-        t.remaining_tokens = max(0.0, t.remaining_tokens - output_tokens)
+        self.estimate(t, max(0.0, t.remaining_tokens - output_tokens))
 
-    def ask_to_leave(self, t: Trajectory, engine: Engine) -> None:
-        """A preemption is under way."""
-        t.leaving = True
-        engine.leaving += 1
+    def begin_preemption(self, t: Trajectory, engine: Engine) -> None:
+        """A Preempt is under way."""
+        self.move(t, "preempting")
+        engine.preempting += 1
 
     def finish(self, t: Trajectory) -> None:
         """The trajectory is over, whatever it did before."""
-        if t.phase == "finished":
-            raise LedgerError(f"trajectory {t.id!r} finished twice")
         if t.home is not None:
             engine = self.known_engines[t.home]
             self.unpark(t)
             if t.phase == "queued":
                 self.unqueue(t, engine)
-            elif t.phase == "running":
+            elif t.phase in RUNNING:
                 self.end_run(t, engine, 0)
         self.held.pop(t.id, None)
         self.set_home(t, None)
-        t.phase = "finished"
-        self.finished += 1
+        self.move(t, "finished")
+        del self.trajectories[t.id]
+        self.ended[t.id] = t
+        self.release(t)
+
+    def release(self, t: Trajectory) -> None:
+        """Forget a finished trajectory once nothing about it is under way."""
+        if t.phase == "finished" and t.migrating_to is None and not t.predictions_due:
+            del self.ended[t.id]
 
     def check(self) -> None:
         """Assert the invariants that a state alone can show (docs/invariants.md 1, 3, 8, 9)."""
@@ -290,8 +283,7 @@ class Ledger:
         for t in self.trajectories.values():
             if t.home is not None:
                 sessions[t.home] += 1
-                assert t.phase != "finished", f"{t.id} is finished and has a home"
-                parked[t.home] += t.believed_kv_tokens if t.parked else 0
+                parked[t.home] += t.estimated_kv_tokens if t.parked else 0
             assert not t.parked or t.phase == "tool", f"{t.id} is parked but {t.phase}"
             assert (t.phase == "held") == (t.id in self.held), (
                 f"{t.id}: {t.phase} and held disagree"
@@ -299,27 +291,30 @@ class Ledger:
             assert (t.phase == "queued") == (t.ticket >= 0), (
                 f"{t.id}: {t.phase} and ticket disagree"
             )
-            assert not t.leaving or t.phase == "running", f"{t.id} leaves but does not run"
-            if t.phase in ("queued", "running"):
+            assert t.phase != "finished", f"{t.id} is finished and still here"
+            if t.phase in ("queued", *RUNNING):
                 assert t.home is not None, f"{t.id} is {t.phase} without a home"
                 assert self.known_engines[t.home].alive, f"{t.id} is {t.phase} on a dead engine"
                 (queued if t.phase == "queued" else running)[t.home] += 1
-            if t.phase == "running":
+            if t.phase in RUNNING:
                 assert t.home is not None
                 assert t.id in self.known_engines[t.home].running
             if t.phase == "migrating":
                 assert t.migrating_to is not None, f"{t.id} waits for no migration"
+        for t in self.ended.values():
+            assert t.phase == "finished", f"{t.id} ended but is {t.phase}"
+            assert t.migrating_to is not None or t.predictions_due, f"{t.id} awaits nothing"
         for e in self.known_engines.values():
             assert e.sessions == sessions[e.id], f"{e.id} counts {e.sessions} sessions"
             assert len(list(e.waiting())) == queued[e.id], f"{e.id} queue disagrees with phases"
             assert len(e.running) == running[e.id], f"{e.id} running disagrees with phases"
             assert e.in_flight == queued[e.id] + running[e.id], f"{e.id} miscounts in flight"
             assert len(e.running) <= e.max_running, f"{e.id} exceeds its slots"
-            kv = sum(t.believed_kv_tokens for t in e.running.values())
-            assert kv == e.believed_kv_tokens, f"{e.id} miscounts KV"
+            kv = sum(t.estimated_kv_tokens for t in e.running.values())
+            assert kv == e.estimated_kv_tokens, f"{e.id} miscounts KV"
             assert kv <= e.kv_capacity_tokens or len(e.running) == 1, f"{e.id} exceeds believed KV"
             assert e.parked_kv_tokens == parked[e.id], f"{e.id} miscounts parked KV"
-            assert e.leaving == sum(t.leaving for t in e.running.values())
-            assert e.leaving <= 1, f"{e.id} has more than one preemption under way"
+            assert e.preempting == sum(t.phase == "preempting" for t in e.running.values())
+            assert e.preempting <= 1, f"{e.id} has more than one preemption under way"
             assert (e in self.engines) == e.accepting, f"{e.id} accepting disagrees"
             assert e.alive or not (e.accepting or e.in_flight), f"{e.id} is dead and has work"

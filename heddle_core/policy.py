@@ -6,16 +6,15 @@ A part that needs tuning takes its own small values in its constructor. Mixing p
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 from heddle_core.cost import CostModel
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.history import History
-from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.plans import PlanProblem, ResourcePlan
 from heddle_core.predict.model import Model
-
-Phase: TypeAlias = Literal["held", "queued", "running", "tool", "migrating", "finished"]
+from heddle_core.trajectory import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +48,16 @@ class TrajectoryView(Protocol):
     @property
     def id(self) -> TrajectoryId: ...
     @property
+    def rollout(self) -> RolloutId: ...
+    @property
     def group(self) -> GroupId: ...
     @property
     def task(self) -> str: ...
     @property
-    def weights_version(self) -> int: ...
+    def weights_version(self) -> int:
+        """The version under which its rollout started."""
+        ...
+
     @property
     def prompt_tokens(self) -> int: ...
     @property
@@ -133,7 +137,7 @@ class EngineView(Protocol):
         ...
 
     @property
-    def believed_kv_tokens(self) -> int:
+    def estimated_kv_tokens(self) -> int:
         """Context of the running steps as of their dispatch; what they made since is not in it."""
         ...
 
@@ -155,7 +159,12 @@ class View(Protocol):
 
     @property
     def trajectories(self) -> Mapping[TrajectoryId, TrajectoryView]:
-        """Every trajectory that arrived, finished ones included."""
+        """Every trajectory that arrived and has not ended, of all rollouts, by arrival."""
+        ...
+
+    @property
+    def weights_version(self) -> int:
+        """The newest version that was pushed or that a rollout started under."""
         ...
 
     @property

@@ -4,8 +4,9 @@ Like the controller, of which this is the inner half, it reads no clock and does
 """
 
 from heddle_core.commands import Cancel, CommandList, Dispatch, Preempt
-from heddle_core.ledger import Engine, Ledger, Trajectory
+from heddle_core.ledger import Engine, Ledger
 from heddle_core.policy import Policy
+from heddle_core.trajectory import Trajectory
 
 
 class Queues:
@@ -29,16 +30,15 @@ class Queues:
         if t.context_tokens >= engine.kv_capacity_tokens:
             engine = max(self._ledger.engines, key=lambda e: e.kv_capacity_tokens)
         if t.context_tokens >= engine.kv_capacity_tokens:
-            self._give_up(t, engine, out)
+            self._cancel(t, engine, out)
             return
         self._ledger.set_home(t, engine.id)
         self.enqueue(t, engine)
         self.fill(engine, out, may_preempt=True)
 
-    def _give_up(self, t: Trajectory, engine: Engine, out: CommandList) -> None:
+    def _cancel(self, t: Trajectory, engine: Engine, out: CommandList) -> None:
         """No engine can ever hold its context; waiting would block a queue for ever."""
-        self._ledger.hold(t)
-        t.given_up = True
+        self._ledger.begin_cancel(t)
         reason = f"context of {t.context_tokens} tokens, KV capacity {engine.kv_capacity_tokens}"
         out.append(Cancel(trajectory=t.id, reason=reason, cause=out.cause))
 
@@ -46,7 +46,7 @@ class Queues:
         """Give `t` its place in the queue, by its newest estimate."""
         policy = self._policy
         if not policy.predictor.served:
-            t.remaining_tokens = policy.predictor.remaining_tokens(t)
+            self._ledger.estimate(t, policy.predictor.remaining_tokens(t))
         t.reserved_tokens = policy.admission.reserve_tokens(t, t.remaining_tokens)
         self._ledger.enqueue(t, engine, policy.scheduler.priority(t, t.remaining_tokens))
 
@@ -69,12 +69,12 @@ class Queues:
             )
             head = engine.head()
         if may_preempt and head is not None and self._policy.scheduler.preemptive:
-            # One ask at a time: asking again before the first took effect evicts a whole batch.
-            if engine.leaving:
+            # One at a time: another Preempt before the first took effect would evict a whole batch.
+            if engine.preempting:
                 return
             victim = min(engine.running.values(), key=lambda t: t.priority)
             if victim.priority < head.priority:
-                ledger.ask_to_leave(victim, engine)
+                ledger.begin_preemption(victim, engine)
                 out.append(
                     Preempt(
                         trajectory=victim.id, step=victim.step, engine=engine.id, cause=out.cause

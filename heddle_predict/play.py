@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.ledger import Trajectory
+from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
 from heddle_core.policy import TrajectoryView
+from heddle_core.trajectory import Trajectory
 from heddle_trace.schema import TrajectoryScript
 
 Moment: TypeAlias = Literal["queued", "in tool"]
@@ -103,6 +103,7 @@ def _arrived(script: TrajectoryScript) -> Trajectory:
     prompt = script.steps[0].prompt_tokens
     return Trajectory(
         id=TrajectoryId(script.id),
+        rollout=RolloutId("rollout"),
         group=GroupId(script.group),
         task=script.task,
         weights_version=0,

@@ -24,13 +24,13 @@ import numpy as np
 from scipy.stats import rankdata
 
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.ledger import Trajectory
+from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
 from heddle_core.policy import Predictor
 from heddle_core.predict.group import GroupPredictor
 from heddle_core.predict.history import HistoryPredictor
 from heddle_core.predict.none import NoPrediction
 from heddle_core.predict.progressive import ProgressivePredictor
+from heddle_core.trajectory import Trajectory
 from heddle_trace import MissingRules, TrajectoryScript, complete, read_trace
 from heddle_trace.oracle import Oracle
 from heddle_trace.schema import Trace
@@ -199,6 +199,7 @@ def _arrival(script: TrajectoryScript) -> Trajectory:
     prompt = script.steps[0].prompt_tokens
     return Trajectory(
         id=TrajectoryId(script.id),
+        rollout=RolloutId("rollout"),
         group=GroupId(script.group),
         task=script.task,
         weights_version=0,

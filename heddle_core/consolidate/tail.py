@@ -55,7 +55,7 @@ class TailConsolidation:
         at = {e.id: k for k, e in enumerate(engines)}
         tpot_s = [
             setting.cost.by_tp[e.shape.tp].iteration_s(
-                max(e.running_steps, 1), e.believed_kv_tokens
+                max(e.running_steps, 1), e.estimated_kv_tokens
             )
             for e in engines
         ]
@@ -69,7 +69,7 @@ class TailConsolidation:
             if home is None:
                 continue
             made = 0.0
-            if t.phase == "running":
+            if t.phase in ("running", "preempting"):
                 made = (view.now_s - t.dispatched_s) / tpot_s[home]
                 made = min(made, (1.0 - _LEAST_LEFT) * t.remaining_tokens)
             ids.append(t.id)

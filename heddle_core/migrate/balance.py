@@ -103,7 +103,7 @@ class Balance:
         self._prefill = np.array([c.prefill_s for c in costs])
         self._kv = np.array([float(e.kv_capacity_tokens) for e in engines])
         tpot_s = [
-            c.iteration_s(max(e.running_steps, 1), e.believed_kv_tokens)
+            c.iteration_s(max(e.running_steps, 1), e.estimated_kv_tokens)
             for c, e in zip(costs, engines, strict=True)
         ]
         ids: list[TrajectoryId] = []
@@ -113,7 +113,7 @@ class Balance:
             if home is None:
                 continue
             remaining = t.remaining_tokens
-            if t.phase == "running":
+            if t.phase in ("running", "preempting"):
                 made = (view.now_s - t.dispatched_s) / tpot_s[home]
                 remaining = max(remaining - made, _LEAST_LEFT * remaining)
             ids.append(t.id)

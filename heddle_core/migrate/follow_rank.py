@@ -49,8 +49,7 @@ class FollowRank:
         self._edges = list(accumulate(e.sessions for e in engines))
         self._value, self._sorted = {}, []
         for other in view.trajectories.values():
-            if other.phase != "finished":
-                self._remember(other.id, other.output_tokens + other.remaining_tokens)
+            self._remember(other.id, other.output_tokens + other.remaining_tokens)
 
     def _remember(self, trajectory: TrajectoryId, value: float) -> None:
         self._value[trajectory] = value

@@ -36,6 +36,9 @@ from heddle_core.events import (
 )
 from heddle_core.ids import EngineId, TrajectoryId
 
+RUNNING = ("running", "preempting")
+ELSEWHERE = ("tool", "migrating", "cancelling")
+
 
 class Books:
     """What is under way, by the commands and events alone."""
@@ -171,10 +174,10 @@ class Books:
     def agree(self, controller: Controller) -> None:
         """The ledger says what these books say: 1, 2, 7, 8, 10."""
         ledger = controller.ledger
-        running = {t.id: t.home for t in ledger.trajectories.values() if t.phase == "running"}
+        running = {t.id: t.home for t in ledger.trajectories.values() if t.phase in RUNNING}
         assert running == {t: c.engine for t, c in self.running.items()}
         queued = [t.id for e in ledger.known_engines.values() for t in e.waiting()]
-        elsewhere = [t.id for t in ledger.trajectories.values() if t.phase in ("tool", "migrating")]
+        elsewhere = [t.id for t in ledger.trajectories.values() if t.phase in ELSEWHERE]
         placed = [*queued, *running, *elsewhere, *ledger.held, *self.finished]
         assert sorted(placed) == sorted(self.arrived), "not in exactly one place (1)"
         for t in ledger.trajectories.values():

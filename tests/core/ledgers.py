@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from heddle_core.cost import CostModel, StepCost
 from heddle_core.history import History
-from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
-from heddle_core.ledger import Engine, Ledger, Trajectory
-from heddle_core.policy import Phase, Setting
+from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
+from heddle_core.ledger import Engine, Ledger
+from heddle_core.policy import Setting
+from heddle_core.trajectory import Phase, Trajectory
 
 
 def step_cost(tp: int = 1) -> StepCost:
@@ -78,6 +79,7 @@ def add_trajectory(
     """A trajectory that is in a tool at `home`, unless told otherwise."""
     t = Trajectory(
         id=TrajectoryId(name),
+        rollout=RolloutId("rollout"),
         group=GroupId("g"),
         task="any",
         weights_version=0,

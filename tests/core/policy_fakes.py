@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from heddle_core.cost import CostModel, StepCost
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
-from heddle_core.policy import Phase, Setting
+from heddle_core.policy import Setting
+from heddle_core.trajectory import Phase
 
 SOME_GROUP = GroupId("g")
 ONE_H100 = EngineShape("h100", 1)

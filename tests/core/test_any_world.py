@@ -1,10 +1,14 @@
 """A hostile world: any legal order of replies, engines dying at any point, replies racing.
 
-After every event the ledger's invariants hold, and so do those that need the world's own books:
-commands end once (2), the dead get no letters (9), waiting implies no free slot (7), tokens are
-neither lost nor made twice (10), engines never have more GPUs than there are (11). At the end the
-events replay on a fresh controller (5).
+Up to three rollouts are open at once, announced or open for any number, under different weights
+versions. After every event the ledger's invariants hold, and so do those that need the world's own
+record: commands end once (2), dead engines get no command (9), waiting implies no free slot (7),
+tokens are neither lost nor made twice (10), engines never have more GPUs than there are (11), and a
+closed rollout leaves its summary and nothing else (12). At the end the events replay on a fresh
+controller (5).
 """
+
+from dataclasses import dataclass
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -37,6 +41,7 @@ from heddle_core.events import (
     MigrationFinished,
     PlanSolved,
     Predicted,
+    RolloutClosed,
     RolloutStarted,
     StepFinished,
     StepPreempted,
@@ -54,16 +59,36 @@ KV_CAPACITY = 400
 """Small against the prompts drawn below, so that KV, too, is refused and some never fit."""
 
 
+@dataclass
+class Open:
+    """A rollout as the world knows it."""
+
+    id: RolloutId
+    announced: int | None
+    version: int
+    arrived: int = 0
+    ended: int = 0
+    tokens: int = 0
+
+    @property
+    def accepts(self) -> bool:
+        return self.announced is None or self.arrived < self.announced
+
+    @property
+    def over(self) -> bool:
+        return not self.accepts and self.ended == self.arrived
+
+
 class HostileWorld(RuleBasedStateMachine):
     @initialize(
         needs_all=st.booleans(),
         served=st.booleans(),
-        promised=st.integers(0, 6),
+        announced=st.none() | st.integers(0, 6),
         late=st.booleans(),
         failures=st.integers(0, 12),
     )
     def begin(
-        self, needs_all: bool, served: bool, promised: int, late: bool, failures: int
+        self, needs_all: bool, served: bool, announced: int | None, late: bool, failures: int
     ) -> None:
         """`late`: hostility begins when all have arrived and all engines are ready.
 
@@ -74,7 +99,10 @@ class HostileWorld(RuleBasedStateMachine):
         self.controller = Controller(contrary(**self.kind))
         self.now_s = 0.0
         self.entries: list[Entry] = []
-        self.promised, self.arrived = promised, 0
+        self.arrived = 0
+        self.rollouts: dict[RolloutId, Open] = {}
+        self.closed: dict[RolloutId, Open] = {}
+        self.rollout_of: dict[TrajectoryId, Open] = {}
         self.running: dict[TrajectoryId, Dispatch] = {}
         self.leaving: dict[TrajectoryId, Preempt] = {}
         self.moving: dict[TrajectoryId, Migrate] = {}
@@ -89,25 +117,29 @@ class HostileWorld(RuleBasedStateMachine):
         self.in_tool: dict[TrajectoryId, int] = {}
         self.made: dict[TrajectoryId, int] = {}
         self.over: list[TrajectoryId] = []
-        self.say(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=promised))
+        self.start_rollout(announced, version=0)
         if late:
-            while self.arrived < self.promised:
-                self.arrive(prompt=40 + self.arrived, group=self.arrived % 2, dt=0.1)
-            while self.solving:
-                self.solved()
+            while self.arrived < (announced or 0):
+                self.admit(RolloutId("r0"), prompt=40 + self.arrived, group=self.arrived % 2)
+            for command in self.solving:
+                plan = command.problem.solve()
+                self.say(PlanSolved(time_s=self.later(1), plan=command.plan, resource_plan=plan))
+            self.solving.clear()
             for engine in list(self.starting):
                 self.become_ready(engine)
 
     def say(self, event: Event) -> None:
         commands = self.controller.handle(event)
+        cause = len(self.entries)
         self.entries.append(Entry(event, commands))
         for command in commands:
+            assert command.cause == cause
             self.obey(command)
 
     def obey(self, command: Command) -> None:
         match command:
             case Dispatch():
-                assert command.engine in self.alive, "a letter to an engine that is not alive"
+                assert command.engine in self.alive, "a command to an engine that is not alive"
                 assert command.engine not in self.stopping
                 assert command.trajectory not in self.running, "runs twice"
                 self.running[command.trajectory] = command
@@ -144,16 +176,54 @@ class HostileWorld(RuleBasedStateMachine):
 
     # -- arrivals ------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.arrived < self.promised)
-    @rule(prompt=st.integers(1, 450), group=st.integers(0, 2), dt=st.floats(0, 1))
-    def arrive(self, prompt: int, group: int, dt: float) -> None:
+    def start_rollout(self, announced: int | None, version: int) -> None:
+        rollout = Open(RolloutId(f"r{len(self.rollouts) + len(self.closed)}"), announced, version)
+        self.rollouts[rollout.id] = rollout
+        self.say(
+            RolloutStarted(
+                time_s=self.now_s,
+                rollout=rollout.id,
+                trajectories=announced,
+                weights_version=version,
+            )
+        )
+        self.close_if_over(rollout)
+
+    def close_if_over(self, rollout: Open) -> None:
+        if rollout.over:
+            self.closed[rollout.id] = self.rollouts.pop(rollout.id)
+
+    @precondition(lambda self: len(self.rollouts) < 3)
+    @rule(announced=st.none() | st.integers(0, 4), version=st.integers(0, 3), dt=st.floats(0, 1))
+    def another_rollout(self, announced: int | None, version: int, dt: float) -> None:
+        self.later(dt)
+        self.start_rollout(announced, version)
+
+    @precondition(lambda self: self.rollouts)
+    @rule(data=st.data())
+    def close_rollout(self, data: st.DataObject) -> None:
+        rollout = self.rollouts[data.draw(st.sampled_from(list(self.rollouts)))]
+        rollout.announced = rollout.arrived
+        self.say(RolloutClosed(time_s=self.now_s, rollout=rollout.id))
+        self.close_if_over(rollout)
+
+    @precondition(lambda self: any(r.accepts for r in self.rollouts.values()))
+    @rule(data=st.data(), prompt=st.integers(1, 450), group=st.integers(0, 2), dt=st.floats(0, 1))
+    def arrive(self, data: st.DataObject, prompt: int, group: int, dt: float) -> None:
+        self.later(dt)
+        accepting = [r.id for r in self.rollouts.values() if r.accepts]
+        self.admit(data.draw(st.sampled_from(accepting)), prompt, group)
+
+    def admit(self, rollout: RolloutId, prompt: int, group: int) -> None:
         name = TrajectoryId(f"t{self.arrived}")
         self.arrived += 1
         self.made[name] = 0
+        self.rollout_of[name] = self.rollouts[rollout]
+        self.rollouts[rollout].arrived += 1
         self.say(
             TrajectoryArrived(
-                time_s=self.later(dt),
-                rollout=RolloutId("r"),
+                time_s=self.now_s,
+                rollout=rollout,
                 trajectory=name,
                 group=GroupId(f"g{group}"),
                 task="any",
@@ -242,7 +312,11 @@ class HostileWorld(RuleBasedStateMachine):
 
     def end(self, name: TrajectoryId, outcome: str) -> None:
         self.over.append(name)
+        rollout = self.rollout_of[name]
+        rollout.ended += 1
+        rollout.tokens += self.made.pop(name)
         self.say(TrajectoryFinished(time_s=self.now_s, trajectory=name, outcome=outcome))  # type: ignore[arg-type]
+        self.close_if_over(rollout)
 
     @precondition(lambda self: self.cancelled)
     @rule(data=st.data())
@@ -267,9 +341,9 @@ class HostileWorld(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.solving)
-    @rule()
-    def solved(self) -> None:
-        command = self.solving.pop()
+    @rule(data=st.data())
+    def solved(self, data: st.DataObject) -> None:
+        command = self.solving.pop(data.draw(st.integers(0, len(self.solving) - 1)))
         plan = command.problem.solve()
         self.say(PlanSolved(time_s=self.later(1), plan=command.plan, resource_plan=plan))
 
@@ -363,14 +437,6 @@ class HostileWorld(RuleBasedStateMachine):
                 self.say(EngineStopped(time_s=self.later(0.1), engine=name))
                 return
 
-    @precondition(lambda self: len(self.over) == self.arrived == self.promised > 0)
-    @rule(promised=st.integers(1, 4))
-    def next_rollout(self, promised: int) -> None:
-        self.promised += promised
-        self.say(
-            RolloutStarted(time_s=self.later(1), rollout=RolloutId("r"), trajectories=promised)
-        )
-
     # -- what must always hold -------------------------------------------------------------------
 
     @invariant()
@@ -379,17 +445,31 @@ class HostileWorld(RuleBasedStateMachine):
             return
         ledger = self.controller.ledger
         ledger.check()
-        running = {t.id: t.home for t in ledger.trajectories.values() if t.phase == "running"}
+        here = ledger.trajectories.values()
+        running = {t.id: t.home for t in here if t.phase in ("running", "preempting")}
         assert running == {name: c.engine for name, c in self.running.items()}
-        assert {t.id for t in ledger.trajectories.values() if t.leaving} == set(self.leaving)
+        assert {t.id for t in here if t.phase == "preempting"} == set(self.leaving)
+        assert set(ledger.trajectories) == set(self.made), "a finished trajectory is still here"
         for name, tokens in self.made.items():
-            assert ledger.trajectories[name].output_tokens == tokens, "tokens lost or made twice"
+            t = ledger.trajectories[name]
+            assert t.output_tokens == tokens, "tokens lost or made twice"
+            assert t.weights_version == self.rollout_of[name].version
         for engine in ledger.engines:
             head = engine.head()
             assert head is None or not engine.fits(head), f"{head.id} waits beside a free slot"
-        if ledger.engines and self.controller._planned and self.controller._fleet.settled:
-            waiting = [t.id for t in ledger.held.values() if not t.given_up]
+        stages = {r.id: r.stage for r in self.controller.rollouts.open.values()}
+        assert set(stages) == set(self.rollouts)
+        if ledger.engines and self.controller._fleet.settled:
+            waiting = [t.id for t in ledger.held.values() if stages[t.rollout] == "running"]
             assert not waiting, "held although engines take work"
+        for rollout in self.closed.values():
+            summary = self.controller.rollouts.summaries[rollout.id]
+            assert summary.trajectories == rollout.arrived
+            assert sum(summary.outcomes.values()) == rollout.ended
+            assert (summary.output_tokens, summary.weights_version) == (
+                rollout.tokens,
+                rollout.version,
+            )
 
     def teardown(self) -> None:
         if hasattr(self, "controller"):

@@ -186,13 +186,14 @@ def test_the_sums_are_those_of_who_was_told_where_however_long_it_runs(ops):
     balance = Balance(s, min_gain_s=0.0, margin=0.0)
     known: list[EngineId] = []
     told: dict[TrajectoryId, tuple[EngineId, int, float]] = {}
-    engines = 3
+    engines, arrived = 3, 8
     for op, which, remaining, context in ops:
-        live = [t for t in ledger.trajectories.values() if t.phase != "finished"]
+        live = list(ledger.trajectories.values())
         t = live[which % len(live)] if live else None
         if op == "arrive" or t is None:
             home = ledger.engines[which % len(ledger.engines)].id
-            add_trajectory(ledger, f"t{len(ledger.trajectories)}", home, remaining_tokens=remaining)
+            arrived += 1
+            add_trajectory(ledger, f"t{arrived}", home, remaining_tokens=remaining)
         elif op == "finish":
             ledger.finish(t)
             balance.finished(t)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 
 from heddle_core.commands import Dispatch, Migrate, Preempt, SolvePlan, StartEngine, StopEngine
@@ -87,7 +88,7 @@ def test_it_is_not_asked_before_all_have_arrived():
     part = Merge()
     policy = replace(PLAIN, planner=Engines((E0, E1, E2, E3)), consolidation=part)
     told = Told(policy)
-    for command in told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=3)):
+    for command in told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=3)):
         told.ready(command.engine)
     told.arrive(A)
     told.arrive(B)
@@ -172,7 +173,8 @@ def test_several_leave_one_engine_one_after_the_other():
     assert [ledger.trajectories[t].home for t in (A, C, B, D)] == [E0, E1, E0, E1]
     end(told, C, E1)
     plan = ResourcePlan(
-        engines=tuple(replace(spec(e), max_running=2) for e in (E0, E1)), homes=homes
+        engines=tuple(msgspec.structs.replace(spec(e), max_running=2) for e in (E0, E1)),
+        homes=homes,
     )
     assert told.tell(PlanSolved(time_s=0.0, plan=1, resource_plan=plan)) == [
         Preempt(trajectory=A, step=0, engine=E0)
@@ -196,7 +198,7 @@ def test_a_solution_for_engines_that_are_no_longer_there_is_dropped(which):
 def test_a_solution_of_the_last_rollout_is_dropped():
     told = at_work(Merge(), A, B, C)
     end(told, C, E2)
-    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=0))
+    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=0))
     assert solved(told) == []
 
 
@@ -209,7 +211,7 @@ def test_a_new_engine_that_fails_is_started_again_and_everybody_goes_on_meanwhil
     stopped(told, E3)
     again = EngineId("e2+2")
     assert told.tell(EngineFailed(time_s=0.0, engine=WIDE, reason="x")) == [
-        replace(start_wide(), engine=again)
+        msgspec.structs.replace(start_wide(), engine=again)
     ]
     assert told.controller.ledger.trajectories[A].phase == "running"
     told.ready(again)

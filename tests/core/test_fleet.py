@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from heddle_core.commands import Command, StartEngine, StopEngine
+from heddle_core.commands import Command, CommandList, StartEngine, StopEngine
 from heddle_core.fleet import MAX_RESTARTS, Fleet
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.plans import EngineSpec, ResourcePlan
@@ -45,13 +45,13 @@ class Told:
         return out
 
     def plan(self, plan: ResourcePlan) -> tuple[list[EngineId], dict[EngineId, EngineId]]:
-        out: list[Command] = []
+        out = CommandList(0)
         answer = self.fleet.change_to(plan, out)
         self.obey(out)
         return answer
 
     def ready(self, name: str) -> bool:
-        out: list[Command] = []
+        out = CommandList(0)
         engine = EngineId(name)
         self.alive[engine] = self.starting.pop(engine)
         wanted = self.fleet.ready(engine, out)
@@ -59,14 +59,14 @@ class Told:
         return wanted
 
     def stopped(self, name: str) -> list[Command]:
-        out: list[Command] = []
+        out = CommandList(0)
         self.stopping.remove(EngineId(name))
         del self.alive[EngineId(name)]
         self.fleet.stopped(EngineId(name), out)
         return self.obey(out)
 
     def failed(self, name: str) -> list[Command]:
-        out: list[Command] = []
+        out = CommandList(0)
         engine = EngineId(name)
         self.starting.pop(engine, None)
         self.alive.pop(engine, None)
@@ -221,4 +221,4 @@ def test_whatever_happens_names_are_new_and_a_plan_is_carried_out(plans, choices
             told.stopped(engine)
     assert told.fleet.settled
     assert sorted(told.alive) == sorted(carriers.values())
-    assert [told.alive[e].tp for e in carriers.values()] == [8, 8]
+    assert [told.alive[e].shape.tp for e in carriers.values()] == [8, 8]

@@ -115,12 +115,12 @@ def test_an_ended_run_frees_what_was_taken_and_lowers_the_estimate():
     ledger = ledger_of(1)
     t = started(ledger, "t", context=2_000)
     engine = ledger.engine(E0)
-    assert engine.believed_kv_tokens == 2_000
+    assert engine.estimated_kv_tokens == 2_000
     t.remaining_tokens = 100.0
-    ledger.ask_to_leave(t, engine)
+    ledger.begin_preemption(t, engine)
     ledger.end_run(t, engine, 30)
     assert (t.output_tokens, t.context_tokens, t.remaining_tokens) == (30, 2_030, 70.0)
-    assert (engine.believed_kv_tokens, engine.in_flight, engine.leaving) == (0, 0, 0)
+    assert (engine.estimated_kv_tokens, engine.in_flight, engine.preempting) == (0, 0, 0)
     with pytest.raises(LedgerError, match="does not run"):
         ledger.end_run(t, engine, 1)
 
@@ -131,12 +131,14 @@ def test_a_trajectory_ends_from_any_phase_and_leaves_nothing_behind():
     ts = [started(ledger, "runs"), queued(ledger, "waits"), add_trajectory(ledger, "held")]
     in_tool = add_trajectory(ledger, "in-tool", E0)
     ledger.park(in_tool, engine)
-    ledger.ask_to_leave(ts[0], engine)
+    ledger.begin_preemption(ts[0], engine)
     for t in (*ts, in_tool):
         ledger.finish(t)
         ledger.check()
-    assert ledger.finished == 4
-    left = (engine.in_flight, engine.sessions, engine.believed_kv_tokens, engine.parked_kv_tokens)
+    assert ledger.unfinished == 0
+    assert not ledger.trajectories
+    assert not ledger.ended
+    left = (engine.in_flight, engine.sessions, engine.estimated_kv_tokens, engine.parked_kv_tokens)
     assert left == (0, 0, 0, 0)
     assert not ledger.held
 
@@ -187,7 +189,7 @@ def test_who_is_unknown_or_known_already_is_refused():
     with pytest.raises(LedgerError, match="arrived twice"):
         add_trajectory(ledger, "t")
     ledger.finish(t)
-    with pytest.raises(LedgerError, match="finished twice"):
+    with pytest.raises(LedgerError, match="cannot go from 'finished'"):
         ledger.finish(t)
 
 
@@ -250,7 +252,7 @@ def too_many_slots(ledger: Ledger) -> None:
 
 
 def miscount_kv(ledger: Ledger) -> None:
-    two_slots(ledger)[0].believed_kv_tokens += 1
+    two_slots(ledger)[0].estimated_kv_tokens += 1
 
 
 def too_much_kv(ledger: Ledger) -> None:
@@ -266,18 +268,18 @@ def park_a_runner(ledger: Ledger) -> None:
     two_slots(ledger)[1].parked = True
 
 
-def leave_without_asking(ledger: Ledger) -> None:
-    two_slots(ledger)[0].leaving = 1
+def preempt_without_a_command(ledger: Ledger) -> None:
+    two_slots(ledger)[0].preempting = 1
 
 
-def ask_two_to_leave(ledger: Ledger) -> None:
+def preempt_two(ledger: Ledger) -> None:
     engine, runs, _ = two_slots(ledger)
-    ledger.ask_to_leave(runs, engine)
-    ledger.ask_to_leave(started(ledger, "more"), engine)
+    ledger.begin_preemption(runs, engine)
+    ledger.begin_preemption(started(ledger, "more"), engine)
 
 
-def leave_from_the_queue(ledger: Ledger) -> None:
-    two_slots(ledger)[2].leaving = True
+def preempt_from_the_queue(ledger: Ledger) -> None:
+    two_slots(ledger)[2].phase = "preempting"
 
 
 def work_for_the_dead(ledger: Ledger) -> None:
@@ -303,9 +305,9 @@ CORRUPTIONS = [
     too_much_kv,
     miscount_parked,
     park_a_runner,
-    leave_without_asking,
-    ask_two_to_leave,
-    leave_from_the_queue,
+    preempt_without_a_command,
+    preempt_two,
+    preempt_from_the_queue,
     work_for_the_dead,
     accept_when_closed,
 ]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 
 from heddle_core.admit.fitting import Fitting
@@ -99,7 +100,7 @@ def in_tool(policy=TWO, **fields) -> Told:
 
 def second_rollout() -> Told:
     """A runs at e0, b at e1, c waits at one of them; then e1 must give way."""
-    told = Told(replace(PLAIN, planner=Shrinking()), (A, 10), (B, 10), (C, 10))
+    told = Told(replace(PLAIN, planner=Shrinking()), (A, 10), (B, 10), (C, 10), later=2)
     assert told.answers == [[dispatch(A)], [dispatch(B, engine=E1)], []]
     return told
 
@@ -111,7 +112,7 @@ def test_who_waits_at_an_engine_that_must_go_waits_elsewhere():
     told.arrive(TrajectoryId("e"))
     queued = [t.id for t in told.controller.ledger.engine(E1).waiting()]
     assert queued
-    assert told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=1)) == [
+    assert told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=1)) == [
         StopEngine(engine=E1, drain=True),
         Preempt(trajectory=B, step=0, engine=E1),
     ]
@@ -120,7 +121,7 @@ def test_who_waits_at_an_engine_that_must_go_waits_elsewhere():
 
 def test_a_step_preempted_on_an_engine_that_drains_goes_elsewhere():
     told = second_rollout()
-    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=1))
+    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=1))
     told.finish(A)  # c takes e0
     aborted = StepPreempted(time_s=0.0, trajectory=B, step=0, engine=E1, output_tokens=4)
     assert told.tell(aborted) == []
@@ -131,7 +132,7 @@ def test_a_step_preempted_on_an_engine_that_drains_goes_elsewhere():
 
 def test_a_home_that_drained_away_is_left_on_return():
     told = second_rollout()
-    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=1))
+    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=1))
     told.finish(B, engine=E1)
     told.tool(B)
     assert told.tell(EngineStopped(time_s=0.0, engine=E1)) == [
@@ -145,7 +146,7 @@ def test_a_home_that_drained_away_is_left_on_return():
 def test_an_engine_that_nobody_wants_any_more_takes_no_work_when_it_is_ready():
     told = Told(replace(PLAIN, planner=Shrinking()), (A, 10), (B, 10))
     assert told.tell(failed(E1, (B, 0))) == [restart("e1+1")]
-    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=1))
+    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=1))
     answer = told.ready(EngineId("e1+1"))
     assert answer == [StopEngine(engine=EngineId("e1+1"), drain=True)]
     assert not told.controller.ledger.engine(EngineId("e1+1")).accepting
@@ -239,7 +240,7 @@ def test_kv_that_arrives_late_is_not_kept_but_used():
 
 def test_kv_given_back_by_a_tool_that_returned_before_its_move_lets_others_run():
     two_slots = replace(KEEPING, planner=Engines((E0, E1), slots=2), migration=OnlyA())
-    told = Told(two_slots, (A, 50), (B, 900), kv=1_000)
+    told = Told(two_slots, (A, 50), (B, 900), kv=1_000, later=2)
     told.controller.ledger.engine(E1)
     told.finish(A)
     assert told.tool(A) == [Migrate(trajectory=A, source=E0, target=E1)]
@@ -317,7 +318,7 @@ def test_a_trajectory_is_given_up_once_however_often_it_could_be_placed():
     assert [isinstance(c, Cancel) for c in told.answers[0]] == [True]
     answers = [*told.tell(failed(E0, (B, 2))), *told.ready(EngineId("e0+1"))]
     assert answers == [restart("e0+1"), dispatch(B, engine=EngineId("e0+1"))]
-    assert told.controller.ledger.trajectories[A].phase == "held"
+    assert told.controller.ledger.trajectories[A].phase == "cancelling"
     told.tell(TrajectoryFinished(time_s=0.0, trajectory=A, outcome="cancelled"))
 
 
@@ -337,18 +338,18 @@ def test_a_home_too_small_for_a_grown_context_gives_way_to_the_largest():
     assert told.back(A) == [dispatch(A, step=1, engine=E1)]  # 18 tokens
 
 
-@pytest.mark.parametrize("promised", [1, 2])
-def test_who_is_not_in_a_plans_homes_is_placed(promised):
+@pytest.mark.parametrize("announced", [None, 2])
+def test_who_is_not_in_a_plans_homes_is_placed(announced):
     @dataclass
     class ForA(Engines):
         needs_all: bool = True
 
         def plan(self, ts: Sequence[TrajectoryView], remaining: Sequence[float]) -> ResourcePlan:
             plan = super().plan(ts, remaining)
-            return replace(plan, homes=((E1, (A,)), (E0, (TrajectoryId("ghost"),))))
+            return msgspec.structs.replace(plan, homes=((E1, (A,)), (E0, (TrajectoryId("ghost"),))))
 
     told = Told(replace(PLAIN, planner=ForA((E0, E1))))
-    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=promised))
+    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=announced))
     out = [*told.arrive(A), *told.arrive(B)]
     assert sorted(c.trajectory for c in out if isinstance(c, Dispatch)) == [A, B]
     assert (home(told, A), home(told, B)) == (E1, E0)

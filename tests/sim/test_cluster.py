@@ -53,7 +53,12 @@ def test_engines_that_start_before_the_first_step_stand_ready_however_late_it_is
 
 def test_an_engine_says_what_it_is():
     ready = Run(answer("a", 100, 1)).one(EngineReady)
-    assert (ready.tp, ready.gpu, ready.max_running, ready.kv_capacity_tokens) == (1, "g", 8, 16_000)
+    assert (ready.shape.tp, ready.shape.gpu, ready.max_running, ready.kv_capacity_tokens) == (
+        1,
+        "g",
+        8,
+        16_000,
+    )
 
 
 def stopping(*, drain: bool):

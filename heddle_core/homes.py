@@ -1,27 +1,29 @@
-"""Homes that a plan promised: taken at once by who waits, by the others as soon as they can move.
+"""Homes that a plan gave to trajectories: each moves there as soon as it can.
 
-Who runs is asked to leave, one on each engine at a time; who is in a tool moves when it begins the
-next or returns. Like the controller, of which this is a part, it reads no clock and does no I/O.
+A waiting trajectory moves at once. Running ones are preempted, one on each engine at a time. One in
+a tool moves at its next tool call or when its tool returns. Like the controller, of which this is a
+part, this file reads no clock and does no I/O.
 """
 
 from collections.abc import Mapping, Sequence
 
 from heddle_core.commands import CommandList, Preempt
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.ledger import Engine, Ledger, Trajectory
+from heddle_core.ledger import Engine, Ledger
 from heddle_core.queues import Queues
+from heddle_core.trajectory import Trajectory
 
 
-class Moves:
-    """Promises of the latest plan that have not been kept yet."""
+class PlannedHomes:
+    """Homes of the latest plan that have not been taken yet."""
 
     def __init__(self, ledger: Ledger, queues: Queues) -> None:
         self._ledger, self._queues = ledger, queues
         self._members: Mapping[EngineId, Sequence[TrajectoryId]] = {}
         self._homes: dict[TrajectoryId, EngineId] = {}
 
-    def promise(self, members: Mapping[EngineId, Sequence[TrajectoryId]]) -> None:
-        """Promise each engine's members that it will be their home; earlier promises are void."""
+    def replace(self, members: Mapping[EngineId, Sequence[TrajectoryId]]) -> None:
+        """Take a new plan's members of each engine; those of earlier plans are void."""
         self._members = members
         self._homes = {t: engine for engine, ts in members.items() for t in ts}
 
@@ -29,45 +31,45 @@ class Moves:
         """`t` has ended."""
         self._homes.pop(t.id, None)
 
-    def elsewhere(self, t: Trajectory) -> bool:
-        """Whether `t` could move to its promised home now."""
+    def can_move(self, t: Trajectory) -> bool:
+        """Whether `t` could move to its planned home now."""
         engine = self._ledger.known_engines.get(self._homes[t.id]) if t.id in self._homes else None
         return engine is not None and engine.accepting and engine.id != t.home
 
-    def take(self, t: Trajectory) -> Engine | None:
-        """Return the promised home if it takes work; the promise is kept, or broken."""
+    def pop(self, t: Trajectory) -> Engine | None:
+        """Remove the planned home of `t`; return it if it takes work."""
         name = self._homes.pop(t.id, None)
         engine = self._ledger.known_engines.get(name) if name is not None else None
         return engine if engine is not None and engine.accepting else None
 
     def place(self, t: Trajectory, out: CommandList) -> None:
-        """Queue a runnable trajectory at its promised home, or where the policy places it."""
-        engine = self.take(t) if self.elsewhere(t) else None
+        """Queue a runnable trajectory at its planned home, or where the policy places it."""
+        engine = self.pop(t) if self.can_move(t) else None
         if engine is None:
             self._queues.place(t, out)
         else:
             self._queues.run_at(t, engine, out)
 
-    def fetch(self, engine: Engine, out: CommandList) -> None:
-        """`engine` is ready: bring those to whom it was promised."""
+    def pull_members(self, engine: Engine, out: CommandList) -> None:
+        """`engine` is ready: bring its members from their present homes."""
         for name in self._members.get(engine.id, ()):
             t = self._ledger.trajectories.get(name)
-            if t is None or t.home is None or not self.elsewhere(t):
+            if t is None or t.home is None or not self.can_move(t):
                 continue
             home = self._ledger.engine(t.home)
-            if t.phase == "running":
-                self.clear(home, out)
+            if t.phase in ("running", "preempting"):
+                self.preempt_next(home, out)
             elif t.phase == "queued":
                 self._ledger.unqueue(t, home)
                 self._ledger.hold(t)
                 self.place(t, out)
 
-    def clear(self, engine: Engine, out: CommandList) -> None:
-        """Ask the next of those who are to go on elsewhere to leave `engine`."""
-        if (engine.accepting and not self._homes) or engine.leaving or not self._ledger.engines:
+    def preempt_next(self, engine: Engine, out: CommandList) -> None:
+        """Preempt the next step of `engine` that is to go on elsewhere."""
+        if (engine.accepting and not self._homes) or engine.preempting or not self._ledger.engines:
             return
         for t in engine.running.values():
-            if not engine.accepting or self.elsewhere(t):
-                self._ledger.ask_to_leave(t, engine)
+            if not engine.accepting or self.can_move(t):
+                self._ledger.begin_preemption(t, engine)
                 out.append(Preempt(trajectory=t.id, step=t.step, engine=engine.id, cause=out.cause))
                 return

@@ -1,0 +1,150 @@
+"""Named rollouts: each is a small state machine, and several may be open at once.
+
+    awaiting   engines or placement wait until every announced trajectory has arrived
+    planning   a search for engines is under way
+    running    trajectories are placed as they arrive
+    closed     every trajectory has ended; only a `RolloutSummary` is left
+
+Engines are planned as each rollout starts. The newest plan is in force, and trajectories of older
+rollouts go on where it puts them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from heddle_core.events import Outcome, RolloutStarted
+from heddle_core.ids import GroupId, RolloutId
+from heddle_core.ledger import LedgerError
+from heddle_core.trajectory import Trajectory
+
+Stage: TypeAlias = Literal["awaiting", "planning", "running", "closed"]
+
+ARRIVAL_GRACE_S = 30.0
+"""How long a rollout waits for announced arrivals: one dead sampler must not hold up the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSummary:
+    """What is kept of a closed rollout. Times are seconds of the run's clock."""
+
+    rollout: RolloutId
+    weights_version: int
+    trajectories: int
+    outcomes: Mapping[Outcome, int]
+    output_tokens: int
+    started_s: float
+    ended_s: float
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Rollout:
+    """An open rollout."""
+
+    id: RolloutId
+    weights_version: int
+    announced: int | None
+    """Trajectories in all; None while it is open for any number."""
+    started_s: float
+    stage: Stage = "awaiting"
+    arrived: int = 0
+    ended: int = 0
+    deadline_s: float | None = None
+    """When it goes on with what has arrived; None when it does not wait."""
+    groups: dict[GroupId, None] = field(default_factory=dict)
+    outcomes: dict[Outcome, int] = field(default_factory=dict)
+    output_tokens: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every trajectory has arrived."""
+        return self.announced is not None and self.arrived >= self.announced
+
+    @property
+    def over(self) -> bool:
+        """Whether every trajectory has arrived and ended."""
+        return self.complete and self.ended == self.arrived
+
+    def summary(self, ended_s: float) -> RolloutSummary:
+        """Return what is kept of it."""
+        return RolloutSummary(
+            rollout=self.id,
+            weights_version=self.weights_version,
+            trajectories=self.arrived,
+            outcomes=dict(self.outcomes),
+            output_tokens=self.output_tokens,
+            started_s=self.started_s,
+            ended_s=ended_s,
+        )
+
+
+class Rollouts:
+    """The rollouts of a run: open ones by name, and the summaries of closed ones."""
+
+    def __init__(self) -> None:
+        self.open: dict[RolloutId, Rollout] = {}
+        self.summaries: dict[RolloutId, RolloutSummary] = {}
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The earliest deadline of an open rollout."""
+        deadlines = [r.deadline_s for r in self.open.values() if r.deadline_s is not None]
+        return min(deadlines, default=None)
+
+    @property
+    def settled(self) -> bool:
+        """Whether some rollout is open and all of every open one has arrived and been placed."""
+        rollouts = self.open.values()
+        return bool(rollouts) and all(r.stage == "running" and r.complete for r in rollouts)
+
+    def start(self, event: RolloutStarted) -> Rollout:
+        """Open a rollout.
+
+        Raises:
+            LedgerError: the name was used before.
+        """
+        if event.rollout in self.open or event.rollout in self.summaries:
+            raise LedgerError(f"rollout {event.rollout!r} started twice")
+        rollout = Rollout(
+            id=event.rollout,
+            weights_version=event.weights_version,
+            announced=event.trajectories,
+            started_s=event.time_s,
+        )
+        self.open[rollout.id] = rollout
+        return rollout
+
+    def get(self, rollout: RolloutId) -> Rollout:
+        """Return an open rollout; refuses any other."""
+        found = self.open.get(rollout)
+        if found is None:
+            state = "is closed" if rollout in self.summaries else "never started"
+            raise LedgerError(f"rollout {rollout!r} {state}")
+        return found
+
+    def arrive(self, rollout: Rollout, group: GroupId) -> None:
+        """Count an arrival; refuses one too many."""
+        if rollout.complete:
+            raise LedgerError(
+                f"rollout {rollout.id!r} has {rollout.announced} trajectories, not more"
+            )
+        rollout.arrived += 1
+        rollout.groups[group] = None
+
+    def end(self, t: Trajectory, outcome: Outcome) -> Rollout:
+        """Count a trajectory's end in its rollout, and return the rollout."""
+        rollout = self.open[t.rollout]
+        rollout.ended += 1
+        rollout.outcomes[outcome] = rollout.outcomes.get(outcome, 0) + 1
+        rollout.output_tokens += t.output_tokens
+        return rollout
+
+    def close(self, rollout: Rollout, now_s: float) -> None:
+        """Keep only the summary of a rollout that is over."""
+        rollout.stage = "closed"
+        del self.open[rollout.id]
+        self.summaries[rollout.id] = rollout.summary(now_s)
+
+    def waiting(self, now_s: float) -> Iterable[Rollout]:
+        """Open rollouts whose deadline has passed."""
+        return [r for r in self.open.values() if r.deadline_s is not None and now_s >= r.deadline_s]

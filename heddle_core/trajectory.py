@@ -1,0 +1,95 @@
+"""One trajectory's state, and the table of the phases that it goes through.
+
+`Ledger.move` is the only writer of a phase and refuses what `TRANSITIONS` does not list. The
+documentation draws its diagram from this table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
+
+Phase: TypeAlias = Literal[
+    "held", "queued", "running", "preempting", "tool", "migrating", "cancelling", "finished"
+]
+
+TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, str]]] = {
+    "held": {
+        "queued": "placed on an engine",
+        "cancelling": "Cancel: no engine can hold its context",
+        "finished": "TrajectoryFinished",
+    },
+    "queued": {
+        "running": "Dispatch",
+        "held": "its engine closed or failed",
+        "finished": "TrajectoryFinished",
+    },
+    "running": {
+        "tool": "StepFinished",
+        "preempting": "Preempt",
+        "queued": "StepPreempted",
+        "held": "EngineFailed, or StepPreempted without an engine",
+        "finished": "TrajectoryFinished",
+    },
+    "preempting": {
+        "tool": "StepFinished",
+        "queued": "StepPreempted",
+        "held": "EngineFailed, or StepPreempted without an engine",
+        "finished": "TrajectoryFinished",
+    },
+    "tool": {
+        "queued": "ToolReturned",
+        "migrating": "ToolReturned before MigrationFinished",
+        "held": "ToolReturned without an engine",
+        "finished": "TrajectoryFinished",
+    },
+    "migrating": {
+        "queued": "MigrationFinished",
+        "held": "MigrationFinished without an engine",
+        "finished": "TrajectoryFinished",
+    },
+    "cancelling": {
+        "finished": "TrajectoryFinished",
+    },
+    "finished": {},
+}
+"""From each phase, the phases that may follow and what leads to them."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Trajectory:
+    """One trajectory's state; policies see it as a `TrajectoryView`."""
+
+    id: TrajectoryId
+    rollout: RolloutId
+    group: GroupId
+    task: str
+    weights_version: int
+    """Of its rollout."""
+    prompt_tokens: int
+    arrived_s: float
+    context_tokens: int
+    runnable_s: float
+    phase: Phase = "held"
+    step: int = 0
+    home: EngineId | None = None
+    output_tokens: int = 0
+    tool_s: float = 0.0
+    tool_started_s: float = 0.0
+    remaining_tokens: float = 0.0
+    """The last estimate less what was made since; holds until a newer one arrives."""
+    priority: float = 0.0
+    """The key of its latest place in a queue."""
+    ticket: int = -1
+    """Number of its valid entry in a queue; entries with another number are stale."""
+    dispatched_s: float = 0.0
+    migrating_to: EngineId | None = None
+    predictions_due: int = 0
+    """Predict commands that have no answer yet."""
+    estimated_kv_tokens: int = 0
+    """What it counts against its engine's KV while it runs, and while parked in a tool."""
+    reserved_tokens: int = 0
+    """Output that its next step is expected to make: room for it is set aside."""
+    parked: bool = False
+    """In a tool, its KV kept at home."""
