@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from heddle_sim.closed_loop import LoopResult, replay_on_engine
-from heddle_sim.fit import truth_tables
-from heddle_sim.fit_host import (
+from heddle_calibrate.fit.closed_loop import LoopResult, replay_on_engine
+from heddle_calibrate.fit.from_tables import truth_tables
+from heddle_calibrate.fit.host import (
     FIT_TPS,
     HostFit,
     MeasuredRun,

@@ -21,17 +21,17 @@ from heddle.hardware import gpus, hardware
 from heddle.run_files import git_commit
 from heddle.running import simulated_engine
 from heddle.simulation import profile_of, world_of
+from heddle_calibrate.measure.cells import SizeName
+from heddle_calibrate.measure.session import Report
+from heddle_calibrate.measure.sweep import Found, Order, measure
+from heddle_calibrate.sweeps import Sweep
 from heddle_runtime.clock import RunClock
 from heddle_runtime.engine import EngineClient
 from heddle_runtime.fake_engine import FakeLauncher
-from heddle_runtime.measure import Found, Order, measure
-from heddle_runtime.measure_plan import SizeName
-from heddle_runtime.measure_session import Report
 from heddle_runtime.replay import TokenSource
 from heddle_runtime.virtual_time import run_virtual
 from heddle_runtime.vllm_checks import EnginesChecked, check_engines, check_release, read_model
 from heddle_runtime.vllm_engine import VllmEngine
-from heddle_trace.sweep_files import Sweep
 
 GPU_LIMITS, CPU_LIMITS = (128, 16384), (32, 2048)
 """The largest batch and the longest context, where nothing is said: what a sweep of minutes

@@ -27,11 +27,11 @@ from heddle.running import run as run_here
 from heddle.runs import Run, labels
 from heddle.simulation import RUN_KEYS, RunResult, trace_at
 from heddle.trace_figures import draw_trace
-from heddle_sim.fit import to_json
-from heddle_sim.fit_sweep import fit_sweep
+from heddle_calibrate.fit.from_sweep import fit_sweep
+from heddle_calibrate.fit.from_tables import to_json
+from heddle_calibrate.sweeps import Sweep, encode_sweep
 from heddle_sim.profile_files import Profile, plain
 from heddle_trace.stats import describe
-from heddle_trace.sweep_files import Sweep, encode_sweep
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,6 +16,7 @@ PACKAGES = (
     "heddle_sim",
     "heddle_runtime",
     "heddle_predict",
+    "heddle_calibrate",
     "heddle",
 )
 SOURCES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))

@@ -12,7 +12,7 @@ from heddle.cli.errors import FAILED
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
-    from heddle_runtime.measure import Order
+    from heddle_calibrate.measure.sweep import Order
     from heddle_sim.profile_files import Profile
 
 OUT = click.option(
@@ -64,7 +64,7 @@ def measure_(
     from heddle.cli.outputs import new_file, write
     from heddle.cli.progress import progress
     from heddle.measuring import sweep_engines
-    from heddle_trace.sweep_files import Sweep, encode_sweep
+    from heddle_calibrate.sweeps import Sweep, encode_sweep
 
     new_file(out, force)
     config, order, model = _order(configs, tps, settings, options)
@@ -156,11 +156,11 @@ def fit_(
     """
     from heddle.cli.outputs import new_file, write
     from heddle.cli.show_calibration import fitted
-    from heddle_sim.fit import to_json
-    from heddle_sim.fit_sweep import fit_sweep
+    from heddle_calibrate.fit.from_sweep import fit_sweep
+    from heddle_calibrate.fit.from_tables import to_json
+    from heddle_calibrate.sweep_pool import pooled
+    from heddle_calibrate.sweeps import read_sweep
     from heddle_sim.profile_files import plain
-    from heddle_trace.sweep_files import read_sweep
-    from heddle_trace.sweep_pool import pooled
 
     new_file(out, force)
     if out.suffix != ".json":
@@ -302,8 +302,8 @@ def from_aiconfigurator(
     from heddle.cli.outputs import new_file, write
     from heddle.cli.show_calibration import fitted
     from heddle.config_files import ConfigError
-    from heddle_sim.fit import to_json
-    from heddle_sim.fit_aiconfigurator import profile_from_aiconfigurator
+    from heddle_calibrate.fit.from_aiconfigurator import profile_from_aiconfigurator
+    from heddle_calibrate.fit.from_tables import to_json
     from heddle_sim.profile_files import plain
 
     new_file(out, force)

@@ -10,10 +10,10 @@ import pytest
 
 from heddle.calibration import Checked, Figure, rankings
 from heddle.runs import load_run
+from heddle_calibrate.sweeps import read_sweep
 from heddle_runtime.virtual_time import run_virtual
 from heddle_runtime.vllm_settings import SUPPORTED, Installed
 from heddle_sim.profile_files import PROFILE_FOLDER, load_profile, read_profile
-from heddle_trace.sweep_files import read_sweep
 from tests.face.journals import Heddle
 
 SMALL = ("--model", "qwen3-8b", "--gpu", "h200", "--max-running", 8, "--max-context", 2048)
@@ -190,7 +190,7 @@ def test_a_sweep_that_breaks_off_keeps_what_it_has(
 
 
 def test_an_interrupted_sweep_is_kept_too(heddle: Heddle, monkeypatch: pytest.MonkeyPatch) -> None:
-    import heddle_runtime.measure_one as one
+    import heddle_calibrate.measure.one_engine as one
 
     usual, calls = one.abort, 0
 

@@ -237,7 +237,7 @@ def test_errors_stand_in_the_file(profile: Profile) -> None:
 
 @needs_perf
 def test_the_fit_gives_the_shipped_files() -> None:
-    from heddle_sim.fit import make_profiles, to_json
+    from heddle_calibrate.fit.from_tables import make_profiles, to_json
 
     def close(a: object, b: object) -> bool:
         match a, b:
@@ -257,8 +257,8 @@ def test_the_fit_gives_the_shipped_files() -> None:
 
 @needs_perf
 def test_the_engine_reproduces_measured_tpot() -> None:
-    from heddle_sim.closed_loop import replay, replay_on_engine
-    from heddle_sim.fit_host import measured_runs
+    from heddle_calibrate.fit.closed_loop import replay, replay_on_engine
+    from heddle_calibrate.fit.host import measured_runs
 
     p = load_profile("qwen3-32b", "h100")
     errors, apart = [], []

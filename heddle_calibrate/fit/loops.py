@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import simpy
 
+from heddle_calibrate.sweeps import LoopStep, LoopTrial, Sweep
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
 from heddle_sim.request import StepResult
-from heddle_trace.sweep_files import LoopStep, LoopTrial, Sweep
 
 
 class LoopSeen(NamedTuple):

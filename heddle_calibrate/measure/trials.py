@@ -7,10 +7,10 @@ what it was on average meanwhile.
 
 from collections.abc import Sequence
 
-from heddle_runtime.bench import Heard
-from heddle_runtime.measure_plan import DecodeCell, PrefillCell
+from heddle_calibrate.measure.cells import DecodeCell, PrefillCell
+from heddle_calibrate.measure.probe import Heard
+from heddle_calibrate.sweeps import DecodeTrial, LoopStep, LoopTrial, PrefillTrial
 from heddle_trace.schema import TrajectoryScript
-from heddle_trace.sweep_files import DecodeTrial, LoopStep, LoopTrial, PrefillTrial
 
 TOGETHER = 0.1
 """First tokens that are further apart than this part of a prefill come from two iterations."""

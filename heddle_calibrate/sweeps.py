@@ -1,7 +1,7 @@
-"""Sweeps: what was measured on a real engine, for a profile to be fitted to.
+"""Sweeps: what was measured on an engine, as a file that a profile is fitted to.
 
-`heddle_runtime.measure` makes them and `heddle_sim.fit_sweep` reads them, on another machine as a
-rule; as neither room may know the other, the record stands here. Times are seconds, sizes tokens.
+`heddle_calibrate.measure` writes them and `heddle_calibrate.fit` reads them, usually on another
+machine. Times are seconds, sizes tokens.
 """
 
 import math

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from heddle.cli import main
-from heddle_sim.fit_aiconfigurator import EstimatorError, profile_from_aiconfigurator
+from heddle_calibrate.fit.from_aiconfigurator import EstimatorError, profile_from_aiconfigurator
 from heddle_sim.profile_files import load_profile, read_profile
 
 needs_package = pytest.mark.skipif(
@@ -25,7 +25,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
             raise ModuleNotFoundError(name)
         return import_module(name)
 
-    monkeypatch.setattr("heddle_sim.fit_aiconfigurator.import_module", missing)
+    monkeypatch.setattr("heddle_calibrate.fit.from_aiconfigurator.import_module", missing)
     with pytest.raises(EstimatorError, match=r"pip install 'heddle\[aiconfigurator\]'"):
         profile_from_aiconfigurator("qwen3-8b", "h200")
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-from heddle_sim.fit_tables import DecodeFit, Floats, PrefillFit
-from heddle_trace.sweep_files import PrefillTrial
+from heddle_calibrate.fit.kernel_tables import DecodeFit, Floats, PrefillFit
+from heddle_calibrate.sweeps import PrefillTrial
 
 LEAST_IDLE_S = 1e-6
 """No step is free, though a fit may leave nothing for one that only prefills."""

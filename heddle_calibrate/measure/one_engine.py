@@ -3,10 +3,7 @@
 import asyncio
 from functools import partial
 
-from heddle_core.ids import GroupId
-from heddle_runtime.bench import Heard
-from heddle_runtime.engine import EngineClient, StepRequest
-from heddle_runtime.measure_plan import (
+from heddle_calibrate.measure.cells import (
     OUTLAST,
     SHORTEST,
     DecodeCell,
@@ -15,11 +12,14 @@ from heddle_runtime.measure_plan import (
     loop_scripts,
     prefill_cells,
 )
-from heddle_runtime.measure_session import Session, Trial
-from heddle_runtime.measure_windows import decode_trial, loop_trial, prefill_trials
+from heddle_calibrate.measure.probe import Heard
+from heddle_calibrate.measure.session import Session, Trial
+from heddle_calibrate.measure.trials import decode_trial, loop_trial, prefill_trials
+from heddle_calibrate.sweeps import AbortTrial
+from heddle_core.ids import GroupId
+from heddle_runtime.engine import EngineClient, StepRequest
 from heddle_runtime.replay import ReplayAgent
 from heddle_trace.schema import TrajectoryScript
-from heddle_trace.sweep_files import AbortTrial
 
 
 def trials_on(session: Session, engine: EngineClient) -> list[Trial]:

@@ -1,8 +1,8 @@
 """Host overhead: the time that kernel tables lack, from measured closed-loop serving runs.
 
 Three numbers, the same for every model and GPU: seconds per step, per running sequence and step,
-and per sequence in prefill. They are found by replaying the runs (`heddle_sim.closed_loop`) and
-minimising the relative error of TPOT.
+and per sequence in prefill. They minimise the relative error of TPOT when the runs are replayed
+(`heddle_calibrate.fit.closed_loop`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from heddle_sim.closed_loop import ClosedLoop, LoopResult, replay
+from heddle_calibrate.fit.closed_loop import ClosedLoop, LoopResult, replay
 from heddle_sim.latency import LatencyTable
 
 MEASURED_FILE = "measured_hopper_dense.csv"

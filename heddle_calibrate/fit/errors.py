@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle_sim.fit_host import MeasuredRun, replayed
-from heddle_sim.fit_tables import (
+from heddle_calibrate.fit.host import MeasuredRun, replayed
+from heddle_calibrate.fit.kernel_tables import (
     TRUTH_CONTEXTS,
     BeliefFit,
     DecodeFit,

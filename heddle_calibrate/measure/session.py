@@ -7,13 +7,9 @@ from itertools import count
 from random import Random
 from typing import NamedTuple, TypeAlias
 
-from heddle_core.ids import GroupId, TrajectoryId
-from heddle_runtime.bench import Bench, Heard
-from heddle_runtime.clock import RunClock
-from heddle_runtime.engine import EngineClient, StepRequest
-from heddle_runtime.measure_plan import SIZES, Limits, SizeName
-from heddle_runtime.replay import TokenSource
-from heddle_trace.sweep_files import (
+from heddle_calibrate.measure.cells import SIZES, Limits, SizeName
+from heddle_calibrate.measure.probe import Bench, Heard
+from heddle_calibrate.sweeps import (
     AbortTrial,
     BesideTrial,
     DecodeTrial,
@@ -23,6 +19,10 @@ from heddle_trace.sweep_files import (
     NapTrial,
     PrefillTrial,
 )
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_runtime.clock import RunClock
+from heddle_runtime.engine import EngineClient, StepRequest
+from heddle_runtime.replay import TokenSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,11 @@
 
 from functools import partial
 
+from heddle_calibrate.measure.cells import SHORTEST, DecodeCell
+from heddle_calibrate.measure.session import Session, Trial
+from heddle_calibrate.measure.trials import decode_trial
+from heddle_calibrate.sweeps import BesideTrial, MoveTrial
 from heddle_runtime.engine import EngineClient
-from heddle_runtime.measure_plan import SHORTEST, DecodeCell
-from heddle_runtime.measure_session import Session, Trial
-from heddle_runtime.measure_windows import decode_trial
-from heddle_trace.sweep_files import BesideTrial, MoveTrial
 
 MOVE_BATCH = 4
 """Sequences that decode on each engine while a context moves, in every second measurement."""

@@ -8,11 +8,9 @@ from random import Random
 
 import pytest
 
-from heddle_sim.fit import to_json
-from heddle_sim.fit_sweep import FitError, fit_sweep
-from heddle_sim.latency import LatencyTable
-from heddle_sim.profile_files import Profile, load_profile, plain, read_profile
-from heddle_trace.sweep_files import (
+from heddle_calibrate.fit.from_sweep import FitError, fit_sweep
+from heddle_calibrate.fit.from_tables import to_json
+from heddle_calibrate.sweeps import (
     DecodeTrial,
     MoveTrial,
     PrefillTrial,
@@ -21,7 +19,9 @@ from heddle_trace.sweep_files import (
     encode_sweep,
     read_sweep,
 )
-from tests.runtime.fake_sweep import (
+from heddle_sim.latency import LatencyTable
+from heddle_sim.profile_files import Profile, load_profile, plain, read_profile
+from tests.calibrate.fake_sweep import (
     BLOCK_TOKENS,
     MAX_BATCHED_TOKENS,
     START_S,

@@ -6,8 +6,8 @@ from statistics import median
 import numpy as np
 from scipy.optimize import nnls
 
+from heddle_calibrate.sweeps import MoveTrial, Sweep
 from heddle_sim.profile_parts import Costs, Lifetimes, Reprefill, Transfer
-from heddle_trace.sweep_files import MoveTrial, Sweep
 
 NO_LINK_BYTES_PER_S = 1e12
 """Where longer moves were not seen to take longer, or none was seen at all."""

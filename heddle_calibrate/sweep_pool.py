@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from heddle_trace.sweep_files import TRIALS, Sweep, SweepError
+from heddle_calibrate.sweeps import TRIALS, Sweep, SweepError
 
 _OF_THE_SWEEP = ("made", "command", "seed", "spoiled", "notes", *TRIALS)
 """What may differ; all else says what was measured, and how."""

@@ -5,11 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from heddle_core.ids import TrajectoryId
-from heddle_runtime.bench import Bench, Heard, MeasureError
-from heddle_runtime.engine import EngineClient, StepEnd, StepRequest
-from heddle_runtime.measure import Found
-from heddle_runtime.measure_plan import (
+from heddle_calibrate.measure.cells import (
     SIZES,
     DecodeCell,
     Limits,
@@ -20,10 +16,14 @@ from heddle_runtime.measure_plan import (
     loop_scripts,
     prefill_cells,
 )
-from heddle_runtime.measure_windows import decode_trial, prefill_trials
+from heddle_calibrate.measure.probe import Bench, Heard, MeasureError
+from heddle_calibrate.measure.sweep import Found
+from heddle_calibrate.measure.trials import decode_trial, prefill_trials
+from heddle_core.ids import TrajectoryId
+from heddle_runtime.engine import EngineClient, StepEnd, StepRequest
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import load_profile
-from tests.runtime.fake_sweep import (
+from tests.calibrate.fake_sweep import (
     BLOCK_TOKENS,
     START_S,
     TRANSFER_BYTES_PER_S,

@@ -1,4 +1,6 @@
-"""Make profile files from performance tables: ``python -m heddle_sim.fit --perf DIR --out DIR``.
+"""Make profile files from performance tables.
+
+    python -m heddle_calibrate.fit.from_tables --perf DIR --out DIR
 
 What is fitted from which rows, and how well, stands in each file and in `docs/calibration.md`. The
 same tables give the same bytes.
@@ -13,9 +15,9 @@ from typing import Any
 import click
 import numpy as np
 
-from heddle_sim.fit_errors import decode_errors, measured_errors, prefill_errors
-from heddle_sim.fit_host import HostFit, MeasuredRun, fit_host, halves, measured_runs
-from heddle_sim.fit_tables import (
+from heddle_calibrate.fit.errors import decode_errors, measured_errors, prefill_errors
+from heddle_calibrate.fit.host import HostFit, MeasuredRun, fit_host, halves, measured_runs
+from heddle_calibrate.fit.kernel_tables import (
     BeliefFit,
     Tables,
     fit_belief,

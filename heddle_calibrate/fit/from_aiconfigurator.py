@@ -18,9 +18,9 @@ from typing import Any
 
 import pandas as pd
 
-from heddle_sim.fit import GPUS, Model, fit_kernels, with_host
-from heddle_sim.fit_host import HostFit
-from heddle_sim.fit_tables import PREFILL_KNOTS, Tables
+from heddle_calibrate.fit.from_tables import GPUS, Model, fit_kernels, with_host
+from heddle_calibrate.fit.host import HostFit
+from heddle_calibrate.fit.kernel_tables import PREFILL_KNOTS, Tables
 from heddle_sim.profile_files import Profile, load_profile
 
 PACKAGE = "aiconfigurator-core"

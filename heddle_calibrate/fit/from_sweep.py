@@ -12,14 +12,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from heddle_sim.fit_costs import fit_costs, fit_transfer
-from heddle_sim.fit_errors import spread
-from heddle_sim.fit_loops import loop_errors
-from heddle_sim.fit_prompts import PromptFit, fit_prompts, shape
-from heddle_sim.fit_tables import BeliefFit, DecodeFit, Floats, decode_curve, plane, table_entry
+from heddle_calibrate.fit.costs import fit_costs, fit_transfer
+from heddle_calibrate.fit.errors import spread
+from heddle_calibrate.fit.kernel_tables import (
+    BeliefFit,
+    DecodeFit,
+    Floats,
+    decode_curve,
+    plane,
+    table_entry,
+)
+from heddle_calibrate.fit.loops import loop_errors
+from heddle_calibrate.fit.prompts import PromptFit, fit_prompts, shape
+from heddle_calibrate.sweeps import DecodeTrial, PrefillTrial, Sweep, Trial
 from heddle_sim.profile_files import Profile, expand
 from heddle_sim.profile_parts import EngineSettings, Host, Source, TpTable
-from heddle_trace.sweep_files import DecodeTrial, PrefillTrial, Sweep, Trial
 
 T = TypeVar("T", bound=Trial)
 
