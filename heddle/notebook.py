@@ -17,7 +17,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import pandas as pd
 
-from heddle.calibration import FIGURES, Checked
 from heddle.comparison import Comparison
 from heddle.config import RunConfig
 from heddle.figures import draw
@@ -27,10 +26,11 @@ from heddle.running import run as run_here
 from heddle.runs import Run, labels
 from heddle.simulation import RUN_KEYS, RunResult, trace_at
 from heddle.trace_figures import draw_trace
+from heddle_calibrate.check import FIGURES, Checked
 from heddle_calibrate.fit.from_sweep import fit_sweep
-from heddle_calibrate.fit.from_tables import to_json
+from heddle_calibrate.profiles import encode_profile
 from heddle_calibrate.sweeps import Sweep, encode_sweep
-from heddle_sim.profile_files import Profile, plain
+from heddle_sim.profile_files import Profile
 from heddle_trace.stats import describe
 
 P = ParamSpec("P")
@@ -185,7 +185,7 @@ def fit(sweep: Sweep, out: Path) -> Profile:
         OSError: `out` cannot be written.
     """
     profile = fit_sweep(sweep, file=out.name)
-    _write(out, (to_json(plain(profile)) + "\n").encode())
+    _write(out, encode_profile(profile))
     return profile
 
 

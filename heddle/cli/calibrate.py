@@ -157,10 +157,8 @@ def fit_(
     from heddle.cli.outputs import new_file, write
     from heddle.cli.show_calibration import fitted
     from heddle_calibrate.fit.from_sweep import fit_sweep
-    from heddle_calibrate.fit.from_tables import to_json
-    from heddle_calibrate.sweep_pool import pooled
-    from heddle_calibrate.sweeps import read_sweep
-    from heddle_sim.profile_files import plain
+    from heddle_calibrate.profiles import encode_profile
+    from heddle_calibrate.sweeps import pooled, read_sweep
 
     new_file(out, force)
     if out.suffix != ".json":
@@ -170,7 +168,7 @@ def fit_(
     profile = fit_sweep(sweep, file=", ".join(files), worst_pct=max_error)
     source = replace(profile.source, files=files)
     profile = replace(profile, model=name or profile.model, gpu=gpu or profile.gpu, source=source)
-    write(out, (to_json(plain(profile)) + "\n").encode())
+    write(out, encode_profile(profile))
     if as_json:
         click.echo(json.dumps({"schema": "heddle.fit/1", "profile": str(out), **_told(profile)}))
         return
@@ -211,10 +209,11 @@ def check_(
 
     Same trace, configuration, policy, seed and setting; engines as the profile says.
     """
-    from heddle.calibration import check, rankings
+    from heddle.calibration import check
     from heddle.cli.progress import progress
     from heddle.cli.show_calibration import checks
     from heddle.runs import load_run
+    from heddle_calibrate.check import rankings
 
     loaded = [load_run(run) for run in runs]
     checked = []
@@ -303,8 +302,7 @@ def from_aiconfigurator(
     from heddle.cli.show_calibration import fitted
     from heddle.config_files import ConfigError
     from heddle_calibrate.fit.from_aiconfigurator import profile_from_aiconfigurator
-    from heddle_calibrate.fit.from_tables import to_json
-    from heddle_sim.profile_files import plain
+    from heddle_calibrate.profiles import encode_profile
 
     new_file(out, force)
     try:
@@ -314,7 +312,7 @@ def from_aiconfigurator(
     profile = profile_from_aiconfigurator(
         model, gpu, tps=degrees, backend_version=backend_version, name=name
     )
-    write(out, (to_json(plain(profile)) + "\n").encode())
+    write(out, encode_profile(profile))
     if as_json:
         click.echo(json.dumps({"schema": "heddle.fit/1", "profile": str(out), **_told(profile)}))
         return

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from heddle_calibrate.fit.costs import fit_costs, fit_transfer
-from heddle_calibrate.fit.errors import spread
-from heddle_calibrate.fit.kernel_tables import (
+from heddle_calibrate.fit.curves import (
     BeliefFit,
     DecodeFit,
     Floats,
     decode_curve,
     plane,
+    spread,
     table_entry,
 )
 from heddle_calibrate.fit.loops import loop_errors

@@ -6,7 +6,6 @@ What is fitted from which rows, and how well, stands in each file and in `docs/c
 same tables give the same bytes.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,19 +14,27 @@ from typing import Any
 import click
 import numpy as np
 
-from heddle_calibrate.fit.errors import decode_errors, measured_errors, prefill_errors
-from heddle_calibrate.fit.host import HostFit, MeasuredRun, fit_host, halves, measured_runs
+from heddle_calibrate.fit.curves import BeliefFit, table_entry
+from heddle_calibrate.fit.host import (
+    HostFit,
+    MeasuredRun,
+    fit_host,
+    halves,
+    measured_errors,
+    measured_runs,
+)
 from heddle_calibrate.fit.kernel_tables import (
-    BeliefFit,
     Tables,
+    decode_errors,
     fit_belief,
     fit_decode,
     fit_prefill,
+    prefill_errors,
     read_tables,
-    table_entry,
 )
+from heddle_calibrate.profiles import encode_profile
 from heddle_sim.latency import LatencyTable
-from heddle_sim.profile_files import MAX_BATCH, Profile, ProfileError, expand, plain
+from heddle_sim.profile_files import MAX_BATCH, Profile, ProfileError, expand
 from heddle_sim.profile_parts import (
     Host,
     Roofline,
@@ -289,22 +296,13 @@ def make_profiles(perf: Path, version: str = "0.12.0") -> list[Profile]:
     ]
 
 
-def to_json(value: object, indent: int = 0) -> str:
-    """Format as JSON: one line per field, lists of plain values on one line."""
-    pad = " " * (indent + 2)
-    if isinstance(value, dict) and value:
-        lines = [f"{pad}{json.dumps(k)}: {to_json(v, indent + 2)}" for k, v in value.items()]
-        return "{\n" + ",\n".join(lines) + "\n" + " " * indent + "}"
-    return json.dumps(value, allow_nan=False)
-
-
 def write_profiles(profiles: Sequence[Profile], out: Path) -> list[Path]:
     """Write one file per profile; return the paths."""
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     for p in profiles:
         path = out / f"{p.model}.{p.gpu}.json"
-        path.write_text(to_json(plain(p)) + "\n", encoding="utf-8")
+        path.write_bytes(encode_profile(p))
         paths.append(path)
     return paths
 

@@ -8,6 +8,7 @@ and per sequence in prefill. They minimise the relative error of TPOT when the r
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -128,3 +129,22 @@ def fit_host(
         per_running_s=round(best.per_running_s, 7),
         per_prefill_s=round(best.per_prefill_s, 5),
     )
+
+
+def measured_errors(
+    parts: Sequence[tuple[str, Sequence[MeasuredRun]]], tables: Mapping[int, LatencyTable]
+) -> dict[str, Any]:
+    """Errors of replayed TPOT and TTFT against measured runs, per named part."""
+    report: dict[str, Any] = {}
+    for name, runs in parts:
+        results = replayed(runs, tables)
+        pairs = list(zip(results, runs, strict=True))
+        tpot = np.array([x.tpot_s / r.tpot_s - 1 for x, r in pairs])
+        ttft = np.array([x.ttft_s / r.ttft_s - 1 for x, r in pairs])
+        report[name] = {
+            "runs": len(runs),
+            "tpot_mean_abs_pct": round(float(np.abs(tpot).mean()) * 100, 2),
+            "tpot_worst_pct": round(float(np.abs(tpot).max()) * 100, 2),
+            "ttft_mean_abs_pct": round(float(np.abs(ttft).mean()) * 100, 1),
+        }
+    return report

@@ -9,15 +9,19 @@ a whole 32K.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
-from scipy.optimize import nnls
 
-from heddle_sim.profile_parts import Belief, Decode, Prefill, TpTable
-
-Floats = NDArray[np.float64]
+from heddle_calibrate.fit.curves import (
+    BeliefFit,
+    DecodeFit,
+    PrefillFit,
+    decode_curve,
+    plane,
+    spread,
+)
 
 TRUTH_CONTEXTS = (1024, 8192, 32768)
 BELIEF_CONTEXTS = (4096, 16384)
@@ -29,6 +33,8 @@ PREFILL_KNOTS = (128, 512, 2048, 8192)
 PAIR_ROW = (32768, 32256)
 """512 tokens on a long prefix: the row that tells what a (query, key) pair costs."""
 CHUNK = 512
+LONGEST_STEP = 8192
+"""A longer prompt is prefilled in chunks of this many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +76,6 @@ def read_tables(perf: Path, gpu_file: str, backend: str = "vllm") -> Tables:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeFit:
-    """Kernel time of a decode step: ``base_s[k] + context_s[k] * x`` when each of `batch[k]` holds
-    `x`."""
-
-    batch: Floats
-    base_s: Floats
-    context_s: Floats
-
-    def step_s(self, batch: Floats, context: Floats) -> Floats:
-        """Seconds, linear in the batch between knots."""
-        base = np.interp(batch, self.batch, self.base_s)
-        return np.asarray(base + np.interp(batch, self.batch, self.context_s) * context)
-
-
 def fit_decode(rows: pd.DataFrame, contexts: tuple[int, ...] = TRUTH_CONTEXTS) -> DecodeFit:
     """Least relative squares over `contexts`, affine in context at each batch size of the table.
 
@@ -102,46 +93,6 @@ def fit_decode(rows: pd.DataFrame, contexts: tuple[int, ...] = TRUTH_CONTEXTS) -
         seconds,
         np.where(chosen["fits_kv"].to_numpy() == 1, 1.0, UNREAL_WEIGHT) / seconds,
     )
-
-
-def decode_curve(
-    knots: Floats, batch: Floats, context: Floats, seconds: Floats, weight: Floats
-) -> DecodeFit:
-    """Weighted least squares with one base and one slope in context for each batch size in
-    `knots`; both may only grow. Batches between knots, fractions too, count for both neighbours.
-    """
-    slopes = (context / 1024)[:, None]
-    grown = _increments(knots, batch)
-    solution, _ = nnls(np.hstack([grown, grown * slopes]) * weight[:, None], seconds * weight)
-    return DecodeFit(
-        batch=knots,
-        base_s=np.cumsum(solution[: len(knots)]),
-        context_s=np.cumsum(solution[len(knots) :]) / 1024,
-    )
-
-
-def _increments(knots: Floats, x: Floats) -> Floats:
-    """Each row: how much of every increment between knots a curve has gained at `x`."""
-    one_each = np.eye(len(knots))
-    at = np.array([np.interp(x, knots, column) for column in one_each]).T
-    return np.asarray(at @ np.tril(np.ones_like(one_each)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillFit:
-    """What prefilling adds to a step, and what a step without decoding costs before it
-    (`idle_s`)."""
-
-    tokens: tuple[int, ...]
-    knots_s: tuple[float, ...]
-    pair_s: float
-    idle_s: float
-
-    def added_s(self, tokens: Floats, pairs: Floats) -> Floats:
-        """Seconds added by `tokens` whose queries meet `pairs` keys; the last slope goes on."""
-        x, y = np.array(self.tokens, float), np.array(self.knots_s)
-        beyond = np.maximum(tokens - x[-1], 0) * (y[-1] - y[-2]) / (x[-1] - x[-2])
-        return np.asarray(np.interp(tokens, x, y) + beyond + self.pair_s * pairs)
 
 
 def prefill_rows(rows: pd.DataFrame) -> dict[tuple[int, int], float]:
@@ -185,21 +136,6 @@ def fit_prefill(t: Tables, alone_s: float, idle_share: float | None) -> PrefillF
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeliefFit:
-    """The plane ``t0 + t1 * batch + t2 * (context tokens in the batch)`` and one prefill rate;
-    kernels only."""
-
-    t0_s: float
-    t1_s: float
-    t2_s: float
-    prefill_s: float
-
-    def step_s(self, batch: Floats, context: Floats) -> Floats:
-        """Seconds when each sequence holds `context`."""
-        return self.t0_s + self.t1_s * batch + self.t2_s * batch * context
-
-
 def fit_belief(t: Tables) -> BeliefFit:
     """Least relative squares on the rows that the truth does not see."""
     rows = t.decode[
@@ -223,42 +159,45 @@ def fit_belief(t: Tables) -> BeliefFit:
     return BeliefFit(t0_s=t0, t1_s=t1, t2_s=t2, prefill_s=rate)
 
 
-def plane(
-    batch: Floats, context: Floats, seconds: Floats, weight: Floats
-) -> tuple[float, float, float]:
-    """Weighted least squares of a decode step: per step, per sequence, per token of context; none
-    negative.
+def decode_errors(t: Tables, decode: DecodeFit, belief: BeliefFit) -> dict[str, Any]:
+    """Errors of truth on its own and on unseen contexts, and of belief on the truth's rows.
+
+    Only rows whose KV fits in memory count: the others cannot occur.
     """
-    kilo = batch * context / 1024
-    design = np.column_stack([np.ones_like(batch), batch, kilo]) * weight[:, None]
-    (t0, t1, t2), _ = nnls(design, seconds * weight)
-    return float(t0), float(t1), float(t2) / 1024
+    real = t.decode[t.decode["fits_kv"] == 1]
+    batch = real["batch"].to_numpy(np.float64)
+    context = real["context"].to_numpy(np.float64)
+    seconds = real["TPOT_ms"].to_numpy(np.float64) / 1e3
+    seen = real["context"].isin(TRUTH_CONTEXTS).to_numpy()
+    error = decode.step_s(batch, context) / seconds - 1
+    believed = belief.step_s(batch, context) / seconds - 1
+    return {
+        "decode_fitted": spread(error[seen]),
+        "decode_unseen": spread(error[~seen]),
+        "belief_unseen": spread(believed[seen]),
+    }
 
 
-def table_entry(
-    decode: DecodeFit, prefill: PrefillFit, belief: BeliefFit, capacity: int
-) -> TpTable:
-    """Make one TP degree's section of a profile, its errors apart.
+def prefill_errors(t: Tables, decode: DecodeFit, prefill: PrefillFit) -> dict[str, Any]:
+    """Errors on lone prompts and, where the source has them, on mixed steps."""
 
-    Rounded to what the file holds: 0.1 us, 10 fs per token, and 1 as per pair.
-    """
-    return TpTable(
-        kv_capacity_tokens=capacity,
-        decode=Decode(
-            batch=(0, *(int(b) for b in decode.batch)),
-            base_ms=tuple(round(s * 1e3, 4) for s in (prefill.idle_s, *decode.base_s)),
-            context_us=(0.0, *(round(float(s) * 1e6, 8) for s in decode.context_s)),
-        ),
-        prefill=Prefill(
-            tokens=prefill.tokens,
-            ms=tuple(round(s * 1e3, 4) for s in prefill.knots_s),
-            pair_ns=round(prefill.pair_s * 1e9, 6),
-        ),
-        belief=Belief(
-            t0_s=round(belief.t0_s, 7),
-            t1_s=round(belief.t1_s, 9),
-            t2_s=float(f"{belief.t2_s:.6g}"),
-            prefill_s=float(f"{belief.prefill_s:.6g}"),
-            kv_capacity_tokens=capacity,
-        ),
-    )
+    def lone(prompt: int, cached: int) -> float:
+        seconds = 0.0
+        for start in range(cached, prompt, LONGEST_STEP):
+            n = min(LONGEST_STEP, prompt - start)
+            pairs = np.array(n * (start + n / 2))
+            seconds += prefill.idle_s + float(prefill.added_s(np.array(float(n)), pairs))
+        return seconds
+
+    rows = prefill_rows(t.prefill)
+    errors: dict[str, Any] = {
+        "prefill": spread([lone(*row) / seconds - 1 for row, seconds in rows.items()])
+    }
+    if len(t.mixed):
+        tokens = t.mixed["prefill_chunk_tokens"].to_numpy(np.float64)
+        steps = decode.step_s(
+            t.mixed["decode_batch"].to_numpy(np.float64),
+            t.mixed["decode_context"].to_numpy(np.float64),
+        ) + prefill.added_s(tokens, tokens**2 / 2)
+        errors["mixed"] = spread(steps / (t.mixed["step_ms"].to_numpy(np.float64) / 1e3) - 1)
+    return errors

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-from heddle_calibrate.fit.kernel_tables import DecodeFit, Floats, PrefillFit
+from heddle_calibrate.fit.curves import DecodeFit, Floats, PrefillFit
 from heddle_calibrate.sweeps import PrefillTrial
 
 LEAST_IDLE_S = 1e-6

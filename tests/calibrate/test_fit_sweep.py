@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from heddle_calibrate.fit.from_sweep import FitError, fit_sweep
-from heddle_calibrate.fit.from_tables import to_json
+from heddle_calibrate.profiles import encode_profile
 from heddle_calibrate.sweeps import (
     DecodeTrial,
     MoveTrial,
@@ -20,7 +20,7 @@ from heddle_calibrate.sweeps import (
     read_sweep,
 )
 from heddle_sim.latency import LatencyTable
-from heddle_sim.profile_files import Profile, load_profile, plain, read_profile
+from heddle_sim.profile_files import Profile, load_profile, read_profile
 from tests.calibrate.fake_sweep import (
     BLOCK_TOKENS,
     MAX_BATCHED_TOKENS,
@@ -278,7 +278,7 @@ def test_without_kv_to_move_the_transfer_is_a_prefill(known: Sweep) -> None:
 
 def test_a_profile_that_was_fitted_is_read_again(fitted: Profile, tmp_path: Path) -> None:
     path = tmp_path / "known.json"
-    path.write_text(to_json(plain(fitted)))
+    path.write_bytes(encode_profile(fitted))
     assert read_profile(path) == fitted
     assert read_profile(path).belief((1,)).by_tp[1].t0_s > 0
 

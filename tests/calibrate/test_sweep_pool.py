@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from heddle_calibrate.fit.from_sweep import fit_sweep
-from heddle_calibrate.sweep_pool import pooled
-from heddle_calibrate.sweeps import TRIALS, Sweep, SweepError
+from heddle_calibrate.sweeps import TRIALS, Sweep, SweepError, pooled
 from heddle_sim.profile_files import load_profile
 from tests.calibrate.test_fit_sweep import sweep
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from heddle.calibration import Checked, Figure, rankings
 from heddle.runs import load_run
+from heddle_calibrate.check import Checked, Figure, rankings
 from heddle_calibrate.sweeps import read_sweep
 from heddle_runtime.virtual_time import run_virtual
 from heddle_runtime.vllm_settings import SUPPORTED, Installed
