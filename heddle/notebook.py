@@ -20,7 +20,7 @@ import pandas as pd
 from heddle.comparison import Comparison
 from heddle.config import RunConfig
 from heddle.figures import draw
-from heddle.measuring import chosen_order, sweep_engines
+from heddle.measuring import choose_sweep, sweep_engines
 from heddle.planning import Planned
 from heddle.running import run as run_here
 from heddle.runs import Run, labels
@@ -149,7 +149,7 @@ def measure(config: RunConfig, out: Path, *, max_running: int, max_context: int)
 
 
 def _measure(config: RunConfig, out: Path, max_running: int, max_context: int) -> Sweep:
-    order, model = chosen_order(
+    spec, model = choose_sweep(
         config,
         (config.cluster.tp,),
         size="small",
@@ -160,9 +160,9 @@ def _measure(config: RunConfig, out: Path, max_running: int, max_context: int) -
     )
     return sweep_engines(
         config,
-        order,
+        spec,
         model=model,
-        report=lambda done, total, what: None,
+        on_progress=lambda done, total, what: None,
         save=lambda sweep: _write(out, encode_sweep(sweep)),
     )
 

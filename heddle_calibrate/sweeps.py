@@ -101,7 +101,7 @@ class MoveTrial(Trial):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LifeTrial(Trial):
+class StartStopTrial(Trial):
     """One life of an engine."""
 
     others: int
@@ -111,7 +111,7 @@ class LifeTrial(Trial):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NapTrial(Trial):
+class SleepTrial(Trial):
     """An engine that gave its memory back and took it again."""
 
     level: int
@@ -121,7 +121,7 @@ class NapTrial(Trial):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BesideTrial(Trial):
+class ColocationTrial(Trial):
     """The same decoding batch with and without another engine at work on the same machine."""
 
     batch: int
@@ -186,9 +186,9 @@ class Sweep:
     prefill: tuple[PrefillTrial, ...] = ()
     aborts: tuple[AbortTrial, ...] = ()
     moves: tuple[MoveTrial, ...] = ()
-    lives: tuple[LifeTrial, ...] = ()
-    naps: tuple[NapTrial, ...] = ()
-    beside: tuple[BesideTrial, ...] = ()
+    lives: tuple[StartStopTrial, ...] = ()
+    naps: tuple[SleepTrial, ...] = ()
+    beside: tuple[ColocationTrial, ...] = ()
     loops: tuple[LoopTrial, ...] = ()
     spoiled: int = 0
     """Measurements left out because the engine took KV away meanwhile."""

@@ -1,7 +1,7 @@
 """`heddle calibrate`: from a real engine to a profile, and from a profile to its error."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from heddle.cli.errors import FAILED
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
-    from heddle_calibrate.measure.sweep import Order
+    from heddle_calibrate.measure.sweep import SweepSpec
     from heddle_sim.profile_files import Profile
 
 OUT = click.option(
@@ -67,30 +67,30 @@ def measure_(
     from heddle_calibrate.sweeps import Sweep, encode_sweep
 
     new_file(out, force)
-    config, order, model = _order(configs, tps, settings, options)
+    config, spec, model = _sweep_spec(configs, tps, settings, options)
     with progress("measure", "measurements") as doing:
 
-        def report(done: int, total: int, what: str) -> None:
+        def on_progress(done: int, total: int, what: str) -> None:
             doing.now(what)
             doing.at(done, total)
 
         def save(found: Sweep) -> None:
             write(out, encode_sweep(found))
 
-        sweep = sweep_engines(config, order, model=model, report=report, save=save)
+        sweep = sweep_engines(config, spec, model=model, on_progress=on_progress, save=save)
     trials = len(sweep.decode) + len(sweep.prefill)
     click.echo(f"{out}: {trials:,} timed iterations and prompts, {sweep.spoiled} left out")
     for note in sweep.notes:
         click.echo(f"note: {note}", err=True)
 
 
-def _order(
+def _sweep_spec(
     configs: tuple[str, ...], tps: str, settings: tuple[str, ...], options: dict[str, Any]
-) -> "tuple[RunConfig, Order, str]":
+) -> "tuple[RunConfig, SweepSpec, str]":
     """Read the options as configuration; what is not given is chosen by the machine."""
     from heddle.cli.options import take_config
     from heddle.config_files import ConfigError
-    from heddle.measuring import chosen_order
+    from heddle.measuring import choose_sweep
 
     given = {
         "runtime__engine": options["engine"],
@@ -109,7 +109,7 @@ def _order(
         degrees = ()
     if not degrees or min(degrees) < 1:
         raise ConfigError(f"--tp {tps}: write TP degrees with commas between: 1,2")
-    order, model = chosen_order(
+    spec, model = choose_sweep(
         config,
         degrees,
         size=options["size"],
@@ -118,7 +118,7 @@ def _order(
         max_running=options["max_running"],
         max_context=options["max_context"],
     )
-    return config, order, model
+    return config, spec, model
 
 
 @calibrate.command("fit")
@@ -154,10 +154,8 @@ def fit_(
     Held out are batches, contexts and prompt lengths between those of the grid, and whole loops of
     clients: no truth is fitted on them.
     """
-    from heddle.cli.outputs import new_file, write
-    from heddle.cli.show_calibration import fitted
+    from heddle.cli.outputs import new_file
     from heddle_calibrate.fit.from_sweep import fit_sweep
-    from heddle_calibrate.profiles import encode_profile
     from heddle_calibrate.sweeps import pooled, read_sweep
 
     new_file(out, force)
@@ -168,24 +166,31 @@ def fit_(
     profile = fit_sweep(sweep, file=", ".join(files), worst_pct=max_error)
     source = replace(profile.source, files=files)
     profile = replace(profile, model=name or profile.model, gpu=gpu or profile.gpu, source=source)
+    _save_profile(profile, out, as_json)
+
+
+def _save_profile(profile: "Profile", out: Path, as_json: bool) -> None:
+    """Write a profile and print its errors."""
+    from heddle.cli.outputs import write
+    from heddle.cli.show_calibration import fitted
+    from heddle_calibrate.profiles import encode_profile
+
     write(out, encode_profile(profile))
-    if as_json:
-        click.echo(json.dumps({"schema": "heddle.fit/1", "profile": str(out), **_told(profile)}))
+    if not as_json:
+        fitted(profile)
+        click.echo(f"profile in {out}: use it as --model {out}")
         return
-    fitted(profile)
-    click.echo(f"profile in {out}: use it as --model {out}")
-
-
-def _told(profile: "Profile") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
+    errors = {**profile.errors, "tables": {tp: t.errors for tp, t in profile.tables.items()}}
+    report = {
+        "schema": "heddle.fit/1",
+        "profile": str(out),
         "model": profile.model,
         "gpu": profile.gpu,
-        "errors": {**profile.errors, "tables": {t: e.errors for t, e in profile.tables.items()}},
+        "errors": errors,
         "transfer": asdict(profile.transfer),
         "costs": asdict(profile.costs) if profile.costs is not None else None,
     }
+    click.echo(json.dumps(report))
 
 
 @calibrate.command("check")
@@ -298,11 +303,9 @@ def from_aiconfigurator(
 
     As the shipped profiles were made: their fit, their host time, their transfer times.
     """
-    from heddle.cli.outputs import new_file, write
-    from heddle.cli.show_calibration import fitted
+    from heddle.cli.outputs import new_file
     from heddle.config_files import ConfigError
     from heddle_calibrate.fit.from_aiconfigurator import profile_from_aiconfigurator
-    from heddle_calibrate.profiles import encode_profile
 
     new_file(out, force)
     try:
@@ -312,9 +315,4 @@ def from_aiconfigurator(
     profile = profile_from_aiconfigurator(
         model, gpu, tps=degrees, backend_version=backend_version, name=name
     )
-    write(out, encode_profile(profile))
-    if as_json:
-        click.echo(json.dumps({"schema": "heddle.fit/1", "profile": str(out), **_told(profile)}))
-        return
-    fitted(profile)
-    click.echo(f"profile in {out}: use it as --model {out}")
+    _save_profile(profile, out, as_json)

@@ -1,4 +1,4 @@
-"""What all measurements at one TP degree share: names, cached contexts, and what was found."""
+"""What all measurements at one TP degree share: limits, warm contexts, progress and results."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,16 +8,16 @@ from random import Random
 from typing import NamedTuple, TypeAlias
 
 from heddle_calibrate.measure.cells import SIZES, Limits, SizeName
-from heddle_calibrate.measure.probe import Bench, Heard
+from heddle_calibrate.measure.probe import EngineProbe, StepSample
 from heddle_calibrate.sweeps import (
     AbortTrial,
-    BesideTrial,
+    ColocationTrial,
     DecodeTrial,
-    LifeTrial,
     LoopTrial,
     MoveTrial,
-    NapTrial,
     PrefillTrial,
+    SleepTrial,
+    StartStopTrial,
 )
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_runtime.clock import RunClock
@@ -26,8 +26,8 @@ from heddle_runtime.replay import TokenSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What is to be measured."""
+class SweepSpec:
+    """What to measure."""
 
     tps: tuple[int, ...]
     gpu: str
@@ -39,45 +39,45 @@ class Order:
 
 
 @dataclass(slots=True)
-class Found:
-    """What a sweep has found so far."""
+class Measurements:
+    """The trials of a sweep so far, under the names of `heddle_calibrate.sweeps.Sweep`."""
 
     kv_capacity_tokens: dict[int, int] = field(default_factory=dict)
     decode: list[DecodeTrial] = field(default_factory=list)
     prefill: list[PrefillTrial] = field(default_factory=list)
     aborts: list[AbortTrial] = field(default_factory=list)
     moves: list[MoveTrial] = field(default_factory=list)
-    lives: list[LifeTrial] = field(default_factory=list)
-    naps: list[NapTrial] = field(default_factory=list)
-    beside: list[BesideTrial] = field(default_factory=list)
+    lives: list[StartStopTrial] = field(default_factory=list)
+    naps: list[SleepTrial] = field(default_factory=list)
+    beside: list[ColocationTrial] = field(default_factory=list)
     loops: list[LoopTrial] = field(default_factory=list)
     spoiled: int = 0
     notes: dict[str, None] = field(default_factory=dict)
 
 
-Report: TypeAlias = Callable[[int, int, str], None]
-"""Told before each measurement: how many are done, how many are known of, what comes."""
+OnProgress: TypeAlias = Callable[[int, int, str], None]
+"""Called before each measurement with the number done, the number known of, and what comes next."""
 
 
-class Trial(NamedTuple):
-    """One measurement that is still to be made."""
+class PlannedTrial(NamedTuple):
+    """One measurement to be made."""
 
     what: str
     run: Callable[[], Awaitable[None]]
 
 
-class Seat:
-    """A trajectory whose context is used again and again, so that the engine has it cached."""
+class WarmContext:
+    """A trajectory whose context is used repeatedly, so that the prefix cache holds it."""
 
     def __init__(self, name: str, ids: Sequence[int]) -> None:
         """`ids` is empty for engines that make no tokens."""
         self.trajectory, self.ids = TrajectoryId(name), ids
-        self._known = 0
+        self._cached = 0
 
     def request(self, context: int, output: int) -> StepRequest:
         """A step on the first `context` tokens."""
-        assert not self.ids or context <= len(self.ids), "a seat is as long as its longest step"
-        shared, self._known = min(context, self._known), context
+        assert not self.ids or context <= len(self.ids), "the context is as long as any step on it"
+        shared, self._cached = min(context, self._cached), context
         return StepRequest(
             trajectory=self.trajectory,
             group=GroupId(self.trajectory),
@@ -88,10 +88,10 @@ class Seat:
             prompt_ids=self.ids[:context],
         )
 
-    def branch(self, kept: int, new: Sequence[int]) -> "Seat":
+    def branch(self, kept: int, new: Sequence[int]) -> "WarmContext":
         """The same trajectory with other tokens after the first `kept`."""
-        other = Seat(self.trajectory, (*self.ids[:kept], *new))
-        self._known = other._known = min(self._known, kept)
+        other = WarmContext(self.trajectory, (*self.ids[:kept], *new))
+        self._cached = other._cached = min(self._cached, kept)
         return other
 
 
@@ -100,30 +100,31 @@ class Session:
 
     def __init__(
         self,
-        bench: Bench,
-        order: Order,
+        probe: EngineProbe,
+        spec: SweepSpec,
         tp: int,
         tokens: TokenSource | None,
-        found: Found,
-        report: Report,
+        measured: Measurements,
+        on_progress: OnProgress,
     ) -> None:
-        self.bench, self.order, self.tp, self.tokens, self.found = bench, order, tp, tokens, found
-        self.size = SIZES[order.size]
+        self.probe, self.spec, self.tp, self.tokens = probe, spec, tp, tokens
+        self.measured = measured
+        self.size = SIZES[spec.size]
         self.limits = Limits(max_running=1, max_context=1, kv_capacity_tokens=1)
         self.clock = RunClock(asyncio.get_running_loop())
         self.clock.thaw()
-        self.place = 0
-        """Of the measurement that is being made, in this session."""
-        self._report, self._known = report, 0
-        self._rng = Random(f"{order.seed}/{tp}")
+        self.position = 0
+        """Of the current measurement within this session."""
+        self._on_progress, self._expected = on_progress, 0
+        self._rng = Random(f"{spec.seed}/{tp}")
         self._names = count()
-        self._seats: list[Seat] = []
+        self._warm: list[WarmContext] = []
 
-    def settle(self, engine: EngineClient) -> None:
-        """Take the limits from an engine that is ready."""
+    def set_limits(self, engine: EngineClient) -> None:
+        """Take the limits from a ready engine."""
         self.limits = Limits(
-            max_running=self.order.max_running,
-            max_context=self.order.max_context,
+            max_running=self.spec.max_running,
+            max_context=self.spec.max_context,
             kv_capacity_tokens=engine.kv_capacity_tokens,
         )
 
@@ -133,68 +134,75 @@ class Session:
         return self.limits.most(self.size.least_tokens)
 
     def expect(self, count: int) -> None:
-        """Count measurements that will come."""
-        self._known += count
+        """Add measurements to the number known of."""
+        self._expected += count
 
-    def tell(self, what: str) -> None:
+    def begin(self, what: str) -> None:
         """Begin a measurement."""
-        self._report(self.place, self._known, f"TP {self.tp}: {what}")
-        self.place += 1
+        self._on_progress(self.position, self._expected, f"TP {self.tp}: {what}")
+        self.position += 1
 
-    async def shuffled(self, trials: Sequence[Trial]) -> None:
+    async def shuffled(self, trials: Sequence[PlannedTrial]) -> None:
         """Make each measurement as often as the size says, in an order drawn by the seed."""
         chosen = [*trials] * self.size.repeats
         self._rng.shuffle(chosen)
         self.expect(len(chosen))
         for trial in chosen:
-            self.tell(trial.what)
+            self.begin(trial.what)
             await trial.run()
 
-    def fresh(self, length: int) -> Seat:
-        """A trajectory of its own, of which no engine has anything."""
-        return Seat(f"tp{self.tp}-{next(self._names)}", self.fresh_ids(length))
+    def cold(self, length: int) -> WarmContext:
+        """A new trajectory, of which no engine has anything cached yet."""
+        return WarmContext(f"tp{self.tp}-{next(self._names)}", self.new_ids(length))
 
-    def fresh_ids(self, length: int) -> Sequence[int]:
-        """Tokens that nobody has seen; none for engines that make none."""
+    def new_ids(self, length: int) -> Sequence[int]:
+        """Tokens used nowhere else; none for engines that make none."""
         name = f"tp{self.tp}-{next(self._names)}"
         return self.tokens.ids(name, length) if self.tokens is not None else ()
 
-    def seats(self, first: int, past: int) -> list[Seat]:
-        """Trajectories that are used again and again, by number."""
-        while len(self._seats) < past:
-            self._seats.append(self.fresh(self.limits.longest(1, 0)))
-        return self._seats[first:past]
+    def warm(self, first: int, past: int) -> list[WarmContext]:
+        """The contexts of these numbers, which all measurements share."""
+        while len(self._warm) < past:
+            self._warm.append(self.cold(self.limits.longest(1, 0)))
+        return self._warm[first:past]
 
-    async def lay(self, engine: EngineClient, seats: Sequence[Seat], context: int) -> None:
+    async def fill_cache(
+        self, engine: EngineClient, sequences: Sequence[WarmContext], context: int
+    ) -> None:
         """Bring contexts into the prefix cache."""
-        steps = [self.bench.begin(engine, seat.request(context, 1)) for seat in seats]
+        steps = [self.probe.begin(engine, each.request(context, 1)) for each in sequences]
         await asyncio.gather(*steps)
 
-    async def batch(self, engine: EngineClient, seats: Sequence[Seat], context: int) -> list[Heard]:
+    async def batch(
+        self, engine: EngineClient, sequences: Sequence[WarmContext], context: int
+    ) -> list[StepSample]:
         """Decode a batch whose prompts are cached."""
-        await self.lay(engine, seats, context)
+        await self.fill_cache(engine, sequences, context)
         output = self.size.output
-        steps = [self.bench.begin(engine, seat.request(context, output)) for seat in seats]
+        steps = [self.probe.begin(engine, each.request(context, output)) for each in sequences]
         return await asyncio.gather(*steps)
 
     def load(
-        self, engine: EngineClient, seats: Sequence[Seat], context: int, output: int
-    ) -> "Load":
-        """Begin to decode a batch that is to go on beside something else."""
-        steps = [self.bench.begin(engine, seat.request(context, output)) for seat in seats]
-        return Load(engine, seats, asyncio.gather(*steps))
+        self, engine: EngineClient, sequences: Sequence[WarmContext], context: int, output: int
+    ) -> "BackgroundLoad":
+        """Start to decode a batch that runs beside a measurement."""
+        steps = [self.probe.begin(engine, each.request(context, output)) for each in sequences]
+        return BackgroundLoad(engine, sequences, asyncio.gather(*steps))
 
 
-class Load:
-    """A batch that decodes beside something else."""
+class BackgroundLoad:
+    """A batch that decodes beside a measurement."""
 
     def __init__(
-        self, engine: EngineClient, seats: Sequence[Seat], steps: Awaitable[list[Heard]]
+        self,
+        engine: EngineClient,
+        sequences: Sequence[WarmContext],
+        steps: Awaitable[list[StepSample]],
     ) -> None:
-        self._engine, self._seats, self._steps = engine, seats, steps
+        self._engine, self._sequences, self._steps = engine, sequences, steps
 
-    async def end(self) -> list[Heard]:
-        """Abort what still runs; returns all ends."""
-        for seat in self._seats:
-            self._engine.abort(seat.trajectory)
+    async def end(self) -> list[StepSample]:
+        """Abort the steps that still run; returns the samples of all."""
+        for each in self._sequences:
+            self._engine.abort(each.trajectory)
         return await self._steps

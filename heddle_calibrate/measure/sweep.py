@@ -1,27 +1,26 @@
-"""Sweeps real engines: what takes how long, in shuffled order, so that drift can be told apart.
+"""A sweep: every measurement of every TP degree, in shuffled order, so that drift shows.
 
-One engine is measured at a time; only what concerns two, the move of a context and their sharing of
-a machine, has two alive. Before a batch is timed its prompts are brought into the prefix cache, so
-that its steps begin together.
+One engine runs at a time; a second one starts only for moves of a context and for colocation. The
+prompts of a timed batch are in the prefix cache before, so that its steps begin together.
 """
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from heddle_calibrate.measure.one_engine import loops, trials_on, warm_up
-from heddle_calibrate.measure.probe import Bench, MeasureError
-from heddle_calibrate.measure.session import Found, Order, Report, Session
+from heddle_calibrate.measure.probe import EngineProbe, MeasureError
+from heddle_calibrate.measure.session import Measurements, OnProgress, Session, SweepSpec
 from heddle_calibrate.measure.two_engines import trials_between
-from heddle_calibrate.sweeps import LifeTrial, NapTrial
+from heddle_calibrate.sweeps import SleepTrial, StartStopTrial
 from heddle_runtime.engine import EngineClient, EngineRefusedError, Launcher
 from heddle_runtime.replay import TokenSource
 
-__all__ = ["Found", "MeasureError", "Order", "measure"]
+__all__ = ["MeasureError", "Measurements", "SweepSpec", "measure"]
 
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """An engine that can give its memory back; few can."""
+    """An engine that can release its memory and take it again."""
 
     async def sleep(self, level: int = 1) -> float: ...
     async def wake(self) -> float: ...
@@ -29,28 +28,28 @@ class Sleeper(Protocol):
 
 async def measure(
     launcher: Launcher,
-    order: Order,
+    spec: SweepSpec,
     *,
     tokens: TokenSource | None,
-    report: Report,
-    found: Found | None = None,
+    on_progress: OnProgress,
+    measured: Measurements | None = None,
     ready: Callable[[EngineClient], None] = lambda _: None,
-) -> Found:
-    """Measure everything, then close the launcher; `ready` is shown each engine once it is.
+) -> Measurements:
+    """Measure everything, then close the launcher; `ready` is called with each ready engine.
 
-    `tokens` is None for engines that make none. `found` is filled, so that what was measured
-    outlasts a failure.
+    `tokens` is None for engines that make none. `measured` is filled in place, so that a failure
+    keeps the trials before it.
 
     Raises:
-        MeasureError: an engine failed, did not answer, or refused what it should be able to do.
+        MeasureError: an engine failed, did not answer, or refused a request within its limits.
     """
-    bench = Bench(launcher, gpu=order.gpu, max_running=order.max_running)
-    found = Found() if found is None else found
+    probe = EngineProbe(launcher, gpu=spec.gpu, max_running=spec.max_running)
+    measured = Measurements() if measured is None else measured
     try:
-        for tp in order.tps:
-            session = Session(bench, order, tp, tokens, found, report)
+        for tp in spec.tps:
+            session = Session(probe, spec, tp, tokens, measured, on_progress)
             await _measure_at(session, ready)
-        return found
+        return measured
     except EngineRefusedError as error:
         raise MeasureError(f"{error}; ask for less with --max-context or --max-running") from None
     finally:
@@ -58,39 +57,39 @@ async def measure(
 
 
 async def _measure_at(session: Session, ready: Callable[[EngineClient], None]) -> None:
-    """Measure lives at one TP degree, then what one engine does, then what two do."""
-    session.expect(session.size.lives)
-    for _ in range(session.size.lives - 1):
+    """Measure starts and stops at one TP degree, then one engine, then two."""
+    session.expect(session.size.starts)
+    for _ in range(session.size.starts - 1):
         engine, start_s = await _start(session, session.tp)
         await _stop(session, engine, start_s, others=0)
     engine, start_s = await _start(session, session.tp)
     ready(engine)
-    session.found.kv_capacity_tokens[session.tp] = engine.kv_capacity_tokens
-    session.settle(engine)
+    session.measured.kv_capacity_tokens[session.tp] = engine.kv_capacity_tokens
+    session.set_limits(engine)
     if session.most < 1:
         raise MeasureError(
             f"at TP {session.tp} an engine holds {engine.kv_capacity_tokens} tokens of KV and "
-            f"--max-context is {session.order.max_context}: "
+            f"--max-context is {session.spec.max_context}: "
             f"measuring takes {session.size.least_tokens} or more of both"
         )
     await warm_up(session, engine)
     await session.shuffled(trials_on(session, engine))
     await loops(session, engine)
     await _with_two(session, engine)
-    await _nap(session, engine)
+    await _sleep(session, engine)
     await _stop(session, engine, start_s, others=0)
 
 
 async def _start(session: Session, tp: int) -> tuple[EngineClient, float]:
-    session.tell(f"start at TP {tp}")
-    return await session.bench.start(tp)
+    session.begin(f"start at TP {tp}")
+    return await session.probe.start(tp)
 
 
 async def _stop(session: Session, engine: EngineClient, start_s: float, *, others: int) -> None:
-    stop_s = await session.bench.stop(engine)
-    session.found.lives.append(
-        LifeTrial(
-            order=session.place,
+    stop_s = await session.probe.stop(engine)
+    session.measured.lives.append(
+        StartStopTrial(
+            order=session.position,
             tp=engine.spec.tp,
             others=others,
             start_s=start_s,
@@ -103,26 +102,26 @@ async def _with_two(session: Session, engine: EngineClient) -> None:
     """Measure with a second engine, of the first TP degree, if there is room for one."""
     session.expect(1)
     try:
-        other, start_s = await _start(session, session.order.tps[0])
+        other, start_s = await _start(session, session.spec.tps[0])
     except MeasureError as error:
-        session.found.notes[f"TP {session.tp}: no second engine, so no moves: {error}"] = None
+        session.measured.notes[f"TP {session.tp}: no second engine, so no moves: {error}"] = None
         return
     await session.shuffled(trials_between(session, engine, other))
     await _stop(session, other, start_s, others=1)
 
 
-async def _nap(session: Session, engine: EngineClient) -> None:
+async def _sleep(session: Session, engine: EngineClient) -> None:
     if not isinstance(engine, Sleeper):
-        session.found.notes["sleep and wake-up: these engines cannot"] = None
+        session.measured.notes["sleep and wake-up: these engines cannot"] = None
         return
     for level in (1, 2):
         try:
             sleep_s, wake_s = await engine.sleep(level), await engine.wake()
         except EngineRefusedError as error:
-            session.found.notes[f"sleep and wake-up: {error}"] = None
+            session.measured.notes[f"sleep and wake-up: {error}"] = None
             return
-        session.found.naps.append(
-            NapTrial(
-                order=session.place, tp=session.tp, level=level, sleep_s=sleep_s, wake_s=wake_s
+        session.measured.naps.append(
+            SleepTrial(
+                order=session.position, tp=session.tp, level=level, sleep_s=sleep_s, wake_s=wake_s
             )
         )

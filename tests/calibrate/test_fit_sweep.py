@@ -27,15 +27,15 @@ from tests.calibrate.fake_sweep import (
     START_S,
     TRANSFER_BYTES_PER_S,
     TRANSFER_FIXED_S,
-    order,
     sweep_of,
+    sweep_spec,
 )
 
 H200 = load_profile("qwen3-8b", "h200")
 
 
 def sweep(table: Callable[[int], LatencyTable], tps: tuple[int, ...] = (1,)) -> Sweep:
-    wanted = order(tps=tps, max_running=32, max_context=8192)
+    wanted = sweep_spec(tps=tps, max_running=32, max_context=8192)
     found = sweep_of(table, wanted)
     return Sweep(
         schema="heddle.sweep/1",
