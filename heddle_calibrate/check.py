@@ -1,7 +1,7 @@
 """Stage three: measured runs beside their simulation, and the order of policies in both.
 
-The simulation of a run takes what its own engines are known by (`world_of_run`). Its error is then
-that of profile and simulator together.
+A run is simulated with the KV space, failures and search times of its own engines (`world_of_run`),
+so that the error is that of profile and simulator together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -81,7 +81,7 @@ class Ranking:
     measured: tuple[str, ...]
     simulated: tuple[str, ...]
     pairs: int
-    """Pairs of policies that can be told apart in the measured runs."""
+    """Pairs of policies whose measured makespans differ by more than a tie."""
     alike: int
     """Of these, pairs that the simulator puts in the same order."""
     spread_pct: float | None
@@ -199,17 +199,17 @@ def _ranking(group: Sequence[Checked], tie_pct: float) -> Ranking:
     mean = {policy: fmean(s) for policy, s in measured.items()}
     other = {policy: fmean(s) for policy, s in simulated.items()}
     least = 1 + max(tie_pct, spread_pct or 0.0) / 100
-    told_apart = [
+    distinct = [
         (a, b)
         for a, b in combinations(mean, 2)
         if max(mean[a], mean[b]) > min(mean[a], mean[b]) * least
     ]
-    alike = sum((mean[a] < mean[b]) == (other[a] < other[b]) for a, b in told_apart)
+    alike = sum((mean[a] < mean[b]) == (other[a] < other[b]) for a, b in distinct)
     return Ranking(
         trace=group[0].trace,
         measured=tuple(sorted(mean, key=lambda policy: mean[policy])),
         simulated=tuple(sorted(other, key=lambda policy: other[policy])),
-        pairs=len(told_apart),
+        pairs=len(distinct),
         alike=alike,
         spread_pct=spread_pct,
     )

@@ -33,7 +33,7 @@ class DecodeTrial(Trial):
     """A batch of equal steps that decode together; means over the iterations that they share."""
 
     held_out: bool
-    """Whether its cell is off the grid, for checking and never for fitting the truth."""
+    """Whether its cell is off the grid, for checking only, never to fit the ground truth."""
     batch: int
     context: int
     """Of each at its start."""
@@ -64,7 +64,7 @@ class PrefillTrial(Trial):
     """From the first prefill to the token."""
     queued_s: float
     wall_s: float
-    """From asking for the step to being told its end."""
+    """From the request of the step to the report of its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class AbortTrial(Trial):
     """Of the second dispatch."""
     cached: int
     abort_s: float
-    """From asking for the abort to being told the end."""
+    """From the request of the abort to the report of the end."""
     resume_s: float
     """From the second dispatch to its first token."""
 
@@ -95,14 +95,14 @@ class MoveTrial(Trial):
     kv_bytes: int
     """Of the handle; 0 without one."""
     export_s: float
-    """From asking the source to its answer; 0 without one."""
+    """From the request to the source to its answer; 0 without one."""
     place_s: float
-    """From asking the target to its answer."""
+    """From the request to the target to its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartStopTrial(Trial):
-    """One life of an engine."""
+    """One start and stop of an engine."""
 
     others: int
     """Engines that were ready already."""
@@ -112,7 +112,7 @@ class StartStopTrial(Trial):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SleepTrial(Trial):
-    """An engine that gave its memory back and took it again."""
+    """An engine that released its memory and took it again."""
 
     level: int
     """1 keeps the weights in main memory, 2 drops them."""
@@ -122,7 +122,7 @@ class SleepTrial(Trial):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColocationTrial(Trial):
-    """The same decoding batch with and without another engine at work on the same machine."""
+    """The same decoding batch, alone and while another engine on the same machine decodes."""
 
     batch: int
     context: int
@@ -291,8 +291,8 @@ def _trial_faults(trial: Trial, sweep: Sweep) -> Iterator[str]:
         yield "clients has one without steps"
 
 
-_OF_THE_SWEEP = ("made", "command", "seed", "spoiled", "notes", *TRIALS)
-"""What may differ; all else says what was measured, and how."""
+_MAY_DIFFER = ("made", "command", "seed", "spoiled", "notes", *TRIALS)
+"""Between pooled sweeps; all other fields describe the engine and the machine."""
 
 
 def pooled(sweeps: Mapping[Path, Sweep]) -> Sweep:
@@ -306,9 +306,9 @@ def pooled(sweeps: Mapping[Path, Sweep]) -> Sweep:
     (first_path, first), *others = sweeps.items()
     for path, other in others:
         for each in fields(Sweep):
-            if each.name in _OF_THE_SWEEP:
+            if each.name in _MAY_DIFFER:
                 continue
-            here, there = (_told(getattr(sweep, each.name)) for sweep in (other, first))
+            here, there = (_without_commit(getattr(sweep, each.name)) for sweep in (other, first))
             if here != there:
                 raise SweepError(
                     f"{path}: {each.name} is {here}, in {first_path} it is {there}; only sweeps "
@@ -323,8 +323,8 @@ def pooled(sweeps: Mapping[Path, Sweep]) -> Sweep:
     )
 
 
-def _told(value: Any) -> Any:
-    """Versions without the state of the source: a commit in between changes no engine."""
+def _without_commit(value: Any) -> Any:
+    """Versions without that of Heddle's source: a commit in between changes no engine."""
     if isinstance(value, dict):
         return {key: item for key, item in value.items() if key != "git_commit"}
     return value

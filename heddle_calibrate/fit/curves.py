@@ -70,7 +70,7 @@ class PrefillFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeliefFit:
+class EstimateFit:
     """The plane ``t0 + t1 * batch + t2 * (context tokens in the batch)`` and one prefill rate;
     kernels only."""
 
@@ -97,7 +97,7 @@ def plane(
 
 
 def table_entry(
-    decode: DecodeFit, prefill: PrefillFit, belief: BeliefFit, capacity: int
+    decode: DecodeFit, prefill: PrefillFit, estimate: EstimateFit, capacity: int
 ) -> TpTable:
     """Make one TP degree's section of a profile, its errors apart.
 
@@ -116,10 +116,10 @@ def table_entry(
             pair_ns=round(prefill.pair_s * 1e9, 6),
         ),
         belief=Belief(
-            t0_s=round(belief.t0_s, 7),
-            t1_s=round(belief.t1_s, 9),
-            t2_s=float(f"{belief.t2_s:.6g}"),
-            prefill_s=float(f"{belief.prefill_s:.6g}"),
+            t0_s=round(estimate.t0_s, 7),
+            t1_s=round(estimate.t1_s, 9),
+            t2_s=float(f"{estimate.t2_s:.6g}"),
+            prefill_s=float(f"{estimate.prefill_s:.6g}"),
             kv_capacity_tokens=capacity,
         ),
     )

@@ -18,9 +18,9 @@ from typing import Any
 
 import pandas as pd
 
-from heddle_calibrate.fit.from_tables import GPUS, Model, fit_kernels, with_host
 from heddle_calibrate.fit.host import HostFit
-from heddle_calibrate.fit.kernel_tables import PREFILL_KNOTS, Tables
+from heddle_calibrate.fit.kernel_profile import GPUS, ModelSpec, fit_kernels, with_host
+from heddle_calibrate.fit.kernel_tables import PREFILL_KNOTS, KernelTables
 from heddle_sim.profile_files import Profile, load_profile
 
 PACKAGE = "aiconfigurator-core"
@@ -84,12 +84,12 @@ def profile_from_aiconfigurator(
         raise EstimatorError(
             f"{name} on {short}: fits at no TP degree of {', '.join(map(str, tps))}; try others"
         )
-    spec = Model(
+    spec = ModelSpec(
         table=name,
         vocabulary=int(config.get("vocab_size", 0)),
         hidden=int(config.get("hidden_size", 0)),
     )
-    fitted = fit_kernels(
+    profile = fit_kernels(
         tables,
         (name, short),
         spec,
@@ -99,7 +99,7 @@ def profile_from_aiconfigurator(
         files=(),
         tps=tps,
     )
-    return _with_carried_host(fitted.profile)
+    return _with_carried_host(profile)
 
 
 def _with_carried_host(profile: Profile) -> Profile:
@@ -196,14 +196,14 @@ def _version(system: str, wanted: str | None) -> str:
 # -- the points of our tables ----------------------------------------------------------------------
 
 
-def _tables(asked: _Asked, name: str, tps: Sequence[int]) -> Tables:
+def _tables(asked: _Asked, name: str, tps: Sequence[int]) -> KernelTables:
     """The rows that `aiconfigurator_*.csv` hold, in the same rounding."""
     rows: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "mixed": []}
     capacity = [_capacity(asked, name, tp) for tp in tps]
     for at in capacity:
         if at["kv_capacity_tokens"] > 0:
             _ask(asked, name, at, rows)
-    return Tables(
+    return KernelTables(
         decode=pd.DataFrame(rows["decode"]),
         prefill=pd.DataFrame(rows["prefill"]),
         mixed=pd.DataFrame(rows["mixed"]),

@@ -1,10 +1,9 @@
-"""From kernel-time tables to decode and prefill curves; and the coarser curves that policies
-believe.
+"""From tables of kernel times to decode and prefill curves, and to a policy's cost estimate.
 
-Truth and belief never share a sample. Decode: truth takes the rows at contexts 1K, 8K and 32K,
-belief those at 4K and 16K. Prefill: truth takes mixed steps and prompts of 512, 2K and 8K without a
-cached prefix, and 512 tokens on a 32K prefix; belief takes 512 tokens on 1.5K and 7.5K prefixes and
-a whole 32K.
+Ground truth and cost estimate share no sample. Decode: ground truth takes the rows at contexts 1K,
+8K and 32K, the estimate those at 4K and 16K. Prefill: ground truth takes mixed steps, prompts of
+512, 2K and 8K without a cached prefix, and 512 tokens on a 32K prefix. The estimate takes 512
+tokens on prefixes of 1.5K and 7.5K, and a whole 32K.
 """
 
 from dataclasses import dataclass
@@ -15,18 +14,18 @@ import numpy as np
 import pandas as pd
 
 from heddle_calibrate.fit.curves import (
-    BeliefFit,
     DecodeFit,
+    EstimateFit,
     PrefillFit,
     decode_curve,
     plane,
     spread,
 )
 
-TRUTH_CONTEXTS = (1024, 8192, 32768)
-BELIEF_CONTEXTS = (4096, 16384)
-BELIEF_MAX_BATCH = 128
-"""Belief is one plane; beyond this batch few rows fit in memory and they would tilt it."""
+GROUND_TRUTH_CONTEXTS = (1024, 8192, 32768)
+ESTIMATE_CONTEXTS = (4096, 16384)
+ESTIMATE_MAX_BATCH = 128
+"""The estimate is one plane; beyond this batch few rows fit in memory and they would tilt it."""
 UNREAL_WEIGHT = 0.25
 """Rows whose KV does not fit are extrapolations of the source: kept, at less weight."""
 PREFILL_KNOTS = (128, 512, 2048, 8192)
@@ -38,7 +37,7 @@ LONGEST_STEP = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
+class KernelTables:
     """The rows of one GPU class, one backend; milliseconds as in the files."""
 
     decode: pd.DataFrame
@@ -46,9 +45,9 @@ class Tables:
     mixed: pd.DataFrame
     capacity: pd.DataFrame
 
-    def of(self, model: str, tp: int) -> "Tables":
+    def of(self, model: str, tp: int) -> "KernelTables":
         """Rows of one model at one TP degree."""
-        return Tables(
+        return KernelTables(
             **{
                 name: frame[(frame["model"] == model) & (frame["tp"] == tp)]
                 for name, frame in (
@@ -61,14 +60,14 @@ class Tables:
         )
 
 
-def read_tables(perf: Path, gpu_file: str, backend: str = "vllm") -> Tables:
+def read_tables(perf: Path, gpu_file: str, backend: str = "vllm") -> KernelTables:
     """Read the four tables of a GPU class (``gpu_file`` as in the file names, ``h100_sxm``)."""
 
     def read(name: str) -> pd.DataFrame:
         frame = pd.read_csv(perf / name)
         return frame[(frame["backend"] == backend) & (frame["gpu"] == gpu_file)]
 
-    return Tables(
+    return KernelTables(
         decode=read(f"aiconfigurator_{gpu_file}.csv"),
         prefill=read(f"aiconfigurator_{gpu_file}_prefill.csv"),
         mixed=read("aiconfigurator_mixed_step.csv"),
@@ -76,7 +75,7 @@ def read_tables(perf: Path, gpu_file: str, backend: str = "vllm") -> Tables:
     )
 
 
-def fit_decode(rows: pd.DataFrame, contexts: tuple[int, ...] = TRUTH_CONTEXTS) -> DecodeFit:
+def fit_decode(rows: pd.DataFrame, contexts: tuple[int, ...] = GROUND_TRUTH_CONTEXTS) -> DecodeFit:
     """Least relative squares over `contexts`, affine in context at each batch size of the table.
 
     Both coefficients are made to grow with the batch (as sums of increments that may not be
@@ -105,7 +104,7 @@ def prefill_rows(rows: pd.DataFrame) -> dict[tuple[int, int], float]:
     }
 
 
-def fit_prefill(t: Tables, alone_s: float, idle_share: float | None) -> PrefillFit:
+def fit_prefill(t: KernelTables, alone_s: float, idle_share: float | None) -> PrefillFit:
     """Fit the prefill curve; `alone_s` is the decode step of one sequence without context.
 
     Where the source has mixed steps, the curve is what a chunk was seen to add to a decode step
@@ -136,10 +135,10 @@ def fit_prefill(t: Tables, alone_s: float, idle_share: float | None) -> PrefillF
     )
 
 
-def fit_belief(t: Tables) -> BeliefFit:
-    """Least relative squares on the rows that the truth does not see."""
+def fit_estimate(t: KernelTables) -> EstimateFit:
+    """Least relative squares on the rows that the ground truth does not use."""
     rows = t.decode[
-        t.decode["context"].isin(BELIEF_CONTEXTS) & (t.decode["batch"] <= BELIEF_MAX_BATCH)
+        t.decode["context"].isin(ESTIMATE_CONTEXTS) & (t.decode["batch"] <= ESTIMATE_MAX_BATCH)
     ]
     seconds = rows["TPOT_ms"].to_numpy(np.float64) / 1e3
     t0, t1, t2 = plane(
@@ -156,11 +155,12 @@ def fit_belief(t: Tables) -> BeliefFit:
     ]
     # The prompt shares its step with decoding, whose t0 is paid anyway.
     rate = float(np.median([max(0.0, s - t0) / n for n, s in seen]))
-    return BeliefFit(t0_s=t0, t1_s=t1, t2_s=t2, prefill_s=rate)
+    return EstimateFit(t0_s=t0, t1_s=t1, t2_s=t2, prefill_s=rate)
 
 
-def decode_errors(t: Tables, decode: DecodeFit, belief: BeliefFit) -> dict[str, Any]:
-    """Errors of truth on its own and on unseen contexts, and of belief on the truth's rows.
+def decode_errors(t: KernelTables, decode: DecodeFit, estimate: EstimateFit) -> dict[str, Any]:
+    """Errors of the ground truth on its own and on unseen contexts, and of the estimate on the
+    rows of the ground truth.
 
     Only rows whose KV fits in memory count: the others cannot occur.
     """
@@ -168,17 +168,17 @@ def decode_errors(t: Tables, decode: DecodeFit, belief: BeliefFit) -> dict[str, 
     batch = real["batch"].to_numpy(np.float64)
     context = real["context"].to_numpy(np.float64)
     seconds = real["TPOT_ms"].to_numpy(np.float64) / 1e3
-    seen = real["context"].isin(TRUTH_CONTEXTS).to_numpy()
+    seen = real["context"].isin(GROUND_TRUTH_CONTEXTS).to_numpy()
     error = decode.step_s(batch, context) / seconds - 1
-    believed = belief.step_s(batch, context) / seconds - 1
+    estimated = estimate.step_s(batch, context) / seconds - 1
     return {
         "decode_fitted": spread(error[seen]),
         "decode_unseen": spread(error[~seen]),
-        "belief_unseen": spread(believed[seen]),
+        "belief_unseen": spread(estimated[seen]),
     }
 
 
-def prefill_errors(t: Tables, decode: DecodeFit, prefill: PrefillFit) -> dict[str, Any]:
+def prefill_errors(t: KernelTables, decode: DecodeFit, prefill: PrefillFit) -> dict[str, Any]:
     """Errors on lone prompts and, where the source has them, on mixed steps."""
 
     def lone(prompt: int, cached: int) -> float:
