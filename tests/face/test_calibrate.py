@@ -241,6 +241,18 @@ def test_a_sweep_with_too_few_points_is_refused(refused: Callable[..., str], pro
     assert "at TP 1 the sweep has 1 batch sizes (decode), a fit needs 2" in said
 
 
+def test_a_mixture_of_experts_model_is_refused(refused: Callable[..., str]) -> None:
+    said = refused(
+        "calibrate", "from-aiconfigurator", "--model", "qwen3-30b-a3b", "--gpu", "h200",
+        "-o", "moe.json",
+    )  # fmt: skip
+    assert said == (
+        "Error: qwen3-30b-a3b is a mixture-of-experts model, which kernel times do not give a "
+        "profile of: give a dense model, or measure its engines (heddle calibrate measure)\n"
+    )
+    assert not Path("moe.json").exists()
+
+
 # -- check ----------------------------------------------------------------------------------------
 
 
