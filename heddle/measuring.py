@@ -22,8 +22,8 @@ from heddle.run_files import git_commit
 from heddle.running import simulated_engine
 from heddle.simulation import profile_of, world_of
 from heddle_calibrate.measure.cells import SizeName
-from heddle_calibrate.measure.session import OnProgress
-from heddle_calibrate.measure.sweep import Measurements, SweepSpec, measure
+from heddle_calibrate.measure.session import Measurements, OnProgress, SweepSpec
+from heddle_calibrate.measure.sweep import measure
 from heddle_calibrate.sweeps import TRIALS, Sweep
 from heddle_runtime.clock import RunClock
 from heddle_runtime.engine import EngineClient

@@ -12,7 +12,7 @@ from heddle.cli.errors import FAILED
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
-    from heddle_calibrate.measure.sweep import SweepSpec
+    from heddle_calibrate.measure.session import SweepSpec
     from heddle_sim.profile_files import Profile
 
 OUT = click.option(

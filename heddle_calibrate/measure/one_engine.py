@@ -39,7 +39,7 @@ def trials_on(session: Session, engine: EngineClient) -> list[PlannedTrial]:
     planned += [
         PlannedTrial(f"abort at {context}", partial(abort, session, engine, context))
         for context in (longest // 8, longest // 2)
-        if session.most > 1  # a second step tells when the first is in its middle
+        if session.most > 1  # the end of a second step marks the middle of the first
     ]
     return planned
 

@@ -15,11 +15,9 @@ from heddle_calibrate.sweeps import SleepTrial, StartStopTrial
 from heddle_runtime.engine import EngineClient, EngineRefusedError, Launcher
 from heddle_runtime.replay import TokenSource
 
-__all__ = ["MeasureError", "Measurements", "SweepSpec", "measure"]
-
 
 @runtime_checkable
-class Sleeper(Protocol):
+class _CanSleep(Protocol):
     """An engine that can release its memory and take it again."""
 
     async def sleep(self, level: int = 1) -> float: ...
@@ -111,7 +109,7 @@ async def _with_two(session: Session, engine: EngineClient) -> None:
 
 
 async def _sleep(session: Session, engine: EngineClient) -> None:
-    if not isinstance(engine, Sleeper):
+    if not isinstance(engine, _CanSleep):
         session.measured.notes["sleep and wake-up: these engines cannot"] = None
         return
     for level in (1, 2):

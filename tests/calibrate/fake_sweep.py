@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from heddle_calibrate.measure.sweep import Measurements, SweepSpec, measure
+from heddle_calibrate.measure.session import Measurements, SweepSpec
+from heddle_calibrate.measure.sweep import measure
 from heddle_core.ids import EngineId
 from heddle_runtime.clock import RunClock
 from heddle_runtime.fake_engine import FakeLauncher

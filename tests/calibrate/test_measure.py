@@ -17,7 +17,7 @@ from heddle_calibrate.measure.cells import (
     prefill_cells,
 )
 from heddle_calibrate.measure.probe import EngineProbe, MeasureError, StepSample
-from heddle_calibrate.measure.sweep import Measurements
+from heddle_calibrate.measure.session import Measurements
 from heddle_calibrate.measure.trials import decode_trial, prefill_trials
 from heddle_core.ids import TrajectoryId
 from heddle_runtime.engine import EngineClient, StepEnd, StepRequest
