@@ -5,7 +5,7 @@ so that the error is that of profile and simulator together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -59,16 +59,12 @@ class Checked:
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
-        figures = {
-            name: {"measured": f.measured, "simulated": f.simulated, "error_pct": f.error_pct}
-            for name, f in self.figures.items()
-        }
         return {
             "run": self.run,
             "policy": self.policy,
             "seed": self.seed,
             "trace": self.trace,
-            **figures,
+            **{name: asdict(figure) for name, figure in self.figures.items()},
             "finish_order": self.finish_order,
         }
 
@@ -86,17 +82,6 @@ class Ranking:
     """Of these, pairs that the simulator puts in the same order."""
     spread_pct: float | None
     """The widest range of makespans of one policy over repeated runs; None without repeats."""
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "trace": self.trace,
-            "measured": list(self.measured),
-            "simulated": list(self.simulated),
-            "pairs": self.pairs,
-            "alike": self.alike,
-            "spread_pct": self.spread_pct,
-        }
 
 
 def world_of_run(entries: Iterable[Entry], of_profile: World) -> World:

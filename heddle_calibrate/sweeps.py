@@ -314,7 +314,7 @@ def pooled(sweeps: Mapping[Path, Sweep]) -> Sweep:
                     f"{path}: {each.name} is {here}, in {first_path} it is {there}; only sweeps "
                     f"of the same engine on the same machine are fitted together"
                 )
-    trials: dict[str, Any] = {name: _in_turn(list(sweeps.values()), name) for name in TRIALS}
+    trials: dict[str, Any] = {name: _renumbered(list(sweeps.values()), name) for name in TRIALS}
     return replace(
         first,
         spoiled=sum(sweep.spoiled for sweep in sweeps.values()),
@@ -330,8 +330,8 @@ def _without_commit(value: Any) -> Any:
     return value
 
 
-def _in_turn(sweeps: list[Sweep], name: str) -> tuple[Any, ...]:
-    """Trials with places that go on from one sweep to the next, so that drift can be seen."""
+def _renumbered(sweeps: list[Sweep], name: str) -> tuple[Any, ...]:
+    """Trials whose order continues from one sweep to the next, so that drift shows."""
     trials: list[Any] = []
     begin = 0
     for sweep in sweeps:

@@ -89,7 +89,6 @@ def _sweep_spec(
 ) -> "tuple[RunConfig, SweepSpec, str]":
     """Read the options as configuration; what is not given is chosen by the machine."""
     from heddle.cli.options import take_config
-    from heddle.config_files import ConfigError
     from heddle.measuring import choose_sweep
 
     given = {
@@ -103,15 +102,9 @@ def _sweep_spec(
         given |= {"cluster__model": options["model"], "cluster__gpu": options["gpu"]}
     # A sweep replays no trace, but is configured as a run that would.
     config, _ = take_config((*configs, "(none)"), {}, settings, **given)
-    try:
-        degrees = tuple(dict.fromkeys(int(tp) for tp in tps.split(",")))
-    except ValueError:
-        degrees = ()
-    if not degrees or min(degrees) < 1:
-        raise ConfigError(f"--tp {tps}: write TP degrees with commas between: 1,2")
     spec, model = choose_sweep(
         config,
-        degrees,
+        _tp_degrees(tps),
         size=options["size"],
         model=options["model"],
         gpu=options["gpu"],
@@ -119,6 +112,18 @@ def _sweep_spec(
         max_context=options["max_context"],
     )
     return config, spec, model
+
+
+def _tp_degrees(text: str) -> tuple[int, ...]:
+    from heddle.config_files import ConfigError
+
+    try:
+        degrees = tuple(dict.fromkeys(int(tp) for tp in text.split(",")))
+    except ValueError:
+        degrees = ()
+    if not degrees or min(degrees) < 1:
+        raise ConfigError(f"--tp {text}: write TP degrees with commas between: 1,2")
+    return degrees
 
 
 @calibrate.command("fit")
@@ -235,7 +240,7 @@ def check_(
                 {
                     "schema": "heddle.check/1",
                     "runs": [each.plain() for each in checked],
-                    "rankings": [each.plain() for each in ranked],
+                    "rankings": [asdict(each) for each in ranked],
                     "failed": failed,
                 },
                 allow_nan=False,
@@ -304,15 +309,10 @@ def from_aiconfigurator(
     As the shipped profiles were made: their fit, their host time, their transfer times.
     """
     from heddle.cli.outputs import new_file
-    from heddle.config_files import ConfigError
     from heddle_calibrate.fit.from_aiconfigurator import profile_from_aiconfigurator
 
     new_file(out, force)
-    try:
-        degrees = tuple(dict.fromkeys(int(tp) for tp in tps.split(",")))
-    except ValueError:
-        raise ConfigError(f"--tp {tps}: write TP degrees with commas between: 1,2,4") from None
     profile = profile_from_aiconfigurator(
-        model, gpu, tps=degrees, backend_version=backend_version, name=name
+        model, gpu, tps=_tp_degrees(tps), backend_version=backend_version, name=name
     )
     _save_profile(profile, out, as_json)
