@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from heddle_sim.closed_loop import LoopResult, replay_on_engine
-from heddle_sim.fit import truth_tables
-from heddle_sim.fit_host import (
+from heddle_calibrate.fit.closed_loop import LoopResult, replay_on_engine
+from heddle_calibrate.fit.host import (
     FIT_TPS,
     HostFit,
     MeasuredRun,
     fit_host,
+    ground_truth_tables,
     halves,
     measured_runs,
     replayed,
@@ -37,13 +37,13 @@ NO_HOST = HostFit(per_step_s=0.0, per_running_s=0.0, per_prefill_s=0.0)
 
 def on_engine(profile: Profile, runs: Sequence[MeasuredRun], host: HostFit) -> list[LoopResult]:
     """Replay each run on the simulated engine."""
-    tables = truth_tables(profile, host, sorted({r.tp for r in runs}))
+    tables = ground_truth_tables(profile, host, sorted({r.tp for r in runs}))
     return [replay_on_engine(tables[r.tp], r.loop) for r in runs]
 
 
 def on_model(profile: Profile, runs: Sequence[MeasuredRun], host: HostFit) -> list[LoopResult]:
     """Replay each run on the plain closed-loop model."""
-    return replayed(runs, truth_tables(profile, host, sorted({r.tp for r in runs})))
+    return replayed(runs, ground_truth_tables(profile, host, sorted({r.tp for r in runs})))
 
 
 def line(name: str, runs: Sequence[MeasuredRun], results: Sequence[LoopResult]) -> float:
@@ -61,7 +61,7 @@ def line(name: str, runs: Sequence[MeasuredRun], results: Sequence[LoopResult]) 
 
 def parts(runs: Sequence[MeasuredRun]) -> list[tuple[str, list[MeasuredRun]]]:
     """Name the subsets worth a line of their own."""
-    for_truth, for_belief = halves(runs)
+    for_ground_truth, for_estimate = halves(runs)
     by_tp = [(f"TP {tp}", [r for r in runs if r.tp == tp]) for tp in sorted({r.tp for r in runs})]
     never = [r for r in runs if r.tp not in FIT_TPS]
     by_length = [
@@ -70,8 +70,8 @@ def parts(runs: Sequence[MeasuredRun]) -> list[tuple[str, list[MeasuredRun]]]:
     ]
     named = [
         *by_tp,
-        ("half that host time was fitted on", for_truth),
-        ("other half", for_belief),
+        ("half that host time was fitted on", for_ground_truth),
+        ("other half", for_estimate),
         ("TP degrees never fitted", never),
         *by_length,
     ]
@@ -98,7 +98,7 @@ def carries_over(profile: Profile, runs: Sequence[MeasuredRun]) -> None:
         own = [r for r in runs if r.tp == tp]
         if not own:
             continue
-        host = fit_host(own, lambda h, tps: truth_tables(profile, h, tps))
+        host = fit_host(own, lambda h, tps: ground_truth_tables(profile, h, tps))
         ms = ", ".join(f"{s * 1e3:.4g}" for s in asdict(host).values())
         print(f"\nhost time fitted on TP {tp} alone ({ms} ms per step, sequence, prefill)")
         for other in sorted({r.tp for r in runs}):

@@ -5,16 +5,10 @@ the profile with the KV space that its own engines had, which die when its own d
 plan takes as long as it took. Its error is then that of profile and simulator together.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from scipy.stats import spearmanr
 
 from heddle.config import RunConfig
 from heddle.journal_rows import encode
@@ -28,95 +22,15 @@ from heddle.simulation import (
     workload_of,
     world_of,
 )
-from heddle_core.commands import SolvePlan
+from heddle_calibrate.check import Checked, compare_figures, finish_order, world_of_run
 from heddle_core.controller import Controller
-from heddle_core.events import EngineFailed, EngineReady, PlanSolved
-from heddle_core.ids import EngineId, EngineShape
 from heddle_core.journal import Entry, recorded
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
-from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile, ProfileError
 from heddle_trace.errors import TraceError
 from heddle_trace.files import read_trace
 from heddle_trace.schema import TrajectoryScript
-
-FIGURES = (
-    "makespan_s",
-    "completion_p50_s",
-    "completion_p99_s",
-    "tpot_mean_ms",
-    "ttft_mean_s",
-    "prefix_hit",
-)
-"""Keys of a summary that are compared. `prefix_hit` is a share: its error is a difference."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One figure of a run."""
-
-    measured: float | None
-    simulated: float | None
-    error_pct: float | None
-    """Relative, or for a share the difference, in percent; None where there is nothing to divide
-    by."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """One run, measured and simulated."""
-
-    run: str
-    policy: str
-    seed: int
-    trace: str
-    kind: str
-    """What all runs that can be ranked together have in common."""
-    figures: Mapping[str, Figure]
-    finish_order: float | None
-    """Spearman's rank correlation of finish times over trajectories; None for a single one."""
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        figures = {
-            name: {"measured": f.measured, "simulated": f.simulated, "error_pct": f.error_pct}
-            for name, f in self.figures.items()
-        }
-        return {
-            "run": self.run,
-            "policy": self.policy,
-            "seed": self.seed,
-            "trace": self.trace,
-            **figures,
-            "finish_order": self.finish_order,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
-    """Policies on one trace and cluster, best first, by mean makespan."""
-
-    trace: str
-    measured: tuple[str, ...]
-    simulated: tuple[str, ...]
-    pairs: int
-    """Pairs of policies that can be told apart in the measured runs."""
-    alike: int
-    """Of these, pairs that the simulator puts in the same order."""
-    spread_pct: float | None
-    """The widest range of makespans of one policy over repeated runs; None without repeats."""
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "trace": self.trace,
-            "measured": list(self.measured),
-            "simulated": list(self.simulated),
-            "pairs": self.pairs,
-            "alike": self.alike,
-            "spread_pct": self.spread_pct,
-        }
 
 
 def check(run: Run, profile_path: Path | None = None) -> Checked:
@@ -139,10 +53,6 @@ def check(run: Run, profile_path: Path | None = None) -> Checked:
     config = _profiled(run, profile_path)
     _same_trace(run, config)
     simulated = _simulate(run, config)
-    summary = run.summary
-    figures = {
-        name: _figure(name, summary.get(name), simulated.summary.get(name)) for name in FIGURES
-    }
     cluster = replace(config.cluster, model="")
     return Checked(
         run=str(run.path),
@@ -150,8 +60,8 @@ def check(run: Run, profile_path: Path | None = None) -> Checked:
         seed=run.manifest["seed"],
         trace=run.manifest["trace"]["name"],
         kind=repr((run.manifest["trace"]["sha256"], cluster, config.runtime, config.missing)),
-        figures=figures,
-        finish_order=_finish_order(run.trajectories, simulated.trajectories),
+        figures=compare_figures(run.summary, simulated.summary),
+        finish_order=finish_order(run.trajectories, simulated.trajectories),
     )
 
 
@@ -229,115 +139,11 @@ def _scripts(config: RunConfig) -> list[TrajectoryScript]:
 
 def _world(run: Run, config: RunConfig, profile: Profile) -> World:
     """The profile's world with what is known of this run's own engines."""
-    capacity: dict[int, int] = {}
-    faults: list[tuple[float, EngineId]] = []
-    searched: list[float] = []
-    asked: dict[int, float] = {}
-    for entry in run.entries():
-        for command in entry.commands:
-            if isinstance(command, SolvePlan):
-                asked[command.plan] = entry.event.time_s
-        match entry.event:
-            case PlanSolved(time_s=time_s, plan=plan) if plan in asked:
-                searched.append(time_s - asked[plan])
-            case EngineReady(shape=EngineShape(tp=tp), kv_capacity_tokens=tokens):
-                capacity.setdefault(tp, tokens)
-            case EngineFailed(time_s=time_s, engine=engine):
-                faults.append((time_s, engine))
-    of_profile = world_of(config.cluster, profile)
-
-    def table(gpu: str, tp: int) -> LatencyTable:
-        found = of_profile.table(gpu, tp)
-        return replace(found, kv_capacity_tokens=capacity.get(tp, found.kv_capacity_tokens))
-
-    world = replace(
-        of_profile,
-        table=table,
-        faults=tuple(faults),
-        planning_s=fmean(searched) if searched else None,
-    )
+    world = world_of_run(run.entries(), world_of(config.cluster, profile))
     if config.runtime.engine == "fake":
         return world
     return replace(
         world,
         moves_by="prefill" if config.runtime.kv_transfer == "none" else "kv",
         max_batched_tokens=config.runtime.max_batched_tokens,
-    )
-
-
-def _figure(name: str, measured: float | None, simulated: float | None) -> Figure:
-    error_pct: float | None = None
-    if measured is not None and simulated is not None:
-        if name == "prefix_hit":
-            error_pct = (simulated - measured) * 100
-        elif measured > 0:
-            error_pct = (simulated / measured - 1) * 100
-    return Figure(measured=measured, simulated=simulated, error_pct=error_pct)
-
-
-def _finish_order(measured: pa.Table, simulated: pa.Table) -> float | None:
-    """Spearman's correlation over the trajectories that both finished."""
-    theirs = dict(
-        zip(
-            simulated.column("trajectory").to_pylist(),
-            simulated.column("finished_s").to_pylist(),
-            strict=True,
-        )
-    )
-    both = [
-        (mine_s, theirs[name])
-        for name, mine_s in zip(
-            measured.column("trajectory").to_pylist(),
-            measured.column("finished_s").to_pylist(),
-            strict=True,
-        )
-        if mine_s is not None and theirs.get(name) is not None
-    ]
-    mine, other = np.array(both).reshape(-1, 2).T
-    if len(np.unique(mine)) < 2 or len(np.unique(other)) < 2:
-        return None
-    return float(spearmanr(mine, other).statistic)
-
-
-def rankings(checked: Sequence[Checked], *, tie_pct: float) -> list[Ranking]:
-    """Rank the policies of each trace and cluster that has two or more.
-
-    Measured makespans that differ by less than `tie_pct`, or by less than repeated runs of one
-    policy do, are no order that anything could get wrong.
-    """
-    groups: dict[str, list[Checked]] = {}
-    for each in checked:
-        groups.setdefault(each.kind, []).append(each)
-    return [
-        _ranking(group, tie_pct)
-        for group in groups.values()
-        if len(dict.fromkeys(each.policy for each in group)) > 1
-    ]
-
-
-def _ranking(group: Sequence[Checked], tie_pct: float) -> Ranking:
-    measured: dict[str, list[float]] = {}
-    simulated: dict[str, list[float]] = {}
-    for each in group:
-        makespan = each.figures["makespan_s"]
-        measured.setdefault(each.policy, []).append(makespan.measured or 0.0)
-        simulated.setdefault(each.policy, []).append(makespan.simulated or 0.0)
-    ranges = [(max(s) - min(s)) / fmean(s) * 100 for s in measured.values() if len(s) > 1]
-    spread_pct = max(ranges, default=None)
-    mean = {policy: fmean(s) for policy, s in measured.items()}
-    other = {policy: fmean(s) for policy, s in simulated.items()}
-    least = 1 + max(tie_pct, spread_pct or 0.0) / 100
-    told_apart = [
-        (a, b)
-        for a, b in combinations(mean, 2)
-        if max(mean[a], mean[b]) > min(mean[a], mean[b]) * least
-    ]
-    alike = sum((mean[a] < mean[b]) == (other[a] < other[b]) for a, b in told_apart)
-    return Ranking(
-        trace=group[0].trace,
-        measured=tuple(sorted(mean, key=lambda policy: mean[policy])),
-        simulated=tuple(sorted(other, key=lambda policy: other[policy])),
-        pairs=len(told_apart),
-        alike=alike,
-        spread_pct=spread_pct,
     )

@@ -1,4 +1,4 @@
-"""`heddle calibrate measure`: real or fake engines, swept; what they were and where they ran."""
+"""`heddle calibrate measure`: sweeps of real or fake engines, and the conditions of each."""
 
 import asyncio
 import platform
@@ -21,17 +21,17 @@ from heddle.hardware import gpus, hardware
 from heddle.run_files import git_commit
 from heddle.running import simulated_engine
 from heddle.simulation import profile_of, world_of
+from heddle_calibrate.measure.cells import SizeName
+from heddle_calibrate.measure.session import Measurements, OnProgress, SweepSpec
+from heddle_calibrate.measure.sweep import measure
+from heddle_calibrate.sweeps import TRIALS, Sweep
 from heddle_runtime.clock import RunClock
 from heddle_runtime.engine import EngineClient
 from heddle_runtime.fake_engine import FakeLauncher
-from heddle_runtime.measure import Found, Order, measure
-from heddle_runtime.measure_plan import SizeName
-from heddle_runtime.measure_session import Report
 from heddle_runtime.replay import TokenSource
 from heddle_runtime.virtual_time import run_virtual
 from heddle_runtime.vllm_checks import EnginesChecked, check_engines, check_release, read_model
 from heddle_runtime.vllm_engine import VllmEngine
-from heddle_trace.sweep_files import Sweep
 
 GPU_LIMITS, CPU_LIMITS = (128, 16384), (32, 2048)
 """The largest batch and the longest context, where nothing is said: what a sweep of minutes
@@ -42,7 +42,7 @@ class MeasuringError(ValueError):
     """A sweep that cannot be begun; the message says what is missing."""
 
 
-def chosen_order(
+def choose_sweep(
     config: RunConfig,
     tps: tuple[int, ...],
     *,
@@ -51,8 +51,8 @@ def chosen_order(
     gpu: str | None,
     max_running: int | None,
     max_context: int | None,
-) -> tuple[Order, str]:
-    """What to measure, and the name of the model; None is chosen by the machine and the model.
+) -> tuple[SweepSpec, str]:
+    """What to measure, and the name of the model; None: derived from the machine and the model.
 
     Raises:
         ValueError: vLLM, the model or the profile is not there, or a number is out of range.
@@ -78,7 +78,7 @@ def chosen_order(
     ):
         if not 1 <= value <= high:
             raise MeasuringError(f"{option} {value}: must be from 1 to {high}")
-    order = Order(
+    spec = SweepSpec(
         tps=tps,
         gpu=gpu,
         max_running=running,
@@ -86,7 +86,7 @@ def chosen_order(
         size=size,
         seed=config.seed,
     )
-    return order, model
+    return spec, model
 
 
 def _gpu_class() -> str:
@@ -97,8 +97,8 @@ def _gpu_class() -> str:
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What engines tell of themselves once they are ready."""
+class _EngineFacts:
+    """What ready engines report of themselves."""
 
     block_tokens: int = 0
     kv_bytes_per_token: int = 0
@@ -107,82 +107,67 @@ class _Seen:
 
 def sweep_engines(
     config: RunConfig,
-    order: Order,
+    spec: SweepSpec,
     *,
     model: str,
-    report: Report,
+    on_progress: OnProgress,
     save: Callable[[Sweep], None],
 ) -> Sweep:
-    """Sweep engines as `config.runtime` describes them, and save what was found.
+    """Sweep engines as `config.runtime` describes them, and save the sweep.
 
-    It is saved as well when the sweep breaks off, as far as it got, with a note that says why.
+    A sweep that breaks off is saved as far as it got, with a note that gives the reason.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before anything is started.
         MeasureError: an engine failed or does not answer.
     """
-    found, seen = Found(), _Seen()
+    measured, reported = Measurements(), _EngineFacts()
     made = datetime.now(UTC)
     fake = config.runtime.engine == "fake"
-    facts = _fake_facts(config, order) if fake else _vllm_facts(config, order)
+    facts = _fake_facts(config, spec) if fake else _vllm_facts(config, spec)
     run = _sweep_fake if fake else _sweep_vllm
+
+    def sweep() -> Sweep:
+        trials: dict[str, Any] = {name: tuple(getattr(measured, name)) for name in TRIALS}
+        return Sweep(
+            schema="heddle.sweep/1",
+            made=f"{made:%Y-%m-%dT%H:%M:%SZ}",
+            command=shlex.join(["heddle", *sys.argv[1:]]),
+            size=spec.size,
+            seed=spec.seed,
+            engine=config.runtime.engine,
+            model=model,
+            gpu=spec.gpu,
+            hardware=hardware(),
+            versions=_versions(config.runtime.engine, reported.release),
+            max_running=spec.max_running,
+            block_tokens=reported.block_tokens,
+            kv_bytes_per_token=reported.kv_bytes_per_token,
+            kv_capacity_tokens={str(tp): n for tp, n in measured.kv_capacity_tokens.items()},
+            spoiled=measured.spoiled,
+            notes=tuple(measured.notes),
+            **trials,
+            **facts,
+        )
+
     try:
-        run(config, order, found, seen, report)
+        run(config, spec, measured, reported, on_progress)
     except BaseException as error:
-        if found.decode:
-            found.notes[f"broke off: {type(error).__name__}: {error}"] = None
-            save(_sweep(config, order, found, seen, model=model, made=made, facts=facts))
+        if measured.decode:
+            measured.notes[f"broke off: {type(error).__name__}: {error}"] = None
+            save(sweep())
         raise
-    sweep = _sweep(config, order, found, seen, model=model, made=made, facts=facts)
-    save(sweep)
-    return sweep
-
-
-def _sweep(
-    config: RunConfig,
-    order: Order,
-    found: Found,
-    seen: _Seen,
-    *,
-    model: str,
-    made: datetime,
-    facts: dict[str, Any],
-) -> Sweep:
-    return Sweep(
-        schema="heddle.sweep/1",
-        made=f"{made:%Y-%m-%dT%H:%M:%SZ}",
-        command=shlex.join(["heddle", *sys.argv[1:]]),
-        size=order.size,
-        seed=order.seed,
-        engine=config.runtime.engine,
-        model=model,
-        gpu=order.gpu,
-        hardware=hardware(),
-        versions=_versions(config.runtime.engine, seen.release),
-        max_running=order.max_running,
-        block_tokens=seen.block_tokens,
-        kv_bytes_per_token=seen.kv_bytes_per_token,
-        kv_capacity_tokens={str(tp): n for tp, n in found.kv_capacity_tokens.items()},
-        decode=tuple(found.decode),
-        prefill=tuple(found.prefill),
-        aborts=tuple(found.aborts),
-        moves=tuple(found.moves),
-        lives=tuple(found.lives),
-        naps=tuple(found.naps),
-        beside=tuple(found.beside),
-        loops=tuple(found.loops),
-        spoiled=found.spoiled,
-        notes=tuple(found.notes),
-        **facts,
-    )
+    whole = sweep()
+    save(whole)
+    return whole
 
 
 # -- engines that keep time only ------------------------------------------------------------------
 
 
-def _fake_facts(config: RunConfig, order: Order) -> dict[str, Any]:
+def _fake_facts(config: RunConfig, spec: SweepSpec) -> dict[str, Any]:
     profile = profile_of(config.cluster)
-    for tp in order.tps:
+    for tp in spec.tps:
         profile.at(tp)
     return {
         "max_batched_tokens": world_of(config.cluster, profile).max_batched_tokens,
@@ -192,11 +177,20 @@ def _fake_facts(config: RunConfig, order: Order) -> dict[str, Any]:
     }
 
 
-def _sweep_fake(config: RunConfig, order: Order, found: Found, seen: _Seen, report: Report) -> None:
+def _sweep_fake(
+    config: RunConfig,
+    spec: SweepSpec,
+    measured: Measurements,
+    reported: _EngineFacts,
+    on_progress: OnProgress,
+) -> None:
     """In virtual time: a sweep of hours takes seconds."""
     profile = profile_of(config.cluster)
     world = world_of(config.cluster, profile)
-    seen.block_tokens, seen.kv_bytes_per_token = world.block_size, profile.kv_bytes_per_token
+    reported.block_tokens, reported.kv_bytes_per_token = (
+        world.block_size,
+        profile.kv_bytes_per_token,
+    )
 
     async def swept() -> None:
         clock = RunClock(asyncio.get_running_loop())
@@ -205,9 +199,9 @@ def _sweep_fake(config: RunConfig, order: Order, found: Found, seen: _Seen, repo
             clock,
             partial(simulated_engine, world),
             transfer=lambda size: world.transfer_fixed_s + size / world.transfer_bytes_per_s,
-            start_s=world.start_s(order.tps[0]),
+            start_s=world.start_s(spec.tps[0]),
         )
-        await measure(launcher, order, tokens=None, report=report, found=found)
+        await measure(launcher, spec, tokens=None, on_progress=on_progress, measured=measured)
 
     run_virtual(swept())
 
@@ -215,17 +209,17 @@ def _sweep_fake(config: RunConfig, order: Order, found: Found, seen: _Seen, repo
 # -- vLLM -----------------------------------------------------------------------------------------
 
 
-def _checked(config: RunConfig, order: Order) -> EnginesChecked:
-    """Check the engines of a sweep, of which two at most are alive."""
+def _checked(config: RunConfig, spec: SweepSpec) -> EnginesChecked:
+    """Check the engines of a sweep: at most two at once."""
     return check_engines(
         vllm_settings(config),
-        tp_degrees=(max(order.tps), order.tps[0]),
-        largest_tokens=order.max_context,
+        tp_degrees=(max(spec.tps), spec.tps[0]),
+        largest_tokens=spec.max_context,
     )
 
 
-def _vllm_facts(config: RunConfig, order: Order) -> dict[str, Any]:
-    settings, model = vllm_settings(config), _checked(config, order).model
+def _vllm_facts(config: RunConfig, spec: SweepSpec) -> dict[str, Any]:
+    settings, model = vllm_settings(config), _checked(config, spec).model
     plain = msgspec.to_builtins(settings)
     plain["model_dir"] = Path(settings.model_dir).name
     kept = model.dtype in ("float32", "float16", "bfloat16") and model.itemsize(
@@ -240,26 +234,34 @@ def _vllm_facts(config: RunConfig, order: Order) -> dict[str, Any]:
     }
 
 
-def _sweep_vllm(config: RunConfig, order: Order, found: Found, seen: _Seen, report: Report) -> None:
-    vocabulary = _checked(config, order).model.vocabulary
+def _sweep_vllm(
+    config: RunConfig,
+    spec: SweepSpec,
+    measured: Measurements,
+    reported: _EngineFacts,
+    on_progress: OnProgress,
+) -> None:
+    vocabulary = _checked(config, spec).model.vocabulary
 
     def ready(engine: EngineClient) -> None:
         assert isinstance(engine, VllmEngine)
         assert engine.facts is not None
-        seen.block_tokens = engine.facts.block_tokens
-        seen.kv_bytes_per_token = engine.facts.kv_bytes_per_token
-        seen.release = engine.facts.release
-        found.notes.update(dict.fromkeys(engine.facts.notes))
+        reported.block_tokens = engine.facts.block_tokens
+        reported.kv_bytes_per_token = engine.facts.kv_bytes_per_token
+        reported.release = engine.facts.release
+        measured.notes.update(dict.fromkeys(engine.facts.notes))
 
     async def swept(logs: Path) -> None:
-        # Two engines at most are alive, each with the cores that it would have in such a run.
-        widest = max(order.tps)
+        # At most two engines run at once, each with the cores that it has in such a run.
+        widest = max(spec.tps)
         alive = replace(config.cluster, tp=widest, gpus=2 * widest)
-        # vLLM wants room for the longest context it may be asked for: no more than is measured.
-        runtime = replace(config.runtime, max_context=order.max_context)
+        # vLLM reserves room for the longest context allowed: no more than is measured.
+        runtime = replace(config.runtime, max_context=spec.max_context)
         launcher = open_vllm(replace(config, cluster=alive, runtime=runtime), logs)
-        tokens = TokenSource(vocabulary, seed=order.seed)
-        await measure(launcher, order, tokens=tokens, report=report, found=found, ready=ready)
+        tokens = TokenSource(vocabulary, seed=spec.seed)
+        await measure(
+            launcher, spec, tokens=tokens, on_progress=on_progress, measured=measured, ready=ready
+        )
 
     with tempfile.TemporaryDirectory(prefix="heddle-") as logs:
         asyncio.run(swept(Path(logs)))

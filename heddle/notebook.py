@@ -17,21 +17,21 @@ from typing import Any, ParamSpec, TypeVar
 
 import pandas as pd
 
-from heddle.calibration import FIGURES, Checked
 from heddle.comparison import Comparison
 from heddle.config import RunConfig
 from heddle.figures import draw
-from heddle.measuring import chosen_order, sweep_engines
+from heddle.measuring import choose_sweep, sweep_engines
 from heddle.planning import Planned
 from heddle.running import run as run_here
 from heddle.runs import Run, labels
 from heddle.simulation import RUN_KEYS, RunResult, trace_at
 from heddle.trace_figures import draw_trace
-from heddle_sim.fit import to_json
-from heddle_sim.fit_sweep import fit_sweep
-from heddle_sim.profile_files import Profile, plain
+from heddle_calibrate.check import FIGURES, Checked
+from heddle_calibrate.fit.from_sweep import fit_sweep
+from heddle_calibrate.profiles import encode_profile
+from heddle_calibrate.sweeps import Sweep, encode_sweep
+from heddle_sim.profile_files import Profile
 from heddle_trace.stats import describe
-from heddle_trace.sweep_files import Sweep, encode_sweep
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -149,7 +149,7 @@ def measure(config: RunConfig, out: Path, *, max_running: int, max_context: int)
 
 
 def _measure(config: RunConfig, out: Path, max_running: int, max_context: int) -> Sweep:
-    order, model = chosen_order(
+    spec, model = choose_sweep(
         config,
         (config.cluster.tp,),
         size="small",
@@ -160,9 +160,9 @@ def _measure(config: RunConfig, out: Path, max_running: int, max_context: int) -
     )
     return sweep_engines(
         config,
-        order,
+        spec,
         model=model,
-        report=lambda done, total, what: None,
+        on_progress=lambda done, total, what: None,
         save=lambda sweep: _write(out, encode_sweep(sweep)),
     )
 
@@ -185,7 +185,7 @@ def fit(sweep: Sweep, out: Path) -> Profile:
         OSError: `out` cannot be written.
     """
     profile = fit_sweep(sweep, file=out.name)
-    _write(out, (to_json(plain(profile)) + "\n").encode())
+    _write(out, encode_profile(profile))
     return profile
 
 

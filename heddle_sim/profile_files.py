@@ -206,11 +206,6 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
-def plain(profile: Profile) -> dict[str, Any]:
-    """As plain data in the order of the file; what was not measured is left out."""
-    return {key: value for key, value in asdict(profile).items() if value is not None}
-
-
 def _faults(profile: Profile) -> list[str]:
     faults: list[str] = []
     if not profile.tables:

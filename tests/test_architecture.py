@@ -16,6 +16,7 @@ PACKAGES = (
     "heddle_sim",
     "heddle_runtime",
     "heddle_predict",
+    "heddle_calibrate",
     "heddle",
 )
 SOURCES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
@@ -150,7 +151,7 @@ def words(name: str) -> list[str]:
     return [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
-@each_source("heddle_core", "heddle_sim")
+@each_source("heddle_core", "heddle_sim", "heddle_calibrate")
 def test_every_thing_has_one_name(path):
     for name in defined_names(tree(path)):
         for word in words(name):

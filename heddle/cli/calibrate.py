@@ -1,7 +1,7 @@
 """`heddle calibrate`: from a real engine to a profile, and from a profile to its error."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from heddle.cli.errors import FAILED
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
-    from heddle_runtime.measure import Order
+    from heddle_calibrate.measure.session import SweepSpec
     from heddle_sim.profile_files import Profile
 
 OUT = click.option(
@@ -64,33 +64,32 @@ def measure_(
     from heddle.cli.outputs import new_file, write
     from heddle.cli.progress import progress
     from heddle.measuring import sweep_engines
-    from heddle_trace.sweep_files import Sweep, encode_sweep
+    from heddle_calibrate.sweeps import Sweep, encode_sweep
 
     new_file(out, force)
-    config, order, model = _order(configs, tps, settings, options)
+    config, spec, model = _sweep_spec(configs, tps, settings, options)
     with progress("measure", "measurements") as doing:
 
-        def report(done: int, total: int, what: str) -> None:
+        def on_progress(done: int, total: int, what: str) -> None:
             doing.now(what)
             doing.at(done, total)
 
         def save(found: Sweep) -> None:
             write(out, encode_sweep(found))
 
-        sweep = sweep_engines(config, order, model=model, report=report, save=save)
+        sweep = sweep_engines(config, spec, model=model, on_progress=on_progress, save=save)
     trials = len(sweep.decode) + len(sweep.prefill)
     click.echo(f"{out}: {trials:,} timed iterations and prompts, {sweep.spoiled} left out")
     for note in sweep.notes:
         click.echo(f"note: {note}", err=True)
 
 
-def _order(
+def _sweep_spec(
     configs: tuple[str, ...], tps: str, settings: tuple[str, ...], options: dict[str, Any]
-) -> "tuple[RunConfig, Order, str]":
+) -> "tuple[RunConfig, SweepSpec, str]":
     """Read the options as configuration; what is not given is chosen by the machine."""
     from heddle.cli.options import take_config
-    from heddle.config_files import ConfigError
-    from heddle.measuring import chosen_order
+    from heddle.measuring import choose_sweep
 
     given = {
         "runtime__engine": options["engine"],
@@ -103,22 +102,28 @@ def _order(
         given |= {"cluster__model": options["model"], "cluster__gpu": options["gpu"]}
     # A sweep replays no trace, but is configured as a run that would.
     config, _ = take_config((*configs, "(none)"), {}, settings, **given)
-    try:
-        degrees = tuple(dict.fromkeys(int(tp) for tp in tps.split(",")))
-    except ValueError:
-        degrees = ()
-    if not degrees or min(degrees) < 1:
-        raise ConfigError(f"--tp {tps}: write TP degrees with commas between: 1,2")
-    order, model = chosen_order(
+    spec, model = choose_sweep(
         config,
-        degrees,
+        _tp_degrees(tps),
         size=options["size"],
         model=options["model"],
         gpu=options["gpu"],
         max_running=options["max_running"],
         max_context=options["max_context"],
     )
-    return config, order, model
+    return config, spec, model
+
+
+def _tp_degrees(text: str) -> tuple[int, ...]:
+    from heddle.config_files import ConfigError
+
+    try:
+        degrees = tuple(dict.fromkeys(int(tp) for tp in text.split(",")))
+    except ValueError:
+        degrees = ()
+    if not degrees or min(degrees) < 1:
+        raise ConfigError(f"--tp {text}: write TP degrees with commas between: 1,2")
+    return degrees
 
 
 @calibrate.command("fit")
@@ -154,13 +159,9 @@ def fit_(
     Held out are batches, contexts and prompt lengths between those of the grid, and whole loops of
     clients: no truth is fitted on them.
     """
-    from heddle.cli.outputs import new_file, write
-    from heddle.cli.show_calibration import fitted
-    from heddle_sim.fit import to_json
-    from heddle_sim.fit_sweep import fit_sweep
-    from heddle_sim.profile_files import plain
-    from heddle_trace.sweep_files import read_sweep
-    from heddle_trace.sweep_pool import pooled
+    from heddle.cli.outputs import new_file
+    from heddle_calibrate.fit.from_sweep import fit_sweep
+    from heddle_calibrate.sweeps import pooled, read_sweep
 
     new_file(out, force)
     if out.suffix != ".json":
@@ -170,24 +171,31 @@ def fit_(
     profile = fit_sweep(sweep, file=", ".join(files), worst_pct=max_error)
     source = replace(profile.source, files=files)
     profile = replace(profile, model=name or profile.model, gpu=gpu or profile.gpu, source=source)
-    write(out, (to_json(plain(profile)) + "\n").encode())
-    if as_json:
-        click.echo(json.dumps({"schema": "heddle.fit/1", "profile": str(out), **_told(profile)}))
+    _save_profile(profile, out, as_json)
+
+
+def _save_profile(profile: "Profile", out: Path, as_json: bool) -> None:
+    """Write a profile and print its errors."""
+    from heddle.cli.outputs import write
+    from heddle.cli.show_calibration import fitted
+    from heddle_calibrate.profiles import encode_profile
+
+    write(out, encode_profile(profile))
+    if not as_json:
+        fitted(profile)
+        click.echo(f"profile in {out}: use it as --model {out}")
         return
-    fitted(profile)
-    click.echo(f"profile in {out}: use it as --model {out}")
-
-
-def _told(profile: "Profile") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
+    errors = {**profile.errors, "tables": {tp: t.errors for tp, t in profile.tables.items()}}
+    report = {
+        "schema": "heddle.fit/1",
+        "profile": str(out),
         "model": profile.model,
         "gpu": profile.gpu,
-        "errors": {**profile.errors, "tables": {t: e.errors for t, e in profile.tables.items()}},
+        "errors": errors,
         "transfer": asdict(profile.transfer),
         "costs": asdict(profile.costs) if profile.costs is not None else None,
     }
+    click.echo(json.dumps(report))
 
 
 @calibrate.command("check")
@@ -211,10 +219,11 @@ def check_(
 
     Same trace, configuration, policy, seed and setting; engines as the profile says.
     """
-    from heddle.calibration import check, rankings
+    from heddle.calibration import check
     from heddle.cli.progress import progress
     from heddle.cli.show_calibration import checks
     from heddle.runs import load_run
+    from heddle_calibrate.check import rankings
 
     loaded = [load_run(run) for run in runs]
     checked = []
@@ -231,7 +240,7 @@ def check_(
                 {
                     "schema": "heddle.check/1",
                     "runs": [each.plain() for each in checked],
-                    "rankings": [each.plain() for each in ranked],
+                    "rankings": [asdict(each) for each in ranked],
                     "failed": failed,
                 },
                 allow_nan=False,
@@ -299,24 +308,11 @@ def from_aiconfigurator(
 
     As the shipped profiles were made: their fit, their host time, their transfer times.
     """
-    from heddle.cli.outputs import new_file, write
-    from heddle.cli.show_calibration import fitted
-    from heddle.config_files import ConfigError
-    from heddle_sim.fit import to_json
-    from heddle_sim.fit_aiconfigurator import profile_from_aiconfigurator
-    from heddle_sim.profile_files import plain
+    from heddle.cli.outputs import new_file
+    from heddle_calibrate.fit.from_aiconfigurator import profile_from_aiconfigurator
 
     new_file(out, force)
-    try:
-        degrees = tuple(dict.fromkeys(int(tp) for tp in tps.split(",")))
-    except ValueError:
-        raise ConfigError(f"--tp {tps}: write TP degrees with commas between: 1,2,4") from None
     profile = profile_from_aiconfigurator(
-        model, gpu, tps=degrees, backend_version=backend_version, name=name
+        model, gpu, tps=_tp_degrees(tps), backend_version=backend_version, name=name
     )
-    write(out, (to_json(plain(profile)) + "\n").encode())
-    if as_json:
-        click.echo(json.dumps({"schema": "heddle.fit/1", "profile": str(out), **_told(profile)}))
-        return
-    fitted(profile)
-    click.echo(f"profile in {out}: use it as --model {out}")
+    _save_profile(profile, out, as_json)

@@ -16,7 +16,15 @@ from heddle.signals import Terminated
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
-OURS = ("heddle", "heddle_core", "heddle_sim", "heddle_trace", "heddle_runtime", "heddle_predict")
+OURS = (
+    "heddle",
+    "heddle_core",
+    "heddle_trace",
+    "heddle_sim",
+    "heddle_runtime",
+    "heddle_predict",
+    "heddle_calibrate",
+)
 RUN_FAILURES = ("MetricsError", "StuckError", "LedgerError", "WorkerError", "MeasureError")
 """Errors of ours that say that a run went wrong, and not that it was asked for wrongly."""
 

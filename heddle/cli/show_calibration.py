@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import rich_click as click
 from rich.table import Table
 
-from heddle.calibration import Checked, Ranking
 from heddle.cli.show import show
+from heddle_calibrate.check import Checked, Ranking
 from heddle_sim.profile_files import Profile
 
 PARTS = {

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from heddle.calibration import Checked, Figure, rankings
 from heddle.runs import load_run
+from heddle_calibrate.check import Checked, Figure, rankings
+from heddle_calibrate.sweeps import read_sweep
 from heddle_runtime.virtual_time import run_virtual
 from heddle_runtime.vllm_settings import SUPPORTED, Installed
 from heddle_sim.profile_files import PROFILE_FOLDER, load_profile, read_profile
-from heddle_trace.sweep_files import read_sweep
 from tests.face.journals import Heddle
 
 SMALL = ("--model", "qwen3-8b", "--gpu", "h200", "--max-running", 8, "--max-context", 2048)
@@ -190,7 +190,7 @@ def test_a_sweep_that_breaks_off_keeps_what_it_has(
 
 
 def test_an_interrupted_sweep_is_kept_too(heddle: Heddle, monkeypatch: pytest.MonkeyPatch) -> None:
-    import heddle_runtime.measure_one as one
+    import heddle_calibrate.measure.one_engine as one
 
     usual, calls = one.abort, 0
 
@@ -239,6 +239,18 @@ def test_a_sweep_with_too_few_points_is_refused(refused: Callable[..., str], pro
     Path("sweep.json").write_text(json.dumps(data))
     said = refused("calibrate", "fit", "sweep.json", "-o", "p.json")
     assert "at TP 1 the sweep has 1 batch sizes (decode), a fit needs 2" in said
+
+
+def test_a_mixture_of_experts_model_is_refused(refused: Callable[..., str]) -> None:
+    said = refused(
+        "calibrate", "from-aiconfigurator", "--model", "qwen3-30b-a3b", "--gpu", "h200",
+        "-o", "moe.json",
+    )  # fmt: skip
+    assert said == (
+        "Error: qwen3-30b-a3b is a mixture-of-experts model, which kernel times do not give a "
+        "profile of: give a dense model, or measure its engines (heddle calibrate measure)\n"
+    )
+    assert not Path("moe.json").exists()
 
 
 # -- check ----------------------------------------------------------------------------------------

@@ -8,11 +8,9 @@ from random import Random
 
 import pytest
 
-from heddle_sim.fit import to_json
-from heddle_sim.fit_sweep import FitError, fit_sweep
-from heddle_sim.latency import LatencyTable
-from heddle_sim.profile_files import Profile, load_profile, plain, read_profile
-from heddle_trace.sweep_files import (
+from heddle_calibrate.fit.from_sweep import FitError, fit_sweep
+from heddle_calibrate.profiles import encode_profile
+from heddle_calibrate.sweeps import (
     DecodeTrial,
     MoveTrial,
     PrefillTrial,
@@ -21,21 +19,23 @@ from heddle_trace.sweep_files import (
     encode_sweep,
     read_sweep,
 )
-from tests.runtime.fake_sweep import (
+from heddle_sim.latency import LatencyTable
+from heddle_sim.profile_files import Profile, load_profile, read_profile
+from tests.calibrate.fake_sweep import (
     BLOCK_TOKENS,
     MAX_BATCHED_TOKENS,
     START_S,
     TRANSFER_BYTES_PER_S,
     TRANSFER_FIXED_S,
-    order,
     sweep_of,
+    sweep_spec,
 )
 
 H200 = load_profile("qwen3-8b", "h200")
 
 
 def sweep(table: Callable[[int], LatencyTable], tps: tuple[int, ...] = (1,)) -> Sweep:
-    wanted = order(tps=tps, max_running=32, max_context=8192)
+    wanted = sweep_spec(tps=tps, max_running=32, max_context=8192)
     found = sweep_of(table, wanted)
     return Sweep(
         schema="heddle.sweep/1",
@@ -278,7 +278,7 @@ def test_without_kv_to_move_the_transfer_is_a_prefill(known: Sweep) -> None:
 
 def test_a_profile_that_was_fitted_is_read_again(fitted: Profile, tmp_path: Path) -> None:
     path = tmp_path / "known.json"
-    path.write_text(to_json(plain(fitted)))
+    path.write_bytes(encode_profile(fitted))
     assert read_profile(path) == fitted
     assert read_profile(path).belief((1,)).by_tp[1].t0_s > 0
 

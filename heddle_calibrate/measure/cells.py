@@ -1,7 +1,7 @@
 """What to measure on an engine: cells to fit from, and cells off their grid to check with.
 
 Contexts and prompts go in even ratios up to the longest, batches in powers of two up to the most
-that run at once. Held-out cells lie between: batches and contexts that no fit of the truth sees.
+that run at once. Held-out cells lie between: no fit of the ground truth sees them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,16 +15,16 @@ from heddle_trace.schema import StepScript, TrajectoryScript
 SizeName: TypeAlias = Literal["quick", "small", "full"]
 
 KV_SHARE = 0.8
-"""Of an engine's KV: beyond, it may take KV away in the middle of a measurement."""
+"""Of an engine's KV: above it the engine may preempt a step in the middle of a measurement."""
 SHORTEST = 16
 """Tokens of the shortest prompt and context."""
-OUTLAST = 16
-"""Tokens that a decoding batch is given for each prompt that joins it: more than an iteration for
-the prompt, one before and one after it. What is left of them is aborted."""
+SPARE_OUTPUT = 16
+"""Extra output tokens of a decoding batch for each prompt that joins it: more than the iterations
+that the prompt takes, one before and one after. The rest is aborted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class SweepSize:
     """How much is measured."""
 
     contexts: int
@@ -34,7 +34,7 @@ class Size:
     """Tokens of a step that is timed while it decodes."""
     joiners: int
     """Prompts that join a decoding batch one after another, in one measurement."""
-    lives: int
+    starts: int
     """Starts of an engine at each TP degree."""
     loops: int
     ratio: int
@@ -42,14 +42,14 @@ class Size:
 
     @property
     def least_tokens(self) -> int:
-        """Context and output of a sequence in the least room that can be measured in."""
-        return 4 * SHORTEST + self.output + OUTLAST * self.joiners
+        """Least context and output of a sequence that can be measured."""
+        return 4 * SHORTEST + self.output + SPARE_OUTPUT * self.joiners
 
 
-SIZES: dict[SizeName, Size] = {
-    "quick": Size(contexts=3, repeats=2, output=32, joiners=2, lives=1, loops=1, ratio=8),
-    "small": Size(contexts=3, repeats=3, output=48, joiners=3, lives=2, loops=2, ratio=4),
-    "full": Size(contexts=4, repeats=5, output=64, joiners=4, lives=3, loops=3, ratio=3),
+SIZES: dict[SizeName, SweepSize] = {
+    "quick": SweepSize(contexts=3, repeats=2, output=32, joiners=2, starts=1, loops=1, ratio=8),
+    "small": SweepSize(contexts=3, repeats=3, output=48, joiners=3, starts=2, loops=2, ratio=4),
+    "full": SweepSize(contexts=4, repeats=5, output=64, joiners=4, starts=3, loops=3, ratio=3),
 }
 
 
@@ -70,12 +70,12 @@ class PrefillCell(NamedTuple):
     cached: int
     held_out: bool
     together: int = 1
-    """Prompts that come at once."""
+    """Prompts that arrive at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the engine under measurement can take."""
+    """Limits of the engine under measurement."""
 
     max_running: int
     max_context: int
@@ -94,7 +94,7 @@ class Limits:
         return min(self.max_running, int(self.kv_capacity_tokens * KV_SHARE) // tokens)
 
 
-def decode_cells(size: Size, limits: Limits) -> list[DecodeCell]:
+def decode_cells(size: SweepSize, limits: Limits) -> list[DecodeCell]:
     """Cells of the grid, then those held out."""
     grid = batches(limits.most(size.least_tokens))
     cells = [
@@ -109,7 +109,7 @@ def decode_cells(size: Size, limits: Limits) -> list[DecodeCell]:
     return cells
 
 
-def prefill_cells(size: Size, limits: Limits) -> list[PrefillCell]:
+def prefill_cells(size: SweepSize, limits: Limits) -> list[PrefillCell]:
     """Prompts alone and beside a batch, without and with a cached prefix, one and several at
     once."""
     longest = limits.longest(1, 1)
@@ -126,7 +126,9 @@ def prefill_cells(size: Size, limits: Limits) -> list[PrefillCell]:
             known = contexts(size, limits, batch)
             # The batch has its own room, as if it had one sequence more: that is the prompt's.
             room = limits.longest(batch + 1, 0)
-            context = min(known[(len(known) - 1) // 2], room - size.output - OUTLAST * size.joiners)
+            context = min(
+                known[(len(known) - 1) // 2], room - size.output - SPARE_OUTPUT * size.joiners
+            )
             # Longer prompts add in the same way, and keep an engine for seconds.
             lengths = [n for n in (between(grid) if held_out else grid) if n <= room // 4]
             cells += [PrefillCell(batch, context, n, 0, held_out) for n in lengths]
@@ -166,7 +168,7 @@ def batches(most: int) -> list[int]:
     return _sorted([*found, most])
 
 
-def contexts(size: Size, limits: Limits, batch: int) -> list[int]:
+def contexts(size: SweepSize, limits: Limits, batch: int) -> list[int]:
     """Contexts for a batch, in even ratios; as long as its KV allows."""
     longest = limits.longest(batch, size.output)
     shortest = max(SHORTEST, longest // 32)

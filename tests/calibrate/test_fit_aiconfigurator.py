@@ -5,12 +5,17 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from heddle.cli import main
-from heddle_sim.fit_aiconfigurator import EstimatorError, profile_from_aiconfigurator
+from heddle_calibrate.fit.from_aiconfigurator import (
+    EXPERTS_IN_NAME,
+    EstimatorError,
+    profile_from_aiconfigurator,
+)
 from heddle_sim.profile_files import load_profile, read_profile
 
 needs_package = pytest.mark.skipif(
@@ -25,9 +30,67 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
             raise ModuleNotFoundError(name)
         return import_module(name)
 
-    monkeypatch.setattr("heddle_sim.fit_aiconfigurator.import_module", missing)
+    monkeypatch.setattr("heddle_calibrate.fit.from_aiconfigurator.import_module", missing)
     with pytest.raises(EstimatorError, match=r"pip install 'heddle\[aiconfigurator\]'"):
         profile_from_aiconfigurator("qwen3-8b", "h200")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "Qwen3-30B-A3B",
+        "qwen3-235b-a22b-fp8",
+        "gpt-oss-120b",
+        "deepseek-ai/DeepSeek-V3",
+        "DeepSeek-R1",
+        "Mixtral-8x7B-v0.1",
+    ],
+)
+def test_a_model_that_is_known_to_have_experts_is_refused(model: str) -> None:
+    with pytest.raises(EstimatorError, match="is a mixture-of-experts model"):
+        profile_from_aiconfigurator(model, "h200")
+
+
+@pytest.mark.parametrize("model", ["qwen3-8b", "Llama-3.1-8B", "DeepSeek-R1-Distill-Qwen-32B"])
+def test_no_dense_model_is_refused_for_its_name(model: str) -> None:
+    assert EXPERTS_IN_NAME.search(model) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_experts": 128},
+        {"num_local_experts": 8, "num_experts_per_tok": 2},
+        {"n_routed_experts": 256},
+        {"text_config": {"num_local_experts": 16}},
+    ],
+)
+def test_a_model_folder_with_experts_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 1000, **config}))
+    with pytest.raises(EstimatorError, match="is a mixture-of-experts model"):
+        profile_from_aiconfigurator(str(tmp_path), "h200")
+
+
+@pytest.mark.parametrize("config", [{}, {"num_experts": 0}, {"num_local_experts": None}])
+def test_the_configuration_decides_before_the_name(
+    tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reached() -> Path:
+        raise EstimatorError("no experts found")
+
+    monkeypatch.setattr("heddle_calibrate.fit.from_aiconfigurator._package", reached)
+    folder = tmp_path / "Mixtral-made-dense"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EstimatorError, match="no experts found"):
+        profile_from_aiconfigurator(str(folder), "h200")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_broken_model_configuration_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(EstimatorError, match=r"config\.json: .* give a model's config\.json"):
+        profile_from_aiconfigurator(str(tmp_path), "h200")
 
 
 @needs_package
@@ -97,6 +160,7 @@ def test_a_model_folder_will_do(tmp_path: Path) -> None:
         ("qwen3-8b", "h300", None, (1,), r"knows no GPU class 'h300'; near: .*h[12]00_sxm"),
         ("qwen3-8b", "h200", "0.1.0", (1,), r"no kernel times of vLLM 0.1.0 .* it has: 0.24.0"),
         ("qwen3-32b", "l40s", None, (1,), "fits at no TP degree of 1; try others"),
+        ("glm-5", "h200", None, (1,), "glm-5 is a mixture-of-experts model"),
     ],
 )
 def test_what_the_package_does_not_know_is_told_with_what_it_does(

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from heddle.cli import main
-from heddle_runtime.measure_plan import SIZES
+from heddle_calibrate.fit.from_sweep import fit_sweep
+from heddle_calibrate.measure.cells import SIZES
+from heddle_calibrate.sweeps import read_sweep
 from heddle_runtime.tiny_model import make_tiny_model
-from heddle_sim.fit_sweep import fit_sweep
-from heddle_trace.sweep_files import read_sweep
 from tests.runtime.processes import descendants, wait_until_gone
 from tests.runtime.vllm_bench import needs_vllm
 

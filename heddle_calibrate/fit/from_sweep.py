@@ -1,8 +1,8 @@
 """From a sweep of a real engine to a profile.
 
-Truth is fitted on the cells of the sweep's grid. Belief is fitted on the cells held out, which lie
-between, so that the two share no measurement; and on the same cells truth is checked. Loops, where
-decoding, prompts and prefix cache come together, are fitted by nobody: they check the whole.
+Ground truth is fitted on the cells of the sweep's grid. The cost estimate is fitted on the held-out
+cells, which lie between, so the two share no measurement; the ground truth is checked on them.
+Loops combine decoding, prompts and prefix cache. No fit uses them: they check the whole profile.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -12,14 +12,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from heddle_sim.fit_costs import fit_costs, fit_transfer
-from heddle_sim.fit_errors import spread
-from heddle_sim.fit_loops import loop_errors
-from heddle_sim.fit_prompts import PromptFit, fit_prompts, shape
-from heddle_sim.fit_tables import BeliefFit, DecodeFit, Floats, decode_curve, plane, table_entry
+from heddle_calibrate.fit.costs import fit_costs, fit_transfer
+from heddle_calibrate.fit.curves import (
+    DecodeFit,
+    EstimateFit,
+    Floats,
+    decode_curve,
+    plane,
+    spread,
+    table_entry,
+)
+from heddle_calibrate.fit.loops import loop_errors
+from heddle_calibrate.fit.prompts import PromptFit, fit_prompts, prompt_iterations
+from heddle_calibrate.sweeps import DecodeTrial, PrefillTrial, Sweep, Trial
 from heddle_sim.profile_files import Profile, expand
 from heddle_sim.profile_parts import EngineSettings, Host, Source, TpTable
-from heddle_trace.sweep_files import DecodeTrial, PrefillTrial, Sweep, Trial
 
 T = TypeVar("T", bound=Trial)
 
@@ -58,8 +65,8 @@ def fit_sweep(sweep: Sweep, *, file: str, worst_pct: float = 25.0) -> Profile:
     entries = {}
     for tp, at in cells.items():
         prompts = fit_prompts(at.prefill, decode[tp], budget, per_prompt_s=per_prompt_s)
-        belief = _fit_belief(at)
-        errors = _errors(sweep, tp, at, decode[tp], prompts, belief)
+        estimate = _fit_estimate(at)
+        errors = _errors(sweep, tp, at, decode[tp], prompts, estimate)
         for name in ("decode_fitted", "prefill_fitted"):
             if errors[name]["median_pct"] > worst_pct:
                 raise FitError(
@@ -68,7 +75,7 @@ def fit_sweep(sweep: Sweep, *, file: str, worst_pct: float = 25.0) -> Profile:
                     f"engine's; measure again on a quiet machine, or allow it with --max-error"
                 )
         capacity = sweep.kv_capacity_tokens[str(tp)]
-        entry = table_entry(decode[tp], prompts.curve, belief, capacity)
+        entry = table_entry(decode[tp], prompts.curve, estimate, capacity)
         entries[str(tp)] = replace(entry, errors=errors)
     profile = _profile(sweep, entries, per_prompt_s, file)
     assert profile.costs is not None
@@ -143,8 +150,8 @@ def _fit_decode(cells: Sequence[DecodeTrial]) -> DecodeFit:
     return decode_curve(knots, batch, context, seconds, 1.0 / seconds)
 
 
-def _fit_belief(cells: _Cells) -> BeliefFit:
-    """A plane, and the median rate of prompts, from what the truth does not see."""
+def _fit_estimate(cells: _Cells) -> EstimateFit:
+    """A plane, and the median rate of prompts, from what the ground truth does not use."""
     batch, context, seconds = _columns(cells.unseen_decode)
     t0_s, t1_s, t2_s = plane(batch, context, seconds, 1.0 / seconds)
     rates = [
@@ -152,7 +159,7 @@ def _fit_belief(cells: _Cells) -> BeliefFit:
         / ((trial.prompt - trial.cached) * trial.together)
         for trial in cells.unseen_prefill
     ]
-    return BeliefFit(t0_s=t0_s, t1_s=t1_s, t2_s=t2_s, prefill_s=median(rates))
+    return EstimateFit(t0_s=t0_s, t1_s=t1_s, t2_s=t2_s, prefill_s=median(rates))
 
 
 def _errors(
@@ -161,17 +168,19 @@ def _errors(
     cells: _Cells,
     decode: DecodeFit,
     prompts: PromptFit,
-    belief: BeliefFit,
+    estimate: EstimateFit,
 ) -> dict[str, Any]:
     """Relative errors of each part, on cells it saw and on cells it did not see."""
 
-    def decoding(part: Sequence[DecodeTrial], by: DecodeFit | BeliefFit) -> dict[str, Any]:
+    def decoding(part: Sequence[DecodeTrial], by: DecodeFit | EstimateFit) -> dict[str, Any]:
         batch, context, seconds = _columns(part)
         return spread(by.step_s(batch, context) / seconds - 1)
 
     def prompting(part: Iterable[PrefillTrial]) -> dict[str, Any]:
         budget = sweep.max_batched_tokens
-        return spread([prompts.seconds(shape(t, decode, budget)) / t.prefill_s - 1 for t in part])
+        return spread(
+            [prompts.seconds(prompt_iterations(t, decode, budget)) / t.prefill_s - 1 for t in part]
+        )
 
     repeats = [
         getattr(trial, name) / getattr(_typical(trials, name), name) - 1
@@ -185,7 +194,7 @@ def _errors(
     return {
         "decode_fitted": decoding(cells.decode, decode),
         "decode_unseen": decoding(cells.unseen_decode, decode),
-        "belief_unseen": decoding(cells.decode, belief),
+        "belief_unseen": decoding(cells.decode, estimate),
         "prefill_fitted": prompting(cells.prefill),
         "prefill_unseen": prompting(t for t in cells.unseen_prefill if not t.batch),
         "mixed_unseen": prompting(t for t in cells.unseen_prefill if t.batch),

@@ -1,15 +1,17 @@
-"""Profiles from AIConfigurator's kernel times, asked for one by one instead of read from tables.
+"""Profiles from AIConfigurator's kernel times, queried point by point instead of read from tables.
 
 The package `aiconfigurator-core` (NVIDIA, Apache-2.0; the extra `heddle[aiconfigurator]`) puts
-measured kernel times end to end. The shipped profiles were fitted to tables that were made with it;
-here the same points are asked for, and the same fit is made. Host time and transfers, which it
-knows nothing of, are those of the shipped profiles.
+measured kernel times end to end. The shipped profiles were fitted to tables made with it; this
+module queries the same points and makes the same fit. The package has no host time and no
+transfers: those of the shipped profiles are used. Mixture-of-experts models are refused, because
+the fit has no term for experts.
 """
 
 import difflib
 import json
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -18,9 +20,9 @@ from typing import Any
 
 import pandas as pd
 
-from heddle_sim.fit import GPUS, Model, fit_kernels, with_host
-from heddle_sim.fit_host import HostFit
-from heddle_sim.fit_tables import PREFILL_KNOTS, Tables
+from heddle_calibrate.fit.host import HostFit
+from heddle_calibrate.fit.kernel_profile import GPUS, ModelSpec, fit_kernels, with_host
+from heddle_calibrate.fit.kernel_tables import PREFILL_KNOTS, KernelTables
 from heddle_sim.profile_files import Profile, load_profile
 
 PACKAGE = "aiconfigurator-core"
@@ -33,15 +35,20 @@ MEMORY_SHARE, MAX_BATCHED_TOKENS, MAX_BATCH = 0.9, 8192, 256
 """vLLM's, for the KV that an engine holds."""
 HOST_OF = ("qwen3-32b", "h100")
 """The shipped profile whose host time was measured; it is carried over."""
+EXPERTS_IN_NAME = re.compile(
+    r"-a\d+(\.\d+)?b\b|mixtral|gpt-oss|deepseek-(v[2-9]|r1(?!-distill))|kimi-k|minimax-m|-moe\b",
+    re.IGNORECASE,
+)
+"""Names of mixture-of-experts models: "A3B" counts the parameters that are active for a token."""
 
 
 class EstimatorError(ValueError):
-    """The package is missing, or does not know what is asked for; the message says which."""
+    """The package is missing, or lacks the model, GPU or version; or the model is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What a profile is made of."""
+class _Query:
+    """One model, GPU class and engine version of the package."""
 
     path: str
     """The package's name of the model, or a folder with its configuration."""
@@ -64,32 +71,35 @@ def profile_from_aiconfigurator(
 
     Raises:
         EstimatorError: the package is not installed, or does not know the model, the GPU class or
-            the version; or the model fits at none of the degrees.
+            the version; or the model fits at none of the degrees, or has experts.
     """
+    own_config = Path(model) / "config.json"
+    _refuse_experts(model, _read_config(own_config) if own_config.is_file() else None)
     package = _package()
     sdk = import_module("aiconfigurator_core.sdk")
     card = GPUS.get(gpu.lower())
     system = _system(card.file if card is not None else gpu.lower(), package)
-    asked = _Asked(
+    query = _Query(
         path=_model(model, package),
         system=system,
         backend_version=_version(system, backend_version),
         sdk=sdk,
     )
-    config = _config(asked.path, package)
+    config = _config(query.path, package)
+    _refuse_experts(model, config)
     name = (name or Path(model).resolve().name).lower()
     short = gpu.lower() if card is not None else system.partition("_")[0]
-    tables = _tables(asked, name, tps)
+    tables = _tables(query, name, tps)
     if tables.capacity.empty or not (tables.capacity["kv_capacity_tokens"] > 0).any():
         raise EstimatorError(
             f"{name} on {short}: fits at no TP degree of {', '.join(map(str, tps))}; try others"
         )
-    spec = Model(
+    spec = ModelSpec(
         table=name,
         vocabulary=int(config.get("vocab_size", 0)),
         hidden=int(config.get("hidden_size", 0)),
     )
-    fitted = fit_kernels(
+    profile = fit_kernels(
         tables,
         (name, short),
         spec,
@@ -99,18 +109,18 @@ def profile_from_aiconfigurator(
         files=(),
         tps=tps,
     )
-    return _with_carried_host(fitted.profile)
+    return _with_carried_host(profile)
 
 
 def _with_carried_host(profile: Profile) -> Profile:
     reference = load_profile(*HOST_OF)
     host, measured = reference.host, reference.errors["measured"]
-    truth = HostFit(
+    carried = HostFit(
         per_step_s=host.per_step_s,
         per_running_s=host.per_running_s,
         per_prefill_s=host.per_prefill_s,
     )
-    return with_host(profile, truth, HostFit(**measured["belief_host"]), measured)
+    return with_host(profile, carried, HostFit(**measured["belief_host"]), measured)
 
 
 # -- what the package knows ------------------------------------------------------------------------
@@ -175,8 +185,39 @@ def _unknown(what: str, wanted: str, known: Sequence[str]) -> str:
 def _config(path: str, package: Path) -> dict[str, Any]:
     folder = Path(path) / "config.json"
     known = package / "model_configs" / f"{path.replace('/', '--')}_config.json"
-    values: dict[str, Any] = json.loads((folder if folder.is_file() else known).read_text())
+    return _read_config(folder if folder.is_file() else known)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise EstimatorError(f"{path}: not JSON ({e}); give a model's config.json") from None
+    if not isinstance(values, dict):
+        raise EstimatorError(f"{path}: holds no JSON object; give a model's config.json")
     return values
+
+
+def _refuse_experts(model: str, config: Mapping[str, Any] | None) -> None:
+    """Raise for a mixture-of-experts model: by its configuration, or without one by its name."""
+    name = Path(model).resolve().name
+    by_name = EXPERTS_IN_NAME.search(name) is not None
+    if _experts(config) > 1 if config is not None else by_name:
+        raise EstimatorError(
+            f"{name} is a mixture-of-experts model, which kernel times do not give a profile of: "
+            f"give a dense model, or measure its engines (heddle calibrate measure)"
+        )
+
+
+def _experts(config: Mapping[str, Any]) -> int:
+    """The largest number of experts that a configuration states in any section; 0 without one."""
+    numbers = [0]
+    for key, value in config.items():
+        if isinstance(value, dict):
+            numbers.append(_experts(value))
+        elif "experts" in key and isinstance(value, int):
+            numbers.append(value)
+    return max(numbers)
 
 
 def _version(system: str, wanted: str | None) -> str:
@@ -193,17 +234,17 @@ def _version(system: str, wanted: str | None) -> str:
     return wanted
 
 
-# -- the points of our tables ----------------------------------------------------------------------
+# -- the points of the tables ----------------------------------------------------------------------
 
 
-def _tables(asked: _Asked, name: str, tps: Sequence[int]) -> Tables:
+def _tables(query: _Query, name: str, tps: Sequence[int]) -> KernelTables:
     """The rows that `aiconfigurator_*.csv` hold, in the same rounding."""
     rows: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "mixed": []}
-    capacity = [_capacity(asked, name, tp) for tp in tps]
+    capacity = [_capacity(query, name, tp) for tp in tps]
     for at in capacity:
         if at["kv_capacity_tokens"] > 0:
-            _ask(asked, name, at, rows)
-    return Tables(
+            _query_engine(query, name, at, rows)
+    return KernelTables(
         decode=pd.DataFrame(rows["decode"]),
         prefill=pd.DataFrame(rows["prefill"]),
         mixed=pd.DataFrame(rows["mixed"]),
@@ -211,12 +252,12 @@ def _tables(asked: _Asked, name: str, tps: Sequence[int]) -> Tables:
     )
 
 
-def _ask(
-    asked: _Asked, name: str, at: dict[str, Any], rows: dict[str, list[dict[str, Any]]]
+def _query_engine(
+    query: _Query, name: str, at: dict[str, Any], rows: dict[str, list[dict[str, Any]]]
 ) -> None:
     tp: int = at["tp"]
-    engine = asked.sdk.EngineHandle.compile(
-        asked.path, asked.system, "vllm", backend_version=asked.backend_version, tp_size=tp
+    engine = query.sdk.EngineHandle.compile(
+        query.path, query.system, "vllm", backend_version=query.backend_version, tp_size=tp
     )
     mine = {"model": name, "tp": tp}
     decode_ms = {
@@ -253,16 +294,16 @@ def _ask(
             )
 
 
-def _capacity(asked: _Asked, name: str, tp: int) -> dict[str, Any]:
+def _capacity(query: _Query, name: str, tp: int) -> dict[str, Any]:
     """Memory at one TP degree; a capacity of 0 where the weights leave none, or the model cannot
     be cut so."""
-    row = {"model": name, "tp": tp, "backend_version": asked.backend_version}
+    row = {"model": name, "tp": tp, "backend_version": query.backend_version}
     try:
-        found = asked.sdk.estimate_kv_cache(
-            asked.path,
-            asked.system,
+        found = query.sdk.estimate_kv_cache(
+            query.path,
+            query.system,
             "vllm",
-            asked.backend_version,
+            query.backend_version,
             max_num_tokens=MAX_BATCHED_TOKENS,
             max_batch_size=MAX_BATCH,
             memory_fraction_kind="of_total",

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-from heddle_sim.fit_tables import DecodeFit, Floats, PrefillFit
-from heddle_trace.sweep_files import PrefillTrial
+from heddle_calibrate.fit.curves import DecodeFit, Floats, PrefillFit
+from heddle_calibrate.sweeps import PrefillTrial
 
 LEAST_IDLE_S = 1e-6
 """No step is free, though a fit may leave nothing for one that only prefills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class PromptIterations:
     """The iterations of one measurement, summed."""
 
     decode_s: float
@@ -42,19 +42,21 @@ class PromptFit:
     """Above 0 at no tokens: what any prompt costs its iteration."""
     per_prompt_s: float
 
-    def seconds(self, shape: Shape) -> float:
+    def seconds(self, iterations: PromptIterations) -> float:
         """Seconds of the iterations of a measurement."""
-        chunks = np.array(shape.chunks, dtype=np.float64)
+        chunks = np.array(iterations.chunks, dtype=np.float64)
         return float(
-            shape.decode_s
-            + shape.idle * self.curve.idle_s
-            + shape.prompts * self.per_prompt_s
-            + self.curve.pair_s * shape.pairs
+            iterations.decode_s
+            + iterations.idle * self.curve.idle_s
+            + iterations.prompts * self.per_prompt_s
+            + self.curve.pair_s * iterations.pairs
             + self.curve.added_s(chunks, np.zeros_like(chunks)).sum()
         )
 
 
-def shape(trial: PrefillTrial, decode: DecodeFit, max_batched_tokens: int) -> Shape:
+def prompt_iterations(
+    trial: PrefillTrial, decode: DecodeFit, max_batched_tokens: int
+) -> PromptIterations:
     """Cut a measurement into iterations, as an engine does under its token budget."""
     chunks, prompts, pairs, decode_s = [], 0, 0.0, 0.0
     for iteration in _iterations(trial, max_batched_tokens - trial.batch):
@@ -67,7 +69,7 @@ def shape(trial: PrefillTrial, decode: DecodeFit, max_batched_tokens: int) -> Sh
         context = (trial.mean_context + grown) / trial.batch
         step_s = decode.step_s(np.array([float(trial.batch)]), np.array([context]))
         decode_s = float(step_s[0]) * len(chunks)
-    return Shape(
+    return PromptIterations(
         decode_s=decode_s,
         idle=0 if trial.batch else len(chunks),
         prompts=prompts,
@@ -102,13 +104,13 @@ def fit_prompts(
 ) -> PromptFit:
     """Least relative squares, nothing negative and the curve never falling; `per_prompt_s` given:
     around that."""
-    shapes = [shape(cell, decode, max_batched_tokens) for cell in cells]
-    tokens = _knots(shapes, max_batched_tokens)
+    iterations = [prompt_iterations(cell, decode, max_batched_tokens) for cell in cells]
+    tokens = _knots(iterations, max_batched_tokens)
     spans = np.diff(tokens)
     seconds = np.array([cell.prefill_s for cell in cells])
-    rest = seconds - np.array([each.decode_s for each in shapes])
+    rest = seconds - np.array([each.decode_s for each in iterations])
     design = np.zeros((len(cells), 4 + len(spans)))
-    for row, each in zip(design, shapes, strict=True):
+    for row, each in zip(design, iterations, strict=True):
         row[:4] = each.idle, each.prompts, each.pairs, len(each.chunks)
         for chunk in each.chunks:
             row[4:] += np.clip((chunk - tokens[:-1]) / spans, 0.0, 1.0)
@@ -130,17 +132,17 @@ def fit_prompts(
     )
 
 
-def _knots(shapes: Sequence[Shape], max_batched_tokens: int) -> Floats:
+def _knots(iterations: Sequence[PromptIterations], max_batched_tokens: int) -> Floats:
     """0, and the prompt lengths that were measured whole and alone, but for the shortest.
 
     The shortest tells, against the straight line to the next, what a prompt costs however short.
     """
-    whole = [s.chunks[0] for s in shapes if s.idle == len(s.chunks) == s.prompts == 1]
+    whole = [s.chunks[0] for s in iterations if s.idle == len(s.chunks) == s.prompts == 1]
     known = sorted(dict.fromkeys(n for n in whole if n <= max_batched_tokens))
     knots = [0]
     for n in known[1:] or known:
         if n >= 2 * knots[-1]:  # closer ones, such as what a cache left over, are no knots
             knots.append(n)
     if len(knots) < 2:  # none was measured whole: a straight line
-        knots.append(max(chunk for each in shapes for chunk in each.chunks))
+        knots.append(max(chunk for each in iterations for chunk in each.chunks))
     return np.array(knots, dtype=np.float64)

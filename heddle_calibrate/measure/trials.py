@@ -1,32 +1,31 @@
-"""From the ends of steps to seconds per iteration: which part of what was heard is a measurement.
+"""From samples of steps to trials: seconds per iteration, of the part that is a measurement.
 
-Steps that were asked for together need not begin together: a message may reach the engine an
-iteration later than the one before. So a batch is timed by its last step to begin, and counted as
-what it was on average meanwhile.
+Steps requested together need not begin together: a message may reach the engine an iteration after
+the one before. So a batch is timed by the last step to begin, and its size is the mean meanwhile.
 """
 
 from collections.abc import Sequence
 
-from heddle_runtime.bench import Heard
-from heddle_runtime.measure_plan import DecodeCell, PrefillCell
+from heddle_calibrate.measure.cells import DecodeCell, PrefillCell
+from heddle_calibrate.measure.probe import StepSample
+from heddle_calibrate.sweeps import DecodeTrial, LoopStep, LoopTrial, PrefillTrial
 from heddle_trace.schema import TrajectoryScript
-from heddle_trace.sweep_files import DecodeTrial, LoopStep, LoopTrial, PrefillTrial
 
 TOGETHER = 0.1
 """First tokens that are further apart than this part of a prefill come from two iterations."""
 
 
 def decode_trial(
-    heard: Sequence[Heard], cell: DecodeCell, *, order: int, tp: int
+    samples: Sequence[StepSample], cell: DecodeCell, *, order: int, tp: int
 ) -> DecodeTrial | None:
     """Seconds per iteration of a batch of equal steps; None when the engine took KV away."""
-    if any(each.end.recomputes for each in heard):
+    if any(each.end.recomputes for each in samples):
         return None
-    last = max(heard, key=lambda each: each.first_token_s)
+    last = max(samples, key=lambda each: each.first_token_s)
     iterations = last.end.tokens - 1
     if iterations < 1 or last.end.decode_s <= 0.0:
         return None
-    batch = sum(_share(each, last.first_token_s, last.last_token_s) for each in heard)
+    batch = sum(_share(each, last.first_token_s, last.last_token_s) for each in samples)
     # In its k-th iteration after the first token a step attends to k tokens beyond its prompt.
     context = cell.context + (iterations + 1) / 2
     return DecodeTrial(
@@ -42,25 +41,27 @@ def decode_trial(
 
 
 def prefill_trials(
-    joined: Sequence[Sequence[Heard]],
-    beside: Sequence[Heard],
+    joined: Sequence[Sequence[StepSample]],
+    beside: Sequence[StepSample],
     cell: PrefillCell,
     *,
     order: int,
     tp: int,
 ) -> list[PrefillTrial]:
-    """Those prompts during which the whole batch decoded, and which were computed together."""
-    if any(each.end.recomputes for each in (*beside, *(each for turn in joined for each in turn))):
+    """The groups of prompts that were computed together while the whole batch decoded."""
+    if any(
+        each.end.recomputes for each in (*beside, *(each for group in joined for each in group))
+    ):
         return []
     begun_s = max((each.first_token_s for each in beside), default=float("-inf"))
     ended_s = min((each.last_token_s for each in beside), default=float("inf"))
     trials = []
-    for turn in joined:
-        first = min(turn, key=lambda each: each.first_token_s)
-        admitted_s = first.asked_s + first.end.queued_s
+    for group in joined:
+        first = min(group, key=lambda each: each.first_token_s)
+        admitted_s = first.sent_s + first.end.queued_s
         prefill_s = first.end.prefill_s
-        apart_s = max(each.first_token_s for each in turn) - first.first_token_s
-        alike = len(dict.fromkeys(each.end.cached_tokens for each in turn)) == 1
+        apart_s = max(each.first_token_s for each in group) - first.first_token_s
+        alike = len(dict.fromkeys(each.end.cached_tokens for each in group)) == 1
         if apart_s > TOGETHER * prefill_s or not alike or prefill_s <= 0.0:
             continue
         if admitted_s < begun_s or first.first_token_s > ended_s:
@@ -77,18 +78,22 @@ def prefill_trials(
                 cached=first.end.cached_tokens,
                 prefill_s=prefill_s,
                 queued_s=first.end.queued_s,
-                wall_s=first.heard_s - first.asked_s,
+                wall_s=first.reported_s - first.sent_s,
             )
         )
     return trials
 
 
 def loop_trial(
-    scripts: Sequence[TrajectoryScript], heard: Sequence[Sequence[Heard]], *, order: int, tp: int
+    scripts: Sequence[TrajectoryScript],
+    samples: Sequence[Sequence[StepSample]],
+    *,
+    order: int,
+    tp: int,
 ) -> LoopTrial:
-    """What the clients of a loop saw."""
-    steps = [each for client in heard for each in client]
-    begun_s = min(each.asked_s for each in steps)
+    """The times that the clients of a loop measured."""
+    steps = [each for client in samples for each in client]
+    begun_s = min(each.sent_s for each in steps)
     return LoopTrial(
         order=order,
         tp=tp,
@@ -96,20 +101,20 @@ def loop_trial(
             tuple(LoopStep(prompt=s.prompt_tokens, output=s.output_tokens) for s in script.steps)
             for script in scripts
         ),
-        makespan_s=max(each.heard_s for each in steps) - begun_s,
+        makespan_s=max(each.reported_s for each in steps) - begun_s,
         ttft_s=sum(each.end.queued_s + each.end.prefill_s for each in steps) / len(steps),
         tpot_s=sum(each.end.decode_s / max(1, each.end.tokens - 1) for each in steps) / len(steps),
     )
 
 
-def _share(each: Heard, begin_s: float, end_s: float) -> float:
+def _share(each: StepSample, begin_s: float, end_s: float) -> float:
     """The part of a window in which a step decoded."""
     both_s = min(each.last_token_s, end_s) - max(each.first_token_s, begin_s)
     return max(0.0, both_s) / (end_s - begin_s)
 
 
-def _context(each: Heard, prompt: int, now_s: float) -> float:
-    """Tokens that a step attended to at a moment: it makes them evenly, as far as can be seen."""
+def _context(each: StepSample, prompt: int, now_s: float) -> float:
+    """Tokens that a step attended to at a moment, if it makes them evenly."""
     if each.end.decode_s <= 0.0:
         return prompt + 1.0
     done = min(1.0, max(0.0, (now_s - each.first_token_s) / each.end.decode_s))

@@ -1,4 +1,4 @@
-"""What a sweep tells beside iterations: transfers, lifetimes, the driver's path."""
+"""The costs in a sweep beside iterations: transfers, starts and stops, the driver's overhead."""
 
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -6,11 +6,11 @@ from statistics import median
 import numpy as np
 from scipy.optimize import nnls
 
+from heddle_calibrate.sweeps import MoveTrial, Sweep
 from heddle_sim.profile_parts import Costs, Lifetimes, Reprefill, Transfer
-from heddle_trace.sweep_files import MoveTrial, Sweep
 
 NO_LINK_BYTES_PER_S = 1e12
-"""Where longer moves were not seen to take longer, or none was seen at all."""
+"""Where longer moves took no longer, or none was measured."""
 
 
 def fit_transfer(sweep: Sweep) -> Transfer:
@@ -37,14 +37,14 @@ def fit_costs(sweep: Sweep) -> Costs:
     """Medians of what was measured."""
     engines = {}
     for tp in sweep.tps:
-        lives = [life for life in sweep.lives if life.tp == tp]
-        naps = [nap for nap in sweep.naps if nap.tp == tp and nap.level == 1]
-        if lives:
+        runs = [trial for trial in sweep.lives if trial.tp == tp]
+        sleeps = [trial for trial in sweep.naps if trial.tp == tp and trial.level == 1]
+        if runs:
             engines[str(tp)] = Lifetimes(
-                start_s=_typical(life.start_s for life in lives),
-                stop_s=_typical(life.stop_s for life in lives),
-                sleep_s=_typical(nap.sleep_s for nap in naps) if naps else None,
-                wake_s=_typical(nap.wake_s for nap in naps) if naps else None,
+                start_s=_typical(trial.start_s for trial in runs),
+                stop_s=_typical(trial.stop_s for trial in runs),
+                sleep_s=_typical(trial.sleep_s for trial in sleeps) if sleeps else None,
+                wake_s=_typical(trial.wake_s for trial in sleeps) if sleeps else None,
             )
     aborts, beside = sweep.aborts, sweep.beside
     ways = [move.way for move in sweep.moves]

@@ -5,11 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from heddle_core.ids import TrajectoryId
-from heddle_runtime.bench import Bench, Heard, MeasureError
-from heddle_runtime.engine import EngineClient, StepEnd, StepRequest
-from heddle_runtime.measure import Found
-from heddle_runtime.measure_plan import (
+from heddle_calibrate.measure.cells import (
     SIZES,
     DecodeCell,
     Limits,
@@ -20,16 +16,20 @@ from heddle_runtime.measure_plan import (
     loop_scripts,
     prefill_cells,
 )
-from heddle_runtime.measure_windows import decode_trial, prefill_trials
+from heddle_calibrate.measure.probe import EngineProbe, MeasureError, StepSample
+from heddle_calibrate.measure.session import Measurements
+from heddle_calibrate.measure.trials import decode_trial, prefill_trials
+from heddle_core.ids import TrajectoryId
+from heddle_runtime.engine import EngineClient, StepEnd, StepRequest
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import load_profile
-from tests.runtime.fake_sweep import (
+from tests.calibrate.fake_sweep import (
     BLOCK_TOKENS,
     START_S,
     TRANSFER_BYTES_PER_S,
     TRANSFER_FIXED_S,
-    order,
     sweep_of,
+    sweep_spec,
 )
 
 PROFILE = load_profile("qwen3-8b", "h200")
@@ -37,27 +37,27 @@ LIMITS = Limits(max_running=32, max_context=8192, kv_capacity_tokens=60_000)
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
-    return sweep_of(PROFILE.table, order())
+def measured() -> Measurements:
+    return sweep_of(PROFILE.table, sweep_spec())
 
 
 def step_s(table: LatencyTable, batch: int, context: float) -> float:
     return table.base_s[batch] + table.per_context_s[batch] * context
 
 
-def test_decode_trials_are_the_iteration_times_of_the_engine(found: Found) -> None:
+def test_decode_trials_are_the_iteration_times_of_the_engine(measured: Measurements) -> None:
     table = PROFILE.table(1)
-    assert {trial.batch for trial in found.decode} >= {1, 2, 4, 8, 16}
-    for trial in found.decode:
+    assert {trial.batch for trial in measured.decode} >= {1, 2, 4, 8, 16}
+    for trial in measured.decode:
         assert trial.mean_batch == pytest.approx(trial.batch)
         expected_s = step_s(table, trial.batch, trial.mean_context)
         assert trial.step_s == pytest.approx(expected_s, rel=1e-9)
 
 
-def test_prefill_trials_are_what_a_prompt_adds_to_an_iteration(found: Found) -> None:
+def test_prefill_trials_are_what_a_prompt_adds_to_an_iteration(measured: Measurements) -> None:
     table = PROFILE.table(1)
     seen = {"alone": 0, "beside": 0, "cached": 0, "together": 0}
-    for trial in found.prefill:
+    for trial in measured.prefill:
         new = trial.prompt - trial.cached
         if new * trial.together + trial.batch > 2048:
             continue  # several iterations
@@ -76,20 +76,20 @@ def test_prefill_trials_are_what_a_prompt_adds_to_an_iteration(found: Found) -> 
     assert min(seen.values()) > 10, seen
 
 
-def test_moves_lives_and_aborts_are_measured(found: Found) -> None:
-    by_kv = [move for move in found.moves if move.way == "kv"]
+def test_moves_starts_and_aborts_are_measured(measured: Measurements) -> None:
+    by_kv = [move for move in measured.moves if move.way == "kv"]
     assert {move.batch for move in by_kv} == {0, 4}
     for move in by_kv:
         assert move.kv_bytes == move.kv_tokens * PROFILE.kv_bytes_per_token
         took_s = TRANSFER_FIXED_S + move.kv_bytes / TRANSFER_BYTES_PER_S
         assert move.export_s + move.place_s == pytest.approx(took_s)
-    assert [life.start_s for life in found.lives] == pytest.approx([START_S] * 3)
-    assert sorted(life.others for life in found.lives) == [0, 0, 1]
-    assert found.aborts
-    for abort in found.aborts:
+    assert [life.start_s for life in measured.lives] == pytest.approx([START_S] * 3)
+    assert sorted(life.others for life in measured.lives) == [0, 0, 1]
+    assert measured.aborts
+    for abort in measured.aborts:
         assert abort.prompt - abort.cached <= BLOCK_TOKENS
         assert abort.resume_s < 0.1
-    assert "sleep and wake-up" in "".join(found.notes)
+    assert "sleep and wake-up" in "".join(measured.notes)
 
 
 def test_nothing_that_is_held_out_is_a_batch_and_context_of_the_grid() -> None:
@@ -127,67 +127,75 @@ def test_every_cell_fits_into_the_engine(capacity: int, max_running: int) -> Non
 def test_no_step_asks_for_more_than_the_longest_context(
     monkeypatch: pytest.MonkeyPatch, size: SizeName, max_running: int, max_context: int
 ) -> None:
-    asked: list[int] = []
-    begin = Bench.begin
+    requested: list[int] = []
+    begin = EngineProbe.begin
 
-    def noted(self: Bench, client: EngineClient, request: StepRequest) -> Awaitable[Heard]:
-        asked.append(request.prompt_tokens + request.max_tokens)
+    def noted(
+        self: EngineProbe, client: EngineClient, request: StepRequest
+    ) -> Awaitable[StepSample]:
+        requested.append(request.prompt_tokens + request.max_tokens)
         assert request.max_tokens > 0
         return begin(self, client, request)
 
-    monkeypatch.setattr(Bench, "begin", noted)
-    wanted = order(max_running=max_running, max_context=max_context)
-    found = sweep_of(PROFILE.table, replace(wanted, size=size))
-    assert max(asked) <= max_context
-    assert found.decode
-    assert bool(found.aborts) is (max_running > 1)
+    monkeypatch.setattr(EngineProbe, "begin", noted)
+    wanted = sweep_spec(max_running=max_running, max_context=max_context)
+    measured = sweep_of(PROFILE.table, replace(wanted, size=size))
+    assert max(requested) <= max_context
+    assert measured.decode
+    assert bool(measured.aborts) is (max_running > 1)
 
 
-def test_the_order_is_drawn_by_the_seed_and_repeats_are_spread_over_it(found: Found) -> None:
-    def orders(found: Found) -> list[tuple[int, int, int]]:
-        return [(t.order, t.batch, t.context) for t in found.decode]
+def test_the_order_is_drawn_by_the_seed_and_repeats_are_spread_over_it(
+    measured: Measurements,
+) -> None:
+    def orders(measured: Measurements) -> list[tuple[int, int, int]]:
+        return [(t.order, t.batch, t.context) for t in measured.decode]
 
-    again = sweep_of(PROFILE.table, order())
-    other = sweep_of(PROFILE.table, order(seed=2))
-    assert orders(again) == orders(found)
-    assert orders(other) != orders(found)
+    again = sweep_of(PROFILE.table, sweep_spec())
+    other = sweep_of(PROFILE.table, sweep_spec(seed=2))
+    assert orders(again) == orders(measured)
+    assert orders(other) != orders(measured)
     spans = []
-    for cell in {(t.batch, t.context) for t in found.decode}:
-        places = [t.order for t in found.decode if (t.batch, t.context) == cell]
+    for cell in {(t.batch, t.context) for t in measured.decode}:
+        places = [t.order for t in measured.decode if (t.batch, t.context) == cell]
         assert len(places) == 3
         spans.append(max(places) - min(places))
     assert sum(spans) / len(spans) > 50
 
 
 def test_progress_counts_up_to_what_there_was() -> None:
-    told: list[tuple[int, int]] = []
-    sweep_of(PROFILE.table, order(), report=lambda done, of, _: told.append((done, of)))
-    assert [done for done, _ in told] == list(range(len(told)))
-    assert told[-1][1] == len(told)
+    calls: list[tuple[int, int]] = []
+    sweep_of(PROFILE.table, sweep_spec(), on_progress=lambda done, of, _: calls.append((done, of)))
+    assert [done for done, _ in calls] == list(range(len(calls)))
+    assert calls[-1][1] == len(calls)
 
 
 def test_an_engine_that_dies_ends_the_sweep_with_its_name() -> None:
     with pytest.raises(MeasureError, match="engine m1 failed: injected fault"):
-        sweep_of(PROFILE.table, order(), faults=[(START_S * 2 + 5.0, "m1")])
+        sweep_of(PROFILE.table, sweep_spec(), faults=[(START_S * 2 + 5.0, "m1")])
 
 
 def test_trials_whose_kv_was_taken_away_are_counted_and_left_out() -> None:
     end = StepEnd(TrajectoryId("a"), 10, True, 0.0, 0.1, 1.0, 0, 0)
-    heard = Heard(0.0, 1.1, end)
+    sample = StepSample(0.0, 1.1, end)
     cell = DecodeCell(1, 100, False)
-    assert decode_trial([heard], cell, order=1, tp=1) is not None
-    taken = heard._replace(end=end._replace(recomputes=1))
-    assert decode_trial([heard, taken], cell, order=1, tp=1) is None
+    assert decode_trial([sample], cell, order=1, tp=1) is not None
+    taken = sample._replace(end=end._replace(recomputes=1))
+    assert decode_trial([sample, taken], cell, order=1, tp=1) is None
     prompt = PrefillCell(1, 100, 64, 0, False)
-    assert prefill_trials([[heard]], [taken], prompt, order=1, tp=1) == []
+    assert prefill_trials([[sample]], [taken], prompt, order=1, tp=1) == []
 
 
 def test_a_batch_that_begins_raggedly_counts_as_what_it_was_on_average() -> None:
     """Three steps of ten iterations; the last begins two iterations later than the others."""
     ends = [StepEnd(TrajectoryId(str(i)), 11, True, 0.0, 0.1, 1.0, 0, 0) for i in range(3)]
     late = ends[2]._replace(queued_s=0.2)
-    heard = [Heard(0.0, 1.1, ends[0]), Heard(0.0, 1.1, ends[1]), Heard(0.0, 1.3, late)]
-    trial = decode_trial(heard, DecodeCell(3, 50, False), order=1, tp=1)
+    samples = [
+        StepSample(0.0, 1.1, ends[0]),
+        StepSample(0.0, 1.1, ends[1]),
+        StepSample(0.0, 1.3, late),
+    ]
+    trial = decode_trial(samples, DecodeCell(3, 50, False), order=1, tp=1)
     assert trial is not None
     assert trial.step_s == pytest.approx(0.1)
     assert trial.mean_batch == pytest.approx(1 + 2 * 0.8)
@@ -195,9 +203,9 @@ def test_a_batch_that_begins_raggedly_counts_as_what_it_was_on_average() -> None
 
 
 def test_prompts_that_joined_too_early_or_too_late_are_no_measurement() -> None:
-    decoding = Heard(0.0, 2.0, StepEnd(TrajectoryId("d"), 11, False, 0.5, 0.5, 1.0, 0, 0))
+    decoding = StepSample(0.0, 2.0, StepEnd(TrajectoryId("d"), 11, False, 0.5, 0.5, 1.0, 0, 0))
     joined = [
-        [Heard(at, at + 0.2, StepEnd(TrajectoryId("j"), 1, True, 0.1, 0.1, 0.0, 0, 0))]
+        [StepSample(at, at + 0.2, StepEnd(TrajectoryId("j"), 1, True, 0.1, 0.1, 0.0, 0, 0))]
         for at in (0.5, 1.2, 1.85)
     ]
     trials = prefill_trials(joined, [decoding], PrefillCell(1, 50, 64, 0, False), order=1, tp=1)
@@ -210,19 +218,19 @@ def test_geometric_means_lie_between() -> None:
     assert between([5]) == []
 
 
-def test_an_engine_that_cannot_hold_what_is_asked_says_what_to_change() -> None:
+def test_an_engine_with_too_little_kv_is_refused_with_the_option_to_change() -> None:
     small = replace(PROFILE.table(1), kv_capacity_tokens=16)
     with pytest.raises(MeasureError, match=r"holds 16 tokens of KV .* measuring takes 160 or more"):
-        sweep_of(lambda _: small, order())
+        sweep_of(lambda _: small, sweep_spec())
 
 
 def test_prompts_of_two_iterations_are_no_prefill_together() -> None:
     end = StepEnd(TrajectoryId("j"), 1, True, 0.0, 0.5, 0.0, 0, 0)
     cell = PrefillCell(0, 0, 64, 0, False, 2)
     close, apart = (
-        [Heard(0.0, 0.5, end), Heard(0.0, 1.0, end._replace(prefill_s=0.5 + later))]
+        [StepSample(0.0, 0.5, end), StepSample(0.0, 1.0, end._replace(prefill_s=0.5 + later))]
         for later in (0.001, 0.2)
     )
     assert len(prefill_trials([close, apart], [], cell, order=1, tp=1)) == 1
-    mixed = [close[0], Heard(0.0, 0.5, end._replace(cached_tokens=16))]
+    mixed = [close[0], StepSample(0.0, 0.5, end._replace(cached_tokens=16))]
     assert prefill_trials([mixed], [], cell, order=1, tp=1) == []

@@ -1,7 +1,6 @@
-"""A bench: asks engines for things one at a time and waits for the answers.
+"""Timed calls on engines: each sends one request to an engine and awaits its answer.
 
-What a driver does with many trajectories at once, turned into calls that can be timed. Knows
-engines by `EngineClient` and `Launcher` only.
+Engines are used through `EngineClient` and `Launcher` only, real and simulated ones alike.
 """
 
 import asyncio
@@ -22,96 +21,96 @@ from heddle_runtime.engine import (
 
 T = TypeVar("T")
 
-PATIENCE_S = 600.0
-"""For an answer of an engine: longer than any start, and an end to every wait."""
+ANSWER_TIMEOUT_S = 600.0
+"""Longest wait for an engine's answer: longer than any start takes."""
 
 
 class MeasureError(RuntimeError):
-    """An engine failed, or did not answer; the message says which and at what."""
+    """An engine failed or did not answer; the message names the engine and the request."""
 
 
-class Heard(NamedTuple):
-    """A step's end, and the event loop's clock when it was asked for and when its end was told."""
+class StepSample(NamedTuple):
+    """The end of a step, with the event loop's clock at its request and at the report."""
 
-    asked_s: float
-    heard_s: float
+    sent_s: float
+    reported_s: float
     end: StepEnd
 
     @property
     def first_token_s(self) -> float:
-        """When its first token was made."""
-        return self.asked_s + self.end.queued_s + self.end.prefill_s
+        """Event loop's clock at the first token."""
+        return self.sent_s + self.end.queued_s + self.end.prefill_s
 
     @property
     def last_token_s(self) -> float:
-        """When its last token was made."""
+        """Event loop's clock at the last token."""
         return self.first_token_s + self.end.decode_s
 
 
-class Bench:
+class EngineProbe:
     """Engines under measurement; implements `EngineListener`."""
 
     def __init__(self, launcher: Launcher, *, gpu: str, max_running: int) -> None:
         self._launcher, self._gpu, self._max_running = launcher, gpu, max_running
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[tuple[EngineId, str, str], asyncio.Future[Any]] = {}
-        """By engine, what is awaited, and of which trajectory."""
+        """Keys: engine, kind of answer, trajectory."""
         self._numbers = count()
         self.engines: dict[EngineId, EngineClient] = {}
-        """Those that are ready."""
+        """Ready engines."""
 
-    # -- asked for ---------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     async def start(self, tp: int) -> tuple[EngineClient, float]:
-        """Start an engine; returns it, ready, and the seconds that it took."""
+        """Start an engine; returns it once it is ready, and the seconds that it took."""
         name = EngineId(f"m{next(self._numbers)}")
         spec = EngineSpec(
             engine=name, shape=EngineShape(self._gpu, tp), max_running=self._max_running
         )
-        asked_s = self._loop.time()
+        sent_s = self._loop.time()
         answer = self._expect(name, "ready")
         client = self._launcher.start(spec, self)
         await self._wait(answer, f"engine {name} to start at TP {tp}")
         self.engines[name] = client
-        return client, self._loop.time() - asked_s
+        return client, self._loop.time() - sent_s
 
     async def stop(self, client: EngineClient) -> float:
-        """Stop an engine that has nothing to do; returns the seconds that it took."""
+        """Stop an idle engine; returns the seconds that it took."""
         name = client.spec.engine
         del self.engines[name]
-        asked_s = self._loop.time()
+        sent_s = self._loop.time()
         answer = self._expect(name, "stopped")
         client.stop()
         await self._wait(answer, f"engine {name} to stop")
-        return self._loop.time() - asked_s
+        return self._loop.time() - sent_s
 
-    def begin(self, client: EngineClient, request: StepRequest) -> Awaitable[Heard]:
-        """Start a step at once; its end is to be awaited."""
-        name, asked_s = client.spec.engine, self._loop.time()
+    def begin(self, client: EngineClient, request: StepRequest) -> Awaitable[StepSample]:
+        """Start a step now; the returned awaitable gives its end."""
+        name, sent_s = client.spec.engine, self._loop.time()
         answer = self._expect(name, "end", request.trajectory)
         client.start(request)
 
-        async def heard() -> Heard:
-            heard_s, end = await self._wait(answer, f"a step on engine {name} to end")
+        async def sample() -> StepSample:
+            reported_s, end = await self._wait(answer, f"a step on engine {name} to end")
             if end.error:
                 raise MeasureError(f"engine {name} could not run a step: {end.error}")
-            return Heard(asked_s, heard_s, end)
+            return StepSample(sent_s, reported_s, end)
 
-        return heard()
+        return sample()
 
-    async def step(self, client: EngineClient, request: StepRequest) -> Heard:
+    async def step(self, client: EngineClient, request: StepRequest) -> StepSample:
         """Run a step to its end."""
         return await self.begin(client, request)
 
     async def export(
         self, client: EngineClient, trajectory: TrajectoryId, prompt_ids: Sequence[int]
     ) -> tuple[KvHandle | None, float]:
-        """Ask for a handle on a context; returns the answer and its seconds."""
-        asked_s = self._loop.time()
+        """Export the KV of a context; returns its handle, None without one, and the seconds."""
+        sent_s = self._loop.time()
         answer = self._expect(client.spec.engine, "exported", trajectory)
         client.export_kv(trajectory, prompt_ids)
         kv: KvHandle | None = await self._wait(answer, f"{client.spec.engine} to export KV")
-        return kv, self._loop.time() - asked_s
+        return kv, self._loop.time() - sent_s
 
     async def place(
         self,
@@ -120,19 +119,19 @@ class Bench:
         prompt_ids: Sequence[int],
         kv: KvHandle | None,
     ) -> tuple[KvPlaced, float]:
-        """Bring a context to an engine; returns what became of it and its seconds."""
-        asked_s = self._loop.time()
+        """Import a context; returns what the engine did with it, and the seconds."""
+        sent_s = self._loop.time()
         answer = self._expect(client.spec.engine, "placed", trajectory)
         client.import_kv(trajectory, GroupId(trajectory), prompt_ids, kv)
         placed: KvPlaced = await self._wait(answer, f"{client.spec.engine} to import KV")
-        return placed, self._loop.time() - asked_s
+        return placed, self._loop.time() - sent_s
 
     async def _wait(self, answer: asyncio.Future[T], what: str) -> T:
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await answer
         except TimeoutError:
-            raise MeasureError(f"waited {PATIENCE_S:.0f} s in vain for {what}") from None
+            raise MeasureError(f"waited {ANSWER_TIMEOUT_S:.0f} s in vain for {what}") from None
 
     def _expect(self, engine: EngineId, what: str, of: str = "") -> asyncio.Future[Any]:
         answer: asyncio.Future[Any] = self._loop.create_future()
@@ -144,7 +143,7 @@ class Bench:
         if answer is not None and not answer.done():
             answer.set_result(value)
 
-    # -- told by engines ---------------------------------------------------------------------------
+    # -- answers: `EngineListener` -----------------------------------------------------------------
 
     def engine_ready(self, engine: EngineId, kv_capacity_tokens: int) -> None:
         """See `EngineListener`."""
@@ -167,7 +166,7 @@ class Bench:
         self._answer(placed, engine, "placed", trajectory)
 
     def weights_updated(self, engine: EngineId, version: int) -> None:
-        """See `EngineListener`; nobody asks for it here."""
+        """See `EngineListener`; a sweep updates no weights."""
 
     def engine_stopped(self, engine: EngineId) -> None:
         """See `EngineListener`."""
@@ -176,7 +175,7 @@ class Bench:
     def engine_failed(
         self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepEnd]]
     ) -> None:
-        """See `EngineListener`: whoever waits for the engine is told why in vain."""
+        """See `EngineListener`: every call that waits for this engine raises `MeasureError`."""
         for key, answer in list(self._waiting.items()):
             if key[0] == engine and not answer.done():
                 answer.set_exception(MeasureError(f"engine {engine} failed: {reason}"))

@@ -1,18 +1,18 @@
-"""Loops of a sweep, run again on the simulated engine: the test of a fit's parts together."""
+"""Loops of a sweep, replayed on the simulated engine: the test of all parts of a fit together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import simpy
 
+from heddle_calibrate.sweeps import LoopStep, LoopTrial, Sweep
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
 from heddle_sim.request import StepResult
-from heddle_trace.sweep_files import LoopStep, LoopTrial, Sweep
 
 
-class LoopSeen(NamedTuple):
+class SimulatedLoop(NamedTuple):
     """The figures of a `LoopTrial`, simulated."""
 
     makespan_s: float
@@ -28,7 +28,7 @@ def replay_loop(
     max_batched_tokens: int,
     block_tokens: int,
     dispatch_s: float,
-) -> LoopSeen:
+) -> SimulatedLoop:
     """Run clients that each send their next step when the last one ends.
 
     Raises:
@@ -69,7 +69,7 @@ def replay_loop(
     for name in left:
         send(name)
     env.run()
-    return LoopSeen(
+    return SimulatedLoop(
         makespan_s=env.now,
         ttft_s=sum(ttft_s for ttft_s, _ in ended) / len(ended),
         tpot_s=sum(tpot_s for _, tpot_s in ended) / len(ended),
@@ -94,7 +94,7 @@ def loop_errors(
 def _error(
     sweep: Sweep, loop: LoopTrial, table: LatencyTable, dispatch_s: float
 ) -> dict[str, float]:
-    seen = replay_loop(
+    simulated = replay_loop(
         table,
         loop.clients,
         max_running=sweep.max_running,
@@ -105,9 +105,9 @@ def _error(
     return {
         "tp": loop.tp,
         "clients": len(loop.clients),
-        "makespan_pct": _pct(seen.makespan_s, loop.makespan_s),
-        "tpot_pct": _pct(seen.tpot_s, loop.tpot_s),
-        "ttft_pct": _pct(seen.ttft_s, loop.ttft_s),
+        "makespan_pct": _pct(simulated.makespan_s, loop.makespan_s),
+        "tpot_pct": _pct(simulated.tpot_s, loop.tpot_s),
+        "ttft_pct": _pct(simulated.ttft_s, loop.ttft_s),
     }
 
 

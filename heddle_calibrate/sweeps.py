@@ -1,12 +1,12 @@
-"""Sweeps: what was measured on a real engine, for a profile to be fitted to.
+"""Sweeps: what was measured on an engine, as a file that a profile is fitted to.
 
-`heddle_runtime.measure` makes them and `heddle_sim.fit_sweep` reads them, on another machine as a
-rule; as neither room may know the other, the record stands here. Times are seconds, sizes tokens.
+`heddle_calibrate.measure` writes them and `heddle_calibrate.fit` reads them, usually on another
+machine. Times are seconds, sizes tokens.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ class DecodeTrial(Trial):
     """A batch of equal steps that decode together; means over the iterations that they share."""
 
     held_out: bool
-    """Whether its cell is off the grid, for checking and never for fitting the truth."""
+    """Whether its cell is off the grid, for checking only, never to fit the ground truth."""
     batch: int
     context: int
     """Of each at its start."""
@@ -64,7 +64,7 @@ class PrefillTrial(Trial):
     """From the first prefill to the token."""
     queued_s: float
     wall_s: float
-    """From asking for the step to being told its end."""
+    """From the request of the step to the report of its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class AbortTrial(Trial):
     """Of the second dispatch."""
     cached: int
     abort_s: float
-    """From asking for the abort to being told the end."""
+    """From the request of the abort to the report of the end."""
     resume_s: float
     """From the second dispatch to its first token."""
 
@@ -95,14 +95,14 @@ class MoveTrial(Trial):
     kv_bytes: int
     """Of the handle; 0 without one."""
     export_s: float
-    """From asking the source to its answer; 0 without one."""
+    """From the request to the source to its answer; 0 without one."""
     place_s: float
-    """From asking the target to its answer."""
+    """From the request to the target to its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LifeTrial(Trial):
-    """One life of an engine."""
+class StartStopTrial(Trial):
+    """One start and stop of an engine."""
 
     others: int
     """Engines that were ready already."""
@@ -111,8 +111,8 @@ class LifeTrial(Trial):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NapTrial(Trial):
-    """An engine that gave its memory back and took it again."""
+class SleepTrial(Trial):
+    """An engine that released its memory and took it again."""
 
     level: int
     """1 keeps the weights in main memory, 2 drops them."""
@@ -121,8 +121,8 @@ class NapTrial(Trial):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BesideTrial(Trial):
-    """The same decoding batch with and without another engine at work on the same machine."""
+class ColocationTrial(Trial):
+    """The same decoding batch, alone and while another engine on the same machine decodes."""
 
     batch: int
     context: int
@@ -186,9 +186,9 @@ class Sweep:
     prefill: tuple[PrefillTrial, ...] = ()
     aborts: tuple[AbortTrial, ...] = ()
     moves: tuple[MoveTrial, ...] = ()
-    lives: tuple[LifeTrial, ...] = ()
-    naps: tuple[NapTrial, ...] = ()
-    beside: tuple[BesideTrial, ...] = ()
+    lives: tuple[StartStopTrial, ...] = ()
+    naps: tuple[SleepTrial, ...] = ()
+    beside: tuple[ColocationTrial, ...] = ()
     loops: tuple[LoopTrial, ...] = ()
     spoiled: int = 0
     """Measurements left out because the engine took KV away meanwhile."""
@@ -289,3 +289,52 @@ def _trial_faults(trial: Trial, sweep: Sweep) -> Iterator[str]:
         yield f"cached is {trial.cached}, which is not below prompt, {trial.prompt}"
     if isinstance(trial, LoopTrial) and not all(trial.clients):
         yield "clients has one without steps"
+
+
+_MAY_DIFFER = ("made", "command", "seed", "spoiled", "notes", *TRIALS)
+"""Between pooled sweeps; all other fields describe the engine and the machine."""
+
+
+def pooled(sweeps: Mapping[Path, Sweep]) -> Sweep:
+    """All trials together, one sweep after the other; the first says when it was made.
+
+    Raises:
+        SweepError: they are of different engines, or none is given.
+    """
+    if not sweeps:
+        raise SweepError("no sweep to fit; name one or more")
+    (first_path, first), *others = sweeps.items()
+    for path, other in others:
+        for each in fields(Sweep):
+            if each.name in _MAY_DIFFER:
+                continue
+            here, there = (_without_commit(getattr(sweep, each.name)) for sweep in (other, first))
+            if here != there:
+                raise SweepError(
+                    f"{path}: {each.name} is {here}, in {first_path} it is {there}; only sweeps "
+                    f"of the same engine on the same machine are fitted together"
+                )
+    trials: dict[str, Any] = {name: _renumbered(list(sweeps.values()), name) for name in TRIALS}
+    return replace(
+        first,
+        spoiled=sum(sweep.spoiled for sweep in sweeps.values()),
+        notes=tuple(dict.fromkeys(note for sweep in sweeps.values() for note in sweep.notes)),
+        **trials,
+    )
+
+
+def _without_commit(value: Any) -> Any:
+    """Versions without that of Heddle's source: a commit in between changes no engine."""
+    if isinstance(value, dict):
+        return {key: item for key, item in value.items() if key != "git_commit"}
+    return value
+
+
+def _renumbered(sweeps: list[Sweep], name: str) -> tuple[Any, ...]:
+    """Trials whose order continues from one sweep to the next, so that drift shows."""
+    trials: list[Any] = []
+    begin = 0
+    for sweep in sweeps:
+        trials += [replace(t, order=t.order + begin) for t in getattr(sweep, name)]
+        begin += 1 + max((t.order for n in TRIALS for t in getattr(sweep, n)), default=-1)
+    return tuple(trials)

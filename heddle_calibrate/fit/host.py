@@ -1,32 +1,38 @@
 """Host overhead: the time that kernel tables lack, from measured closed-loop serving runs.
 
 Three numbers, the same for every model and GPU: seconds per step, per running sequence and step,
-and per sequence in prefill. They are found by replaying the runs (`heddle_sim.closed_loop`) and
-minimising the relative error of TPOT.
+and per sequence in prefill. They minimise the relative error of TPOT when the runs are replayed
+(`heddle_calibrate.fit.closed_loop`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from heddle_sim.closed_loop import ClosedLoop, LoopResult, replay
+from heddle_calibrate.fit.closed_loop import ClosedLoop, LoopResult, replay
 from heddle_sim.latency import LatencyTable
+from heddle_sim.profile_files import MAX_BATCH, Profile, expand
+from heddle_sim.profile_parts import Host
 
 MEASURED_FILE = "measured_hopper_dense.csv"
 FIT_TPS = (2, 4)
 """Runs at other degrees are never fitted, so that they can check."""
 ROBUST = 0.05
 """Relative errors beyond this count linearly: one odd run may not steer three numbers."""
+NO_HOST = Host(
+    per_step_s=0.0, per_running_s=0.0, per_prefill_s=0.0, measured_on="", carried_over=False
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """One published serving run and what its client saw."""
+    """One published serving run and the times of its client."""
 
     tp: int
     loop: ClosedLoop
@@ -69,13 +75,46 @@ def measured_runs(perf: Path) -> list[MeasuredRun]:
 
 
 def halves(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
-    """Split the runs at `FIT_TPS` alternately: one half for truth, the other for belief."""
+    """Split the runs at `FIT_TPS` alternately: for the ground truth and for the estimate."""
     fit = [r for r in runs if r.tp in FIT_TPS]
     return fit[::2], fit[1::2]
 
 
 TablesFor = Callable[[HostFit, Sequence[int]], Mapping[int, LatencyTable]]
 """Latency tables at these TP degrees under a host overhead."""
+
+
+def ground_truth_tables(
+    profile: Profile, host: HostFit, tps: Sequence[int]
+) -> Mapping[int, LatencyTable]:
+    """The ground truth at these degrees under another host overhead."""
+    tried = replace(NO_HOST, **asdict(host))
+    return {tp: expand(profile, tp, host=tried) for tp in tps}
+
+
+def estimate_tables(
+    profile: Profile, host: HostFit, tps: Sequence[int]
+) -> Mapping[int, LatencyTable]:
+    """The cost estimate in the form of a table, so that a closed loop can be replayed on it."""
+    reach = 8192
+    tables = {}
+    for tp in tps:
+        b = profile.at(tp).belief
+        t0_s, t1_s = b.t0_s + host.per_step_s, b.t1_s + host.per_running_s
+        tables[tp] = LatencyTable(
+            model=profile.model,
+            gpu=profile.gpu,
+            tp=tp,
+            base_s=[t0_s + t1_s * n for n in range(MAX_BATCH + 1)],
+            per_context_s=[b.t2_s] * (MAX_BATCH + 1),
+            prefill_tokens=(0, reach),
+            prefill_knots_s=(0.0, reach * b.prefill_s),
+            prefill_pair_s=0.0,
+            host_per_prefill_s=0.0,
+            kv_capacity_tokens=b.kv_capacity_tokens,
+            kv_bytes_per_token=profile.kv_bytes_per_token,
+        )
+    return tables
 
 
 def replayed(runs: Sequence[MeasuredRun], tables: Mapping[int, LatencyTable]) -> list[LoopResult]:
@@ -96,7 +135,7 @@ def fit_host(
 ) -> HostFit:
     """Least squares of relative TPOT error, none negative; rounded to 10, 0.1 and 10 us.
 
-    `per_prefill=False` leaves the third number at 0, for a belief that has no room for it.
+    `per_prefill=False` leaves the third number at 0, for a cost estimate, which has no such term.
     """
     tps = sorted({r.tp for r in runs})
     free = 3 if per_prefill else 2
@@ -128,3 +167,22 @@ def fit_host(
         per_running_s=round(best.per_running_s, 7),
         per_prefill_s=round(best.per_prefill_s, 5),
     )
+
+
+def measured_errors(
+    parts: Sequence[tuple[str, Sequence[MeasuredRun]]], tables: Mapping[int, LatencyTable]
+) -> dict[str, Any]:
+    """Errors of replayed TPOT and TTFT against measured runs, per named part."""
+    report: dict[str, Any] = {}
+    for name, runs in parts:
+        results = replayed(runs, tables)
+        pairs = list(zip(results, runs, strict=True))
+        tpot = np.array([x.tpot_s / r.tpot_s - 1 for x, r in pairs])
+        ttft = np.array([x.ttft_s / r.ttft_s - 1 for x, r in pairs])
+        report[name] = {
+            "runs": len(runs),
+            "tpot_mean_abs_pct": round(float(np.abs(tpot).mean()) * 100, 2),
+            "tpot_worst_pct": round(float(np.abs(tpot).max()) * 100, 2),
+            "ttft_mean_abs_pct": round(float(np.abs(ttft).mean()) * 100, 1),
+        }
+    return report

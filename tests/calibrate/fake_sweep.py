@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+from heddle_calibrate.measure.session import Measurements, SweepSpec
+from heddle_calibrate.measure.sweep import measure
 from heddle_core.ids import EngineId
 from heddle_runtime.clock import RunClock
 from heddle_runtime.fake_engine import FakeLauncher
-from heddle_runtime.measure import Found, Order, measure
 from heddle_runtime.virtual_time import run_virtual
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
@@ -16,14 +17,14 @@ TRANSFER_FIXED_S, TRANSFER_BYTES_PER_S = 0.1, 25e9
 BLOCK_TOKENS, MAX_BATCHED_TOKENS = 16, 2048
 
 
-def order(
+def sweep_spec(
     *,
     tps: tuple[int, ...] = (1,),
     max_running: int = 16,
     max_context: int = 4096,
     seed: int = 1,
-) -> Order:
-    return Order(
+) -> SweepSpec:
+    return SweepSpec(
         tps=tps,
         gpu="fake",
         max_running=max_running,
@@ -35,14 +36,14 @@ def order(
 
 def sweep_of(
     table: Callable[[int], LatencyTable],
-    wanted: Order,
+    wanted: SweepSpec,
     *,
     faults: Sequence[tuple[float, str]] = (),
-    report: Callable[[int, int, str], None] = lambda *_: None,
-) -> Found:
+    on_progress: Callable[[int, int, str], None] = lambda *_: None,
+) -> Measurements:
     """Measure engines that obey `table`, a function of the TP degree."""
 
-    async def run() -> Found:
+    async def run() -> Measurements:
         clock = RunClock(asyncio.get_running_loop())
         clock.thaw()
         launcher = FakeLauncher(
@@ -60,6 +61,6 @@ def sweep_of(
             start_s=START_S,
             faults=[(time_s, EngineId(name)) for time_s, name in faults],
         )
-        return await measure(launcher, wanted, tokens=None, report=report)
+        return await measure(launcher, wanted, tokens=None, on_progress=on_progress)
 
     return run_virtual(run())

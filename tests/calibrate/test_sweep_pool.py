@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from heddle_sim.fit_sweep import fit_sweep
+from heddle_calibrate.fit.from_sweep import fit_sweep
+from heddle_calibrate.sweeps import TRIALS, Sweep, SweepError, pooled
 from heddle_sim.profile_files import load_profile
-from heddle_trace.sweep_files import TRIALS, Sweep, SweepError
-from heddle_trace.sweep_pool import pooled
-from tests.sim.test_fit_sweep import sweep
+from tests.calibrate.test_fit_sweep import sweep
 
 H200 = load_profile("qwen3-8b", "h200")
 A, B = Path("a.json"), Path("b.json")

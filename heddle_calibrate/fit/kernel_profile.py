@@ -1,0 +1,173 @@
+"""A profile of kernel times: every TP degree fitted, then the host time that kernel tables lack.
+
+Used for both sources of kernel times, `from_tables` and `from_aiconfigurator`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from heddle_calibrate.fit.curves import table_entry
+from heddle_calibrate.fit.host import NO_HOST, HostFit
+from heddle_calibrate.fit.kernel_tables import (
+    KernelTables,
+    decode_errors,
+    fit_decode,
+    fit_estimate,
+    fit_prefill,
+    prefill_errors,
+)
+from heddle_sim.profile_files import Profile
+from heddle_sim.profile_parts import Host, Roofline, Source, TpTable, Transfer
+
+TPS = (1, 2, 4, 8)
+MEASURED_ON = (
+    "Qwen3-32B on H100 SXM, vLLM 0.12.0, TP 2 and 4, precision unlabelled (bf16 assumed), "
+    "client time included"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """A GPU class: name in the tables, peak memory bandwidth of one GPU, and where that is
+    stated."""
+
+    file: str
+    bandwidth_bytes_per_s: float
+    source: str
+
+
+GPUS = {
+    "h100": GpuSpec(
+        file="h100_sxm", bandwidth_bytes_per_s=3.35e12, source="NVIDIA H100 SXM data sheet"
+    ),
+    "h200": GpuSpec(
+        file="h200_sxm", bandwidth_bytes_per_s=4.8e12, source="NVIDIA H200 SXM data sheet"
+    ),
+    "a100": GpuSpec(
+        file="a100_sxm", bandwidth_bytes_per_s=2.039e12, source="NVIDIA A100 80GB SXM data sheet"
+    ),
+    "l40s": GpuSpec(file="l40s", bandwidth_bytes_per_s=0.864e12, source="NVIDIA L40S data sheet"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model: name in the tables, and the size of its input embedding (bf16), from its config."""
+
+    table: str
+    vocabulary: int
+    hidden: int
+
+
+KV_BYTES = (147_456, 163_840, 262_144)
+MIGRATION_CODING_S = (0.26, 0.27, 0.35)
+MIGRATION_MATH_S = (0.24, 0.25, 0.33)
+"""Heddle paper (arXiv 2603.28101v1), table 1: seconds per migration for Qwen3-8B, 14B and 32B."""
+TRANSFER_BYTES_PER_S = 25e9
+"""Half of a 400 Gb/s link. Table 1 gives only tokens moved over bandwidth, 7.9e-7 s per (byte per
+token): at line rate every move would be of 39,500 tokens, the length limit; at half, of 19,800."""
+
+
+def migration_transfer(seconds: Sequence[float]) -> Transfer:
+    """Fixed time of a migration: the intercept of the paper's seconds over KV bytes per token."""
+    _, fixed_s = np.polyfit(KV_BYTES, seconds, 1)
+    return Transfer(fixed_s=round(float(fixed_s), 3), bytes_per_s=TRANSFER_BYTES_PER_S)
+
+
+def _capacity(t: KernelTables) -> int:
+    return int(t.capacity["kv_capacity_tokens"].iloc[0]) if len(t.capacity) else 0
+
+
+def fit_kernels(
+    tables: KernelTables,
+    names: tuple[str, str],
+    spec: ModelSpec,
+    card: GpuSpec | None,
+    *,
+    version: str,
+    share: float | None,
+    files: Sequence[str],
+    tps: Sequence[int] = TPS,
+) -> Profile:
+    """Fit every TP degree of one model on one GPU class, which are called `names`; host time 0.
+
+    `card` is None for a class without a stated bandwidth.
+    """
+    model, gpu = names
+    entries: dict[str, TpTable] = {}
+    refused: dict[str, str] = {}
+    for tp in tps:
+        t = tables.of(spec.table, tp)
+        capacity = _capacity(t)
+        if capacity <= 0:
+            refused[str(tp)] = "its weights leave no memory for KV (capacity 0 tokens)"
+            continue
+        decode = fit_decode(t.decode)
+        prefill = fit_prefill(t, float(decode.base_s[0]), share)
+        estimate = fit_estimate(t)
+        entry = table_entry(decode, prefill, estimate, capacity)
+        errors = {**decode_errors(t, decode, estimate), **prefill_errors(t, decode, prefill)}
+        entries[str(tp)] = replace(entry, errors=errors)
+    rows = tables.capacity[
+        (tables.capacity["model"] == spec.table) & (tables.capacity["kv_capacity_tokens"] > 0)
+    ]
+    first = rows.iloc[0]
+    tp = int(first["tp"])
+    weights = int(first["mem_weights_bytes"]) * tp
+    roofline = None
+    if card is not None:
+        roofline = Roofline(
+            weights_read_bytes=weights - 2 * spec.vocabulary * spec.hidden,
+            bandwidth_bytes_per_s=card.bandwidth_bytes_per_s,
+            source=card.source,
+        )
+    return Profile(
+        schema="heddle.profile/1",
+        model=model,
+        gpu=gpu,
+        source=Source(
+            package="aiconfigurator-core",
+            version=version,
+            backend="vllm",
+            backend_version=str(first["backend_version"]),
+            licence="Apache-2.0",
+            precision="bfloat16",
+            files=tuple(files),
+        ),
+        kv_bytes_per_token=int(first["kv_bytes_per_token_per_gpu"]) * tp,
+        roofline=roofline,
+        host=NO_HOST,
+        transfer=migration_transfer(MIGRATION_CODING_S),
+        belief_transfer=migration_transfer(MIGRATION_MATH_S),
+        tables=entries,
+        refused=refused,
+    )
+
+
+def with_host(
+    profile: Profile, host: HostFit, estimate_host: HostFit, measured: Mapping[str, Any]
+) -> Profile:
+    """Add both host overheads, and the errors against the measured runs where this profile has
+    any."""
+    here = (profile.model, profile.gpu) == ("qwen3-32b", "h100")
+    entries = {
+        tp: replace(
+            e,
+            belief=replace(
+                e.belief,
+                t0_s=round(e.belief.t0_s + estimate_host.per_step_s, 7),
+                t1_s=round(e.belief.t1_s + estimate_host.per_running_s, 9),
+            ),
+        )
+        for tp, e in profile.tables.items()
+    }
+    none = {"runs": 0, "note": "no measured bf16 vLLM runs of this model on this GPU"}
+    return replace(
+        profile,
+        host=Host(**asdict(host), measured_on=MEASURED_ON, carried_over=not here),
+        tables=entries,
+        errors={"measured": dict(measured) if here else none},
+    )

@@ -1,0 +1,1 @@
+"""Stage one: a sweep of engines, from the cells to measure to the trials that are found."""

@@ -1,0 +1,150 @@
+"""Measurements on one engine: decoding batches, prompts, aborts, and clients in a loop."""
+
+import asyncio
+from functools import partial
+
+from heddle_calibrate.measure.cells import (
+    SHORTEST,
+    SPARE_OUTPUT,
+    DecodeCell,
+    PrefillCell,
+    decode_cells,
+    loop_scripts,
+    prefill_cells,
+)
+from heddle_calibrate.measure.probe import StepSample
+from heddle_calibrate.measure.session import PlannedTrial, Session
+from heddle_calibrate.measure.trials import decode_trial, loop_trial, prefill_trials
+from heddle_calibrate.sweeps import AbortTrial
+from heddle_core.ids import GroupId
+from heddle_runtime.engine import EngineClient, StepRequest
+from heddle_runtime.replay import ReplayAgent
+from heddle_trace.schema import TrajectoryScript
+
+
+def trials_on(session: Session, engine: EngineClient) -> list[PlannedTrial]:
+    """All measurements on one engine except loops."""
+    limits, size = session.limits, session.size
+    planned = [
+        PlannedTrial(
+            f"decode {cell.batch} x {cell.context}", partial(decode, session, engine, cell)
+        )
+        for cell in decode_cells(size, limits)
+    ]
+    for cell in prefill_cells(size, limits):
+        what = f"prefill {cell.together} x {cell.prompt - cell.cached} + {cell.cached}"
+        what += f" beside {cell.batch}" if cell.batch else ""
+        planned.append(PlannedTrial(what, partial(prefill, session, engine, cell)))
+    longest = limits.longest(1, size.output)
+    planned += [
+        PlannedTrial(f"abort at {context}", partial(abort, session, engine, context))
+        for context in (longest // 8, longest // 2)
+        if session.most > 1  # the end of a second step marks the middle of the first
+    ]
+    return planned
+
+
+async def warm_up(session: Session, engine: EngineClient) -> None:
+    """Run steps first whose times are not kept: engines allocate and compile at first use."""
+    for batch in (1, session.most):
+        longest = session.limits.longest(batch, session.size.output)
+        await session.batch(engine, session.warm(0, batch), max(SHORTEST, longest // 32))
+    await session.probe.step(engine, session.cold(longest).request(longest, 1))
+
+
+async def decode(session: Session, engine: EngineClient, cell: DecodeCell) -> None:
+    """Time a batch of equal steps."""
+    samples = await session.batch(engine, session.warm(0, cell.batch), cell.context)
+    trial = decode_trial(samples, cell, order=session.position, tp=session.tp)
+    if trial is None:
+        session.measured.spoiled += 1
+    else:
+        session.measured.decode.append(trial)
+
+
+async def prefill(session: Session, engine: EngineClient, cell: PrefillCell) -> None:
+    """Time new prompts, one group after another, alone or beside a decoding batch."""
+    groups = range(session.size.joiners if cell.batch else 1)
+    if cell.cached:  # all share one prefix, so one trajectory has it cached
+        (kept,) = session.warm(cell.batch, cell.batch + 1)
+        await session.fill_cache(engine, [kept], cell.cached)
+        new = cell.prompt - cell.cached
+        joiners = [[kept.branch(cell.cached, session.new_ids(new))] for _ in groups]
+    else:
+        joiners = [[session.cold(cell.prompt) for _ in range(cell.together)] for _ in groups]
+    batch = session.warm(0, cell.batch)
+    await session.fill_cache(engine, batch, cell.context)
+    room = session.limits.longest(cell.batch + 1, 0) - cell.context
+    output = min(room, session.size.output + SPARE_OUTPUT * len(groups))
+    load = session.load(engine, batch, cell.context, output)
+    joined = []
+    for group in joiners:
+        steps = [session.probe.begin(engine, each.request(cell.prompt, 1)) for each in group]
+        joined.append(await asyncio.gather(*steps))
+    beside = await load.end()
+    trials = prefill_trials(joined, beside, cell, order=session.position, tp=session.tp)
+    session.measured.prefill += trials
+    session.measured.spoiled += not trials
+
+
+async def abort(session: Session, engine: EngineClient, context: int) -> None:
+    """Abort a step in its middle, then continue from its prompt and its tokens so far."""
+    sequence, loop = session.cold(context), asyncio.get_running_loop()
+    half = session.size.output // 2
+    output = min(session.size.output * 4, session.limits.longest(1, context))
+    step = session.load(engine, [sequence], context, output)
+    await session.probe.step(engine, session.warm(0, 1)[0].request(SHORTEST, half))
+    sent_s = loop.time()
+    (first,) = await step.end()
+    if first.end.finished or not first.end.tokens:
+        session.measured.spoiled += 1
+        return
+    prompt = context + first.end.tokens
+    request = StepRequest(
+        trajectory=sequence.trajectory,
+        group=GroupId(sequence.trajectory),
+        prompt_tokens=prompt,
+        shared_tokens=prompt,
+        max_tokens=1,
+        exact=True,
+        prompt_ids=(*sequence.ids, *first.end.output_ids) if sequence.ids else (),
+    )
+    second = await session.probe.step(engine, request)
+    session.measured.aborts.append(
+        AbortTrial(
+            order=session.position,
+            tp=session.tp,
+            prompt=prompt,
+            cached=second.end.cached_tokens,
+            abort_s=first.reported_s - sent_s,
+            resume_s=second.end.queued_s + second.end.prefill_s,
+        )
+    )
+
+
+async def loops(session: Session, engine: EngineClient) -> None:
+    """Run clients with growing contexts: one for each slot, then half as many, and so on."""
+    session.expect(session.size.loops)
+    for halvings in range(session.size.loops):
+        clients = max(1, session.most >> halvings)
+        session.begin(f"loop of {clients}")
+        scripts = loop_scripts(session.spec.seed, clients, session.limits)
+        samples = await asyncio.gather(*(_client(session, engine, each) for each in scripts))
+        session.measured.loops.append(
+            loop_trial(scripts, samples, order=session.position, tp=session.tp)
+        )
+
+
+async def _client(
+    session: Session, engine: EngineClient, script: TrajectoryScript
+) -> list[StepSample]:
+    """One agent whose tools take no time."""
+    agent, samples = ReplayAgent(script, session.clock, tokens=session.tokens), []
+    while True:
+        sample = await session.probe.step(engine, agent.request())
+        samples.append(sample)
+        agent.take(sample.end)
+        if agent.verdict().tool is None:
+            engine.forget(agent.id)
+            return samples
+        await agent.call_tool()

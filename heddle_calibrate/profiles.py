@@ -1,0 +1,21 @@
+"""Profiles as files: the text that `heddle_sim.profile_files.read_profile` reads."""
+
+import json
+from dataclasses import asdict
+
+from heddle_sim.profile_files import Profile
+
+
+def encode_profile(profile: Profile) -> bytes:
+    """Format a profile as JSON in the order of its fields; what was not measured is left out."""
+    plain = {key: value for key, value in asdict(profile).items() if value is not None}
+    return (_text(plain) + "\n").encode()
+
+
+def _text(value: object, indent: int = 0) -> str:
+    """One line per field, lists of plain values on one line."""
+    pad = " " * (indent + 2)
+    if isinstance(value, dict) and value:
+        lines = [f"{pad}{json.dumps(k)}: {_text(v, indent + 2)}" for k, v in value.items()]
+        return "{\n" + ",\n".join(lines) + "\n" + " " * indent + "}"
+    return json.dumps(value, allow_nan=False)
