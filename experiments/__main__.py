@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from experiments.lib.experiment import EXPERIMENTS, Experiment, Outcome, experiments
-from experiments.lib.jobs import FULL, REDUCED, Job, Size
-from experiments.lib.report import pages, write
-from experiments.lib.running import Skipped, run_missing
-from experiments.lib.store import Store
+from experiments.harness.experiment import EXPERIMENTS, Experiment, Outcome, experiments
+from experiments.harness.jobs import FULL, REDUCED, Job, Size
+from experiments.harness.report import pages, write
+from experiments.harness.running import Skipped, run_missing
+from experiments.harness.store import Store
 
 CACHE = EXPERIMENTS / ".cache"
 

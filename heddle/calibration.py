@@ -17,9 +17,9 @@ import pyarrow as pa
 from scipy.stats import spearmanr
 
 from heddle.config import RunConfig
-from heddle.journal_rows import encode
-from heddle.metrics import Measured, measure
 from heddle.runs import Run, RunError
+from heddle.runs.journal_rows import encode
+from heddle.runs.metrics import Measured, measure
 from heddle.simulation import (
     policy_of,
     profile_of,

@@ -15,10 +15,10 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from heddle.bound import Bound
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.knowledge import Told, model_of
+from heddle.runs.bound import Bound
 from heddle.signals import Asked
 from heddle.simulation import (
     RunResult,

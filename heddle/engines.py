@@ -8,7 +8,7 @@ from typing import Any
 
 from heddle.config import RunConfig
 from heddle.hardware import hardware
-from heddle.run_files import version_of
+from heddle.runs.files import version_of
 from heddle.simulation import profile_of
 from heddle_core.ids import EngineId
 from heddle_runtime.vllm_checks import check_engines

@@ -18,8 +18,8 @@ import msgspec
 from heddle.config import MAX_RUNNING, RunConfig
 from heddle.engines import open_vllm, vllm_settings
 from heddle.hardware import gpus, hardware
-from heddle.run_files import git_commit
 from heddle.running import simulated_engine
+from heddle.runs.files import git_commit
 from heddle.simulation import profile_of, world_of
 from heddle_runtime.clock import RunClock
 from heddle_runtime.engine import EngineClient

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from heddle import knowledge
-from heddle.bound import Bound, lower_bound
 from heddle.config import ClusterConfig, MissingConfig, RunConfig
-from heddle.metrics import SoloTpot
 from heddle.runs import RunFacts, open_run
+from heddle.runs.bound import Bound, lower_bound
+from heddle.runs.metrics import SoloTpot
+from heddle.runs.tables import Floats
 from heddle.signals import Asked
-from heddle.tables import Floats
 from heddle_core.controller import Controller
 from heddle_core.events import TrajectoryFinished
 from heddle_core.history import History

@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 from matplotlib.patches import FancyBboxPatch
 
-from experiments.lib.drawing import COLOURS, page, save
-from experiments.lib.experiment import Context, Measured
+from experiments.harness.drawing import COLOURS, page, save
+from experiments.harness.experiment import Context, Measured
 from heddle.knowledge import SHIPPED, taught
 from heddle_core.commands import Command
 from heddle_core.cost import CostModel

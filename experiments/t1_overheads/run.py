@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import COLOURS, bars, page, save
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import Value, across, exactly
+from experiments.harness.drawing import COLOURS, bars, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import Value, across, exactly
 from heddle.knowledge import SHIPPED, taught
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import TrajectoryView

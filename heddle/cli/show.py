@@ -7,11 +7,11 @@ import rich_click as click
 from rich.console import Console
 from rich.table import Table
 
-from heddle.bound import Bound
 from heddle.cli.bars import makespans
 from heddle.comparison import Comparison, Estimate
 from heddle.config import ClusterConfig, RunConfig
 from heddle.planning import Planned
+from heddle.runs.bound import Bound
 from heddle.simulation import RunResult, Workload, profile_of, told_of, workload_of
 
 WIDEST = 100_000

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lib import running
-from experiments.lib.extract import FIGURES, QUANTILES
-from experiments.lib.jobs import FULL, REDUCED, Job, Rollout, asked_of, content_key
-from experiments.lib.running import Skipped, records_of, run_missing, trace_of
-from experiments.lib.store import Store
+from experiments.harness import running
+from experiments.harness.extract import FIGURES, QUANTILES
+from experiments.harness.jobs import FULL, REDUCED, Job, Rollout, asked_of, content_key
+from experiments.harness.running import Skipped, records_of, run_missing, trace_of
+from experiments.harness.store import Store
 from heddle.config import ClusterConfig
 
 ROLLOUT = Rollout(workload="coding", trajectories=16, samples=4)
