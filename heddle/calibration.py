@@ -20,14 +20,11 @@ from heddle.config import RunConfig
 from heddle.runs import Run, RunError
 from heddle.runs.journal_rows import encode
 from heddle.runs.metrics import Measured, measure
-from heddle.simulation import (
-    policy_of,
-    profile_of,
-    setting_for,
-    solo_tpot_of,
-    workload_of,
-    world_of,
-)
+from heddle.setup import Workspace, make_policy, prepare
+from heddle.setup import load_cluster_profile as profile_of
+from heddle.setup import simulated_world as world_of
+from heddle.setup import solo_tpot as solo_tpot_of
+from heddle.workload import Workload
 from heddle_core.commands import SolvePlan
 from heddle_core.controller import Controller
 from heddle_core.events import EngineFailed, EngineReady, PlanSolved
@@ -196,12 +193,12 @@ def _same_trace(run: Run, config: RunConfig) -> None:
 
 
 def _simulate(run: Run, config: RunConfig) -> Measured:
-    profile = profile_of(config.cluster)
-    setting = run.setting or setting_for(config)
-    controller = Controller(policy_of(config, setting))
+    profile, workload = profile_of(config.cluster), Workspace().workload(config)
+    setting = run.setting or prepare(config).context
+    controller = Controller(make_policy(config, setting, workload.scripts))
     entries: list[Entry] = []
     SimDriver(
-        _scripts(config),
+        _scripts(config, workload),
         recorded(controller.handle, entries.append),
         _world(run, config, profile),
         lambda: controller.deadline_s,
@@ -210,7 +207,7 @@ def _simulate(run: Run, config: RunConfig) -> Measured:
     return measure(table, solo_tpot_of(profile, config.cluster))
 
 
-def _scripts(config: RunConfig) -> list[TrajectoryScript]:
+def _scripts(config: RunConfig, workload: Workload) -> list[TrajectoryScript]:
     """The trace as the run replayed it: real engines are given tools at another pace, and no tool
     call longer than the limit."""
     runtime = config.runtime
@@ -223,7 +220,7 @@ def _scripts(config: RunConfig) -> list[TrajectoryScript]:
                 replace(step, tool_s=min(step.tool_s * scale, most_s)) for step in script.steps
             ),
         )
-        for script in workload_of(config).scripts
+        for script in workload.scripts
     ]
 
 

@@ -20,7 +20,8 @@ from heddle.engines import open_vllm, vllm_settings
 from heddle.hardware import gpus, hardware
 from heddle.running import simulated_engine
 from heddle.runs.files import git_commit
-from heddle.simulation import profile_of, world_of
+from heddle.setup import load_cluster_profile as profile_of
+from heddle.setup import simulated_world as world_of
 from heddle_runtime.clock import RunClock
 from heddle_runtime.engine import EngineClient
 from heddle_runtime.fake_engine import FakeLauncher

@@ -57,7 +57,9 @@ def rerun(name: str) -> tuple[pd.DataFrame, Picture]:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
         asked = experiment.asked(REDUCED)
-        run_missing([a.job for a in asked], store, processes=1, hear=lambda done, total: None)
+        run_missing(
+            [a.job for a in asked], store, processes=1, on_progress=lambda done, total: None
+        )
         results = Results([(a.axes, store.get(a.job.key)) for a in asked])
         measured = experiment.script.measure(Context(results, REDUCED, store, experiment.config))
         file = Path(folder) / "figure.png"

@@ -1,13 +1,10 @@
 """Runs what is missing, in processes, and keeps each result the moment it is there."""
 
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,8 @@ import numpy as np
 from experiments.harness.extract import extract
 from experiments.harness.jobs import Job, Rollout, content_key
 from experiments.harness.store import ROOT, Store
+from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
+from heddle.setup import Workspace, prepare
 
 
 class Skipped(ValueError):  # noqa: N818 -- reads as what happened
@@ -24,55 +23,50 @@ class Skipped(ValueError):  # noqa: N818 -- reads as what happened
 
 
 def run_missing(
-    jobs: Sequence[Job], store: Store, *, processes: int, hear: Callable[[int, int], None]
+    jobs: Sequence[Job], store: Store, *, processes: int, on_progress: Callable[[int, int], None]
 ) -> int:
-    """Run every job without a result; returns how many ran. `hear` is told done and total.
+    """Run every job without a result; returns how many ran.
 
-    Results are written one by one by whoever made them, so that nothing that has finished is ever
-    lost: not to an interrupt, not to a job that fails.
+    Each process writes its own results, one by one, so that nothing that has finished is ever
+    lost: not to an interrupt, not to a job that fails. `on_progress` is called with done and total.
+
+    Raises:
+        ValueError: a job is refused.
+        WorkerError: a process was killed; what has finished is kept.
     """
     wanted = {job.key: job for job in jobs}
     todo = sorted((job for key, job in wanted.items() if key not in store), key=_by_rollout)
     if not todo:
         return 0
-    hear(0, len(todo))
+    on_progress(0, len(todo))
+    executor: Executor[Workspace]
     if processes == 1:
-        for done, job in enumerate(todo, 1):
-            run_one(job, store)
-            hear(done, len(todo))
-        return len(todo)
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_deaf) as pool:
-        asked: list[Future[None]] = [pool.submit(run_one, job, store) for job in todo]
-        try:
-            for done, future in enumerate(as_completed(asked), 1):
-                future.result()
-                hear(done, len(todo))
-        except BrokenProcessPool:
-            raise ValueError(
-                "a process was killed before its run was done, perhaps for lack of memory: run "
-                "again with fewer --jobs; what has finished is kept"
-            ) from None
-        except BaseException:
-            # What has begun ends and is kept; the rest is not begun.
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        executor = InProcess(Workspace())
+    else:
+        # A run takes seconds: after Ctrl-C, what has begun ends and is kept.
+        executor = Processes(processes, Workspace, interrupts="ignored")
+    try:
+        for done, _ in enumerate(executor.map(partial(_run, store), todo), 1):
+            on_progress(done, len(todo))
+    except WorkerError as error:
+        error.add_note("What has finished is kept.")
+        raise
     return len(todo)
 
 
-def _deaf() -> None:
-    """Let the parent alone hear Ctrl-C: a run of a few seconds is worth ending."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _run(store: Store, shared: Workspace, job: Job, _: Report | None) -> None:
+    run_one(job, store, shared)
 
 
 def _by_rollout(job: Job) -> tuple[int, str, str]:
     """Seed by seed, so that what is interrupted has whole seeds; of one rollout together.
 
-    A process keeps the trace that it read last.
+    A process keeps the trace that it read last in its workspace.
     """
     return job.rollout.seed, str(msgspec.to_builtins(job.rollout)), job.policy
 
 
-def run_one(job: Job, store: Store) -> None:
+def run_one(job: Job, store: Store, shared: Workspace) -> None:
     """Simulate one job and keep what `extract` makes of it.
 
     Raises:
@@ -81,7 +75,6 @@ def run_one(job: Job, store: Store) -> None:
     """
     import heddle
     from heddle.config import PolicyConfig
-    from heddle.simulation import bound_of
 
     sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]  # policies of `experiments.harness`
     config = heddle.RunConfig(
@@ -94,12 +87,13 @@ def run_one(job: Job, store: Store) -> None:
     )
     try:
         with tempfile.TemporaryDirectory(prefix="heddle-experiment-") as folder:
-            result = heddle.simulate(config, out=Path(folder))
+            setup = prepare(config, workspace=shared)
+            result = heddle.simulate(setup, out=Path(folder))
             made = extract(heddle.load_run(result.path))
             store.put(
                 job.key,
                 msgspec.to_builtins(job),
-                {**made, "bound_s": bound_of(config).makespan_s, "wall_s": result.wall_s},
+                {**made, "bound_s": setup.bound().makespan_s, "wall_s": result.wall_s},
             )
             for file in result.path.iterdir():
                 file.chmod(0o644)

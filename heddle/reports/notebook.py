@@ -7,10 +7,8 @@ Engines are driven in a process of their own: Jupyter's has an event loop that r
 interrupt of the kernel reaches that process too, which winds the run up.
 """
 
-import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -20,16 +18,18 @@ import pandas as pd
 from heddle.calibration import FIGURES, Checked
 from heddle.comparison import Comparison
 from heddle.config import RunConfig
+from heddle.executor import Worker
 from heddle.measuring import chosen_order, sweep_engines
 from heddle.planning import Planned
 from heddle.reports.figures import draw
 from heddle.reports.trace_figures import draw_trace
 from heddle.running import run as run_here
 from heddle.runs import Run, labels
-from heddle.simulation import RUN_KEYS, RunResult, trace_at
+from heddle.simulation import RUN_KEYS, RunResult
 from heddle_sim.fit import to_json
 from heddle_sim.fit_sweep import fit_sweep
 from heddle_sim.profile_files import Profile, plain
+from heddle_trace.files import read_trace
 from heddle_trace.stats import describe
 from heddle_trace.sweep_files import Sweep, encode_sweep
 
@@ -74,7 +74,7 @@ def trace_figure(path: str | Path) -> Picture:
     Raises:
         TraceError: it is no trace.
     """
-    trace = trace_at(str(path))
+    trace = read_trace(Path(path))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.png"
         draw_trace(trace, describe(trace), file)
@@ -168,10 +168,9 @@ def _measure(config: RunConfig, out: Path, max_running: int, max_context: int) -
 
 
 def _apart(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do it in a fresh process, not a forked one: a copy of running threads may hang."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(do, *args, **kwargs).result()
+    """Do it in a fresh process, which handles an interrupt of the kernel itself."""
+    with Worker("direct") as worker:
+        return worker.submit(do, *args, **kwargs).result()
 
 
 # -- calibration ----------------------------------------------------------------------------------

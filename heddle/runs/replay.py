@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heddle.knowledge import SHIPPED, Taught, asks_for_oracle, taught
+from heddle.knowledge import SHIPPED, LoadedModel, asks_for_oracle, load_predictor_model
 from heddle.runs import Run, RunError
 from heddle.runs.journal_rows import decode
-from heddle.simulation import policy_of, trace_at
+from heddle.setup import Workspace, make_policy, prepare
 from heddle_core.controller import Controller
 from heddle_core.journal import Divergence, Entry, first_divergence
 from heddle_core.policy import Policy
@@ -81,15 +81,16 @@ def _policy(run: Run) -> Policy:
     The run directory holds all of it, but for the scripts of an oracle, which are in the trace,
     and for a trained model, which is a file of its own.
     """
-    config = run.config
-    if asks_for_oracle(config.policy.preset):
+    config, shared = run.config, Workspace()
+    oracle = asks_for_oracle(config.policy.preset)
+    if oracle:
         recorded = run.manifest["trace"]["sha256"]
         wanted = (
             f"{run.path}: its oracle needs the trace that it knew, {config.trace} "
             f"(sha256 {recorded[:16]}, seen from the folder in which the run was started)"
         )
         try:
-            found = trace_at(config.trace).sha256
+            found = shared.trace(config.trace).sha256
         except TraceError as error:
             raise RunError(f"{wanted}: {error}") from None
         if found != recorded:
@@ -98,10 +99,12 @@ def _policy(run: Run) -> Policy:
     model = _model(run)
     if setting is not None and model is not None:
         setting = replace(setting, learned=model.model)
-    return policy_of(config, setting)
+    if setting is None:
+        return prepare(config, workspace=shared).policy
+    return make_policy(config, setting, shared.workload(config).scripts if oracle else ())
 
 
-def _model(run: Run) -> Taught | None:
+def _model(run: Run) -> LoadedModel | None:
     """Read the model that a run's predictor read, None when it read none."""
     told = run.manifest.get("predictor_model")
     if told is None:
@@ -113,7 +116,7 @@ def _model(run: Run) -> Taught | None:
         f"(sha256 {told['sha256'][:16]}{seen})"
     )
     try:
-        found = taught(name)
+        found = load_predictor_model(name)
     except OSError as error:
         raise RunError(f"{wanted}: {error.strerror}") from None
     except PredictError as error:

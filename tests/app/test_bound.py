@@ -186,9 +186,9 @@ def test_no_simulated_run_beats_the_bound(
 
 def test_the_bound_of_a_shipped_trace_is_not_vacuous(tmp_path: Path):
     from heddle import ClusterConfig, RunConfig, simulate
-    from heddle.simulation import bound_of
+    from heddle.setup import prepare
 
     trace = Path(__file__).resolve().parents[2] / "traces" / "tiny.jsonl"
     config = RunConfig(trace=str(trace), cluster=ClusterConfig(gpus=1, model="qwen3-8b"))
     makespan = simulate(config, out=tmp_path / "runs").summary["makespan_s"]
-    assert 0.3 < bound_of(config).makespan_s / makespan <= 1.0
+    assert 0.3 < prepare(config).bound().makespan_s / makespan <= 1.0

@@ -4,18 +4,19 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from heddle.comparison import _all, compare
+from heddle.comparison import compare
 from heddle.config import ClusterConfig, MissingConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.runs import load_run
-from heddle.simulation import CapacityError, bound_of, simulate
+from heddle.setup import prepare
+from heddle.simulation import simulate
+from heddle.workload import CapacityError
 
 COMMAND = (sys.executable, "-m", "heddle.cli", "compare", "--json", "--max-running", "2")
 RUN = {
@@ -128,7 +129,7 @@ def test_filled_values_are_counted_and_bounded_over_all_seeds(trace: Path, tmp_p
     assert plain["trace"]["filled_tool_s"] == 3
     summary = load_run(plain["runs"][0]["run"]).summary
     assert (summary["filled_tool_s"], summary["filled_tool_tokens"]) == (3, 0)
-    lowest = min(bound_of(replace(config, seed=s)).makespan_s for s in range(4))
+    lowest = min(prepare(replace(config, seed=s)).bound().makespan_s for s in range(4))
     assert plain["bound"]["makespan_s"] == lowest
 
 
@@ -172,20 +173,3 @@ def test_dropping_everything_is_refused(trace: Path, tmp_path: Path):
     config = RunConfig(trace=str(trace), cluster=ClusterConfig(gpus=8, over_capacity="drop"))
     with pytest.raises(CapacityError, match="6 of 6"):
         simulate(config, out=tmp_path / "runs")
-
-
-def wait_for(config: RunConfig, *, on_progress: object = None) -> Any:
-    """Stands for a run: it ends when the file is there that its trace names."""
-    deadline = time.monotonic() + 30.0
-    while not Path(config.trace).exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return config.seed
-
-
-def test_a_run_counts_when_it_has_ended_whichever_began_first(tmp_path: Path):
-    late = tmp_path / "late"
-    configs = [RunConfig(trace=str(late), seed=0), RunConfig(trace=str(tmp_path), seed=1)]
-    ended = _all(configs, wait_for, 2, None)
-    assert next(ended) == 1
-    late.touch()
-    assert list(ended) == [0]

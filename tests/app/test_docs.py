@@ -11,11 +11,12 @@ import pytest
 
 from heddle.cli.options import CLUSTER
 from heddle.comparison import compare
-from heddle.config import MissingConfig, RunConfig
+from heddle.config import RunConfig
 from heddle.config_files import Source, resolve
 from heddle.planning import plan
 from heddle.runs.metrics import measure
-from heddle.simulation import RUN_KEYS, completed
+from heddle.setup import Workspace
+from heddle.simulation import RUN_KEYS
 from tests.app.journals import table
 from tests.app.test_metrics import story
 
@@ -65,7 +66,7 @@ def test_the_late_predictions_are_those_of_tools_that_are_faster():
     assert len(rows) == 3
     for name, prediction_s, asked, late in rows:
         trace = str(DOCS.parent / "traces" / f"{name}.jsonl.gz")
-        scripts, _ = completed(trace, MissingConfig(), 0)
+        scripts, _ = Workspace().completed(RunConfig(trace=trace))
         tools = [step.tool_s for script in scripts for step in script.steps[:-1]]
         assert int(asked.replace(",", "")) == len(tools)
         assert int(late.replace(",", "")) == sum(s < float(prediction_s) for s in tools)

@@ -140,4 +140,7 @@ def test_a_fake_engine_is_measured_and_gives_its_profile_back(trace: Path, tmp_p
     used = RunConfig(
         trace=str(trace), cluster=ClusterConfig(model=str(tmp_path / "mine.json"), gpus=1)
     )
-    assert compare(used, ["verl"], out=tmp_path / "runs").profile == "qwen3-14b.h100"
+    assert (
+        compare(used, ["verl"], out=tmp_path / "runs").plain()["cluster"]["profile"]
+        == "qwen3-14b.h100"
+    )

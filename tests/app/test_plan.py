@@ -12,7 +12,8 @@ import pytest
 from heddle.config import ClusterConfig, RunConfig
 from heddle.planning import plan
 from heddle.runs import load_run
-from heddle.simulation import completed, simulate
+from heddle.setup import Workspace
+from heddle.simulation import simulate
 from heddle_core.commands import SolvePlan, StartEngine
 from heddle_core.plan.searched import JointProblem
 from heddle_trace.files import write_trace
@@ -67,7 +68,7 @@ def test_equal_inputs_give_equal_plans_but_for_the_time(heddle: Heddle, coding: 
 
 
 def test_the_oracle_knows_the_true_lengths_and_says_so(heddle: Heddle, coding: Path):
-    scripts, _ = completed(str(coding), RunConfig(trace="x").missing, 0)
+    scripts, _ = Workspace().completed(RunConfig(trace=str(coding)))
     true = sorted(sum(step.output_tokens for step in s.steps) for s in scripts)
     found = planned(heddle, coding, "--predictor", "oracle", "--planner", "exact")
     assert max(g["longest_tokens"] for g in found["groups"]) == true[-1]

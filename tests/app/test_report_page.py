@@ -19,7 +19,6 @@ from heddle.reports.page.html import page
 from heddle.runs import files as run_files
 from heddle.runs import load_run
 from heddle.runs.record import MOMENT_S, record, slots
-from heddle.simulation import completed, trace_at, workload
 from heddle_core.commands import Migrate
 from heddle_core.events import MigrationFinished, RolloutStarted, ToolReturned
 from heddle_core.ids import EngineId, TrajectoryId
@@ -218,8 +217,6 @@ def test_a_bound_needs_the_trace_that_was_replayed(heddle: Heddle, trace: Path):
     (run,) = Path("runs").iterdir()
 
     def bound() -> dict[str, Any]:
-        for read in (trace_at, completed, workload):
-            read.cache_clear()
         heddle("report", run, "-o", "report.html", "--force")
         found: dict[str, Any] = unpacked(Path("report.html").read_bytes())[0]["runs"][0]["bound"]
         return found

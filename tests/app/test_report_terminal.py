@@ -79,7 +79,7 @@ def test_worker_processes_say_how_far_they_are(config: RunConfig, tmp_path: Path
         ["verl", "slime"],
         out=tmp_path / "runs",
         jobs=2,
-        on_progress=lambda done: heard.append(list(done)),
+        on_progress=lambda done, each: heard.append([*done]),
     )
     assert heard
     assert all(len(done) == 2 for done in heard)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from heddle.signals import Asked, Terminated
+from heddle.signals import StopSignals, Terminated
 
 
 def send(number: int) -> None:
@@ -14,7 +14,7 @@ def send(number: int) -> None:
 
 
 def test_the_first_is_raised_where_it_comes_and_no_other():
-    with Asked():
+    with StopSignals():
         with pytest.raises(KeyboardInterrupt) as raised:
             send(signal.SIGINT)
         assert not isinstance(raised.value, Terminated)
@@ -24,16 +24,16 @@ def test_the_first_is_raised_where_it_comes_and_no_other():
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_that_is_not_ctrl_c_has_its_own_status(number: signal.Signals, status: int):
-    with Asked(), pytest.raises(Terminated, match=f"ended by {number.name}") as raised:
+    with StopSignals(), pytest.raises(Terminated, match=f"ended by {number.name}") as raised:
         send(number)
     assert raised.value.status == status
 
 
-def test_what_is_put_off_is_raised_at_the_end():
+def test_what_is_deferred_is_raised_at_the_end():
     reached = []
 
     def work() -> None:
-        with Asked() as asked, asked.put_off():
+        with StopSignals() as signals, signals.deferred():
             send(signal.SIGTERM)
             send(signal.SIGINT)
             reached.append("end")
@@ -43,9 +43,9 @@ def test_what_is_put_off_is_raised_at_the_end():
     assert reached == ["end"]
 
 
-def test_an_error_goes_before_what_was_put_off():
+def test_an_error_goes_before_what_was_deferred():
     def work() -> None:
-        with Asked() as asked, asked.put_off():
+        with StopSignals() as signals, signals.deferred():
             send(signal.SIGINT)
             raise ValueError("a defect")
 
@@ -53,13 +53,13 @@ def test_an_error_goes_before_what_was_put_off():
         work()
 
 
-def test_who_is_told_hears_of_each_and_of_those_before():
+def test_a_callback_is_called_for_each_and_for_those_before():
     heard: list[int] = []
 
     def work() -> None:
-        with Asked() as asked, asked.put_off():
+        with StopSignals() as signals, signals.deferred():
             send(signal.SIGINT)
-            with asked.told_to(heard.append):
+            with signals.on_signal(heard.append):
                 send(signal.SIGTERM)
                 send(signal.SIGINT)
             send(signal.SIGINT)
@@ -73,7 +73,7 @@ def test_handlers_are_given_back_and_what_is_ignored_stays_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     theirs = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     try:
-        with Asked():
+        with StopSignals():
             assert signal.getsignal(signal.SIGINT) is not theirs[0]
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             send(signal.SIGHUP)
@@ -87,7 +87,7 @@ def test_another_thread_leaves_signals_alone():
     seen = []
 
     def inside() -> None:
-        with Asked() as asked, asked.put_off():
+        with StopSignals() as signals, signals.deferred():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=inside)

@@ -6,7 +6,7 @@ from typing import Any
 from heddle.runs import Run, RunError, labels
 from heddle.runs.bound import Bound
 from heddle.runs.record import Record
-from heddle.simulation import bound_of, trace_at
+from heddle.setup import Workspace, makespan_bound
 
 SIMULATED = "heddle_sim"
 
@@ -30,6 +30,7 @@ def same_trace(runs: Sequence[Run]) -> None:
 
 def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
     """One object for each run, as JSON; bounds are computed, where the trace is still there."""
+    shared = Workspace()
     named = short_labels([record.run for record in records])
     return [
         {
@@ -38,7 +39,7 @@ def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
             "seed": record.run.manifest["seed"],
             "path": str(record.run.path),
             "summary": _summary(record),
-            "bound": _bound(record.run),
+            "bound": _bound(record.run, shared),
             "how": _how(record.run),
         }
         for record, label in zip(records, named, strict=True)
@@ -69,7 +70,7 @@ def _summary(record: Record) -> Mapping[str, Any]:
     }
 
 
-def _bound(run: Run) -> dict[str, Any]:
+def _bound(run: Run, shared: Workspace) -> dict[str, Any]:
     """The bound of a run's makespan, or why there is none."""
     driver = run.manifest.get("driver")
     if driver != SIMULATED:
@@ -78,10 +79,11 @@ def _bound(run: Run) -> dict[str, Any]:
         }
     try:
         config = run.config
-        found = trace_at(config.trace).sha256
+        found = shared.trace(config.trace).sha256
         if found != run.manifest["trace"]["sha256"]:
             return {"why": f"{config.trace} is no longer the trace that was replayed"}
-        return _plain(bound_of(config))
+        workload, profile = shared.workload(config), shared.profile(config.cluster)
+        return _plain(makespan_bound(workload, profile, config.cluster))
     except (OSError, ValueError) as error:
         return {"why": f"the trace or its profile cannot be read: {error}"}
 
