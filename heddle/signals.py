@@ -3,16 +3,16 @@
 The only module of the package that sets handlers and signal masks, or ends a process at once.
 """
 
-import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import connection
-from multiprocessing.synchronize import Event
 from types import FrameType
-from typing import Literal, NoReturn, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, NoReturn, Self, TypeAlias
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
 
 NUMBERS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -146,7 +146,7 @@ class WorkerSignals:
     SIGINT blocked; see `keyboard_interrupt_blocked`.
     """
 
-    def __init__(self, stop: Event, interrupts: Interrupts) -> None:
+    def __init__(self, stop: "Event", interrupts: Interrupts) -> None:
         """`stop` is set when no job may begin any more."""
         self._stop, self._interrupts = stop, interrupts
         self._busy = threading.Lock()
@@ -183,6 +183,10 @@ class WorkerSignals:
         raise KeyboardInterrupt
 
     def _end_with_parent(self) -> None:
+        # Imported here: the command line imports this module, and help needs no processes.
+        import multiprocessing
+        from multiprocessing import connection
+
         parent = multiprocessing.parent_process()
         assert parent is not None
         connection.wait([parent.sentinel])
