@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing.synchronize import Event
+from operator import setitem
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from heddle.signals import Interrupts, WorkerSignals, interrupt, keyboard_interrupt_blocked
@@ -133,7 +133,7 @@ class Worker:
     def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
         """Call a function there."""
         with keyboard_interrupt_blocked():
-            return self._pool.submit(_call_in_worker, partial(function, *args, **kwargs))
+            return self._pool.submit(_in_worker, _call, 0, partial(function, *args, **kwargs))
 
     def close(self, *, wait: bool = False) -> None:
         """End the process once its call has ended; no other call begins."""
@@ -150,6 +150,11 @@ class Worker:
 
 def _nothing() -> None:
     """Share nothing."""
+
+
+def _call(_: None, job: Callable[[], R], report: Report | None) -> R:
+    """A job that is a call of its own."""
+    return job()
 
 
 def _reporter(done: list[int], index: int, on_progress: OnProgress) -> Report:
@@ -196,17 +201,7 @@ class _Process:
     ) -> None:
         self.signals = WorkerSignals(stop, interrupts)
         self.shared = make_shared()
-        self._counts = counts
-
-    @contextmanager
-    def job(self, index: int) -> Iterator[Report | None]:
-        """Run a job inside; yields what it reports to."""
-
-        def report(count: int) -> None:
-            self._counts[index] = count
-
-        with self.signals.job():
-            yield None if self._counts is None else report
+        self.counts = counts
 
 
 _process: _Process | None = None
@@ -220,11 +215,7 @@ def _start(*args: Any) -> None:
 
 def _in_worker(function: Callable[[Any, J, Report | None], R], index: int, job: J) -> R:
     assert _process is not None, "a worker process is started by `_pool`"
-    with _process.job(index) as report:
-        return function(_process.shared, job, report)
-
-
-def _call_in_worker(function: Callable[[], R]) -> R:
-    assert _process is not None, "a worker process is started by `_pool`"
+    counts = _process.counts
+    report = None if counts is None else partial(setitem, counts, index)
     with _process.signals.job():
-        return function()
+        return function(_process.shared, job, report)

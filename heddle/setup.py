@@ -18,10 +18,8 @@ from heddle.runs.bound import Bound, lower_bound
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
 from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, fitting, largest_context
-from heddle_core.history import History
 from heddle_core.ids import EngineId
 from heddle_core.policy import Policy, Setting
-from heddle_core.predict.model import Model
 from heddle_core.presets import load_policy
 from heddle_sim.cluster import World
 from heddle_sim.latency import LatencyTable
@@ -179,14 +177,7 @@ def prepare(
     history = shared.history(config, workload.trace)
     model = shared.model(config.predictor_model)
     world = simulated_world(config.cluster, profile)
-    context = _context(
-        config,
-        profile,
-        world,
-        largest_tokens=workload.largest_tokens,
-        history=history.history,
-        learned=model.model,
-    )
+    context = _context(config, profile, world, workload.largest_tokens, history, model)
     policy = make_policy(config, context, workload.scripts)
     return RunSetup(
         config=replace(config, history=history.name),
@@ -278,10 +269,9 @@ def _context(
     config: RunConfig,
     profile: Profile,
     world: World,
-    *,
     largest_tokens: int,
-    history: History | None,
-    learned: Model | None,
+    history: knowledge.HistorySource,
+    model: knowledge.LoadedModel,
 ) -> Setting:
     """What a policy may know: the cluster, estimated costs, and what came before.
 
@@ -302,8 +292,8 @@ def _context(
         max_running=cluster.max_running,
         mix=cluster.mix,
         cost=profile.belief(tuple(sorted({*tps, cluster.tp, *cluster.mix}))),
-        history=history,
-        learned=learned,
+        history=history.history,
+        learned=model.model,
         seed=config.seed,
         engine_start_s=world.start_s(max(tps, default=cluster.tp)),
     )
