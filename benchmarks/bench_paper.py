@@ -30,7 +30,8 @@ from pathlib import Path
 import numpy as np
 
 from heddle.config import ClusterConfig, PolicyConfig, RunConfig
-from heddle.simulation import policy_of, profile_of, simulate, workload, world_of
+from heddle.setup import Workspace, prepare
+from heddle.simulation import simulate
 from heddle_core.commands import Command
 from heddle_core.controller import Controller
 from heddle_core.events import Event
@@ -69,12 +70,13 @@ def config(trace: str, policy: str, gpus: int) -> RunConfig:
 def cost(trace: str, policy: str, gpus: int, runs: int) -> Cost:
     """Run `runs` times into a folder that is thrown away."""
     described = config(trace, policy, gpus)
-    work = workload(described.trace, described.missing, described.cluster, described.seed)
+    shared = Workspace()
+    work = shared.workload(described)
     wall_s, cpu_s = [], []
     with tempfile.TemporaryDirectory() as out:
         for _ in range(runs):
             began_wall, began_cpu = time.perf_counter(), time.process_time()
-            simulate(described, out=Path(out))
+            simulate(prepare(described, workspace=shared), out=Path(out))
             wall_s.append(time.perf_counter() - began_wall)
             cpu_s.append(time.process_time() - began_cpu)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -88,9 +90,8 @@ def decisions(trace: str, policy: str, gpus: int) -> tuple[list[float], int]:
     Also returns how many of the first calls were over while nine tenths of the trajectories lived.
     """
     described = config(trace, policy, gpus)
-    work = workload(described.trace, described.missing, described.cluster, described.seed)
-    controller = Controller(policy_of(described))
-    world = world_of(described.cluster, profile_of(described.cluster))
+    setup = prepare(described)
+    work, controller = setup.workload, Controller(setup.policy)
     took_us: list[float] = []
     crowded = 0
 
@@ -104,7 +105,7 @@ def decisions(trace: str, policy: str, gpus: int) -> tuple[list[float], int]:
         return commands
 
     gc.set_threshold(100_000)  # as `simulate` does
-    SimDriver(work.scripts, timed, world, lambda: controller.deadline_s).run()
+    SimDriver(work.scripts, timed, setup.world, lambda: controller.deadline_s).run()
     return took_us, crowded
 
 

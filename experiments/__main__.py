@@ -8,11 +8,12 @@ from pathlib import Path
 
 import click
 
-from experiments.lib.experiment import EXPERIMENTS, Experiment, Outcome, experiments
-from experiments.lib.jobs import FULL, REDUCED, Job, Size
-from experiments.lib.report import pages, write
-from experiments.lib.running import Skipped, run_missing
-from experiments.lib.store import Store
+from experiments.harness.experiment import EXPERIMENTS, Experiment, Outcome, experiments
+from experiments.harness.jobs import FULL, REDUCED, Job, Size
+from experiments.harness.report import pages, write
+from experiments.harness.running import Skipped, run_missing
+from experiments.harness.store import Store
+from heddle.executor import WorkerError
 
 CACHE = EXPERIMENTS / ".cache"
 
@@ -58,8 +59,8 @@ def main(
         if fresh or (refresh and job.policy.split("+")[0] == refresh):
             store.forget(job.key)
     try:
-        ran = run_missing(jobs, store, processes=processes, hear=_Progress())
-    except ValueError as error:
+        ran = run_missing(jobs, store, processes=processes, on_progress=_Progress())
+    except (ValueError, WorkerError) as error:
         said = "; ".join([str(error), *getattr(error, "__notes__", ())])
         raise click.ClickException(said) from None
     keys = {job.key for job in jobs}

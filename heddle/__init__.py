@@ -1,6 +1,7 @@
 """Heddle schedules agentic RL rollout by trajectory.
 
-What users import: `simulate`, `compare`, `load_run`, `PRESETS`, and `RunConfig` with its sections.
+What users import: `simulate`, `compare`, `load_run`, `PRESETS`, and `RunConfig` with its sections;
+`prepare` and `Workspace`, for many runs of one trace.
 Names are imported when first used, so that ``import heddle`` costs nothing.
 """
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from heddle.config import PolicyConfig as PolicyConfig
     from heddle.config import RunConfig as RunConfig
     from heddle.runs import load_run as load_run
+    from heddle.setup import Workspace as Workspace
+    from heddle.setup import prepare as prepare
     from heddle.simulation import simulate as simulate
     from heddle_core.presets import PRESETS as PRESETS
 
@@ -23,8 +26,10 @@ _WHERE = {
     "MissingConfig": "heddle.config",
     "PolicyConfig": "heddle.config",
     "RunConfig": "heddle.config",
+    "Workspace": "heddle.setup",
     "compare": "heddle.comparison",
     "load_run": "heddle.runs",
+    "prepare": "heddle.setup",
     "simulate": "heddle.simulation",
 }
 
@@ -34,8 +39,10 @@ __all__ = [  # noqa: PLE0604, RUF100 -- names below are found by `__getattr__`
     "MissingConfig",
     "PolicyConfig",
     "RunConfig",
+    "Workspace",
     "compare",
     "load_run",
+    "prepare",
     "simulate",
 ]
 

@@ -11,17 +11,18 @@ from pathlib import Path
 import pyarrow as pa
 
 from heddle.config import RunConfig
-from heddle.journal_rows import encode
-from heddle.metrics import Measured, measure
 from heddle.runs import Run, RunError
-from heddle.simulation import (
-    policy_of,
-    profile_of,
-    setting_for,
-    solo_tpot_of,
-    workload_of,
-    world_of,
+from heddle.runs.journal_rows import encode
+from heddle.runs.metrics import Measured, measure
+from heddle.setup import (
+    Workspace,
+    load_cluster_profile,
+    make_policy,
+    prepare,
+    simulated_world,
+    solo_tpot,
 )
+from heddle.workload import Workload
 from heddle_calibrate.check import Checked, compare_figures, finish_order, world_of_run
 from heddle_core.controller import Controller
 from heddle_core.journal import Entry, recorded
@@ -71,10 +72,10 @@ def _profiled(run: Run, path: Path | None) -> RunConfig:
     if path is None:
         return config
     given = replace(config, cluster=replace(config.cluster, model=str(path)))
-    profile = profile_of(given.cluster)
+    profile = load_cluster_profile(given.cluster)
     own: Profile | None = None
     try:
-        own = profile_of(config.cluster)
+        own = load_cluster_profile(config.cluster)
     except ProfileError:
         # The file that it was run with is gone: then the name in the path has to do.
         if Path(config.cluster.model).stem != profile.model:
@@ -106,21 +107,21 @@ def _same_trace(run: Run, config: RunConfig) -> None:
 
 
 def _simulate(run: Run, config: RunConfig) -> Measured:
-    profile = profile_of(config.cluster)
-    setting = run.setting or setting_for(config)
-    controller = Controller(policy_of(config, setting))
+    profile, workload = load_cluster_profile(config.cluster), Workspace().workload(config)
+    setting = run.setting or prepare(config).context
+    controller = Controller(make_policy(config, setting, workload.scripts))
     entries: list[Entry] = []
     SimDriver(
-        _scripts(config),
+        _scripts(config, workload),
         recorded(controller.handle, entries.append),
         _world(run, config, profile),
         lambda: controller.deadline_s,
     ).run()
     table = pa.Table.from_batches([encode(entries, 0)]).unify_dictionaries()
-    return measure(table, solo_tpot_of(profile, config.cluster))
+    return measure(table, solo_tpot(profile, config.cluster))
 
 
-def _scripts(config: RunConfig) -> list[TrajectoryScript]:
+def _scripts(config: RunConfig, workload: Workload) -> list[TrajectoryScript]:
     """The trace as the run replayed it: real engines are given tools at another pace, and no tool
     call longer than the limit."""
     runtime = config.runtime
@@ -133,13 +134,13 @@ def _scripts(config: RunConfig) -> list[TrajectoryScript]:
                 replace(step, tool_s=min(step.tool_s * scale, most_s)) for step in script.steps
             ),
         )
-        for script in workload_of(config).scripts
+        for script in workload.scripts
     ]
 
 
 def _world(run: Run, config: RunConfig, profile: Profile) -> World:
     """The profile's world with what is known of this run's own engines."""
-    world = world_of_run(run.entries(), world_of(config.cluster, profile))
+    world = world_of_run(run.entries(), simulated_world(config.cluster, profile))
     if config.runtime.engine == "fake":
         return world
     return replace(

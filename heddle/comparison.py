@@ -1,60 +1,33 @@
 """Several policies on one trace and cluster, several seeds each: one table."""
 
 import math
-import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import connection
-from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-from heddle.bound import Bound
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.knowledge import Told, model_of
-from heddle.signals import Asked
-from heddle.simulation import (
-    RunResult,
-    Workload,
-    bound_of,
-    policy_of,
-    profile_of,
-    simulate,
-    told_of,
-    with_policy,
-    workload_of,
-)
+from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
+from heddle.knowledge import HistorySource
+from heddle.runs.bound import Bound
+from heddle.setup import Workspace, makespan_bound, prepare
+from heddle.signals import StopSignals
+from heddle.simulation import RunResult, simulate
+from heddle.workload import Workload
+from heddle_sim.profile_files import Profile
 
 SCHEMA = "heddle.compare/1"
 MAX_SEEDS = 1_000
 MIN_STEPS_PER_PROCESS = 20_000
 """Fewer steps than this run faster here than a process starts (about a second of imports)."""
 
-
 SEED_END = 2**32
 
-POLL_S = 0.2
-"""Seconds between two looks at how far worker processes are."""
-
-OnProgress: TypeAlias = Callable[[Sequence[int]], None]
-
-_stop: Event | None = None
-"""In a worker process: set when no run is to begin any more."""
-_finished: Any = None
-"""In a worker process: trajectories that each run has finished, shared with the one that asks."""
-_busy = threading.Lock()
-"""In a worker process: held while a run goes on."""
-
-
-class WorkerError(RuntimeError):
-    """A process of a comparison was killed, by somebody or for lack of memory."""
+OnProgress: TypeAlias = Callable[[Sequence[int], int], None]
+"""Called with how many trajectories each run has finished, and how many a run has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +60,14 @@ class PolicyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What `heddle compare` tells."""
+    """What `heddle compare` reports."""
 
     config: RunConfig
     """Of the first run."""
     workload: Workload
     """Under the first seed."""
-    profile: str
-    history: Told
+    profile: Profile
+    history: HistorySource
     bound: Bound
     runs: tuple[RunResult, ...]
     policies: tuple[PolicyResult, ...]
@@ -116,7 +89,7 @@ class Comparison:
                 "gpus": cluster.gpus,
                 "gpu": cluster.gpu,
                 "model": cluster.model,
-                "profile": self.profile,
+                "profile": f"{self.profile.model}.{self.profile.gpu}",
                 "tp": cluster.tp,
                 "max_running": cluster.max_running,
             },
@@ -155,8 +128,8 @@ def compare(
 
     A seed draws the values that the trace does not tell and permutes the order of its groups, in
     the same way for every policy. `jobs` processes (default: as many as pay) change no
-    result. `on_progress` hears, some times a second, how many trajectories each run has finished;
-    runs are listed by seed first, then by policy.
+    result. `on_progress` is called some times a second; it lists runs by seed first, then by
+    policy.
 
     Raises:
         ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs.
@@ -168,18 +141,26 @@ def compare(
     """
     _check(policies, seeds, config.seed, jobs)
     # By seed first: the trace is filled in once for all policies.
-    configs = [with_policy(config, p, config.seed + s) for s in range(seeds) for p in policies]
-    first = workload_of(config)
+    configs = [_with_policy(config, p, config.seed + s) for s in range(seeds) for p in policies]
+    shared = Workspace()
+    first = shared.workload(config)
+    profile = shared.profile(config.cluster)
     for first_of_each in configs[: len(policies)]:
-        model_of(first_of_each, policy_of(first_of_each).predictor, first.trace)
-    bound = _bound(config, first, seeds)
+        prepare(first_of_each, workspace=shared)
+    bound = _bound(config, shared, seeds)
     steps = sum(len(script.steps) for script in first.scripts)
     processes = jobs if jobs is not None else _processes(len(configs), steps * len(configs))
+    executor: Executor[Workspace] = (
+        InProcess(shared) if processes == 1 else Processes(processes, Workspace)
+    )
+    one = partial(_simulate, out=out, config_text=config_text)
+    watch = None
+    if on_progress is not None:
+        watch = partial(_with_total, on_progress, first.trajectories)
     done: dict[tuple[str, int], RunResult] = {}
-    one = partial(simulate, out=out, config_text=config_text)
     try:
-        with Asked():
-            for result in _all(configs, one, processes, on_progress):
+        with StopSignals():
+            for _, result in executor.map(one, configs, watch):
                 done[result.policy, result.seed] = result
     except (KeyboardInterrupt, WorkerError) as e:
         e.add_note(f"{len(done)} of {len(configs)} runs are finished and stay in {out}.")
@@ -188,12 +169,38 @@ def compare(
     return Comparison(
         config=config,
         workload=first,
-        profile=f"{profile_of(config.cluster).model}.{profile_of(config.cluster).gpu}",
-        history=told_of(config),
+        profile=profile,
+        history=shared.history(config, first.trace),
         bound=bound,
         runs=runs,
         policies=tuple(_by_policy(policies, runs, bound)),
     )
+
+
+def _with_policy(config: RunConfig, preset: str, seed: int) -> RunConfig:
+    """The same run under another policy and seed."""
+    return replace(config, policy=replace(config.policy, preset=preset), seed=seed)
+
+
+def _simulate(
+    shared: Workspace,
+    config: RunConfig,
+    report: Report | None,
+    *,
+    out: Path,
+    config_text: str | None,
+) -> RunResult:
+    """One run of a comparison, as a job of an executor."""
+    return simulate(
+        prepare(config, workspace=shared),
+        out=out,
+        config_text=config_text,
+        on_progress=None if report is None else lambda finished, total: report(finished),
+    )
+
+
+def _with_total(on_progress: OnProgress, total: int, done: Sequence[int]) -> None:
+    on_progress(done, total)
 
 
 def _check(policies: Sequence[str], seeds: int, first_seed: int, jobs: int | None) -> None:
@@ -210,11 +217,15 @@ def _check(policies: Sequence[str], seeds: int, first_seed: int, jobs: int | Non
         raise ConfigError(f"jobs must be 1 or more, not {jobs}")
 
 
-def _bound(config: RunConfig, first: Workload, seeds: int) -> Bound:
+def _bound(config: RunConfig, shared: Workspace, seeds: int) -> Bound:
     """The bound that holds for every seed: drawn values differ, so the lowest counts."""
-    drawn = any(f.sampled for f in first.fill.fields.values())
+    fill = shared.workload(config).fill
+    drawn = fill is not None and any(f.sampled for f in fill.fields.values())
+    profile = shared.profile(config.cluster)
     bounds = [
-        bound_of(with_policy(config, config.policy.preset, config.seed + s))
+        makespan_bound(
+            shared.workload(replace(config, seed=config.seed + s)), profile, config.cluster
+        )
         for s in range(seeds if drawn else 1)
     ]
     return min(bounds, key=lambda b: b.makespan_s)
@@ -223,128 +234,6 @@ def _bound(config: RunConfig, first: Workload, seeds: int) -> Bound:
 def _processes(runs: int, steps: int) -> int:
     """As many processes as there are cores and runs, if there is work enough to pay for them."""
     return max(1, min(os.cpu_count() or 1, runs, steps // MIN_STEPS_PER_PROCESS))
-
-
-class _Simulate(Protocol):
-    """`simulate` with all but these already told."""
-
-    def __call__(
-        self, config: RunConfig, *, on_progress: Callable[[int, int], None] | None = None
-    ) -> RunResult: ...
-
-
-def _all(
-    configs: Sequence[RunConfig], run: _Simulate, processes: int, on_progress: OnProgress | None
-) -> Iterator[RunResult]:
-    if processes == 1:
-        done = [0] * len(configs)
-        for index, config in enumerate(configs):
-            yield run(config, on_progress=_hearing(done, index, on_progress))
-        return
-    # Spawned, not forked: a copy of a process whose libraries run threads may hang.
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    # Without a lock, which a killed process would keep: each number has one that writes it.
-    counts = context.RawArray("q", len(configs)) if on_progress else None
-    pool = ProcessPoolExecutor(
-        processes, mp_context=context, initializer=_follow, initargs=(stop, counts)
-    )
-    polling = _polling(counts, on_progress)
-    try:
-        # They inherit that SIGINT waits, and so do not die noisily of Ctrl-C while they start.
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-        try:
-            runs = [pool.submit(_interruptible, run, *each) for each in enumerate(configs)]
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
-        for ended in as_completed(runs):
-            yield ended.result()
-    except BrokenProcessPool:
-        raise WorkerError(
-            "a process was killed before its run was done, perhaps for lack of memory: "
-            "compare again with fewer --jobs"
-        ) from None
-    except BaseException:
-        # First the word, then the signal: whoever misses the signal, not yet listening, is told.
-        stop.set()
-        for process in multiprocessing.active_children():
-            if process.pid is not None:
-                os.kill(process.pid, signal.SIGINT)
-        raise
-    finally:
-        polling.set()
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _hearing(
-    done: list[int], index: int, on_progress: OnProgress | None
-) -> Callable[[int, int], None] | None:
-    """What hears of one run for whoever hears of all."""
-    if on_progress is None:
-        return None
-
-    def hear(finished: int, _: int) -> None:
-        done[index] = finished
-        on_progress(done)
-
-    return hear
-
-
-def _polling(counts: Any, on_progress: OnProgress | None) -> threading.Event:
-    """Look at the counts of worker processes from time to time, until the event is set."""
-    over = threading.Event()
-    if on_progress is not None:
-
-        def poll() -> None:
-            while not over.wait(POLL_S):
-                on_progress(list(counts))
-
-        threading.Thread(target=poll, daemon=True).start()
-    return over
-
-
-def _follow(stop: Event, finished: Any) -> None:
-    """Start a worker process; it ends, its run closed, when the one that asked for it is gone."""
-    global _stop, _finished
-    _stop, _finished = stop, finished
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        stop.set()
-        os.kill(os.getpid(), signal.SIGINT)
-        with _busy:
-            os._exit(1)  # nobody is there to answer, and the queue of runs would wait for ever
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _interruptible(run: _Simulate, index: int, config: RunConfig) -> RunResult:
-    """In a process of its own: let the first Ctrl-C end the run, and none disturb its closing."""
-
-    def once(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    with _busy:
-        signal.signal(signal.SIGINT, once)
-        try:
-            if _stop is not None and _stop.is_set():
-                raise KeyboardInterrupt
-            return run(config, on_progress=None if _finished is None else partial(_count, index))
-        except KeyboardInterrupt:
-            # Its run is closed, and no other will begin. If it stayed, waiting for one, and this
-            # run has swallowed the signal by which the pool ends its processes, all would wait.
-            os._exit(1)
-        finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _count(index: int, finished: int, _: int) -> None:
-    _finished[index] = finished
 
 
 def _by_policy(

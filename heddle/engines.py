@@ -8,12 +8,12 @@ from typing import Any
 
 from heddle.config import RunConfig
 from heddle.hardware import hardware
-from heddle.run_files import version_of
-from heddle.simulation import profile_of
+from heddle.runs.files import version_of
 from heddle_core.ids import EngineId
 from heddle_runtime.vllm_checks import check_engines
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import VllmSettings
+from heddle_sim.profile_files import load_profile
 
 
 def vllm_settings(config: RunConfig) -> VllmSettings:
@@ -98,7 +98,7 @@ def open_vllm(config: RunConfig, logs: Path) -> VllmLauncher:
 def _cores(config: RunConfig) -> list[tuple[int, ...]]:
     """A core for each engine while there are enough; engines of several ranks choose their own."""
     cluster = config.cluster
-    degrees = cluster.mix or cluster.tp_choices or profile_of(cluster).tps
+    degrees = cluster.mix or cluster.tp_choices or load_profile(cluster.model, cluster.gpu).tps
     mine = sorted(os.sched_getaffinity(0))
     widest = max(tp for tp in (*degrees, cluster.tp) if tp <= cluster.gpus)
     if not config.runtime.pin_cores or widest > 1 or cluster.gpus > len(mine):

@@ -1,16 +1,16 @@
-"""What a policy is told before a rollout beyond the cluster: history, and an oracle by name.
+"""What a policy knows before a rollout beyond the cluster: history, a model, an oracle by name.
 
 History comes from a trace of earlier rollouts or from a shipped prior, never from the trace that is
-replayed. An oracle is the exception, asked for in the policy's name: ``heddle+oracle``.
+replayed. An oracle is the exception, named in the policy: ``heddle+oracle``.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from heddle.config import MissingConfig, RunConfig
+from heddle.config import MissingConfig
 from heddle.config_files import ConfigError
 from heddle_core.history import History
 from heddle_core.parts import Part, learned
@@ -45,8 +45,8 @@ SHIPPED = "shipped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """The history that a policy was told, and where it is from."""
+class HistorySource:
+    """The history that a policy was given, and its source."""
 
     name: str
     """``none``, ``prior:WORKLOAD`` or the path of a trace; as a configuration's `history` again."""
@@ -55,11 +55,11 @@ class Told:
     history: History | None
 
     def plain(self) -> dict[str, Any] | None:
-        """As JSON; None when nothing was told."""
+        """As JSON; None when there is none."""
         return None if self.history is None else {"name": self.name, "sha256": self.sha256}
 
 
-def rules_of(missing: MissingConfig) -> MissingRules:
+def missing_rules(missing: MissingConfig) -> MissingRules:
     """Hand a run's rules for missing values to the trace package."""
     return MissingRules(
         tool_s=missing.tool_s,
@@ -70,29 +70,29 @@ def rules_of(missing: MissingConfig) -> MissingRules:
     )
 
 
-def told(asked: str, trace: Trace, missing: MissingConfig) -> Told:
-    """Find the history that a configuration asks for, for a rollout of `trace`.
+def resolve_history(name: str, trace: Trace, missing: MissingConfig) -> HistorySource:
+    """Find the history that a configuration names, for a rollout of `trace`.
 
     Raises:
         ConfigError: it would be the replayed trace itself.
         TraceError: the history's trace is unusable, or no such prior is shipped.
     """
-    kind, _, workload = asked.partition(":")
-    if asked == NONE:
-        return Told(name=NONE, sha256=None, history=None)
+    kind, _, workload = name.partition(":")
+    if name == NONE:
+        return HistorySource(name=NONE, sha256=None, history=None)
     if kind == PRIOR:
         workload = workload or _one_workload(trace)
-        if asked == PRIOR and workload not in known_priors():
-            return Told(name=NONE, sha256=None, history=None)
+        if name == PRIOR and workload not in known_priors():
+            return HistorySource(name=NONE, sha256=None, history=None)
         history, sha256 = read_prior(workload)
-        return Told(name=f"{PRIOR}:{workload}", sha256=sha256, history=history)
-    earlier, history = _from_trace(asked, missing)
+        return HistorySource(name=f"{PRIOR}:{workload}", sha256=sha256, history=history)
+    earlier, history = _from_trace(name, missing)
     if earlier == trace.sha256:
         raise ConfigError(
-            f"history {asked} is the replayed trace itself (sha256 {earlier[:16]}): a policy would "
+            f"history {name} is the replayed trace itself (sha256 {earlier[:16]}): a policy would "
             "be told the future. Give a trace of earlier rollouts, or none"
         )
-    return Told(name=asked, sha256=earlier, history=history)
+    return HistorySource(name=name, sha256=earlier, history=history)
 
 
 def extras(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict[str, Part]:
@@ -112,8 +112,8 @@ def oracles(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taught:
-    """A trained model, and where it is from."""
+class LoadedModel:
+    """A predictor model, and its source."""
 
     name: str
     """``shipped`` or the path of its file; as a configuration's `predictor_model` again."""
@@ -127,45 +127,37 @@ class Taught:
         return {"name": self.name, "sha256": self.sha256}
 
 
-def taught(asked: str) -> Taught:
-    """Read the model that a configuration asks for; the last ones are kept until they change.
+def load_predictor_model(name: str) -> LoadedModel:
+    """Read the model that a configuration names.
 
     Raises:
         PredictError: its file is no model, damaged, of another version, or a language model.
         OSError: it cannot be read.
     """
-    path = shipped_model() if asked == SHIPPED else Path(asked)
-    there = path.stat()
-    return _taught(asked, path, (there.st_ino, there.st_mtime_ns, there.st_size))
-
-
-@lru_cache(maxsize=2)
-def _taught(asked: str, path: Path, version: tuple[int, int, int]) -> Taught:
-    """Read a model; `version` is another when its file has been written again, as after a fit."""
+    path = shipped_model() if name == SHIPPED else Path(name)
     artefact = read_artefact(path)
-    return Taught(
-        name=asked,
+    return LoadedModel(
+        name=name,
         sha256=artefact.sha256,
         model=core_model(artefact, path),
         trained_on=tuple(trained.sha256 for trained in artefact.header.trained_on),
     )
 
 
-def model_of(config: RunConfig, predictor: Predictor, trace: Trace) -> dict[str, Any] | None:
-    """Name and hash of the model that a predictor asks, for a manifest; None when it asks none.
+def model_used(model: LoadedModel, predictor: Predictor, trace: Trace) -> dict[str, Any] | None:
+    """Name and hash of a model for a manifest; None if the predictor does not use it.
 
     Raises:
         ConfigError: the model was fitted on the trace that is replayed.
     """
     if not any(isinstance(part, LearnedPredictor) for part in _layers(predictor)):
         return None
-    found = taught(config.predictor_model)
-    if trace.sha256 in found.trained_on:
+    if trace.sha256 in model.trained_on:
         raise ConfigError(
-            f"predictor model {found.name} was fitted on the replayed trace itself (sha256 "
+            f"predictor model {model.name} was fitted on the replayed trace itself (sha256 "
             f"{trace.sha256[:16]}): a policy would be told the future. Fit it on earlier rollouts"
         )
-    return found.plain()
+    return model.plain()
 
 
 def quantiles(policy: str) -> dict[str, Part]:
@@ -205,11 +197,10 @@ def _layers(part: object) -> Iterator[object]:
         part = getattr(part, "inner", None)
 
 
-@lru_cache(maxsize=1)
 def _from_trace(path: str, missing: MissingConfig) -> tuple[str, History]:
     """The hash and the history of a trace of earlier rollouts."""
     trace = read_trace(Path(path))
-    scripts, _ = complete(trace, rules=rules_of(missing), seed=0)
+    scripts, _ = complete(trace, rules=missing_rules(missing), seed=0)
     return trace.sha256, history_of(scripts)
 
 

@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from heddle.config import LiveConfig, RunConfig
+from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle_runtime.live import AgentLimits, LiveAgent, live_agents
 from heddle_runtime.sandbox import Sandbox, SandboxLimits, SandboxResult, Way
@@ -21,7 +20,7 @@ TRANSCRIPTS = "transcripts.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class LiveWork:
-    """Tasks made ready to be worked on."""
+    """Tasks, tokenizer and limits of live agents, read and checked."""
 
     file: TaskFile
     tokenizer: FileTokenizer
@@ -35,25 +34,25 @@ class LiveWork:
         return len(self.file.tasks) * self.samples
 
 
-class Fence(NamedTuple):
-    """How programs that a model wrote are kept in on this machine."""
+class SandboxInfo(NamedTuple):
+    """How this machine isolates programs that a model wrote."""
 
     way: Way
     note: str
     """What it does not limit; empty if it limits all."""
 
 
-@lru_cache(maxsize=1)
-def live_work(path: str, model_dir: str, live: LiveConfig) -> LiveWork:
+def load_live_work(config: RunConfig) -> LiveWork:
     """Read and check what live agents need.
 
     Raises:
         ValueError: tasks, tokenizer or a limit cannot be used; in one line, with the remedy.
     """
+    live, model_dir = config.live, config.runtime.model_dir
     if not model_dir:
         raise ConfigError("live agents need a model that writes: --engine vllm --model-dir DIR")
     work = LiveWork(
-        read_tasks(path),
+        read_tasks(config.trace),
         load_tokenizer(model_dir),
         AgentLimits(
             steps=live.steps,
@@ -66,40 +65,34 @@ def live_work(path: str, model_dir: str, live: LiveConfig) -> LiveWork:
         ),
         live.samples,
     )
-    _nobody(work)
+    _validate_prompts(work)
     return work
 
 
-def work_of_live(config: RunConfig) -> LiveWork:
-    """Return the tasks of a run; see `live_work`."""
-    return live_work(config.trace, config.runtime.model_dir, config.live)
-
-
-def fence_of(work: LiveWork) -> Fence:
+def probe_sandbox(work: LiveWork) -> SandboxInfo:
     """Run a first program in a sandbox, to learn what this machine permits.
 
     Raises:
         SandboxUnavailableError: nothing that would keep programs in.
     """
 
-    async def look() -> Fence:
+    async def look() -> SandboxInfo:
         async with Sandbox(work.sandbox_limits) as sandbox:
-            return Fence(sandbox.way, sandbox.note)
+            return SandboxInfo(sandbox.way, sandbox.note)
 
     return asyncio.run(look())
 
 
 @asynccontextmanager
-async def agents_at_work(
-    config: RunConfig, folder: Path, fence: Fence
+async def running_agents(
+    work: LiveWork, folder: Path, sandbox_info: SandboxInfo
 ) -> AsyncIterator[Sequence[LiveAgent]]:
     """The agents of a run, with their sandbox, writing what was said into `folder`.
 
     Raises:
-        SandboxUnavailableError: what `fence_of` found is not permitted any more.
+        SandboxUnavailableError: what `probe_sandbox` found is not permitted any more.
     """
-    work = work_of_live(config)
-    async with Sandbox(work.sandbox_limits, way=fence.way) as sandbox:
+    async with Sandbox(work.sandbox_limits, way=sandbox_info.way) as sandbox:
         with transcript_file(folder / TRANSCRIPTS) as write:
             yield live_agents(
                 work.file.tasks,
@@ -112,7 +105,7 @@ async def agents_at_work(
             )
 
 
-def _nobody(work: LiveWork) -> None:
+def _validate_prompts(work: LiveWork) -> None:
     """Make every agent once, which checks that each prompt has room, before anything is started."""
     live_agents(
         work.file.tasks,
@@ -125,4 +118,4 @@ def _nobody(work: LiveWork) -> None:
 
 
 async def _never(_: str) -> SandboxResult:
-    raise AssertionError("these agents are only looked at")
+    raise AssertionError("no program runs while prompts are validated")

@@ -18,9 +18,9 @@ import msgspec
 from heddle.config import MAX_RUNNING, RunConfig
 from heddle.engines import open_vllm, vllm_settings
 from heddle.hardware import gpus, hardware
-from heddle.run_files import git_commit
 from heddle.running import simulated_engine
-from heddle.simulation import profile_of, world_of
+from heddle.runs.files import git_commit
+from heddle.setup import load_cluster_profile, simulated_world
 from heddle_calibrate.measure.cells import SizeName
 from heddle_calibrate.measure.session import Measurements, OnProgress, SweepSpec
 from heddle_calibrate.measure.sweep import measure
@@ -59,7 +59,7 @@ def choose_sweep(
     """
     most = sys.maxsize
     if config.runtime.engine == "fake":
-        profile = profile_of(config.cluster)
+        profile = load_cluster_profile(config.cluster)
         model, gpu, limits = profile.model, profile.gpu, GPU_LIMITS
     else:
         settings = vllm_settings(config)
@@ -166,11 +166,11 @@ def sweep_engines(
 
 
 def _fake_facts(config: RunConfig, spec: SweepSpec) -> dict[str, Any]:
-    profile = profile_of(config.cluster)
+    profile = load_cluster_profile(config.cluster)
     for tp in spec.tps:
         profile.at(tp)
     return {
-        "max_batched_tokens": world_of(config.cluster, profile).max_batched_tokens,
+        "max_batched_tokens": simulated_world(config.cluster, profile).max_batched_tokens,
         "precision": profile.source.precision,
         "model_config": {"profile": f"{profile.model} {profile.gpu}"},
         "settings": {},
@@ -185,8 +185,8 @@ def _sweep_fake(
     on_progress: OnProgress,
 ) -> None:
     """In virtual time: a sweep of hours takes seconds."""
-    profile = profile_of(config.cluster)
-    world = world_of(config.cluster, profile)
+    profile = load_cluster_profile(config.cluster)
+    world = simulated_world(config.cluster, profile)
     reported.block_tokens, reported.kv_bytes_per_token = (
         world.block_size,
         profile.kv_bytes_per_token,

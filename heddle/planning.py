@@ -11,15 +11,9 @@ from typing import Any
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.knowledge import Told, extras, model_of, taught
-from heddle.simulation import (
-    CapacityError,
-    capacity_tokens,
-    completed,
-    largest_context,
-    told_of,
-    trace_at,
-)
+from heddle.knowledge import HistorySource, extras, model_used
+from heddle.setup import Workspace
+from heddle.workload import CapacityError, capacity_tokens, filled_counts, largest_context
 from heddle_core.ids import GroupId, RolloutId, TrajectoryId
 from heddle_core.plan.searched import Cost, Found, JointProblem, SearchedPlan, Solver
 from heddle_core.policy import Predictor, Setting
@@ -34,7 +28,7 @@ SCHEMA = "heddle.plan/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What `heddle plan` tells."""
+    """What `heddle plan` reports."""
 
     config: RunConfig
     trace: Trace
@@ -43,10 +37,10 @@ class Planned:
     left_out: tuple[int, ...]
     """TP degrees whose engines do not hold the trace's largest context."""
     largest_tokens: int
-    history: Told
+    history: HistorySource
     predictor: str
     predictor_model: Mapping[str, Any] | None
-    """Name and hash of the model that the predictor asked; None when it asked none."""
+    """Name and hash of the model that the predictor used; None if it used none."""
     spread: bool
     """Whether lengths are history's, in the order of predictions that spread less."""
     problem: JointProblem
@@ -83,14 +77,13 @@ class Planned:
     def plain(self) -> dict[str, Any]:
         """As JSON; equal inputs give equal values but for `solver_s`."""
         problem = self.problem
-        counts = {name: f.zeroed + f.sampled for name, f in self.fill.fields.items()}
         return {
             "schema": SCHEMA,
             "trace": {
                 "name": self.trace.name,
                 "trajectories": len(problem.trajectories),
                 "sha256": self.trace.sha256,
-                **{f"filled_{name}": n for name, n in counts.items()},
+                **filled_counts(self.fill),
             },
             "cluster": {
                 "gpus": problem.gpus,
@@ -135,12 +128,14 @@ def plan(
             "plans of both costs and judges them by simulation"
         )
     cluster = config.cluster
-    trace = trace_at(config.trace)
-    scripts, fill = completed(config.trace, config.missing, config.seed)
+    shared = Workspace()
+    trace = shared.trace(config.trace)
+    scripts, fill = shared.completed(config)
     profile = load_profile(cluster.model, cluster.gpu)
     largest_tokens = max(map(largest_context, scripts))
     choices, left_out = _choices(config, profile, largest_tokens)
-    history = told_of(config)
+    history = shared.history(config, trace)
+    model = shared.model(config.predictor_model)
     setting = Setting(
         gpus=cluster.gpus,
         gpu=profile.gpu,
@@ -149,12 +144,12 @@ def plan(
         max_running=cluster.max_running,
         cost=profile.belief(choices),
         history=history.history,
-        learned=taught(config.predictor_model).model,
+        learned=model.model,
         seed=config.seed,
     )
     ts = [_arrived(script) for script in scripts]
     predicts = _predictor(predictor, setting, scripts)
-    model = model_of(config, predicts, trace)
+    used = model_used(model, predicts, trace)
     remaining = [predicts.remaining_tokens(t) for t in ts]
     problem = SearchedPlan(setting, solver=planner, cost=cost).plan(ts, remaining)
     began_s = time.perf_counter()
@@ -170,7 +165,7 @@ def plan(
         largest_tokens=largest_tokens,
         history=history,
         predictor=predictor,
-        predictor_model=model,
+        predictor_model=used,
         spread=list(problem.output_tokens) != [max(1.0, r) for r in remaining],
         problem=problem,
         found=found,

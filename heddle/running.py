@@ -1,7 +1,4 @@
-"""One run on engines that are there: where work, policy, driver, launcher and run directory meet.
-
-The counterpart of `heddle.simulation`, from which it takes all that is not the world.
-"""
+"""One run on real engines, or on fake ones in real time: a set-up, the driver, a run directory."""
 
 import asyncio
 import os
@@ -9,7 +6,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,31 +16,27 @@ import simpy
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.engines import facts_of, open_vllm, vocabulary_of, world_of_engines
-from heddle.knowledge import asks_for_oracle, model_of, sees_the_future, taught, told
-from heddle.live import Fence, agents_at_work, fence_of, work_of_live
-from heddle.runs import RunDirectory, RunFacts, open_run
-from heddle.signals import Asked
-from heddle.simulation import (
-    RunResult,
-    policy_of,
-    profile_of,
-    setting_of,
-    solo_tpot_of,
-    workload_of,
-    world_of,
-)
+from heddle.executor import Worker
+from heddle.knowledge import asks_for_oracle
+from heddle.live import LiveWork, SandboxInfo, load_live_work, probe_sandbox, running_agents
+from heddle.runs import RunDirectory, open_run
+from heddle.setup import RunSetup, prepare, solo_tpot
+from heddle.signals import StopSignals
+from heddle.simulation import RunResult
+from heddle.workload import Workload
+from heddle_core.commands import SolvePlan
 from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, TrajectoryFinished
 from heddle_core.ids import EngineId
 from heddle_core.journal import Entry, recorded
-from heddle_core.plans import EngineSpec
+from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_runtime.agent import Agent
 from heddle_runtime.clock import RunClock
 from heddle_runtime.driver import AsyncDriver
 from heddle_runtime.engine import Launcher
 from heddle_runtime.fake_engine import EngineModel, FakeLauncher, ModelEnd
 from heddle_runtime.replay import ReplayAgent, TokenSource
-from heddle_runtime.services import Solver, WorkerSolver, charged_solver
+from heddle_runtime.services import Solver, charged_solver
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_sim.cluster import World
 from heddle_sim.engine import SimEngine
@@ -53,23 +46,26 @@ FLUSH_S = 5.0
 """A run on engines cannot be had again for nothing: its journal is on disk this often."""
 
 OnProgress = Callable[[int, int], None]
-"""Told how many trajectories have finished, and of how many."""
+"""Called with how many trajectories have finished, and of how many."""
 OnNote = Callable[[str], None]
-"""Told, before anything is started, what the user should know; a line each."""
+"""Called before anything is started, with what the user should know; a line each."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """What is rolled out, a trace or live agents' tasks."""
+class _Live:
+    """Live agents' part of a set-up."""
 
-    trace: Trace
-    """Of tasks, their name and hash only."""
-    trajectories: int
-    largest_tokens: int
-    """The largest context that an engine must hold."""
-    notes: Mapping[str, Any]
-    fence: Fence | None = None
-    """Of live agents."""
+    work: LiveWork
+    sandbox: SandboxInfo
+
+    @property
+    def workload(self) -> Workload:
+        """Their tasks, as a run's workload."""
+        return Workload(
+            trace=Trace(self.work.file.name, (), self.work.file.sha256),
+            trajectories=self.work.trajectories,
+            largest_tokens=self.work.limits.context_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,7 @@ class _Stage:
 
 
 def run(
-    config: RunConfig,
+    run: RunConfig | RunSetup,
     *,
     out: Path = Path("runs"),
     config_text: str | None = None,
@@ -96,86 +92,70 @@ def run(
 ) -> RunResult:
     """Roll a trace, or live agents, out under a policy on the engines that `config.runtime` names.
 
-    Ctrl-C, SIGTERM or SIGHUP winds the run up: the tokens of running steps are handed over, all
-    trajectories are cancelled, engines end, and the run directory is closed as interrupted. A
-    second one ends it without the tokens; more change nothing.
+    Live agents are set up here: give their configuration, and of a replay its `RunSetup` if there
+    is one. Ctrl-C, SIGTERM or SIGHUP ends the run in order: the tokens of running steps are handed
+    over, all trajectories are cancelled, engines end, and the run directory is closed as
+    interrupted. A second signal ends it without the tokens; more change nothing.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before anything is started.
-        SandboxUnavailableError: live agents' programs cannot be kept in; before that, too.
+        SandboxUnavailableError: live agents' programs cannot be isolated; before that, too.
         OSError: the run directory cannot be written.
         KeyboardInterrupt: a signal asked to end; `Terminated` unless it was Ctrl-C.
     """
-    job = _live_job(config) if config.live.agents else _replay_job(config)
-    profile = profile_of(config.cluster)
-    history = told(config.history, job.trace, config.missing)
-    setting = setting_of(
-        config.cluster,
-        profile,
-        config.seed,
-        largest_tokens=job.largest_tokens,
-        history=history.history,
-        learned=taught(config.predictor_model).model,
-    )
-    policy = policy_of(config, setting)
-    config = replace(config, history=history.name)
-    world = _world_of(config, job)
+    live: _Live | None = None
+    if isinstance(run, RunSetup):
+        setup = run
+    elif run.live.agents:
+        live = _live(run)
+        setup = prepare(run, workload=live.workload)
+    else:
+        setup = prepare(run)
+    config, workload = setup.config, setup.workload
+    world = _world_facts(setup, live)
     for note in world["notes"]:
         on_note(note)
-    facts = RunFacts(
-        driver="heddle_runtime",
-        trace_name=job.trace.name,
-        trace_sha256=job.trace.sha256,
-        oracle=sees_the_future(policy),
-        history=history.plain(),
-        predictor_model=model_of(config, policy.predictor, job.trace),
-        setting=setting,
-        world=world,
-    )
+    facts = setup.facts("heddle_runtime", world)
     began_s = time.perf_counter()
-    # Asked to end inside and out: between the two nothing is open that would have to be closed.
-    with Asked() as asked, open_run(out, config, facts, config_text=config_text) as directory:
-        sink = _Sink(directory, job.trajectories, on_progress)
-        with asked.put_off():
-            asyncio.run(_roll_out(config, Controller(policy), sink, job.fence, asked))
+    # Signals are deferred: between the rollout and `finish`, nothing is open that must be closed.
+    with (
+        StopSignals() as signals,
+        open_run(out, config, facts, config_text=config_text) as directory,
+    ):
+        sink = _Sink(directory, workload.trajectories, on_progress)
+        with signals.deferred():
+            asyncio.run(_roll_out(setup, live, sink, signals))
         measured = directory.finish(
-            solo_tpot=solo_tpot_of(profile, config.cluster), notes=job.notes
+            solo_tpot=solo_tpot(setup.profile, config.cluster), notes=workload.notes
         )
     return RunResult(
         config.policy.preset,
         config.seed,
         directory.path,
-        {**measured.summary, **job.notes},
+        {**measured.summary, **workload.notes},
         time.perf_counter() - began_s,
     )
 
 
-def _replay_job(config: RunConfig) -> _Job:
-    work = workload_of(config)
-    notes = {**work.filled, "dropped_over_capacity": len(work.dropped)}
-    return _Job(work.trace, len(work.scripts), work.largest_tokens, notes)
-
-
-def _live_job(config: RunConfig) -> _Job:
+def _live(config: RunConfig) -> _Live:
     if asks_for_oracle(config.policy.preset):
         raise ConfigError(
-            f"policy {config.policy.preset}: nobody knows the future of live agents; "
+            f"policy {config.policy.preset}: the future of live agents is unknown; "
             "take a policy without an oracle"
         )
     if config.runtime.engine == "fake":
         raise ConfigError("live agents need a model that writes: --engine vllm --model-dir DIR")
-    work = work_of_live(config)
-    trace = Trace(work.file.name, (), work.file.sha256)
-    return _Job(trace, work.trajectories, work.limits.context_tokens, {}, fence_of(work))
+    work = load_live_work(config)
+    return _Live(work, probe_sandbox(work))
 
 
-def _world_of(config: RunConfig, job: _Job) -> dict[str, Any]:
+def _world_facts(setup: RunSetup, live: _Live | None) -> dict[str, Any]:
     """What the manifest says of engines, machine and sandbox, these being checked."""
-    world = world_of_engines(config, job.largest_tokens)
-    if job.fence is None:
+    world = world_of_engines(setup.config, setup.workload.largest_tokens)
+    if live is None:
         return world
-    notes = [*world["notes"], *([job.fence.note] if job.fence.note else [])]
-    return {**world, "sandbox": job.fence.way, "notes": notes}
+    notes = [*world["notes"], *([live.sandbox.note] if live.sandbox.note else [])]
+    return {**world, "sandbox": live.sandbox.way, "notes": notes}
 
 
 class _Sink:
@@ -210,43 +190,48 @@ class _Sink:
             self._flushed_s = time.monotonic()
 
 
-async def _roll_out(
-    config: RunConfig, controller: Controller, sink: _Sink, fence: Fence | None, asked: Asked
-) -> None:
-    cluster = config.cluster
-    stage = _fake(config) if config.runtime.engine == "fake" else _vllm(config, sink.path)
+async def _roll_out(setup: RunSetup, live: _Live | None, sink: _Sink, signals: StopSignals) -> None:
+    config = setup.config
+    stage = _fake(setup) if config.runtime.engine == "fake" else _vllm(config, sink.path)
     sink.facts = stage.facts
     try:
-        async with _agents(config, stage, sink.path, fence) as agents:
-            driver = AsyncDriver(
-                agents,
-                recorded(controller.handle, sink),
-                stage.launcher,
-                stage.clock,
-                deadline=lambda: controller.deadline_s,
-                tool_capacity=cluster.tool_capacity,
-                tool_limit_s=config.runtime.tool_limit_s,
-                prediction_s=cluster.prediction_s,
-                solver=stage.solver,
-                report_interval_s=cluster.report_interval_s,
-                report_delay_s=stage.report_delay_s,
-            )
-            await _interruptible(driver, asked)
+        async with _agents(setup, live, stage, sink.path) as agents:
+            await _interruptible(_driver(setup, agents, stage, sink), signals)
     finally:
-        if isinstance(stage.solver, WorkerSolver):
+        if isinstance(stage.solver, ProcessSolver):
             stage.solver.close()
         await stage.launcher.close()
 
 
+def _driver(
+    setup: RunSetup, agents: Sequence[Agent], stage: _Stage, sink: Callable[[Entry], None]
+) -> AsyncDriver:
+    """Connect the policy, the agents and the engines; `sink` takes the journal."""
+    controller, cluster = Controller(setup.policy), setup.config.cluster
+    return AsyncDriver(
+        agents,
+        recorded(controller.handle, sink),
+        stage.launcher,
+        stage.clock,
+        deadline=lambda: controller.deadline_s,
+        tool_capacity=cluster.tool_capacity,
+        tool_limit_s=setup.config.runtime.tool_limit_s,
+        prediction_s=cluster.prediction_s,
+        solver=stage.solver,
+        report_interval_s=cluster.report_interval_s,
+        report_delay_s=stage.report_delay_s,
+    )
+
+
 @asynccontextmanager
 async def _agents(
-    config: RunConfig, stage: _Stage, path: Path, fence: Fence | None
+    setup: RunSetup, live: _Live | None, stage: _Stage, path: Path
 ) -> AsyncIterator[Sequence[Agent]]:
-    if fence is not None:
-        async with agents_at_work(config, path, fence) as agents:
+    if live is not None:
+        async with running_agents(live.work, path, live.sandbox) as agents:
             yield agents
         return
-    scripts = workload_of(config).scripts
+    scripts = setup.workload.scripts
     first_arrival_s = min(script.arrival_s for script in scripts)
     yield [
         ReplayAgent(
@@ -260,21 +245,21 @@ async def _agents(
     ]
 
 
-async def _interruptible(driver: AsyncDriver, asked: Asked) -> None:
-    """Run to the end; the first signal winds the run up, a second one ends it as it is."""
+async def _interruptible(driver: AsyncDriver, signals: StopSignals) -> None:
+    """Run to the end; the first signal ends the run in order, a second one at once."""
     loop = asyncio.get_running_loop()
     running = loop.create_task(driver.run())
-    winding_up: list[asyncio.Task[None]] = []
+    ending: list[asyncio.Task[None]] = []
 
     def end(count: int) -> None:
         if count == 1:
-            winding_up.append(loop.create_task(driver.interrupt()))
+            ending.append(loop.create_task(driver.interrupt()))
         else:
             running.cancel()
 
     # Out of a signal handler: the loop may be asleep, and wakes up for such a call only.
     with (
-        asked.told_to(lambda count: loop.call_soon_threadsafe(end, count)),
+        signals.on_signal(lambda count: loop.call_soon_threadsafe(end, count)),
         suppress(asyncio.CancelledError),
     ):
         await running
@@ -283,9 +268,9 @@ async def _interruptible(driver: AsyncDriver, asked: Asked) -> None:
 # -- engines that keep time only --------------------------------------------------------------
 
 
-def _fake(config: RunConfig) -> _Stage:
-    world = world_of(config.cluster, profile_of(config.cluster))
-    clock = RunClock(asyncio.get_running_loop(), speed=1.0 / config.runtime.time_scale)
+def _fake(setup: RunSetup) -> _Stage:
+    world = setup.world
+    clock = RunClock(asyncio.get_running_loop(), speed=1.0 / setup.config.runtime.time_scale)
     launcher = FakeLauncher(
         clock,
         partial(simulated_engine, world),
@@ -317,6 +302,22 @@ def simulated_engine(
 # -- vLLM -------------------------------------------------------------------------------------
 
 
+class ProcessSolver:
+    """Searches for plans in another process, so that the event loop goes on meanwhile."""
+
+    def __init__(self) -> None:
+        # Ctrl-C reaches every process of a terminal: the run decides what becomes of a search.
+        self._worker = Worker("ignored")
+
+    async def __call__(self, command: SolvePlan) -> ResourcePlan:
+        """Search for a plan."""
+        return await asyncio.wrap_future(self._worker.submit(command.problem.solve))
+
+    def close(self) -> None:
+        """End the other process."""
+        self._worker.close()
+
+
 def _vllm(config: RunConfig, path: Path) -> _Stage:
     clock = RunClock(asyncio.get_running_loop())
     launcher = open_vllm(config, path / "engines")
@@ -325,7 +326,7 @@ def _vllm(config: RunConfig, path: Path) -> _Stage:
     tokens = TokenSource(vocabulary_of(config.runtime.model_dir), seed=config.seed)
     scale = config.runtime.time_scale
     facts = partial(facts_of, launcher)
-    return _Stage(clock, launcher, WorkerSolver(), tokens, scale, 0.0, facts)
+    return _Stage(clock, launcher, ProcessSolver(), tokens, scale, 0.0, facts)
 
 
 def _kill(launcher: VllmLauncher, name: EngineId) -> None:

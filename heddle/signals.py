@@ -1,15 +1,29 @@
-"""Signals that ask a run on engines to end: heard until it is closed, whatever it is doing."""
+"""Signals that end a run: raised where it can be closed, and handed on to worker processes.
 
+The only module of the package that sets handlers and signal masks, or ends a process at once.
+"""
+
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Self
+from typing import TYPE_CHECKING, Literal, NoReturn, Self, TypeAlias
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
 
 NUMBERS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
+
+Interrupts: TypeAlias = Literal["relayed", "direct", "ignored"]
+"""What SIGINT does to a job in a worker process.
+
+``relayed``: the parent interrupts its workers, each once; a job closes, and its process ends.
+``direct``: a job handles what the terminal sends. ``ignored``: a job that has begun ends normally.
+"""
 
 
 class Terminated(KeyboardInterrupt):
@@ -20,62 +34,165 @@ class Terminated(KeyboardInterrupt):
         self.status = 128 + number
 
 
-class Asked:
-    """Hears the signals that ask to end, as a context manager, and decides what they do.
+@contextmanager
+def terminate_on_signals() -> Iterator[None]:
+    """Raise `Terminated` where SIGTERM or SIGHUP would end the process without a message.
 
-    The first is raised where it comes, as `KeyboardInterrupt` or `Terminated`; while they are `put
-    off`, at the end of that; while somebody is told, it is his to act on. None that come later are
-    raised: they would break into the closing that the first has begun. A signal that is ignored,
-    as under nohup, stays ignored.
+    A signal that is ignored, as under nohup, stays ignored; so does a second one while the first
+    closes the run.
+    """
+    numbers = [number for number in NUMBERS if number != signal.SIGINT]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []  # only the main thread may set handlers
+    mine = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+
+    def end(number: int, _: object) -> NoReturn:
+        for each in mine:
+            signal.signal(each, signal.SIG_IGN)
+        raise Terminated(number)
+
+    for number in mine:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+class StopSignals:
+    """Handles the signals that end a run, as a context manager.
+
+    The first is raised where it arrives, as `KeyboardInterrupt` or `Terminated`; inside `deferred`,
+    at the end of that block; inside `on_signal`, a callback handles it. Later ones are not raised:
+    they would break into the closing that the first has begun. A signal that is ignored, as under
+    nohup, stays ignored.
     """
 
     def __init__(self) -> None:
         self._came: list[int] = []
-        self._tell: Callable[[int], object] | None = None
+        self._callback: Callable[[int], object] | None = None
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> Self:
-        """Listen; outside of the main thread nobody can."""
+        """Set the handlers; outside of the main thread that is not possible."""
         if threading.current_thread() is threading.main_thread():
             for number in NUMBERS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._hear)
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the signals to whoever had them before."""
+        """Set the handlers of before again."""
         for number, before in self._before.items():
             signal.signal(number, before if before is not None else signal.SIG_DFL)
 
     @contextmanager
-    def put_off(self) -> Iterator[None]:
-        """Raise what comes inside at the end of the block, unless something else is raised."""
-        with self.told_to(lambda count: None):
+    def deferred(self) -> Iterator[None]:
+        """Raise what arrives inside at the end of the block, unless something else is raised."""
+        with self.on_signal(lambda count: None):
             yield
         if self._came:
             self._raise()
 
     @contextmanager
-    def told_to(self, tell: Callable[[int], object]) -> Iterator[None]:
-        """Call `tell` with how many signals have come, for each, and once for those before.
+    def on_signal(self, callback: Callable[[int], object]) -> Iterator[None]:
+        """Call `callback` with how many signals have come, for each, and once for those before.
 
         It is called between any two instructions, as signal handlers are.
         """
-        before, self._tell = self._tell, tell
+        before, self._callback = self._callback, callback
         try:
             if self._came:
-                tell(len(self._came))
+                callback(len(self._came))
             yield
         finally:
-            self._tell = before
+            self._callback = before
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, _: FrameType | None) -> None:
         self._came.append(number)
-        if self._tell is not None:
-            self._tell(len(self._came))
+        if self._callback is not None:
+            self._callback(len(self._came))
         elif len(self._came) == 1:
             self._raise()
 
     def _raise(self) -> None:
         number = self._came[0]
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+
+
+# -- worker processes -------------------------------------------------------------------------
+
+
+@contextmanager
+def keyboard_interrupt_blocked() -> Iterator[None]:
+    """Start processes with SIGINT blocked: Ctrl-C would end them noisily while they import."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def interrupt(pid: int) -> None:
+    """Send SIGINT to a process."""
+    os.kill(pid, signal.SIGINT)
+
+
+class WorkerSignals:
+    """SIGINT in a worker process: it interrupts a job, and nothing between jobs.
+
+    The process ends when its parent has ended, after its job has closed. A new one starts with
+    SIGINT blocked; see `keyboard_interrupt_blocked`.
+    """
+
+    def __init__(self, stop: "Event", interrupts: Interrupts) -> None:
+        """`stop` is set when no job may begin any more."""
+        self._stop, self._interrupts = stop, interrupts
+        self._busy = threading.Lock()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+        threading.Thread(target=self._end_with_parent, daemon=True).start()
+
+    @contextmanager
+    def job(self) -> Iterator[None]:
+        """Let SIGINT interrupt the block, as the process's `Interrupts` say.
+
+        Raises:
+            KeyboardInterrupt: no job may begin any more, or a ``direct`` one was interrupted.
+        """
+        with self._busy:
+            try:
+                if self._interrupts != "ignored":
+                    signal.signal(signal.SIGINT, self._interrupt_once)
+                if self._stop.is_set():
+                    raise KeyboardInterrupt
+                yield
+            except KeyboardInterrupt:
+                if self._interrupts == "relayed":
+                    # The job has closed, and no other begins. A process that stayed could wait for
+                    # ever: the job may have taken the signal by which a pool ends its processes.
+                    os._exit(1)
+                raise
+            finally:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _interrupt_once(self, *_: object) -> None:
+        """Raise the first signal; a second one would break into the closing of the job."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    def _end_with_parent(self) -> None:
+        # Imported here: the command line imports this module, and help needs no processes.
+        import multiprocessing
+        from multiprocessing import connection
+
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        connection.wait([parent.sentinel])
+        self._stop.set()
+        if self._interrupts == "ignored":
+            os._exit(1)
+        os.kill(os.getpid(), signal.SIGINT)
+        with self._busy:
+            os._exit(1)  # no process reads the results, and the queue of jobs would wait for ever

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import line, page, save
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import Value, estimate
+from experiments.harness.drawing import line, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import Value, estimate
 
 LATENCIES = (0.0, 0.05, 0.27, 1.0)
 SCALES = (1.0, 6.0, 30.0)

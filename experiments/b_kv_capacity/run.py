@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import line, page, save, scaled
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import estimate, exactly
+from experiments.harness.drawing import line, page, save, scaled
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import estimate, exactly
 from heddle_sim.profile_files import load_profile
 
 RUNNING = (25, 50, 100, 200)

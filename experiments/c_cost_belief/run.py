@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import COLOURS, bars, page, save, scaled
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import across
+from experiments.harness.drawing import COLOURS, bars, page, save, scaled
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import across
 
 WORKLOADS = ("coding", "search", "math")
-BATCH = "experiments.lib.policies:batch_only+oracle"
-CONTEXT = "experiments.lib.policies:context_aware+oracle"
+BATCH = "experiments.harness.policies:batch_only+oracle"
+CONTEXT = "experiments.harness.policies:context_aware+oracle"
 NAMES = {
     "verl": "verl, no plan",
     BATCH: "plan believes batch size alone",

@@ -4,17 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import heddle
-from experiments.lib.drawing import COLOURS, bars, page, save, scaled
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.jobs import Rollout
-from experiments.lib.running import trace_of
-from experiments.lib.values import across, estimate, exactly
+from experiments.harness.drawing import COLOURS, bars, page, save, scaled
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.jobs import Rollout
+from experiments.harness.running import trace_of
+from experiments.harness.values import across, estimate, exactly
 from heddle.planning import plan
 
 WORKLOADS = ("coding", "search", "math")
 SIMULATED = {
-    "annealing": "experiments.lib.policies:annealed+oracle",
-    "exact": "experiments.lib.policies:context_aware+oracle",
+    "annealing": "experiments.harness.policies:annealed+oracle",
+    "exact": "experiments.harness.policies:context_aware+oracle",
     "portfolio": "heddle+oracle",
 }
 

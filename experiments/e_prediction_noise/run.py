@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import COLOURS, line, page, save
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import Value, across
+from experiments.harness.drawing import COLOURS, line, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import Value, across
 
 WORKLOADS = ("coding", "search")
 NOISE = {

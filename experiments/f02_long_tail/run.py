@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lib.drawing import COLOURS, page, save
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.store import ROOT
-from experiments.lib.values import exactly
+from experiments.harness.drawing import COLOURS, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.store import ROOT
+from experiments.harness.values import exactly
 from heddle_trace import read_trace, synth
 from heddle_trace.schema import TrajectoryRecord
 

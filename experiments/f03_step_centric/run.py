@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lib.drawing import colour, page, save
-from experiments.lib.examples import example_run
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import exactly
+from experiments.harness.drawing import colour, page, save
+from experiments.harness.examples import example_run
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import exactly
 
 LONG = 12
 """Least steps of the trajectory that is shown."""

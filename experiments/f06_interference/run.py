@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lib.drawing import colour, page, save
-from experiments.lib.examples import example_run
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import exactly
-from heddle.simulation import profile_of, solo_tpot_of
+from experiments.harness.drawing import colour, page, save
+from experiments.harness.examples import example_run
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import exactly
+from heddle.setup import load_cluster_profile, solo_tpot
 
 
 def measure(context: Context) -> Measured:
@@ -33,7 +33,7 @@ def measure(context: Context) -> Measured:
         }
         if policy == "slime":
             middle = one["prompt_tokens"] + one["output_tokens"] / 2
-            solo = solo_tpot_of(profile_of(cluster), cluster)(1, middle.to_numpy(float))
+            solo = solo_tpot(load_cluster_profile(cluster), cluster)(1, middle.to_numpy(float))
             data["alone"] = {"tokens": made.tolist(), "tpot_ms": (1e3 * solo).tolist()}
     alone = float(np.mean(data["alone"]["tpot_ms"]))
     return Measured(

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import COLOURS, MARKERS, page, save
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import exactly
+from experiments.harness.drawing import COLOURS, MARKERS, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import exactly
 from heddle_sim.profile_files import load_profile
 
 

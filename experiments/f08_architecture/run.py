@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 from matplotlib.patches import FancyBboxPatch
 
-from experiments.lib.drawing import COLOURS, page, save
-from experiments.lib.experiment import Context, Measured
-from heddle.knowledge import SHIPPED, taught
+from experiments.harness.drawing import COLOURS, page, save
+from experiments.harness.experiment import Context, Measured
+from heddle.knowledge import SHIPPED, load_predictor_model
 from heddle_core.commands import Command
 from heddle_core.cost import CostModel
 from heddle_core.events import Event
@@ -37,7 +37,7 @@ def measure(context: Context) -> Measured:
         tp_choices=(1, 2, 4, 8),
         max_running=100,
         cost=belief,
-        learned=taught(SHIPPED).model,
+        learned=load_predictor_model(SHIPPED).model,
     )
     policy = load_policy(context.config["drawing"]["policy"], setting)
     chosen = {f.name: getattr(policy, f.name) for f in fields(Policy)}

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import COLOURS, bars, page, save
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import estimate, exactly
+from experiments.harness.drawing import COLOURS, bars, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import estimate, exactly
 
 TPS = (1, 2, 4, 8)
 UNIFORM, MIXED = "heddle-no-plan+oracle", "heddle+oracle"

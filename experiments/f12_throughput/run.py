@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import bars, colour, page, save, scaled
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import Value, across, estimate
+from experiments.harness.drawing import bars, colour, page, save, scaled
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import Value, across, estimate
 
 WORKLOADS = ("coding", "search", "math")
 MODELS = ("qwen3-8b", "qwen3-14b", "qwen3-32b")

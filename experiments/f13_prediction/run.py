@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lib.drawing import COLOURS, bars, page, save
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.store import code_key
-from experiments.lib.values import Value, across, exactly
+from experiments.harness.drawing import COLOURS, bars, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.store import code_key
+from experiments.harness.values import Value, across, exactly
 from heddle_predict.answering import answering
 from heddle_predict.corpus import Source, source_of
 from heddle_predict.evaluate import judge_quantiles, untrained

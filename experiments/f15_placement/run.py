@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import COLOURS, bars, page, save, scaled
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import across
+from experiments.harness.drawing import COLOURS, bars, page, save, scaled
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import across
 
 WORKLOADS = ("coding", "search", "math")
 EVEN = {

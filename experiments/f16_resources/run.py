@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lib.drawing import COLOURS, DASHES, bars, page, save, scaled
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import across, estimate
+from experiments.harness.drawing import COLOURS, DASHES, bars, page, save, scaled
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import across, estimate
 
 WORKLOADS = ("coding", "search", "math")
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import line, page, save
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import across, estimate
+from experiments.harness.drawing import line, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import across, estimate
 
 WORKLOADS = ("coding", "search")
 LOADS = (50, 100, 150, 200)

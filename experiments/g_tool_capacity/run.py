@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import colour, page, save
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import estimate, exactly
+from experiments.harness.drawing import colour, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import estimate, exactly
 
 CAPACITY = (1.0, 2.0, 4.0, 8.0, 0.0)
 

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import COLOURS, bars, page, save, scaled
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import Value, estimate
+from experiments.harness.drawing import COLOURS, bars, page, save, scaled
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import Value, estimate
 
 MODERATE, HIGH = 1200.0, 400.0
 """Seconds over which groups arrive."""
 HASH, LEAST = "verl+consistent_hash", "verl+sticky_least_sessions"
-TIGHT = "experiments.lib.policies:cache_aware_tight"
-LOOSE = "experiments.lib.policies:cache_aware_loose"
+TIGHT = "experiments.harness.policies:cache_aware_tight"
+LOOSE = "experiments.harness.policies:cache_aware_loose"
 SESSIONS = {
     "slime": "least load\nat every step",
     TIGHT: "cache-aware\n4 / 1.1",

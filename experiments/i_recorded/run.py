@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lib.drawing import COLOURS, page, save
-from experiments.lib.experiment import Context, Measured
+from experiments.harness.drawing import COLOURS, page, save
+from experiments.harness.experiment import Context, Measured
 
 TRACES = ("tbench_mini", "tau2_retail", "cc_weka")
 

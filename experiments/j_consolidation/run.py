@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import COLOURS, bars, page, save
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import Results, Value, across, estimate
+from experiments.harness.drawing import COLOURS, bars, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import Results, Value, across, estimate
 
 WORKLOADS = ("coding", "search", "math")
 MODELS = ("qwen3-8b", "qwen3-14b", "qwen3-32b")

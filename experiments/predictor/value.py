@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from heddle.config import ClusterConfig, MissingConfig, PolicyConfig, RunConfig
-from heddle.simulation import bound_of, simulate
+from heddle.setup import Workspace, prepare
+from heddle.simulation import simulate
 from heddle_predict.artefact import write_artefact
 from heddle_predict.corpus import source_of
 from heddle_predict.fit import fit
@@ -99,10 +100,13 @@ def measure(name: str, seed: int, policies: list[str]) -> dict[str, Any] | None:
             predictor_model=str(model),
             cluster=ClusterConfig(model="qwen3-14b", gpu="h100", gpus=64),
         )
-        found: dict[str, Any] = {"bound_s": bound_of(config).makespan_s}
+        shared = Workspace()
+        found: dict[str, Any] = {"bound_s": prepare(config, workspace=shared).bound().makespan_s}
         for policy in policies:
             run = replace(config, policy=PolicyConfig(preset=policy))
-            found[policy] = simulate(run, out=folder / "runs").summary["makespan_s"]
+            found[policy] = simulate(prepare(run, workspace=shared), out=folder / "runs").summary[
+                "makespan_s"
+            ]
     return found
 
 

@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.lib.drawing import COLOURS, bars, page, save
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.values import Value, across, exactly
-from heddle.knowledge import SHIPPED, taught
+from experiments.harness.drawing import COLOURS, bars, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.values import Value, across, exactly
+from heddle.knowledge import SHIPPED, load_predictor_model
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import TrajectoryView
 from heddle_core.predict.learned import LearnedPredictor
@@ -82,7 +82,7 @@ def measure(context: Context) -> Measured:
 
 def _prediction_s(workload: str, count: int) -> float:
     source = source_of(Trace(workload, synth(workload, count, 101), ""), workload)
-    timed = _Timed(taught(SHIPPED).model)
+    timed = _Timed(load_predictor_model(SHIPPED).model)
     judge(timed, source.scripts, Pace())
     return timed.asked_s / timed.asked
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 import heddle
-from experiments.lib.drawing import COLOURS, bars, page, save
-from experiments.lib.experiment import Context, Measured
-from experiments.lib.jobs import BASELINE_TP, Rollout
-from experiments.lib.running import trace_of
-from experiments.lib.values import across, exactly
+from experiments.harness.drawing import COLOURS, bars, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.jobs import BASELINE_TP, Rollout
+from experiments.harness.running import trace_of
+from experiments.harness.values import across, exactly
 from heddle.planning import plan
 from heddle_core.place.presorted_dp import aggregate_short, presorted_dp
 from heddle_core.place.presorted_search import search_partition

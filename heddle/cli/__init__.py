@@ -6,7 +6,8 @@ from typing import Any
 
 import rich_click as click
 
-from heddle.cli.errors import encodable, heeded, told
+from heddle.cli.errors import encodable, exit_with_user_errors
+from heddle.signals import terminate_on_signals
 
 VERBS = {
     "compare": "heddle.cli.compare:compare",
@@ -41,12 +42,12 @@ class Verbs(click.RichGroup):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Read the arguments and run; help, too, may meet a full disk."""
         encodable()
-        with told():
+        with exit_with_user_errors():
             return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a verb; see `heddle.cli.errors`."""
-        with told(), heeded():
+        with exit_with_user_errors(), terminate_on_signals():
             return super().invoke(ctx)
 
 

@@ -45,15 +45,13 @@ def compare(
     from heddle.cli.progress import progress, running
     from heddle.cli.show import comparison
     from heddle.comparison import compare as compared
-    from heddle.simulation import workload_of
 
     names = [name.strip() for name in policies.split(",") if name.strip()]
     config, text = take_config(sources, options, settings, seed=seed)
     every = [f"{name} s{config.seed + s}" for s in range(seeds) for name in names]
     with progress("reading", "trajectories") as doing:
 
-        def hear(done: Sequence[int]) -> None:
-            each = len(workload_of(config).scripts)
+        def show(done: Sequence[int], each: int) -> None:
             over = sum(n >= each for n in done)
             doing.now(f"{running(every, done, each)} ({over} of {len(every)} runs done)")
             doing.at(sum(done), each * len(every))
@@ -65,7 +63,7 @@ def compare(
             out=out,
             jobs=jobs,
             config_text=text,
-            on_progress=hear if doing.seen else None,
+            on_progress=show if doing.seen else None,
         )
     if as_json:
         click.echo(json.dumps(result.plain(), allow_nan=False))

@@ -2,9 +2,7 @@
 
 import errno
 import io
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -45,32 +43,6 @@ _FOLDER = {
 }
 
 
-@contextmanager
-def heeded() -> Iterator[None]:
-    """Raise `Terminated` where SIGTERM or SIGHUP would end the process without a word.
-
-    A signal that is ignored, as under nohup, stays ignored; so does a second one while the first
-    closes the run.
-    """
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []  # only the main thread may set handlers
-    mine = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-
-    def end(number: int, _: object) -> NoReturn:
-        for each in mine:
-            signal.signal(each, signal.SIG_IGN)
-        raise Terminated(number)
-
-    for number in mine:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in mine:
-            signal.signal(number, signal.SIG_DFL)
-
-
 def encodable() -> None:
     """Let a stream that cannot show a character show "?", as a terminal under locale C."""
     for stream in (sys.stdout, sys.stderr):
@@ -79,8 +51,8 @@ def encodable() -> None:
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Tell errors that the user can mend, and end with their status; let all others through.
+def exit_with_user_errors() -> Iterator[None]:
+    """Print errors that the user can mend, and exit with their status; let all others through.
 
     Known are: ValueErrors that the packages define for bad input, failures of disk and folders,
     lack of memory, the keyboard interrupt, and signals that ask to end.

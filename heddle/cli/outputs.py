@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from heddle.run_files import write_whole
+from heddle.runs.files import write_whole
 
 
 class OutputError(ValueError):

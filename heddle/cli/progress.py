@@ -48,8 +48,8 @@ class _Count(ProgressColumn):
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
-    """Work under way, told to the terminal."""
+class ProgressBar:
+    """A bar on the terminal for work under way."""
 
     _bar: Progress
     _task: TaskID
@@ -64,13 +64,13 @@ class Doing:
 
     @property
     def seen(self) -> bool:
-        """Whether anybody looks; work need not be counted for nobody."""
+        """Whether it is shown; if not, work need not be counted."""
         return not self._bar.disable
 
 
 @contextmanager
-def progress(what: str, unit: str = "") -> Iterator[Doing]:
-    """Show `what` is running until the block is left; a total comes with `Doing.at`."""
+def progress(what: str, unit: str = "") -> Iterator[ProgressBar]:
+    """Show `what` is running until the block is left; a total comes with `ProgressBar.at`."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -81,7 +81,7 @@ def progress(what: str, unit: str = "") -> Iterator[Doing]:
     )
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar:
-        yield Doing(bar, bar.add_task(what, total=None))
+        yield ProgressBar(bar, bar.add_task(what, total=None))
 
 
 def running(names: Sequence[str], done: Sequence[int], each: int) -> str:

@@ -19,8 +19,8 @@ def replay(ctx: click.Context, run: Path, as_json: bool) -> None:
     journal goes.
     """
     from heddle.cli.progress import progress
-    from heddle.replay import replay_run
     from heddle.runs import load_run, why_unfinished
+    from heddle.runs.replay import replay_run
 
     loaded = load_run(run, unfinished=True)
     if loaded.status != "finished":

@@ -41,7 +41,7 @@ def report(
     delay as PNG files.
     """
     from heddle.cli.outputs import OutputError
-    from heddle.run_files import MANIFEST
+    from heddle.runs.files import MANIFEST
 
     # `heddle report runs/*` names the folder of its own figures, too, when it is given again.
     drawn = [r for r in runs if r.name == FIGURES and not (r / MANIFEST).exists()]
@@ -62,7 +62,7 @@ def report(
 def _page(paths: tuple[Path, ...], out: Path, force: bool) -> None:
     from heddle.cli.outputs import new_file, write
     from heddle.cli.progress import progress
-    from heddle.page.html import page
+    from heddle.reports.page.html import page
 
     new_file(out, force)
     runs = [_any_run(path) for path in paths]
@@ -75,8 +75,8 @@ def _page(paths: tuple[Path, ...], out: Path, force: bool) -> None:
 def _perfetto(paths: tuple[Path, ...], out: Path | None, force: bool) -> Path:
     from heddle.cli.outputs import OutputError, new_file, write
     from heddle.cli.progress import progress
-    from heddle.perfetto import trace_events
-    from heddle.record import record
+    from heddle.reports.perfetto import trace_events
+    from heddle.runs.record import record
 
     if len(paths) != 1:
         raise OutputError(f"--perfetto writes one run to a file, not {len(paths)}: name one RUN")
@@ -114,7 +114,7 @@ def _written(runs: tuple[Path, ...], file: Path, kind: str, as_json: bool) -> No
 def _figures(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     from heddle.cli.progress import progress
     from heddle.cli.show import summaries
-    from heddle.figures import draw
+    from heddle.reports.figures import draw
     from heddle.runs import labels, load_run
 
     runs = [load_run(path) for path in paths]

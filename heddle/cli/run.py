@@ -1,4 +1,4 @@
-"""`heddle run`: one run on engines that are there."""
+"""`heddle run`: one run on real engines, or on fake ones in real time."""
 
 import json
 from functools import partial
@@ -50,7 +50,7 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Roll out a trace, or live agents, under one policy on engines that are there.
+    """Roll out a trace, or live agents, under one policy on real engines.
 
     Takes a trace, TOML files, or both; later files win over earlier ones, options over files.
     The engines are vLLM's (--engine vllm), or fake ones that only keep time, as the profile says.
@@ -59,7 +59,7 @@ def run(
     from heddle.cli.progress import progress
     from heddle.cli.show import run_summary
     from heddle.running import run as run_on_engines
-    from heddle.simulation import bound_of
+    from heddle.setup import prepare
 
     named = ("engine", "model_dir", "time_scale", "tool_limit_s", "kv_transfer")
     runtime = {f"runtime__{name}": options.pop(name) for name in named}
@@ -77,8 +77,9 @@ def run(
         **degrees(engines, tps),
     )
     with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as doing:
+        setup = None if config.live.agents else prepare(config)
         result = run_on_engines(
-            config,
+            setup or config,
             out=out,
             config_text=text,
             on_progress=doing.at,
@@ -87,4 +88,4 @@ def run(
     if as_json:
         click.echo(json.dumps(result.row(), allow_nan=False))
     else:
-        run_summary(config, result, None if config.live.agents else bound_of(config))
+        run_summary(result, setup)

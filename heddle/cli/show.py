@@ -7,12 +7,16 @@ import rich_click as click
 from rich.console import Console
 from rich.table import Table
 
-from heddle.bound import Bound
 from heddle.cli.bars import makespans
 from heddle.comparison import Comparison, Estimate
-from heddle.config import ClusterConfig, RunConfig
+from heddle.config import ClusterConfig
+from heddle.knowledge import HistorySource
 from heddle.planning import Planned
-from heddle.simulation import RunResult, Workload, profile_of, told_of, workload_of
+from heddle.runs.bound import Bound
+from heddle.setup import RunSetup
+from heddle.simulation import RunResult
+from heddle.workload import Workload
+from heddle_sim.profile_files import Profile
 
 WIDEST = 100_000
 PIPED_WIDTH = 160
@@ -29,7 +33,7 @@ def lines(title: str, names: Mapping[str, str]) -> None:
 
 def comparison(result: Comparison) -> None:
     """Trace, cluster, bound, one row for each policy, and where the runs are."""
-    _head(result.config, result.workload, result.bound)
+    _head(result.config.cluster, result.workload, result.profile, result.history, result.bound)
     first = result.policies[0].policy
     table = _table(
         "policy",
@@ -68,11 +72,12 @@ def comparison(result: Comparison) -> None:
     makespans(result.policies, result.bound.makespan_s)
 
 
-def run_summary(config: RunConfig, result: RunResult, bound: Bound | None) -> None:
+def run_summary(result: RunResult, setup: RunSetup | None) -> None:
     """Trace, cluster, bound, and the figures of one run. Of live agents: the figures only."""
     figures = {key: str(value) for key, value in result.summary.items()}
-    if bound is not None:
-        _head(config, workload_of(config), bound)
+    if setup is not None:
+        bound = setup.bound()
+        _head(setup.config.cluster, setup.workload, setup.profile, setup.history, bound)
         figures["bound_fraction"] = str(bound.makespan_s / result.summary["makespan_s"])
     lines(f"{result.policy}, seed {result.seed}", figures)
     click.echo(f"run in {result.path}")
@@ -153,24 +158,24 @@ def summaries(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     show(table)
 
 
-def _head(config: RunConfig, work: Workload, bound: Bound) -> None:
-    cluster = config.cluster
+def _head(
+    cluster: ClusterConfig, work: Workload, profile: Profile, history: HistorySource, bound: Bound
+) -> None:
     groups = len({script.group for script in work.scripts})
     facts = [
         f"{len(work.scripts):,} trajectories, {groups:,} groups, "
         f"{work.output_tokens:,} output tokens",
-        *work.fill.assumptions,
+        *(work.fill.assumptions if work.fill is not None else ()),
     ]
     if work.dropped:
         facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
     click.echo(f"trace    {work.trace.name}: {'; '.join(facts)}")
-    profile = profile_of(cluster)
     click.echo(
         f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, TP {cluster.tp}, "
         f"{cluster.max_running} running per engine"
     )
-    click.echo(f"profile  {_profile_line(cluster)}")
-    click.echo(f"history  {told_of(config).name}")
+    click.echo(f"profile  {_profile_line(profile, cluster.tp)}")
+    click.echo(f"history  {history.name}")
     tools = f", tools {bound.tools_s:,.1f} s" if cluster.tool_capacity else ""
     click.echo(
         f"bound    makespan at least {bound.makespan_s:,.1f} s (longest trajectory alone "
@@ -178,10 +183,9 @@ def _head(config: RunConfig, work: Workload, bound: Bound) -> None:
     )
 
 
-def _profile_line(cluster: ClusterConfig) -> str:
+def _profile_line(profile: Profile, tp: int) -> str:
     """Where the profile comes from and how far off it is known to be."""
-    profile = profile_of(cluster)
-    errors = profile.at(cluster.tp).errors.get("decode_unseen", {})
+    errors = profile.at(tp).errors.get("decode_unseen", {})
     said = (
         f"{profile.source.package} {profile.source.version}, vLLM {profile.source.backend_version}"
     )

@@ -29,14 +29,15 @@ def simulate(
     """
     from heddle.cli.progress import progress
     from heddle.cli.show import run_summary
-    from heddle.simulation import bound_of
+    from heddle.setup import prepare
     from heddle.simulation import simulate as simulated
 
     config, text = take_config(sources, options, settings, policy__preset=policy, seed=seed)
     with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as doing:
-        hear = doing.at if doing.seen else None
-        result = simulated(config, out=out, config_text=text, on_progress=hear)
+        setup = prepare(config)
+        watch = doing.at if doing.seen else None
+        result = simulated(setup, out=out, config_text=text, on_progress=watch)
     if as_json:
         click.echo(json.dumps(result.row(), allow_nan=False))
     else:
-        run_summary(config, result, bound_of(config))
+        run_summary(result, setup)

@@ -52,7 +52,7 @@ def describe(path: Path, as_json: bool, figure: Path | None) -> None:
     from heddle_trace import read_trace
 
     if figure is not None:
-        from heddle.trace_figures import draw_trace, figure_path
+        from heddle.reports.trace_figures import draw_trace, figure_path
 
         figure_path(figure)
     with progress(f"describing {path.name}"):

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from heddle.knowledge import SHIPPED, taught
+from heddle.knowledge import SHIPPED, load_predictor_model
 from heddle_core import Controller, Entry, Policy, Setting, recorded
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_core.ids import EngineId
 from heddle_core.parts import Part
+from heddle_core.predict.model import Model
 from heddle_core.presets import load_policy
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
@@ -86,6 +87,11 @@ def scripts_of(workload: str, trajectories: int, seed: int) -> tuple[TrajectoryS
     return tuple(replace(s, steps=s.steps[:LONGEST_STEPS]) for s in scripts)
 
 
+@lru_cache
+def shipped_model() -> Model:
+    return load_predictor_model(SHIPPED).model
+
+
 def setting_of(scenario: Scenario, history_from: Sequence[TrajectoryScript] = ()) -> Setting:
     belief = profile().belief(TPS)
     kv = scenario.kv_per_gpu_tokens
@@ -99,7 +105,7 @@ def setting_of(scenario: Scenario, history_from: Sequence[TrajectoryScript] = ()
         cost=replace(belief, by_tp=by_tp, transfer_fixed_s=scenario.transfer_fixed_s),
         history=history_of(history_from) if history_from else None,
         seed=5,
-        learned=taught(SHIPPED).model,
+        learned=shipped_model(),
     )
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from heddle.journal_rows import decode, encode
+from heddle.runs.journal_rows import decode, encode
 from heddle_core import Entry
 from heddle_core.commands import SolvePlan
 from heddle_core.events import PlanSolved, RolloutStarted

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lib.drawing import MAX_BYTES
-from experiments.lib.experiment import (
+from experiments.harness.drawing import MAX_BYTES
+from experiments.harness.experiment import (
     EXPERIMENTS,
     FIGURES,
     MEASURED,
@@ -18,11 +18,11 @@ from experiments.lib.experiment import (
     experiments,
     judged_all,
 )
-from experiments.lib.jobs import REDUCED, asked_of
-from experiments.lib.report import pages
-from experiments.lib.running import Skipped
-from experiments.lib.store import Store
-from experiments.lib.values import Results
+from experiments.harness.jobs import REDUCED, asked_of
+from experiments.harness.report import pages
+from experiments.harness.running import Skipped
+from experiments.harness.store import Store
+from experiments.harness.values import Results
 from heddle_core.policy import Setting
 from heddle_core.presets import load_policy
 from heddle_sim.profile_files import load_profile

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lib import running
-from experiments.lib.extract import FIGURES, QUANTILES
-from experiments.lib.jobs import FULL, REDUCED, Job, Rollout, asked_of, content_key
-from experiments.lib.running import Skipped, records_of, run_missing, trace_of
-from experiments.lib.store import Store
+from experiments.harness import running
+from experiments.harness.extract import FIGURES, QUANTILES
+from experiments.harness.jobs import FULL, REDUCED, Job, Rollout, asked_of, content_key
+from experiments.harness.running import Skipped, records_of, run_missing, trace_of
+from experiments.harness.store import Store
 from heddle.config import ClusterConfig
+from heddle.setup import Workspace
 
 ROLLOUT = Rollout(workload="coding", trajectories=16, samples=4)
 JOB = Job(rollout=ROLLOUT, cluster=ClusterConfig(gpus=1, max_running=8), policy="verl")
@@ -38,7 +39,7 @@ def test_equal_questions_have_one_address_and_others_another():
 
 def test_a_run_is_kept_whole_and_never_made_again(store: Store):
     jobs = [JOB, JOB, replace(JOB, policy="heddle")]
-    assert run_missing(jobs, store, processes=1, hear=unheard) == 2
+    assert run_missing(jobs, store, processes=1, on_progress=unheard) == 2
     found = store.get(JOB.key)
     assert set(FIGURES) <= found.keys()
     assert found["arrived"] == 16
@@ -48,7 +49,7 @@ def test_a_run_is_kept_whole_and_never_made_again(store: Store):
     assert found["completion_s"][-1] == pytest.approx(found["makespan_s"], abs=1e-3)
     assert found["group_completion_s"][-1] == found["completion_s"][-1]
     assert found["tps"] == [1]
-    assert run_missing(jobs, store, processes=1, hear=unheard) == 0
+    assert run_missing(jobs, store, processes=1, on_progress=unheard) == 0
     assert not store.outdated(JOB.key)
 
 
@@ -56,8 +57,8 @@ def test_two_processes_make_what_one_makes(tmp_path: Path):
     jobs = [JOB, replace(JOB, policy="slime")]
     alone, shared = Store(tmp_path / "alone"), Store(tmp_path / "shared")
     heard: list[tuple[int, int]] = []
-    run_missing(jobs, alone, processes=1, hear=unheard)
-    assert run_missing(jobs, shared, processes=2, hear=lambda *t: heard.append(t)) == 2
+    run_missing(jobs, alone, processes=1, on_progress=unheard)
+    assert run_missing(jobs, shared, processes=2, on_progress=lambda *t: heard.append(t)) == 2
     assert heard == [(0, 2), (1, 2), (2, 2)]
     for job in jobs:
         one, two = dict(alone.get(job.key)), dict(shared.get(job.key))
@@ -70,7 +71,7 @@ def test_what_had_finished_before_an_interrupt_is_not_run_again(store: Store, mo
     jobs = [replace(JOB, seed=seed) for seed in range(5)]
     ran: list[int] = []
 
-    def fake(job: Job, into: Store) -> None:
+    def fake(job: Job, into: Store, shared: Workspace) -> None:
         if len(ran) == 3:
             raise KeyboardInterrupt
         ran.append(job.seed)
@@ -79,10 +80,10 @@ def test_what_had_finished_before_an_interrupt_is_not_run_again(store: Store, mo
     monkeypatch.setattr(running, "run_one", fake)
     heard: list[tuple[int, int]] = []
     with pytest.raises(KeyboardInterrupt):
-        run_missing(jobs, store, processes=1, hear=lambda *told: heard.append(told))
+        run_missing(jobs, store, processes=1, on_progress=lambda *told: heard.append(told))
     assert heard == [(0, 5), (1, 5), (2, 5), (3, 5)]
     first, ran = ran, []
-    assert run_missing(jobs, store, processes=1, hear=unheard) == 2
+    assert run_missing(jobs, store, processes=1, on_progress=unheard) == 2
     assert sorted(first + ran) == list(range(5))
     assert [store.get(job.key)["seed"] for job in jobs] == list(range(5))
 

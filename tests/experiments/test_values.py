@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from experiments.lib.values import Results, Value, across, estimate, exactly
+from experiments.harness.values import Results, Value, across, estimate, exactly
 
 numbers = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
 

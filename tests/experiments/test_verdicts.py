@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lib.experiment import Outcome, judged_all
-from experiments.lib.jobs import FULL, REDUCED
-from experiments.lib.report import results_page
-from experiments.lib.values import Value, estimate, exactly
-from experiments.lib.verdicts import Claim, Expected, judge, read_expected
+from experiments.harness.experiment import Outcome, judged_all
+from experiments.harness.jobs import FULL, REDUCED
+from experiments.harness.report import results_page
+from experiments.harness.values import Value, estimate, exactly
+from experiments.harness.verdicts import Claim, Expected, judge, read_expected
 
 
 def claim(**told) -> Claim:

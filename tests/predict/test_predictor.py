@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from heddle.cli import main
-from heddle.knowledge import taught
+from heddle.knowledge import load_predictor_model
 from heddle_core.parts import learned, progressive
 from heddle_core.predict.by_task import ByTask
 from heddle_core.predict.learned import LearnedPredictor
@@ -194,7 +194,7 @@ def test_a_run_with_a_learned_predictor_names_its_model_and_replays(folder: Path
     run = Path(json.loads(done.stdout)["run"])
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["predictor_model"]["name"] == "mine.heddle"
-    assert manifest["predictor_model"]["sha256"] == taught("mine.heddle").sha256
+    assert manifest["predictor_model"]["sha256"] == load_predictor_model("mine.heddle").sha256
     assert manifest["oracle"] is False
     assert heddle("replay", run).exit_code == 0
     # Another model under the same name, written by this process or not, is not what it was told.

@@ -1,4 +1,4 @@
-"""Events of a journal back into records; tests/face has the way through real runs."""
+"""Events of a journal back into records; tests/app has the way through real runs."""
 
 import pytest
 

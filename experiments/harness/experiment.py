@@ -1,0 +1,186 @@
+"""One folder under experiments/: read, measured, judged."""
+
+import importlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from experiments.harness.jobs import Asked, Size, asked_of
+from experiments.harness.running import Skipped
+from experiments.harness.store import ROOT, Store
+from experiments.harness.values import Results, Value
+from experiments.harness.verdicts import Expected, Judged, judge, read_expected
+
+EXPERIMENTS = ROOT / "experiments"
+MEASURED = "measured.json"
+FIGURES = ROOT / "docs" / "images" / "results"
+"""Beside the pages that show them; experiments keep numbers only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What an experiment found: a value for every claim, and the numbers of its figure."""
+
+    values: Mapping[str, Value]
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """JSON; `draw` sees nothing else, so that a figure can be drawn again without a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What `measure` is given."""
+
+    results: Results
+    size: Size
+    store: Store
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """An experiment with its verdicts, or with the reason why it was skipped."""
+
+    name: str
+    expected: Expected
+    judged: tuple[Judged, ...] = ()
+    skipped: str = ""
+    size: Size | None = None
+    """None: it has but one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A folder with ``config.toml``, ``run.py`` and ``expected.json``; numbers are put beside."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Its ``config.toml``."""
+        return tomllib.loads((self.folder / "config.toml").read_text(encoding="utf-8"))
+
+    @property
+    def expected(self) -> Expected:
+        """Its ``expected.json``."""
+        return read_expected(self.folder / "expected.json")
+
+    @property
+    def script(self) -> ModuleType:
+        """Its ``run.py``."""
+        return importlib.import_module(f"experiments.{self.name}.run")
+
+    @property
+    def has_size(self) -> bool:
+        """Whether a size changes it; small worked examples are what they are."""
+        tables = [table for table in self.config.values() if isinstance(table, dict)]
+        return "runs" in self.config or any(
+            isinstance(value, dict) and "full" in value for t in tables for value in t.values()
+        )
+
+    @property
+    def measured(self) -> bool:
+        """Whether it was ever run."""
+        return (self.folder / MEASURED).exists()
+
+    def asked(self, size: Size) -> list[Asked]:
+        """Runs that it needs.
+
+        Raises:
+            Skipped: it replays a recorded trace that is not there.
+        """
+        asked = asked_of(self.config, size)
+        for run in asked:
+            path = run.job.rollout.path
+            if path and not (ROOT / path).exists():
+                raise Skipped(f"{path} is not there; recorded traces are no part of the source")
+        return asked
+
+    def finish(self, size: Size, store: Store) -> None:
+        """Measure and draw; every run that it needs has finished.
+
+        Raises:
+            Skipped: something that it needs is not there.
+            ValueError: it measures a value that nothing claims, or leaves a claim unmeasured.
+        """
+        asked = self.asked(size)
+        results = Results([(a.axes, store.get(a.job.key)) for a in asked])
+        measured = self.script.measure(Context(results, size, store, self.config))
+        judged_all(self.expected, measured.values)
+        kept = {
+            "size": {"gpus": size.gpus, "seeds": size.seeds},
+            "values": {name: value.plain() for name, value in measured.values.items()},
+            "data": measured.data,
+        }
+        text = json.dumps(_rounded(kept), indent=1) + "\n"
+        (self.folder / MEASURED).write_text(text, encoding="utf-8")
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw the figure from ``measured.json``."""
+        FIGURES.mkdir(exist_ok=True)
+        self.script.draw(self._kept()["data"], FIGURES / f"{self.name}.png")
+
+    def outcome(self) -> Outcome:
+        """Judge what was measured last; without a measurement it counts as skipped."""
+        expected = self.expected
+        if not self.measured:
+            return Outcome(name=self.name, expected=expected, skipped="not run yet")
+        kept = self._kept()
+        values = {name: Value(**plain) for name, plain in kept["values"].items()}
+        size = kept["size"]
+        return Outcome(
+            name=self.name,
+            expected=expected,
+            judged=judged_all(expected, values),
+            size=Size(name="", gpus=size["gpus"], seeds=size["seeds"]) if self.has_size else None,
+        )
+
+    def _kept(self) -> dict[str, Any]:
+        kept: dict[str, Any] = json.loads((self.folder / MEASURED).read_text(encoding="utf-8"))
+        return kept
+
+
+def judged_all(expected: Expected, values: Mapping[str, Value]) -> tuple[Judged, ...]:
+    """Judge each claim by the value of its name.
+
+    Raises:
+        ValueError: names differ.
+    """
+    claimed = [claim.id for claim in expected.claims]
+    if sorted(claimed) != sorted(values):
+        apart = sorted({*claimed} ^ {*values})
+        raise ValueError(f"{expected.figure}: claimed or measured, but not both: {apart}")
+    return tuple(judge(claim, values[claim.id]) for claim in expected.claims)
+
+
+def experiments() -> list[Experiment]:
+    """All experiments, figures first."""
+    found = [Experiment(p.parent) for p in EXPERIMENTS.glob("*/expected.json")]
+    return sorted(found, key=lambda e: (_kind(e.name), e.name))
+
+
+def _kind(name: str) -> int:
+    """Figures, then tables, then what is beyond the paper."""
+    return 0 if name[0] == "f" and name[1].isdigit() else 1 if name[1].isdigit() else 2
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with six digits: more would only make files differ."""
+    match value:
+        case float():
+            return float(f"{value:.6g}")
+        case dict():
+            return {key: _rounded(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_rounded(item) for item in value]
+        case _:
+            return value

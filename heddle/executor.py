@@ -1,0 +1,221 @@
+"""Runs jobs: in this process, or in spawned ones. Every pool of the package is made here.
+
+`Executor` admits clusters: jobs and results are picklable, a job reads nothing but its arguments,
+and results are handed out as jobs finish. Objects that jobs have in common, such as a trace that is
+read once, are made in each process by `make_shared`.
+"""
+
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing.synchronize import Event
+from operator import setitem
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeAlias, TypeVar
+
+from heddle.signals import Interrupts, WorkerSignals, interrupt, keyboard_interrupt_blocked
+
+POLL_S = 0.2
+"""Seconds between two looks at how far the jobs in other processes are."""
+
+J = TypeVar("J")
+R = TypeVar("R")
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+P = ParamSpec("P")
+
+Report: TypeAlias = Callable[[int], None]
+"""Called by a job with how much of it is done."""
+OnProgress: TypeAlias = Callable[[Sequence[int]], None]
+"""Called with how much of each job is done, in the order of the jobs."""
+
+
+class WorkerError(RuntimeError):
+    """A worker process was killed, by a signal or for lack of memory."""
+
+
+class Executor(Protocol[S_co]):
+    """Calls a function with each job."""
+
+    def map(
+        self,
+        function: Callable[[S_co, J, Report | None], R],
+        jobs: Sequence[J],
+        on_progress: OnProgress | None = None,
+    ) -> Iterator[tuple[int, R]]:
+        """Yield the index of each job and its result as jobs finish.
+
+        An exception, from a job or from the caller, stops the rest: no other job begins.
+
+        Raises:
+            WorkerError: the process of a job was killed.
+        """
+        ...
+
+
+class InProcess(Generic[S]):
+    """One job after the other, in this process."""
+
+    def __init__(self, shared: S) -> None:
+        self._shared = shared
+
+    def map(
+        self,
+        function: Callable[[S, J, Report | None], R],
+        jobs: Sequence[J],
+        on_progress: OnProgress | None = None,
+    ) -> Iterator[tuple[int, R]]:
+        """See `Executor.map`."""
+        done = [0] * len(jobs)
+        for index, job in enumerate(jobs):
+            report = None if on_progress is None else _reporter(done, index, on_progress)
+            yield index, function(self._shared, job, report)
+
+
+class Processes(Generic[S]):
+    """As many jobs at once as there are processes."""
+
+    def __init__(
+        self, processes: int, make_shared: Callable[[], S], *, interrupts: Interrupts = "relayed"
+    ) -> None:
+        self._processes, self._make_shared = processes, make_shared
+        self._interrupts: Interrupts = interrupts
+
+    def map(
+        self,
+        function: Callable[[S, J, Report | None], R],
+        jobs: Sequence[J],
+        on_progress: OnProgress | None = None,
+    ) -> Iterator[tuple[int, R]]:
+        """See `Executor.map`."""
+        context = multiprocessing.get_context("spawn")
+        # Without a lock, which a killed process would keep: each number has one writer.
+        counts = context.RawArray("q", len(jobs)) if on_progress else None
+        stop = context.Event()
+        pool = _pool(self._processes, stop, self._interrupts, self._make_shared, counts)
+        others = set(multiprocessing.active_children())
+        polling = _polling(counts, on_progress)
+        try:
+            with keyboard_interrupt_blocked():
+                index_of = {
+                    pool.submit(_in_worker, function, index, job): index
+                    for index, job in enumerate(jobs)
+                }
+            for future in as_completed(index_of):
+                yield index_of[future], future.result()
+        except BrokenProcessPool:
+            raise WorkerError(
+                "a process was killed before its run was done, perhaps for lack of memory: "
+                "run again with fewer --jobs"
+            ) from None
+        except BaseException:
+            # The flag before the signal: a process that is not yet ready for the signal reads it.
+            stop.set()
+            if self._interrupts == "relayed":
+                for process in set(multiprocessing.active_children()) - others:
+                    if process.pid is not None:
+                        interrupt(process.pid)
+            raise
+        finally:
+            polling.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Worker:
+    """One other process, for calls that come one by one; a context manager that waits for it."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        stop = multiprocessing.get_context("spawn").Event()
+        self._pool = _pool(1, stop, interrupts, _nothing, None)
+
+    def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
+        """Call a function there."""
+        with keyboard_interrupt_blocked():
+            return self._pool.submit(_in_worker, _call, 0, partial(function, *args, **kwargs))
+
+    def close(self, *, wait: bool = False) -> None:
+        """End the process once its call has ended; no other call begins."""
+        self._pool.shutdown(wait=wait, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for the process to end."""
+        self.close(wait=True)
+
+
+def _nothing() -> None:
+    """Share nothing."""
+
+
+def _call(_: None, job: Callable[[], R], report: Report | None) -> R:
+    """A job that is a call of its own."""
+    return job()
+
+
+def _reporter(done: list[int], index: int, on_progress: OnProgress) -> Report:
+    def report(count: int) -> None:
+        done[index] = count
+        on_progress(done)
+
+    return report
+
+
+def _polling(counts: Any, on_progress: OnProgress | None) -> threading.Event:
+    """Look at the counts of worker processes from time to time, until the event is set."""
+    over = threading.Event()
+    if on_progress is not None:
+
+        def poll() -> None:
+            while not over.wait(POLL_S):
+                on_progress(list(counts))
+
+        threading.Thread(target=poll, daemon=True).start()
+    return over
+
+
+def _pool(
+    processes: int, stop: Event, interrupts: Interrupts, make_shared: Callable[[], Any], counts: Any
+) -> ProcessPoolExecutor:
+    # Spawned, not forked: a copy of a process whose libraries run threads may hang.
+    return ProcessPoolExecutor(
+        processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start,
+        initargs=(stop, interrupts, make_shared, counts),
+    )
+
+
+# -- in a worker process ----------------------------------------------------------------------
+
+
+class _Process:
+    """What a worker process holds."""
+
+    def __init__(
+        self, stop: Event, interrupts: Interrupts, make_shared: Callable[[], Any], counts: Any
+    ) -> None:
+        self.signals = WorkerSignals(stop, interrupts)
+        self.shared = make_shared()
+        self.counts = counts
+
+
+_process: _Process | None = None
+"""Set once, when a worker process starts."""
+
+
+def _start(*args: Any) -> None:
+    global _process
+    _process = _Process(*args)
+
+
+def _in_worker(function: Callable[[Any, J, Report | None], R], index: int, job: J) -> R:
+    assert _process is not None, "a worker process is started by `_pool`"
+    counts = _process.counts
+    report = None if counts is None else partial(setitem, counts, index)
+    with _process.signals.job():
+        return function(_process.shared, job, report)

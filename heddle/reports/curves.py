@@ -1,0 +1,56 @@
+"""Curves that figures and pages draw, as x and y: one definition for whatever draws them."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from heddle.runs.tables import Floats
+
+Curve: TypeAlias = tuple[Floats, Floats]
+
+MAX_POINTS = 2000
+"""Points of one curve: more than a figure has pixels only makes the file slow to draw."""
+
+
+def thin(*columns: Any) -> tuple[Any, ...]:
+    """Leave `MAX_POINTS` of each column, the first and the last among them."""
+    n = len(columns[0])
+    keep = np.unique(np.linspace(0, n - 1, min(n, MAX_POINTS)).astype(int))
+    return tuple(column[keep] for column in columns)
+
+
+def completion(arrived_s: Floats, finished_s: Floats) -> Curve:
+    """Seconds since the first arrival, and the share of trajectories that have finished by then.
+
+    Trajectories without an end (NaN) count among all, and never finish.
+    """
+    done = np.sort(finished_s[~np.isnan(finished_s)] - arrived_s.min())
+    share = np.arange(1, len(done) + 1) / len(arrived_s)
+    times, share = thin(np.append(0.0, done), np.append(0.0, share))
+    return times, share
+
+
+def under_way(from_s: Floats, until_s: Floats) -> Curve:
+    """Times in seconds, ascending, and how many of the intervals hold each; NaN never ends.
+
+    All that happens at one instant is one point; the curve would else show its order.
+    """
+    until_s = until_s[~np.isnan(until_s)]
+    times = np.concatenate((from_s, until_s))
+    change = np.concatenate((np.ones(len(from_s)), -np.ones(len(until_s))))
+    order = np.argsort(times, kind="stable")
+    times, count = times[order], np.cumsum(change[order])
+    last = np.append(times[1:] != times[:-1], True) if len(times) else np.zeros(0, bool)
+    return times[last], count[last]
+
+
+def at_least(delay_s: Floats) -> Curve:
+    """Delays in seconds, ascending, and the share of them that are at least this long.
+
+    Thinned on a logarithmic scale: the rare long delays are what the curve is for.
+    """
+    delay_s = np.sort(delay_s)
+    share = 1.0 - np.arange(len(delay_s)) / max(len(delay_s), 1)
+    rank = len(delay_s) - np.unique(np.geomspace(1, max(len(delay_s), 1), MAX_POINTS).astype(int))
+    rank = rank[::-1][: len(delay_s)]
+    return delay_s[rank], share[rank]

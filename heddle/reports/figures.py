@@ -1,0 +1,187 @@
+"""Figures of finished runs, as PNG files. What is drawn is defined elsewhere."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from heddle.reports.curves import at_least, completion, thin, under_way
+from heddle.runs import Run, labels
+from heddle.runs.files import write_whole
+from heddle.runs.tables import Floats, Journal, dispatches, engine_facts
+
+# Okabe and Ito's palette, told apart under all common kinds of colour blindness.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+DASHES = ("-", "--", ":", "-.")
+TIME_BINS = 400
+NAMED_ENGINES = 32
+"""Engines whose rows carry their TP degree; more labels would run into each other."""
+
+MAX_ENGINES = 512
+"""Rows of a timeline; beyond, engines are merged, since a row would be thinner than a pixel."""
+
+STYLE: Any = {
+    "font.size": 10.0,
+    "axes.titlesize": 11.0,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+}
+
+
+def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """Draw every figure of these runs into `folder`, which is made; returns the files.
+
+    Figures that are there are replaced: they can always be made again from the runs.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    overlays: Mapping[str, tuple[Callable[[Axes, Run, Mapping[str, Any]], None], str, str, str]] = {
+        "completion": (_completion, "Trajectories completed", "time (s)", "share of trajectories"),
+        "active": (_active, "Trajectories active", "time (s)", "trajectories"),
+        "queueing": (
+            _queueing,
+            "Queueing delay of steps: runnable until their first prefill",
+            "queueing delay (s)",
+            "share of steps at least this long",
+        ),
+    }
+    named = labels(runs)
+    files = []
+    with mpl.rc_context(STYLE):
+        for name, (plot, title, x, y) in overlays.items():
+            figure, axes = _page(7.0, 4.2)
+            for index, (run, label) in enumerate(zip(runs, named, strict=True)):
+                plot(axes, run, _line(index, label))
+            axes.set(title=f"{title} ({_trace(runs)})", xlabel=x, ylabel=y)
+            axes.set_xlim(left=0.0)
+            axes.legend()
+            files.append(_save(figure, folder / f"{name}.png"))
+        for run, label in zip(runs, named, strict=True):
+            own = f"timeline-{label}".replace(" ", "-").replace("/", "_").replace(":", "_")
+            files.append(_save(_timeline(run, label), folder / f"{own}.png"))
+    return files
+
+
+def _page(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    # No software tag: the same run gives the same bytes.
+    write_whole(path, lambda file: figure.savefig(file, dpi=150, metadata={"Software": None}))
+    return path
+
+
+def _line(index: int, label: str) -> dict[str, Any]:
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
+        # Later lines are thinner, so that equal runs do not hide each other.
+        "linewidth": max(3.4 - 0.8 * index, 1.0),
+        "label": label,
+    }
+
+
+def _trace(runs: Sequence[Run]) -> str:
+    names = dict.fromkeys(str(run.manifest["trace"]["name"]) for run in runs)
+    return ", ".join(names)
+
+
+def _column(run: Run, name: str) -> Floats:
+    return np.asarray(run.trajectories.column(name), np.float64)
+
+
+def _completion(axes: Axes, run: Run, style: Mapping[str, Any]) -> None:
+    times, share = completion(_column(run, "arrived_s"), _column(run, "finished_s"))
+    axes.step(times, share, where="post", **style)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylim(0.0, 1.02)
+
+
+def _active(axes: Axes, run: Run, style: Mapping[str, Any]) -> None:
+    times, active = under_way(_column(run, "arrived_s"), _column(run, "finished_s"))
+    times, active = thin(times - times[0], active)
+    axes.step(times, active, where="post", **style)
+    axes.set_ylim(bottom=0.0)
+
+
+def _queueing(axes: Axes, run: Run, style: Mapping[str, Any]) -> None:
+    steps = run.steps
+    delay = np.asarray(steps.column("queueing_s"), np.float64) + np.asarray(
+        steps.column("engine_queued_s"), np.float64
+    )
+    axes.step(*at_least(delay), where="post", **style)
+    axes.set_xscale("symlog", linthresh=0.1)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
+
+
+def _timeline(run: Run, label: str) -> Figure:
+    """Running steps of every engine over time, as a heat map."""
+    grid, end_s = running_by_engine(run)
+    figure, axes = _page(8.0, float(np.clip(1.6 + 0.09 * len(grid), 2.6, 8.0)))
+    image = axes.imshow(
+        grid,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0.0, end_s, len(grid) - 0.5, -0.5),
+        cmap="cividis",
+        norm=PowerNorm(0.5, vmin=0.0),
+    )
+    axes.grid(False)
+    axes.set(
+        title=f"Running steps per engine: {label} ({_trace([run])})",
+        xlabel="time (s)",
+        ylabel="engine, in order of start",
+    )
+    facts = engine_facts(Journal(run.journal))
+    if len(facts["tp"]) <= NAMED_ENGINES:
+        labels = [f"{i}: TP {tp}" for i, tp in enumerate(facts["tp"].tolist())]
+        axes.set_yticks(range(len(labels)), labels)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, ax=axes, label="running steps", pad=0.01)
+    return figure
+
+
+def running_by_engine(run: Run) -> tuple[Floats, float]:
+    """Mean running steps in `TIME_BINS` bins, a row per engine in order of start; and the end.
+
+    The integral of running steps is piecewise linear between dispatches and ends, so that its
+    differences at the edges of the bins are exact.
+    """
+    journal = Journal(run.journal)
+    d = dispatches(journal)
+    trajectories = run.trajectories
+    start = float(np.asarray(trajectories.column("arrived_s")).min())
+    end_s = float(np.asarray(trajectories.column("finished_s")).max()) - start
+    edges = np.linspace(0.0, max(end_s, 1e-9), TIME_BINS + 1)
+    engines = engine_facts(journal)["engine"]
+    rows = []
+    for code in engines.tolist():
+        mine = d.engine == code
+        times = np.concatenate((d.dispatched_s[mine], d.ended_s[mine])) - start
+        change = np.repeat([1.0, -1.0], int(mine.sum()))
+        order = np.argsort(times, kind="stable")
+        times, running = np.append(0.0, times[order]), np.append(0.0, np.cumsum(change[order]))
+        area = np.append(0.0, np.cumsum(running[:-1] * np.diff(times)))
+        # After its last end nothing runs, and the integral stays as it is.
+        rows.append(np.diff(np.interp(edges, times, area)) / np.diff(edges))
+    grid = np.array(rows).reshape(len(rows), TIME_BINS)
+    if len(grid) > MAX_ENGINES:
+        groups = np.array_split(np.arange(len(grid)), MAX_ENGINES)
+        grid = np.array([grid[group].mean(axis=0) for group in groups])
+    return grid, end_s

@@ -1,0 +1,125 @@
+"""What the page says of a run in words and figures: summary, bound, how it was run."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from heddle.runs import Run, RunError, labels
+from heddle.runs.bound import Bound
+from heddle.runs.record import Record
+from heddle.setup import Workspace, makespan_bound
+
+SIMULATED = "heddle_sim"
+
+
+def same_trace(runs: Sequence[Run]) -> None:
+    """Refuse runs of different traces: what is drawn over each other must be the same work.
+
+    Raises:
+        RunError: two runs replayed different traces.
+    """
+    first = runs[0].manifest["trace"]
+    for run in runs[1:]:
+        other = run.manifest["trace"]
+        if other["sha256"] != first["sha256"]:
+            raise RunError(
+                f"{run.path}: replays {other['name']} (sha256 {other['sha256'][:8]}), and "
+                f"{runs[0].path} {first['name']} ({first['sha256'][:8]}); a page compares runs of "
+                "one trace: make one page for each"
+            )
+
+
+def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """One object for each run, as JSON; bounds are computed, where the trace is still there."""
+    shared = Workspace()
+    named = short_labels([record.run for record in records])
+    return [
+        {
+            "label": label,
+            "policy": record.run.manifest["policy"],
+            "seed": record.run.manifest["seed"],
+            "path": str(record.run.path),
+            "summary": _summary(record),
+            "bound": _bound(record.run, shared),
+            "how": _how(record.run),
+        }
+        for record, label in zip(records, named, strict=True)
+    ]
+
+
+def short_labels(runs: Sequence[Run]) -> list[str]:
+    """Policy and seed, with the time of day where these agree; the directories' names at worst."""
+    short = [run.label for run in runs]
+    timed = [f"{run.label} {str(run.manifest.get('started'))[11:19]}" for run in runs]
+    named = [t if short.count(s) > 1 else s for s, t in zip(short, timed, strict=True)]
+    return named if len(dict.fromkeys(named)) == len(runs) else labels(runs)
+
+
+def _summary(record: Record) -> Mapping[str, Any]:
+    """Figures of a finished run; of any other the few that a part of a run has."""
+    if record.note is None:
+        return record.run.summary
+    t = record.trajectories
+    outcome = t["outcome"]
+    return {
+        "arrived": len(outcome),
+        "finished_so_far": int((outcome >= 0).sum()),
+        "seconds_so_far": record.end_s - record.start_s,
+        "output_tokens": int(t["output_tokens"].sum()),
+        "steps": int(t["steps"].sum()),
+        "migrations": len(record.migrations["ok"]),
+    }
+
+
+def _bound(run: Run, shared: Workspace) -> dict[str, Any]:
+    """The bound of a run's makespan, or why there is none."""
+    driver = run.manifest.get("driver")
+    if driver != SIMULATED:
+        return {
+            "why": f"bounds hold for the simulated cluster, and this run was driven by {driver}"
+        }
+    try:
+        config = run.config
+        found = shared.trace(config.trace).sha256
+        if found != run.manifest["trace"]["sha256"]:
+            return {"why": f"{config.trace} is no longer the trace that was replayed"}
+        workload, profile = shared.workload(config), shared.profile(config.cluster)
+        return _plain(makespan_bound(workload, profile, config.cluster))
+    except (OSError, ValueError) as error:
+        return {"why": f"the trace or its profile cannot be read: {error}"}
+
+
+def _plain(bound: Bound) -> dict[str, Any]:
+    return {
+        "makespan_s": bound.makespan_s,
+        "solo_s": bound.solo_s,
+        "capacity_s": bound.capacity_s,
+        "tools_s": bound.tools_s,
+    }
+
+
+def _how(run: Run) -> dict[str, str]:
+    """What decided the run, for people."""
+    manifest, config = run.manifest, run.config
+    cluster = config.cluster
+    history = manifest.get("history") or {}
+    # What real engines were, when a run had any, is in no configuration of ours.
+    world = manifest.get("world") or {}
+    engines = f", {world['engine']} engines" if "engine" in world else ""
+    return {
+        "policy": manifest["policy"],
+        "seed": str(manifest["seed"]),
+        "cluster": f"{cluster.gpus} x {world.get('gpu', cluster.gpu)}",
+        "model": str(world.get("model", cluster.model)),
+        "TP of engines that are not planned": str(cluster.tp),
+        "running steps per engine": str(cluster.max_running),
+        "tool calls at once": str(cluster.tool_capacity or "no limit"),
+        "failures": cluster.failures or "none",
+        "history": str(history.get("name") or "none"),
+        "shown the future": "yes: a bound, no result" if manifest.get("oracle") else "no",
+        "driver": f"{manifest.get('driver')}{engines}",
+        "heddle": str(manifest.get("versions", {}).get("heddle")),
+        "commit": str(manifest.get("git_commit") or "unknown"),
+        "started": str(manifest.get("started")),
+        "run directory": str(run.path),
+        "command": str(manifest.get("command_line")),
+    }

@@ -1,0 +1,101 @@
+"""The page itself: static files, the plotting library and the data, put into one file."""
+
+import base64
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
+from heddle.reports.page.columns import Columns, columns, names_of
+from heddle.reports.page.facts import facts, same_trace
+from heddle.runs import Run
+from heddle.runs.record import Record, record
+
+SCHEMA = "heddle.reports.page/1"
+SCRIPTS = (
+    "data",
+    "look",
+    "overlays",
+    "timeline",
+    "slots",
+    "plan",
+    "differences",
+    "table",
+    "life",
+    "main",
+)
+
+
+def page(runs: Sequence[Run], doing: Callable[[str], None] = lambda _: None) -> bytes:
+    """Make the page about runs of one trace; `doing` hears what is worked on next.
+
+    Raises:
+        RunError: the runs are of different traces, or one of them is damaged or empty.
+    """
+    same_trace(runs)
+    records: list[Record] = []
+    for run in runs:
+        doing(f"reading {run.label}")
+        records.append(record(run))
+    doing("bounds")
+    told = facts(records)
+    doing("writing")
+    names = names_of(records)
+    parts = [columns(each, names) for each in records]
+    head = {
+        "schema": SCHEMA,
+        "trace": str(records[0].run.manifest["trace"]["name"]),
+        "names": list(names),
+        "runs": [{**fact, **part.facts} for fact, part in zip(told, parts, strict=True)],
+    }
+    static = files("heddle.reports.page") / "static"
+    text = (static / "page.html").read_text(encoding="utf-8")
+    title = ", ".join(fact["label"] for fact in told)
+    filled = {
+        "title": _plain(f"{head['trace']}: {title}"),
+        "style": (static / "page.css").read_text(encoding="utf-8"),
+        "plotly": get_plotlyjs(),
+        "data": base64.b64encode(packed(head, parts)).decode("ascii"),
+        "script": "\n".join(
+            (static / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS
+        ),
+    }
+    # Split, not replaced one after the other: no filled-in text is searched for a slot again.
+    pieces = text.split("{{")
+    made = [pieces[0]]
+    for piece in pieces[1:]:
+        name, _, rest = piece.partition("}}")
+        made += [filled[name], rest]
+    return "".join(made).encode("utf-8", errors="replace")
+
+
+def packed(head: Mapping[str, Any], runs: Sequence[Columns]) -> bytes:
+    """JSON and columns in one compressed block: length of the JSON, the JSON, the columns.
+
+    The JSON says of each column its type and where it begins, counted from the end of the JSON.
+    All is little-endian, and each column begins at a multiple of four bytes.
+    """
+    body = bytearray()
+    listed = []
+    for run in runs:
+        tables: dict[str, dict[str, list[Any]]] = {}
+        for table, own in run.columns.items():
+            tables[table] = {}
+            for name, values in own.items():
+                kind = f"u{8 * values.dtype.itemsize}"
+                tables[table][name] = [kind, len(body), len(values)]
+                body += values.astype(values.dtype.newbyteorder("<")).tobytes()
+                body += b"\0" * (-len(body) % 4)
+        listed.append(tables)
+    # Names that are not UTF-8 have lone surrogates; escaped, they pass through JSON unharmed.
+    text = json.dumps({**head, "columns": listed}, allow_nan=False).encode("ascii")
+    text += b" " * (-len(text) % 4)
+    block = len(text).to_bytes(4, "little") + text + bytes(body)
+    return gzip.compress(block, compresslevel=6, mtime=0)
+
+
+def _plain(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

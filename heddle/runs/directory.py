@@ -1,0 +1,400 @@
+"""Run directories: opened, appended to, closed; and loaded again; see docs/run-directory.md.
+
+A run is a result only when its manifest says "finished", which is written last. Until then the
+journal is a stream that can be read up to wherever it broke off.
+"""
+
+import os
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+
+import msgspec
+import pyarrow as pa
+
+from heddle.config import RunConfig
+from heddle.config_files import from_builtins, to_builtins
+from heddle.runs import files
+from heddle.runs.files import RunError
+from heddle.runs.journal_rows import decode, encode, needed, schema
+from heddle.runs.metrics import Measured, SoloTpot, measure
+from heddle_core.journal import Entry
+from heddle_core.policy import Setting
+
+__all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "labels", "load_run", "open_run"]
+
+Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
+
+SCHEMA = "heddle.run/1"
+CHUNK_ENTRIES = 5_000
+"""Held before they are written: many, for cheap columns, yet still in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What a manifest tells beside the configuration."""
+
+    driver: str
+    trace_name: str
+    trace_sha256: str
+    oracle: bool = False
+    """Whether the policy was shown the future; such runs are bounds, not results."""
+    history: Mapping[str, Any] | None = None
+    """Name and hash of what the policy was told of earlier rollouts."""
+    predictor_model: Mapping[str, Any] | None = None
+    """Name and hash of the model that a learned predictor reads."""
+    setting: Setting | None = None
+    """What the policy was told, kept for replays; but for its model, a file of its own."""
+    world: Mapping[str, Any] | None = None
+    """Of a run on engines: what they are, on what machine, and notes for the user."""
+    command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
+
+
+def open_run(
+    out: Path, config: RunConfig, facts: RunFacts, *, config_text: str | None = None
+) -> "RunDirectory":
+    """Make a new run directory in `out` and return it open, to be used as a context manager.
+
+    Nothing is ever overwritten: a name that is taken gets a suffix.
+
+    Raises:
+        RunError: `out` has no parent directory, or is a file.
+        OSError: the directory cannot be made or written.
+    """
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out}: is a file, not a directory for runs; choose another with --out")
+    if not out.absolute().parent.is_dir():
+        raise RunError(f"{out.parent}: no such directory; make it first or choose another --out")
+    out.mkdir(exist_ok=True)
+    now = datetime.now(UTC)
+    path = _fresh(out, _name(now, config, facts))
+    try:
+        return RunDirectory(path, config, facts, started=now, config_text=config_text)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)  # nothing has happened in it yet
+        raise
+
+
+def _name(now: datetime, config: RunConfig, facts: RunFacts) -> str:
+    parts = f"{facts.trace_name}-{config.policy.preset}"
+    plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in parts)[:120]
+    return f"{now:%Y-%m-%dT%H-%M-%S}-{plain}-s{config.seed}"
+
+
+def _fresh(out: Path, name: str) -> Path:
+    """Make a directory that was not there before; two runs that begin at once get two."""
+    for attempt in range(1, 10_000):
+        path = out / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise RunError(f"{out}: 10,000 runs called {name} are there already; choose another --out")
+
+
+class RunDirectory:
+    """An open run. `append` is the sink of `heddle_core.journal.recorded`.
+
+    Leaving the `with` block without `finish` closes the run as failed; an exception closes it as
+    interrupted or failed, with the journal up to there.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: RunConfig,
+        facts: RunFacts,
+        *,
+        started: datetime,
+        config_text: str | None,
+    ) -> None:
+        self.path = path
+        self.status: Status = "running"
+        self._pending: list[Entry] = []
+        self._rows = 0
+        self._manifest = _manifest(path.name, config, facts, started)
+        self._write_manifest()
+        if config_text is not None:
+            files.write_whole(path / files.CONFIG_GIVEN, lambda f: f.write(config_text.encode()))
+        files.write_json(path / files.CONFIG_RESOLVED, to_builtins(config))
+        if facts.setting is not None:
+            told = replace(facts.setting, learned=None)
+            files.write_json(path / files.SETTING, msgspec.to_builtins(told, str_keys=True))
+        self._file = (path / files.JOURNAL_OPEN).open("wb")
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        self._stream = pa.ipc.new_stream(self._file, schema(), options=options)
+
+    def append(self, entry: Entry) -> None:
+        """Record one event with its commands."""
+        pending = self._pending
+        pending.append(entry)
+        if len(pending) >= CHUNK_ENTRIES:
+            self.flush()
+
+    def learn(self, **facts: Any) -> None:
+        """Add to what the manifest says of the world."""
+        self._manifest["world"] = {**self._manifest["world"], **facts}
+        self._write_manifest()
+
+    def flush(self) -> None:
+        """Write what is held, so that it survives this process."""
+        # Taken out first: an interrupt from here on may lose these entries, never write them twice.
+        entries, self._pending = self._pending, []
+        if not entries:
+            return
+        batch = encode(entries, self._rows)
+        self._stream.write_batch(batch)
+        self._file.flush()
+        self._rows += batch.num_rows
+
+    def finish(
+        self, *, solo_tpot: SoloTpot | None = None, notes: Mapping[str, Any] | None = None
+    ) -> Measured:
+        """Close the run as finished: tables, summary, and the journal as Parquet.
+
+        `notes` go into the summary as they are.
+
+        Raises:
+            MetricsError: the journal does not add up; the run is then closed as failed.
+        """
+        assert self.status == "running", "a closed run never changes"
+        self._close_stream()
+        table = files.read_open_journal(self.path / files.JOURNAL_OPEN)
+        assert table.num_rows == self._rows, "the journal was cut off while this process wrote it"
+        table = table.unify_dictionaries()
+        measured = measure(table, solo_tpot)
+        files.write_table(self.path / files.JOURNAL, table)
+        files.write_table(self.path / files.STEPS, measured.steps)
+        files.write_table(self.path / files.TRAJECTORIES, measured.trajectories)
+        files.write_json(self.path / files.SUMMARY, {**measured.summary, **(notes or {})})
+        self._close("finished")
+        (self.path / files.JOURNAL_OPEN).unlink()
+        for file in filter(Path.is_file, self.path.rglob("*")):
+            file.chmod(0o444)
+        return measured
+
+    def __enter__(self) -> "RunDirectory":
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Close the run, whatever happened; never hides the exception that ended it."""
+        if self.status != "running":
+            return
+        if error is not None:
+            error.add_note(f"{self.path} keeps the journal up to there; it is no result.")
+        # A disk that has no room for the rest of the journal may have room for the status.
+        with suppress(OSError):
+            self._close_stream()
+        try:
+            if isinstance(error, KeyboardInterrupt):
+                self._close("interrupted", str(error) or "interrupted from the keyboard")
+            else:
+                said = f"{type(error).__name__}: {error}" if error else "closed before its end"
+                self._close("failed", said)
+        except OSError:
+            # No room even for the status: it stays "running", which no reader takes for a result.
+            if error is None:
+                raise
+
+    def _close_stream(self) -> None:
+        if self._file.closed:
+            return
+        try:
+            self.flush()
+            self._stream.close()
+        finally:
+            self._file.close()
+
+    def _close(self, status: Status, error: str | None = None) -> None:
+        self._manifest["closed"] = _stamp(datetime.now(UTC))
+        self._manifest["error"] = error
+        self._manifest["status"] = status
+        self._write_manifest()
+        self.status = status
+
+    def _write_manifest(self) -> None:
+        files.write_json(self.path / files.MANIFEST, self._manifest)
+
+
+def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "status": "running",
+        "name": name,
+        "started": _stamp(started),
+        "closed": None,
+        "error": None,
+        "command_line": shlex.join(facts.command_line),
+        "driver": facts.driver,
+        "world": facts.world,
+        "policy": config.policy.preset,
+        "seed": config.seed,
+        "oracle": facts.oracle,
+        "history": facts.history,
+        "predictor_model": facts.predictor_model,
+        "trace": {
+            "name": facts.trace_name,
+            "path": config.trace,
+            "sha256": facts.trace_sha256,
+        },
+        "versions": files.versions(),
+        "git_commit": files.git_commit(),
+        "host": files.host(),
+        "pid": os.getpid(),
+    }
+
+
+def _stamp(time: datetime) -> str:
+    return f"{time:%Y-%m-%dT%H:%M:%SZ}"
+
+
+class _FileFacts(TypedDict):
+    name: str
+    sha256: str
+
+
+class _Manifest(TypedDict):
+    """What a reader needs of a manifest."""
+
+    status: Status
+    error: str | None
+    policy: str
+    seed: int
+    trace: _FileFacts
+    host: dict[str, Any]
+    pid: int
+    predictor_model: NotRequired[_FileFacts | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run directory that was closed, or, when asked for, one that was not."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def status(self) -> Status:
+        """Whether it finished, and if not, why."""
+        status: Status = self.manifest["status"]
+        return status
+
+    @property
+    def label(self) -> str:
+        """How tables and figures call it: policy and seed."""
+        return f"{self.manifest['policy']} s{self.manifest['seed']}"
+
+    @property
+    def config(self) -> RunConfig:
+        """Every value in force."""
+        path = self.path / files.CONFIG_RESOLVED
+        return from_builtins(files.read_json(path), str(path))
+
+    @property
+    def setting(self) -> Setting | None:
+        """What its policy was told, but for its model; None when its driver kept none."""
+        path = self.path / files.SETTING
+        if not path.exists():
+            return None
+        try:
+            told = files.read_json(path) | {"learned": None}
+            return msgspec.convert(told, Setting, str_keys=True)
+        except msgspec.ValidationError as e:
+            raise RunError(f"{path}: damaged: {e}") from None
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """Its figures."""
+        return files.read_json(self.path / files.SUMMARY)
+
+    @property
+    def steps(self) -> pa.Table:
+        """One row per step."""
+        return files.read_table(self.path / files.STEPS, ("queueing_s", "engine_queued_s"))
+
+    @property
+    def trajectories(self) -> pa.Table:
+        """One row per trajectory."""
+        return files.read_table(self.path / files.TRAJECTORIES, ("arrived_s", "finished_s"))
+
+    @property
+    def journal(self) -> pa.Table:
+        """One row per event or command; up to where it broke off, when the run did not finish."""
+        if self.status != "finished" and (self.path / files.JOURNAL_OPEN).exists():
+            return files.read_open_journal(self.path / files.JOURNAL_OPEN)
+        return files.read_table(self.path / files.JOURNAL, needed())
+
+    def entries(self) -> Iterator[Entry]:
+        """The journal as it was recorded: each event with its commands."""
+        return decode(self.journal)
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """How to call runs side by side: policy and seed, or the directory's name where these agree."""
+    short = [run.label for run in runs]
+    names = [run.path.resolve().name for run in runs]
+    for candidates in (short, names):
+        if len(dict.fromkeys(candidates)) == len(runs):
+            return candidates
+    return [str(run.path) for run in runs]
+
+
+def load_run(path: str | Path, *, unfinished: bool = False) -> Run:
+    """Load a run directory.
+
+    With `unfinished`, one that was interrupted, failed or still runs is loaded too: it has a
+    journal as far as it got, and neither tables nor a summary.
+
+    Raises:
+        RunError: it is no run directory, is damaged, or did not finish.
+    """
+    path = Path(path)
+    if not (path / files.MANIFEST).is_file():
+        raise RunError(f"{path}: not a run directory (it has no {files.MANIFEST})")
+    manifest = files.read_json(path / files.MANIFEST)
+    if manifest.get("schema") != SCHEMA:
+        raise RunError(
+            f"{path}: its schema is {manifest.get('schema')!r}; this version reads {SCHEMA!r}"
+        )
+    try:
+        msgspec.convert(manifest, _Manifest)
+    except msgspec.ValidationError as e:
+        raise RunError(f"{path / files.MANIFEST}: damaged: {e}") from None
+    run = Run(path, manifest)
+    if run.status != "finished" and not unfinished:
+        raise RunError(f"{path}: {why_unfinished(manifest)}, so it has no results; run it again")
+    return run
+
+
+def why_unfinished(manifest: Mapping[str, Any]) -> str:
+    """Say what became of a run that did not finish, as the end of a sentence."""
+    match manifest["status"]:
+        case "running":
+            here = manifest["host"].get("name") == socket.gethostname()
+            if here and not _alive(manifest["pid"]):
+                return "its process died before it finished"
+            return "is still running, or its process died"
+        case "interrupted":
+            return "was interrupted before it finished"
+        case _:
+            return f"failed ({manifest['error']})"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
+    return True

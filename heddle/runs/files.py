@@ -1,0 +1,168 @@
+"""Files of a run directory: written whole or not at all, and read with care.
+
+Knows names and formats, nothing of what the numbers mean.
+"""
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from heddle.runs.journal_rows import schema
+
+MANIFEST = "manifest.json"
+CONFIG_GIVEN = "config.toml"
+CONFIG_RESOLVED = "config.resolved.json"
+SETTING = "setting.json"
+JOURNAL_OPEN = "events.arrows"
+JOURNAL = "events.parquet"
+STEPS = "steps.parquet"
+TRAJECTORIES = "trajectories.parquet"
+SUMMARY = "summary.json"
+
+# pyarrow imports pandas at its first array: here, with the imports, and not in the middle of a run.
+pa.array(np.zeros(1))
+
+
+class RunError(ValueError):
+    """A run directory that cannot be used as asked; the message says why and what to do."""
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file beside its place and rename it, so that it is there complete or not at all."""
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        with beside.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write an object, keys in the order given. NaN is an error, since JSON has none."""
+    text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    # A file name that is not UTF-8 has lone surrogates; escaped, JSON gives them back as they are.
+    write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a table as Parquet."""
+    words: Any = [f.name for f in table.schema if pa.types.is_dictionary(f.type)]
+
+    def write(file: BinaryIO) -> None:
+        pq.write_table(
+            table, file, compression="zstd", use_dictionary=words, write_statistics=False
+        )
+
+    write_whole(path, write)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read an object.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path}: no such file") from None
+    except PermissionError:
+        raise RunError(f"{path}: permission denied; change its permissions") from None
+    except (ValueError, RecursionError) as e:
+        raise RunError(f"{path}: damaged: {e}") from None
+    if not isinstance(values, dict):
+        raise RunError(f"{path}: damaged: not a JSON object")
+    return values
+
+
+def read_table(path: Path, needed: Sequence[str] = ()) -> pa.Table:
+    """Read a table that has at least the columns `needed`.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError:
+        raise RunError(f"{path}: no such file") from None
+    except PermissionError:
+        raise RunError(f"{path}: permission denied; change its permissions") from None
+    except (pa.ArrowException, OSError) as e:
+        raise RunError(f"{path}: damaged: {e}") from None
+    absent = [name for name in needed if name not in table.column_names]
+    if absent:
+        raise RunError(f"{path}: damaged: it has no column {absent[0]!r}")
+    return table
+
+
+def read_open_journal(path: Path) -> pa.Table:
+    """Read as much of a journal stream as was written before its run broke off."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
+                yield from stream
+        except (pa.ArrowInvalid, OSError, EOFError):
+            return  # cut off in the middle of a batch: what came before it is whole
+
+    return pa.Table.from_batches(list(batches()), schema())
+
+
+def versions() -> dict[str, str]:
+    """Versions of what could change a result."""
+    packages = ("heddle", "numpy", "simpy", "pyarrow")
+    return {"python": platform.python_version(), **{name: version_of(name) for name in packages}}
+
+
+def version_of(package: str) -> str:
+    """The version of a package that is installed, or "unknown"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@cache
+def git_commit() -> str | None:
+    """Commit of the checkout that this code runs from, "+changes" when it differs; else None."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    git = ["git", "-C", str(root)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, timeout=5.0)
+        diff = subprocess.run(
+            [*git, "diff", "--quiet", "HEAD", "--", "*.py", "*.json"],
+            capture_output=True,
+            timeout=5.0,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if head.returncode:
+        return None
+    return head.stdout.decode().strip() + ("+changes" if diff.returncode else "")
+
+
+def host() -> dict[str, Any]:
+    """The machine, as far as it bears on speed."""
+    return {
+        "name": socket.gethostname(),
+        "platform": f"{sys.platform} {platform.machine()}",
+        "cores": os.cpu_count(),
+    }

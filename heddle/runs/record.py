@@ -1,0 +1,186 @@
+"""What a run did, cut out of its journal, whether it finished or not: for pages and exports.
+
+A finished run's tables hold the same figures; a journal that broke off has no tables, so all that
+is shown of single steps, engines and migrations is taken from here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from heddle.runs import Run, RunError, why_unfinished
+from heddle.runs.tables import (
+    NEVER,
+    Columns,
+    Dispatches,
+    Floats,
+    Ints,
+    Journal,
+    dispatches,
+    engine_facts,
+    step_columns,
+    trajectory_columns,
+)
+
+MOMENT_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One run. Times are the journal's; the rollout lasts from `start_s` to `end_s`."""
+
+    run: Run
+    journal: Journal
+    dispatches: Dispatches
+    slot: Ints
+    """Of each dispatch: the lowest slot of its engine that was free."""
+    steps: Columns
+    trajectories: Columns
+    waiting_since_s: Floats
+    """Of each trajectory: since when it waits, where a journal broke off before its dispatch."""
+    engines: Mapping[str, Any]
+    """See `heddle.runs.tables.engine_facts`; `name`, `kv_capacity_tokens` and `failed` beside."""
+    migrations: Columns
+    reports: Columns
+    start_s: float
+    """The first arrival."""
+    end_s: float
+    """The last finish, or the last entry of a journal that broke off."""
+    note: str | None
+    """Why there is no more of it; None for a finished run."""
+
+
+def record(run: Run) -> Record:
+    """Read and cut the journal of a run.
+
+    Raises:
+        RunError: it is damaged, or nothing had arrived when it broke off.
+    """
+    table = run.journal
+    journal = Journal(table)
+    d = dispatches(journal)
+    steps = step_columns(journal, d)
+    trajectories = trajectory_columns(journal, steps)
+    if not len(trajectories["trajectory"]):
+        raise RunError(f"{run.path}: its journal holds no trajectory yet: there is nothing to show")
+    open_ends = bool(np.isnan(trajectories["finished_s"]).any())
+    last = float(np.asarray(table.column("time_s"))[-1])
+    end_s = last if open_ends else float(trajectories["finished_s"].max())
+    return Record(
+        run=run,
+        journal=journal,
+        dispatches=d,
+        slot=slots(d.engine, d.dispatched_s, d.ended_s),
+        steps=steps,
+        trajectories=trajectories,
+        waiting_since_s=_waiting_since(journal, d, trajectories),
+        engines=_engines(journal),
+        migrations=_migrations(journal),
+        reports=_reports(journal),
+        start_s=float(trajectories["arrived_s"].min()),
+        end_s=end_s,
+        note=None if run.status == "finished" else why_unfinished(run.manifest),
+    )
+
+
+def slots(engine: Ints, from_s: Floats, until_s: Floats) -> Ints:
+    """Give each interval the lowest slot of its engine that is free when it begins.
+
+    An interval lasts a microsecond at least, so that none hides another, and NaN never ends.
+    """
+    until_s = np.maximum(np.where(np.isnan(until_s), np.inf, until_s), from_s + MOMENT_S)
+    slot = np.zeros(len(engine), np.int64)
+    busy: dict[int, list[tuple[float, int]]] = {}
+    free: dict[int, list[int]] = {}
+    order = np.lexsort((from_s, engine))
+    for i, code, begin, end in zip(
+        order.tolist(),
+        engine[order].tolist(),
+        from_s[order].tolist(),
+        until_s[order].tolist(),
+        strict=True,
+    ):
+        running, idle = busy.setdefault(code, []), free.setdefault(code, [])
+        while running and running[0][0] <= begin:
+            heappush(idle, heappop(running)[1])
+        # Slots are numbered without gaps: with none idle, all below this number are taken.
+        mine = heappop(idle) if idle else len(running)
+        heappush(running, (end, mine))
+        slot[i] = mine
+    return slot
+
+
+def _waiting_since(journal: Journal, d: Dispatches, trajectories: Columns) -> Floats:
+    """Since when a trajectory is runnable that is neither dispatched again nor finished."""
+    since_s = np.array(trajectories["arrived_s"], np.float64)
+    step = np.full(len(since_s), -1, np.int64)
+    # Dispatches are in order of trajectory and time, so the last of each is what stays.
+    step[d.trajectory] = d.step
+    since_s[d.trajectory] = np.where(d.preempted | d.lost, d.ended_s, NEVER)
+    returned = journal.rows_of("ToolReturned")
+    who = journal.codes("trajectory", returned)
+    last = journal.ints("step", returned) == step[who]
+    since_s[who[last]] = journal.floats("time_s", returned[last])
+    return np.where(np.isnan(trajectories["finished_s"]), since_s, NEVER)
+
+
+def _engines(journal: Journal) -> Mapping[str, Any]:
+    facts = engine_facts(journal)
+    words = journal.words("engine")
+    failed = set(journal.codes("engine", journal.rows_of("EngineFailed")).tolist())
+    codes = facts["engine"].tolist()
+    return {
+        **facts,
+        "name": [words[code] for code in codes],
+        "kv_capacity_tokens": journal.ints("kv_capacity_tokens", journal.rows_of("EngineReady")),
+        "failed": [code in failed for code in codes],
+    }
+
+
+def _migrations(journal: Journal) -> Columns:
+    """One item per migration, by trajectory and time; `NEVER` ends one that was under way."""
+    begun, ended = journal.rows_of("Migrate"), journal.rows_of("MigrationFinished")
+    begun = begun[np.argsort(journal.codes("trajectory", begun), kind="stable")]
+    ended = ended[np.argsort(journal.codes("trajectory", ended), kind="stable")]
+    # A trajectory has one migration at a time, so its n-th end belongs to its n-th beginning.
+    at = np.full(len(begun), -1, np.int64)
+    at[_matches(journal.codes("trajectory", begun), journal.codes("trajectory", ended))] = ended
+    known = at >= 0
+    row = np.where(known, at, 0)
+    return {
+        "trajectory": journal.codes("trajectory", begun),
+        "source": _as_engines(journal, "source", begun),
+        "target": _as_engines(journal, "target", begun),
+        "began_s": journal.floats("time_s", begun),
+        "ended_s": np.where(known, journal.floats("time_s", row), np.nan),
+        "ok": known & (journal.ints("ok", row) == 1),
+        "kv_tokens": np.where(known, journal.ints("kv_tokens", row), 0),
+    }
+
+
+def _as_engines(journal: Journal, column: str, rows: Ints) -> Ints:
+    """Codes of a column that names engines, as codes of the column `engine`."""
+    code_of = {name: code for code, name in enumerate(journal.words("engine"))}
+    codes = np.array([code_of.get(name, -1) for name in journal.words(column)], np.int64)
+    return codes[journal.codes(column, rows)] if len(rows) else np.zeros(0, np.int64)
+
+
+def _matches(begun: Ints, ended: Ints) -> Ints:
+    """Place, in the sorted `begun`, of the n-th of each value for the n-th of it in `ended`."""
+    nth = np.arange(len(ended)) - np.searchsorted(ended, ended)
+    return np.asarray(np.searchsorted(begun, ended) + nth, np.int64)
+
+
+def _reports(journal: Journal) -> Columns:
+    """What engines told of themselves, in order of time."""
+    rows = journal.rows_of("EngineReported")
+    return {
+        "engine": journal.codes("engine", rows),
+        "time_s": journal.floats("time_s", rows),
+        "running": journal.ints("running", rows),
+        "waiting": journal.ints("waiting", rows),
+        "kv_used_tokens": journal.ints("kv_used_tokens", rows),
+    }

@@ -1,0 +1,126 @@
+"""The same events to a fresh controller: does this code still decide as it did?"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from heddle.knowledge import SHIPPED, LoadedModel, asks_for_oracle, load_predictor_model
+from heddle.runs import Run, RunError
+from heddle.runs.journal_rows import decode
+from heddle.setup import Workspace, make_policy, prepare
+from heddle_core.controller import Controller
+from heddle_core.journal import Divergence, Entry, first_divergence
+from heddle_core.policy import Policy
+from heddle_predict.errors import PredictError
+from heddle_trace.errors import TraceError
+
+EVERY = 2_000
+"""Events between two words on progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """How far a replay went, and where it left the recorded run, if it did."""
+
+    run: str
+    entries: int
+    commands: int
+    divergence: Divergence | None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        d = self.divergence
+        return {
+            "schema": "heddle.runs.replay/1",
+            "run": self.run,
+            "events": self.entries,
+            "commands": self.commands,
+            "same": d is None,
+            "divergence": None
+            if d is None
+            else {
+                "index": d.index,
+                "time_s": d.event.time_s,
+                "event": str(d.event),
+                "recorded": [str(c) for c in d.recorded],
+                "replayed": [str(c) for c in d.replayed],
+            },
+        }
+
+
+def replay_run(run: Run, on_progress: Callable[[int, int], None] | None = None) -> Replay:
+    """Feed a run's events to a fresh controller with its policy, and compare commands one by one.
+
+    `on_progress` hears, now and then, how many events were replayed, and of how many.
+
+    Raises:
+        RunError, JournalError: the run is damaged, or its oracle's trace or its model is gone.
+        PolicyNotFound, ProfileError: it used a policy or profile that is not here.
+    """
+    entries = commands = 0
+    journal = run.journal
+    total = journal.column("cause").null_count  # commands have a cause, events have none
+
+    def counted() -> Iterator[Entry]:
+        nonlocal entries, commands
+        for entry in decode(journal):
+            entries += 1
+            commands += len(entry.commands)
+            if on_progress is not None and entries % EVERY == 0:
+                on_progress(entries, total)
+            yield entry
+
+    controller = Controller(_policy(run))
+    divergence = first_divergence(counted(), controller.handle)
+    return Replay(run=str(run.path), entries=entries, commands=commands, divergence=divergence)
+
+
+def _policy(run: Run) -> Policy:
+    """Make the policy of a run again, told what it was told.
+
+    The run directory holds all of it, but for the scripts of an oracle, which are in the trace,
+    and for a trained model, which is a file of its own.
+    """
+    config, shared = run.config, Workspace()
+    oracle = asks_for_oracle(config.policy.preset)
+    if oracle:
+        recorded = run.manifest["trace"]["sha256"]
+        wanted = (
+            f"{run.path}: its oracle needs the trace that it knew, {config.trace} "
+            f"(sha256 {recorded[:16]}, seen from the folder in which the run was started)"
+        )
+        try:
+            found = shared.trace(config.trace).sha256
+        except TraceError as error:
+            raise RunError(f"{wanted}: {error}") from None
+        if found != recorded:
+            raise RunError(f"{wanted}: the file that is there now has sha256 {found[:16]}")
+    setting = run.setting
+    model = _model(run)
+    if setting is not None and model is not None:
+        setting = replace(setting, learned=model.model)
+    if setting is None:
+        return prepare(config, workspace=shared).policy
+    return make_policy(config, setting, shared.workload(config).scripts if oracle else ())
+
+
+def _model(run: Run) -> LoadedModel | None:
+    """Read the model that a run's predictor read, None when it read none."""
+    told = run.manifest.get("predictor_model")
+    if told is None:
+        return None
+    name = run.config.predictor_model
+    seen = "" if name == SHIPPED else ", seen from the folder in which the run was started"
+    wanted = (
+        f"{run.path}: its predictor needs the model that it read, {name} "
+        f"(sha256 {told['sha256'][:16]}{seen})"
+    )
+    try:
+        found = load_predictor_model(name)
+    except OSError as error:
+        raise RunError(f"{wanted}: {error.strerror}") from None
+    except PredictError as error:
+        raise RunError(f"{wanted}: {error}") from None
+    if found.sha256 != told["sha256"]:
+        raise RunError(f"{wanted}: the file that is there now has sha256 {found.sha256[:16]}")
+    return found

@@ -1,0 +1,303 @@
+"""A run, set up once: its workload, profile, history, model, policy and simulated world.
+
+`prepare` is the only way from a configuration to these. Runs that have inputs in common are
+prepared with one `Workspace`, which reads each input once.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from heddle import knowledge
+from heddle.config import ClusterConfig, RunConfig
+from heddle.runs import RunFacts
+from heddle.runs.bound import Bound, lower_bound
+from heddle.runs.metrics import SoloTpot
+from heddle.runs.tables import Floats
+from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, fitting, largest_context
+from heddle_core.ids import EngineId
+from heddle_core.policy import Policy, Setting
+from heddle_core.presets import load_policy
+from heddle_sim.cluster import World
+from heddle_sim.latency import LatencyTable
+from heddle_sim.profile_files import MAX_BATCH, Profile, load_profile
+from heddle_sim.profile_parts import Costs
+from heddle_trace.complete import FillReport, complete, shuffled
+from heddle_trace.files import read_trace
+from heddle_trace.schema import Trace, TrajectoryScript
+
+ENGINE_START_S = 60.0
+"""Loading weights and making graphs; for profiles that do not tell."""
+KEPT_INPUTS = 4
+"""Inputs of each kind that a workspace keeps: seeds of a comparison, profiles of an experiment."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSetup:
+    """All that one run needs. Its policy learns during the run: one set-up serves one run."""
+
+    config: RunConfig
+    """With the name of the history that was found."""
+    workload: Workload
+    profile: Profile
+    history: knowledge.HistorySource
+    model: knowledge.LoadedModel
+    predictor_model: Mapping[str, Any] | None
+    """Name and hash of `model` if the policy's predictor uses it, else None."""
+    context: Setting
+    policy: Policy
+    world: World
+    """The simulated cluster."""
+
+    def bound(self) -> Bound:
+        """Bound the makespan of the run from below."""
+        return makespan_bound(self.workload, self.profile, self.config.cluster)
+
+    def facts(self, driver: str, world: Mapping[str, Any] | None = None) -> RunFacts:
+        """What the manifest of the run says; `world` describes real engines."""
+        return RunFacts(
+            driver=driver,
+            trace_name=self.workload.trace.name,
+            trace_sha256=self.workload.trace.sha256,
+            oracle=knowledge.sees_the_future(self.policy),
+            history=self.history.plain(),
+            predictor_model=self.predictor_model,
+            setting=self.context,
+            world=world,
+        )
+
+
+class Workspace:
+    """Inputs that several runs have in common, each read once.
+
+    Give one to every `prepare` of a comparison. It keeps the last inputs of each kind, so that its
+    size does not grow with the number of runs.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[Hashable, Any]] = {}
+
+    def trace(self, path: str) -> Trace:
+        """Read a trace.
+
+        Raises:
+            TraceError: it is no trace, or damaged.
+        """
+        return self._keep("trace", path, lambda: read_trace(Path(path)), at_most=1)
+
+    def completed(self, config: RunConfig) -> tuple[tuple[TrajectoryScript, ...], FillReport]:
+        """Fill in the trace of a run and order its groups, for the run's seed.
+
+        Raises:
+            TraceError: the trace is unusable, or lacks values and no rule allows to fill them in.
+        """
+
+        def make() -> tuple[tuple[TrajectoryScript, ...], FillReport]:
+            rules = knowledge.missing_rules(config.missing)
+            scripts, fill = complete(self.trace(config.trace), rules=rules, seed=config.seed)
+            return shuffled(scripts, config.seed), fill
+
+        return self._keep("completed", (config.trace, config.missing, config.seed), make)
+
+    def workload(self, config: RunConfig) -> Workload:
+        """Fill in, order and check the trace of a run.
+
+        Raises:
+            TraceError: the trace is unusable, or lacks values and no rule allows to fill them in.
+            ProfileError: model, GPU class or TP degree is unknown.
+            CapacityError: a context exceeds the KV capacity of an engine and may not be dropped.
+        """
+        cluster = config.cluster
+
+        def make() -> Workload:
+            trace = self.trace(config.trace)
+            scripts, fill = self.completed(config)
+            kept, dropped = fitting(scripts, self.profile(cluster), cluster)
+            return Workload(
+                trace=trace,
+                scripts=kept,
+                trajectories=len(kept),
+                largest_tokens=max(map(largest_context, kept)),
+                fill=fill,
+                dropped=dropped,
+            )
+
+        key = (config.trace, config.missing, cluster, config.seed)
+        return self._keep("workload", key, make)
+
+    def profile(self, cluster: ClusterConfig) -> Profile:
+        """Load the profile of a cluster; see `load_cluster_profile`."""
+        return self._keep("profile", cluster, lambda: load_cluster_profile(cluster))
+
+    def history(self, config: RunConfig, trace: Trace) -> knowledge.HistorySource:
+        """Find the history of a run of `trace`; see `heddle.knowledge.resolve_history`."""
+        key = (config.history, config.missing, trace.sha256)
+        return self._keep(
+            "history",
+            key,
+            lambda: knowledge.resolve_history(config.history, trace, config.missing),
+        )
+
+    def model(self, name: str) -> knowledge.LoadedModel:
+        """Load a predictor model; see `heddle.knowledge.load_predictor_model`."""
+        return self._keep("model", name, lambda: knowledge.load_predictor_model(name))
+
+    def _keep(
+        self, kind: str, key: Hashable, make: Callable[[], T], at_most: int = KEPT_INPUTS
+    ) -> T:
+        kept = self._kept.setdefault(kind, {})
+        if key not in kept:
+            kept[key] = make()
+            if len(kept) > at_most:
+                del kept[next(iter(kept))]
+        found: T = kept[key]
+        return found
+
+
+def prepare(
+    config: RunConfig, *, workspace: Workspace | None = None, workload: Workload | None = None
+) -> RunSetup:
+    """Set a run up: read and check all its inputs, and make its policy.
+
+    `workload` is what live agents work on, where `config.trace` is no trace.
+
+    Raises:
+        ValueError: one of the packages' errors for bad input, with the remedy.
+        OSError: a file cannot be read.
+    """
+    shared = Workspace() if workspace is None else workspace
+    if workload is None:
+        workload = shared.workload(config)
+    profile = shared.profile(config.cluster)
+    history = shared.history(config, workload.trace)
+    model = shared.model(config.predictor_model)
+    world = simulated_world(config.cluster, profile)
+    context = _context(config, profile, world, workload.largest_tokens, history, model)
+    policy = make_policy(config, context, workload.scripts)
+    return RunSetup(
+        config=replace(config, history=history.name),
+        workload=workload,
+        profile=profile,
+        history=history,
+        model=model,
+        predictor_model=knowledge.model_used(model, policy.predictor, workload.trace),
+        context=context,
+        policy=policy,
+        world=world,
+    )
+
+
+def make_policy(
+    config: RunConfig, context: Setting, scripts: Sequence[TrajectoryScript] = ()
+) -> Policy:
+    """Make the policy of a run; `scripts` are what an oracle knows."""
+    preset = config.policy.preset
+    return load_policy(preset, context, extra=knowledge.extras(preset, scripts, config.seed))
+
+
+def load_cluster_profile(cluster: ClusterConfig) -> Profile:
+    """Load the profile of a cluster and check that the model runs at its TP degrees.
+
+    Raises:
+        ProfileError: model, GPU class or TP degree is unknown.
+    """
+    profile = load_profile(cluster.model, cluster.gpu)
+    for tp in (cluster.tp, *cluster.mix, *(cluster.tp_choices or ())):
+        profile.at(tp)
+    return profile
+
+
+def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig) -> Bound:
+    """Bound the makespan of a workload on a cluster from below, whatever the policy."""
+    return lower_bound(
+        workload.scripts,
+        [_table(profile, tp, cluster) for tp in profile.tps if tp <= cluster.gpus],
+        gpus=cluster.gpus,
+        max_running=cluster.max_running,
+        tool_capacity=cluster.tool_capacity,
+    )
+
+
+def simulated_world(cluster: ClusterConfig, profile: Profile) -> World:
+    """Describe the simulated cluster to the driver."""
+    tables: dict[int, LatencyTable] = {}
+
+    def table(gpu: str, tp: int) -> LatencyTable:
+        assert gpu == profile.gpu, f"no profile of {gpu} was loaded"
+        if tp not in tables:
+            tables[tp] = _table(profile, tp, cluster)
+        return tables[tp]
+
+    costs = profile.costs or Costs(dispatch_s=0.0, engines={})
+    settings = profile.engine or DEFAULT_SETTINGS
+    given_s = cluster.engine_start_s
+    return World(
+        table=table,
+        transfer_fixed_s=profile.transfer.fixed_s,
+        transfer_bytes_per_s=profile.transfer.bytes_per_s,
+        moves_by=costs.moves_by,
+        max_batched_tokens=settings.max_batched_tokens,
+        block_size=settings.block_tokens,
+        tool_capacity=cluster.tool_capacity,
+        engine_start_s=ENGINE_START_S if given_s is None else given_s,
+        engine_start_s_at={
+            int(tp): life.start_s for tp, life in costs.engines.items() if given_s is None
+        },
+        dispatch_s=costs.dispatch_s,
+        prediction_s=cluster.prediction_s,
+        report_interval_s=cluster.report_interval_s,
+        faults=tuple((time_s, EngineId(engine)) for time_s, engine in cluster.faults()),
+    )
+
+
+def solo_tpot(profile: Profile, cluster: ClusterConfig) -> SoloTpot:
+    """Seconds per token of a step alone on an engine, from the profile."""
+
+    def solo(tp: int, context_tokens: Floats) -> Floats:
+        table = _table(profile, tp, cluster)
+        return np.asarray(table.base_s[1] + table.per_context_s[1] * context_tokens, np.float64)
+
+    return solo
+
+
+def _context(
+    config: RunConfig,
+    profile: Profile,
+    world: World,
+    largest_tokens: int,
+    history: knowledge.HistorySource,
+    model: knowledge.LoadedModel,
+) -> Setting:
+    """What a policy may know: the cluster, estimated costs, and what came before.
+
+    `largest_tokens` is the context that any engine must be able to hold, as a framework knows it
+    from its limits on lengths: TP degrees whose engines cannot are no choice.
+    """
+    cluster = config.cluster
+    tps = cluster.tp_choices or tuple(
+        tp
+        for tp in profile.tps
+        if tp <= cluster.gpus and capacity_tokens(profile, tp) >= largest_tokens
+    )
+    return Setting(
+        gpus=cluster.gpus,
+        gpu=profile.gpu,
+        tp=cluster.tp,
+        tp_choices=tps,
+        max_running=cluster.max_running,
+        mix=cluster.mix,
+        cost=profile.belief(tuple(sorted({*tps, cluster.tp, *cluster.mix}))),
+        history=history.history,
+        learned=model.model,
+        seed=config.seed,
+        engine_start_s=world.start_s(max(tps, default=cluster.tp)),
+    )
+
+
+def _table(profile: Profile, tp: int, cluster: ClusterConfig) -> LatencyTable:
+    return profile.table(tp, max_batch=max(MAX_BATCH, cluster.max_running))

@@ -1,0 +1,100 @@
+"""What a run rolls out: a trace made ready for one seed and cluster, or live agents' tasks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heddle.config import ClusterConfig
+from heddle_sim.profile_files import Profile
+from heddle_sim.profile_parts import EngineSettings
+from heddle_trace.complete import FillReport
+from heddle_trace.schema import Trace, TrajectoryScript
+
+DEFAULT_SETTINGS = EngineSettings(block_tokens=16, max_batched_tokens=8192)
+"""vLLM's for a server on a large GPU; for profiles that do not tell."""
+
+
+class CapacityError(ValueError):
+    """Trajectories that no engine can hold; the message names the largest and the remedies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a run rolls out: a trace made ready to replay under one seed, or live agents' tasks."""
+
+    trace: Trace
+    """Of live agents' tasks, name and hash only."""
+    scripts: tuple[TrajectoryScript, ...] = ()
+    """What a replay follows; empty for live agents."""
+    trajectories: int
+    largest_tokens: int
+    """The largest context that a trajectory grows to."""
+    fill: FillReport | None = None
+    """Values that the trace lacked; None for live agents."""
+    dropped: tuple[str, ...] = ()
+    """Trajectories left out because their context exceeds an engine's KV capacity."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that a replay of it generates."""
+        return sum(step.output_tokens for script in self.scripts for step in script.steps)
+
+    @property
+    def filled(self) -> dict[str, int]:
+        """How many values of each field the trace lacked and a rule filled in."""
+        return {} if self.fill is None else filled_counts(self.fill)
+
+    @property
+    def notes(self) -> dict[str, int]:
+        """What a run's summary says of it; nothing for live agents."""
+        if self.fill is None:
+            return {}
+        return {**self.filled, "dropped_over_capacity": len(self.dropped)}
+
+
+def fitting(
+    scripts: Sequence[TrajectoryScript], profile: Profile, cluster: ClusterConfig
+) -> tuple[tuple[TrajectoryScript, ...], tuple[str, ...]]:
+    """Part trajectories that every engine can hold from those that one cannot.
+
+    Raises:
+        CapacityError: there are some that one cannot hold, and they may not be dropped.
+    """
+    chosen = cluster.tp_choices or ()
+    tp = min((*(cluster.mix or (cluster.tp,)), *chosen))
+    capacity = capacity_tokens(profile, tp)
+    largest = {s.id: largest_context(s) for s in scripts}
+    dropped = tuple(s.id for s in scripts if largest[s.id] > capacity)
+    if not dropped:
+        return tuple(scripts), ()
+    if cluster.over_capacity == "drop" and len(dropped) < len(scripts):
+        return tuple(s for s in scripts if largest[s.id] <= capacity), dropped
+    worst = max(dropped, key=lambda name: largest[name])
+    remedies = [
+        f"--tp {other}" if tp not in chosen else f"a tp_choices that begins at {other}"
+        for other in profile.tps
+        if capacity_tokens(profile, other) >= largest[worst] and cluster.gpus % other == 0
+    ][:1]
+    remedies.append("a GPU class with more memory")
+    if len(dropped) < len(scripts):
+        remedies.append(f"--over-capacity drop, which leaves {len(dropped):,} out and says so")
+    raise CapacityError(
+        f"{len(dropped):,} of {len(scripts):,} trajectories do not fit into the KV cache of an "
+        f"engine: {worst!r} grows to {largest[worst]:,} tokens, {profile.model} on {profile.gpu} "
+        f"at TP {tp} holds {capacity:,}. Use {', or '.join(remedies)}"
+    )
+
+
+def largest_context(script: TrajectoryScript) -> int:
+    """Tokens that a trajectory's context grows to."""
+    return max(step.prompt_tokens + step.output_tokens for step in script.steps)
+
+
+def capacity_tokens(profile: Profile, tp: int) -> int:
+    """Tokens of context that an engine of TP degree `tp` holds, in whole blocks."""
+    block = (profile.engine or DEFAULT_SETTINGS).block_tokens
+    return int(profile.at(tp).kv_capacity_tokens // block * block)
+
+
+def filled_counts(fill: FillReport) -> dict[str, int]:
+    """How many values of each field were filled in, by the key that reports give it."""
+    return {f"filled_{name}": f.zeroed + f.sampled for name, f in fill.fields.items()}

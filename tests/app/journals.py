@@ -1,0 +1,61 @@
+"""Small journals written by hand, and types the tests share."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+from click.testing import Result
+
+from heddle.runs.journal_rows import encode
+from heddle_core.commands import Command, Dispatch
+from heddle_core.events import EngineReady, Event, StepFinished, TrajectoryArrived
+from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
+from heddle_core.journal import Entry
+
+Heddle: TypeAlias = Callable[..., Result]
+
+
+def table(entries: Sequence[Entry]) -> pa.Table:
+    return pa.Table.from_batches([encode(entries, 0)])
+
+
+def entry(event: Event, *commands: Command) -> Entry:
+    return Entry(event, commands)
+
+
+def ready(engine: str, *, at: float = 0.0, tp: int = 1) -> EngineReady:
+    return EngineReady(
+        time_s=at,
+        engine=EngineId(engine),
+        shape=EngineShape("h100", tp),
+        kv_capacity_tokens=10_000,
+        max_running=4,
+    )
+
+
+def arrived(who: str, *, at: float = 0.0, prompt: int = 100) -> TrajectoryArrived:
+    return TrajectoryArrived(
+        time_s=at,
+        rollout=RolloutId("r"),
+        trajectory=TrajectoryId(who),
+        group=GroupId("g"),
+        task="coding",
+        prompt_tokens=prompt,
+    )
+
+
+def dispatch(who: str, step: int, engine: str, priority: float = 0.0) -> Dispatch:
+    return Dispatch(
+        trajectory=TrajectoryId(who), step=step, engine=EngineId(engine), priority=priority
+    )
+
+
+def done(who: str, step: int, engine: str, *, at: float, tokens: int, **more: Any) -> StepFinished:
+    return StepFinished(
+        time_s=at,
+        trajectory=TrajectoryId(who),
+        step=step,
+        engine=EngineId(engine),
+        output_tokens=tokens,
+        **{"reason": "tool_call", **more},
+    )

@@ -1,0 +1,194 @@
+"""The lower bound is one: worked out by hand, and never beaten by a run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heddle.runs.bound import lower_bound
+from heddle_core.controller import Controller
+from heddle_core.cost import CostModel, StepCost
+from heddle_core.events import Event, TrajectoryFinished
+from heddle_core.journal import Entry, recorded
+from heddle_core.policy import Setting
+from heddle_core.presets import PRESETS, load_policy
+from heddle_sim.cluster import World
+from heddle_sim.driver import SimDriver
+from heddle_sim.latency import LatencyTable
+from heddle_trace.schema import StepScript, TrajectoryScript
+
+
+def plain(tp: int = 1, kv_tokens: int = 4096) -> LatencyTable:
+    """Iterations of 10 ms at TP 1 whatever the batch, less at higher TP; prefill 1 ms a token."""
+    return LatencyTable(
+        model="m",
+        gpu="g",
+        tp=tp,
+        base_s=[0.010 / tp**0.5] * 17,
+        per_context_s=[0.0] * 17,
+        prefill_tokens=(0, 1, 100),
+        prefill_knots_s=(0.0, 0.001, 0.100),
+        prefill_pair_s=0.0,
+        host_per_prefill_s=0.0,
+        kv_capacity_tokens=kv_tokens,
+        kv_bytes_per_token=1,
+    )
+
+
+def script(name: str, *steps: tuple[int, int, int, float], at: float = 0.0) -> TrajectoryScript:
+    """`steps` are (prompt, shared, output, tool seconds)."""
+    made = tuple(
+        StepScript(
+            prompt_tokens=prompt,
+            shared_tokens=shared,
+            output_tokens=output,
+            tool="t" if tool_s else None,
+            tool_s=tool_s,
+            tool_ok=None,
+            tool_tokens=0,
+        )
+        for prompt, shared, output, tool_s in steps
+    )
+    return TrajectoryScript(
+        id=name, group=name, task="x", arrival_s=at, steps=made, truncated=False
+    )
+
+
+def test_solo_is_prefill_decode_and_tools_of_the_longest():
+    one = script("a", (50, 0, 11, 2.0), (80, 60, 21, 0.0))
+    bound = lower_bound([one, script("b", (10, 0, 5, 0.0))], [plain()], gpus=4, max_running=16)
+    # Two prefill iterations of 10 ms and 50 + 20 tokens at 1 ms; 10 + 20 more tokens at 10 ms.
+    assert bound.solo_s == pytest.approx(0.02 + 0.070 + 0.300 + 2.0)
+
+
+def test_solo_counts_from_the_first_arrival():
+    late = script("a", (1, 0, 1, 1.0), at=107.0)
+    bound = lower_bound(
+        [script("b", (1, 0, 1, 0.0), at=100.0), late], [plain()], gpus=1, max_running=1
+    )
+    assert bound.solo_s == pytest.approx(7.0 + 1.0 + 0.010 + 0.001)
+
+
+def test_solo_takes_the_fastest_tp_degree():
+    one = [script("a", (1, 0, 1001, 0.0))]
+    tables = [plain(1), plain(4)]
+    assert lower_bound(one, tables, gpus=4, max_running=16).solo_s == pytest.approx(
+        1000 * 0.005 + 0.005 + 0.001
+    )
+
+
+def test_capacity_shares_an_iteration_among_the_largest_batch():
+    many = [script(str(i), (1, 0, 101, 0.0)) for i in range(64)]
+    bound = lower_bound(many, [plain(kv_tokens=10**9), plain(4)], gpus=4, max_running=16)
+    # 6,400 decode tokens at 10 ms / 16 and 64 prompt tokens at 1 ms, all at TP 1, on 4 GPUs.
+    assert bound.capacity_s == pytest.approx((6400 * 0.010 / 16 + 64 * 0.001) / 4, rel=1e-3)
+    assert bound.makespan_s == max(bound.solo_s, bound.capacity_s)
+
+
+def test_capacity_knows_that_long_contexts_cannot_share_an_engine():
+    # Each holds more than half of the KV, so no two run together: 10 ms a token, not 10 / 16.
+    long = [script(str(i), (2500, 0, 101, 0.0)) for i in range(8)]
+    loose = lower_bound(long, [plain(kv_tokens=10**9)], gpus=1, max_running=16)
+    tight = lower_bound(long, [plain(kv_tokens=4096)], gpus=1, max_running=16)
+    assert loose.capacity_s == pytest.approx(8 * (100 * 0.010 / 16 + 2.5), rel=1e-3)
+    assert tight.capacity_s > 8 * (100 * 0.010 * 0.6 + 2.5)
+    assert tight.capacity_s < 8 * (100 * 0.010 + 2.5)
+
+
+def test_the_prompt_of_a_group_is_prefilled_once():
+    group = [replace(script(str(i), (1000, 0, 1, 0.0)), group="g") for i in range(8)]
+    assert lower_bound(group, [plain()], gpus=1, max_running=16).capacity_s == pytest.approx(1.0)
+
+
+def test_limited_tools_bound_the_makespan_too():
+    tools = [script(str(i), (1, 0, 1, 30.0)) for i in range(10)]
+    bound = lower_bound(tools, [plain()], gpus=8, max_running=16, tool_capacity=2)
+    assert bound.tools_s == bound.makespan_s == pytest.approx(150.0)
+    assert lower_bound(tools, [plain()], gpus=8, max_running=16).tools_s == 0.0
+
+
+@st.composite
+def tables(draw: st.DrawFn, tp: int) -> LatencyTable:
+    base, slope = draw(st.floats(1e-4, 0.02)), draw(st.floats(0.0, 1e-6))
+    grow = draw(st.floats(0.0, 1e-4))
+    rate = draw(st.floats(1e-6, 1e-4))
+    return LatencyTable(
+        model="m",
+        gpu="g",
+        tp=tp,
+        base_s=[base + grow * b for b in range(9)],
+        per_context_s=[slope] * 9,
+        prefill_tokens=(0, 64, 512),
+        prefill_knots_s=(0.0, 64 * rate, 512 * rate * draw(st.floats(0.5, 2.0))),
+        prefill_pair_s=draw(st.floats(0.0, 1e-9)),
+        host_per_prefill_s=draw(st.floats(0.0, 1e-3)),
+        kv_capacity_tokens=draw(st.integers(3000, 20_000)),
+        kv_bytes_per_token=10,
+    )
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> list[TrajectoryScript]:
+    out = []
+    for i in range(draw(st.integers(1, 12))):
+        steps, end = [], 0
+        for _ in range(draw(st.integers(1, 4))):
+            shared = end if draw(st.integers(0, 4)) else draw(st.integers(0, end))
+            prompt = shared + draw(st.integers(1 if shared == 0 else 0, 200))
+            output = draw(st.integers(1, 300))
+            tool_s = draw(st.sampled_from([0.0, 0.01, 1.0]))
+            steps.append((prompt, shared, output, tool_s))
+            end = prompt + output
+        one = script(f"t{i}", *steps, at=draw(st.sampled_from([0.0, 0.0, 0.5])))
+        out.append(replace(one, group=f"g{i // 3}"))
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), work=scripts(), tp=st.sampled_from([1, 2]), slots=st.integers(1, 8))
+def test_no_simulated_run_beats_the_bound(
+    data: st.DataObject, work: list[TrajectoryScript], tp: int, slots: int
+):
+    by_tp = {n: data.draw(tables(n)) for n in (1, 2)}
+    gpus = 4
+    tools = data.draw(st.sampled_from([None, 1, 3]))
+    bound = lower_bound(
+        work, list(by_tp.values()), gpus=gpus, max_running=slots, tool_capacity=tools
+    )
+    belief = StepCost(t0_s=0.01, t1_s=0.0, t2_s=0.0, prefill_s=1e-5, kv_capacity_tokens=3000)
+    setting = Setting(
+        gpus=gpus,
+        gpu="g",
+        tp=tp,
+        tp_choices=(1, 2),
+        max_running=slots,
+        cost=CostModel(
+            by_tp={1: belief, 2: belief}, transfer_fixed_s=0.0, transfer_s_per_token=0.0
+        ),
+    )
+    name = data.draw(st.sampled_from(sorted(PRESETS)))
+    controller, entries = Controller(load_policy(name, setting)), list[Entry]()
+    world = World(
+        table=lambda _, n: by_tp[n],
+        transfer_fixed_s=0.0,
+        transfer_bytes_per_s=1e9,
+        tool_capacity=tools,
+    )
+    SimDriver(
+        work, recorded(controller.handle, entries.append), world, lambda: controller.deadline_s
+    ).run()
+    events: list[Event] = [e.event for e in entries]
+    makespan = max(e.time_s for e in events if isinstance(e, TrajectoryFinished))
+    assert makespan >= bound.makespan_s * (1 - 1e-9)
+
+
+def test_the_bound_of_a_shipped_trace_is_not_vacuous(tmp_path: Path):
+    from heddle import ClusterConfig, RunConfig, simulate
+    from heddle.setup import prepare
+
+    trace = Path(__file__).resolve().parents[2] / "traces" / "tiny.jsonl"
+    config = RunConfig(trace=str(trace), cluster=ClusterConfig(gpus=1, model="qwen3-8b"))
+    makespan = simulate(config, out=tmp_path / "runs").summary["makespan_s"]
+    assert 0.3 < prepare(config).bound().makespan_s / makespan <= 1.0

@@ -1,0 +1,435 @@
+"""`heddle calibrate`: measure, fit and check, from end to end on engines that keep time only."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle.runs import load_run
+from heddle_calibrate.check import Checked, Figure, rankings
+from heddle_calibrate.sweeps import read_sweep
+from heddle_runtime.virtual_time import run_virtual
+from heddle_runtime.vllm_settings import SUPPORTED, Installed
+from heddle_sim.profile_files import PROFILE_FOLDER, load_profile, read_profile
+from tests.app.journals import Heddle
+
+SMALL = ("--model", "qwen3-8b", "--gpu", "h200", "--max-running", 8, "--max-context", 2048)
+
+
+def done(heddle: Heddle, *args: object, status: int = 0) -> str:
+    result = heddle(*args)
+    assert result.exit_code == status, result.output
+    return str(result.stdout)
+
+
+@pytest.fixture
+def profile(heddle: Heddle) -> Path:
+    """A profile of the shipped one's engine, by way of a sweep."""
+    done(heddle, "calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
+    done(heddle, "calibrate", "fit", "sweep.json", "-o", "mine.json")
+    return Path("mine.json")
+
+
+# -- measure and fit ------------------------------------------------------------------------------
+
+
+def test_a_sweep_says_what_was_measured_where(heddle: Heddle) -> None:
+    args = ("--engine", "fake", *SMALL, "--tp", "1,2", "-o", "sweep.json")
+    said = done(heddle, "calibrate", "measure", *args)
+    assert said.startswith("sweep.json: ")
+    sweep = read_sweep(Path("sweep.json"))
+    assert sweep.tps == (1, 2)
+    assert (sweep.model, sweep.gpu, sweep.engine, sweep.size) == (
+        "qwen3-8b",
+        "h200",
+        "fake",
+        "small",
+    )
+    assert sweep.hardware["cores"] >= 1
+    assert sweep.versions["heddle"]
+    assert sweep.command.startswith("heddle")
+    assert sweep.kv_bytes_per_token == load_profile("qwen3-8b", "h200").kv_bytes_per_token
+
+
+def test_equal_seeds_measure_alike(heddle: Heddle) -> None:
+    for out in ("a.json", "b.json"):
+        done(heddle, "calibrate", "measure", "--engine", "fake", *SMALL, "-o", out)
+    a, b = read_sweep(Path("a.json")), read_sweep(Path("b.json"))
+    assert (a.decode, a.prefill, a.loops) == (b.decode, b.prefill, b.loops)
+
+
+def test_a_fit_prints_and_keeps_its_error_on_what_was_held_out(
+    heddle: Heddle, profile: Path
+) -> None:
+    said = done(heddle, "calibrate", "fit", "sweep.json", "-o", "again.json")
+    for part in ("decode, held out", "prompts beside decoding, held out", "loops, held out"):
+        assert part in said
+    assert "use it as --model again.json" in said
+    again = read_profile(Path("again.json"))
+    assert again == read_profile(profile)
+    assert again.at(1).errors["decode_unseen"]["worst_pct"] < 1.0
+    assert again.errors["measured"]["unseen"]["makespan_worst_pct"] < 2.0
+    told = json.loads(
+        done(heddle, "calibrate", "fit", "sweep.json", "-o", "again.json", "--force", "--json")
+    )
+    assert told["schema"] == "heddle.fit/1"
+    assert told["errors"]["tables"]["1"] == again.at(1).errors
+
+
+def test_several_sweeps_are_fitted_together(
+    heddle: Heddle, profile: Path, refused: Callable[..., str]
+) -> None:
+    sweep = Path("sweep.json").read_text()
+    Path("later.json").write_text(sweep)
+    done(heddle, "calibrate", "fit", "sweep.json", "later.json", "-o", "both.json")
+    both = json.loads(Path("both.json").read_text())
+    assert both["source"]["files"] == ["sweep.json", "later.json"]
+    Path("other.json").write_text(sweep.replace('"max_running": ', '"max_running": 9'))
+    said = refused("calibrate", "fit", "sweep.json", "other.json", "-o", "no.json")
+    assert "other.json: max_running is" in said
+    assert not Path("no.json").exists()
+
+
+def test_a_fit_can_be_given_names(heddle: Heddle, profile: Path) -> None:
+    args = ("sweep.json", "-o", "named.json", "--name", "mine", "--gpu", "gh200")
+    done(heddle, "calibrate", "fit", *args)
+    named = read_profile(Path("named.json"))
+    assert (named.model, named.gpu) == ("mine", "gh200")
+
+
+def test_a_profile_file_serves_every_verb_that_takes_a_model(
+    heddle: Heddle, profile: Path, trace: Path
+) -> None:
+    cluster = ("--model", profile, "--gpus", 2, "--max-running", 2)
+    shipped = ("--model", "qwen3-8b", "--gpu", "h200", "--gpus", 2, "--max-running", 2)
+    for verb in ("simulate", "compare"):
+        policies = ("--policies", "verl,heddle") if verb == "compare" else ()
+        assert "qwen3-8b" in done(heddle, verb, trace, *cluster, *policies)
+    plan = json.loads(done(heddle, "plan", trace, "--model", profile, "--gpus", 2, "--json"))
+    assert plan["cluster"]["model"] == "qwen3-8b"
+    mine = json.loads(done(heddle, "simulate", trace, *cluster, "--json"))
+    other = json.loads(done(heddle, "simulate", trace, *shipped, "--json"))
+    assert mine["makespan_s"] == pytest.approx(other["makespan_s"], rel=0.01)
+    run = ("run", trace, "--engine", "fake", "--time-scale", "0.001", "--json")
+    assert json.loads(done(heddle, *run, "--model", profile))["makespan_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--tp", "two"), "--tp two: write TP degrees with commas between"),
+        (("--tp", "0"), "--tp 0"),
+        (("--tp", "16"), "cannot run at TP 16"),
+        (("--max-running", 0), "--max-running 0: must be from 1"),
+        (("--max-context", -5), "--max-context -5: must be from 1"),
+        (("--max-context", 64), "measuring takes 160 or more"),
+        (("--model", "qwen9"), "unknown model 'qwen9'"),
+        (("-o", "nowhere/sweep.json"), "nowhere: no such folder"),
+        (("--engine", "vllm", "--model-dir", "there"), "vLLM is not installed: "),
+        (("--engine", "vllm"), "--model-dir"),
+    ],
+)
+def test_a_sweep_that_cannot_be_begun_says_why(
+    refused: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[object, ...],
+    said: str,
+) -> None:
+    monkeypatch.setattr("heddle_runtime.vllm_checks.installed_vllm", lambda: None)
+    status = 1 if "measuring takes" in said else 2
+    out = () if "-o" in args else ("-o", "sweep.json")
+    message = refused("calibrate", "measure", *SMALL, *args, *out, status=status)
+    assert said in message
+    assert not Path("sweep.json").exists()
+
+
+def test_a_model_that_is_none_or_too_short_is_refused(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenizers", reason="makes the tiny model")
+    pytest.importorskip("safetensors", reason="makes the tiny model")
+    from heddle_runtime.tiny_model import make_tiny_model
+
+    installed = Installed(SUPPORTED["cpu"], "cpu")
+    monkeypatch.setattr("heddle_runtime.vllm_checks.installed_vllm", lambda: installed)
+    measure = ("calibrate", "measure", "--engine", "vllm", "--model-dir", "model", "-o", "s.json")
+    assert "there is no such model folder" in refused(*measure)
+    make_tiny_model("model")
+    assert "--max-context 40000: must be from 1 to 32768" in refused(
+        *measure, "--max-context", 40_000
+    )
+    assert "TP" in refused(*measure, "--tp", 3)
+
+
+def test_nothing_is_replaced_unasked(refused: Callable[..., str], heddle: Heddle) -> None:
+    Path("sweep.json").write_text("mine")
+    measure = ("calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
+    assert "sweep.json: exists" in refused(*measure)
+    assert Path("sweep.json").read_text() == "mine"
+    done(heddle, *measure, "--force")
+
+
+def test_a_sweep_that_breaks_off_keeps_what_it_has(
+    heddle: Heddle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from heddle.measuring import FakeLauncher
+
+    def dying(*args: Any, **more: Any) -> FakeLauncher:
+        return FakeLauncher(*args, **more, faults=[(123.0, "m1")])  # type: ignore[list-item]
+
+    monkeypatch.setattr("heddle.measuring.FakeLauncher", dying)
+    result = heddle("calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
+    assert result.exit_code == 1
+    assert "Error: engine m1 failed: injected fault" in result.stderr
+    kept = read_sweep(Path("sweep.json"))
+    assert 0 < len(kept.decode) < 90
+    assert kept.notes == ("broke off: MeasureError: engine m1 failed: injected fault",)
+
+
+def test_an_interrupted_sweep_is_kept_too(heddle: Heddle, monkeypatch: pytest.MonkeyPatch) -> None:
+    import heddle_calibrate.measure.one_engine as one
+
+    usual, calls = one.abort, 0
+
+    async def interrupting(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        await usual(*args)
+
+    monkeypatch.setattr(one, "abort", interrupting)
+    result = heddle("calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
+    assert result.exit_code == 130
+    assert "Interrupted" in result.stderr
+    kept = read_sweep(Path("sweep.json"))
+    assert len(kept.aborts) == 2
+    assert "broke off: KeyboardInterrupt" in kept.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"schema": "heddle.sweep/1", "deco', "sweep.json: not JSON to its end"),
+        ('{"schema": "heddle.run/1"}', "its schema is 'heddle.run/1', not 'heddle.sweep/1'"),
+        ('{"schema": "heddle.sweep/1"}', "missing required field"),
+        ("[]", "sweep.json"),
+    ],
+)
+def test_a_file_that_is_no_sweep_is_refused(
+    refused: Callable[..., str], text: str, said: str
+) -> None:
+    Path("sweep.json").write_text(text)
+    assert said in refused("calibrate", "fit", "sweep.json", "-o", "p.json")
+    assert not Path("p.json").exists()
+
+
+def test_a_profile_needs_a_name_that_verbs_will_know(
+    refused: Callable[..., str], profile: Path
+) -> None:
+    assert "ends in .json" in refused("calibrate", "fit", "sweep.json", "-o", "profile")
+
+
+def test_a_sweep_with_too_few_points_is_refused(refused: Callable[..., str], profile: Path) -> None:
+    data = json.loads(Path("sweep.json").read_text())
+    data["decode"] = [trial for trial in data["decode"] if trial["batch"] == 1]
+    Path("sweep.json").write_text(json.dumps(data))
+    said = refused("calibrate", "fit", "sweep.json", "-o", "p.json")
+    assert "at TP 1 the sweep has 1 batch sizes (decode), a fit needs 2" in said
+
+
+def test_a_mixture_of_experts_model_is_refused(refused: Callable[..., str]) -> None:
+    said = refused(
+        "calibrate", "from-aiconfigurator", "--model", "qwen3-30b-a3b", "--gpu", "h200",
+        "-o", "moe.json",
+    )  # fmt: skip
+    assert said == (
+        "Error: qwen3-30b-a3b is a mixture-of-experts model, which kernel times do not give a "
+        "profile of: give a dense model, or measure its engines (heddle calibrate measure)\n"
+    )
+    assert not Path("moe.json").exists()
+
+
+# -- check ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Run on fake engines in virtual time, so that nothing but the model decides."""
+
+    def made(*args: object, policy: str = "verl") -> Path:
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "run", run_virtual)
+            said = done(
+                heddle, "run", trace, "--engine", "fake", "--max-running", 2, "--json",
+                "--policy", policy, *args,
+            )  # fmt: skip
+        return Path(json.loads(said)["run"])
+
+    return made
+
+
+def figures(heddle: Heddle, *args: object, status: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        done(heddle, "calibrate", "check", *args, "--json", status=status)
+    )
+    assert found["schema"] == "heddle.check/1"
+    return found
+
+
+def test_engines_that_obey_the_profile_are_simulated_without_error(
+    heddle: Heddle, run: Callable[..., Path]
+) -> None:
+    runs = [run(policy=policy) for policy in ("verl", "heddle")]
+    found = figures(heddle, *runs, "--max-makespan-error", 0.01, "--same-ranking")
+    for each in found["runs"]:
+        for name in ("makespan_s", "completion_p50_s", "completion_p99_s", "tpot_mean_ms"):
+            assert each[name]["error_pct"] == pytest.approx(0.0, abs=1e-3), name
+        assert each["prefix_hit"]["error_pct"] == pytest.approx(0.0, abs=1e-3)
+        assert each["finish_order"] == pytest.approx(1.0)
+    (ranking,) = found["rankings"]
+    assert sorted(ranking["measured"]) == ["heddle", "verl"]
+    assert ranking["measured"] == ranking["simulated"]
+    assert ranking["alike"] == ranking["pairs"] <= 1
+
+
+def test_a_death_in_the_run_happens_in_the_simulation_too(
+    heddle: Heddle, run: Callable[..., Path]
+) -> None:
+    path = run("--failures", "e0@0.4", "--set", "cluster.engine_start_s=1")
+    (each,) = figures(heddle, path)["runs"]
+    assert each["makespan_s"]["error_pct"] == pytest.approx(0.0, abs=1e-3)
+
+
+def slower(profile: Path, by: float) -> Path:
+    data = json.loads(profile.read_text())
+    for table in data["tables"].values():
+        for section, column in (("decode", "base_ms"), ("decode", "context_us"), ("prefill", "ms")):
+            table[section][column] = [value * by for value in table[section][column]]
+    path = Path(f"slower-{profile.name}")
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_a_profile_that_is_too_slow_shows_and_fails_the_check(
+    heddle: Heddle, run: Callable[..., Path]
+) -> None:
+    path = run()
+    wrong = slower(PROFILE_FOLDER / "qwen3-14b.h100.json", 3.0)
+    (each,) = figures(heddle, path, "--profile", wrong)["runs"]
+    assert each["tpot_mean_ms"]["error_pct"] > 100
+    assert each["makespan_s"]["error_pct"] > 10
+    bounds = ("--max-makespan-error", 5, "--max-p99-error", 10, "--max-tpot-error", 5)
+    result = heddle("calibrate", "check", path, "--profile", wrong, *bounds)
+    assert result.exit_code == 1
+    assert "failed: " in result.stderr
+    assert "allowed 5 %" in result.stderr
+    for word in ("makespan_s", "completion_p99_s", "tpot_mean_ms"):
+        assert word in result.stderr
+        assert word in result.stdout
+    found = figures(heddle, path, "--profile", wrong, *bounds, status=1)
+    assert len(found["failed"]) == 3
+
+
+def test_kv_space_is_the_runs_own(heddle: Heddle, run: Callable[..., Path]) -> None:
+    """A profile that was measured with little KV does not make a run's engines small."""
+    path = run()
+    data = json.loads((PROFILE_FOLDER / "qwen3-14b.h100.json").read_text())
+    data["tables"]["1"]["kv_capacity_tokens"] = 1_000
+    Path("small.json").write_text(json.dumps(data))
+    (each,) = figures(heddle, path, "--profile", "small.json")["runs"]
+    assert each["makespan_s"]["error_pct"] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_one_run_has_nothing_to_rank(heddle: Heddle, run: Callable[..., Path]) -> None:
+    result = heddle("calibrate", "check", run(), "--same-ranking")
+    assert result.exit_code == 1
+    assert "nothing to rank" in result.stderr
+
+
+def test_what_cannot_be_checked_says_why(
+    refused: Callable[..., str], heddle: Heddle, run: Callable[..., Path], trace: Path
+) -> None:
+    Path("empty").mkdir()
+    assert "empty: not a run directory" in refused("calibrate", "check", "empty")
+    assert "nowhere: not a run directory" in refused("calibrate", "check", "nowhere")
+    simulated = json.loads(done(heddle, "simulate", trace, "--gpus", 2, "--json"))["run"]
+    assert "was simulated itself" in refused("calibrate", "check", simulated)
+    path = run()
+    other = PROFILE_FOLDER / "qwen3-8b.h100.json"
+    assert "is a profile of model 'qwen3-8b'" in refused(
+        "calibrate", "check", path, "--profile", other
+    )
+    a100 = PROFILE_FOLDER / "qwen3-14b.a100.json"
+    assert "is a profile of GPU class 'a100'" in refused(
+        "calibrate", "check", path, "--profile", a100
+    )
+    assert "cannot read the profile gone.json" in refused(
+        "calibrate", "check", path, "--profile", "gone.json"
+    )
+    text = trace.read_text()
+    trace.write_text(text.replace('"output_tokens": 40', '"output_tokens": 41'))
+    assert "the file that is there now has sha256" in refused("calibrate", "check", path)
+    trace.unlink()
+    assert "takes the trace that it replayed" in refused("calibrate", "check", path)
+
+
+def test_a_run_that_broke_off_is_no_truth(
+    refused: Callable[..., str], run: Callable[..., Path]
+) -> None:
+    path = run()
+    manifest = path / "manifest.json"
+    manifest.chmod(0o644)
+    manifest.write_text(manifest.read_text().replace('"finished"', '"interrupted"'))
+    assert "was interrupted before it finished" in refused("calibrate", "check", path)
+
+
+def checked(policy: str, measured: float, simulated: float, kind: str = "k") -> Checked:
+    figure = Figure(measured=measured, simulated=simulated, error_pct=None)
+    return Checked(
+        run=policy,
+        policy=policy,
+        seed=0,
+        trace="t",
+        kind=kind,
+        figures={"makespan_s": figure},
+        finish_order=None,
+    )
+
+
+def test_policies_are_ranked_by_their_mean_makespans() -> None:
+    runs = [
+        checked("a", 100.0, 90.0),
+        checked("b", 80.0, 95.0),
+        checked("c", 60.0, 50.0),
+        checked("c", 64.0, 52.0),
+    ]
+    (ranking,) = rankings(runs, tie_pct=1.0)
+    assert ranking.measured == ("c", "b", "a")
+    assert ranking.simulated == ("c", "a", "b")
+    assert (ranking.alike, ranking.pairs) == (2, 3)
+    assert ranking.spread_pct == pytest.approx(4 / 62 * 100)
+
+
+def test_makespans_that_repeats_cannot_tell_apart_rank_nothing() -> None:
+    close = [checked("a", 100.0, 90.0), checked("b", 100.5, 80.0)]
+    assert rankings(close, tie_pct=1.0)[0].pairs == 0
+    assert rankings(close, tie_pct=0.1)[0].pairs == 1
+    noisy = [*close, checked("a", 110.0, 90.0)]
+    assert rankings(noisy, tie_pct=0.1)[0].pairs == 0
+
+
+def test_runs_of_different_clusters_are_not_ranked_together() -> None:
+    apart = [checked("a", 100.0, 90.0), checked("b", 50.0, 80.0, kind="other")]
+    assert rankings(apart, tie_pct=1.0) == []
+
+
+def test_a_check_reads_the_run_as_it_is(heddle: Heddle, run: Callable[..., Path]) -> None:
+    path = run(policy="heddle")
+    before = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+    done(heddle, "calibrate", "check", path)
+    assert {f.name: f.read_bytes() for f in path.iterdir() if f.is_file()} == before
+    assert load_run(path).status == "finished"

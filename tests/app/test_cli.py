@@ -1,0 +1,316 @@
+"""The command line: exit statuses, what goes where, and one message for each mistake."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle.runs import files as run_files
+from heddle.runs import load_run
+from tests.app.journals import Heddle
+
+COMMAND = (sys.executable, "-m", "heddle.cli")
+CLUSTER = ("--gpus", "2", "--max-running", "2")
+
+
+def test_compare_shows_trace_cluster_bound_table_and_runs(heddle: Heddle, trace: Path):
+    done = heddle("compare", trace, "--policies", "verl,slime", "--seeds", "2", *CLUSTER)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("trace    small: 6 trajectories, 3 groups")
+    assert lines[1].startswith("cluster  2 x h100, qwen3-14b, TP 1, 2 running per engine")
+    assert lines[2].startswith("profile  ")
+    assert lines[3] == "history  prior:coding"
+    assert lines[4].startswith("bound    makespan at least ")
+    assert lines[6].split()[:2] == ["policy", "makespan_s"]
+    assert [line.split()[0] for line in lines[7:9]] == ["verl", "slime"]
+    assert "1.00 x" in lines[7]
+    assert len(list(Path("runs").iterdir())) == 4
+    assert done.stderr == ""
+
+
+def test_json_is_all_there_is_on_standard_output(heddle: Heddle, trace: Path):
+    compared = heddle("compare", trace, "--policies", "verl", "--json", *CLUSTER)
+    plain = json.loads(compared.stdout)
+    alone = json.loads(heddle("simulate", trace, "--policy", "verl", "--json", *CLUSTER).stdout)
+    assert alone.keys() == plain["runs"][0].keys()
+    for key in alone.keys() - {"wall_s", "run"}:
+        assert alone[key] == plain["runs"][0][key]
+
+
+def test_simulate_takes_files_options_and_settings_in_this_order(heddle: Heddle, trace: Path):
+    Path("a.toml").write_text(f'trace = "{trace}"\nseed = 5\n[cluster]\ngpus = 4\n')
+    Path("b.toml").write_text('[cluster]\nmax_running = 3\n[policy]\npreset = "slime"\n')
+    done = heddle(
+        "simulate", "a.toml", "b.toml", "--json", "--gpus", 2, "--set", "cluster.max_running=1"
+    )
+    row = json.loads(done.stdout)
+    assert (row["policy"], row["seed"]) == ("slime", 5)
+    config = load_run(row["run"]).config
+    assert (config.cluster.gpus, config.cluster.max_running) == (2, 1)
+    assert "seed = 5" in (Path(row["run"]) / "config.toml").read_text()
+
+
+def test_simulate_shows_every_figure(heddle: Heddle, trace: Path):
+    done = heddle("simulate", trace, *CLUSTER, "--tool-capacity", "1")
+    assert done.exit_code == 0, done.output
+    for word in ("makespan_s", "utilisation", "arrived", "bound_fraction"):
+        assert word in done.stdout
+
+
+def test_replay_says_the_same_and_notices_a_change(heddle: Heddle, trace: Path):
+    row = json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)
+    same = heddle("replay", row["run"])
+    assert same.exit_code == 0
+    assert "commands: the same" in same.stdout
+    # As if the policy had been told something else: its commands are not those recorded.
+    setting = Path(row["run"]) / "setting.json"
+    setting.chmod(0o644)
+    setting.write_text(setting.read_text().replace('"max_running": 2', '"max_running": 3'))
+    other = heddle("replay", row["run"], "--json")
+    assert other.exit_code == 1
+    found = json.loads(other.stdout)
+    assert found["same"] is False
+    assert found["divergence"]["recorded"] != found["divergence"]["replayed"]
+    assert heddle("replay", row["run"]).stdout.startswith("diverges: entry 0")
+
+
+def test_report_draws_and_tabulates(heddle: Heddle, trace: Path):
+    heddle("compare", trace, "--policies", "verl,slime", *CLUSTER)
+    runs = sorted(Path("runs").iterdir())
+    done = heddle("report", *runs)
+    assert done.exit_code == 0, done.output
+    assert "makespan_s" in done.stdout
+    drawn = {p.name for p in Path("runs/figures").iterdir()}
+    assert drawn == {
+        "active.png",
+        "completion.png",
+        "queueing.png",
+        "timeline-slime-s0.png",
+        "timeline-verl-s0.png",
+    }
+    again = heddle("report", runs[0], "--json")
+    listed = json.loads(again.stdout)
+    assert listed["runs"][0]["summary"]["arrived"] == 6
+    files = [Path(f) for f in listed["figures"]]
+    assert all(f.parent == runs[0] / "figures" for f in files)
+    assert all(f.read_bytes().startswith(b"\x89PNG") for f in files)
+
+
+def test_an_engine_that_dies_is_replaced_and_the_run_ends_complete(heddle: Heddle, trace: Path):
+    options = ("--policy", "verl", "--failures", "e0@2", "--engine-start-s", "1", "--json")
+    row = json.loads(heddle("simulate", trace, *options).stdout)
+    summary = json.loads((Path(row["run"]) / "summary.json").read_text(encoding="utf-8"))
+    assert summary["engine_failures"] == 1
+    assert summary["completed"] + summary["truncated"] == summary["arrived"]
+    heddle("replay", row["run"])
+
+
+@pytest.mark.parametrize("failures", ["e0", "e0@", "@3", "e0@soon", "e0@-1", "e0@nan"])
+def test_a_failure_without_engine_or_time_is_refused(
+    refused: Callable[..., str], trace: Path, failures: str
+):
+    assert "is not ENGINE@SECONDS" in refused("simulate", trace, "--failures", failures)
+
+
+def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
+    found = json.loads(heddle("policies", "--json").stdout)
+    assert {"verl", "verl-star", "slime"} <= found["presets"].keys()
+    assert "fcfs" in found["parts"]["schedule"]
+    assert "h100" in found["profiles"]["qwen3-14b"]
+    text = heddle("policies").stdout
+    assert all(name in text for name in (*found["presets"], *found["profiles"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--policies", "verl,slim"), "Did you mean 'slime'?"),
+        (("--policies", ","), "no policy is named"),
+        (("--policies", "verl", "--model", "qwen3-14"), "did you mean 'qwen3-14b'?"),
+        (("--policies", "verl", "--gpu", "h10"), "did you mean 'h100'?"),
+        (("--policies", "verl", "--tp", "3", "--gpus", "3"), "TP degrees that fit: 1, 2, 4, 8"),
+        (("--policies", "verl", "--tp", "2", "--gpus", "3"), "3 is not divisible by tp = 2"),
+        (("--policies", "verl", "--gpus", "0"), "gpus must be from 1"),
+        (("--policies", "verl", "--seeds", "0"), "seeds must be from 1"),
+        (("--policies", "verl", "--cap-tool-s", "-1"), "cap_tool_s must be more than 0"),
+        (("--policies", "verl", "--set", "cluster.gpuz=1"), 'Did you mean "gpu"?'),
+        (("--policies", "verl", "--out", "no/runs"), "no such directory"),
+        (("--policies", "os.path:join"), "cannot be built"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    refused: Callable[..., str], trace: Path, options: tuple[str, ...], said: str
+):
+    assert said in refused("compare", trace, *options)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "small.jsonl"),
+        (b'{"trajectory_id": ', "line 1"),
+        (b'{"trajectory_id": "a"}\n', "line 1"),
+        (b"\x1f\x8b\x08\x00truncated", "small.jsonl"),
+        (None, "no such file"),
+    ],
+)
+def test_a_bad_trace_is_named(
+    refused: Callable[..., str], trace: Path, content: bytes | None, said: str
+):
+    if content is None:
+        trace.unlink()
+    else:
+        trace.write_bytes(content)
+    assert said in refused("simulate", trace)
+    assert not Path("runs").exists()
+
+
+def test_missing_values_are_not_taken_for_zero(refused: Callable[..., str], trace: Path):
+    trace.write_text(trace.read_text().replace('"tool_s": 0.5', '"tool_s": null'))
+    assert "--missing-tool-s" in refused("simulate", trace)
+
+
+def test_two_traces_are_one_too_many(refused: Callable[..., str], trace: Path):
+    assert "one trace at a time" in refused("simulate", trace, trace)
+
+
+def test_what_is_no_run_is_named(refused: Callable[..., str], trace: Path):
+    assert "not a run directory" in refused("report", trace.parent)
+    assert "not a run directory" in refused("replay", trace.parent)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        (errno.ENOSPC, 1, "the disk is full: free some space"),
+        (errno.EROFS, 2, "is on a read-only file system: choose another folder with --out"),
+        (errno.EACCES, 2, "permission denied: choose another folder with --out"),
+    ],
+)
+def test_trouble_with_the_disk_is_one_message(
+    refused: Callable[..., str],
+    trace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    status: int,
+    said: str,
+):
+    def fails(path: Path, _: object) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(run_files, "write_table", fails)
+    message = refused("simulate", trace, *CLUSTER, status=status)
+    assert said in message
+    (run,) = Path("runs").iterdir()
+    assert f"{run} keeps the journal up to there" in message
+    assert load_run(run, unfinished=True).status == "failed"
+
+
+def test_out_that_is_a_file_is_named(refused: Callable[..., str], trace: Path):
+    assert "is a file" in refused("simulate", trace, *CLUSTER, "--out", trace)
+
+
+def test_ctrl_c_marks_the_run_and_exits_with_130(tmp_path: Path):
+    trace = Path(__file__).resolve().parents[2] / "traces" / "coding-512.jsonl.gz"
+    (tmp_path / "stop.py").write_text(
+        "import os, signal\n"
+        "from heddle.runs import directory as runs\n"
+        "from heddle.cli import main\n"
+        "runs.CHUNK_ENTRIES = 200\n"
+        "flush, count = runs.RunDirectory.flush, [0]\n"
+        "def stop(run):\n"
+        "    flush(run)\n"
+        "    count[0] += 1\n"
+        "    if count[0] == 3:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "runs.RunDirectory.flush = stop\n"
+        f"main(['simulate', {str(trace)!r}])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "stop.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stdout == ""
+    (path,) = (tmp_path / "runs").iterdir()
+    assert done.stderr.splitlines() == [
+        "Interrupted.",
+        f"runs/{path.name} keeps the journal up to there; it is no result.",
+    ]
+    run = load_run(path, unfinished=True)
+    assert run.status == "interrupted"
+    assert sum(1 for _ in run.entries()) >= 600
+
+
+def test_ctrl_c_ends_every_process_of_a_comparison(tmp_path: Path):
+    trace = Path(__file__).resolve().parents[2] / "traces" / "coding-512.jsonl.gz"
+    process = subprocess.Popen(
+        [*COMMAND, "compare", trace, "--policies", "verl,slime", "--seeds", "40", "--jobs", "2"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline and not list(tmp_path.glob("runs/*/summary.json")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60.0)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.startswith("Interrupted.")
+    states = [load_run(p, unfinished=True).status for p in (tmp_path / "runs").iterdir()]
+    assert "running" not in states
+    assert len(states) < 80
+
+
+def test_help_names_every_verb_and_imports_little():
+    check = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from heddle.cli import main\n"
+        "done = CliRunner().invoke(main, ['--help'])\n"
+        "assert done.exit_code == 0, done.output\n"
+        "for verb in ('compare', 'simulate', 'plan', 'replay', 'report', 'trace', 'policies'):\n"
+        "    assert verb in done.output\n"
+        "heavy = {'pandas', 'pyarrow', 'matplotlib', 'scipy', 'numpy', 'simpy', 'msgspec'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_heddle_offers_its_names_and_costs_nothing():
+    check = (
+        "import sys, heddle\n"
+        "assert 'numpy' not in sys.modules\n"
+        "assert callable(heddle.compare) and callable(heddle.simulate)\n"
+        "assert 'verl' in heddle.PRESETS and callable(heddle.load_run)\n"
+        "assert set(heddle.__all__) <= set(dir(heddle))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error():
+    import heddle
+
+    with pytest.raises(AttributeError, match="no attribute 'comparee'"):
+        _ = heddle.comparee
+
+
+def test_version(heddle: Heddle):
+    assert heddle("--version").stdout.startswith("heddle, version 0.")

@@ -1,0 +1,111 @@
+"""What the pages say about figures, keys and files is what the code does."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from heddle.cli.options import CLUSTER
+from heddle.comparison import compare
+from heddle.config import RunConfig
+from heddle.config_files import Source, resolve
+from heddle.planning import plan
+from heddle.runs.metrics import measure
+from heddle.setup import Workspace
+from heddle.simulation import RUN_KEYS
+from tests.app.journals import table
+from tests.app.test_metrics import story
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+RUN_DIRECTORY = (DOCS / "run-directory.md").read_text()
+CLI = (DOCS / "cli.md").read_text()
+
+
+def named(text: str) -> set[str]:
+    """Words in code font, with `x_{a,b}_s` and `filled_*` spelt out or cut to their stem."""
+    words = set()
+    for word in re.findall(r"`([^`\s]+)`", text):
+        stem, brace, rest = word.partition("{")
+        options, _, end = rest.partition("}")
+        words |= {stem + o + end for o in options.split(",")} if brace else {word}
+    return words
+
+
+def test_every_figure_and_column_is_defined():
+    measured, words = measure(table(story())), named(RUN_DIRECTORY)
+    columns = {*measured.steps.column_names, *measured.trajectories.column_names}
+    plain = {"trajectory", "step", "reason", "group", "task", "arrived_s", "finished_s", "outcome"}
+    assert measured.summary.keys() <= words
+    assert columns - plain <= words
+
+
+def test_every_key_of_the_json_is_listed(config: RunConfig, tmp_path: Path):
+    plain, words = compare(config, ["verl"], out=tmp_path / "runs").plain(), named(CLI)
+    for part in (plain, *(plain[k] for k in ("trace", "cluster", "bound"))):
+        assert {k for k in part if not k.startswith("filled_")} <= words
+    assert plain["runs"][0].keys() | plain["policies"][0].keys() | set(RUN_KEYS) <= words
+
+
+def test_every_key_of_a_plan_is_listed(config: RunConfig):
+    plain, words = plan(config).plain(), named(CLI)
+    for part in (plain, plain["trace"], plain["cluster"], plain["groups"][0]):
+        assert {k for k in part if not k.startswith("filled_")} <= words
+
+
+def test_every_option_is_listed():
+    assert all(f"`{flag}" in CLI or f"{flag} " in CLI for flag, *_ in CLUSTER)
+
+
+def test_the_late_predictions_are_those_of_tools_that_are_faster():
+    page = (DOCS / "policies" / "heddle-paper.md").read_text()
+    rows = re.findall(r"^\| `(\w+-512)` \| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|", page, re.MULTILINE)
+    assert len(rows) == 3
+    for name, prediction_s, asked, late in rows:
+        trace = str(DOCS.parent / "traces" / f"{name}.jsonl.gz")
+        scripts, _ = Workspace().completed(RunConfig(trace=trace))
+        tools = [step.tool_s for script in scripts for step in script.steps[:-1]]
+        assert int(asked.replace(",", "")) == len(tools)
+        assert int(late.replace(",", "")) == sum(s < float(prediction_s) for s in tools)
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
+def test_every_configuration_in_the_pages_loads(path: Path):
+    for block in re.findall(r"```toml\n(.*?)```", path.read_text(), re.DOTALL):
+        resolve([Source(path.name, tomllib.loads(block))])
+
+
+def test_tables_read_back_with_the_types_they_were_written_with():
+    measured = measure(table(story()))
+    assert measured.steps.schema.field("tool_s").type == pa.float64()
+    assert measured.steps.schema.field("finished").type == pa.bool_()
+    assert measured.trajectories.schema.field("output_tokens").type == pa.int64()
+
+
+EXAMPLES = sorted((DOCS / "examples").glob("*.out"))
+
+
+@pytest.mark.parametrize("out", EXAMPLES, ids=lambda p: p.stem)
+def test_an_example_prints_what_its_page_shows(out: Path):
+    done = subprocess.run(
+        [sys.executable, str(out.with_suffix(".py"))],
+        cwd=DOCS.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == out.read_text()
+
+
+def test_every_page_of_the_site_is_there_and_every_page_is_on_it():
+    text = (DOCS.parent / "mkdocs.yml").read_text()
+    listed = re.findall(r"([\w/.-]+\.md)$", text, re.MULTILINE)
+    pages = {str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md")}
+    unlisted = {p for p in pages if p.startswith("decisions/") and p != "decisions/index.md"}
+    assert set(listed) == pages - unlisted
+    index = (DOCS / "decisions" / "index.md").read_text()
+    assert {f"decisions/{name}" for name in re.findall(r"\(([\w.-]+\.md)\)", index)} == unlisted

@@ -1,0 +1,184 @@
+"""Jobs in this process and in others: their results, progress, and how they end."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
+from heddle.running import ProcessSolver
+from heddle_core.commands import SolvePlan
+from heddle_core.plans import ResourcePlan
+from tests.runtime.processes import descendants, wait_until_gone
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Shared:
+    """What the jobs of one process have in common: here the jobs themselves."""
+
+    def __init__(self) -> None:
+        self.jobs: list[int] = []
+
+
+def squared(shared: Shared, job: int, report: Report | None) -> tuple[int, int, list[int]]:
+    shared.jobs.append(job)
+    if report is not None:
+        report(job)
+    return job * job, os.getpid(), list(shared.jobs)
+
+
+@pytest.mark.parametrize("make", [lambda: InProcess(Shared()), lambda: Processes(2, Shared)])
+def test_each_job_gives_its_result_with_its_index(make: Callable[[], Executor[Shared]]):
+    found = dict(make().map(squared, [3, 1, 2]))
+    assert {index: square for index, (square, _, _) in found.items()} == {0: 9, 1: 1, 2: 4}
+
+
+def test_jobs_of_one_process_share_what_was_made_for_it():
+    results = [result for _, result in Processes(1, Shared).map(squared, [5, 6, 7])]
+    assert [jobs for _, _, jobs in results] == [[5], [5, 6], [5, 6, 7]]
+    (process,) = {process for _, process, _ in results}
+    assert process != os.getpid()
+
+
+def test_progress_lists_all_jobs():
+    seen: list[list[int]] = []
+    list(InProcess(Shared()).map(squared, [3, 1], lambda done: seen.append([*done])))
+    assert seen == [[3, 0], [3, 1]]
+
+
+def wait_for(_: Shared, path: str, report: Report | None) -> str:
+    """A job that ends when a file is there."""
+    begins_by = time.monotonic() + 30.0
+    while not Path(path).exists() and time.monotonic() < begins_by:
+        time.sleep(0.01)
+    return path
+
+
+def test_results_come_as_jobs_end_whichever_began_first(tmp_path: Path):
+    late = tmp_path / "late"
+    ended = Processes(2, Shared).map(wait_for, [str(late), str(tmp_path)])
+    assert next(ended) == (1, str(tmp_path))
+    late.touch()
+    assert list(ended) == [(0, str(late))]
+
+
+def dying(_: Shared, job: int, report: Report | None) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_is_an_error_with_a_remedy():
+    with pytest.raises(WorkerError, match="fewer --jobs"):
+        list(Processes(1, Shared).map(dying, [1]))
+
+
+class Touching(NamedTuple):
+    """A job that marks its begin and its end; it fails if it is told to, else it goes on."""
+
+    folder: str
+    fails: bool = False
+
+
+def touching(_: Shared, job: Touching, report: Report | None) -> None:
+    folder = Path(job.folder)
+    try:
+        if job.fails:
+            while not (folder / "began").exists():
+                time.sleep(0.01)
+            raise ValueError("a defect")
+        (folder / "began").touch()
+        time.sleep(60.0)
+    finally:
+        (folder / f"closed{job.fails}").touch()
+
+
+def test_an_error_closes_the_jobs_under_way(tmp_path: Path):
+    last = tmp_path / "last"
+    last.mkdir()
+    jobs = [Touching(str(tmp_path)), Touching(str(tmp_path), fails=True), Touching(str(last))]
+    with pytest.raises(ValueError, match="a defect"):
+        list(Processes(2, Shared).map(touching, jobs))
+    assert (tmp_path / "closedFalse").exists()
+    assert not list(last.iterdir()) or (last / "closedFalse").exists()
+
+
+# -- plans that are searched for in another process -------------------------------------------
+
+
+class Slow(NamedTuple):
+    """A problem whose search takes a while, and says when it has begun."""
+
+    seconds: float
+    begun: str
+    charged_s: float = 0.0
+
+    def solve(self) -> ResourcePlan:
+        Path(self.begun).write_text("")
+        time.sleep(self.seconds)
+        return ResourcePlan(engines=())
+
+
+def command(seconds: float, begun: Path) -> SolvePlan:
+    problem: Any = Slow(seconds, str(begun))
+    return SolvePlan(plan=1, problem=problem)
+
+
+async def begins(begun: Path) -> None:
+    for _ in range(6000):
+        if begun.exists():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the search never began")
+
+
+def test_a_search_goes_on_through_ctrl_c(tmp_path):
+    async def main() -> ResourcePlan:
+        before = descendants()
+        solver = ProcessSolver()
+        try:
+            search = asyncio.create_task(solver(command(0.5, tmp_path / "begun")))
+            await begins(tmp_path / "begun")
+            for process in descendants():
+                if process not in before:
+                    os.kill(process, signal.SIGINT)
+            return await search
+        finally:
+            solver.close()
+
+    assert asyncio.run(main()) == ResourcePlan(engines=())
+
+
+def test_a_search_ends_with_heddle_however_it_ends(tmp_path):
+    begun = tmp_path / "begun"
+    script = f"""
+import asyncio
+from pathlib import Path
+from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
+from heddle.running import ProcessSolver
+from tests.app.test_executor import command
+if __name__ == "__main__":
+    asyncio.run(ProcessSolver()(command(1000.0, Path({str(begun)!r}))))
+"""
+    (tmp_path / "main.py").write_text(script)
+    heddle = subprocess.Popen(
+        [sys.executable, str(tmp_path / "main.py")],
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    try:
+        asyncio.run(begins(begun))
+        children = descendants(heddle.pid)
+        assert children
+        heddle.kill()
+        heddle.wait()
+        assert wait_until_gone(children) == []
+    finally:
+        heddle.kill()
+        heddle.wait()

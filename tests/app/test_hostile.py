@@ -1,0 +1,431 @@
+"""What goes wrong around a run: signals, killed processes, odd streams, names and terminals."""
+
+import errno
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from heddle.cli import main
+from heddle.config import MAX_GPUS, MAX_RUNNING
+from heddle.reports import figures
+from heddle.runs import files as run_files
+from heddle.runs import load_run
+from heddle.runs.journal_rows import JournalError, decode
+from tests.app.journals import Heddle
+
+COMMAND = (sys.executable, "-m", "heddle.cli")
+CLUSTER = ("--gpus", "2", "--max-running", "2")
+CODING = Path(__file__).resolve().parents[2] / "traces" / "coding-512.jsonl.gz"
+COMPARE = (*COMMAND, "compare", str(CODING), "--policies", "verl,slime", "--seeds", "40")
+
+
+def _comparison(folder: Path, jobs: int) -> "subprocess.Popen[str]":
+    """A comparison that is under way: its first run has a directory."""
+    process = subprocess.Popen(
+        [*COMPARE, "--jobs", str(jobs)],
+        cwd=folder,
+        start_new_session=True,  # a group of its own, to which a signal can be sent
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline and not list(folder.glob("runs/*/manifest.json")):
+        time.sleep(0.02)
+    return process
+
+
+def _states(folder: Path) -> list[str]:
+    return [load_run(p, unfinished=True).status for p in (folder / "runs").iterdir()]
+
+
+def _children(pid: int) -> list[int]:
+    """Worker processes of a comparison, without the helper that multiprocessing starts."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            line = stat.with_name("cmdline").read_text()
+        except OSError:
+            continue
+        if parent == pid and "spawn_main" in line:
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_request_to_end_closes_the_runs(tmp_path: Path, jobs: int):
+    process = _comparison(tmp_path, jobs)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60.0)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.startswith("Interrupted: ended by SIGTERM.\n")
+    assert "of 80 runs are finished and stay in runs." in err
+    assert "running" not in _states(tmp_path)
+    assert len(_states(tmp_path)) < 80
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_killed_worker_is_one_message(tmp_path: Path):
+    process = _comparison(tmp_path, 2)
+    os.kill(_children(process.pid)[0], signal.SIGKILL)
+    out, err = process.communicate(timeout=60.0)
+    assert (process.returncode, out) == (1, "")
+    assert "Traceback" not in err
+    assert "a process was killed before its run was done" in err
+    assert "fewer --jobs" in err
+
+
+def test_workers_end_with_the_process_that_asked(tmp_path: Path):
+    process = _comparison(tmp_path, 2)
+    process.kill()
+    # Standard error is held by every worker: it ends when the last of them has.
+    process.communicate(timeout=60.0)
+    assert len(_states(tmp_path)) < 80
+    assert "running" not in _states(tmp_path)
+
+
+def test_a_killed_run_is_replayed_as_far_as_it_goes(tmp_path: Path):
+    (tmp_path / "die.py").write_text(
+        "import os, signal\n"
+        "from heddle.runs import directory as runs\n"
+        "from heddle.cli import main\n"
+        "runs.CHUNK_ENTRIES = 200\n"
+        "flush, count = runs.RunDirectory.flush, [0]\n"
+        "def die(run):\n"
+        "    flush(run)\n"
+        "    count[0] += 1\n"
+        "    if count[0] == 3:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "runs.RunDirectory.flush = die\n"
+        f"main(['simulate', {str(CODING)!r}])\n"
+    )
+    died = subprocess.run(
+        [sys.executable, "die.py"], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert died.returncode == -signal.SIGKILL
+    (run,) = (tmp_path / "runs").iterdir()
+    done = CliRunner().invoke(main, ["replay", str(run)])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith(f"{run}: its process died before it finished: replaying")
+    assert done.stdout.startswith("600 events")
+    assert CliRunner().invoke(main, ["report", str(run)]).exit_code == 2
+
+
+def test_a_second_signal_does_not_break_into_the_closing_of_a_run(tmp_path: Path):
+    (tmp_path / "twice.py").write_text(
+        "import os, signal\n"
+        "from heddle.runs import directory as runs\n"
+        "from heddle.cli import main\n"
+        "runs.CHUNK_ENTRIES = 200\n"
+        "flush, close = runs.RunDirectory.flush, runs.RunDirectory._close_stream\n"
+        "def first(run):\n"
+        "    flush(run)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "def again(run):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    close(run)\n"
+        "runs.RunDirectory.flush, runs.RunDirectory._close_stream = first, again\n"
+        f"main(['simulate', {str(CODING)!r}])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "twice.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    assert _states(tmp_path) == ["interrupted"]
+    (run,) = (tmp_path / "runs").iterdir()
+    assert CliRunner().invoke(main, ["replay", str(run)]).exit_code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_every_process_ends_all_of_them(tmp_path: Path, number: signal.Signals):
+    """As when a terminal is closed, or a batch system ends a job."""
+    process = _comparison(tmp_path, 2)
+    time.sleep(0.3)  # runs are under way in all of them
+    os.killpg(process.pid, number)
+    time.sleep(0.001)
+    os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=60.0)
+    assert process.returncode == 128 + number, err
+    assert "Interrupted" in err
+    assert "running" not in _states(tmp_path)
+
+
+def test_more_signals_do_not_break_into_the_closing_of_a_comparison(tmp_path: Path):
+    process = _comparison(tmp_path, 2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.01)  # less than processes take to end
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60.0)
+    assert process.returncode == 130, err
+    assert err.startswith("Interrupted.\n")
+    assert "Traceback" not in err
+    assert "running" not in _states(tmp_path)
+
+
+def test_an_interrupt_while_workers_start_begins_no_run(tmp_path: Path):
+    process = subprocess.Popen(
+        [*COMPARE, "--jobs", "2"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline and not _children(process.pid):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60.0)
+    assert process.returncode == 130, err
+    assert "0 of 80 runs are finished" in err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--seed", 2**32 - 1, "--seeds", "2"), "seed 4294967295 and 1 after it pass 4294967295"),
+        (("--max-running", MAX_RUNNING + 1), "max_running must be from 1 to 8,192"),
+        (("--gpus", MAX_GPUS + 1), "gpus must be from 1 to 100,000"),
+        (("--set", "cluster.report_interval_s=1e-300"), "report_interval_s must be 0.01 seconds"),
+        (("--set", "cluster.gpus=2\nseed=3"), "one key at a time; repeat --set for others"),
+        (("--set", "cluster.gpus.x=2"), "cluster.gpus is a value, not a section: gpus = ..."),
+        (("--model", "gpt"), "unknown model 'gpt'. Known: "),
+    ],
+)
+def test_absurd_values_are_refused_before_a_run(
+    refused: Callable[..., str], trace: Path, options: tuple[object, ...], said: str
+):
+    assert said in refused("compare", trace, "--policies", "verl", *options)
+    assert not Path("runs").exists()
+
+
+def test_the_largest_engine_that_is_allowed_runs(heddle: Heddle, trace: Path):
+    done = heddle("simulate", trace, "--json", "--max-running", MAX_RUNNING, "--gpus", 1)
+    assert done.exit_code == 0, done.output
+
+
+def test_a_toml_file_may_begin_with_a_byte_order_mark(heddle: Heddle, trace: Path):
+    Path("a.toml").write_bytes(b"\xef\xbb\xbf" + f'trace = "{trace}"\nseed = 7\n'.encode())
+    done = heddle("simulate", "a.toml", "--json", *CLUSTER)
+    assert json.loads(done.stdout)["seed"] == 7
+
+
+def test_a_pipe_is_no_trace(refused: Callable[..., str], tmp_path: Path):
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    assert "save it to a file" in refused("simulate", pipe)
+
+
+def test_a_link_to_nowhere_is_no_folder_for_runs(refused: Callable[..., str], trace: Path):
+    Path("dangling").symlink_to("nowhere")
+    message = refused("simulate", trace, *CLUSTER, "--out", "dangling")
+    assert message.startswith("Error: dangling: is there already, and is no folder")
+
+
+def test_a_run_that_cannot_begin_leaves_no_directory(
+    refused: Callable[..., str], trace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fails(path: Path, _: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(run_files, "write_json", fails)
+    assert "the disk is full" in refused("simulate", trace, *CLUSTER, status=1)
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_lack_of_memory_is_one_message(
+    refused: Callable[..., str], trace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("heddle.simulation.SimDriver", fails)
+    assert "not enough memory" in refused("simulate", trace, *CLUSTER, status=1)
+    (run,) = Path("runs").iterdir()
+    assert load_run(run, unfinished=True).status == "failed"
+
+
+def test_files_that_may_not_be_read_say_so(
+    refused: Callable[..., str], heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = Path(json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"])
+
+    def denied(path: object, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(run_files.pq, "read_table", denied)
+    assert "events.parquet: permission denied; change its permissions" in refused("replay", run)
+    monkeypatch.setattr(Path, "read_text", denied)
+    assert "manifest.json: permission denied; change its permissions" in refused("replay", run)
+    Path("a.toml").touch()
+    assert "a.toml: permission denied; change its permissions" in refused("simulate", "a.toml")
+
+
+def test_a_figure_is_drawn_whole_or_not_at_all(
+    heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = Path(json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"])
+
+    def fails(_: object, file: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(figures.Figure, "savefig", fails)
+    assert heddle("report", run).exit_code == 1
+    assert list((run / "figures").iterdir()) == []
+
+
+def test_a_second_report_passes_over_the_figures_of_the_first(heddle: Heddle, trace: Path):
+    heddle("compare", trace, "--policies", "verl,slime", *CLUSTER)
+    first = heddle("report", *sorted(Path("runs").iterdir()))
+    again = heddle("report", *sorted(Path("runs").iterdir()))
+    assert (again.exit_code, again.stdout) == (0, first.stdout)
+    assert heddle("report", "runs/figures").exit_code == 2
+
+
+def test_runs_of_one_policy_and_seed_are_told_apart(heddle: Heddle, trace: Path):
+    names = []
+    for gpus in (1, 2):
+        row = json.loads(heddle("simulate", trace, "--json", "--gpus", gpus).stdout)
+        names.append(Path(row["run"]).name)
+    done = heddle("report", *sorted(Path("runs").iterdir()))
+    assert all(name in done.stdout.splitlines()[0] for name in names)
+    drawn = [p.name for p in Path("runs/figures").glob("timeline-*.png")]
+    assert sorted(drawn) == sorted(f"timeline-{name}.png" for name in names)
+    shutil.copytree(Path("runs") / names[0], Path("elsewhere") / names[0])
+    both = heddle("report", Path("runs") / names[0], Path("elsewhere") / names[0], "-o", "f")
+    assert f"elsewhere/{names[0]}" in both.stdout.splitlines()[0]
+
+
+def test_streams_that_know_ascii_only_show_a_question_mark(trace: Path, tmp_path: Path):
+    done = subprocess.run(
+        [*COMMAND, "compare", trace, "--policies", "verl", "--seeds", "2", *CLUSTER],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    row = next(line for line in done.stdout.splitlines() if line.startswith("verl "))
+    assert " ? " in row  # in the place of a plus-minus sign
+
+
+def test_a_file_name_that_is_not_utf8_survives(heddle: Heddle, trace: Path, tmp_path: Path):
+    odd = tmp_path / os.fsdecode(b"odd\xff.jsonl")
+    try:
+        shutil.copy(trace, odd)
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 only")
+    done = heddle("simulate", odd, "--json", *CLUSTER)
+    assert done.exit_code == 0, done.output
+    assert load_run(json.loads(done.stdout)["run"]).config.trace == str(odd)
+
+
+def test_help_on_a_full_disk_is_one_message():
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "--help"], stdout=full, stderr=-1, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: the disk is full")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_value_is_cut_on_a_narrow_terminal(trace: Path, tmp_path: Path, width: int):
+    policies = "verl,slime,verl+lpt+progressive"
+    shown = _on_terminal(
+        width, tmp_path, "compare", trace, "--policies", policies, "--seeds", "2", *CLUSTER
+    )
+    for word in (*policies.split(","), "throughput_tok_s", "preemptions", "±"):
+        assert word in shown
+    assert "…" not in shown
+    assert "…" not in _on_terminal(width, tmp_path, "trace", "describe", CODING)
+
+
+def _on_terminal(width: int, folder: Path, *args: object) -> str:
+    """What a command writes to a terminal of this many columns."""
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, args)], stdout=theirs, stderr=subprocess.DEVNULL, cwd=folder, env=env
+    )
+    os.close(theirs)
+    found = b""
+    try:
+        while piece := os.read(ours, 65536):
+            found += piece
+    except OSError:
+        pass  # how Linux says that the other side of a terminal is closed
+    os.close(ours)
+    assert process.wait() == 0
+    return found.decode()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("name", "Dispatch", "Dispatch is no event"),
+        ("name", "Nonsense", "'Nonsense', which this version does not know"),
+        ("cause", 0, None),
+        ("payload", "{", None),
+    ],
+)
+def test_a_damaged_row_is_named(
+    heddle: Heddle, trace: Path, column: str, value: object, said: str | None
+):
+    run = json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"]
+    table = load_run(run).journal
+    kinds, names = table.column("kind").to_pylist(), table.column("name").to_pylist()
+    if column == "payload":
+        row = next(i for i, n in enumerate(names) if n == "StartEngine")
+    else:
+        row = next(i for i, n in enumerate(names) if n == "StepFinished" and kinds[i] == "event")
+    rows = table.to_pylist()
+    rows[row][column] = value
+    damaged = pa.Table.from_pylist(rows, table.schema)
+    if said is None:
+        assert len(list(decode(damaged))) > 0  # not read for this kind of row
+        return
+    with pytest.raises(JournalError, match=said):
+        list(decode(damaged))
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("manifest.json", "manifest.json: damaged: Object missing required field `policy`"),
+        ("steps.parquet", "steps.parquet: damaged: it has no column 'queueing_s'"),
+        ("events.parquet", "events.parquet: damaged: it has no column "),
+    ],
+)
+def test_a_file_of_a_run_that_lacks_something_is_named(
+    refused: Callable[..., str], heddle: Heddle, trace: Path, file: str, said: str
+):
+    run = Path(json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"])
+    path = run / file
+    path.chmod(0o644)
+    if file == "manifest.json":
+        manifest = json.loads(path.read_text())
+        del manifest["policy"]
+        path.write_text(json.dumps(manifest))
+    else:
+        other = "events.parquet" if file == "steps.parquet" else "steps.parquet"
+        path.write_bytes((run / other).read_bytes())
+    assert said in refused("report", run)

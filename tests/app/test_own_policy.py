@@ -1,0 +1,59 @@
+"""The page on writing a policy: its file is the file, and its command prints what it shows."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from heddle_core.parts import DECIDES, FIELD
+from tests.app.conftest import ROOT
+
+PAGE = (ROOT / "docs" / "write-a-policy.md").read_text()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder that looks like the checkout, so that runs are written elsewhere."""
+    for name in ("traces", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def shell(command: str, folder: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_page_shows_the_file_as_it_is():
+    shown = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
+    assert shown == (ROOT / "docs" / "examples" / "own_policy.py").read_text()
+
+
+def test_the_command_on_the_page_prints_what_the_page_shows(checkout: Path):
+    console = re.findall(r"```console\n\$ (.*?)\n(.*?)```", PAGE, re.DOTALL)
+    assert len(console) == 1
+    command, shown = console[0]
+    said = shell(command, checkout).partition("runs in ")[0]
+    assert [line.rstrip() for line in said.rstrip().splitlines()] == shown.rstrip().splitlines()
+    run = next((checkout / "runs").glob("*-own_policy_policy-s0"))
+    again = shell(f"PYTHONPATH=docs/examples heddle replay {run}", checkout)
+    assert again.endswith(": the same\n")
+
+
+def test_the_table_names_every_part_with_its_field_and_its_method():
+    rows = re.findall(r"^\| (\w+) \| `(\w+)` \| `(\w+)\(", PAGE, re.MULTILINE)
+    assert {kind: (field, method) for kind, field, method in rows} == {
+        kind: (FIELD[kind], DECIDES[kind]) for kind in FIELD
+    }

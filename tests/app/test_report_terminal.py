@@ -1,0 +1,167 @@
+"""What a terminal sees and a pipe does not: progress, colour, blocks."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from heddle.cli.progress import running
+from heddle.comparison import compare
+from heddle.config import RunConfig
+from heddle.simulation import simulate
+from tests.app.journals import Heddle
+
+HEDDLE = (sys.executable, "-m", "heddle.cli")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def on_terminal(
+    *command: object, folder: Path, both: bool = False, **environment: str
+) -> tuple[str, str]:
+    """Run a command with standard error on a terminal, and standard output on it, too, or a pipe.
+
+    Returns what each of them got; output on the terminal counts as that of standard error.
+    """
+    reader, writer = pty.openpty()
+    process = subprocess.Popen(
+        [*HEDDLE, *map(str, command)],
+        cwd=folder,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=writer if both else subprocess.PIPE,
+        stderr=writer,
+    )
+    os.close(writer)
+    seen = b""
+    try:
+        while chunk := os.read(reader, 65_536):
+            seen += chunk
+    except OSError:  # how Linux says that the other side of a terminal is closed
+        pass
+    finally:
+        os.close(reader)
+    out = b"" if process.stdout is None else process.stdout.read()
+    if process.stdout is not None:
+        process.stdout.close()
+    assert process.wait() == 0, seen
+    return out.decode(), seen.decode()
+
+
+def test_a_terminal_is_told_what_runs_and_how_much_is_done(trace: Path, tmp_path: Path):
+    out, seen = on_terminal(
+        "compare", trace, "--policies", "verl,slime", "--gpus", 2, "--json", folder=tmp_path
+    )
+    plain = ESCAPES.sub("", seen)
+    assert "closing (2 of 2 runs done)" in plain
+    assert "12/12 trajectories" in plain
+    assert json.loads(out)["schema"] == "heddle.compare/1"
+    (run, _) = sorted((tmp_path / "runs").iterdir())
+    for command, said in (
+        (("simulate", trace, "--json"), "6/6 trajectories"),
+        (("plan", trace, "--json"), "planning (portfolio)"),
+        (("replay", run), "replaying "),
+        (("report", run, "-o", "report.html"), "writing"),
+    ):
+        _, seen = on_terminal(*command, folder=tmp_path)
+        assert said in ESCAPES.sub("", seen), command
+
+
+def test_worker_processes_say_how_far_they_are(config: RunConfig, tmp_path: Path):
+    heard: list[list[int]] = []
+    compare(
+        config,
+        ["verl", "slime"],
+        out=tmp_path / "runs",
+        jobs=2,
+        on_progress=lambda done, each: heard.append([*done]),
+    )
+    assert heard
+    assert all(len(done) == 2 for done in heard)
+    for before, after in pairwise(heard):
+        assert all(x <= y <= 6 for x, y in zip(before, after, strict=True))
+
+
+def test_a_run_counts_its_trajectories_and_is_the_same_for_it(config: RunConfig, tmp_path: Path):
+    heard: list[tuple[int, int]] = []
+    told = simulate(
+        config, out=tmp_path / "runs", on_progress=lambda done, total: heard.append((done, total))
+    )
+    assert heard == [(n, 6) for n in range(1, 7)]
+    assert told.summary == simulate(config, out=tmp_path / "runs").summary
+
+
+def test_what_runs_is_named_by_what_has_begun():
+    names = ["a", "b", "c"]
+    assert running(names, [6, 3, 1], 6) == "b, c"
+    assert running(names, [6, 0, 0], 6) == "b"
+    assert running(names, [6, 6, 6], 6) == "closing"
+
+
+def test_a_pipe_gets_no_progress_and_bars_of_ascii(trace: Path, tmp_path: Path):
+    command = [*HEDDLE, "compare", trace, "--policies", "verl,slime", "--gpus", "2"]
+    outs = []
+    for _ in range(2):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+        outs.append(done.stdout.splitlines())
+    bars = outs[0][-3:]
+    assert "".join(bars).isascii()
+    assert "\x1b" not in "".join(outs[0])
+    assert bars[0] == "makespan in seconds; ### is the bound, which no policy can beat"
+    # Only the names of runs tell one output from the other.
+    one, other = ([line for line in out if not line.startswith("  20")] for out in outs)
+    assert one == other
+
+
+def test_bars_are_as_long_as_makespans(heddle: Heddle, trace: Path):
+    options = ("compare", trace, "--policies", "verl,slime", "--gpus", "2", "--max-running", "2")
+    told = json.loads(heddle(*options, "--json").stdout)
+    lines = heddle(*options, "--seeds", "1").stdout.splitlines()[-2:]
+    means = [p["makespan_s"]["mean"] for p in told["policies"]]
+    for line, policy, mean in zip(lines, told["policies"], means, strict=True):
+        name, bar, value = line.split()
+        assert name == policy["policy"]
+        assert len(bar) == round(60 * mean / max(means))
+        assert bar.count("#") == round(60 * told["bound"]["makespan_s"] / max(means))
+        assert bar == "#" * bar.count("#") + "-" * bar.count("-")
+        assert float(value.replace(",", "")) == pytest.approx(mean, abs=0.05)
+
+
+def test_json_has_no_bars(heddle: Heddle, trace: Path):
+    out = heddle("compare", trace, "--policies", "verl", "--gpus", "2", "--json").stdout
+    assert len(out.splitlines()) == 1
+    assert json.loads(out)
+
+
+@pytest.mark.parametrize(
+    ("environment", "coloured", "blocks"),
+    [
+        ({}, True, True),
+        ({"NO_COLOR": "1"}, False, True),
+        ({"PYTHONIOENCODING": "ascii"}, True, False),
+    ],
+)
+def test_a_terminal_gets_blocks_and_colour_unless_it_asks_for_less(
+    trace: Path, tmp_path: Path, environment: dict[str, str], coloured: bool, blocks: bool
+):
+    _, seen = on_terminal(
+        "compare",
+        trace,
+        "--policies",
+        "verl,slime",
+        "--gpus",
+        2,
+        folder=tmp_path,
+        both=True,
+        **environment,
+    )
+    bars = seen[seen.rindex("makespan in seconds") :]
+    assert ("\x1b[3" in bars) is coloured
+    assert ("█" in bars) is blocks
+    assert ("#" in bars) is not blocks

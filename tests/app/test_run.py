@@ -1,0 +1,164 @@
+"""`heddle run` with fake engines: the same run directory as a simulation, in real time."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle.config import RunConfig, RuntimeConfig
+from heddle.engines import vllm_settings
+from heddle.runs import load_run
+from heddle_core.events import EngineFailed, EngineReady, StepFinished, TrajectoryFinished
+from tests.app.journals import Heddle
+
+COMMAND = (sys.executable, "-m", "heddle.cli")
+FAST = ("--engine", "fake", "--time-scale", "0.01", "--max-running", "2")
+
+
+def row_of(heddle: Heddle, *args: object) -> dict:
+    done = heddle("run", *args, *FAST, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("policy", ["verl", "heddle"])
+def test_a_fake_run_takes_about_as_long_as_the_simulation_says(
+    heddle: Heddle, trace: Path, policy: str
+):
+    run = row_of(heddle, trace, "--policy", policy, "--engines", 2)
+    told = heddle("simulate", trace, "--policy", policy, "--gpus", 2, "--max-running", 2, "--json")
+    simulated = json.loads(told.stdout)
+    assert run.keys() == simulated.keys()
+    # In hundredths of real seconds, on a busy machine: only gross differences can be told.
+    assert simulated["makespan_s"] * 0.98 <= run["makespan_s"] <= simulated["makespan_s"] * 3 + 30
+    journal = load_run(run["run"])
+    assert journal.manifest["driver"] == "heddle_runtime"
+    assert journal.manifest["world"]["engine"] == "fake"
+    made = sum(
+        e.event.output_tokens for e in journal.entries() if isinstance(e.event, StepFinished)
+    )
+    asked = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert made == sum(s["output_tokens"] for t in asked for s in t["steps"])
+
+
+def test_a_run_replays_on_a_fresh_controller(heddle: Heddle, trace: Path):
+    run = row_of(heddle, trace, "--policy", "heddle")
+    assert "the same" in heddle("replay", run["run"]).stdout
+
+
+def test_engines_of_several_degrees_are_told_apart(heddle: Heddle, trace: Path):
+    run = load_run(row_of(heddle, trace, "--engines", 2, "--tp", "1,2")["run"])
+    ready = [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
+    assert [(e.engine, e.shape.tp) for e in ready] == [("e0", 1), ("e1", 2)]
+    assert run.config.cluster.gpus == 3
+
+
+def test_a_failure_that_was_asked_for_happens_and_loses_nothing(heddle: Heddle, trace: Path):
+    row = row_of(heddle, trace, "--failures", "e0@0.4", "--set", "cluster.engine_start_s=1")
+    run = load_run(row["run"])
+    events = [e.event for e in run.entries()]
+    assert [e.engine for e in events if isinstance(e, EngineFailed)] == ["e0"]
+    ends = [e.outcome for e in events if isinstance(e, TrajectoryFinished)]
+    assert ends == ["completed"] * 6
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--engines", "2", "--tp", "1,2,4"), "--tp 1,2,4 names 3 engines"),
+        (("--tp", "one"), "write a TP degree"),
+        (("--engines", "0", "--tp", "1"), "must be 1 or more"),
+        (("--tp", "3"), "TP"),
+        (("--time-scale", "0"), "time_scale must be more than 0"),
+        (("--engine", "vllm"), "--model-dir"),
+        (("--live",), "a model that writes"),
+        (("--set", "runtime.pin_s=-1"), "pin_s must be 0 or more seconds"),
+        (("--set", "runtime.start_limit_s=0"), "start_limit_s must be more than 0 seconds"),
+        (("--tool-limit-s", "-1"), "tool_limit_s must be more than 0"),
+        (("--policy", "nosuch"), "nosuch"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line(
+    refused: Callable[..., str], trace: Path, args: tuple[str, ...], says: str
+):
+    said = refused("run", trace, *args)
+    assert says in said
+    assert len(said.splitlines()) == 1
+    assert not list(Path().glob("runs/*"))
+
+
+def test_engines_are_set_up_as_the_configuration_says(trace: Path):
+    runtime = RuntimeConfig(engine="vllm", model_dir="m", pin_s=1.5, kv_mib=64, dtype="float32")
+    made = vllm_settings(RunConfig(trace=str(trace), seed=3, runtime=runtime))
+    assert (made.pin_s, made.kv_bytes, made.dtype, made.seed) == (1.5, 64 << 20, "float32", 3)
+
+
+def started(folder: Path, *args: object) -> "subprocess.Popen[str]":
+    """A run whose directory is there and whose steps are under way."""
+    trace = Path(__file__).resolve().parents[2] / "traces" / "tiny.jsonl"
+    process = subprocess.Popen(
+        [*COMMAND, "run", trace, "--engine", "fake", "--engines", "2", *map(str, args)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline and not list(folder.glob("runs/*/manifest.json")):
+        time.sleep(0.05)
+    time.sleep(1.5)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "says"),
+    [
+        (signal.SIGINT, 130, "Interrupted.\n"),
+        (signal.SIGTERM, 143, "Interrupted: ended by SIGTERM.\n"),
+        (signal.SIGHUP, 129, "Interrupted: ended by SIGHUP.\n"),
+    ],
+)
+def test_a_signal_cancels_what_runs_and_leaves_a_journal(
+    tmp_path: Path, number: signal.Signals, status: int, says: str
+):
+    process = started(tmp_path)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60.0)
+    assert process.returncode == status, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.startswith(says)
+    (path,) = (tmp_path / "runs").iterdir()
+    run = load_run(path, unfinished=True)
+    assert run.status == "interrupted"
+    ends = [e.event for e in run.entries() if isinstance(e.event, TrajectoryFinished)]
+    assert len(ends) == 12
+    assert {e.outcome for e in ends} <= {"completed", "cancelled"}
+    assert "cancelled" in [e.outcome for e in ends]
+
+
+def test_who_cannot_wait_leaves_a_run_that_says_interrupted(tmp_path: Path):
+    process = started(tmp_path)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.001)
+    out, err = process.communicate(timeout=60.0)
+    (path,) = (tmp_path / "runs").iterdir()
+    run = load_run(path, unfinished=True)
+    assert run.status == "interrupted", err
+    assert out == ""
+    assert [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
+
+
+def test_the_manifest_says_what_each_engine_was(heddle: Heddle, trace: Path):
+    run = load_run(row_of(heddle, trace, "--engines", 2, "--tp", "1,2")["run"])
+    ready = [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
+    told = run.manifest["world"]["engines"]
+    assert [(e.engine, e.shape.tp, e.kv_capacity_tokens) for e in ready] == [
+        (name, facts["tp"], facts["kv_capacity_tokens"]) for name, facts in told.items()
+    ]

@@ -1,0 +1,220 @@
+"""Run directories: whole or recognisably not, and never changed afterwards."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from heddle.config import RunConfig
+from heddle.runs import RunDirectory, RunError, RunFacts, load_run, open_run
+from heddle.runs import directory as runs
+from heddle.runs import files as run_files
+from heddle_core.journal import Entry
+from tests.app.test_metrics import story
+
+FACTS = RunFacts(
+    driver="test", trace_name="small", trace_sha256="0" * 64, command_line=("x", "y z")
+)
+
+
+def opened(out: Path) -> RunDirectory:
+    return open_run(out, RunConfig(trace="small.jsonl", seed=4), FACTS, config_text="seed = 4\n")
+
+
+def filled(out: Path, entries: list[Entry]) -> RunDirectory:
+    run = opened(out)
+    for each in entries:
+        run.append(each)
+    return run
+
+
+def test_a_finished_run_gives_back_what_went_in(tmp_path: Path):
+    with filled(tmp_path / "runs", story()) as run:
+        run.finish(notes={"filled_tool_s": 3})
+    assert run.path.name.endswith("-small-verl-s4")
+    loaded = load_run(run.path)
+    assert list(loaded.entries()) == story()
+    assert loaded.config == RunConfig(trace="small.jsonl", seed=4)
+    assert loaded.summary["makespan_s"] == 10.0
+    assert loaded.summary["filled_tool_s"] == 3
+    assert loaded.steps.num_rows == 3
+    assert loaded.trajectories.num_rows == 2
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    assert manifest["schema"] == "heddle.run/1"
+    assert manifest["status"] == "finished"
+    assert manifest["command_line"] == "x 'y z'"
+    assert manifest["trace"]["sha256"] == "0" * 64
+    assert manifest["oracle"] is False
+    assert {"heddle", "python", "numpy", "simpy"} <= manifest["versions"].keys()
+    names = {p.name for p in run.path.iterdir()}
+    assert names == {
+        "manifest.json",
+        "config.toml",
+        "config.resolved.json",
+        "events.parquet",
+        "steps.parquet",
+        "trajectories.parquet",
+        "summary.json",
+    }
+    assert (run.path / "config.toml").read_text() == "seed = 4\n"
+
+
+def test_a_finished_run_is_read_only_and_closed(tmp_path: Path):
+    with filled(tmp_path / "runs", story()) as run:
+        logs = run.path / "engines"
+        logs.mkdir()
+        (logs / "e0.log").write_text("what an engine printed")
+        run.finish()
+    inside = [p for p in run.path.rglob("*") if p != logs]
+    assert all(not p.stat().st_mode & 0o222 for p in inside)
+    assert logs.stat().st_mode & 0o111, "what is in it can be read by others than root"
+    with pytest.raises(AssertionError, match="never changes"):
+        run.finish()
+
+
+def test_names_that_are_taken_get_a_suffix(tmp_path: Path):
+    paths = []
+    for _ in range(3):
+        with filled(tmp_path / "runs", story()) as run:
+            run.finish()
+        paths.append(run.path)
+    assert len(set(paths)) == 3
+    assert all(load_run(path).status == "finished" for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), "interrupted", "was interrupted"),
+        (ZeroDivisionError("division by zero"), "failed", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_broken_off_run_keeps_its_journal_and_is_no_result(
+    tmp_path: Path, error: BaseException, status: str, said: str
+):
+    run = filled(tmp_path / "runs", story()[:4])
+    with pytest.raises(type(error)) as caught, run:
+        raise error
+    assert str(run.path) in caught.value.__notes__[0]
+    with pytest.raises(RunError, match=said):
+        load_run(run.path)
+    loaded = load_run(run.path, unfinished=True)
+    assert loaded.status == status
+    assert list(loaded.entries()) == story()[:4]
+    with pytest.raises(RunError, match="no such file"):
+        _ = loaded.summary
+
+
+def test_a_run_that_is_left_without_finish_has_failed(tmp_path: Path):
+    with filled(tmp_path / "runs", story()) as run:
+        pass
+    with pytest.raises(RunError, match="closed before its end"):
+        load_run(run.path)
+
+
+def test_a_journal_that_does_not_add_up_is_no_result(tmp_path: Path):
+    with (
+        pytest.raises(ValueError, match="does not add up"),
+        filled(tmp_path / "runs", story()[:-1]) as run,
+    ):
+        run.finish()
+    assert load_run(run.path, unfinished=True).status == "failed"
+    assert not (run.path / "summary.json").exists()
+
+
+def test_a_killed_process_leaves_the_journal_up_to_its_last_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runs, "CHUNK_ENTRIES", 3)
+    run = filled(tmp_path / "runs", story()[:8])
+    loaded = load_run(run.path, unfinished=True)
+    assert loaded.status == "running"
+    assert list(loaded.entries()) == story()[:6]
+    # Cut off in the middle of the second chunk: the first one is still whole.
+    stream = run.path / "events.arrows"
+    size = stream.stat().st_size
+    with stream.open("r+b") as file:
+        file.truncate(size - 100)
+    assert list(loaded.entries()) == story()[:3]
+    run._stream.close()
+    run._file.close()
+
+
+def test_a_dead_process_is_told_from_a_running_one(tmp_path: Path):
+    run = filled(tmp_path / "runs", story())
+    with pytest.raises(RunError, match="is still running"):
+        load_run(run.path)
+    path = run.path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    path.write_text(json.dumps({**manifest, "pid": child}))
+    with pytest.raises(RunError, match="its process died"):
+        load_run(run.path)
+    with run:
+        run.finish()
+
+
+def test_a_full_disk_leaves_no_half_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = filled(tmp_path / "runs", story())
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_files.pq, "write_table", full)
+    with pytest.raises(OSError, match="No space left"), run:
+        run.finish()
+    assert not list(run.path.glob("*.partial"))
+    assert not list(run.path.glob(".*"))
+    assert not (run.path / "events.parquet").exists()
+    assert load_run(run.path, unfinished=True).status == "failed"
+    assert list(load_run(run.path, unfinished=True).entries()) == story()
+
+
+def test_a_disk_without_room_for_the_status_leaves_it_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = filled(tmp_path / "runs", story())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_files, "write_whole", full)
+    with pytest.raises(OSError, match="No space left"), run:
+        run.finish()
+    with pytest.raises(RunError, match="is still running, or its process died"):
+        load_run(run.path)
+
+
+def test_out_must_be_a_folder_in_a_folder(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="is a file"):
+        opened(tmp_path / "file")
+    with pytest.raises(RunError, match="no such directory"):
+        opened(tmp_path / "no" / "runs")
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path):
+    with pytest.raises(RunError, match="not a run directory"):
+        load_run(tmp_path)
+    for damaged in ("{", "[" * 100_000, '{"seed": 1' + "0" * 5_000 + "}"):
+        (tmp_path / "manifest.json").write_text(damaged)
+        with pytest.raises(RunError, match=r"manifest\.json: damaged"):
+            load_run(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"schema": "heddle.run/9"}')
+    with pytest.raises(RunError, match=r"'heddle\.run/9'"):
+        load_run(tmp_path)
+
+
+def test_a_damaged_table_is_named(tmp_path: Path):
+    with filled(tmp_path / "runs", story()) as run:
+        run.finish()
+    path = run.path / "steps.parquet"
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(RunError, match=r"steps\.parquet: damaged"):
+        _ = load_run(run.path).steps

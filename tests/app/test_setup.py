@@ -1,0 +1,102 @@
+"""Set-ups: what `prepare` finds, and that a workspace reads what runs share once."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle import knowledge, setup
+from heddle.comparison import compare
+from heddle.config import MissingConfig, PolicyConfig, RunConfig
+from heddle.setup import KEPT_INPUTS, Workspace, prepare
+from heddle.simulation import simulate
+
+READS = ((setup, "read_trace"), (setup, "complete"), (setup, "load_profile"))
+READS += ((knowledge, "read_prior"), (knowledge, "read_artefact"))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each input is read."""
+    counts: Counter[str] = Counter()
+
+    def counted(name: str, read: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            return read(*args, **kwargs)
+
+        return call
+
+    for module, name in READS:
+        monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
+    return counts
+
+
+def with_policy(config: RunConfig, preset: str) -> RunConfig:
+    return replace(config, policy=PolicyConfig(preset=preset))
+
+
+def test_a_comparison_reads_each_input_once(config: RunConfig, reads: Counter[str], tmp_path: Path):
+    compare(config, ["verl", "slime", "heddle"], out=tmp_path / "runs", jobs=1)
+    assert reads == {name: 1 for _, name in READS}
+
+
+def test_seeds_of_a_comparison_share_all_but_the_completed_trace(
+    config: RunConfig, reads: Counter[str], tmp_path: Path
+):
+    compare(config, ["verl", "heddle"], seeds=3, out=tmp_path / "runs", jobs=1)
+    assert reads.pop("complete") == 3
+    assert set(reads.values()) == {1}
+
+
+def test_set_ups_without_a_workspace_share_nothing(config: RunConfig, reads: Counter[str]):
+    prepare(config)
+    prepare(config)
+    assert set(reads.values()) == {2}
+
+
+def test_a_workspace_does_not_grow_with_the_number_of_seeds(config: RunConfig):
+    shared = Workspace()
+    for seed in range(3 * KEPT_INPUTS):
+        prepare(replace(config, seed=seed), workspace=shared)
+    assert all(len(kept) <= KEPT_INPUTS for kept in shared._kept.values())
+
+
+def test_two_set_ups_share_scripts_and_never_a_policy(config: RunConfig):
+    shared = Workspace()
+    one, other = (prepare(with_policy(config, "heddle"), workspace=shared) for _ in range(2))
+    assert one.workload is other.workload
+    assert one.policy.predictor is not other.policy.predictor
+
+
+def test_a_workspace_tells_apart_what_configurations_tell_apart(config: RunConfig):
+    shared = Workspace()
+    first = prepare(config, workspace=shared)
+    cluster = replace(config.cluster, gpus=4)
+    for other in (
+        replace(config, seed=1),
+        replace(config, cluster=cluster),
+        replace(config, missing=MissingConfig(tool_s="zero")),
+    ):
+        assert prepare(other, workspace=shared).workload is not first.workload
+    assert prepare(replace(config, cluster=cluster), workspace=shared).context.gpus == 4
+
+
+def test_a_run_prepared_before_is_the_run_of_its_configuration(config: RunConfig, tmp_path: Path):
+    asked = with_policy(config, "heddle")
+    prepared = simulate(prepare(asked), out=tmp_path / "runs")
+    assert prepared.summary == simulate(asked, out=tmp_path / "runs").summary
+
+
+def test_a_set_up_names_the_history_that_it_found(config: RunConfig):
+    found = prepare(config)
+    assert (config.history, found.config.history) == ("prior", "prior:coding")
+    assert found.context.history is found.history.history
+
+
+def test_a_set_up_names_a_model_that_its_policy_uses(config: RunConfig):
+    assert prepare(config).predictor_model is None
+    used = prepare(with_policy(config, "heddle"))
+    assert used.predictor_model == used.model.plain()

@@ -1,0 +1,96 @@
+"""Signals that ask a run on engines to end: which are raised, where, and which are not."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from heddle.signals import StopSignals, Terminated
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def test_the_first_is_raised_where_it_comes_and_no_other():
+    with StopSignals():
+        with pytest.raises(KeyboardInterrupt) as raised:
+            send(signal.SIGINT)
+        assert not isinstance(raised.value, Terminated)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            send(number)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_that_is_not_ctrl_c_has_its_own_status(number: signal.Signals, status: int):
+    with StopSignals(), pytest.raises(Terminated, match=f"ended by {number.name}") as raised:
+        send(number)
+    assert raised.value.status == status
+
+
+def test_what_is_deferred_is_raised_at_the_end():
+    reached = []
+
+    def work() -> None:
+        with StopSignals() as signals, signals.deferred():
+            send(signal.SIGTERM)
+            send(signal.SIGINT)
+            reached.append("end")
+
+    with pytest.raises(Terminated, match="SIGTERM"):
+        work()
+    assert reached == ["end"]
+
+
+def test_an_error_goes_before_what_was_deferred():
+    def work() -> None:
+        with StopSignals() as signals, signals.deferred():
+            send(signal.SIGINT)
+            raise ValueError("a defect")
+
+    with pytest.raises(ValueError, match="a defect"):
+        work()
+
+
+def test_a_callback_is_called_for_each_and_for_those_before():
+    heard: list[int] = []
+
+    def work() -> None:
+        with StopSignals() as signals, signals.deferred():
+            send(signal.SIGINT)
+            with signals.on_signal(heard.append):
+                send(signal.SIGTERM)
+                send(signal.SIGINT)
+            send(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert heard == [1, 2, 3]
+
+
+def test_handlers_are_given_back_and_what_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    theirs = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        with StopSignals():
+            assert signal.getsignal(signal.SIGINT) is not theirs[0]
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            send(signal.SIGHUP)
+        assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == theirs
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_another_thread_leaves_signals_alone():
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def inside() -> None:
+        with StopSignals() as signals, signals.deferred():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert seen == [before]
