@@ -15,10 +15,10 @@ from heddle.config_files import ConfigError
 from heddle_core.history import History
 from heddle_core.parts import Part, learned
 from heddle_core.policy import Policy, Predictor, Setting
-from heddle_core.predict.learned import LearnedPredictor
-from heddle_core.predict.model import Model
 from heddle_predict.artefact import read_artefact
-from heddle_predict.models import core_model
+from heddle_predict.learned import LearnedFactory, LearnedPredictor
+from heddle_predict.model import Model
+from heddle_predict.models import model_from
 from heddle_predict.shipped import shipped_model
 from heddle_trace.complete import MissingRules, complete
 from heddle_trace.files import read_trace
@@ -122,6 +122,11 @@ class Taught:
     trained_on: tuple[str, ...]
     """sha256 of the traces that it was fitted on."""
 
+    @property
+    def factory(self) -> LearnedFactory:
+        """What a policy is given of it."""
+        return LearnedFactory(self.model)
+
     def plain(self) -> dict[str, Any]:
         """As JSON."""
         return {"name": self.name, "sha256": self.sha256}
@@ -146,7 +151,7 @@ def _taught(asked: str, path: Path, version: tuple[int, int, int]) -> Taught:
     return Taught(
         name=asked,
         sha256=artefact.sha256,
-        model=core_model(artefact, path),
+        model=model_from(artefact, path),
         trained_on=tuple(trained.sha256 for trained in artefact.header.trained_on),
     )
 

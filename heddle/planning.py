@@ -149,7 +149,7 @@ def plan(
         max_running=cluster.max_running,
         cost=profile.belief(choices),
         history=history.history,
-        learned=taught(config.predictor_model).model,
+        learned=taught(config.predictor_model).factory,
         seed=config.seed,
     )
     ts = [_arrived(script) for script in scripts]

@@ -97,7 +97,7 @@ def _policy(run: Run) -> Policy:
     setting = run.setting
     model = _model(run)
     if setting is not None and model is not None:
-        setting = replace(setting, learned=model.model)
+        setting = replace(setting, learned=model.factory)
     return policy_of(config, setting)
 
 

@@ -115,7 +115,7 @@ def run(
         config.seed,
         largest_tokens=job.largest_tokens,
         history=history.history,
-        learned=taught(config.predictor_model).model,
+        learned=taught(config.predictor_model).factory,
     )
     policy = policy_of(config, setting)
     config = replace(config, history=history.name)

@@ -23,8 +23,7 @@ from heddle_core.events import TrajectoryFinished
 from heddle_core.history import History
 from heddle_core.ids import EngineId
 from heddle_core.journal import Entry, recorded
-from heddle_core.policy import Policy, Setting
-from heddle_core.predict.model import Model
+from heddle_core.policy import Policy, PredictorFactory, Setting
 from heddle_core.presets import load_policy
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
@@ -155,7 +154,7 @@ def setting_of(
     *,
     largest_tokens: int = 0,
     history: History | None = None,
-    learned: Model | None = None,
+    learned: PredictorFactory | None = None,
 ) -> Setting:
     """Tell a policy what it may know: the cluster, the belief about cost, and what came before.
 
@@ -200,7 +199,7 @@ def setting_for(config: RunConfig) -> Setting:
         config.seed,
         largest_tokens=workload_of(config).largest_tokens,
         history=told_of(config).history,
-        learned=knowledge.taught(config.predictor_model).model,
+        learned=knowledge.taught(config.predictor_model).factory,
     )
 
 

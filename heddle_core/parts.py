@@ -20,7 +20,6 @@ from heddle_core.place.sticky_least_sessions import StickyLeastSessions
 from heddle_core.plan.fixed import FixedPlan
 from heddle_core.plan.searched import SearchedPlan
 from heddle_core.policy import Predictor, Setting
-from heddle_core.predict.by_task import ByTask
 from heddle_core.predict.group import GroupPredictor
 from heddle_core.predict.history import HistoryPredictor
 from heddle_core.predict.none import NoPrediction
@@ -76,22 +75,15 @@ def progressive(setting: Setting) -> ProgressivePredictor:
     return ProgressivePredictor(typical_tokens=typical, typical_weight=100.0)
 
 
-def learned(setting: Setting, quantile: float = 0.5) -> Predictor:
-    """Ask the setting's model about the tasks that it has met; `progressive` answers otherwise.
-
-    Sizes are relative to what is usual in a task, as history has it or else as the model met it.
+def learned(setting: Setting, *, quantile: float = 0.5) -> Predictor:
+    """Read the trained model that the caller knows; without one, `progressive`.
 
     Raises:
         ValueError: the quantile is not one of the model's.
     """
     if setting.learned is None:
         return progressive(setting)
-    # Imported here because it needs numpy, and most policies do not.
-    from heddle_core.predict.learned import LearnedPredictor
-
-    model, history = setting.learned, setting.history
-    known = LearnedPredictor(model, levels=history.tasks if history else {}, quantile=quantile)
-    return ByTask(known, model.vocabulary.tasks, progressive(setting))
+    return setting.learned(setting, quantile=quantile)
 
 
 PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {

@@ -13,7 +13,6 @@ from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.history import History
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import PlanProblem, ResourcePlan
-from heddle_core.predict.model import Model
 
 Phase: TypeAlias = Literal["held", "queued", "running", "tool", "migrating", "finished"]
 
@@ -36,8 +35,8 @@ class Setting:
     cost: CostModel
     history: History | None = None
     """What earlier rollouts of this workload showed, if there were any."""
-    learned: Model | None = field(default=None, repr=False, compare=False)
-    """What was learned of lengths before this rollout, for predictors that ask it."""
+    learned: "PredictorFactory | None" = field(default=None, repr=False, compare=False)
+    """Makes the predictor that reads a trained model; None without a model."""
     seed: int = 0
     engine_start_s: float = 60.0
     """Believed seconds from the start of an engine until it is ready, while a rollout runs."""
@@ -190,6 +189,18 @@ class Predictor(Protocol):
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
         """Estimate the output tokens `t` still has to make; at least 0."""
+        ...
+
+
+class PredictorFactory(Protocol):
+    """Makes a predictor for one run; what it reads is known to the caller alone."""
+
+    def __call__(self, setting: Setting, /, *, quantile: float = 0.5) -> Predictor:
+        """Return a predictor that estimates by this quantile, fresh.
+
+        Raises:
+            ValueError: the quantile is unknown.
+        """
         ...
 
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import TrajectoryView
-from heddle_core.predict.features import Features
-from heddle_core.predict.learned import Survival
-from heddle_core.predict.model import Model, Vocabulary
 from heddle_predict.corpus import Source
+from heddle_predict.features import Features
+from heddle_predict.learned import Survival
+from heddle_predict.model import Model, Vocabulary
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_trace.schema import TrajectoryScript
 

@@ -37,7 +37,7 @@ def measure(context: Context) -> Measured:
         tp_choices=(1, 2, 4, 8),
         max_running=100,
         cost=belief,
-        learned=taught(SHIPPED).model,
+        learned=taught(SHIPPED).factory,
     )
     policy = load_policy(context.config["drawing"]["policy"], setting)
     chosen = {f.name: getattr(policy, f.name) for f in fields(Policy)}

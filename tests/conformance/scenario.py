@@ -99,7 +99,7 @@ def setting_of(scenario: Scenario, history_from: Sequence[TrajectoryScript] = ()
         cost=replace(belief, by_tp=by_tp, transfer_fixed_s=scenario.transfer_fixed_s),
         history=history_of(history_from) if history_from else None,
         seed=5,
-        learned=taught(SHIPPED).model,
+        learned=taught(SHIPPED).factory,
     )
 
 

@@ -93,16 +93,12 @@ def defines_part(path: Path, method: str) -> bool:
     return any(isinstance(d, ast.FunctionDef) and d.name == method for c in classes for d in c.body)
 
 
-NEED_A_MODEL = {"predict": ["learned", "by_task"]}
-"""Files of parts that a `Setting` without a model does not make; tests/predict does."""
-
-
 @pytest.mark.parametrize("kind", PARTS)
 def test_the_list_of_parts_reaches_every_file_that_holds_one(kind):
     files = [p.stem for p in (CORE / kind).glob("*.py") if defines_part(p, DECIDES[kind])]
     parts = [part.make(setting()) for part in PARTS[kind].values()]
     listed = {type(part).__module__.rpartition(".")[2] for part in parts}
-    assert listed == set(files).difference(NEED_A_MODEL.get(kind, ()))
+    assert listed == set(files)
     assert {kind_by_method(part) for part in parts} == {kind}
 
 

@@ -12,11 +12,10 @@ from click.testing import CliRunner
 from heddle.cli import main
 from heddle.knowledge import taught
 from heddle_core.parts import learned, progressive
-from heddle_core.predict.by_task import ByTask
-from heddle_core.predict.learned import LearnedPredictor
 from heddle_core.presets import load_policy
 from heddle_predict.artefact import write_artefact
 from heddle_predict.examples import answers, examples
+from heddle_predict.learned import ByTask, LearnedFactory, LearnedPredictor
 from heddle_predict.play import Pace, play
 from heddle_trace.files import write_trace
 from heddle_trace.history import history_of
@@ -118,7 +117,7 @@ def test_nothing_is_kept_of_who_has_ended():
 
 def test_strange_tasks_are_left_to_the_rule_and_disturb_nothing():
     strange = [replace(s, id=f"x/{s.id}", task="x") for s in synthetic("search").scripts[:40]]
-    told = replace(setting(), learned=fitted())
+    told = replace(setting(), learned=LearnedFactory(fitted()))
     mixed, rule, model = answered(told), answered(setting()), LearnedPredictor(fitted())
     play([*synthetic().scripts, *strange], Pace(), mixed)
     play(strange, Pace(), rule)
@@ -138,7 +137,7 @@ def test_history_says_what_is_usual_in_a_task_now():
     ]
     rest = {}
     for name, history in (("told", history_of(scripts)), ("not told", None)):
-        watcher = answered(replace(setting(), learned=fitted(), history=history))
+        watcher = answered(replace(setting(), learned=LearnedFactory(fitted()), history=history))
         play(scripts, Pace(), watcher)
         rest[name] = [tokens for (_, step, _), tokens in watcher.found.items() if step == 0]
     mean = history_of(scripts).mean_output_tokens()
@@ -162,7 +161,7 @@ def answered(told) -> Estimates:
 
 
 def test_the_preset_asks_the_model_that_its_setting_holds():
-    told = replace(setting(), learned=fitted())
+    told = replace(setting(), learned=LearnedFactory(fitted()))
     assert isinstance(load_policy("heddle", told).predictor, ByTask)
     assert isinstance(load_policy("heddle-no-plan", told).predictor, ByTask)
     for name in ("heddle", "heddle+learned"):  # without one it falls back

@@ -14,7 +14,7 @@ from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.history import Levels
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.policy import TrajectoryView
-from heddle_core.predict.model import Vocabulary
+from heddle_predict.model import Vocabulary
 
 _UNSEEN: Final = -math.inf
 """Inside a record: not observed yet. A row then holds 0, which is what is usual in the task."""

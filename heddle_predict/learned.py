@@ -1,10 +1,10 @@
-"""A predictor whose beliefs were learned from earlier rollouts; `heddle predict fit` makes them.
+"""The predictor that reads a trained model, for any policy that asks its context for one.
 
-The core reads no files: a model comes in as arrays. Numpy alone computes; torch is for training.
+Numpy alone computes; torch is for training. `heddle predict fit` makes the models.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -13,12 +13,13 @@ import numpy as np
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.history import Levels
 from heddle_core.ids import TrajectoryId
-from heddle_core.policy import TrajectoryView
-from heddle_core.predict.features import Features
-from heddle_core.predict.forest import Forest
-from heddle_core.predict.model import Model, Vocabulary
+from heddle_core.parts import progressive
+from heddle_core.policy import Predictor, Setting, TrajectoryView
 from heddle_core.predict.progressive import ProgressivePredictor
-from heddle_core.predict.recurrent import Floats, Recurrent
+from heddle_predict.features import Features
+from heddle_predict.forest import Forest
+from heddle_predict.model import Model, Vocabulary
+from heddle_predict.recurrent import Floats, Recurrent
 
 _LEAST_TOKENS = 1.0  # who is asked about has not ended
 _FARTHEST = 12.0
@@ -214,3 +215,52 @@ class LearnedPredictor:
 
     def _row(self, t: TrajectoryView, survival: float) -> Floats:
         return np.array([self._features.row(t, survival)])
+
+
+class ByTask:
+    """A trained model knows its tasks, and is no better than a rule on others."""
+
+    served = False
+
+    def __init__(self, known: Predictor, tasks: Container[str], otherwise: Predictor) -> None:
+        """Take the predictor of `tasks`, and that of all others; neither may be served."""
+        self.inner = known
+        self._tasks, self._otherwise = tasks, otherwise
+
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+        """Learn from a finished generation."""
+        self._of(t).observe_step(t, event)
+
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+        """Learn from a tool's answer."""
+        self._of(t).observe_tool(t, event)
+
+    def observe_finish(self, t: TrajectoryView) -> None:
+        """Learn from a trajectory's end."""
+        self._of(t).observe_finish(t)
+
+    def remaining_tokens(self, t: TrajectoryView) -> float:
+        """Return the estimate of the one that is asked about this task."""
+        return self._of(t).remaining_tokens(t)
+
+    def _of(self, t: TrajectoryView) -> Predictor:
+        return self.inner if t.task in self._tasks else self._otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedFactory:
+    """Makes predictors that read `model`: what a policy's context holds as `learned`."""
+
+    model: Model
+
+    def __call__(self, setting: Setting, /, *, quantile: float = 0.5) -> Predictor:
+        """Read the model for the tasks that it knows; `progressive` estimates the others.
+
+        Sizes are relative to what is usual in a task, by the history or else by the model.
+
+        Raises:
+            ValueError: the quantile is not one of the model's.
+        """
+        levels = setting.history.tasks if setting.history else {}
+        known = LearnedPredictor(self.model, levels=levels, quantile=quantile)
+        return ByTask(known, self.model.vocabulary.tasks, progressive(setting))
