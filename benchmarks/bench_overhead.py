@@ -22,7 +22,7 @@ from pathlib import Path
 
 from heddle.engines import vocabulary_of
 from heddle_core import Controller, Entry, Setting, recorded
-from heddle_core.cost import CostModel, StepCost
+from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.events import TrajectoryArrived, TrajectoryFinished
 from heddle_core.presets import load_policy
 from heddle_runtime.clock import RunClock

@@ -16,12 +16,8 @@ from functools import partial
 
 import numpy as np
 
-from heddle_core.cost import StepCost
-from heddle_core.place.presorted_dp import Partition, aggregate_short, presorted_dp
-from heddle_core.place.presorted_search import search_partition
-from heddle_core.plan.anneal import anneal_plan
-from heddle_core.plan.exact import exact_plan, level_plan
-from heddle_core.plan.group_cost import (
+from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.group_cost import (
     IntArray,
     SegmentCost,
     Work,
@@ -29,10 +25,14 @@ from heddle_core.plan.group_cost import (
     longest_first,
     work_of,
 )
-from heddle_core.plan.group_plan import GroupPlan
-from heddle_core.plan.libra_dp import libra_dp
-from heddle_core.plan.paper_cost import paper_costs
-from heddle_core.plan.portfolio import portfolio
+from heddle_core.estimate.paper_cost import paper_costs
+from heddle_core.solve.anneal import anneal_plan
+from heddle_core.solve.exact import exact_plan, level_plan
+from heddle_core.solve.group_plan import GroupPlan
+from heddle_core.solve.libra_dp import libra_dp
+from heddle_core.solve.portfolio import portfolio
+from heddle_core.solve.presorted_dp import Partition, aggregate_short, presorted_dp
+from heddle_core.solve.presorted_search import search_partition
 
 BY_TP = {
     tp: StepCost(

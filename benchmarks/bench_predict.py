@@ -14,8 +14,8 @@ from time import process_time
 import numpy as np
 
 from heddle_core.events import StepFinished, ToolReturned
+from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.policy import Predictor, TrajectoryView
-from heddle_core.predict.progressive import ProgressivePredictor
 from heddle_predict.artefact import read_artefact
 from heddle_predict.corpus import source_of
 from heddle_predict.examples import examples, states_at

@@ -12,6 +12,17 @@ ROLLOUT_OF_OLD_RUNS = RolloutId("rollout")
 """The name that `heddle simulate` and `heddle run` give a run's only rollout."""
 
 
+_PROBLEMS = {
+    "heddle_core.plan.searched:JointProblem": "heddle_core.solve.joint:JointProblem",
+    "heddle_core.consolidate.tail_problem:TailProblem": "heddle_core.solve.tail:TailProblem",
+}
+
+
+def upgraded_problem(path: str, value: Any) -> tuple[str, Any]:
+    """Return the class of a planning problem and its value as this version writes them."""
+    return _PROBLEMS.get(path, path), value
+
+
 def upgraded(field: str, value: Any) -> Any:
     """Return the value of a nested field as this version writes it."""
     if field == "resource_plan":

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from heddle.compatibility import ROLLOUT_OF_OLD_RUNS, upgraded
+from heddle.compatibility import ROLLOUT_OF_OLD_RUNS, upgraded, upgraded_problem
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_core.ids import EngineId, EngineShape
@@ -316,7 +316,8 @@ def _join_shapes(keys: list[str], columns: list[Sequence[Any]]) -> None:
 
 def _restore(value: Any, hint: Any) -> Any:
     if hint is PlanProblem:
-        return _convert(value["value"], _problem_class(value["class"]))
+        path, problem = upgraded_problem(value["class"], value["value"])
+        return _convert(problem, _problem_class(path))
     return _convert(value, hint)
 
 

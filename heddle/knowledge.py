@@ -12,8 +12,8 @@ from typing import Any
 
 from heddle.config import MissingConfig, RunConfig
 from heddle.config_files import ConfigError
-from heddle_core.history import History
-from heddle_core.parts import Part, learned
+from heddle_core.estimate.history import History
+from heddle_core.parts.table import Part, learned
 from heddle_core.policy import Policy, Predictor, Setting
 from heddle_predict.artefact import read_artefact
 from heddle_predict.learned import LearnedFactory, LearnedPredictor

@@ -20,11 +20,13 @@ from heddle.simulation import (
     told_of,
     trace_at,
 )
+from heddle_core.estimate.ordered import Cost
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.ledger import Trajectory
-from heddle_core.plan.searched import Cost, Found, JointProblem, SearchedPlan, Solver
+from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.policy import Predictor, Setting
 from heddle_core.presets import load_part
+from heddle_core.solve.joint import Found, JointProblem, Solver
 from heddle_sim.profile_files import Profile, load_profile
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace, TrajectoryScript

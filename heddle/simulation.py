@@ -19,8 +19,8 @@ from heddle.runs import RunFacts, open_run
 from heddle.signals import Asked
 from heddle.tables import Floats
 from heddle_core.controller import Controller
+from heddle_core.estimate.history import History
 from heddle_core.events import TrajectoryFinished
-from heddle_core.history import History
 from heddle_core.ids import EngineId
 from heddle_core.journal import Entry, recorded
 from heddle_core.policy import Policy, PredictorFactory, Setting

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from heddle_core.cost import CostModel
+from heddle_core.estimate.cost import CostModel
+from heddle_core.estimate.history import History
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.history import History
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import PlanProblem, ResourcePlan
 

@@ -13,14 +13,25 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from heddle_core.admit.fitting import Fitting
-from heddle_core.admit.headroom import Headroom
-from heddle_core.migrate.balance import Balance
-from heddle_core.migrate.follow_rank import FollowRank
-from heddle_core.migrate.never import Never
-from heddle_core.parts import (
+from heddle_core.parts.admission.fitting import Fitting
+from heddle_core.parts.admission.headroom import Headroom
+from heddle_core.parts.migration.balance import Balance
+from heddle_core.parts.migration.follow_rank import FollowRank
+from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.cache_aware import CacheAware
+from heddle_core.parts.placement.hybrid_ratio import HybridRatio
+from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.placement.presorted import Presorted
+from heddle_core.parts.placement.sticky import Sticky
+from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.predictor.served import Served
+from heddle_core.parts.scheduler.fcfs import Fcfs
+from heddle_core.parts.scheduler.longest_total import LongestTotal
+from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
+from heddle_core.parts.table import (
     DECIDES,
-    FIELD,
     PARTS,
     Part,
     kind_by_method,
@@ -28,19 +39,7 @@ from heddle_core.parts import (
     learned,
     progressive,
 )
-from heddle_core.place.cache_aware import CacheAware
-from heddle_core.place.hybrid_ratio import HybridRatio
-from heddle_core.place.least_loaded import LeastLoaded
-from heddle_core.place.presorted import Presorted
-from heddle_core.place.sticky import Sticky
-from heddle_core.plan.fixed import FixedPlan
-from heddle_core.plan.searched import SearchedPlan
 from heddle_core.policy import Placement, Policy, Setting
-from heddle_core.predict.none import NoPrediction
-from heddle_core.predict.served import Served
-from heddle_core.schedule.fcfs import Fcfs
-from heddle_core.schedule.longest_total import LongestTotal
-from heddle_core.schedule.progressive_priority import ProgressivePriority
 
 Factory: TypeAlias = Callable[[Setting], Policy]
 
@@ -215,7 +214,7 @@ def load_part(
             f"part {name!r}: its factory returned {type(part).__name__}, which decides nothing: a "
             f"part has one of the methods {', '.join(DECIDES.values())}"
         )
-    return FIELD[kind], part
+    return kind, part
 
 
 def installed_policies() -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 from typing import Final
 
+from heddle_core.estimate.history import Levels
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.history import Levels
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.policy import TrajectoryView
 from heddle_predict.model import Vocabulary

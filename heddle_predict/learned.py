@@ -10,12 +10,12 @@ from types import MappingProxyType
 
 import numpy as np
 
+from heddle_core.estimate.history import Levels
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.history import Levels
 from heddle_core.ids import TrajectoryId
-from heddle_core.parts import progressive
+from heddle_core.parts.predictor.progressive import ProgressivePredictor
+from heddle_core.parts.table import progressive
 from heddle_core.policy import Predictor, Setting, TrajectoryView
-from heddle_core.predict.progressive import ProgressivePredictor
 from heddle_predict.features import Features
 from heddle_predict.forest import Forest
 from heddle_predict.model import Model, Vocabulary

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from heddle_core.history import Levels
+from heddle_core.estimate.history import Levels
 
 if TYPE_CHECKING:  # every policy imports this module
     import numpy as np

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from heddle_core.cost import CostModel, StepCost
+from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_parts import (
     Costs,

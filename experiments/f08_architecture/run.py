@@ -10,7 +10,7 @@ from experiments.lib.drawing import COLOURS, page, save
 from experiments.lib.experiment import Context, Measured
 from heddle.knowledge import SHIPPED, taught
 from heddle_core.commands import Command
-from heddle_core.cost import CostModel
+from heddle_core.estimate.cost import CostModel
 from heddle_core.events import Event
 from heddle_core.policy import Policy, Setting
 from heddle_core.presets import load_policy

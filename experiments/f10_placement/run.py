@@ -9,9 +9,9 @@ import numpy as np
 from experiments.lib.drawing import COLOURS, HATCHES, page, save
 from experiments.lib.experiment import Context, Measured
 from experiments.lib.values import exactly
-from heddle_core.place.presorted_dp import every_cut, presorted_dp
-from heddle_core.plan.group_cost import SegmentCost, work_of
-from heddle_core.plan.paper_cost import paper_costs
+from heddle_core.estimate.group_cost import SegmentCost, work_of
+from heddle_core.estimate.paper_cost import paper_costs
+from heddle_core.solve.presorted_dp import every_cut, presorted_dp
 from heddle_sim.profile_files import load_profile
 
 

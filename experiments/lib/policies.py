@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from heddle_core.place.cache_aware import CacheAware
-from heddle_core.place.presorted import Presorted
-from heddle_core.plan.searched import SearchedPlan
+from heddle_core.parts.placement.cache_aware import CacheAware
+from heddle_core.parts.placement.presorted import Presorted
+from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.policy import Policy, Setting
 from heddle_core.presets import heddle, verl
 

@@ -14,11 +14,11 @@ from experiments.lib.jobs import BASELINE_TP, Rollout
 from experiments.lib.running import trace_of
 from experiments.lib.values import across, exactly
 from heddle.planning import plan
-from heddle_core.place.presorted_dp import aggregate_short, presorted_dp
-from heddle_core.place.presorted_search import search_partition
-from heddle_core.plan.group_cost import work_of
-from heddle_core.plan.paper_cost import paper_costs
-from heddle_core.plan.searched import JointProblem
+from heddle_core.estimate.group_cost import work_of
+from heddle_core.estimate.paper_cost import paper_costs
+from heddle_core.solve.joint import JointProblem
+from heddle_core.solve.presorted_dp import aggregate_short, presorted_dp
+from heddle_core.solve.presorted_search import search_partition
 
 REPEATS = 3
 NAMES = {

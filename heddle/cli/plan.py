@@ -8,7 +8,8 @@ import rich_click as click
 from heddle.cli.options import planned, take_config
 
 if TYPE_CHECKING:
-    from heddle_core.plan.searched import Cost, Solver
+    from heddle_core.estimate.ordered import Cost
+    from heddle_core.solve.joint import Solver
 
 
 @click.command()

@@ -15,7 +15,7 @@ from heddle_core import Controller, Entry, Policy, Setting, recorded
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_core.ids import EngineId
-from heddle_core.parts import Part
+from heddle_core.parts.table import Part
 from heddle_core.presets import load_policy
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver

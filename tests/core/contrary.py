@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heddle_core.cost import CostModel
+from heddle_core.estimate.cost import CostModel
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.plans import EngineSpec, ResourcePlan

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from heddle_core.cost import CostModel, StepCost
-from heddle_core.history import History
+from heddle_core.estimate.cost import CostModel, StepCost
+from heddle_core.estimate.history import History
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.ledger import Engine, Ledger, Trajectory
 from heddle_core.policy import Phase, Setting

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from heddle_core.cost import CostModel, StepCost
+from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.policy import Phase, Setting
 

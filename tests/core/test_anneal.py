@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_core.place.presorted_dp import Partition, every_cut, presorted_dp
-from heddle_core.place.presorted_search import search_partition
-from heddle_core.plan.anneal import (
+from heddle_core.estimate.group_cost import SegmentCost
+from heddle_core.estimate.paper_cost import SizeCost, size_cost
+from heddle_core.solve.anneal import (
     anneal_plan,
     merge,
     move,
@@ -17,9 +17,9 @@ from heddle_core.plan.anneal import (
     redistribute,
     split,
 )
-from heddle_core.plan.exact import exact_plan
-from heddle_core.plan.group_cost import SegmentCost
-from heddle_core.plan.paper_cost import SizeCost, size_cost
+from heddle_core.solve.exact import exact_plan
+from heddle_core.solve.presorted_dp import Partition, every_cut, presorted_dp
+from heddle_core.solve.presorted_search import search_partition
 
 DEGREES = (1, 2, 4, 8)
 

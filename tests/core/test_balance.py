@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.ledger import Ledger, Trajectory
-from heddle_core.migrate.balance import Balance
+from heddle_core.parts.migration.balance import Balance
 from heddle_core.policy import Setting
 from tests.core.ledgers import add_engine, add_trajectory, history, ledger_of, setting
 

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_core.cost import StepCost
-from heddle_core.place.presorted_dp import every_cut
-from heddle_core.plan.anneal import anneal_plan
-from heddle_core.plan.exact import exact_plan, level_plan
-from heddle_core.plan.group_cost import (
+from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.group_cost import (
     SegmentCost,
     Work,
     context_costs,
     longest_first,
     work_of,
 )
-from heddle_core.plan.group_plan import GroupPlan, ends_s
-from heddle_core.plan.libra_dp import libra_dp
-from heddle_core.plan.paper_cost import paper_costs, size_cost
+from heddle_core.estimate.paper_cost import paper_costs, size_cost
+from heddle_core.solve.anneal import anneal_plan
+from heddle_core.solve.exact import exact_plan, level_plan
+from heddle_core.solve.group_plan import GroupPlan, ends_s
+from heddle_core.solve.libra_dp import libra_dp
+from heddle_core.solve.presorted_dp import every_cut
 
 BY_TP = {
     tp: StepCost(

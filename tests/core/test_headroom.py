@@ -2,8 +2,8 @@
 
 import pytest
 
-from heddle_core.admit.headroom import STEPS_AHEAD, UNKNOWN_STEP_TOKENS, Headroom
 from heddle_core.ids import EngineId
+from heddle_core.parts.admission.headroom import STEPS_AHEAD, UNKNOWN_STEP_TOKENS, Headroom
 from tests.core.ledgers import add_trajectory, history, ledger_of, setting
 
 

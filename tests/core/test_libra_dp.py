@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from heddle_core.cost import StepCost
-from heddle_core.place.presorted_dp import aggregate_short, every_cut
-from heddle_core.plan.exact import exact_plan
-from heddle_core.plan.group_cost import SegmentCost, context_costs, longest_first, work_of
-from heddle_core.plan.group_plan import ends_s
-from heddle_core.plan.libra_dp import libra_dp
+from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.group_cost import SegmentCost, context_costs, longest_first, work_of
+from heddle_core.solve.exact import exact_plan
+from heddle_core.solve.group_plan import ends_s
+from heddle_core.solve.libra_dp import libra_dp
+from heddle_core.solve.presorted_dp import aggregate_short, every_cut
 
 
 def drawn_costs(count: int) -> tuple[np.ndarray, dict[int, SegmentCost]]:

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from heddle_core.cost import StepCost
-from heddle_core.plan.group_cost import context_costs, longest_first, work_of
-from heddle_core.plan.group_plan import GroupPlan
-from heddle_core.plan.portfolio import Candidate, portfolio, refine, simulate_plan
-from heddle_core.plan.simulate_group import simulate_group
+from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.group_cost import context_costs, longest_first, work_of
+from heddle_core.estimate.simulate_group import simulate_group
+from heddle_core.solve.group_plan import GroupPlan
+from heddle_core.solve.portfolio import Candidate, portfolio, refine, simulate_plan
 
 BY_TP = {
     1: StepCost(t0_s=0.011, t1_s=5e-5, t2_s=4.7e-8, prefill_s=4e-5, kv_capacity_tokens=259_000),

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 import heddle_core.presets as presets
-from heddle_core.migrate.never import Never
-from heddle_core.parts import DECIDES, PARTS, kind_by_method
-from heddle_core.place.sticky import Sticky
-from heddle_core.plan.fixed import FixedPlan
+from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.sticky import Sticky
+from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.table import DECIDES, PARTS, kind_by_method
 from heddle_core.policy import Policy
-from heddle_core.predict.none import NoPrediction
 from heddle_core.presets import (
     PRESETS,
     PolicyError,
@@ -95,7 +95,7 @@ def defines_part(path: Path, method: str) -> bool:
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_the_list_of_parts_reaches_every_file_that_holds_one(kind):
-    files = [p.stem for p in (CORE / kind).glob("*.py") if defines_part(p, DECIDES[kind])]
+    files = [p.stem for p in (CORE / "parts" / kind).glob("*.py") if defines_part(p, DECIDES[kind])]
     parts = [part.make(setting()) for part in PARTS[kind].values()]
     listed = {type(part).__module__.rpartition(".")[2] for part in parts}
     assert listed == set(files)

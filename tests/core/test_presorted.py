@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from heddle_core.estimate.group_cost import context_costs, longest_first, work_of
+from heddle_core.estimate.paper_cost import paper_costs
 from heddle_core.ids import EngineId
-from heddle_core.place.presorted import Presorted
-from heddle_core.plan.group_cost import context_costs, longest_first, work_of
-from heddle_core.plan.paper_cost import paper_costs
+from heddle_core.parts.placement.presorted import Presorted
 from tests.core.ledgers import add_trajectory, history, ledger_of, setting
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from heddle_core.admit.fitting import Fitting
 from heddle_core.commands import (
     Cancel,
     Dispatch,
@@ -26,6 +25,7 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId, EngineShape, RolloutId, TrajectoryId
+from heddle_core.parts.admission.fitting import Fitting
 from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import TrajectoryView
 from tests.core.test_controller import (

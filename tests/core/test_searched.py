@@ -12,7 +12,8 @@ from heddle_core import Entry
 from heddle_core.commands import SolvePlan
 from heddle_core.events import PlanSolved, RolloutStarted
 from heddle_core.ids import RolloutId
-from heddle_core.plan.searched import CHARGED_S, JointProblem, SearchedPlan, believed_lengths
+from heddle_core.parts.planner.searched import CHARGED_S, SearchedPlan, believed_lengths
+from heddle_core.solve.joint import JointProblem
 from tests.core.ledgers import add_trajectory, history, ledger_of, setting
 
 SOLVERS = [

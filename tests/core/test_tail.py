@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from heddle_core.consolidate.tail import TailConsolidation
 from heddle_core.ids import TrajectoryId
+from heddle_core.parts.consolidation.tail import TailConsolidation
 from tests.core.ledgers import add_trajectory, ledger_of, setting
 
 

@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from heddle_core.consolidate.tail_problem import TailProblem
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.plans import EngineSpec
+from heddle_core.solve.tail import TailProblem
 from tests.core.ledgers import step_cost
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from heddle.bound import lower_bound
 from heddle_core.controller import Controller
-from heddle_core.cost import CostModel, StepCost
+from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.events import Event, TrajectoryFinished
 from heddle_core.journal import Entry, recorded
 from heddle_core.policy import Setting

@@ -123,7 +123,7 @@ def test_a_failure_without_engine_or_time_is_refused(
 def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
     found = json.loads(heddle("policies", "--json").stdout)
     assert {"verl", "verl-star", "slime"} <= found["presets"].keys()
-    assert "fcfs" in found["parts"]["schedule"]
+    assert "fcfs" in found["parts"]["scheduler"]
     assert "h100" in found["profiles"]["qwen3-14b"]
     text = heddle("policies").stdout
     assert all(name in text for name in (*found["presets"], *found["profiles"]))

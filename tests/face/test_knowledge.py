@@ -204,7 +204,7 @@ def test_a_replay_without_an_oracle_needs_nothing_but_the_run(
 
 def test_oracles_are_listed(heddle: Heddle):
     found = json.loads(heddle("policies", "--json").stdout)
-    assert {"oracle", "noisy-oracle:SIGMA"} <= found["parts"]["predict"].keys()
+    assert {"oracle", "noisy-oracle:SIGMA"} <= found["parts"]["predictor"].keys()
     assert "heddle-paper" in found["presets"]
 
 

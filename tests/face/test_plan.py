@@ -14,7 +14,7 @@ from heddle.planning import plan
 from heddle.runs import load_run
 from heddle.simulation import completed, simulate
 from heddle_core.commands import SolvePlan, StartEngine
-from heddle_core.plan.searched import JointProblem
+from heddle_core.solve.joint import JointProblem
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 from tests.face.conftest import ROOT

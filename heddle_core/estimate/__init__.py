@@ -1,0 +1,1 @@
+"""What a policy believes about cost: estimates, never the ground truth."""
