@@ -1,6 +1,6 @@
 """`heddle calibrate check`: what the simulator makes of a run on engines, beside what it was.
 
-A run is simulated again with its own trace, configuration, policy, seed and setting, on engines of
+A run is simulated again with its own trace, configuration, policy, seed and context, on engines of
 the profile with the KV space that its own engines had, which die when its own did; a search for a
 plan takes as long as it took. Its error is then that of profile and simulator together.
 """
@@ -21,9 +21,9 @@ from heddle.journal_rows import encode
 from heddle.metrics import Measured, measure
 from heddle.runs import Run, RunError
 from heddle.simulation import (
+    context_for,
     policy_of,
     profile_of,
-    setting_for,
     solo_tpot_of,
     workload_of,
     world_of,
@@ -197,8 +197,8 @@ def _same_trace(run: Run, config: RunConfig) -> None:
 
 def _simulate(run: Run, config: RunConfig) -> Measured:
     profile = profile_of(config.cluster)
-    setting = run.setting or setting_for(config)
-    controller = Controller(policy_of(config, setting))
+    context = run.context or context_for(config)
+    controller = Controller(policy_of(config, context))
     entries: list[Entry] = []
     SimDriver(
         _scripts(config),

@@ -14,7 +14,7 @@ from heddle.config import MissingConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle_core.estimate.history import History
 from heddle_core.parts.table import Part, learned
-from heddle_core.policy import Policy, Predictor, Setting
+from heddle_core.policy import Policy, PolicyContext, Predictor
 from heddle_predict.artefact import read_artefact
 from heddle_predict.learned import LearnedFactory, LearnedPredictor
 from heddle_predict.model import Model
@@ -224,7 +224,9 @@ def _one_workload(trace: Trace) -> str:
     return next(iter(found)) if len(found) == 1 else ""
 
 
-def _noisy(scripts: Sequence[TrajectoryScript], sigma: float, seed: int, _: Setting) -> NoisyOracle:
+def _noisy(
+    scripts: Sequence[TrajectoryScript], sigma: float, seed: int, _: PolicyContext
+) -> NoisyOracle:
     return NoisyOracle(scripts, sigma=sigma, seed=seed)
 
 

@@ -94,11 +94,11 @@ def _policy(run: Run) -> Policy:
             raise RunError(f"{wanted}: {error}") from None
         if found != recorded:
             raise RunError(f"{wanted}: the file that is there now has sha256 {found[:16]}")
-    setting = run.setting
+    context = run.context
     model = _model(run)
-    if setting is not None and model is not None:
-        setting = replace(setting, learned=model.factory)
-    return policy_of(config, setting)
+    if context is not None and model is not None:
+        context = replace(context, learned=model.factory)
+    return policy_of(config, context)
 
 
 def _model(run: Run) -> Taught | None:

@@ -25,9 +25,9 @@ from heddle.runs import RunDirectory, RunFacts, open_run
 from heddle.signals import Asked
 from heddle.simulation import (
     RunResult,
+    context_of,
     policy_of,
     profile_of,
-    setting_of,
     solo_tpot_of,
     workload_of,
     world_of,
@@ -109,7 +109,7 @@ def run(
     job = _live_job(config) if config.live.agents else _replay_job(config)
     profile = profile_of(config.cluster)
     history = told(config.history, job.trace, config.missing)
-    setting = setting_of(
+    context = context_of(
         config.cluster,
         profile,
         config.seed,
@@ -117,7 +117,7 @@ def run(
         history=history.history,
         learned=taught(config.predictor_model).factory,
     )
-    policy = policy_of(config, setting)
+    policy = policy_of(config, context)
     config = replace(config, history=history.name)
     world = _world_of(config, job)
     for note in world["notes"]:
@@ -129,7 +129,7 @@ def run(
         oracle=sees_the_future(policy),
         history=history.plain(),
         predictor_model=model_of(config, policy.predictor, job.trace),
-        setting=setting,
+        context=context,
         world=world,
     )
     began_s = time.perf_counter()

@@ -21,9 +21,9 @@ from heddle.tables import Floats
 from heddle_core.controller import Controller
 from heddle_core.estimate.history import History
 from heddle_core.events import TrajectoryFinished
-from heddle_core.ids import EngineId
+from heddle_core.ids import EngineId, EngineShape
 from heddle_core.journal import Entry, recorded
-from heddle_core.policy import Policy, PredictorFactory, Setting
+from heddle_core.policy import Policy, PolicyContext, PredictorFactory
 from heddle_core.presets import load_policy
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
@@ -147,7 +147,7 @@ def profile_of(cluster: ClusterConfig) -> Profile:
     return profile
 
 
-def setting_of(
+def context_of(
     cluster: ClusterConfig,
     profile: Profile,
     seed: int,
@@ -155,8 +155,8 @@ def setting_of(
     largest_tokens: int = 0,
     history: History | None = None,
     learned: PredictorFactory | None = None,
-) -> Setting:
-    """Tell a policy what it may know: the cluster, the belief about cost, and what came before.
+) -> PolicyContext:
+    """Collect what a policy may know: the cluster, the cost estimate, and what came before.
 
     `largest_tokens` is the context that any engine must be able to hold, as a framework knows it
     from its limits on lengths: TP degrees whose engines cannot are no choice.
@@ -166,14 +166,15 @@ def setting_of(
         for tp in profile.tps
         if tp <= cluster.gpus and capacity_tokens(profile, tp) >= largest_tokens
     )
-    return Setting(
-        gpus=cluster.gpus,
-        gpu=profile.gpu,
-        tp=cluster.tp,
-        tp_choices=tps,
+    every = sorted({*tps, cluster.tp, *cluster.mix})
+    shapes = {tp: EngineShape(profile.gpu, tp) for tp in every}
+    return PolicyContext(
+        pools={profile.gpu: cluster.gpus},
+        shape=shapes[cluster.tp],
+        shape_choices=tuple(shapes[tp] for tp in tps),
         max_running=cluster.max_running,
-        mix=cluster.mix,
-        cost=profile.belief(tuple(sorted({*tps, cluster.tp, *cluster.mix}))),
+        mix=tuple(shapes[tp] for tp in cluster.mix),
+        cost=profile.cost_estimate(tuple(shapes)),
         history=history,
         learned=learned,
         seed=seed,
@@ -191,9 +192,9 @@ def workload_of(config: RunConfig) -> Workload:
     return workload(config.trace, config.missing, config.cluster, config.seed)
 
 
-def setting_for(config: RunConfig) -> Setting:
-    """Tell the policy of a run what it may know."""
-    return setting_of(
+def context_for(config: RunConfig) -> PolicyContext:
+    """Collect what the policy of a run may know."""
+    return context_of(
         config.cluster,
         profile_of(config.cluster),
         config.seed,
@@ -203,12 +204,12 @@ def setting_for(config: RunConfig) -> Setting:
     )
 
 
-def policy_of(config: RunConfig, setting: Setting | None = None) -> Policy:
-    """Make the policy of a run, fresh, told `setting` or what a new run would be told."""
+def policy_of(config: RunConfig, context: PolicyContext | None = None) -> Policy:
+    """Make the policy of a run, fresh, for `context` or for that of a new run."""
     preset = config.policy.preset
     scripts = workload_of(config).scripts if knowledge.asks_for_oracle(preset) else ()
     extra = knowledge.extras(preset, scripts, config.seed)
-    return load_policy(preset, setting or setting_for(config), extra=extra)
+    return load_policy(preset, context or context_for(config), extra=extra)
 
 
 def bound_of(config: RunConfig) -> Bound:
@@ -243,8 +244,8 @@ def simulate(
     work = workload_of(config)
     profile = profile_of(config.cluster)
     history = told_of(config)
-    setting = setting_for(config)
-    policy = policy_of(config, setting)
+    context = context_for(config)
+    policy = policy_of(config, context)
     config = replace(config, history=history.name)
     facts = RunFacts(
         driver="heddle_sim",
@@ -253,7 +254,7 @@ def simulate(
         oracle=knowledge.sees_the_future(policy),
         history=history.plain(),
         predictor_model=knowledge.model_of(config, policy.predictor, work.trace),
-        setting=setting,
+        context=context,
     )
     began_s = time.perf_counter()
     with Asked(), _seldom_collected(), open_run(out, config, facts, config_text=config_text) as run:

@@ -15,7 +15,7 @@ from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import TrajectoryId
 from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.parts.table import progressive
-from heddle_core.policy import Predictor, Setting, TrajectoryView
+from heddle_core.policy import PolicyContext, Predictor, TrajectoryView
 from heddle_predict.features import Features
 from heddle_predict.forest import Forest
 from heddle_predict.model import Model, Vocabulary
@@ -253,7 +253,7 @@ class LearnedFactory:
 
     model: Model
 
-    def __call__(self, setting: Setting, /, *, quantile: float = 0.5) -> Predictor:
+    def __call__(self, context: PolicyContext, /, *, quantile: float = 0.5) -> Predictor:
         """Read the model for the tasks that it knows; `progressive` estimates the others.
 
         Sizes are relative to what is usual in a task, by the history or else by the model.
@@ -261,6 +261,6 @@ class LearnedFactory:
         Raises:
             ValueError: the quantile is not one of the model's.
         """
-        levels = setting.history.tasks if setting.history else {}
+        levels = context.history.tasks if context.history else {}
         known = LearnedPredictor(self.model, levels=levels, quantile=quantile)
-        return ByTask(known, self.model.vocabulary.tasks, progressive(setting))
+        return ByTask(known, self.model.vocabulary.tasks, progressive(context))

@@ -1,6 +1,6 @@
 """What a trained model is to the core: the columns of the rows that it reads, and its answers.
 
-Apart from `learned.py`, because a `Setting` may hold a model and most policies never ask it.
+Apart from `learned.py`, because a `PolicyContext` may hold a model and most policies never ask it.
 """
 
 from collections.abc import Mapping

@@ -76,9 +76,11 @@ def _placement_s(problem: JointProblem, gpus: int) -> tuple[float, float]:
     """Published cost, engines of the least TP degree, short ones in units of 16."""
     work = work_of(problem.output_tokens, context_tokens=np.array(problem.context_tokens))
     work = work.take(np.argsort(-work.output_tokens, kind="stable"))
-    tp = min(problem.by_tp)
-    cost = paper_costs(work, {tp: problem.by_tp[tp]}, max_running=problem.max_running)[tp]
-    engines = [cost] * (gpus // tp)
+    shape = min(problem.by_shape)
+    cost = paper_costs(work, {shape: problem.by_shape[shape]}, max_running=problem.max_running)[
+        shape
+    ]
+    engines = [cost] * (gpus // shape.tp)
     cuts = aggregate_short(work.output_tokens, below=10_000, unit=16)
     return (
         _best_s(lambda: presorted_dp(engines, cuts)),

@@ -1,16 +1,18 @@
-"""What a policy *believes* a step takes. Never the simulator's truth: fitted apart, coarser.
+"""What a policy *estimates* a step to take. Never the ground truth: fitted apart, coarser.
 
-Belief for one TP degree is the affine form that decode steps were found to follow,
+The estimate for one engine shape is the affine form that decode steps were found to follow,
 ``iteration = t0 + t1 * batch + t2 * (tokens of context in the batch)``, plus a prefill rate.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from heddle_core.ids import EngineShape
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Believed cost of one engine at one TP degree; seconds, tokens."""
+    """Estimated cost of one engine of one shape; seconds, tokens."""
 
     t0_s: float
     """Seconds of an iteration whatever its batch: weights, launches."""
@@ -29,9 +31,9 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """Belief for every TP degree the model fits on, and for moving KV between engines."""
+    """Estimate for every engine shape the model fits on, and for moving KV between engines."""
 
-    by_tp: Mapping[int, StepCost]
+    by_shape: Mapping[EngineShape, StepCost]
     transfer_fixed_s: float
     transfer_s_per_token: float
 

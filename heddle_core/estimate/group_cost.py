@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heddle_core.estimate.cost import StepCost
+from heddle_core.ids import EngineShape
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -230,9 +231,10 @@ class ScaledCost:
 
 
 def context_costs(
-    work: Work, by_tp: Mapping[int, StepCost], *, max_running: int
-) -> dict[int, SegmentCost]:
-    """Context-aware segment cost for every TP degree of `by_tp`."""
+    work: Work, by_shape: Mapping[EngineShape, StepCost], *, max_running: int
+) -> dict[EngineShape, SegmentCost]:
+    """Context-aware segment cost for every shape of `by_shape`."""
     return {
-        tp: context_cost(work, cost, max_running=max_running) for tp, cost in sorted(by_tp.items())
+        shape: context_cost(work, by_shape[shape], max_running=max_running)
+        for shape in sorted(by_shape)
     }

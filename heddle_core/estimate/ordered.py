@@ -14,19 +14,20 @@ from heddle_core.estimate.group_cost import (
     longest_first,
 )
 from heddle_core.estimate.paper_cost import paper_costs
+from heddle_core.ids import EngineShape
 
 Cost: TypeAlias = Literal["paper", "context"]
 
 
 def ordered_costs(
-    work: Work, by_tp: Mapping[int, StepCost], cost: Cost, *, max_running: int
-) -> tuple[IntArray, Mapping[int, SegmentCost]]:
-    """Return the order in which groups are cut, longest first, and their cost on each TP degree.
+    work: Work, by_shape: Mapping[EngineShape, StepCost], cost: Cost, *, max_running: int
+) -> tuple[IntArray, Mapping[EngineShape, SegmentCost]]:
+    """Return the order in which groups are cut, longest first, and their cost on each shape.
 
     `paper` sorts by output tokens, `context` by believed solo time.
     """
     if cost == "context":
-        order = longest_first(work, by_tp[min(by_tp)])
-        return order, context_costs(work.take(order), by_tp, max_running=max_running)
+        order = longest_first(work, by_shape[min(by_shape)])
+        return order, context_costs(work.take(order), by_shape, max_running=max_running)
     order = np.argsort(-work.output_tokens, kind="stable")
-    return order, paper_costs(work.take(order), by_tp, max_running=max_running)
+    return order, paper_costs(work.take(order), by_shape, max_running=max_running)

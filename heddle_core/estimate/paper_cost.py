@@ -28,6 +28,7 @@ from heddle_core.estimate.group_cost import (
     suffix_max,
     work_of,
 )
+from heddle_core.ids import EngineShape
 
 
 def tpot_by_batch(
@@ -155,12 +156,12 @@ def simulated_cost(
 
 def paper_costs(
     work: Work,
-    by_tp: Mapping[int, StepCost],
+    by_shape: Mapping[EngineShape, StepCost],
     *,
     max_running: int,
     context_tokens: float | None = None,
-) -> dict[int, SegmentCost]:
-    """By-size segment cost for every TP degree; `work` by descending output.
+) -> dict[EngineShape, SegmentCost]:
+    """By-size segment cost for every shape; `work` by descending output.
 
     The curve is taken at `context_tokens` per sequence, by default the mean over decoded tokens.
     """
@@ -170,10 +171,13 @@ def paper_costs(
             if len(work)
             else 0.0
         )
-    costs: dict[int, SegmentCost] = {}
-    for tp, cost in sorted(by_tp.items()):
+    costs: dict[EngineShape, SegmentCost] = {}
+    for shape in sorted(by_shape):
         tpot = tpot_by_batch(
-            cost, batches=len(work), context_tokens=context_tokens, max_running=max_running
+            by_shape[shape],
+            batches=len(work),
+            context_tokens=context_tokens,
+            max_running=max_running,
         )
-        costs[tp] = size_cost(work.output_tokens, tpot)
+        costs[shape] = size_cost(work.output_tokens, tpot)
     return costs

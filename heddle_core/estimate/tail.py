@@ -17,6 +17,7 @@ import numpy as np
 
 from heddle_core.estimate.cost import StepCost
 from heddle_core.estimate.group_cost import FloatArray, IntArray, Work, engine_work_s, solo_s
+from heddle_core.ids import EngineShape
 
 _NORM = 4.0
 """Ends are summed up by their norm of this order, not by the largest: predictions of what is left
@@ -29,30 +30,30 @@ _ROUNDS = 3
 class TailModel:
     """Trajectories on engines; their believed ends are kept up to date as homes move.
 
-    Engines are numbers, positions in `tps`; -1 is nobody's home.
+    Engines are numbers, positions in `shapes`; -1 stands for no home.
     """
 
     def __init__(
         self,
         work: Work,
         homes: IntArray,
-        tps: Sequence[int],
-        by_tp: Mapping[int, StepCost],
+        shapes: Sequence[EngineShape],
+        by_shape: Mapping[EngineShape, StepCost],
         *,
         max_running: int,
     ) -> None:
         self.work = work
         self.homes = homes.copy()
         self._origins = homes
-        degrees = sorted(by_tp)
-        costs = [by_tp[tp] for tp in degrees]
-        self._row = np.array([degrees.index(tp) for tp in tps], dtype=np.int64)
+        known = sorted(by_shape)
+        costs = [by_shape[shape] for shape in known]
+        self._row = np.array([known.index(shape) for shape in shapes], dtype=np.int64)
         """Of the tables below, for each engine."""
         self._solo = np.array([solo_s(work, cost) for cost in costs])
         self._own = np.array([engine_work_s(work, cost) for cost in costs])
         self._prefill = np.array([cost.prefill_s * work.context_tokens for cost in costs])
         self._kv = work.context_tokens + work.output_tokens + work.appended_tokens
-        self._kv_capacity = np.array([float(by_tp[tp].kv_capacity_tokens) for tp in tps])
+        self._kv_capacity = np.array([float(by_shape[s].kv_capacity_tokens) for s in shapes])
         self._max_running = max_running
         self._all = np.arange(len(work))
         self.ends = np.zeros(len(work))
@@ -84,8 +85,8 @@ class TailModel:
         self.homes[i] = engine
         self.ends[i] = self.ends_at(i)[engine]
 
-    def settle(self) -> None:
-        """Give everybody without a home one where it ends earliest, longest first."""
+    def assign_unplaced(self) -> None:
+        """Give each trajectory without a home the engine where it ends earliest, longest first."""
         homeless = np.flatnonzero(self.homes < 0)
         longest = homeless[np.argsort(-self._solo[0, homeless], kind="stable")]
         for i in longest.tolist():

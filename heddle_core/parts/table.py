@@ -32,7 +32,7 @@ from heddle_core.parts.scheduler.lpt import LongestFirst
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.scheduler.round_robin import RoundRobin
 from heddle_core.parts.scheduler.sjf import ShortestFirst
-from heddle_core.policy import Predictor, Setting
+from heddle_core.policy import PolicyContext, Predictor
 
 Kind: TypeAlias = Literal[
     "predictor", "scheduler", "admission", "placement", "migration", "planner", "consolidation"
@@ -55,27 +55,27 @@ DECIDES: Final[Mapping[Kind, str]] = {
 class Part:
     """A named part: how it is made, and one line about it."""
 
-    make: Callable[[Setting], Any]
+    make: Callable[[PolicyContext], Any]
     about: str
 
 
-def progressive(setting: Setting) -> ProgressivePredictor:
+def progressive(context: PolicyContext) -> ProgressivePredictor:
     """Begin with history's mean, as if a hundred trajectories had already ended with it."""
-    if setting.history is None:
+    if context.history is None:
         return ProgressivePredictor()
-    typical = max(setting.history.mean_output_tokens(), 1.0)
+    typical = max(context.history.mean_output_tokens(), 1.0)
     return ProgressivePredictor(typical_tokens=typical, typical_weight=100.0)
 
 
-def learned(setting: Setting, *, quantile: float = 0.5) -> Predictor:
+def learned(context: PolicyContext, *, quantile: float = 0.5) -> Predictor:
     """Read the trained model that the caller knows; without one, `progressive`.
 
     Raises:
         ValueError: the quantile is not one of the model's.
     """
-    if setting.learned is None:
-        return progressive(setting)
-    return setting.learned(setting, quantile=quantile)
+    if context.learned is None:
+        return progressive(context)
+    return context.learned(context, quantile=quantile)
 
 
 PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {

@@ -22,7 +22,8 @@ from typing import TypeAlias
 import numpy as np
 
 from heddle_core.estimate.group_cost import SegmentCost
-from heddle_core.solve.group_plan import GroupPlan
+from heddle_core.ids import EngineShape
+from heddle_core.solve.group_plan import GroupPlan, one_class
 from heddle_core.solve.presorted_dp import Partition
 from heddle_core.solve.presorted_search import search_partition
 
@@ -31,9 +32,9 @@ Degrees: TypeAlias = tuple[int, ...]
 
 
 def anneal_plan(
-    costs: Mapping[int, SegmentCost],
+    costs: Mapping[EngineShape, SegmentCost],
     trajectories: int,
-    gpus: int,
+    pools: Mapping[str, int],
     *,
     seed: int,
     cooling: float = 0.95,
@@ -43,16 +44,19 @@ def anneal_plan(
     """Best mix met on the way from `seed`; `stop_ratio` is `eps` over the initial cost.
 
     `place` solves one placement for engines in order, by default by `search_partition`; hand in the
-    presorted DP for the paper to the letter. Raises ValueError when no degree fits `gpus`.
+    presorted DP for the paper to the letter. Raises ValueError when no shape fits `pools`
+    or there are several GPU classes.
     """
     if not 0 < cooling < 1 or not 0 < stop_ratio < 1:
         raise ValueError(f"cooling {cooling} and stop_ratio {stop_ratio} must be between 0 and 1")
     solve = place or (lambda engines: search_partition(engines, trajectories, tolerance=1e-6))
-    degrees = tuple(sorted(costs))
+    gpus = one_class(pools, costs)
+    of_degree = {shape.tp: shape for shape in costs}
+    degrees = tuple(sorted(of_degree))
     rng = np.random.default_rng(seed)
 
     def evaluate(state: Degrees) -> Partition:
-        return solve([costs[tp] for tp in state])
+        return solve([costs[of_degree[tp]] for tp in state])
 
     state = random_degrees(degrees, gpus, rng)
     now = evaluate(state)
@@ -68,7 +72,7 @@ def anneal_plan(
                 best_state, best = state, now
         temperature *= cooling
     return GroupPlan(
-        tps=best_state,
+        shapes=tuple(of_degree[tp] for tp in best_state),
         bounds=(0, *accumulate(best.sizes)),
         makespan_s=best.makespan_s,
     )

@@ -17,29 +17,30 @@ from math import isfinite
 import numpy as np
 
 from heddle_core.estimate.group_cost import SegmentCost
-from heddle_core.solve.group_plan import GroupPlan, ends_s
+from heddle_core.ids import EngineShape
+from heddle_core.solve.group_plan import GroupPlan, ends_s, one_class, shapes_that_fit
 
 
 def exact_plan(
-    costs: Mapping[int, SegmentCost],
+    costs: Mapping[EngineShape, SegmentCost],
     trajectories: int,
-    gpus: int,
+    pools: Mapping[str, int],
     *,
     first: int = 0,
     tolerance: float = 1e-6,
 ) -> GroupPlan:
-    """Least makespan of the sorted trajectories ``first:trajectories`` on `gpus` GPUs.
+    """Least makespan of the sorted trajectories ``first:trajectories`` on the GPUs of `pools`.
 
-    `costs` holds one segment cost per allowed TP degree. The plan's makespan is within a share
+    `costs` holds one segment cost per allowed shape. The plan's makespan is within a share
     `tolerance` of its `bound_s`, below which the model admits no contiguous plan. GPUs that bring
-    nothing stay unused. Raises ValueError when no degree fits `gpus` or no finite makespan will do.
+    nothing stay unused. Raises ValueError when no shape fits, there are several GPU
+    classes, or no finite makespan will do.
     """
-    usable = {tp: cost for tp, cost in sorted(costs.items()) if tp <= gpus}
-    if not usable:
-        raise ValueError(f"no TP degree of {sorted(costs)} fits on {gpus} GPUs")
+    gpus = one_class(pools, costs)
+    usable = {shape: costs[shape] for shape in shapes_that_fit(costs, gpus)}
     if first >= trajectories:
-        return GroupPlan(tps=(), bounds=(first,), makespan_s=0.0)
-    reaches = {tp: cost.reach for tp, cost in usable.items()}
+        return GroupPlan(shapes=(), bounds=(first,), makespan_s=0.0)
+    reaches = {shape: cost.reach for shape, cost in usable.items()}
     head = np.array([first])
     low = min(float(cost.end_s(head, head + 1)[0]) for cost in usable.values())
     limit = low
@@ -59,28 +60,28 @@ def exact_plan(
             best, high = found, min(limit, max(ends_s(usable, *found)))
     makespan_s = max(ends_s(usable, *best))
     return GroupPlan(
-        tps=best[0], bounds=best[1], makespan_s=makespan_s, bound_s=min(low, makespan_s)
+        shapes=best[0], bounds=best[1], makespan_s=makespan_s, bound_s=min(low, makespan_s)
     )
 
 
 def _furthest(
-    reaches: Mapping[int, Callable[[int, float], int]],
+    reaches: Mapping[EngineShape, Callable[[int, float], int]],
     first: int,
     trajectories: int,
     gpus: int,
     limit_s: float,
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Degrees and bounds of a plan within `limit_s`, or None; the `far` table of the module."""
-    far, used = [first], [0]
-    degrees = list(reaches.items())
+) -> tuple[tuple[EngineShape, ...], tuple[int, ...]] | None:
+    """Shapes and bounds of a plan within `limit_s`, or None; the `far` table of the module."""
+    far, used = [first], list[EngineShape | None]([None])
+    shapes = [(shape.tp, shape, reach) for shape, reach in reaches.items()]
     for g in range(1, gpus + 1):
-        furthest, chosen = far[g - 1], 0
-        for tp, reach in degrees:
+        furthest, chosen = far[g - 1], None
+        for tp, shape, reach in shapes:
             if tp > g:
                 break
             stop = reach(far[g - tp], limit_s)
             if stop > furthest:
-                furthest, chosen = stop, tp
+                furthest, chosen = stop, shape
         far.append(furthest)
         used.append(chosen)
         if furthest >= trajectories:
@@ -88,21 +89,25 @@ def _furthest(
     return None
 
 
-def _trace(far: list[int], used: list[int], g: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    tps: list[int] = []
+def _trace(
+    far: list[int], used: list[EngineShape | None], g: int
+) -> tuple[tuple[EngineShape, ...], tuple[int, ...]]:
+    shapes: list[EngineShape] = []
     bounds: list[int] = [far[g]]
-    # No GPU is idle in between: who goes on from far[g] = far[g - 1] was found one GPU earlier.
     while g:
-        tps.append(used[g])
-        g -= used[g]
+        shape = used[g]
+        # No GPU is idle in between: a plan from far[g] = far[g - 1] was found one GPU earlier.
+        assert shape is not None
+        shapes.append(shape)
+        g -= shape.tp
         bounds.append(far[g])
-    return tuple(reversed(tps)), tuple(reversed(bounds))
+    return tuple(reversed(shapes)), tuple(reversed(bounds))
 
 
 def level_plan(
-    costs: Mapping[int, SegmentCost],
+    costs: Mapping[EngineShape, SegmentCost],
     trajectories: int,
-    gpus: int,
+    pools: Mapping[str, int],
     *,
     rounds: int = 8,
     tolerance: float = 1e-6,
@@ -113,21 +118,21 @@ def level_plan(
     to it, without reserve for a wrong prediction. Each round keeps the first group and solves what
     follows on the GPUs left, so the makespan stays optimal while later groups end earlier.
     """
-    plan = exact_plan(costs, trajectories, gpus, tolerance=tolerance)
-    tps, bounds = list(plan.tps[:1]), list(plan.bounds[:2])
-    rest, left = plan, gpus
+    plan = exact_plan(costs, trajectories, pools, tolerance=tolerance)
+    shapes, bounds = list(plan.shapes[:1]), list(plan.bounds[:2])
+    rest, left = plan, dict(pools)
     for _ in range(rounds):
-        if len(rest.tps) < 2:
+        if len(rest.shapes) < 2:
             break
-        left -= rest.tps[0]
+        left[rest.shapes[0].gpu] -= rest.shapes[0].tp
         rest = exact_plan(costs, trajectories, left, first=bounds[-1], tolerance=tolerance)
-        tps.append(rest.tps[0])
+        shapes.append(rest.shapes[0])
         bounds.append(rest.bounds[1])
-    tps.extend(rest.tps[1:])
+    shapes.extend(rest.shapes[1:])
     bounds.extend(rest.bounds[2:])
-    ends = ends_s(costs, tps, bounds)
+    ends = ends_s(costs, shapes, bounds)
     return GroupPlan(
-        tps=tuple(tps),
+        shapes=tuple(shapes),
         bounds=tuple(bounds),
         makespan_s=max(ends, default=0.0),
         bound_s=plan.bound_s,

@@ -16,7 +16,7 @@ from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.solve.anneal import anneal_plan
 from heddle_core.solve.exact import exact_plan
-from heddle_core.solve.group_plan import GroupPlan, ends_s
+from heddle_core.solve.group_plan import GroupPlan, ends_s, one_class
 from heddle_core.solve.libra_dp import libra_dp
 from heddle_core.solve.portfolio import portfolio
 from heddle_core.solve.presorted_dp import aggregate_short
@@ -41,9 +41,9 @@ class JointProblem:
     context_tokens: tuple[int, ...]
     appended_per_output: float
     tool_s_per_output: float
-    by_tp: Mapping[int, StepCost]
-    gpus: int
-    gpu: str
+    by_shape: Mapping[EngineShape, StepCost]
+    pools: Mapping[str, int]
+    """GPUs of each class."""
     max_running: int
     seed: int
     homes: bool
@@ -52,19 +52,19 @@ class JointProblem:
     def solve(self) -> ResourcePlan:
         """Search; pure and deterministic."""
         if not self.trajectories:
-            return self._for_whoever_comes()
+            return self._fallback_plan()
         return self.resource_plan(self.search())
 
-    def _for_whoever_comes(self) -> ResourcePlan:
-        """Nobody has arrived in time: engines of the least degree wait for those who still do."""
-        tp = min(self.by_tp)
+    def _fallback_plan(self) -> ResourcePlan:
+        """No trajectory has arrived in time: all engines have the least shape."""
+        shape = min(self.by_shape)
         engines = tuple(
             EngineSpec(
                 engine=EngineId(f"e{i}"),
-                shape=EngineShape(self.gpu, tp),
+                shape=shape,
                 max_running=self.max_running,
             )
-            for i in range(self.gpus // tp)
+            for i in range(one_class(self.pools, self.by_shape) // shape.tp)
         )
         return ResourcePlan(engines=engines)
 
@@ -78,40 +78,36 @@ class JointProblem:
             tool_s=self.tool_s_per_output * output,
         )
         if self.solver == "portfolio":
-            best = portfolio(work, self.by_tp, self.gpus, max_running=self.max_running)[0]
+            best = portfolio(work, self.by_shape, self.pools, max_running=self.max_running)[0]
             return _found(best.order, best.plan, best.ends_s)
-        order, costs = ordered_costs(work, self.by_tp, self.cost, max_running=self.max_running)
+        order, costs = ordered_costs(work, self.by_shape, self.cost, max_running=self.max_running)
         match self.solver:
             case "exact":
-                plan = exact_plan(costs, len(work), self.gpus)
+                plan = exact_plan(costs, len(work), self.pools)
             case "anneal":
-                plan = anneal_plan(costs, len(work), self.gpus, seed=self.seed)
+                plan = anneal_plan(costs, len(work), self.pools, seed=self.seed)
             case "libra-dp":
                 lengths = work.output_tokens[order]
                 unit = max(1, len(work) // LIBRA_UNITS)
                 cuts = aggregate_short(lengths, below=float(lengths[len(lengths) // 50]), unit=unit)
-                plan = libra_dp(costs, cuts, self.gpus)
-        return _found(order, plan, ends_s(costs, plan.tps, plan.bounds))
+                plan = libra_dp(costs, cuts, self.pools)
+        return _found(order, plan, ends_s(costs, plan.shapes, plan.bounds))
 
     def resource_plan(self, found: "Found") -> ResourcePlan:
         """Name the engines of a plan, widest first, and who lives on each.
 
-        GPUs that the plan has no use for become engines of the least degree: whoever arrives after
-        the plan was made, or moves, finds them.
+        GPUs that the plan does not use become engines of the least shape, for late arrivals and
+        for migrations.
         """
-        spare, least = self.gpus - sum(group.tp for group in found.groups), min(self.by_tp)
-        idle = [Group(tp=least, members=(), end_s=0.0)] * (spare // least)
+        least = min(self.by_shape)
+        used = sum(group.shape.tp for group in found.groups)
+        spare = one_class(self.pools, self.by_shape) - used
+        idle = [Group(shape=least, members=(), end_s=0.0)] * (spare // least.tp)
         engines: list[EngineSpec] = []
         homes: list[tuple[EngineId, tuple[TrajectoryId, ...]]] = []
         for group in (*found.groups, *idle):
             name = EngineId(f"e{len(engines)}")
-            engines.append(
-                EngineSpec(
-                    engine=name,
-                    shape=EngineShape(self.gpu, group.tp),
-                    max_running=self.max_running,
-                )
-            )
+            engines.append(EngineSpec(engine=name, shape=group.shape, max_running=self.max_running))
             homes.append((name, tuple(self.trajectories[k] for k in group.members)))
         return ResourcePlan(
             engines=tuple(engines),
@@ -122,9 +118,9 @@ class JointProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """One engine of a plan: its TP degree, its members and when they are believed to end."""
+    """One engine of a plan: its shape, its members and when they are believed to end."""
 
-    tp: int
+    shape: EngineShape
     members: tuple[int, ...]
     """Positions in the problem, longest first."""
     end_s: float
@@ -142,13 +138,13 @@ class Found:
 
 def _found(order: IntArray, plan: GroupPlan, ends: Sequence[float]) -> Found:
     groups = [
-        Group(tp=tp, members=tuple(order[start:stop].tolist()), end_s=end_s)
-        for tp, start, stop, end_s in zip(
-            plan.tps, plan.bounds[:-1], plan.bounds[1:], ends, strict=True
+        Group(shape=shape, members=tuple(order[start:stop].tolist()), end_s=end_s)
+        for shape, start, stop, end_s in zip(
+            plan.shapes, plan.bounds[:-1], plan.bounds[1:], ends, strict=True
         )
     ]
     return Found(
-        groups=tuple(sorted(groups, key=lambda group: -group.tp)),
+        groups=tuple(sorted(groups, key=lambda group: -group.shape.tp)),
         makespan_s=max(ends, default=0.0),
         bound_s=plan.bound_s,
     )

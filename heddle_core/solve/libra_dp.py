@@ -14,19 +14,22 @@ from collections.abc import Mapping
 import numpy as np
 
 from heddle_core.estimate.group_cost import FloatArray, IntArray, SegmentCost
-from heddle_core.solve.group_plan import GroupPlan
+from heddle_core.ids import EngineShape
+from heddle_core.solve.group_plan import GroupPlan, one_class, shapes_that_fit
 from heddle_core.solve.presorted_dp import cross
 
 
-def libra_dp(costs: Mapping[int, SegmentCost], cuts: IntArray, gpus: int) -> GroupPlan:
-    """Least makespan with groups that begin and end at `cuts`, on `gpus` GPUs.
+def libra_dp(
+    costs: Mapping[EngineShape, SegmentCost], cuts: IntArray, pools: Mapping[str, int]
+) -> GroupPlan:
+    """Least makespan with groups that begin and end at `cuts`, on the GPUs of `pools`.
 
     O(gpus * degrees * u log u) time and O(gpus * u) memory for `u` cuts. `bound_s` is proven for
-    plans on the same cuts. Raises ValueError when no degree fits `gpus`.
+    plans on the same cuts. Raises ValueError when no shape fits, or there are several GPU classes.
     """
-    degrees = [tp for tp in sorted(costs) if tp <= gpus]
-    if not degrees:
-        raise ValueError(f"no TP degree of {sorted(costs)} fits on {gpus} GPUs")
+    gpus = one_class(pools, costs)
+    of_degree = {shape.tp: shape for shape in shapes_that_fit(costs, gpus)}
+    degrees = list(of_degree)
     units = len(cuts) - 1
     here = np.arange(units + 1, dtype=np.int32)
     rows: list[FloatArray] = [np.where(here == 0, 0.0, np.inf)]
@@ -38,7 +41,7 @@ def libra_dp(costs: Mapping[int, SegmentCost], cuts: IntArray, gpus: int) -> Gro
         for tp in degrees:
             if tp > g:
                 break
-            tried, k = cross(rows[-tp], costs[tp], cuts)
+            tried, k = cross(rows[-tp], costs[of_degree[tp]], cuts)
             better = tried < row
             row[better], start[better], degree[better] = tried[better], k[better], tp
         rows.append(row)
@@ -46,19 +49,19 @@ def libra_dp(costs: Mapping[int, SegmentCost], cuts: IntArray, gpus: int) -> Gro
             rows.pop(0)
         starts.append(start)
         used.append(degree)
-    tps: list[int] = []
+    shapes: list[EngineShape] = []
     bounds = [int(cuts[units])]
     g, i = gpus, units
     while g and i:
         tp = int(used[g - 1][i])
         if tp:
             i = int(starts[g - 1][i])
-            tps.append(tp)
+            shapes.append(of_degree[tp])
             bounds.append(int(cuts[i]))
         g -= tp or 1
     makespan_s = float(rows[-1][units])
     return GroupPlan(
-        tps=tuple(reversed(tps)),
+        shapes=tuple(reversed(shapes)),
         bounds=tuple(reversed(bounds)),
         makespan_s=makespan_s,
         bound_s=makespan_s,

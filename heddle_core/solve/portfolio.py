@@ -23,8 +23,9 @@ from heddle_core.estimate.group_cost import (
 )
 from heddle_core.estimate.paper_cost import paper_costs
 from heddle_core.estimate.simulate_group import simulate_group
+from heddle_core.ids import EngineShape
 from heddle_core.solve.exact import exact_plan, level_plan
-from heddle_core.solve.group_plan import GroupPlan, ends_s
+from heddle_core.solve.group_plan import GroupPlan, ends_s, one_class
 from heddle_core.solve.presorted_search import search_partition
 
 _HOPELESS = 1.5
@@ -51,8 +52,8 @@ class Candidate:
 
 def portfolio(
     work: Work,
-    by_tp: Mapping[int, StepCost],
-    gpus: int,
+    by_shape: Mapping[EngineShape, StepCost],
+    pools: Mapping[str, int],
     *,
     max_running: int,
     rounds: int = 3,
@@ -61,26 +62,27 @@ def portfolio(
     """Return the candidates, best simulated makespan first; equal ones in the order of trial.
 
     `work` may stand in any order. Candidates: the exact plan under the context-aware and under the
-    published cost, the levelled one, and each uniform mix, all on at most `gpus` GPUs; the best
-    `refined` of them also after `rounds` of refinement. Raises ValueError when no degree fits.
+    published cost, the levelled one, and each uniform mix, all on the GPUs of `pools`; the best
+    `refined` of them also after `rounds` of refinement. Raises ValueError when no shape fits, or
+    there are several GPU classes.
     """
     count = len(work)
-    by_solo = longest_first(work, by_tp[min(by_tp)])
+    by_solo = longest_first(work, by_shape[min(by_shape)])
     by_output = np.argsort(-work.output_tokens, kind="stable")
-    costs = context_costs(work.take(by_solo), by_tp, max_running=max_running)
-    published = paper_costs(work.take(by_output), by_tp, max_running=max_running)
+    costs = context_costs(work.take(by_solo), by_shape, max_running=max_running)
+    published = paper_costs(work.take(by_output), by_shape, max_running=max_running)
     plans = {
-        "exact-context": (by_solo, exact_plan(costs, count, gpus)),
-        "level-context": (by_solo, level_plan(costs, count, gpus)),
-        "exact-paper": (by_output, exact_plan(published, count, gpus)),
+        "exact-context": (by_solo, exact_plan(costs, count, pools)),
+        "level-context": (by_solo, level_plan(costs, count, pools)),
+        "exact-paper": (by_output, exact_plan(published, count, pools)),
     }
-    for tp in sorted(by_tp):
-        if tp <= gpus:
-            plans[f"uniform-tp{tp}"] = (by_solo, uniform_plan(costs, count, gpus, tp))
+    for shape in sorted(by_shape):
+        if shape.tp <= pools[shape.gpu]:
+            plans[f"uniform-tp{shape.tp}"] = (by_solo, uniform_plan(costs, count, pools, shape))
     aware = {id(by_solo): costs}
-    aware[id(by_output)] = context_costs(work.take(by_output), by_tp, max_running=max_running)
+    aware[id(by_output)] = context_costs(work.take(by_output), by_shape, max_running=max_running)
     believed = {
-        name: max(ends_s(aware[id(order)], plan.tps, plan.bounds), default=0.0)
+        name: max(ends_s(aware[id(order)], plan.shapes, plan.bounds), default=0.0)
         for name, (order, plan) in plans.items()
     }
     limit_s = _HOPELESS * min(believed.values())
@@ -89,7 +91,7 @@ def portfolio(
             name=name,
             order=order,
             plan=plan,
-            ends_s=simulate_plan(work.take(order), by_tp, plan, max_running=max_running),
+            ends_s=simulate_plan(work.take(order), by_shape, plan, max_running=max_running),
         )
         for name, (order, plan) in plans.items()
         if believed[name] <= limit_s
@@ -99,7 +101,7 @@ def portfolio(
         refine(
             candidate,
             work,
-            by_tp,
+            by_shape,
             aware[id(candidate.order)],
             max_running=max_running,
             rounds=rounds,
@@ -110,19 +112,24 @@ def portfolio(
 
 
 def uniform_plan(
-    costs: Mapping[int, SegmentCost], trajectories: int, gpus: int, tp: int
+    costs: Mapping[EngineShape, SegmentCost],
+    trajectories: int,
+    pools: Mapping[str, int],
+    shape: EngineShape,
 ) -> GroupPlan:
-    """As many engines of degree `tp` as fit, with the best contiguous groups."""
-    engines = gpus // tp
-    found = search_partition([costs[tp]] * engines, trajectories, tolerance=1e-6)
+    """As many engines of `shape` as fit, with the best contiguous groups."""
+    engines = one_class(pools, costs) // shape.tp
+    found = search_partition([costs[shape]] * engines, trajectories, tolerance=1e-6)
     return GroupPlan(
-        tps=(tp,) * engines, bounds=(0, *accumulate(found.sizes)), makespan_s=found.makespan_s
+        shapes=(shape,) * engines,
+        bounds=(0, *accumulate(found.sizes)),
+        makespan_s=found.makespan_s,
     )
 
 
 def simulate_plan(
     work: Work,
-    by_tp: Mapping[int, StepCost],
+    by_shape: Mapping[EngineShape, StepCost],
     plan: GroupPlan,
     *,
     max_running: int,
@@ -131,17 +138,20 @@ def simulate_plan(
     """Simulated end of every group of `plan`; `work` stands in the plan's order."""
     return tuple(
         simulate_group(
-            work.take(slice(start, start + size)), by_tp[tp], max_running=max_running, grain=grain
+            work.take(slice(start, start + size)),
+            by_shape[shape],
+            max_running=max_running,
+            grain=grain,
         ).end_s
-        for tp, start, size in zip(plan.tps, plan.bounds[:-1], plan.sizes(), strict=True)
+        for shape, start, size in zip(plan.shapes, plan.bounds[:-1], plan.sizes(), strict=True)
     )
 
 
 def refine(
     candidate: Candidate,
     work: Work,
-    by_tp: Mapping[int, StepCost],
-    costs: Mapping[int, SegmentCost],
+    by_shape: Mapping[EngineShape, StepCost],
+    costs: Mapping[EngineShape, SegmentCost],
     *,
     max_running: int,
     rounds: int,
@@ -153,16 +163,16 @@ def refine(
     ordered = work.take(candidate.order)
     best = now = replace(candidate, name=f"{candidate.name}-refined")
     for _ in range(rounds):
-        believed = ends_s(costs, now.plan.tps, now.plan.bounds)
+        believed = ends_s(costs, now.plan.shapes, now.plan.bounds)
         scaled = [
-            ScaledCost(cost=costs[tp], factor=ahead / end if end > 0 else 1.0)
-            for tp, ahead, end in zip(now.plan.tps, now.ends_s, believed, strict=True)
+            ScaledCost(cost=costs[shape], factor=ahead / end if end > 0 else 1.0)
+            for shape, ahead, end in zip(now.plan.shapes, now.ends_s, believed, strict=True)
         ]
         found = search_partition(scaled, len(ordered), tolerance=1e-4)
         plan = replace(
             now.plan, bounds=(0, *accumulate(found.sizes)), makespan_s=found.makespan_s, bound_s=0.0
         )
-        ends = simulate_plan(ordered, by_tp, plan, max_running=max_running)
+        ends = simulate_plan(ordered, by_shape, plan, max_running=max_running)
         now = replace(now, plan=plan, ends_s=ends)
         if now.simulated_s < best.simulated_s:
             best = now

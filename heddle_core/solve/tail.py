@@ -39,7 +39,7 @@ class TailProblem:
     context_tokens: tuple[float, ...]
     appended_per_output: tuple[float, ...]
     tool_s_per_output: tuple[float, ...]
-    by_tp: Mapping[int, StepCost]
+    by_shape: Mapping[EngineShape, StepCost]
     start_s: float
     """Believed seconds until a new engine is ready."""
     min_gain_s: float
@@ -50,9 +50,9 @@ class TailProblem:
     def solve(self) -> ResourcePlan:
         """Return the engines from now on, and homes of those who shall move; deterministic."""
         work = self._work()
-        crowd = self._crowd(work, np.asarray(self.homes, dtype=np.int64), self._tps())
-        crowd.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
-        unmerged_s = best_s = crowd.end_s()
+        model = self._model(work, np.asarray(self.homes, dtype=np.int64), self._shapes())
+        model.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
+        unmerged_s = best_s = model.end_s()
         best = ResourcePlan(engines=self.engines)
         windows = self._windows(work)
         for count in _counts(len(windows)):
@@ -65,8 +65,11 @@ class TailProblem:
             best_s = end_s
         return best
 
-    def _tps(self) -> list[int]:
-        return [engine.shape.tp for engine in self.engines]
+    def _shapes(self) -> list[EngineShape]:
+        return [engine.shape for engine in self.engines]
+
+    def _widest(self) -> EngineShape:
+        return max(self.by_shape, key=lambda shape: shape.tp)
 
     def _work(self) -> Work:
         output = np.asarray(self.output_tokens)
@@ -79,13 +82,13 @@ class TailProblem:
             tool_s=np.asarray(self.tool_s_per_output) * output,
         )
 
-    def _crowd(self, work: Work, homes: IntArray, tps: Sequence[int]) -> TailModel:
+    def _model(self, work: Work, homes: IntArray, shapes: Sequence[EngineShape]) -> TailModel:
         slots = self.engines[0].max_running
-        return TailModel(work, homes, tps, self.by_tp, max_running=slots)
+        return TailModel(work, homes, shapes, self.by_shape, max_running=slots)
 
     def _windows(self, work: Work) -> list[tuple[int, ...]]:
         """Engines that together have the GPUs of one of the widest degree, least work first."""
-        width = max(self.by_tp)
+        width = self._widest().tp
         left = np.bincount(self.homes, work.output_tokens, len(self.engines))
         windows: list[tuple[int, ...]] = []
         inside: list[int] = []
@@ -104,23 +107,23 @@ class TailProblem:
 
         New engines are counted on from the present ones, in the order of `merged`.
         """
-        tps, width = self._tps(), max(self.by_tp)
+        shapes, widest = self._shapes(), self._widest()
         gone = [e for window in merged for e in window]
-        kept = [e for e in range(len(tps)) if e not in gone]
+        kept = [e for e in range(len(shapes)) if e not in gone]
         if not kept:
             return np.inf, ()
-        place = np.full(len(tps), -1, dtype=np.int64)
+        place = np.full(len(shapes), -1, dtype=np.int64)
         place[kept] = np.arange(len(kept))
-        crowd = self._crowd(work, place[np.asarray(self.homes)], [tps[e] for e in kept])
-        crowd.settle()
-        end_s, homes = crowd.end_s(), crowd.homes.copy()
-        still = np.flatnonzero(crowd.ends > self.start_s)
+        model = self._model(work, place[np.asarray(self.homes)], [shapes[e] for e in kept])
+        model.assign_unplaced()
+        end_s, homes = model.end_s(), model.homes.copy()
+        still = np.flatnonzero(model.ends > self.start_s)
         if len(still):
-            degrees = [*(tps[e] for e in kept), *(width for _ in merged)]
-            then = self._crowd(crowd.after(self.start_s).take(still), homes[still], degrees)
+            after = [*(shapes[e] for e in kept), *(widest for _ in merged)]
+            then = self._model(model.after(self.start_s).take(still), homes[still], after)
             then.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
             end_s, homes[still] = self.start_s + then.end_s(), then.homes
-        numbers = [*kept, *range(len(tps), len(tps) + len(merged))]
+        numbers = [*kept, *range(len(shapes), len(shapes) + len(merged))]
         return end_s, [numbers[k] for k in homes.tolist()]
 
     def _plan(self, merged: Sequence[tuple[int, ...]], homes: Sequence[int]) -> ResourcePlan:
@@ -130,7 +133,7 @@ class TailProblem:
             first = self.engines[window[0]]
             engines[len(engines) + len(gone)] = EngineSpec(
                 engine=EngineId(first.engine.name),
-                shape=EngineShape(first.shape.gpu, max(self.by_tp)),
+                shape=self._widest(),
                 max_running=first.max_running,
             )
         movers: dict[int, list[TrajectoryId]] = {}

@@ -130,4 +130,4 @@ def contrary(*, needs_all: bool, served: bool) -> Policy:
 GPUS = 4
 """Of the engines of `TwoSizes`."""
 
-NO_COST = CostModel(by_tp={}, transfer_fixed_s=0.0, transfer_s_per_token=0.0)
+NO_COST = CostModel(by_shape={}, transfer_fixed_s=0.0, transfer_s_per_token=0.0)

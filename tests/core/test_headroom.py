@@ -4,12 +4,12 @@ import pytest
 
 from heddle_core.ids import EngineId
 from heddle_core.parts.admission.headroom import STEPS_AHEAD, UNKNOWN_STEP_TOKENS, Headroom
-from tests.core.ledgers import add_trajectory, history, ledger_of, setting
+from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context
 
 
 def reserve(remaining, *, output=0, step=0, past=None):
     t = add_trajectory(ledger_of(), "t", output_tokens=output, step=step)
-    return Headroom(setting(history=past)).reserve_tokens(t, remaining)
+    return Headroom(policy_context(history=past)).reserve_tokens(t, remaining)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_trajectory_with_longer_steps_reserves_for_its_own():
 
 def test_without_history_a_common_step_is_assumed():
     assert reserve(0.0) == int(UNKNOWN_STEP_TOKENS)
-    assert Headroom(setting()).keeps_kv
+    assert Headroom(policy_context()).keeps_kv
 
 
 def test_room_for_output_and_parked_kv_keeps_the_next_step_waiting():

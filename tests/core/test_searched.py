@@ -14,7 +14,8 @@ from heddle_core.events import PlanSolved, RolloutStarted
 from heddle_core.ids import RolloutId
 from heddle_core.parts.planner.searched import CHARGED_S, SearchedPlan, believed_lengths
 from heddle_core.solve.joint import JointProblem
-from tests.core.ledgers import add_trajectory, history, ledger_of, setting
+from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context
+from tests.core.shapes import h100
 
 SOLVERS = [
     ("exact", "context"),
@@ -33,7 +34,7 @@ def problem_of(solver, cost, outputs, *, gpus=8, tps=(1, 2, 4, 8), homes="planne
     for i, output in enumerate(outputs):
         add_trajectory(ledger, f"t{i}", remaining_tokens=output, context_tokens=200 + 37 * i)
     planner = SearchedPlan(
-        setting(gpus=gpus, tps=tps, history=past), solver=solver, cost=cost, homes=homes
+        policy_context(gpus=gpus, tps=tps, history=past), solver=solver, cost=cost, homes=homes
     )
     ts = list(ledger.trajectories.values())
     return planner.plan(ts, [t.remaining_tokens for t in ts])
@@ -41,8 +42,10 @@ def problem_of(solver, cost, outputs, *, gpus=8, tps=(1, 2, 4, 8), homes="planne
 
 def check_valid(plan, problem):
     used = sum(e.shape.tp for e in plan.engines)
-    assert problem.gpus - min(problem.by_tp) < used <= problem.gpus, "GPUs stand idle"
-    assert all(e.shape.tp in problem.by_tp for e in plan.engines)
+    assert problem.pools["h100"] - min(problem.by_shape).tp < used <= problem.pools["h100"], (
+        "GPUs stand idle"
+    )
+    assert all(e.shape in problem.by_shape for e in plan.engines)
     assert all(e.shape.gpu == "h100" and e.max_running == problem.max_running for e in plan.engines)
     names = [e.engine for e in plan.engines]
     assert len(dict.fromkeys(names)) == len(names)
@@ -118,7 +121,7 @@ def test_the_time_of_the_search_is_charged_by_its_solver(solver):
 def test_what_a_solver_finds_is_no_worse_than_one_engine_for_all(solver, cost):
     outputs = [40_000.0, *[300.0] * 60]
     problem = problem_of(solver, cost, outputs)
-    alone = replace(problem, gpus=1, by_tp={1: problem.by_tp[1]})
+    alone = replace(problem, pools={"h100": 1}, by_shape={h100(1): problem.by_shape[h100(1)]})
     assert problem.solve().estimated_makespan_s < 0.6 * alone.solve().estimated_makespan_s
 
 
@@ -154,4 +157,4 @@ def test_a_planner_states_what_it_was_told():
     assert problem.context_tokens == (200, 237)
     assert problem.appended_per_output == history().appended_per_output
     assert problem.tool_s_per_output == history().tool_s_per_output
-    assert SearchedPlan(setting(), solver="exact").needs_all
+    assert SearchedPlan(policy_context(), solver="exact").needs_all

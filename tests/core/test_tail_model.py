@@ -8,17 +8,20 @@ from hypothesis import given, settings
 from heddle_core.estimate.group_cost import Work, work_of
 from heddle_core.estimate.tail import TailModel
 from tests.core.ledgers import step_cost
+from tests.core.shapes import h100
 
-BY_TP = {tp: step_cost(tp) for tp in (1, 2, 4)}
+BY_SHAPE = {h100(tp): step_cost(tp) for tp in (1, 2, 4)}
 
 
 def tail_of(work: Work, homes: list[int], tps: list[int], *, max_running: int = 16) -> TailModel:
-    return TailModel(work, np.array(homes, dtype=np.int64), tps, BY_TP, max_running=max_running)
+    shapes = [h100(tp) for tp in tps]
+    at = np.array(homes, dtype=np.int64)
+    return TailModel(work, at, shapes, BY_SHAPE, max_running=max_running)
 
 
 def terms(work: Work, i: int, tp: int) -> tuple[float, float, float]:
     """Solo time, work and price of a move of one trajectory: written apart."""
-    cost = BY_TP[tp]
+    cost = BY_SHAPE[h100(tp)]
     output, appended = float(work.output_tokens[i]), float(work.appended_tokens[i])
     mean_context = float(work.context_tokens[i]) + (output + appended) / 2
     own = output * (cost.t1_s + cost.t2_s * mean_context)
@@ -107,7 +110,7 @@ def test_kv_and_slots_of_an_engine_are_respected(rows):
         here = crowd.homes == e
         assert here.sum() <= 2
         kv = work.context_tokens + work.output_tokens + work.appended_tokens
-        assert kv[here].sum() <= BY_TP[tp].kv_capacity_tokens
+        assert kv[here].sum() <= BY_SHAPE[h100(tp)].kv_capacity_tokens
 
 
 def test_the_longest_leaves_a_crowd_for_an_idle_wide_engine():
@@ -120,7 +123,7 @@ def test_the_longest_leaves_a_crowd_for_an_idle_wide_engine():
 def test_who_has_no_home_gets_the_one_where_it_ends_earliest():
     work = work_of([4_000.0, 4_000.0, 100.0])
     crowd = tail_of(work, [0, -1, -1], [1, 1])
-    crowd.settle()
+    crowd.assign_unplaced()
     assert crowd.homes.tolist() == [0, 1, crowd.homes[2]]
     assert (crowd.homes >= 0).all()
 

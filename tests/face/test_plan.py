@@ -164,8 +164,8 @@ def test_a_run_makes_the_plan_that_was_shown(coding: Path, tmp_path: Path):
         replace(config, policy=replace(config.policy, preset="heddle")), out=tmp_path / "runs"
     )
     commands = [c for entry in load_run(run.path).entries() for c in entry.commands]
-    started = sorted((c.tp for c in commands if isinstance(c, StartEngine)), reverse=True)
-    assert started == [group.tp for group in shown.found.groups]
+    started = sorted((c.shape.tp for c in commands if isinstance(c, StartEngine)), reverse=True)
+    assert started == [group.shape.tp for group in shown.found.groups]
     assert any(isinstance(c, SolvePlan) for c in commands)
     assert isinstance(shown.problem, JointProblem)
 

@@ -23,7 +23,7 @@ def test_an_old_run_has_its_figures_and_context(name: str) -> None:
     run = load_run(RUNS / name)
     assert run.summary["makespan_s"] > 0
     assert run.steps.num_rows > 0
-    assert run.setting is not None
+    assert run.context is not None
 
 
 def test_there_are_old_runs() -> None:

@@ -20,7 +20,7 @@ from heddle_predict.play import Pace, play
 from heddle_trace.files import write_trace
 from heddle_trace.history import history_of
 from heddle_trace.synth import synth
-from tests.core.policy_fakes import setting
+from tests.core.policy_fakes import policy_context
 from tests.predict.made import artefact, fitted, synthetic
 
 
@@ -117,8 +117,8 @@ def test_nothing_is_kept_of_who_has_ended():
 
 def test_strange_tasks_are_left_to_the_rule_and_disturb_nothing():
     strange = [replace(s, id=f"x/{s.id}", task="x") for s in synthetic("search").scripts[:40]]
-    told = replace(setting(), learned=LearnedFactory(fitted()))
-    mixed, rule, model = answered(told), answered(setting()), LearnedPredictor(fitted())
+    told = replace(policy_context(), learned=LearnedFactory(fitted()))
+    mixed, rule, model = answered(told), answered(policy_context()), LearnedPredictor(fitted())
     play([*synthetic().scripts, *strange], Pace(), mixed)
     play(strange, Pace(), rule)
     alone = Estimates(model)
@@ -137,7 +137,9 @@ def test_history_says_what_is_usual_in_a_task_now():
     ]
     rest = {}
     for name, history in (("told", history_of(scripts)), ("not told", None)):
-        watcher = answered(replace(setting(), learned=LearnedFactory(fitted()), history=history))
+        watcher = answered(
+            replace(policy_context(), learned=LearnedFactory(fitted()), history=history)
+        )
         play(scripts, Pace(), watcher)
         rest[name] = [tokens for (_, step, _), tokens in watcher.found.items() if step == 0]
     mean = history_of(scripts).mean_output_tokens()
@@ -161,11 +163,13 @@ def answered(told) -> Estimates:
 
 
 def test_the_preset_asks_the_model_that_its_setting_holds():
-    told = replace(setting(), learned=LearnedFactory(fitted()))
+    told = replace(policy_context(), learned=LearnedFactory(fitted()))
     assert isinstance(load_policy("heddle", told).predictor, ByTask)
     assert isinstance(load_policy("heddle-no-plan", told).predictor, ByTask)
     for name in ("heddle", "heddle+learned"):  # without one it falls back
-        assert type(load_policy(name, setting()).predictor) is type(progressive(setting()))
+        assert type(load_policy(name, policy_context()).predictor) is type(
+            progressive(policy_context())
+        )
     assert type(load_policy("heddle+progressive", told).predictor) is type(progressive(told))
 
 
@@ -229,7 +233,7 @@ def test_the_shipped_model_is_used_when_none_is_named(folder: Path, policy: str)
     run = made_by(policy)
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["predictor_model"]["name"] == "shipped"
-    assert json.loads((run / "setting.json").read_text())["learned"] is None
+    assert json.loads((run / "context.json").read_text())["learned"] is None
     assert heddle("replay", run).exit_code == 0
 
 
@@ -274,7 +278,7 @@ def test_a_manifest_with_another_thing_for_its_model_is_one_message(folder: Path
 
 def test_a_setting_that_was_damaged_where_a_model_would_be_replays_all_the_same(folder: Path):
     run = made_by("heddle")
-    path = run / "setting.json"
+    path = run / "context.json"
     path.chmod(0o644)
     path.write_text(json.dumps({**json.loads(path.read_text()), "learned": {"levels": [0.5]}}))
     assert heddle("replay", run).output.endswith("the same\n")

@@ -5,7 +5,7 @@ away and prefills it again; a trajectory that returns from a short tool finds it
 another. On 6,400 coding trajectories on 64 H100 (Qwen3-14B) that was a fifth of the makespan.
 """
 
-from heddle_core.policy import Setting, TrajectoryView
+from heddle_core.policy import PolicyContext, TrajectoryView
 
 STEPS_AHEAD = 1.5
 """Headroom in mean steps: step lengths are skewed, and one mean step is often too small."""
@@ -19,8 +19,8 @@ class Headroom:
 
     keeps_kv = True
 
-    def __init__(self, setting: Setting) -> None:
-        history = setting.history
+    def __init__(self, context: PolicyContext) -> None:
+        history = context.history
         self._step_tokens = history.step_output_tokens if history else UNKNOWN_STEP_TOKENS
 
     def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:

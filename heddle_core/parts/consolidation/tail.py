@@ -2,7 +2,8 @@
 
 from heddle_core.ids import TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_core.policy import Setting, TrajectoryView, View
+from heddle_core.policy import PolicyContext, TrajectoryView, View
+from heddle_core.solve.group_plan import one_class
 from heddle_core.solve.tail import TailProblem
 
 CHARGED_S = 0.2
@@ -30,10 +31,12 @@ class TailConsolidation:
     share `margin` of what is left, the time to start engines included.
     """
 
-    def __init__(self, setting: Setting, *, min_gain_s: float = 2.0, margin: float = 0.05) -> None:
-        self._setting = setting
+    def __init__(
+        self, context: PolicyContext, *, min_gain_s: float = 2.0, margin: float = 0.05
+    ) -> None:
+        self._context = context
         self._min_gain_s, self._margin = min_gain_s, margin
-        self._limit = min(_AT_MOST, _PER_GPU * setting.gpus)
+        self._limit = min(_AT_MOST, _PER_GPU * one_class(context.pools, context.shape_choices))
         self._next = self._limit
         self._unfinished = 0
 
@@ -51,10 +54,10 @@ class TailConsolidation:
         return self._problem(view)
 
     def _problem(self, view: View) -> TailProblem | None:
-        setting, engines = self._setting, view.engines
+        context, engines = self._context, view.engines
         at = {e.id: k for k, e in enumerate(engines)}
         tpot_s = [
-            setting.cost.by_tp[e.shape.tp].iteration_s(
+            context.cost.by_shape[e.shape].iteration_s(
                 max(e.running_steps, 1), e.believed_kv_tokens
             )
             for e in engines
@@ -62,7 +65,7 @@ class TailConsolidation:
         ids: list[TrajectoryId] = []
         homes: list[int] = []
         output: list[float] = []
-        context: list[float] = []
+        contexts: list[float] = []
         own: list[tuple[float, float]] = []
         for t in view.trajectories.values():
             home = at.get(t.home) if t.home is not None else None
@@ -75,11 +78,11 @@ class TailConsolidation:
             ids.append(t.id)
             homes.append(home)
             output.append(max(t.remaining_tokens - made, 1.0))
-            context.append(t.context_tokens + made)
+            contexts.append(t.context_tokens + made)
             own.append(_per_output(t))
         if not ids:
             return None
-        degrees = sorted({*setting.tp_choices, *(e.shape.tp for e in engines)})
+        shapes = sorted({*context.shape_choices, *(e.shape for e in engines)})
         return TailProblem(
             engines=tuple(
                 EngineSpec(engine=e.id, shape=e.shape, max_running=e.max_running) for e in engines
@@ -87,11 +90,11 @@ class TailConsolidation:
             trajectories=tuple(ids),
             homes=tuple(homes),
             output_tokens=tuple(output),
-            context_tokens=tuple(context),
+            context_tokens=tuple(contexts),
             appended_per_output=tuple(appended for appended, _ in own),
             tool_s_per_output=tuple(tool_s for _, tool_s in own),
-            by_tp={tp: setting.cost.by_tp[tp] for tp in degrees},
-            start_s=setting.engine_start_s,
+            by_shape={shape: context.cost.by_shape[shape] for shape in shapes},
+            start_s=context.engine_start_s,
             min_gain_s=self._min_gain_s,
             margin=self._margin,
             charged_s=CHARGED_S,

@@ -17,7 +17,7 @@ import numpy as np
 
 from heddle_core.estimate.group_cost import FloatArray, IntArray
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.policy import Setting, TrajectoryView, View
+from heddle_core.policy import PolicyContext, TrajectoryView, View
 
 _COUNT_AGAIN_S = 5.0
 """Age at which the sums are counted anew: estimates are told at tool calls, and long generations
@@ -30,9 +30,11 @@ _LEAST_LEFT = 0.25
 class Balance:
     """The migration part; knows each engine's believed work from what tool calls told."""
 
-    def __init__(self, setting: Setting, *, min_gain_s: float = 2.0, margin: float = 0.05) -> None:
+    def __init__(
+        self, context: PolicyContext, *, min_gain_s: float = 2.0, margin: float = 0.05
+    ) -> None:
         """Move for at least `min_gain_s` and for at least a share `margin` of the end at home."""
-        self._setting = setting
+        self._context = context
         self._min_gain_s, self._margin = min_gain_s, margin
         self._names: list[EngineId] = []
         self._index: dict[EngineId, int] = {}
@@ -41,7 +43,7 @@ class Balance:
         """Engine, and what this trajectory adds to its two sums."""
         self._full: FloatArray = np.zeros(0)
         self._work: FloatArray = np.zeros(0)
-        history = setting.history
+        history = context.history
         self._appended = history.appended_per_output if history else 0.0
         self._tool_s = history.tool_s_per_output if history else 0.0
 
@@ -64,7 +66,7 @@ class Balance:
         )
         full, work = self._full + own_full, self._work + solo
         ends = np.maximum(full, work)
-        price_s = self._setting.cost.transfer_s(t.context_tokens) - self._mean_tool_s(t)
+        price_s = self._context.cost.transfer_s(t.context_tokens) - self._mean_tool_s(t)
         end_at_home = float(ends[home])
         if price_s > 0.0:
             ends += price_s
@@ -86,7 +88,7 @@ class Balance:
         appended = self._appended * output
         context = context_tokens + 0.5 * (output + appended)
         work = output * (self._t1[at] + self._t2[at] * context) + self._prefill[at] * appended
-        pace = np.maximum(context / self._kv[at], 1.0 / self._setting.max_running)
+        pace = np.maximum(context / self._kv[at], 1.0 / self._context.max_running)
         solo = self._t0[at] * output + work + self._tool_s * output
         return self._t0[at] * output * pace + work, work, solo
 
@@ -96,7 +98,7 @@ class Balance:
         self._counted_s = view.now_s
         self._names = [e.id for e in engines]
         self._index = {name: i for i, name in enumerate(self._names)}
-        costs = [self._setting.cost.by_tp[e.shape.tp] for e in engines]
+        costs = [self._context.cost.by_shape[e.shape] for e in engines]
         self._t0 = np.array([c.t0_s for c in costs])
         self._t1 = np.array([c.t1_s for c in costs])
         self._t2 = np.array([c.t2_s for c in costs])

@@ -12,7 +12,7 @@ import numpy as np
 from heddle_core.estimate.group_cost import IntArray, work_of
 from heddle_core.estimate.ordered import Cost, ordered_costs
 from heddle_core.ids import EngineId
-from heddle_core.policy import Setting, TrajectoryView, View
+from heddle_core.policy import PolicyContext, TrajectoryView, View
 from heddle_core.solve.presorted_search import search_partition
 
 
@@ -21,8 +21,8 @@ class Presorted:
 
     needs_all = True
 
-    def __init__(self, setting: Setting, *, cost: Cost = "context") -> None:
-        self._setting = setting
+    def __init__(self, context: PolicyContext, *, cost: Cost = "context") -> None:
+        self._context = context
         self._cost: Cost = cost
 
     def assign(
@@ -32,9 +32,9 @@ class Presorted:
 
         Where predictions tell nobody apart, the groups are cut for the mean of history and dealt.
         """
-        setting, history = self._setting, self._setting.history
+        context, history = self._context, self._context.history
         engines = sorted(view.engines, key=lambda e: -e.shape.tp)
-        by_tp = {e.shape.tp: setting.cost.by_tp[e.shape.tp] for e in engines}
+        by_shape = {e.shape: context.cost.by_shape[e.shape] for e in engines}
         apart = history is None or history.tells_apart(remaining)
         if history is None or apart:
             output = np.maximum(np.asarray(remaining, dtype=np.float64), 1.0)
@@ -46,10 +46,8 @@ class Presorted:
             appended_tokens=output * (history.appended_per_output if history else 0.0),
             tool_s=output * (history.tool_s_per_output if history else 0.0),
         )
-        order, costs = ordered_costs(work, by_tp, self._cost, max_running=setting.max_running)
-        sizes = search_partition(
-            [costs[e.shape.tp] for e in engines], len(ts), tolerance=1e-3
-        ).sizes
+        order, costs = ordered_costs(work, by_shape, self._cost, max_running=context.max_running)
+        sizes = search_partition([costs[e.shape] for e in engines], len(ts), tolerance=1e-3).sizes
         homes = [engines[0].id] * len(ts)
         seats = np.repeat(np.arange(len(engines)), sizes) if apart else _dealt(sizes)
         for k, seat in zip(order if apart else range(len(ts)), seats, strict=True):

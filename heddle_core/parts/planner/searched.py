@@ -5,7 +5,7 @@ from typing import Literal
 
 from heddle_core.estimate.history import History
 from heddle_core.estimate.ordered import Cost
-from heddle_core.policy import Setting, TrajectoryView
+from heddle_core.policy import PolicyContext, TrajectoryView
 from heddle_core.solve.joint import JointProblem, Solver
 
 CHARGED_S: Mapping[Solver, float] = {
@@ -25,7 +25,7 @@ class SearchedPlan:
 
     def __init__(
         self,
-        setting: Setting,
+        context: PolicyContext,
         *,
         solver: Solver,
         cost: Cost = "context",
@@ -36,15 +36,15 @@ class SearchedPlan:
         `told`: the plan's if predictions tell trajectories apart. Groups cut for lengths that are
         anybody's would crowd average trajectories on the engines meant for many short ones.
         """
-        self._setting = setting
+        self._context = context
         self._homes: Literal["planned", "placed", "told"] = homes
         self._solver: Solver = solver
         self._cost: Cost = cost
 
     def plan(self, ts: Sequence[TrajectoryView], remaining: Sequence[float]) -> JointProblem:
         """State the problem; the world solves it."""
-        setting = self._setting
-        history = setting.history
+        context = self._context
+        history = context.history
         return JointProblem(
             solver=self._solver,
             cost=self._cost,
@@ -53,11 +53,10 @@ class SearchedPlan:
             context_tokens=tuple(t.context_tokens for t in ts),
             appended_per_output=history.appended_per_output if history else 0.0,
             tool_s_per_output=history.tool_s_per_output if history else 0.0,
-            by_tp={tp: setting.cost.by_tp[tp] for tp in setting.tp_choices},
-            gpus=setting.gpus,
-            gpu=setting.gpu,
-            max_running=setting.max_running,
-            seed=setting.seed,
+            by_shape={shape: context.cost.by_shape[shape] for shape in context.shape_choices},
+            pools=context.pools,
+            max_running=context.max_running,
+            seed=context.seed,
             homes=self._homes == "planned"
             or (self._homes == "told" and (history is None or history.tells_apart(remaining))),
             charged_s=CHARGED_S[self._solver],
