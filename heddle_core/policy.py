@@ -286,7 +286,7 @@ class Consolidation(Protocol):
         """Return a problem whose solution is the engines from now on, None to go on as it is.
 
         Asked whenever a trajectory has ended, all have arrived, and no engine is starting or
-        stopping. The solution's homes are of those who shall move.
+        stopping. The solution holds homes only of trajectories that move.
         """
         ...
 

@@ -13,8 +13,8 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from heddle_core.parts.admission.fitting import Fitting
-from heddle_core.parts.admission.headroom import Headroom
+from heddle_core.parts.admission.prompt_only import PromptOnly
+from heddle_core.parts.admission.reserve_output import ReserveOutput
 from heddle_core.parts.migration.balance import Balance
 from heddle_core.parts.migration.follow_rank import FollowRank
 from heddle_core.parts.migration.never import Never
@@ -60,7 +60,7 @@ def _baseline(context: PolicyContext, placement: Placement) -> Policy:
     return Policy(
         predictor=NoPrediction(),
         scheduler=Fcfs(),
-        admission=Fitting(),
+        admission=PromptOnly(),
         placement=placement,
         migration=Never(),
         planner=FixedPlan(context),
@@ -97,7 +97,7 @@ def heddle(context: PolicyContext) -> Policy:
     return Policy(
         predictor=learned(context),
         scheduler=LongestTotal(),
-        admission=Headroom(context),
+        admission=ReserveOutput(context),
         placement=Presorted(context),
         migration=Balance(context),
         planner=SearchedPlan(context, solver="portfolio"),
@@ -109,10 +109,10 @@ def heddle_paper(context: PolicyContext) -> Policy:
     return Policy(
         predictor=Served(progressive(context)),
         scheduler=ProgressivePriority(),
-        admission=Fitting(),
+        admission=PromptOnly(),
         placement=Presorted(context, cost="paper"),
         migration=FollowRank(),
-        planner=SearchedPlan(context, solver="anneal", cost="paper", homes="planned"),
+        planner=SearchedPlan(context, solver="anneal", cost="paper", assignment="planner"),
     )
 
 
@@ -128,12 +128,12 @@ def heddle_no_plan(context: PolicyContext) -> Policy:
 
 def heddle_no_priority(context: PolicyContext) -> Policy:
     """`heddle` with queues by arrival and no headroom: the engine decides when, as in vLLM."""
-    return replace(heddle(context), scheduler=Fcfs(), admission=Fitting())
+    return replace(heddle(context), scheduler=Fcfs(), admission=PromptOnly())
 
 
 def heddle_no_placement(context: PolicyContext) -> Policy:
     """`heddle` with verl's pins for homes, which never move."""
-    engines_only = SearchedPlan(context, solver="portfolio", homes="placed")
+    engines_only = SearchedPlan(context, solver="portfolio", assignment="placement")
     return replace(heddle(context), placement=Sticky(), migration=Never(), planner=engines_only)
 
 

@@ -23,7 +23,7 @@ _LEAST_S: Final = 1e-3
 
 _KNOWN_WEIGHT: Final = 500.0
 _STRANGER_WEIGHT: Final = 10.0
-"""Steps that a level believed beforehand weighs, where the model knows the task and where not:
+"""Steps that a prior level weighs, where the model knows the task and where not:
 lengths drift as a policy is trained, and a rollout soon shows by how much."""
 
 
@@ -197,8 +197,8 @@ class Features:
         ended = len(task.totals)
         row += (
             math.log1p(ended),
-            _pulled(task.log_totals, ended, task.total, 10.0),
-            _pulled(task.outputs.total, task.outputs.count, task.step, 10.0),
+            _shrunk_mean(task.log_totals, ended, task.total, 10.0),
+            _shrunk_mean(task.outputs.total, task.outputs.count, task.step, 10.0),
             survival - task.total,
         )
         last = [0.0] * len(own.calls_of)
@@ -228,11 +228,11 @@ class Features:
             math.log1p(t.context_tokens) - task.total,
             _relative(own.first_output, task.step),
             _relative(own.last_output, task.step),
-            _pulled(own.outputs.total, own.outputs.count, task.step, 0.0),
+            _shrunk_mean(own.outputs.total, own.outputs.count, task.step, 0.0),
             _relative(own.longest_output, task.step),
             _relative(own.first_payload, task.payload),
             _relative(own.last_payload, task.payload),
-            _pulled(own.payloads.total, calls, task.payload, 0.0),
+            _shrunk_mean(own.payloads.total, calls, task.payload, 0.0),
             float(calls),
             own.last_failed,
             float(own.failed_in_row),
@@ -253,24 +253,24 @@ class Features:
         first = own.first_payload if own.payloads.count else 0.0
         return [
             float(ended),
-            _pulled(group.log_totals, ended, task.total, 1.0),
+            _shrunk_mean(group.log_totals, ended, task.total, 1.0),
             math.log(totals[-1]) - task.total if ended else 0.0,
             len(longer) / ended if ended else 1.0,
             math.log(sum(longer) / len(longer) - made) - task.total if longer else 0.0,
             group.ended_steps / ended if ended else -1.0,
             float(running),
-            _pulled(group.running_made - math.log1p(own.made), running, task.total, 0.0),
+            _shrunk_mean(group.running_made - math.log1p(own.made), running, task.total, 0.0),
             (group.running_steps - own.steps) / running if running else -1.0,
-            _pulled(
+            _shrunk_mean(
                 outputs.total - own.outputs.total, outputs.count - own.outputs.count, task.step, 4.0
             ),
-            _pulled(
+            _shrunk_mean(
                 payloads.total - own.payloads.total,
                 payloads.count - own.payloads.count,
                 task.payload,
                 4.0,
             ),
-            _pulled(
+            _shrunk_mean(
                 firsts.total - first, firsts.count - (own.payloads.count > 0), task.payload, 2.0
             ),
             (group.failed - own.failed) / known_calls if known_calls > 0 else -1.0,
@@ -320,6 +320,6 @@ def _relative(value: float, level: float) -> float:
     return value - level if value > _UNSEEN else 0.0
 
 
-def _pulled(total: float, count: int, level: float, weight: float) -> float:
-    """A mean less its level, pulled to 0 as if `weight` usual values had been seen as well."""
+def _shrunk_mean(total: float, count: int, level: float, weight: float) -> float:
+    """A mean less its level, shrunk to 0 as if `weight` usual values had been seen as well."""
     return (total - count * level) / (count + weight) if count > 0 else 0.0

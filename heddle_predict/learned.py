@@ -21,7 +21,7 @@ from heddle_predict.forest import Forest
 from heddle_predict.model import Model, Vocabulary
 from heddle_predict.recurrent import Floats, Recurrent
 
-_LEAST_TOKENS = 1.0  # who is asked about has not ended
+_LEAST_TOKENS = 1.0  # a trajectory that has not ended makes one more
 _FARTHEST = 12.0
 """Bound on the logarithm of the correction: a row unlike any in training must not overflow."""
 
@@ -47,11 +47,11 @@ class TreesModel:
         """Put the two forests side by side."""
         object.__setattr__(self, "_both", self.location.beside(self.log_spread))
 
-    def begun(self) -> Floats:
+    def initial_state(self) -> Floats:
         """Trees keep nothing of a trajectory but what its row holds."""
         return np.zeros(0)
 
-    def advanced(self, states: Floats, rows: Floats) -> Floats:
+    def update(self, states: Floats, rows: Floats) -> Floats:
         """Return the states."""
         return states
 
@@ -73,13 +73,13 @@ class SequenceModel:
     shifts: Floats
     """Added to each quantile: what unseen groups showed to be lacking."""
 
-    def begun(self) -> Floats:
+    def initial_state(self) -> Floats:
         """The network's first state."""
-        return self.network.begun()
+        return self.network.initial_state()
 
-    def advanced(self, states: Floats, rows: Floats) -> Floats:
+    def update(self, states: Floats, rows: Floats) -> Floats:
         """See `Model`."""
-        return self.network.advanced(states, rows)
+        return self.network.update(states, rows)
 
     def quantiles(self, states: Floats, rows: Floats) -> Floats:
         """See `Model`."""
@@ -127,9 +127,9 @@ class Survival:
 class LearnedPredictor:
     """Estimates by a trained model: one of its quantiles, the median unless another is asked for.
 
-    But never less than `least_share` of what survival alone expects. Who is taken for short waits,
-    and while it waits nothing shows that it is not; so an estimate may be raised by as much as the
-    model says, and is never lowered. docs/prediction.md has the figures of other shares.
+    But never less than `least_share` of what survival alone expects. A trajectory that is taken for
+    short waits, and while it waits nothing corrects the estimate; so an estimate may be
+    raised by as much as the model says, and is never lowered. docs/prediction.md has the figures of other shares.
 
     The model is asked once for each step, when it has been generated and its tool begins. What it
     says is relative to survival, which alone moves on with the tool's answer, with tokens and with
@@ -167,7 +167,7 @@ class LearnedPredictor:
         self._corrections: dict[TrajectoryId, list[float]] = {}
         """Quantiles relative to survival, as of the latest generation."""
         self._states: dict[TrajectoryId, Floats] = {}
-        self._begun = model.begun()
+        self._initial_state = model.initial_state()
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Learn from a finished generation."""
@@ -179,10 +179,10 @@ class LearnedPredictor:
         """Learn from a tool's answer."""
         self._survival.observe_tool(t, event)
         self._features.observe_tool(t, event)
-        if self._begun.size:
-            state = self._states.get(t.id, self._begun)
+        if self._initial_state.size:
+            state = self._states.get(t.id, self._initial_state)
             rows = self._row(t, self._survival.log_tokens(t))
-            self._states[t.id] = self._model.advanced(state[None], rows)[0]
+            self._states[t.id] = self._model.update(state[None], rows)[0]
 
     def observe_finish(self, t: TrajectoryView) -> None:
         """Learn from a trajectory's end."""
@@ -207,7 +207,7 @@ class LearnedPredictor:
         """What the model says, asked once for each step; in between survival alone moves."""
         found = self._corrections.get(t.id)
         if found is None:
-            state = self._states.get(t.id, self._begun)
+            state = self._states.get(t.id, self._initial_state)
             logs = self._model.quantiles(state[None], self._row(t, survival))[0].tolist()
             found = [min(max(log, -_FARTHEST), _FARTHEST) for log in logs]
             self._corrections[t.id] = found

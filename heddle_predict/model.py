@@ -83,11 +83,11 @@ class Model(Protocol):
         """Probabilities of its quantiles, rising."""
         ...
 
-    def begun(self) -> Floats:
+    def initial_state(self) -> Floats:
         """State of a trajectory of which no tool call is known."""
         ...
 
-    def advanced(self, states: Floats, rows: Floats) -> Floats:
+    def update(self, states: Floats, rows: Floats) -> Floats:
         """States, one a line, after a tool call that left each trajectory with its row."""
         ...
 

@@ -78,11 +78,11 @@ class Recurrent:
             raise ValueError("spread holds a value that is not above 0")
         return Recurrent(*(arrays[name] for name in NAMES))
 
-    def begun(self) -> Floats:
+    def initial_state(self) -> Floats:
         """State before the first row."""
         return np.zeros(self.state_weight.shape[1])
 
-    def advanced(self, states: Floats, rows: Floats) -> Floats:
+    def update(self, states: Floats, rows: Floats) -> Floats:
         """States, one a line, after each has taken in its row."""
         size = self.state_weight.shape[1]
         given = self._scaled(rows) @ self.input_weight.T + self.input_bias

@@ -10,7 +10,7 @@ from heddle_core.presets import heddle, verl
 
 
 def batch_only(context: PolicyContext) -> Policy:
-    """`heddle` whose plan and placement believe the published cost, which sees batch size alone."""
+    """`heddle` whose plan and placement use the published cost estimate, of batch size alone."""
     return replace(
         heddle(context),
         placement=Presorted(context, cost="paper"),

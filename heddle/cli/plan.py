@@ -1,4 +1,4 @@
-"""`heddle plan`: which engines, and who lives where?"""
+"""`heddle plan`: which engines, and which homes?"""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     type=click.Choice(["context", "paper"]),
     default="context",
     show_default=True,
-    help="What a group is believed to cost: with contexts, KV and tools, or as published",
+    help="The cost estimate of a group: with contexts, KV and tools, or as published",
 )
 @click.option(
     "--predictor",

@@ -1,1 +1,1 @@
-"""What a policy believes about cost: estimates, never the ground truth."""
+"""What a policy estimates of cost and lengths, never the ground truth."""

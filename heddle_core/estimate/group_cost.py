@@ -1,4 +1,4 @@
-"""When a group on one engine ends, as believed: in O(1) for any contiguous segment.
+"""Estimated end of a group on one engine, in O(1) for any contiguous segment.
 
 Trajectories stand in one order, longest first. A *segment* ``[start, stop)`` of that order is a
 candidate group. Every planner here asks the two questions of `SegmentCost`, and relies on one
@@ -6,7 +6,7 @@ property of the answers: a segment that holds another never ends earlier.
 
 The context-aware cost counts work instead of stepping time. With iterations of
 ``t0 + t1 * batch + t2 * context`` every decoded token brings ``t1 + t2 * (its context)`` seconds to
-whoever shares the engine, whenever it is decoded, so sums over members replace the schedule:
+every member of the engine, whenever it is decoded, so sums over members replace the schedule:
 
     w_k       = t1 * o_k + t2 * o_k * (mean context of k) + prefill_s * (prompt tokens of k)
     solo_k    = t0 * o_k + w_k + tool_k
@@ -14,7 +14,7 @@ whoever shares the engine, whenever it is decoded, so sums over members replace 
     E         = t0 * max(kv_time / kv_capacity, tokens / max_running) + work of all
     end       = max(T, E)
 
-`T` is exact when nobody waits, nobody uses tools and who lives longest decodes most; `rho` is the
+`T` is exact without waiting and tools, when the longest member decodes most; `rho` is the
 share of a solo life spent in tools, during which the longest member does not feel the others. `E`
 is the pace of a full engine: each iteration holds at most `kv_capacity` tokens of context and
 `max_running` sequences (waves).
@@ -37,7 +37,7 @@ IntArray: TypeAlias = NDArray[np.int64]
 
 
 class SegmentCost(Protocol):
-    """Believed end of contiguous groups on an engine of one TP degree.
+    """Estimated end of contiguous groups on an engine of one shape.
 
     Monotone: nondecreasing in `stop`, nonincreasing in `start`, 0 for an empty segment.
     """
@@ -53,7 +53,7 @@ class SegmentCost(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Believed remaining work, one entry per trajectory; five arrays of one length."""
+    """Estimated remaining work, one entry per trajectory; five arrays of one length."""
 
     output_tokens: FloatArray
     """Tokens still to decode, at least 1."""
@@ -184,7 +184,7 @@ class ContextCost:
 
 
 def context_cost(work: Work, cost: StepCost, *, max_running: int) -> ContextCost:
-    """Segment cost of `work`, which stands longest first, on an engine that believes `cost`.
+    """Segment cost of `work`, which stands longest first, on an engine of estimated `cost`.
 
     A trajectory behind one with a smaller solo time (orders differ between TP degrees) lends its
     own to those before it, which keeps the cost monotone at the price of a pessimistic answer.

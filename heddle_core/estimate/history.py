@@ -47,7 +47,7 @@ class History:
     """What was usual in each task; empty where that is not known task by task."""
 
     def tells_apart(self, predicted: Sequence[float]) -> bool:
-        """Whether predictions spread as outputs did, or are the same hedged mean for everyone."""
+        """Whether predictions spread as outputs did, or are one hedged mean for all."""
         import numpy as np
 
         values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
@@ -59,7 +59,7 @@ class History:
         return sum(self.output_quantiles) / len(self.output_quantiles)
 
     def lengths(self, predicted: Sequence[float]) -> "NDArray[np.float64]":
-        """Believed output tokens, one per prediction and in its order.
+        """Estimated output tokens, one per prediction and in its order.
 
         A predictor that hardly tells trajectories apart gives means, and a plan made from means has
         no long trajectory to plan for. So where predictions spread less than history did, only

@@ -24,7 +24,7 @@ def ordered_costs(
 ) -> tuple[IntArray, Mapping[EngineShape, SegmentCost]]:
     """Return the order in which groups are cut, longest first, and their cost on each shape.
 
-    `paper` sorts by output tokens, `context` by believed solo time.
+    `paper` sorts by output tokens, `context` by estimated solo time.
     """
     if cost == "context":
         order = longest_first(work, by_shape[min(by_shape)])

@@ -1,4 +1,4 @@
-"""The published belief: a group ends after ``L * T * F(g)``, context and KV capacity unseen.
+"""The published cost estimate: a group ends after ``L * T * F(g)``, context and KV capacity unseen.
 
 `L` is the output length of the longest member, `T` the time per token alone, ``F(g)`` the slowdown
 when `g` members run together (Heddle, arXiv 2603.28101, section on presorted placement). ``T * F``
@@ -135,7 +135,7 @@ def simulated_table(lengths: FloatArray, tpot: FloatArray, cuts: IntArray) -> Ta
         first = int(cuts[u])
         size = cuts[u + 1 :] - first
         total = np.cumsum(leaving[first:] * tpot[1 : len(lengths) - first + 1])
-        # Whoever is cut off behind the segment would have held the batch up: none does.
+        # Trajectories behind the segment would have kept the batch larger: none does.
         ends[u, u + 1 :] = total[size - 1] + tpot[size] * after[cuts[u + 1 :]]
     return TableCost(ends=ends)
 

@@ -1,13 +1,14 @@
-"""A small simulation of one group on one engine, as believed: the check on closed-form costs.
+"""A small simulation of one group on one engine: the check on closed-form cost estimates.
 
 Members are fluid. In a leap of ``X`` iterations of ``tau`` seconds a member outside tools decodes
 ``X`` tokens; one that spends ``u`` seconds in tools per token is in the batch for the share
-``tau / (tau + u)`` of the time and decodes as much less. ``tau`` follows from who takes part:
+``tau / (tau + u)`` of the time and decodes as much less. ``tau`` follows from the members
+that take part:
 
     tau = t0 + sum over active of share * (t1 + t2 * context + prefill_s * prefill per token)
 
 Leaps end when some more members have finished, not at every one of them, or when contexts have
-outgrown the KV capacity by as small a share. Who is active: longest first, as many as slots and KV
+outgrown the KV capacity by as small a share. Active are, longest first, as many as slots and KV
 capacity admit; the others wait and lose nothing.
 """
 

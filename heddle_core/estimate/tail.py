@@ -21,14 +21,14 @@ from heddle_core.ids import EngineShape
 
 _NORM = 4.0
 """Ends are summed up by their norm of this order, not by the largest: predictions of what is left
-err by half, so whoever is believed to end second or third may well be the last."""
+err by half, so the second or third by estimate may well be the last."""
 
 _ROUNDS = 3
-"""Passes over everybody while moves still gain: most find their place in the first."""
+"""Passes over all trajectories while moves still gain; most move in the first."""
 
 
 class TailModel:
-    """Trajectories on engines; their believed ends are kept up to date as homes move.
+    """Trajectories on engines; their estimated ends are kept up to date as homes move.
 
     Engines are numbers, positions in `shapes`; -1 stands for no home.
     """
@@ -61,11 +61,11 @@ class TailModel:
             self.ends[i] = self.ends_at(i)[homes[i]]
 
     def end_s(self) -> float:
-        """Believed end of the last, with allowance for errors: above the largest of all ends."""
+        """Estimated end of the last, with allowance for errors: above the largest of all ends."""
         return float((self.ends**_NORM).sum() ** (1.0 / _NORM))
 
     def ends_at(self, i: int) -> FloatArray:
-        """Believed end of `i` on each engine, others where they are."""
+        """Estimated end of `i` on each engine, others where they are."""
         rows = self._row[self.homes]
         both = np.maximum(self._solo[rows, i], self._solo[rows, self._all])
         share = self._own[rows, self._all] / both
@@ -101,7 +101,7 @@ class TailModel:
                 return
 
     def after(self, seconds: float) -> Work:
-        """What is left of everybody's work `seconds` later, all at the same pace to their end."""
+        """What is left of all work `seconds` later, all at the same pace to their end."""
         done = np.minimum(1.0, seconds / self.ends)
         work = self.work
         return replace(
@@ -114,7 +114,7 @@ class TailModel:
         )
 
     def _delays(self, i: int) -> FloatArray:
-        """By how much `i` delays everybody else, if it lives or lived on their engine."""
+        """By how much `i` delays each other trajectory, if their homes are or were the same."""
         rows = self._row[self.homes]
         solo = self._solo[rows, self._all]
         both = np.maximum(solo, self._solo[rows, i])

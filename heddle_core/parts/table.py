@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from heddle_core.parts.admission.fitting import Fitting
-from heddle_core.parts.admission.headroom import Headroom
+from heddle_core.parts.admission.prompt_only import PromptOnly
+from heddle_core.parts.admission.reserve_output import ReserveOutput
 from heddle_core.parts.consolidation.tail import TailConsolidation
 from heddle_core.parts.migration.balance import Balance
 from heddle_core.parts.migration.follow_rank import FollowRank
@@ -87,7 +87,7 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
             "mean of the same prompt's earlier samples",
         ),
         "prefix_tree": Part(
-            lambda _: PrefixTreePredictor(), "Libra's tree: who met the same answers of tools"
+            lambda _: PrefixTreePredictor(), "Libra's tree: trajectories with the same tool answers"
         ),
         "progressive": Part(progressive, "revised at every step from what was shown"),
         "learned": Part(learned, "a trained model (--predictor-model) on tasks that it has met"),
@@ -101,7 +101,7 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
         "round_robin": Part(lambda _: RoundRobin(), "fewest steps done first, ties by arrival"),
         "lpt": Part(lambda _: LongestFirst(), "most remaining tokens first (LPT)"),
         "longest_total": Part(
-            lambda _: LongestTotal(), "most tokens in all first: what is begun goes on"
+            lambda _: LongestTotal(), "most tokens in all first: started ones go on"
         ),
         "sjf": Part(lambda _: ShortestFirst(), "fewest remaining tokens first (SJF)"),
         "progressive_priority": Part(
@@ -110,8 +110,10 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
         "autellix": Part(lambda _: Autellix(), "least attained service, in levels"),
     },
     "admission": {
-        "fitting": Part(lambda _: Fitting(), "a prompt's KV must fit, as in vLLM"),
-        "headroom": Part(Headroom, "room for the step's output too; KV kept through tool calls"),
+        "fitting": Part(lambda _: PromptOnly(), "a prompt's KV must fit, as in vLLM"),
+        "headroom": Part(
+            ReserveOutput, "room for the step's output too; KV kept through tool calls"
+        ),
     },
     "placement": {
         "least_loaded": Part(lambda _: LeastLoaded(), "fewest steps in flight, anew at every step"),
@@ -135,12 +137,13 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
     "migration": {
         "never": Part(lambda _: Never(), "homes never move while a tool runs"),
         "follow_rank": Part(lambda _: FollowRank(), "to the group of the newest rank"),
-        "balance": Part(Balance, "to where it would end earliest, by believed work"),
+        "balance": Part(Balance, "to where it would end earliest, by estimated work"),
     },
     "planner": {
         "fixed": Part(FixedPlan, "one TP degree on all GPUs"),
         "exact": Part(
-            lambda s: SearchedPlan(s, solver="exact"), "optimal mix and groups under the belief"
+            lambda s: SearchedPlan(s, solver="exact"),
+            "optimal mix and groups under the cost estimate",
         ),
         "portfolio": Part(
             lambda s: SearchedPlan(s, solver="portfolio"), "the best of several, simulated"

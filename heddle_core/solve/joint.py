@@ -29,7 +29,7 @@ LIBRA_UNITS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointProblem:
-    """Which engines exist and who lives where, for the shortest believed makespan.
+    """Which engines exist and which homes, for the shortest estimated makespan.
 
     All sequences have one entry per trajectory.
     """
@@ -94,7 +94,7 @@ class JointProblem:
         return _found(order, plan, ends_s(costs, plan.shapes, plan.bounds))
 
     def resource_plan(self, found: "Found") -> ResourcePlan:
-        """Name the engines of a plan, widest first, and who lives on each.
+        """Name the engines of a plan, widest first, and their members.
 
         GPUs that the plan does not use become engines of the least shape, for late arrivals and
         for migrations.
@@ -118,7 +118,7 @@ class JointProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """One engine of a plan: its shape, its members and when they are believed to end."""
+    """One engine of a plan: its shape, its members and their estimated end."""
 
     shape: EngineShape
     members: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Several plans, each simulated as believed, and the best taken.
+"""Several plans, each simulated by the cost estimate, and the best taken.
 
 Closed-form costs rank plans well and miss at the edges: few huge members that hardly fit, or long
 tools. So candidates from different costs and mixes are judged by `simulate_group`, and the best are
@@ -29,13 +29,13 @@ from heddle_core.solve.group_plan import GroupPlan, ends_s, one_class
 from heddle_core.solve.presorted_search import search_partition
 
 _HOPELESS = 1.5
-"""Candidates believed this much later than the best are dropped unsimulated: the closed form was
+"""Candidates estimated this much later than the best are dropped unsimulated: the closed form was
 found at most a fifth too early, and overloaded groups are the slow ones to simulate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A plan over trajectories in `order`, and how its simulation as believed ended."""
+    """A plan over trajectories in `order`, and how its simulation by the cost estimate ended."""
 
     name: str
     order: IntArray
@@ -81,11 +81,11 @@ def portfolio(
             plans[f"uniform-tp{shape.tp}"] = (by_solo, uniform_plan(costs, count, pools, shape))
     aware = {id(by_solo): costs}
     aware[id(by_output)] = context_costs(work.take(by_output), by_shape, max_running=max_running)
-    believed = {
+    estimated = {
         name: max(ends_s(aware[id(order)], plan.shapes, plan.bounds), default=0.0)
         for name, (order, plan) in plans.items()
     }
-    limit_s = _HOPELESS * min(believed.values())
+    limit_s = _HOPELESS * min(estimated.values())
     tried = [
         Candidate(
             name=name,
@@ -94,7 +94,7 @@ def portfolio(
             ends_s=simulate_plan(work.take(order), by_shape, plan, max_running=max_running),
         )
         for name, (order, plan) in plans.items()
-        if believed[name] <= limit_s
+        if estimated[name] <= limit_s
     ]
     tried.sort(key=lambda candidate: candidate.simulated_s)
     better = [
@@ -163,10 +163,10 @@ def refine(
     ordered = work.take(candidate.order)
     best = now = replace(candidate, name=f"{candidate.name}-refined")
     for _ in range(rounds):
-        believed = ends_s(costs, now.plan.shapes, now.plan.bounds)
+        estimated = ends_s(costs, now.plan.shapes, now.plan.bounds)
         scaled = [
             ScaledCost(cost=costs[shape], factor=ahead / end if end > 0 else 1.0)
-            for shape, ahead, end in zip(now.plan.shapes, now.ends_s, believed, strict=True)
+            for shape, ahead, end in zip(now.plan.shapes, now.ends_s, estimated, strict=True)
         ]
         found = search_partition(scaled, len(ordered), tolerance=1e-4)
         plan = replace(

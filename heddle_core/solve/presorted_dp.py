@@ -1,6 +1,6 @@
 """Presorted DP placement: which contiguous groups of the sorted trajectories go to which engine.
 
-With trajectories sorted longest first, engines in a fixed order and ``end_j(k, i)`` the believed
+With trajectories sorted longest first, engines in a fixed order and ``end_j(k, i)`` the estimated
 end of the group ``[k, i)`` on engine `j` (Heddle, arXiv 2603.28101: ``L_{k+1} * T * F(i - k)``),
 
     dp[i][1] = end_1(0, i)

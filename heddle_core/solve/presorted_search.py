@@ -2,7 +2,7 @@
 
 A makespan ``C`` can be met by engines in a fixed order exactly when filling each in turn with the
 longest prefix of what is left that it ends within ``C`` uses up all trajectories: by monotone cost,
-whoever has placed more so far can still place at least as much. So ``reach`` engine by engine
+a fill that has placed more so far can still place at least as much. So ``reach`` engine by engine
 decides one ``C``, and bisection finds the least. Equal to the presorted DP for any monotone cost,
 size-only or not.
 """
@@ -60,7 +60,7 @@ def fill(costs: Sequence[SegmentCost], trajectories: int, limit_s: float) -> lis
 
 
 def makespan_s(costs: Sequence[SegmentCost], bounds: Sequence[int]) -> float:
-    """Latest believed end over the groups between `bounds`, one per engine of `costs`."""
+    """Latest estimated end over the groups between `bounds`, one per engine of `costs`."""
     edges = np.asarray(bounds, dtype=np.int64)
     latest = 0.0
     for cost in _distinct(costs):

@@ -1,11 +1,11 @@
-"""Which engines to merge for the stragglers, and who moves: a pure search over believed ends.
+"""Which engines to merge for the stragglers, and which homes move: a search over estimated ends.
 
 The engines as they are, homes moved for the best, are compared with the emptiest 1, 2, 3, ... whole
 windows of narrow engines becoming one engine of the widest degree each. The price is counted: those
-who lived on merged engines crowd the others for `start_s` and prefill again, and only what is left
-by then gains from the new engines.
+with a home on merged engines slow the others down for `start_s` and prefill again, and only what is
+left by then gains from the new engines.
 
-GPUs of a merged engine must be neighbours. Engines are believed to stand side by side, widest
+GPUs of a merged engine must be neighbours. Engines are taken to stand side by side, widest
 first, as planners list them; then any `width` GPUs from a multiple of `width` on are neighbours.
 """
 
@@ -41,14 +41,14 @@ class TailProblem:
     tool_s_per_output: tuple[float, ...]
     by_shape: Mapping[EngineShape, StepCost]
     start_s: float
-    """Believed seconds until a new engine is ready."""
+    """Estimated seconds until a new engine is ready."""
     min_gain_s: float
     margin: float
-    """Least gain for which engines are merged: seconds, and share of the believed end."""
+    """Least gain for which engines are merged: seconds, and share of the estimated end."""
     charged_s: float
 
     def solve(self) -> ResourcePlan:
-        """Return the engines from now on, and homes of those who shall move; deterministic."""
+        """Return the engines from now on and the homes that move; deterministic."""
         work = self._work()
         model = self._model(work, np.asarray(self.homes, dtype=np.int64), self._shapes())
         model.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
@@ -103,7 +103,7 @@ class TailProblem:
         return sorted(windows, key=lambda window: float(left[list(window)].sum()))
 
     def _merge(self, work: Work, merged: Sequence[tuple[int, ...]]) -> tuple[float, Sequence[int]]:
-        """Believed end if each of `merged` becomes one engine, and homes then.
+        """Estimated end if each of `merged` becomes one engine, and homes then.
 
         New engines are counted on from the present ones, in the order of `merged`.
         """

@@ -1,4 +1,4 @@
-"""Balance: a home moves when another engine's believed end is earlier by a margin, and not else."""
+"""Balance: a home moves only if another engine's estimated end is earlier by a margin."""
 
 import hypothesis.strategies as st
 import numpy as np

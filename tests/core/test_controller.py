@@ -34,7 +34,7 @@ from heddle_core.events import (
 )
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.ledger import LedgerError
-from heddle_core.parts.admission.fitting import Fitting
+from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.parts.migration.never import Never
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.predictor.none import NoPrediction
@@ -88,7 +88,7 @@ class ToE1(Never):
 PLAIN = Policy(
     predictor=NoPrediction(),
     scheduler=Fcfs(),
-    admission=Fitting(),
+    admission=PromptOnly(),
     placement=LeastLoaded(),
     migration=Never(),
     planner=Engines(),

@@ -124,10 +124,10 @@ def test_no_assignment_at_all_beats_the_exact_plan_under_the_by_size_cost(
     assert exact_plan(costs, len(lengths), h100s(gpus)).makespan_s == pytest.approx(best, rel=2e-6)
 
 
-@pytest.mark.parametrize("belief", [context_costs, paper_costs])
-def test_annealing_never_beats_the_exact_plan(belief: object) -> None:
+@pytest.mark.parametrize("estimate", [context_costs, paper_costs])
+def test_annealing_never_beats_the_exact_plan(estimate: object) -> None:
     work = drawn(1, 6400)
-    make = partial(context_costs if belief is context_costs else paper_costs, work)
+    make = partial(context_costs if estimate is context_costs else paper_costs, work)
     costs = make(BY_SHAPE, max_running=100)
     exact = exact_plan(costs, 6400, h100s(64))
     check(exact, costs, 6400, 64)

@@ -1,4 +1,4 @@
-"""Believed ends of groups: closed forms against simulation, and what every cost must keep."""
+"""Estimated ends of groups: closed forms against simulation, and what every cost must keep."""
 
 from dataclasses import replace
 
@@ -112,7 +112,7 @@ def test_a_member_larger_than_the_kv_capacity_runs_alone_and_ends() -> None:
     assert simulated.end_s == pytest.approx(solo_s(work, small).sum(), rel=1e-6)
 
 
-def test_context_growth_makes_long_groups_later_than_a_batch_only_belief() -> None:
+def test_context_growth_makes_long_groups_later_than_a_batch_only_estimate() -> None:
     work = drawn(4, 400, tools=0.0)
     by_size = paper_costs(work, {1: COST}, max_running=100, context_tokens=500)[1]
     aware = context_cost(work, COST, max_running=100)

@@ -299,7 +299,7 @@ def test_progressive_keeps_tasks_apart():
         {"typical_weight": -1.0},
     ],
 )
-def test_progressive_refuses_beliefs_out_of_range(wrong):
+def test_progressive_refuses_priors_out_of_range(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ProgressivePredictor(**wrong)
 

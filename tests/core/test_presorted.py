@@ -23,7 +23,7 @@ def lengths_ledger(tps, outputs, contexts):
     return ledger, ts, [t.remaining_tokens for t in ts]
 
 
-def believed(cost, s, ts, remaining, tps):
+def estimated(cost, s, ts, remaining, tps):
     """Order of trajectories and cost of each engine, widest first, as the part says it does."""
     output = np.maximum(np.asarray(remaining), 1.0)
     work = work_of(
@@ -61,7 +61,7 @@ def test_groups_are_the_best_of_every_way_to_cut(cost, tps, trajectories):
     s = policy_context(max_running=4)
     ledger, ts, remaining = lengths_ledger(tps, *zip(*trajectories, strict=True))
     homes = Presorted(s, cost=cost).assign(ts, remaining, ledger)
-    order, costs = believed(cost, s, ts, remaining, tps)
+    order, costs = estimated(cost, s, ts, remaining, tps)
     n, widest = len(ts), sorted(ledger.engines, key=lambda e: -e.shape.tp)
     assert len(homes) == n
     assert set(homes) <= {e.id for e in widest}
@@ -96,7 +96,7 @@ def test_predictions_that_tell_nobody_apart_are_dealt_in_even_shares():
     for quarter in range(4):
         here = dealt[100 * quarter : 100 * quarter + 100]
         assert abs(4 * here.count("e0") - dealt.count("e0")) <= 4, "dealt in blocks"
-    assert blocks[:10] == ["e0"] * 10, "without a history every prediction is believed"
+    assert blocks[:10] == ["e0"] * 10, "without a history every prediction is used"
 
 
 def test_a_home_stays_while_its_engine_takes_work():

@@ -25,7 +25,7 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId, EngineShape, RolloutId, TrajectoryId
-from heddle_core.parts.admission.fitting import Fitting
+from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import TrajectoryView
 from tests.core.test_controller import (
@@ -44,7 +44,7 @@ from tests.core.test_controller import (
 )
 
 
-class KeepsKv(Fitting):
+class KeepsKv(PromptOnly):
     keeps_kv = True
 
 

@@ -12,7 +12,7 @@ from heddle_core import Entry
 from heddle_core.commands import SolvePlan
 from heddle_core.events import PlanSolved, RolloutStarted
 from heddle_core.ids import RolloutId
-from heddle_core.parts.planner.searched import CHARGED_S, SearchedPlan, believed_lengths
+from heddle_core.parts.planner.searched import CHARGED_S, SearchedPlan, estimated_lengths
 from heddle_core.solve.joint import JointProblem
 from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context
 from tests.core.shapes import h100
@@ -29,12 +29,15 @@ SOLVERS = [
 every_solver = pytest.mark.parametrize(("solver", "cost"), SOLVERS)
 
 
-def problem_of(solver, cost, outputs, *, gpus=8, tps=(1, 2, 4, 8), homes="planned", past=None):
+def problem_of(solver, cost, outputs, *, gpus=8, tps=(1, 2, 4, 8), assignment="planner", past=None):
     ledger = ledger_of()
     for i, output in enumerate(outputs):
         add_trajectory(ledger, f"t{i}", remaining_tokens=output, context_tokens=200 + 37 * i)
     planner = SearchedPlan(
-        policy_context(gpus=gpus, tps=tps, history=past), solver=solver, cost=cost, homes=homes
+        policy_context(gpus=gpus, tps=tps, history=past),
+        solver=solver,
+        cost=cost,
+        assignment=assignment,
     )
     ts = list(ledger.trajectories.values())
     return planner.plan(ts, [t.remaining_tokens for t in ts])
@@ -65,7 +68,7 @@ def check_valid(plan, problem):
     gpus=st.integers(1, 12),
     tps=st.sampled_from([(1,), (1, 2), (1, 2, 4, 8)]),
 )
-def test_a_plan_fits_the_gpus_and_homes_everybody_once(solver, cost, outputs, gpus, tps):
+def test_a_plan_fits_the_gpus_and_homes_every_trajectory_once(solver, cost, outputs, gpus, tps):
     problem = problem_of(solver, cost, outputs, gpus=gpus, tps=tps)
     check_valid(problem.solve(), problem)
 
@@ -97,7 +100,7 @@ def test_a_problem_and_its_plan_survive_a_journal(solver, cost):
 
 @every_solver
 def test_engines_alone_leave_homes_to_placement(solver, cost):
-    plan = problem_of(solver, cost, [10.0, 5_000.0], homes="placed").solve()
+    plan = problem_of(solver, cost, [10.0, 5_000.0], assignment="placement").solve()
     assert plan.homes == ()
     assert plan.engines
 
@@ -106,7 +109,7 @@ def test_engines_alone_leave_homes_to_placement(solver, cost):
     ("outputs", "told"), [([3_000.0] * 9, False), ([9.0, 900.0, 30_000.0], True)]
 )
 def test_homes_are_planned_only_from_predictions_that_tell_trajectories_apart(outputs, told):
-    plan = problem_of("exact", "context", outputs, homes="told", past=history()).solve()
+    plan = problem_of("exact", "context", outputs, assignment="auto", past=history()).solve()
     assert bool(plan.homes) == told
     assert plan.engines
 
@@ -126,7 +129,7 @@ def test_what_a_solver_finds_is_no_worse_than_one_engine_for_all(solver, cost):
 
 
 @every_solver
-def test_engines_stand_ready_when_nobody_has_arrived_in_time(solver, cost):
+def test_engines_stand_ready_when_no_trajectory_has_arrived_in_time(solver, cost):
     plan = problem_of(solver, cost, [], gpus=6, tps=(2, 4)).solve()
     assert [e.shape.tp for e in plan.engines] == [2, 2, 2]
     assert plan.homes == ()
@@ -146,8 +149,8 @@ def test_another_seed_may_anneal_to_another_plan_and_never_to_an_invalid_one():
 
 
 def test_lengths_without_history_are_the_predictions_and_at_least_one():
-    assert believed_lengths(None, [0.0, 7.5]) == [1.0, 7.5]
-    assert max(believed_lengths(history(), [10.0, 10.1, 10.2])) > 1_000.0
+    assert estimated_lengths(None, [0.0, 7.5]) == [1.0, 7.5]
+    assert max(estimated_lengths(history(), [10.0, 10.1, 10.2])) > 1_000.0
 
 
 def test_a_planner_states_what_it_was_told():

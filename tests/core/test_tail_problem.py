@@ -1,4 +1,4 @@
-"""The tail: what is merged and who moves, when it is believed to pay and only then."""
+"""The tail: what is merged and what moves, when the estimate pays and only then."""
 
 from dataclasses import replace
 

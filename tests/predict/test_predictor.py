@@ -44,7 +44,11 @@ class Counting:
     """A model that counts its questions."""
 
     def __init__(self, model):
-        self.vocabulary, self.levels, self.begun = model.vocabulary, model.levels, model.begun
+        self.vocabulary, self.levels, self.initial_state = (
+            model.vocabulary,
+            model.levels,
+            model.initial_state,
+        )
         self.asked = 0
         self._model = model
 

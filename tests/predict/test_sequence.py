@@ -51,9 +51,9 @@ def test_numpy_answers_as_torch_does():
     scaled = torch.from_numpy(((rows - network.centre) / network.spread).astype(np.float32))
     with torch.no_grad():
         expected, _ = trainer._gru(scaled)
-    states = np.tile(network.begun(), (5, 1))
+    states = np.tile(network.initial_state(), (5, 1))
     for step in range(4):
-        states = network.advanced(states, rows[:, step])
+        states = network.update(states, rows[:, step])
         assert np.allclose(states, expected[:, step].numpy(), atol=1e-5)
     assert states.shape == (5, size)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_a_model_file_holds_it_without_torch(tmp_path, monkeypatch):
     write_artefact(path, artefact)
     model = model_from(read_artefact(path), path)
     assert isinstance(model, SequenceModel)
-    assert model.network.begun().shape == (sequence.STATE,)
+    assert model.network.initial_state().shape == (sequence.STATE,)
     again = fit([synthetic()], kind="sequence", seed=2, command="made in a test")
     for name, array in artefact.arrays.items():
         assert np.array_equal(array, again.arrays[name]), name

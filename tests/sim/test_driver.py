@@ -21,7 +21,7 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId, EngineShape
-from heddle_core.parts.admission.fitting import Fitting
+from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.parts.migration.never import Never
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.predictor.none import NoPrediction
@@ -44,7 +44,7 @@ class OneEngine:
 PLAIN = Policy(
     predictor=NoPrediction(),
     scheduler=Fcfs(),
-    admission=Fitting(),
+    admission=PromptOnly(),
     placement=LeastLoaded(),
     migration=Never(),
     planner=OneEngine(),

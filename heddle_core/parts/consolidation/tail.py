@@ -16,18 +16,18 @@ _AT_MOST = 512
 full of short ones, and the search, quadratic in their number, takes long."""
 
 _FEWER = 0.9
-"""Asked again when a tenth of those who were left has ended."""
+"""Share of the trajectories left at which the next question is asked: a tenth has ended."""
 
 _LEAST_LEFT = 0.25
 """Share of an estimate that a running step keeps however long it has run: it has not ended."""
 
 
 class TailConsolidation:
-    """States the problem of the tail whenever a tenth of those left has ended, once nobody waits.
+    """States the problem of the tail whenever a tenth of those left has ended, once no step waits.
 
     A rollout's last tenth may last as long as the rest, on engines that were planned for all, and
     most GPUs idle by then. The solution may stop engines whose GPUs together make one of the widest
-    degree, and moves homes. It changes nothing unless it believes to gain `min_gain_s` and the
+    degree, and moves homes. It changes nothing unless the estimated gain is `min_gain_s` and the
     share `margin` of what is left, the time to start engines included.
     """
 

@@ -1,8 +1,8 @@
-"""Migration to where a trajectory would end earliest, by believed work on every engine.
+"""Migration to where a trajectory would end earliest, by estimated work on every engine.
 
-Plans err: beliefs are coarse and predictions are revised. What is left after the first placement is
-evened out step by step, in tool calls. For every engine two sums over its unfinished trajectories
-are kept, with the terms of `heddle_core.estimate.group_cost`:
+Plans err: cost estimates are coarse and predictions are revised. What is left after the first
+placement is evened out step by step, in tool calls. For every engine two sums over its
+unfinished trajectories are kept, with the terms of `heddle_core.estimate.group_cost`:
 
     full_e = sum of t0 * o_k * max(mean context / KV capacity, 1 / slots) + w_k    (a full engine)
     work_e = sum of w_k                     (what others take from one that runs all along)
@@ -20,7 +20,7 @@ from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.policy import PolicyContext, TrajectoryView, View
 
 _COUNT_AGAIN_S = 5.0
-"""Age at which the sums are counted anew: estimates are told at tool calls, and long generations
+"""Age at which the sums are counted anew: estimates arrive at tool calls, and long generations
 make them stale. On math (14B, 64 H100) stale sums cost up to 15 % of the makespan."""
 
 _LEAST_LEFT = 0.25
@@ -28,7 +28,7 @@ _LEAST_LEFT = 0.25
 
 
 class Balance:
-    """The migration part; knows each engine's believed work from what tool calls told."""
+    """The migration part; estimates each engine's work from what tool calls showed."""
 
     def __init__(
         self, context: PolicyContext, *, min_gain_s: float = 2.0, margin: float = 0.05
@@ -59,7 +59,7 @@ class Balance:
         if home is None:
             return None
         self._drop(t.id)
-        own_full, own_work, solo = self._believed(
+        own_full, own_work, solo = self._estimated(
             np.array([max(remaining_tokens, 1.0)]),
             np.array([float(t.context_tokens)]),
             slice(None),
@@ -81,7 +81,7 @@ class Balance:
         """A finished trajectory takes no more work."""
         self._drop(t.id)
 
-    def _believed(
+    def _estimated(
         self, output: FloatArray, context_tokens: FloatArray, at: IntArray | slice
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """What trajectories add to the two sums of the engines `at`, and their solo times there."""
@@ -123,7 +123,7 @@ class Balance:
             left.append(max(remaining, 1.0))
             contexts.append(t.context_tokens)
         at = np.array(homes, dtype=np.int64)
-        full, work, _ = self._believed(np.array(left), np.array(contexts), at)
+        full, work, _ = self._estimated(np.array(left), np.array(contexts), at)
         self._full = np.bincount(at, full, len(engines)).astype(np.float64)
         self._work = np.bincount(at, work, len(engines)).astype(np.float64)
         shares = zip(homes, full.tolist(), work.tolist(), strict=True)
@@ -144,5 +144,5 @@ class Balance:
             self._work[share[0]] -= share[2]
 
     def _mean_tool_s(self, t: TrajectoryView) -> float:
-        """Mean seconds of its tool calls so far: what this one is believed to take."""
+        """Mean seconds of its tool calls so far: the estimate for this one."""
         return t.tool_s / t.step if t.step else 0.0

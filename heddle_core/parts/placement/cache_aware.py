@@ -19,7 +19,7 @@ class CacheAware(OneByOne):
     The router keeps an approximate radix tree over request *text* per engine. Here a prefix is
     what is known to be shared: a trajectory's own context as it was last sent to an engine, and the
     prompt of its group. Not modelled: prefixes shared across groups (a common system prompt), and
-    the tree's size limit with its eviction. Like the router, this part only believes: the engine
+    the tree's size limit with its eviction. Like the router, this part only estimates: the engine
     may have dropped the KV long ago.
     """
 

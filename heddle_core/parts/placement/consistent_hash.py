@@ -1,4 +1,4 @@
-"""A trajectory's name alone decides, and an engine's loss moves only those who lived on it."""
+"""A trajectory's name alone decides; the loss of an engine moves only its own trajectories."""
 
 from bisect import bisect_left
 from hashlib import blake2b
@@ -44,7 +44,7 @@ class ConsistentHash(OneByOne):
         return ring[i][1]
 
     def _rebuild(self, view: View) -> None:
-        """Add newcomers, drop whoever is gone; the points of all others stay where they are."""
+        """Add new engines, drop those that are gone; all other points stay where they are."""
         ring = [point for point in self._ring if view.engine(point[1]).accepting]
         for engine in view.engines:
             if engine.id not in self._on_ring:

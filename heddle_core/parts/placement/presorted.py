@@ -1,7 +1,7 @@
 """Presorted placement: longest trajectories together, on the widest engines.
 
 Heddle (arXiv 2603.28101): trajectories sorted by predicted length are cut into one contiguous group
-per engine, for the least believed makespan. The cut is exact (`presorted_search`); the published
+per engine, for the least estimated makespan. The cut is exact (`presorted_search`); the published
 dynamic program (`presorted_dp`) gives the same under the published cost.
 """
 
@@ -30,7 +30,8 @@ class Presorted:
     ) -> Sequence[EngineId]:
         """Cut `ts` into a group per engine, widest engine first.
 
-        Where predictions tell nobody apart, the groups are cut for the mean of history and dealt.
+        Predictions that do not tell trajectories apart count as the mean of history; the seats of
+        such groups are dealt.
         """
         context, history = self._context, self._context.history
         engines = sorted(view.engines, key=lambda e: -e.shape.tp)

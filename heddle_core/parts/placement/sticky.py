@@ -33,7 +33,7 @@ class Sticky(OneByOne):
         self._recent: dict[TrajectoryId, None] = {}
 
     def place(self, t: TrajectoryView, view: View) -> EngineId:
-        """Return the pinned engine, or the least loaded one for whoever has no pin."""
+        """Return the pinned engine, or the least loaded one without a pin."""
         capacity = self._capacity
         if capacity is None:
             return pinned(t, view) or least_loaded(view)

@@ -1,12 +1,14 @@
 """Planners that search: the world solves their problem, and the simulator charges its time."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from heddle_core.estimate.history import History
 from heddle_core.estimate.ordered import Cost
 from heddle_core.policy import PolicyContext, TrajectoryView
 from heddle_core.solve.joint import JointProblem, Solver
+
+Assignment: TypeAlias = Literal["planner", "placement", "auto"]
 
 CHARGED_S: Mapping[Solver, float] = {
     "exact": 0.1,
@@ -29,15 +31,15 @@ class SearchedPlan:
         *,
         solver: Solver,
         cost: Cost = "context",
-        homes: Literal["planned", "placed", "told"] = "told",
+        assignment: Assignment = "auto",
     ) -> None:
-        """Homes are the plan's (`planned`) or left to the placement part (`placed`).
+        """Homes come from the plan (`planner`) or from the placement part (`placement`).
 
-        `told`: the plan's if predictions tell trajectories apart. Groups cut for lengths that are
-        anybody's would crowd average trajectories on the engines meant for many short ones.
+        `auto`: from the plan if predictions tell trajectories apart. Groups cut for lengths that
+        may be any trajectory's would put average ones on the engines meant for many short ones.
         """
         self._context = context
-        self._homes: Literal["planned", "placed", "told"] = homes
+        self._assignment: Assignment = assignment
         self._solver: Solver = solver
         self._cost: Cost = cost
 
@@ -49,7 +51,7 @@ class SearchedPlan:
             solver=self._solver,
             cost=self._cost,
             trajectories=tuple(t.id for t in ts),
-            output_tokens=tuple(believed_lengths(history, remaining)),
+            output_tokens=tuple(estimated_lengths(history, remaining)),
             context_tokens=tuple(t.context_tokens for t in ts),
             appended_per_output=history.appended_per_output if history else 0.0,
             tool_s_per_output=history.tool_s_per_output if history else 0.0,
@@ -57,13 +59,13 @@ class SearchedPlan:
             pools=context.pools,
             max_running=context.max_running,
             seed=context.seed,
-            homes=self._homes == "planned"
-            or (self._homes == "told" and (history is None or history.tells_apart(remaining))),
+            homes=self._assignment == "planner"
+            or (self._assignment == "auto" and (history is None or history.tells_apart(remaining))),
             charged_s=CHARGED_S[self._solver],
         )
 
 
-def believed_lengths(history: History | None, remaining: Sequence[float]) -> list[float]:
+def estimated_lengths(history: History | None, remaining: Sequence[float]) -> list[float]:
     """Output tokens to plan with: predictions, spread as history was where they are means."""
     if history is None:
         return [max(1.0, r) for r in remaining]

@@ -13,7 +13,7 @@ State: TypeAlias = tuple[str, int, bool]
 
 _LATEST: Final = 200
 """Remaining lengths of which a node keeps the spread."""
-_LEAST_TOKENS: Final = 1.0  # who is asked about has not ended
+_LEAST_TOKENS: Final = 1.0  # a trajectory that has not ended makes one more
 
 
 @dataclass(slots=True)
@@ -43,9 +43,9 @@ class PrefixTreePredictor:
     `large_tokens`, or more) and whether it failed. A tree for each prompt and one for all prompts
     hold, at every sequence of states, the remaining lengths of those that passed. The estimate is
     the mean at the longest known beginning of one's own sequence, in the prompt's tree or, for a
-    prompt that nobody has ended, in the common one, less what was made since; before anything has
-    ended it is `unknown_tokens`. Of Libra this is the estimate alone: its buckets move trajectories
-    when mean and 90th percentile agree; `p90_tokens` gives the latter.
+    prompt without an ended trajectory, in the common one, less what was made since; before any
+    has ended it is `unknown_tokens`. Of Libra this is the estimate alone: its buckets move
+    trajectories when mean and 90th percentile agree; `p90_tokens` gives the latter.
     """
 
     served = False

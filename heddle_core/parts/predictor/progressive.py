@@ -8,7 +8,7 @@ from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.parts.predictor.step_lengths import RunningMean, StepLengths
 from heddle_core.policy import TrajectoryView
 
-_LEAST_TOKENS = 1.0  # who is asked about has not ended
+_LEAST_TOKENS = 1.0  # a trajectory that has not ended makes one more
 
 
 @dataclass(slots=True)
@@ -73,10 +73,10 @@ class ProgressivePredictor:
         typical_tokens: float = 3_000.0,
         typical_weight: float = 10.0,
     ) -> None:
-        """Set the beliefs. The default shapes mean log totals that deviate by 0.64 within a group
+        """Set the prior. The default shapes mean log totals that deviate by 0.64 within a group
         and by as much between groups.
 
-        `typical_tokens` is the total believed before anything has ended, with the weight of
+        `typical_tokens` is the total assumed before anything has ended, with the weight of
         `typical_weight` endings; an earlier rollout of the workload knows it better.
 
         Raises:

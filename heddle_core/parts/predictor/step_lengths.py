@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 
-# Variances of the natural log of a step's tokens, believed until data outweigh them: between steps
+# Variances of the natural log of a step's tokens, assumed until data outweigh them: between steps
 # of a trajectory, between trajectories of a group, between groups. Near those of recorded agents.
 _STEPS, _TRAJECTORIES, _GROUPS = 0.5, 0.1, 0.2
-_BELIEF_WEIGHT = 10.0  # observations
+_PRIOR_WEIGHT = 10.0  # observations
 _LEAST_SHARE = 0.01  # of the variance between steps: keeps a level from vanishing by chance
 
 
@@ -48,7 +48,7 @@ class StepLengths:
         self._squares_all += self._all.add(x)
         self._free_own += own.count > 1
         self._free_group += group.count > 1
-        weight, free_all = _BELIEF_WEIGHT, self._all.count
+        weight, free_all = _PRIOR_WEIGHT, self._all.count
         steps = (weight * _STEPS + self._squares_own) / (weight + self._free_own)
         in_group = weight * (_STEPS + _TRAJECTORIES) + self._squares_group
         in_group /= weight + self._free_group

@@ -1,4 +1,4 @@
-"""Program-level least attained service in levels: who has been served least goes first."""
+"""Program-level least attained service in levels: the least served goes first."""
 
 from bisect import bisect_right
 

@@ -1,4 +1,4 @@
-"""Longest processing time first: who has most left to generate goes first."""
+"""Longest processing time first: the most left to generate goes first."""
 
 from heddle_core.policy import TrajectoryView
 

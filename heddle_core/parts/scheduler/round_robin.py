@@ -1,4 +1,4 @@
-"""Round robin over trajectories: whoever has run the fewest steps goes first."""
+"""Round robin over trajectories: the fewest finished steps go first."""
 
 from heddle_core.policy import TrajectoryView
 
@@ -10,8 +10,8 @@ class RoundRobin:
     trajectory that returns from its tool to the tail of the queue. A queue in which every return
     goes to the tail is served by arrival of the step, which is `Fcfs` exactly, so that reading
     would give two names to one order, yet the paper plots FCFS and round robin apart. Taking turns
-    is the reading under which they differ: nobody gets another step while someone with fewer steps
-    waits at the same engine.
+    is the reading under which they differ: no trajectory gets another step while one with fewer
+    steps waits at the same engine.
     """
 
     preemptive = False

@@ -1,4 +1,4 @@
-"""Shortest job first: who has least left to generate goes first."""
+"""Shortest job first: the least left to generate goes first."""
 
 from heddle_core.policy import TrajectoryView
 

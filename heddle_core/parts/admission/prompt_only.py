@@ -3,7 +3,7 @@
 from heddle_core.policy import TrajectoryView
 
 
-class Fitting:
+class PromptOnly:
     """The prompt must fit beside what runs; KV in a tool's gap is given away."""
 
     keeps_kv = False

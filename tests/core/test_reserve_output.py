@@ -1,15 +1,19 @@
-"""Headroom: how much KV a step sets aside, and what that does to a queue."""
+"""Reserve output: how much KV a step sets aside, and what that does to a queue."""
 
 import pytest
 
 from heddle_core.ids import EngineId
-from heddle_core.parts.admission.headroom import STEPS_AHEAD, UNKNOWN_STEP_TOKENS, Headroom
+from heddle_core.parts.admission.reserve_output import (
+    STEPS_AHEAD,
+    UNKNOWN_STEP_TOKENS,
+    ReserveOutput,
+)
 from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context
 
 
 def reserve(remaining, *, output=0, step=0, past=None):
     t = add_trajectory(ledger_of(), "t", output_tokens=output, step=step)
-    return Headroom(policy_context(history=past)).reserve_tokens(t, remaining)
+    return ReserveOutput(policy_context(history=past)).reserve_tokens(t, remaining)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +35,7 @@ def test_a_trajectory_with_longer_steps_reserves_for_its_own():
 
 def test_without_history_a_common_step_is_assumed():
     assert reserve(0.0) == int(UNKNOWN_STEP_TOKENS)
-    assert Headroom(policy_context()).keeps_kv
+    assert ReserveOutput(policy_context()).keeps_kv
 
 
 def test_room_for_output_and_parked_kv_keeps_the_next_step_waiting():

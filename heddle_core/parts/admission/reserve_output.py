@@ -14,7 +14,7 @@ UNKNOWN_STEP_TOKENS = 512.0
 """Mean output of a step when no history tells."""
 
 
-class Headroom:
+class ReserveOutput:
     """Reserve for the step's output, and keep the KV of trajectories that are in a tool."""
 
     keeps_kv = True
