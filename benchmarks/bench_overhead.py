@@ -21,9 +21,10 @@ import time
 from pathlib import Path
 
 from heddle.engines import vocabulary_of
-from heddle_core import Controller, Entry, Setting, recorded
-from heddle_core.cost import CostModel, StepCost
+from heddle_core import Controller, Entry, PolicyContext, recorded
+from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.events import TrajectoryArrived, TrajectoryFinished
+from heddle_core.ids import EngineShape
 from heddle_core.presets import load_policy
 from heddle_runtime.clock import RunClock
 from heddle_runtime.driver import AsyncDriver
@@ -105,13 +106,13 @@ async def heddle(model_dir: str) -> float:
         kv_bytes=KV_BYTES,
     )
     cost = StepCost(t0_s=1.0, t1_s=0.0, t2_s=0.0, prefill_s=0.0, kv_capacity_tokens=1 << 30)
-    setting = Setting(
-        gpus=1,
-        gpu="cpu",
-        tp=1,
-        tp_choices=(1,),
+    shape = EngineShape("cpu", 1)
+    policy_context = PolicyContext(
+        pools={shape.gpu: shape.tp},
+        shape=shape,
+        shape_choices=(shape,),
         max_running=SLOTS,
-        cost=CostModel(by_tp={1: cost}, transfer_fixed_s=0.0, transfer_s_per_token=0.0),
+        cost=CostModel(by_shape={shape: cost}, transfer_fixed_s=0.0, transfer_s_per_token=0.0),
     )
     tokens = TokenSource(vocabulary_of(model_dir))
     entries: list[Entry] = []
@@ -119,7 +120,7 @@ async def heddle(model_dir: str) -> float:
     with tempfile.TemporaryDirectory() as logs:
         launcher = VllmLauncher(settings, log_dir=Path(logs))
         clock = RunClock(asyncio.get_running_loop())
-        controller = Controller(load_policy("verl", setting))
+        controller = Controller(load_policy("verl", policy_context))
         # The warm-up runs first and alone: its trajectories arrive long before the others.
         later = [ReplayAgent(s, clock, first_arrival_s=-60.0, tokens=tokens) for s in work]
         first = [ReplayAgent(s, clock, tokens=tokens) for s in scripts("warm")]

@@ -16,12 +16,8 @@ from functools import partial
 
 import numpy as np
 
-from heddle_core.cost import StepCost
-from heddle_core.place.presorted_dp import Partition, aggregate_short, presorted_dp
-from heddle_core.place.presorted_search import search_partition
-from heddle_core.plan.anneal import anneal_plan
-from heddle_core.plan.exact import exact_plan, level_plan
-from heddle_core.plan.group_cost import (
+from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.group_cost import (
     IntArray,
     SegmentCost,
     Work,
@@ -29,13 +25,18 @@ from heddle_core.plan.group_cost import (
     longest_first,
     work_of,
 )
-from heddle_core.plan.group_plan import GroupPlan
-from heddle_core.plan.libra_dp import libra_dp
-from heddle_core.plan.paper_cost import paper_costs
-from heddle_core.plan.portfolio import portfolio
+from heddle_core.estimate.paper_cost import paper_costs
+from heddle_core.ids import EngineShape
+from heddle_core.solve.anneal import anneal_plan
+from heddle_core.solve.exact import exact_plan, level_plan
+from heddle_core.solve.group_plan import GroupPlan
+from heddle_core.solve.libra_dp import libra_dp
+from heddle_core.solve.portfolio import portfolio
+from heddle_core.solve.presorted_dp import Partition, aggregate_short, presorted_dp
+from heddle_core.solve.presorted_search import search_partition
 
-BY_TP = {
-    tp: StepCost(
+BY_SHAPE = {
+    EngineShape("h100", tp): StepCost(
         t0_s=t0_s, t1_s=5e-5, t2_s=4.7e-8 / tp, prefill_s=4e-5 / tp, kv_capacity_tokens=kv_tokens
     )
     for tp, t0_s, kv_tokens in (
@@ -61,7 +62,7 @@ def drawn(count: int) -> Work:
         appended_tokens=0.3 * output,
         tool_s=rng.gamma(2.0, 4.0, count),
     )
-    return work.take(longest_first(work, BY_TP[1]))
+    return work.take(longest_first(work, BY_SHAPE[EngineShape("h100", 1)]))
 
 
 def cuts_of(size: str, work: Work) -> IntArray:
@@ -94,9 +95,9 @@ def head(title: str) -> None:
 
 def bench_placement(work: Work, cuts: IntArray, gpus: int, repeats: int) -> None:
     """Placement on given engines under the published cost."""
-    costs = paper_costs(work, BY_TP, max_running=MAX_RUNNING)
+    costs = paper_costs(work, BY_SHAPE, max_running=MAX_RUNNING)
     for tp in (1, 4):
-        engines = [costs[tp]] * (gpus // tp)
+        engines = [costs[EngineShape("h100", tp)]] * (gpus // tp)
         head(f"placement, {len(engines)} engines of TP {tp}, {len(cuts) - 1} units, published cost")
         if len(cuts) * len(engines) < 3e6:
             row(
@@ -113,29 +114,31 @@ def bench_placement(work: Work, cuts: IntArray, gpus: int, repeats: int) -> None
 
 
 def bench_plans(
-    size: str, name: str, costs: Mapping[int, SegmentCost], cuts: IntArray, repeats: int
+    size: str, name: str, costs: Mapping[EngineShape, SegmentCost], cuts: IntArray, repeats: int
 ) -> None:
     """Mix and groups under one cost."""
     count, gpus = SIZES[size]
-    head(f"plan, {count:,} trajectories on {gpus:,} GPUs, TP {sorted(costs)}, {name} cost")
-    row("exact joint plan", partial(exact_plan, costs, count, gpus), repeats)
-    row("exact joint plan, levelled", partial(level_plan, costs, count, gpus), repeats)
+    pools = {"h100": gpus}
+    degrees = [shape.tp for shape in sorted(costs)]
+    head(f"plan, {count:,} trajectories on {gpus:,} GPUs, TP {degrees}, {name} cost")
+    row("exact joint plan", partial(exact_plan, costs, count, pools), repeats)
+    row("exact joint plan, levelled", partial(level_plan, costs, count, pools), repeats)
     row(
         f"Libra's DP, {len(cuts) - 1} units",
-        partial(libra_dp, costs, cuts, gpus),
+        partial(libra_dp, costs, cuts, pools),
         1 if size == "large" else repeats,
     )
     for seed in range(1 if size == "large" else 3):
         row(
             f"annealing, search and fill, seed {seed}",
-            partial(anneal_plan, costs, count, gpus, seed=seed),
+            partial(anneal_plan, costs, count, pools, seed=seed),
             1,
         )
     if size != "large":
         row(
             "annealing, presorted DP, seed 0",
             partial(
-                anneal_plan, costs, count, gpus, seed=0, place=lambda on: presorted_dp(on, cuts)
+                anneal_plan, costs, count, pools, seed=0, place=lambda on: presorted_dp(on, cuts)
             ),
             1,
         )
@@ -150,8 +153,8 @@ def main(sizes: list[str]) -> None:
         work = drawn(count)
         cuts = cuts_of(size, work)
         by_output = work.take(np.argsort(-work.output_tokens, kind="stable"))
-        context = context_costs(work, BY_TP, max_running=MAX_RUNNING)
-        published = paper_costs(by_output, BY_TP, max_running=MAX_RUNNING)
+        context = context_costs(work, BY_SHAPE, max_running=MAX_RUNNING)
+        published = paper_costs(by_output, BY_SHAPE, max_running=MAX_RUNNING)
         print(f"\n## {size}: {count:,} trajectories, {gpus:,} GPUs")
         print(f"\ncost tables built in {(time.perf_counter() - began) * 1e3:.0f} ms")
         bench_placement(by_output, cuts, gpus, repeats)
@@ -161,7 +164,9 @@ def main(sizes: list[str]) -> None:
             head("portfolio, makespan simulated as believed")
 
             def best(work: Work = work, gpus: int = gpus) -> float:
-                return portfolio(work, BY_TP, gpus, max_running=MAX_RUNNING)[0].simulated_s
+                return portfolio(work, BY_SHAPE, {"h100": gpus}, max_running=MAX_RUNNING)[
+                    0
+                ].simulated_s
 
             row("portfolio", best, 1)
 

@@ -14,14 +14,14 @@ from time import process_time
 import numpy as np
 
 from heddle_core.events import StepFinished, ToolReturned
+from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.policy import Predictor, TrajectoryView
-from heddle_core.predict.learned import LearnedPredictor
-from heddle_core.predict.model import Model
-from heddle_core.predict.progressive import ProgressivePredictor
 from heddle_predict.artefact import read_artefact
 from heddle_predict.corpus import source_of
 from heddle_predict.examples import examples, states_at
-from heddle_predict.models import core_model
+from heddle_predict.learned import LearnedPredictor
+from heddle_predict.model import Model
+from heddle_predict.models import model_from
 from heddle_predict.play import Moment, Pace, play
 from heddle_predict.shipped import shipped_model
 from heddle_trace.schema import Trace
@@ -98,7 +98,7 @@ def main() -> None:
     print(f"{'microseconds a prediction':34}" + "".join(f"{f'batch {b}':>12}" for b in BATCHES))
     for path in paths:
         artefact = read_artefact(path)
-        model = core_model(artefact, path)
+        model = model_from(artefact, path)
         asked = examples(scripts, model.vocabulary, Pace())
         states = states_at(model, asked)
         times = [in_batches(model, asked.rows, states, batch) for batch in BATCHES]
@@ -109,7 +109,7 @@ def main() -> None:
     print(f"\n{'in a rollout, one at a time':34}{'a question':>12}{'a telling':>12}")
     predictors: dict[str, Predictor] = {"progressive": ProgressivePredictor()}
     predictors |= {
-        path.name: LearnedPredictor(core_model(read_artefact(path), path)) for path in paths
+        path.name: LearnedPredictor(model_from(read_artefact(path), path)) for path in paths
     }
     for name, predictor in predictors.items():
         timed = Timed(predictor)

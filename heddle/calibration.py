@@ -1,6 +1,6 @@
 """`heddle calibrate check`: what the simulator makes of a run on engines, beside what it was.
 
-A run is simulated again with its own trace, configuration, policy, seed and setting, on engines of
+A run is simulated again with its own trace, configuration, policy, seed and context, on engines of
 the profile with the KV space that its own engines had, which die when its own did; a search for a
 plan takes as long as it took. Its error is then that of profile and simulator together.
 """
@@ -108,8 +108,8 @@ def _same_trace(run: Run, config: RunConfig) -> None:
 
 def _simulate(run: Run, config: RunConfig) -> Measured:
     profile, workload = load_cluster_profile(config.cluster), Workspace().workload(config)
-    setting = run.setting or prepare(config).context
-    controller = Controller(make_policy(config, setting, workload.scripts))
+    context = run.context or prepare(config).context
+    controller = Controller(make_policy(config, context, workload.scripts))
     entries: list[Entry] = []
     SimDriver(
         _scripts(config, workload),

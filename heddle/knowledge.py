@@ -12,13 +12,13 @@ from typing import Any
 
 from heddle.config import MissingConfig
 from heddle.config_files import ConfigError
-from heddle_core.history import History
-from heddle_core.parts import Part, learned
-from heddle_core.policy import Policy, Predictor, Setting
-from heddle_core.predict.learned import LearnedPredictor
-from heddle_core.predict.model import Model
+from heddle_core.estimate.history import History
+from heddle_core.parts.table import Part, learned
+from heddle_core.policy import Policy, PolicyContext, Predictor
 from heddle_predict.artefact import read_artefact
-from heddle_predict.models import core_model
+from heddle_predict.learned import LearnedFactory, LearnedPredictor
+from heddle_predict.model import Model
+from heddle_predict.models import model_from
 from heddle_predict.shipped import shipped_model
 from heddle_trace.complete import MissingRules, complete
 from heddle_trace.files import read_trace
@@ -122,6 +122,11 @@ class LoadedModel:
     trained_on: tuple[str, ...]
     """sha256 of the traces that it was fitted on."""
 
+    @property
+    def factory(self) -> LearnedFactory:
+        """What a policy is given of it."""
+        return LearnedFactory(self.model)
+
     def plain(self) -> dict[str, Any]:
         """As JSON."""
         return {"name": self.name, "sha256": self.sha256}
@@ -139,7 +144,7 @@ def load_predictor_model(name: str) -> LoadedModel:
     return LoadedModel(
         name=name,
         sha256=artefact.sha256,
-        model=core_model(artefact, path),
+        model=model_from(artefact, path),
         trained_on=tuple(trained.sha256 for trained in artefact.header.trained_on),
     )
 
@@ -210,7 +215,9 @@ def _one_workload(trace: Trace) -> str:
     return next(iter(found)) if len(found) == 1 else ""
 
 
-def _noisy(scripts: Sequence[TrajectoryScript], sigma: float, seed: int, _: Setting) -> NoisyOracle:
+def _noisy(
+    scripts: Sequence[TrajectoryScript], sigma: float, seed: int, _: PolicyContext
+) -> NoisyOracle:
     return NoisyOracle(scripts, sigma=sigma, seed=seed)
 
 

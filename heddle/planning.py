@@ -1,7 +1,7 @@
-"""A plan for a trace without replaying it: which engines, who lives where, when it should end.
+"""A plan for a trace without replaying it: engines, homes and the estimated end.
 
 It is the plan that a run with the same planner makes once all trajectories have arrived, from the
-same beliefs; only the predictor `oracle` looks at the lengths in the trace.
+same cost estimates; only the predictor `oracle` looks at the lengths in the trace.
 """
 
 import time
@@ -14,10 +14,12 @@ from heddle.config_files import ConfigError
 from heddle.knowledge import HistorySource, extras, model_used
 from heddle.setup import Workspace
 from heddle.workload import CapacityError, capacity_tokens, filled_counts, largest_context
-from heddle_core.ids import GroupId, RolloutId, TrajectoryId
-from heddle_core.plan.searched import Cost, Found, JointProblem, SearchedPlan, Solver
-from heddle_core.policy import Predictor, Setting
+from heddle_core.estimate.ordered import Cost
+from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
+from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.policy import PolicyContext, Predictor
 from heddle_core.presets import load_part
+from heddle_core.solve.joint import Found, JointProblem, Solver
 from heddle_core.trajectory import Trajectory
 from heddle_sim.profile_files import Profile, load_profile
 from heddle_trace.complete import FillReport
@@ -53,11 +55,11 @@ class Planned:
     @property
     def tp_mix(self) -> dict[int, int]:
         """Engines of each TP degree, widest first."""
-        tps = [group.tp for group in self.found.groups]
+        tps = [group.shape.tp for group in self.found.groups]
         return {tp: tps.count(tp) for tp in dict.fromkeys(tps)}
 
     def groups(self) -> list[dict[str, Any]]:
-        """One row for each engine: members, their believed lengths, their believed end."""
+        """One row for each engine: members, their estimated lengths and end."""
         lengths = self.problem.output_tokens
         rows = []
         for number, group in enumerate(self.found.groups):
@@ -65,7 +67,7 @@ class Planned:
             rows.append(
                 {
                     "engine": f"e{number}",
-                    "tp": group.tp,
+                    "tp": group.shape.tp,
                     "members": len(tokens),
                     "longest_tokens": max(tokens, default=None),
                     "shortest_tokens": min(tokens, default=None),
@@ -86,12 +88,12 @@ class Planned:
                 **filled_counts(self.fill),
             },
             "cluster": {
-                "gpus": problem.gpus,
+                "gpus": sum(problem.pools.values()),
                 "gpu": self.profile.gpu,
                 "model": self.profile.model,
                 "profile": f"{self.profile.model}.{self.profile.gpu}",
                 "max_running": problem.max_running,
-                "tp_choices": sorted(problem.by_tp),
+                "tp_choices": sorted(shape.tp for shape in problem.by_shape),
                 "tp_left_out": list(self.left_out),
             },
             "history": self.history.plain(),
@@ -136,22 +138,22 @@ def plan(
     choices, left_out = _choices(config, profile, largest_tokens)
     history = shared.history(config, trace)
     model = shared.model(config.predictor_model)
-    setting = Setting(
-        gpus=cluster.gpus,
-        gpu=profile.gpu,
-        tp=choices[0],
-        tp_choices=choices,
+    shapes = tuple(EngineShape(profile.gpu, tp) for tp in choices)
+    context = PolicyContext(
+        pools={profile.gpu: cluster.gpus},
+        shape=shapes[0],
+        shape_choices=shapes,
         max_running=cluster.max_running,
-        cost=profile.belief(choices),
+        cost=profile.cost_estimate(choices),
         history=history.history,
-        learned=model.model,
+        learned=model.factory,
         seed=config.seed,
     )
     ts = [_arrived(script) for script in scripts]
-    predicts = _predictor(predictor, setting, scripts)
+    predicts = _predictor(predictor, context, scripts)
     used = model_used(model, predicts, trace)
     remaining = [predicts.remaining_tokens(t) for t in ts]
-    problem = SearchedPlan(setting, solver=planner, cost=cost).plan(ts, remaining)
+    problem = SearchedPlan(context, solver=planner, cost=cost).plan(ts, remaining)
     began_s = time.perf_counter()
     found = problem.search()
     solver_s = time.perf_counter() - began_s
@@ -197,9 +199,11 @@ def _choices(
     return choices, tuple(tp for tp in tps if tp not in choices)
 
 
-def _predictor(name: str, setting: Setting, scripts: tuple[TrajectoryScript, ...]) -> Predictor:
-    extra = extras(f"+{name}", scripts, setting.seed)
-    field, part = load_part(name, setting, extra=extra)
+def _predictor(
+    name: str, context: PolicyContext, scripts: tuple[TrajectoryScript, ...]
+) -> Predictor:
+    extra = extras(f"+{name}", scripts, context.seed)
+    field, part = load_part(name, context, extra=extra)
     if field != "predictor":
         raise ConfigError(f"--predictor {name}: is no predictor; `heddle policies` lists them")
     predictor: Predictor = part

@@ -18,8 +18,8 @@ from heddle.runs.bound import Bound, lower_bound
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
 from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, fitting, largest_context
-from heddle_core.ids import EngineId
-from heddle_core.policy import Policy, Setting
+from heddle_core.ids import EngineId, EngineShape
+from heddle_core.policy import Policy, PolicyContext
 from heddle_core.presets import load_policy
 from heddle_sim.cluster import World
 from heddle_sim.latency import LatencyTable
@@ -49,7 +49,7 @@ class RunSetup:
     model: knowledge.LoadedModel
     predictor_model: Mapping[str, Any] | None
     """Name and hash of `model` if the policy's predictor uses it, else None."""
-    context: Setting
+    context: PolicyContext
     policy: Policy
     world: World
     """The simulated cluster."""
@@ -67,7 +67,7 @@ class RunSetup:
             oracle=knowledge.sees_the_future(self.policy),
             history=self.history.plain(),
             predictor_model=self.predictor_model,
-            setting=self.context,
+            context=self.context,
             world=world,
         )
 
@@ -193,7 +193,7 @@ def prepare(
 
 
 def make_policy(
-    config: RunConfig, context: Setting, scripts: Sequence[TrajectoryScript] = ()
+    config: RunConfig, context: PolicyContext, scripts: Sequence[TrajectoryScript] = ()
 ) -> Policy:
     """Make the policy of a run; `scripts` are what an oracle knows."""
     preset = config.policy.preset
@@ -272,7 +272,7 @@ def _context(
     largest_tokens: int,
     history: knowledge.HistorySource,
     model: knowledge.LoadedModel,
-) -> Setting:
+) -> PolicyContext:
     """What a policy may know: the cluster, estimated costs, and what came before.
 
     `largest_tokens` is the context that any engine must be able to hold, as a framework knows it
@@ -284,16 +284,17 @@ def _context(
         for tp in profile.tps
         if tp <= cluster.gpus and capacity_tokens(profile, tp) >= largest_tokens
     )
-    return Setting(
-        gpus=cluster.gpus,
-        gpu=profile.gpu,
-        tp=cluster.tp,
-        tp_choices=tps,
+    every = sorted({*tps, cluster.tp, *cluster.mix})
+    shapes = {tp: EngineShape(profile.gpu, tp) for tp in every}
+    return PolicyContext(
+        pools={profile.gpu: cluster.gpus},
+        shape=shapes[cluster.tp],
+        shape_choices=tuple(shapes[tp] for tp in tps),
         max_running=cluster.max_running,
-        mix=cluster.mix,
-        cost=profile.belief(tuple(sorted({*tps, cluster.tp, *cluster.mix}))),
+        mix=tuple(shapes[tp] for tp in cluster.mix),
+        cost=profile.cost_estimate(tuple(shapes)),
         history=history.history,
-        learned=model.model,
+        learned=model.factory,
         seed=config.seed,
         engine_start_s=world.start_s(max(tps, default=cluster.tp)),
     )

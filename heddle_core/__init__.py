@@ -2,6 +2,6 @@
 
 from heddle_core.controller import Controller
 from heddle_core.journal import Entry, first_divergence, recorded
-from heddle_core.policy import Policy, Setting
+from heddle_core.policy import Policy, PolicyContext
 
-__all__ = ["Controller", "Entry", "Policy", "Setting", "first_divergence", "recorded"]
+__all__ = ["Controller", "Entry", "Policy", "PolicyContext", "first_divergence", "recorded"]

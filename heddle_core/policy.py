@@ -1,45 +1,43 @@
 """A policy is six small parts, or seven. They look at a `View` and answer; the controller acts.
 
 A part that needs tuning takes its own small values in its constructor. Mixing parts is an ablation:
-``replace(heddle(setting), migration=Never())``.
+``replace(heddle(context), migration=Never())``.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from heddle_core.cost import CostModel
+from heddle_core.estimate.cost import CostModel
+from heddle_core.estimate.history import History
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.history import History
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.plans import PlanProblem, ResourcePlan
-from heddle_core.predict.model import Model
 from heddle_core.trajectory import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What a policy may know before the rollout: the cluster as asked for, a belief about cost."""
+class PolicyContext:
+    """What a policy may know before the rollout: the cluster as asked for, cost estimates."""
 
-    gpus: int
-    gpu: str
-    """GPU class, one for the whole cluster today."""
-    tp: int
-    """TP degree of the uniform plan that baselines use."""
-    tp_choices: tuple[int, ...]
-    """TP degrees that a planner may mix; the model fits on each."""
+    pools: Mapping[str, int]
+    """GPUs of each class."""
+    shape: EngineShape
+    """Engines of the uniform plan that baselines use."""
+    shape_choices: tuple[EngineShape, ...]
+    """Shapes that a planner may mix; the model fits on each."""
     max_running: int
     """Slots of each engine: steps in its batch at once."""
-    mix: tuple[int, ...] = ()
-    """TP degrees of the engines of policies that do not plan, where they are not all `tp`."""
+    mix: tuple[EngineShape, ...] = ()
+    """Engines of policies that do not plan, where they do not all have `shape`."""
     cost: CostModel
     history: History | None = None
     """What earlier rollouts of this workload showed, if there were any."""
-    learned: Model | None = field(default=None, repr=False, compare=False)
-    """What was learned of lengths before this rollout, for predictors that ask it."""
+    learned: "PredictorFactory | None" = field(default=None, repr=False, compare=False)
+    """Makes the predictor that reads a trained model; None without a model."""
     seed: int = 0
     engine_start_s: float = 60.0
-    """Believed seconds from the start of an engine until it is ready, while a rollout runs."""
+    """Estimated seconds from the start of an engine until it is ready, while a rollout runs."""
 
 
 class TrajectoryView(Protocol):
@@ -202,6 +200,18 @@ class Predictor(Protocol):
         ...
 
 
+class PredictorFactory(Protocol):
+    """Makes a predictor for one run; what it reads is known to the caller alone."""
+
+    def __call__(self, context: PolicyContext, /, *, quantile: float = 0.5) -> Predictor:
+        """Return a predictor that estimates by this quantile, fresh.
+
+        Raises:
+            ValueError: the quantile is unknown.
+        """
+        ...
+
+
 class Scheduler(Protocol):
     """Orders one engine's queue: a key function."""
 
@@ -285,7 +295,7 @@ class Consolidation(Protocol):
         """Return a problem whose solution is the engines from now on, None to go on as it is.
 
         Asked whenever a trajectory has ended, all have arrived, and no engine is starting or
-        stopping. The solution's homes are of those who shall move.
+        stopping. The solution holds homes only of trajectories that move.
         """
         ...
 

@@ -13,14 +13,25 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from heddle_core.admit.fitting import Fitting
-from heddle_core.admit.headroom import Headroom
-from heddle_core.migrate.balance import Balance
-from heddle_core.migrate.follow_rank import FollowRank
-from heddle_core.migrate.never import Never
-from heddle_core.parts import (
+from heddle_core.parts.admission.prompt_only import PromptOnly
+from heddle_core.parts.admission.reserve_output import ReserveOutput
+from heddle_core.parts.migration.balance import Balance
+from heddle_core.parts.migration.follow_rank import FollowRank
+from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.cache_aware import CacheAware
+from heddle_core.parts.placement.hybrid_ratio import HybridRatio
+from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.placement.presorted import Presorted
+from heddle_core.parts.placement.sticky import Sticky
+from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.predictor.served import Served
+from heddle_core.parts.scheduler.fcfs import Fcfs
+from heddle_core.parts.scheduler.longest_total import LongestTotal
+from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
+from heddle_core.parts.table import (
     DECIDES,
-    FIELD,
     PARTS,
     Part,
     kind_by_method,
@@ -28,21 +39,9 @@ from heddle_core.parts import (
     learned,
     progressive,
 )
-from heddle_core.place.cache_aware import CacheAware
-from heddle_core.place.hybrid_ratio import HybridRatio
-from heddle_core.place.least_loaded import LeastLoaded
-from heddle_core.place.presorted import Presorted
-from heddle_core.place.sticky import Sticky
-from heddle_core.plan.fixed import FixedPlan
-from heddle_core.plan.searched import SearchedPlan
-from heddle_core.policy import Placement, Policy, Setting
-from heddle_core.predict.none import NoPrediction
-from heddle_core.predict.served import Served
-from heddle_core.schedule.fcfs import Fcfs
-from heddle_core.schedule.longest_total import LongestTotal
-from heddle_core.schedule.progressive_priority import ProgressivePriority
+from heddle_core.policy import Placement, Policy, PolicyContext
 
-Factory: TypeAlias = Callable[[Setting], Policy]
+Factory: TypeAlias = Callable[[PolicyContext], Policy]
 
 ENTRY_POINTS = "heddle.policies"
 PART_ENTRY_POINTS = "heddle.parts"
@@ -56,86 +55,86 @@ class PolicyNotFound(ValueError):  # noqa: N818 -- reads as what happened
     """No policy has this name; the message lists the known ones."""
 
 
-def _baseline(setting: Setting, placement: Placement) -> Policy:
+def _baseline(context: PolicyContext, placement: Placement) -> Policy:
     """Return what all baselines share: no prediction, first come, no migration, one TP degree."""
     return Policy(
         predictor=NoPrediction(),
         scheduler=Fcfs(),
-        admission=Fitting(),
+        admission=PromptOnly(),
         placement=placement,
         migration=Never(),
-        planner=FixedPlan(setting),
+        planner=FixedPlan(context),
     )
 
 
-def slime(setting: Setting) -> Policy:
+def slime(context: PolicyContext) -> Policy:
     """slime as the Heddle paper describes it: every step to the least loaded engine."""
-    return _baseline(setting, LeastLoaded())
+    return _baseline(context, LeastLoaded())
 
 
-def verl(setting: Setting) -> Policy:
+def verl(context: PolicyContext) -> Policy:
     """verl as the Heddle paper describes it: pinned where it first ran."""
-    return _baseline(setting, Sticky())
+    return _baseline(context, Sticky())
 
 
-def verl_star(setting: Setting) -> Policy:
+def verl_star(context: PolicyContext) -> Policy:
     """verl* of the Heddle paper: pinned, least loaded while max/min load exceeds 32."""
-    return _baseline(setting, HybridRatio(ratio=32.0))
+    return _baseline(context, HybridRatio(ratio=32.0))
 
 
-def verl_2026(setting: Setting) -> Policy:
+def verl_2026(context: PolicyContext) -> Policy:
     """verl of August 2026: a table of 10,000 pins; new trajectories to the fewest in flight."""
-    return _baseline(setting, Sticky(capacity=10_000))
+    return _baseline(context, Sticky(capacity=10_000))
 
 
-def slime_2026(setting: Setting) -> Policy:
+def slime_2026(context: PolicyContext) -> Policy:
     """slime of August 2026: SGLang's cache-aware router with its defaults 0.3 / 64 / 1.5."""
-    return _baseline(setting, CacheAware(cache_threshold=0.3, balance_abs=64, balance_rel=1.5))
+    return _baseline(context, CacheAware(cache_threshold=0.3, balance_abs=64, balance_rel=1.5))
 
 
-def heddle(setting: Setting) -> Policy:
+def heddle(context: PolicyContext) -> Policy:
     """Our best honest configuration: no oracle, KV-aware, planned, balanced as it runs."""
     return Policy(
-        predictor=learned(setting),
+        predictor=learned(context),
         scheduler=LongestTotal(),
-        admission=Headroom(setting),
-        placement=Presorted(setting),
-        migration=Balance(setting),
-        planner=SearchedPlan(setting, solver="portfolio"),
+        admission=ReserveOutput(context),
+        placement=Presorted(context),
+        migration=Balance(context),
+        planner=SearchedPlan(context, solver="portfolio"),
     )
 
 
-def heddle_paper(setting: Setting) -> Policy:
+def heddle_paper(context: PolicyContext) -> Policy:
     """Heddle to the letter of arXiv 2603.28101, with our untrained predictor as a service."""
     return Policy(
-        predictor=Served(progressive(setting)),
+        predictor=Served(progressive(context)),
         scheduler=ProgressivePriority(),
-        admission=Fitting(),
-        placement=Presorted(setting, cost="paper"),
+        admission=PromptOnly(),
+        placement=Presorted(context, cost="paper"),
         migration=FollowRank(),
-        planner=SearchedPlan(setting, solver="anneal", cost="paper", homes="planned"),
+        planner=SearchedPlan(context, solver="anneal", cost="paper", assignment="planner"),
     )
 
 
-def heddle_no_migration(setting: Setting) -> Policy:
+def heddle_no_migration(context: PolicyContext) -> Policy:
     """`heddle` whose homes never move."""
-    return replace(heddle(setting), migration=Never())
+    return replace(heddle(context), migration=Never())
 
 
-def heddle_no_plan(setting: Setting) -> Policy:
+def heddle_no_plan(context: PolicyContext) -> Policy:
     """`heddle` on engines of one TP degree, the baselines'."""
-    return replace(heddle(setting), planner=FixedPlan(setting))
+    return replace(heddle(context), planner=FixedPlan(context))
 
 
-def heddle_no_priority(setting: Setting) -> Policy:
+def heddle_no_priority(context: PolicyContext) -> Policy:
     """`heddle` with queues by arrival and no headroom: the engine decides when, as in vLLM."""
-    return replace(heddle(setting), scheduler=Fcfs(), admission=Fitting())
+    return replace(heddle(context), scheduler=Fcfs(), admission=PromptOnly())
 
 
-def heddle_no_placement(setting: Setting) -> Policy:
+def heddle_no_placement(context: PolicyContext) -> Policy:
     """`heddle` with verl's pins for homes, which never move."""
-    engines_only = SearchedPlan(setting, solver="portfolio", homes="placed")
-    return replace(heddle(setting), placement=Sticky(), migration=Never(), planner=engines_only)
+    engines_only = SearchedPlan(context, solver="portfolio", assignment="placement")
+    return replace(heddle(context), placement=Sticky(), migration=Never(), planner=engines_only)
 
 
 PRESETS: Mapping[str, Factory] = {
@@ -154,7 +153,7 @@ PRESETS: Mapping[str, Factory] = {
 
 
 def load_policy(
-    name: str, setting: Setting, *, extra: Mapping[str, Part] = MappingProxyType({})
+    name: str, context: PolicyContext, *, extra: Mapping[str, Part] = MappingProxyType({})
 ) -> Policy:
     """Return the policy called `name`, fresh.
 
@@ -174,7 +173,7 @@ def load_policy(
     if factory is None:
         raise PolicyNotFound(_unknown(base))
     try:
-        policy = factory(setting)
+        policy = factory(context)
     except Exception as error:
         raise PolicyError(f"policy {base!r} cannot be built: {_said(error)}") from error
     if not isinstance(policy, Policy):
@@ -182,11 +181,11 @@ def load_policy(
             f"policy {base!r}: its factory returned {type(policy).__name__}, "
             "not heddle_core.policy.Policy"
         )
-    return replace(policy, **dict(load_part(part, setting, extra=extra) for part in parts))
+    return replace(policy, **dict(load_part(part, context, extra=extra) for part in parts))
 
 
 def load_part(
-    name: str, setting: Setting, *, extra: Mapping[str, Part] = MappingProxyType({})
+    name: str, context: PolicyContext, *, extra: Mapping[str, Part] = MappingProxyType({})
 ) -> tuple[str, Any]:
     """Return the field of `Policy` that a part fills, and the part, fresh.
 
@@ -195,7 +194,7 @@ def load_part(
         PolicyError: it was found, but cannot be used.
     """
     kind = kind_of(name, extra)
-    make: Callable[[Setting], Any] | None
+    make: Callable[[PolicyContext], Any] | None
     if kind is not None:
         make = extra[name].make if name in extra else PARTS[kind][name].make
     else:
@@ -206,7 +205,7 @@ def load_part(
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise PolicyNotFound(f"no part is called {name!r}.{hint} Parts: {', '.join(known)}")
     try:
-        part = make(setting)
+        part = make(context)
     except Exception as error:
         raise PolicyError(f"part {name!r} cannot be built: {_said(error)}") from error
     kind = kind or kind_by_method(part)
@@ -215,7 +214,7 @@ def load_part(
             f"part {name!r}: its factory returned {type(part).__name__}, which decides nothing: a "
             f"part has one of the methods {', '.join(DECIDES.values())}"
         )
-    return FIELD[kind], part
+    return kind, part
 
 
 def installed_policies() -> tuple[str, ...]:
@@ -231,7 +230,7 @@ def about(name: str) -> str:
     return (PRESETS[name].__doc__ or "").strip().partition("\n")[0]
 
 
-def _installed(name: str, group: str = ENTRY_POINTS) -> Callable[[Setting], Any] | None:
+def _installed(name: str, group: str = ENTRY_POINTS) -> Callable[[PolicyContext], Any] | None:
     from importlib.metadata import entry_points
 
     for point in entry_points(group=group, name=name):
@@ -246,7 +245,7 @@ def _installed(name: str, group: str = ENTRY_POINTS) -> Callable[[Setting], Any]
     return None
 
 
-def _imported(name: str) -> Callable[[Setting], Any]:
+def _imported(name: str) -> Callable[[PolicyContext], Any]:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise PolicyNotFound(f"{name!r} is not of the form package.module:factory")
@@ -259,10 +258,10 @@ def _imported(name: str) -> Callable[[Setting], Any]:
     return _callable(getattr(module, attribute), name)
 
 
-def _callable(found: object, name: str) -> Callable[[Setting], Any]:
+def _callable(found: object, name: str) -> Callable[[PolicyContext], Any]:
     if not callable(found):
         raise PolicyError(
-            f"{name!r} is {type(found).__name__}, not a function that takes a Setting"
+            f"{name!r} is {type(found).__name__}, not a function that takes a PolicyContext"
         )
     return found
 

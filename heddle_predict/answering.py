@@ -8,7 +8,7 @@ from heddle_predict.artefact import Artefact
 from heddle_predict.corpus import Source
 from heddle_predict.errors import PredictError
 from heddle_predict.examples import Examples, Floats, answers, examples
-from heddle_predict.models import core_model
+from heddle_predict.models import model_from
 from heddle_predict.play import Pace
 
 Answer: TypeAlias = Callable[[Source, Pace], tuple[Examples, Floats]]
@@ -28,7 +28,7 @@ def answering(artefact: Artefact, label: Path, texts: Sequence[Path] = ()) -> An
         return answering_language(artefact, label, texts)
     if texts:
         raise PredictError(f"{label}: a model of kind {artefact.header.kind} reads no text")
-    model = core_model(artefact, label)
+    model = model_from(artefact, label)
 
     def answer(source: Source, pace: Pace) -> tuple[Examples, Floats]:
         asked = examples(source.scripts, model.vocabulary, pace)

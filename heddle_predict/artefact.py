@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle_core.history import Levels
-from heddle_core.predict.model import Vocabulary
+from heddle_core.estimate.history import Levels
 from heddle_predict.errors import PredictError
+from heddle_predict.model import Vocabulary
 
 Kind: TypeAlias = Literal["trees", "sequence", "llm"]
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from heddle_core.predict.model import Vocabulary
 from heddle_predict.errors import PredictError
+from heddle_predict.model import Vocabulary
 from heddle_trace.complete import MissingRules, complete
 from heddle_trace.files import read_trace
 from heddle_trace.history import levels_of

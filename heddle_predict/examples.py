@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import TrajectoryView
-from heddle_core.predict.features import Features
-from heddle_core.predict.learned import Survival
-from heddle_core.predict.model import Model, Vocabulary
 from heddle_predict.corpus import Source
+from heddle_predict.features import Features
+from heddle_predict.learned import Survival
+from heddle_predict.model import Model, Vocabulary
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_trace.schema import TrajectoryScript
 
@@ -194,14 +194,14 @@ def answers(model: Model, asked: Examples) -> Floats:
 
 def states_at(model: Model, asked: Examples) -> Floats:
     """The state of each question's trajectory, after the tool calls behind it."""
-    begun = model.begun()
-    states = np.tile(begun, (len(asked), 1))
-    if not begun.size:
+    start = model.initial_state()
+    states = np.tile(start, (len(asked), 1))
+    if not start.size:
         return states
-    last = np.tile(begun, (int(asked.run.max()) + 1, 1))
+    last = np.tile(start, (int(asked.run.max()) + 1, 1))
     for step in range(int(asked.step.max()) + 1):
         here = np.flatnonzero(asked.step == step)
         moved = here[asked.queued[here] & (asked.step[here] > 0)]
-        last[asked.run[moved]] = model.advanced(last[asked.run[moved]], asked.rows[moved])
+        last[asked.run[moved]] = model.update(last[asked.run[moved]], asked.rows[moved])
         states[here] = last[asked.run[here]]
     return states

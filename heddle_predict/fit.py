@@ -5,11 +5,11 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from heddle_core.predict.model import Vocabulary
 from heddle_predict.artefact import SCHEMA, VERSION, Arrays, Artefact, Header, Kind, TrainedOn
 from heddle_predict.corpus import LEAST_GROUPS, Source, source_of, vocabulary_of
 from heddle_predict.errors import PredictError
 from heddle_predict.examples import Examples, training_examples
+from heddle_predict.model import Vocabulary
 from heddle_predict.models import arrays_of
 from heddle_predict.quantiles import LEVELS
 from heddle_trace.history import levels_of

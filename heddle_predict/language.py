@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from heddle_core.predict.recurrent import FARTHEST
 from heddle_predict.artefact import Artefact
 from heddle_predict.contexts import Texts, context_of, read_texts
 from heddle_predict.corpus import Source, vocabulary_of
@@ -26,6 +25,7 @@ from heddle_predict.fit import artefact_of, check_groups
 from heddle_predict.optional import needed
 from heddle_predict.play import Pace
 from heddle_predict.quantiles import LEVELS, shifted
+from heddle_predict.recurrent import FARTHEST
 from heddle_trace.schema import TrajectoryScript
 
 _BACKBONE: Final = "backbone/"

@@ -7,12 +7,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle_core.predict.forest import Forest
-from heddle_core.predict.learned import SequenceModel, TreesModel
-from heddle_core.predict.model import Model
-from heddle_core.predict.recurrent import NAMES, Recurrent
 from heddle_predict.artefact import Arrays, Artefact, Header
 from heddle_predict.errors import PredictError
+from heddle_predict.forest import Forest
+from heddle_predict.learned import SequenceModel, TreesModel
+from heddle_predict.model import Model
+from heddle_predict.recurrent import NAMES, Recurrent
 
 _FOREST: Final = ("feature", "threshold", "mask", "leaf")
 _TYPES: Final[Mapping[str, Any]] = {
@@ -32,7 +32,7 @@ def arrays_of(model: TreesModel | SequenceModel) -> dict[str, NDArray[Any]]:
     return {"errors": model.errors, **parts}
 
 
-def core_model(artefact: Artefact, label: str | Path) -> Model:
+def model_from(artefact: Artefact, label: str | Path) -> Model:
     """Make the model of the core from a file that was read.
 
     Raises:

@@ -5,12 +5,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from heddle_core.predict.learned import SequenceModel
-from heddle_core.predict.model import Vocabulary
-from heddle_core.predict.recurrent import FARTHEST, NAMES, Recurrent
 from heddle_predict.examples import Examples, Floats
+from heddle_predict.learned import SequenceModel
+from heddle_predict.model import Vocabulary
 from heddle_predict.optional import needed
 from heddle_predict.quantiles import LEVELS, shifted
+from heddle_predict.recurrent import FARTHEST, NAMES, Recurrent
 
 STATE: Final = 24
 HIDDEN: Final = 32

@@ -8,10 +8,10 @@ import lightgbm
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle_core.predict.forest import MOST_LEAVES, Forest
-from heddle_core.predict.learned import TreesModel
-from heddle_core.predict.model import Vocabulary
 from heddle_predict.examples import Examples, Floats
+from heddle_predict.forest import MOST_LEAVES, Forest
+from heddle_predict.learned import TreesModel
+from heddle_predict.model import Vocabulary
 from heddle_predict.quantiles import LEVELS, weighted_quantiles
 
 RISING: Final = (

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from heddle_core.cost import CostModel, StepCost
+from heddle_core.estimate.cost import CostModel, StepCost
+from heddle_core.ids import EngineShape
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_parts import (
     Costs,
@@ -89,10 +90,10 @@ class Profile:
         """
         return expand(self, tp, host=self.host, max_batch=max_batch)
 
-    def belief(self, tps: Sequence[int] | None = None) -> CostModel:
-        """What a policy believes about these TP degrees (default: all that fit)."""
-        by_tp: Mapping[int, StepCost] = {
-            tp: StepCost(
+    def cost_estimate(self, tps: Sequence[int] | None = None) -> CostModel:
+        """What a policy estimates at these TP degrees (default: all that fit)."""
+        by_shape: Mapping[EngineShape, StepCost] = {
+            EngineShape(self.gpu, tp): StepCost(
                 t0_s=b.t0_s,
                 t1_s=b.t1_s,
                 t2_s=b.t2_s,
@@ -103,7 +104,7 @@ class Profile:
             for b in (self.at(tp).belief,)
         }
         return CostModel(
-            by_tp=by_tp,
+            by_shape=by_shape,
             transfer_fixed_s=self.belief_transfer.fixed_s,
             transfer_s_per_token=self.kv_bytes_per_token / self.belief_transfer.bytes_per_s,
         )

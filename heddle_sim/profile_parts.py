@@ -58,7 +58,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
-    """What a policy is told: the plane of `heddle_core.cost.StepCost`, host time included."""
+    """A policy's estimate: the plane of `heddle_core.estimate.cost.StepCost`, host time in it."""
 
     t0_s: float
     t1_s: float

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from heddle_core.history import History, Levels
+from heddle_core.estimate.history import History, Levels
 from heddle_core.ids import GroupId
 from heddle_trace.schema import TrajectoryScript
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from heddle_core.history import History
+from heddle_core.estimate.history import History
 from heddle_trace.complete import MissingRules, complete
 from heddle_trace.errors import TraceError
 from heddle_trace.history import history_of

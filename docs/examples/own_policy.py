@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from heddle_core.ids import EngineId, GroupId
-from heddle_core.policy import Policy, Setting, TrajectoryView, View
+from heddle_core.policy import Policy, PolicyContext, TrajectoryView, View
 from heddle_core.presets import load_policy
 
 
@@ -43,12 +43,12 @@ class FurthestFirst:
         return float(t.step)
 
 
-def group_home(setting: Setting) -> GroupHome:
+def group_home(context: PolicyContext) -> GroupHome:
     """A part, to be put into any preset: verl+own_policy:group_home."""
     return GroupHome()
 
 
-def policy(setting: Setting) -> Policy:
+def policy(context: PolicyContext) -> Policy:
     """A whole policy, here from the parts of another: own_policy:policy."""
-    verl = load_policy("verl", setting)
+    verl = load_policy("verl", context)
     return replace(verl, placement=GroupHome(), scheduler=FurthestFirst())

@@ -10,9 +10,9 @@ from experiments.harness.drawing import COLOURS, page, save
 from experiments.harness.experiment import Context, Measured
 from heddle.knowledge import SHIPPED, load_predictor_model
 from heddle_core.commands import Command
-from heddle_core.cost import CostModel
+from heddle_core.estimate.cost import CostModel
 from heddle_core.events import Event
-from heddle_core.policy import Policy, Setting
+from heddle_core.policy import Policy, PolicyContext
 from heddle_core.presets import load_policy
 from heddle_sim.profile_files import load_profile
 
@@ -29,17 +29,16 @@ ANSWERS = {
 
 def measure(context: Context) -> Measured:
     """Parts of one policy by name, and how many events and commands there are."""
-    belief: CostModel = load_profile("qwen3-14b", "h100").belief((1, 2, 4, 8))
-    setting = Setting(
-        gpus=8,
-        gpu="h100",
-        tp=1,
-        tp_choices=(1, 2, 4, 8),
+    cost: CostModel = load_profile("qwen3-14b", "h100").cost_estimate((1, 2, 4, 8))
+    policy_context = PolicyContext(
+        pools={"h100": 8},
+        shape=min(cost.by_shape),
+        shape_choices=tuple(cost.by_shape),
         max_running=100,
-        cost=belief,
-        learned=load_predictor_model(SHIPPED).model,
+        cost=cost,
+        learned=load_predictor_model(SHIPPED).factory,
     )
-    policy = load_policy(context.config["drawing"]["policy"], setting)
+    policy = load_policy(context.config["drawing"]["policy"], policy_context)
     chosen = {f.name: getattr(policy, f.name) for f in fields(Policy)}
     parts = [
         [kind, type(getattr(part, "inner", part)).__name__, ANSWERS[kind]]

@@ -9,9 +9,9 @@ import numpy as np
 from experiments.harness.drawing import COLOURS, HATCHES, page, save
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.values import exactly
-from heddle_core.place.presorted_dp import every_cut, presorted_dp
-from heddle_core.plan.group_cost import SegmentCost, work_of
-from heddle_core.plan.paper_cost import paper_costs
+from heddle_core.estimate.group_cost import SegmentCost, work_of
+from heddle_core.estimate.paper_cost import paper_costs
+from heddle_core.solve.presorted_dp import every_cut, presorted_dp
 from heddle_sim.profile_files import load_profile
 
 
@@ -19,8 +19,10 @@ def measure(context: Context) -> Measured:
     """The recurrence's groups, and the best of every way to share trajectories out."""
     told = context.config["example"]
     lengths, engines = told["output_tokens"], told["engines"]
-    belief = load_profile(told["model"], told["gpu"]).belief((1,))
-    cost = paper_costs(work_of(lengths), belief.by_tp, max_running=told["max_running"])[1]
+    belief = load_profile(told["model"], told["gpu"]).cost_estimate((1,))
+    (cost,) = paper_costs(
+        work_of(lengths), belief.by_shape, max_running=told["max_running"]
+    ).values()
     found = presorted_dp([cost] * engines, every_cut(len(lengths)))
     bounds = np.concatenate(([0], np.cumsum(found.sizes))).tolist()
     ends = [float(cost.end_s(np.array(a), np.array(b))) for a, b in pairwise(bounds)]

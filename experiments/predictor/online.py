@@ -25,11 +25,11 @@ from scipy.stats import rankdata
 
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
+from heddle_core.parts.predictor.group import GroupPredictor
+from heddle_core.parts.predictor.history import HistoryPredictor
+from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.policy import Predictor
-from heddle_core.predict.group import GroupPredictor
-from heddle_core.predict.history import HistoryPredictor
-from heddle_core.predict.none import NoPrediction
-from heddle_core.predict.progressive import ProgressivePredictor
 from heddle_core.trajectory import Trajectory
 from heddle_trace import MissingRules, TrajectoryScript, complete, read_trace
 from heddle_trace.oracle import Oracle

@@ -19,19 +19,19 @@ from typing import Any
 
 import numpy as np
 
+from heddle_core.parts.predictor.group import GroupPredictor
+from heddle_core.parts.predictor.history import HistoryPredictor
+from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.predictor.prefix_tree import PrefixTreePredictor
+from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.policy import Predictor, TrajectoryView
-from heddle_core.predict.group import GroupPredictor
-from heddle_core.predict.history import HistoryPredictor
-from heddle_core.predict.model import Model
-from heddle_core.predict.none import NoPrediction
-from heddle_core.predict.prefix_tree import PrefixTreePredictor
-from heddle_core.predict.progressive import ProgressivePredictor
 from heddle_predict.artefact import read_artefact
 from heddle_predict.corpus import Source, read_source, source_of, split
 from heddle_predict.evaluate import ByStep, judge, judge_quantiles
 from heddle_predict.examples import Examples, Floats, answers, examples
 from heddle_predict.fit import prepared
-from heddle_predict.models import core_model
+from heddle_predict.model import Model
+from heddle_predict.models import model_from
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_predict.quantiles import LEVELS
 from heddle_predict.sequence import fit_sequence
@@ -152,7 +152,7 @@ def measure(name: str, seed: int, *, sequence: bool) -> dict[str, Any]:
     seen = some_groups(seen, MOST_TRAJECTORIES)
     vocabulary, asked, lent = prepared([seen], seed)
     trees = fit_trees(asked, lent, vocabulary, seed)
-    shipped = core_model(read_artefact(shipped_model()), "shipped")
+    shipped = model_from(read_artefact(shipped_model()), "shipped")
     models: dict[str, Model] = {"shipped": shipped, "trees": trees.model}
     if sequence:
         models["sequence"] = fit_sequence(asked, lent, vocabulary, seed).model

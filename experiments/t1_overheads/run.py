@@ -10,9 +10,9 @@ from experiments.harness.values import Value, across, exactly
 from heddle.knowledge import SHIPPED, load_predictor_model
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import TrajectoryView
-from heddle_core.predict.learned import LearnedPredictor
 from heddle_predict.corpus import source_of
 from heddle_predict.evaluate import judge
+from heddle_predict.learned import LearnedPredictor
 from heddle_predict.play import Pace
 from heddle_trace.schema import Trace
 from heddle_trace.synth import synth

@@ -14,11 +14,11 @@ from experiments.harness.jobs import BASELINE_TP, Rollout
 from experiments.harness.running import trace_of
 from experiments.harness.values import across, exactly
 from heddle.planning import plan
-from heddle_core.place.presorted_dp import aggregate_short, presorted_dp
-from heddle_core.place.presorted_search import search_partition
-from heddle_core.plan.group_cost import work_of
-from heddle_core.plan.paper_cost import paper_costs
-from heddle_core.plan.searched import JointProblem
+from heddle_core.estimate.group_cost import work_of
+from heddle_core.estimate.paper_cost import paper_costs
+from heddle_core.solve.joint import JointProblem
+from heddle_core.solve.presorted_dp import aggregate_short, presorted_dp
+from heddle_core.solve.presorted_search import search_partition
 
 REPEATS = 3
 NAMES = {
@@ -76,9 +76,11 @@ def _placement_s(problem: JointProblem, gpus: int) -> tuple[float, float]:
     """Published cost, engines of the least TP degree, short ones in units of 16."""
     work = work_of(problem.output_tokens, context_tokens=np.array(problem.context_tokens))
     work = work.take(np.argsort(-work.output_tokens, kind="stable"))
-    tp = min(problem.by_tp)
-    cost = paper_costs(work, {tp: problem.by_tp[tp]}, max_running=problem.max_running)[tp]
-    engines = [cost] * (gpus // tp)
+    shape = min(problem.by_shape)
+    cost = paper_costs(work, {shape: problem.by_shape[shape]}, max_running=problem.max_running)[
+        shape
+    ]
+    engines = [cost] * (gpus // shape.tp)
     cuts = aggregate_short(work.output_tokens, below=10_000, unit=16)
     return (
         _best_s(lambda: presorted_dp(engines, cuts)),

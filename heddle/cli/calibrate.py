@@ -217,7 +217,7 @@ def check_(
 ) -> None:
     """Simulate finished runs on engines again, and print how far off that is.
 
-    Same trace, configuration, policy, seed and setting; engines as the profile says.
+    Same trace, configuration, policy, seed and context; engines as the profile says.
     """
     from heddle.calibration import check
     from heddle.cli.progress import progress

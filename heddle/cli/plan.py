@@ -1,4 +1,4 @@
-"""`heddle plan`: which engines, and who lives where?"""
+"""`heddle plan`: which engines, and which homes?"""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,8 @@ import rich_click as click
 from heddle.cli.options import planned, take_config
 
 if TYPE_CHECKING:
-    from heddle_core.plan.searched import Cost, Solver
+    from heddle_core.estimate.ordered import Cost
+    from heddle_core.solve.joint import Solver
 
 
 @click.command()
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     type=click.Choice(["context", "paper"]),
     default="context",
     show_default=True,
-    help="What a group is believed to cost: with contexts, KV and tools, or as published",
+    help="The cost estimate of a group: with contexts, KV and tools, or as published",
 )
 @click.option(
     "--predictor",

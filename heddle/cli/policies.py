@@ -11,7 +11,7 @@ def policies(as_json: bool) -> None:
     """List presets and the parts they are made of, one line each, and models with a profile."""
     from heddle.cli.show import lines
     from heddle.knowledge import LEARNED, ORACLES
-    from heddle_core.parts import PARTS
+    from heddle_core.parts.table import PARTS
     from heddle_core.presets import PRESETS, about, installed_policies
     from heddle_sim.profile_files import known_profiles
 
@@ -21,7 +21,7 @@ def policies(as_json: bool) -> None:
     for model, gpu in known_profiles():
         profiles.setdefault(model, []).append(gpu)
     parts = {kind: {n: p.about for n, p in named.items()} for kind, named in PARTS.items()}
-    parts["predict"] |= LEARNED | ORACLES
+    parts["predictor"] |= LEARNED | ORACLES
     if as_json:
         found = {"presets": presets, "installed": installed, "parts": parts, "profiles": profiles}
         click.echo(json.dumps(found))

@@ -89,8 +89,8 @@ def planned(plan: Planned) -> None:
     facts = [f"{len(problem.trajectories):,} trajectories", *plan.fill.assumptions]
     click.echo(f"trace    {plan.trace.name}: {'; '.join(facts)}")
     click.echo(
-        f"cluster  {problem.gpus} x {profile.gpu}, {profile.model}, "
-        f"TP {', '.join(map(str, sorted(problem.by_tp)))}, "
+        f"cluster  {sum(problem.pools.values())} x {profile.gpu}, {profile.model}, "
+        f"TP {', '.join(map(str, sorted(shape.tp for shape in problem.by_shape)))}, "
         f"{problem.max_running} running per engine"
     )
     if plan.left_out:

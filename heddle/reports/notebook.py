@@ -115,7 +115,7 @@ def runs_table(
 
 
 def plan_table(planned: Planned) -> pd.DataFrame:
-    """One row for each engine of a plan: TP degree, members, their believed lengths and end."""
+    """One row for each engine of a plan: TP degree, members, their estimated lengths and end."""
     return _table(planned.groups(), "engine")
 
 

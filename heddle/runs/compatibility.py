@@ -12,6 +12,48 @@ ROLLOUT_OF_OLD_RUNS = RolloutId("rollout")
 """The name that `heddle simulate` and `heddle run` give a run's only rollout."""
 
 
+_PROBLEMS = {
+    "heddle_core.plan.searched:JointProblem": "heddle_core.solve.joint:JointProblem",
+    "heddle_core.consolidate.tail_problem:TailProblem": "heddle_core.solve.tail:TailProblem",
+}
+
+
+def upgraded_problem(path: str, value: Any) -> tuple[str, Any]:
+    """Return the class of a planning problem and its value as this version writes them."""
+    if path not in _PROBLEMS:
+        return path, value
+    value = dict(value)
+    engines = [_engine(engine) for engine in value.get("engines", ())]
+    if engines:
+        value["engines"] = engines
+    gpu = value.pop("gpu", None) or engines[0]["shape"]["gpu"]
+    if "gpus" in value:
+        value["pools"] = {gpu: value.pop("gpus")}
+    value["by_shape"] = _by_shape(gpu, value.pop("by_tp"))
+    return _PROBLEMS[path], value
+
+
+def upgraded_context(value: dict[str, Any]) -> dict[str, Any]:
+    """Return what a policy knew before the rollout as this version writes it."""
+    if "tp_choices" not in value:
+        return value
+    value = dict(value)
+    gpu = value.pop("gpu")
+    cost = dict(value["cost"])
+    cost["by_shape"] = _by_shape(gpu, cost.pop("by_tp"))
+    return value | {
+        "pools": {gpu: value.pop("gpus")},
+        "shape": {"gpu": gpu, "tp": value.pop("tp")},
+        "shape_choices": [{"gpu": gpu, "tp": tp} for tp in value.pop("tp_choices")],
+        "mix": [{"gpu": gpu, "tp": tp} for tp in value["mix"]],
+        "cost": cost,
+    }
+
+
+def _by_shape(gpu: str, by_tp: dict[str, Any]) -> list[Any]:
+    return [[{"gpu": gpu, "tp": int(tp)}, cost] for tp, cost in by_tp.items()]
+
+
 def upgraded(field: str, value: Any) -> Any:
     """Return the value of a nested field as this version writes it."""
     if field == "resource_plan":

@@ -23,11 +23,13 @@ import pyarrow as pa
 from heddle.config import RunConfig
 from heddle.config_files import from_builtins, to_builtins
 from heddle.runs import files
+from heddle.runs.compatibility import upgraded_context
 from heddle.runs.files import RunError
 from heddle.runs.journal_rows import decode, encode, needed, schema
 from heddle.runs.metrics import Measured, SoloTpot, measure
+from heddle.runs.shape_keys import from_plain, to_plain
 from heddle_core.journal import Entry
-from heddle_core.policy import Setting
+from heddle_core.policy import PolicyContext
 
 __all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "labels", "load_run", "open_run"]
 
@@ -51,7 +53,7 @@ class RunFacts:
     """Name and hash of what the policy was told of earlier rollouts."""
     predictor_model: Mapping[str, Any] | None = None
     """Name and hash of the model that a learned predictor reads."""
-    setting: Setting | None = None
+    context: PolicyContext | None = None
     """What the policy was told, kept for replays; but for its model, a file of its own."""
     world: Mapping[str, Any] | None = None
     """Of a run on engines: what they are, on what machine, and notes for the user."""
@@ -126,9 +128,9 @@ class RunDirectory:
         if config_text is not None:
             files.write_whole(path / files.CONFIG_GIVEN, lambda f: f.write(config_text.encode()))
         files.write_json(path / files.CONFIG_RESOLVED, to_builtins(config))
-        if facts.setting is not None:
-            told = replace(facts.setting, learned=None)
-            files.write_json(path / files.SETTING, msgspec.to_builtins(told, str_keys=True))
+        if facts.context is not None:
+            context = replace(facts.context, learned=None)
+            files.write_json(path / files.CONTEXT, to_plain(context))
         self._file = (path / files.JOURNAL_OPEN).open("wb")
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._stream = pa.ipc.new_stream(self._file, schema(), options=options)
@@ -303,14 +305,16 @@ class Run:
         return from_builtins(files.read_json(path), str(path))
 
     @property
-    def setting(self) -> Setting | None:
+    def context(self) -> PolicyContext | None:
         """What its policy was told, but for its model; None when its driver kept none."""
-        path = self.path / files.SETTING
+        path = self.path / files.CONTEXT
+        if not path.exists():
+            path = self.path / files.OLD_CONTEXT
         if not path.exists():
             return None
         try:
-            told = files.read_json(path) | {"learned": None}
-            return msgspec.convert(told, Setting, str_keys=True)
+            plain = from_plain(upgraded_context(files.read_json(path) | {"learned": None}))
+            return msgspec.convert(plain, PolicyContext, str_keys=True)
         except msgspec.ValidationError as e:
             raise RunError(f"{path}: damaged: {e}") from None
 

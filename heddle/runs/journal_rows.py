@@ -26,7 +26,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from heddle.runs.compatibility import ROLLOUT_OF_OLD_RUNS, upgraded
+from heddle.runs.compatibility import ROLLOUT_OF_OLD_RUNS, upgraded, upgraded_problem
+from heddle.runs.shape_keys import from_plain, to_plain
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_core.ids import EngineId, EngineShape
@@ -227,11 +228,12 @@ def _payload(thing: Any, shape: _Shape) -> str:
     fields: dict[str, Any] = {}
     for name, hint in shape.nested:
         value = getattr(thing, name)
-        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=str)
         if hint is PlanProblem:
             cls = type(value)
-            plain = {"class": f"{cls.__module__}:{cls.__qualname__}", "value": plain}
-        fields[name] = plain
+            name_of_class = f"{cls.__module__}:{cls.__qualname__}"
+            fields[name] = {"class": name_of_class, "value": to_plain(value)}
+        else:
+            fields[name] = msgspec.to_builtins(value, str_keys=True, enc_hook=str)
     # The standard library's JSON, not msgspec's, which has no infinities.
     return json.dumps(fields, separators=(",", ":"))
 
@@ -316,7 +318,8 @@ def _join_shapes(keys: list[str], columns: list[Sequence[Any]]) -> None:
 
 def _restore(value: Any, hint: Any) -> Any:
     if hint is PlanProblem:
-        return _convert(value["value"], _problem_class(value["class"]))
+        path, problem = upgraded_problem(value["class"], value["value"])
+        return _convert(problem, _problem_class(path))
     return _convert(value, hint)
 
 
@@ -325,7 +328,7 @@ T = TypeVar("T")
 
 def _convert(value: Any, cls: type[T]) -> T:
     try:
-        return msgspec.convert(value, cls, str_keys=True, dec_hook=_from_text)
+        return msgspec.convert(from_plain(value), cls, str_keys=True, dec_hook=_from_text)
     except msgspec.ValidationError as e:
         raise JournalError(f"journal payload does not fit {cls}: {e}") from None
 

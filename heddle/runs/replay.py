@@ -95,13 +95,13 @@ def _policy(run: Run) -> Policy:
             raise RunError(f"{wanted}: {error}") from None
         if found != recorded:
             raise RunError(f"{wanted}: the file that is there now has sha256 {found[:16]}")
-    setting = run.setting
+    context = run.context
     model = _model(run)
-    if setting is not None and model is not None:
-        setting = replace(setting, learned=model.model)
-    if setting is None:
+    if context is not None and model is not None:
+        context = replace(context, learned=model.factory)
+    if context is None:
         return prepare(config, workspace=shared).policy
-    return make_policy(config, setting, shared.workload(config).scripts if oracle else ())
+    return make_policy(config, context, shared.workload(config).scripts if oracle else ())
 
 
 def _model(run: Run) -> LoadedModel | None:

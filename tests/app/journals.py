@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
 import pyarrow as pa
 from click.testing import Result
 
@@ -21,6 +22,14 @@ def table(entries: Sequence[Entry]) -> pa.Table:
 
 def entry(event: Event, *commands: Command) -> Entry:
     return Entry(event, commands)
+
+
+def numbered(*entries: Entry) -> list[Entry]:
+    """The entries with the causes that a controller gives: the number of each command's event."""
+    return [
+        Entry(e.event, tuple(msgspec.structs.replace(c, cause=number) for c in e.commands))
+        for number, e in enumerate(entries)
+    ]
 
 
 def ready(engine: str, *, at: float = 0.0, tp: int = 1) -> EngineReady:

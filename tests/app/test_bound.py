@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from heddle.runs.bound import lower_bound
 from heddle_core.controller import Controller
-from heddle_core.cost import CostModel, StepCost
+from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.events import Event, TrajectoryFinished
+from heddle_core.ids import EngineShape
 from heddle_core.journal import Entry, recorded
-from heddle_core.policy import Setting
+from heddle_core.policy import PolicyContext
 from heddle_core.presets import PRESETS, load_policy
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
@@ -157,19 +158,17 @@ def test_no_simulated_run_beats_the_bound(
     bound = lower_bound(
         work, list(by_tp.values()), gpus=gpus, max_running=slots, tool_capacity=tools
     )
-    belief = StepCost(t0_s=0.01, t1_s=0.0, t2_s=0.0, prefill_s=1e-5, kv_capacity_tokens=3000)
-    setting = Setting(
-        gpus=gpus,
-        gpu="g",
-        tp=tp,
-        tp_choices=(1, 2),
+    cost = StepCost(t0_s=0.01, t1_s=0.0, t2_s=0.0, prefill_s=1e-5, kv_capacity_tokens=3000)
+    by_shape = {EngineShape("g", tp): cost for tp in (1, 2)}
+    policy_context = PolicyContext(
+        pools={"g": gpus},
+        shape=EngineShape("g", tp),
+        shape_choices=tuple(by_shape),
         max_running=slots,
-        cost=CostModel(
-            by_tp={1: belief, 2: belief}, transfer_fixed_s=0.0, transfer_s_per_token=0.0
-        ),
+        cost=CostModel(by_shape=by_shape, transfer_fixed_s=0.0, transfer_s_per_token=0.0),
     )
     name = data.draw(st.sampled_from(sorted(PRESETS)))
-    controller, entries = Controller(load_policy(name, setting)), list[Entry]()
+    controller, entries = Controller(load_policy(name, policy_context)), list[Entry]()
     world = World(
         table=lambda _, n: by_tp[n],
         transfer_fixed_s=0.0,

@@ -71,9 +71,9 @@ def test_replay_says_the_same_and_notices_a_change(heddle: Heddle, trace: Path):
     assert same.exit_code == 0
     assert "commands: the same" in same.stdout
     # As if the policy had been told something else: its commands are not those recorded.
-    setting = Path(row["run"]) / "setting.json"
-    setting.chmod(0o644)
-    setting.write_text(setting.read_text().replace('"max_running": 2', '"max_running": 3'))
+    context = Path(row["run"]) / "context.json"
+    context.chmod(0o644)
+    context.write_text(context.read_text().replace('"max_running": 2', '"max_running": 3'))
     other = heddle("replay", row["run"], "--json")
     assert other.exit_code == 1
     found = json.loads(other.stdout)
@@ -123,7 +123,7 @@ def test_a_failure_without_engine_or_time_is_refused(
 def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
     found = json.loads(heddle("policies", "--json").stdout)
     assert {"verl", "verl-star", "slime"} <= found["presets"].keys()
-    assert "fcfs" in found["parts"]["schedule"]
+    assert "fcfs" in found["parts"]["scheduler"]
     assert "h100" in found["profiles"]["qwen3-14b"]
     text = heddle("policies").stdout
     assert all(name in text for name in (*found["presets"], *found["profiles"]))

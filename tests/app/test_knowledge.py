@@ -58,9 +58,9 @@ def test_a_known_workload_gets_its_prior_and_the_run_says_so(heddle: Heddle, cod
     assert manifest(row)["history"]["name"] == "prior:coding"
     assert len(manifest(row)["history"]["sha256"]) == 64
     assert run.config.history == "prior:coding"
-    assert run.setting is not None
-    assert run.setting.history is not None
-    assert len(run.setting.history.output_quantiles) == 256
+    assert run.context is not None
+    assert run.context.history is not None
+    assert len(run.context.history.output_quantiles) == 256
 
 
 def test_a_trace_of_earlier_rollouts_is_told_and_named(heddle: Heddle, coding: Path, earlier: Path):
@@ -82,10 +82,10 @@ def test_history_tells_the_part_of_that_name_its_prompts(
     policy = ("--policy", "heddle+history")
     with_prior = simulated(heddle, coding, *policy)
     with_trace = simulated(heddle, coding, *policy, "--history", earlier)
-    setting = load_run(with_trace["run"]).setting
-    assert setting is not None
-    assert setting.history is not None
-    assert len(setting.history.group_totals) == 12
+    context = load_run(with_trace["run"]).context
+    assert context is not None
+    assert context.history is not None
+    assert len(context.history.group_totals) == 12
     assert with_prior["makespan_s"] != with_trace["makespan_s"]
 
 
@@ -98,8 +98,8 @@ def test_no_history_is_no_history(heddle: Heddle, coding: Path, asked: str):
     assert manifest(row)["history"] is None
     run = load_run(row["run"])
     assert run.config.history == "none"
-    assert run.setting is not None
-    assert run.setting.history is None
+    assert run.context is not None
+    assert run.context.history is None
     same_again(heddle, row)
 
 
@@ -201,7 +201,7 @@ def test_a_replay_without_an_oracle_needs_nothing_but_the_run(
 
 def test_oracles_are_listed(heddle: Heddle):
     found = json.loads(heddle("policies", "--json").stdout)
-    assert {"oracle", "noisy-oracle:SIGMA"} <= found["parts"]["predict"].keys()
+    assert {"oracle", "noisy-oracle:SIGMA"} <= found["parts"]["predictor"].keys()
     assert "heddle-paper" in found["presets"]
 
 
@@ -256,8 +256,8 @@ def longer(path: Path, prompt_tokens: int) -> Path:
 def test_planners_choose_among_degrees_that_hold_the_largest_context(heddle: Heddle, coding: Path):
     args = (longer(coding, 400_000), "--policy", "heddle", "--tp", 2)
     run = load_run(simulated(heddle, *args)["run"])
-    assert run.setting is not None
-    assert run.setting.tp_choices == (2, 4)
+    assert run.context is not None
+    assert [shape.tp for shape in run.context.shape_choices] == [2, 4]
     assert run.summary["cancelled"] == 0
 
 

@@ -18,7 +18,7 @@ from heddle_core.events import (
 )
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.journal import Entry
-from tests.app.journals import arrived, dispatch, done, entry, ready, table
+from tests.app.journals import arrived, dispatch, done, entry, numbered, ready, table
 
 A, B, E0, E1 = TrajectoryId("a"), TrajectoryId("b"), EngineId("e0"), EngineId("e1")
 
@@ -29,7 +29,7 @@ def finished(who: str, at: float, outcome: Any = "completed") -> TrajectoryFinis
 
 def story() -> list[Entry]:
     """`a` is preempted once, waits, uses a tool and moves; `b` waits for the first slot of e0."""
-    return [
+    return numbered(
         entry(ready("e0")),
         entry(ready("e1", tp=2)),
         entry(arrived("a", at=1.0, prompt=100), dispatch("a", 0, "e0")),
@@ -89,7 +89,7 @@ def story() -> list[Entry]:
             )
         ),
         entry(finished("a", 11.0)),
-    ]
+    )
 
 
 def test_steps_add_up_their_dispatches():

@@ -15,7 +15,7 @@ from heddle.runs import load_run
 from heddle.setup import Workspace
 from heddle.simulation import simulate
 from heddle_core.commands import SolvePlan, StartEngine
-from heddle_core.plan.searched import JointProblem
+from heddle_core.solve.joint import JointProblem
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 from tests.app.conftest import ROOT
@@ -166,7 +166,7 @@ def test_a_run_makes_the_plan_that_was_shown(coding: Path, tmp_path: Path):
     )
     commands = [c for entry in load_run(run.path).entries() for c in entry.commands]
     started = sorted((c.shape.tp for c in commands if isinstance(c, StartEngine)), reverse=True)
-    assert started == [group.tp for group in shown.found.groups]
+    assert started == [group.shape.tp for group in shown.found.groups]
     assert any(isinstance(c, SolvePlan) for c in commands)
     assert isinstance(shown.problem, JointProblem)
 

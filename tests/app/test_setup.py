@@ -81,7 +81,7 @@ def test_a_workspace_tells_apart_what_configurations_tell_apart(config: RunConfi
         replace(config, missing=MissingConfig(tool_s="zero")),
     ):
         assert prepare(other, workspace=shared).workload is not first.workload
-    assert prepare(replace(config, cluster=cluster), workspace=shared).context.gpus == 4
+    assert prepare(replace(config, cluster=cluster), workspace=shared).context.pools == {"h100": 4}
 
 
 def test_a_run_prepared_before_is_the_run_of_its_configuration(config: RunConfig, tmp_path: Path):

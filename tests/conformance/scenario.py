@@ -11,12 +11,11 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from heddle.knowledge import SHIPPED, load_predictor_model
-from heddle_core import Controller, Entry, Policy, Setting, recorded
+from heddle_core import Controller, Entry, Policy, PolicyContext, recorded
 from heddle_core.commands import Command
 from heddle_core.events import Event
-from heddle_core.ids import EngineId
-from heddle_core.parts import Part
-from heddle_core.predict.model import Model
+from heddle_core.ids import EngineId, EngineShape
+from heddle_core.parts.table import Part
 from heddle_core.presets import load_policy
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
@@ -87,25 +86,19 @@ def scripts_of(workload: str, trajectories: int, seed: int) -> tuple[TrajectoryS
     return tuple(replace(s, steps=s.steps[:LONGEST_STEPS]) for s in scripts)
 
 
-@lru_cache
-def shipped_model() -> Model:
-    return load_predictor_model(SHIPPED).model
-
-
-def setting_of(scenario: Scenario, history_from: Sequence[TrajectoryScript] = ()) -> Setting:
-    belief = profile().belief(TPS)
+def context_of(scenario: Scenario, history_from: Sequence[TrajectoryScript] = ()) -> PolicyContext:
+    cost = profile().cost_estimate(TPS)
     kv = scenario.kv_per_gpu_tokens
-    by_tp = {tp: replace(c, kv_capacity_tokens=tp * kv) for tp, c in belief.by_tp.items()}
-    return Setting(
-        gpus=GPUS,
-        gpu="h100",
-        tp=1,
-        tp_choices=TPS,
+    by_shape = {s: replace(c, kv_capacity_tokens=s.tp * kv) for s, c in cost.by_shape.items()}
+    return PolicyContext(
+        pools={"h100": GPUS},
+        shape=EngineShape("h100", 1),
+        shape_choices=tuple(by_shape),
         max_running=scenario.slots,
-        cost=replace(belief, by_tp=by_tp, transfer_fixed_s=scenario.transfer_fixed_s),
+        cost=replace(cost, by_shape=by_shape, transfer_fixed_s=scenario.transfer_fixed_s),
         history=history_of(history_from) if history_from else None,
         seed=5,
-        learned=shipped_model(),
+        learned=load_predictor_model(SHIPPED).factory,
     )
 
 
@@ -133,7 +126,7 @@ def policy_of(
     earlier: tuple[TrajectoryScript, ...] = ()
     if scenario.with_history:
         earlier = scripts_of(scenario.workload, scenario.trajectories, scenario.seed + 1)
-    return load_policy(name, setting_of(scenario, earlier), extra=extra)
+    return load_policy(name, context_of(scenario, earlier), extra=extra)
 
 
 def play(

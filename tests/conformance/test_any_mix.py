@@ -12,7 +12,7 @@ import pytest
 
 from heddle_core import Controller, first_divergence
 from heddle_core.ids import EngineId
-from heddle_core.parts import PARTS
+from heddle_core.parts.table import PARTS
 from heddle_core.presets import PRESETS
 from heddle_trace import StepScript, TrajectoryScript
 from tests.conformance.scenario import Scenario, play, policy_of, scripts_of

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heddle_core.cost import CostModel
+from heddle_core.estimate.cost import CostModel
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.plans import EngineSpec, ResourcePlan
@@ -130,4 +130,4 @@ def contrary(*, needs_all: bool, served: bool) -> Policy:
 GPUS = 4
 """Of the engines of `TwoSizes`."""
 
-NO_COST = CostModel(by_tp={}, transfer_fixed_s=0.0, transfer_s_per_token=0.0)
+NO_COST = CostModel(by_shape={}, transfer_fixed_s=0.0, transfer_s_per_token=0.0)

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from heddle_core.cost import CostModel, StepCost
-from heddle_core.history import History
+from heddle_core.estimate.cost import CostModel, StepCost
+from heddle_core.estimate.history import History
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.ledger import Engine, Ledger
-from heddle_core.policy import Setting
+from heddle_core.policy import PolicyContext
 from heddle_core.trajectory import Phase, Trajectory
 
 
@@ -21,22 +21,21 @@ def step_cost(tp: int = 1) -> StepCost:
     )
 
 
-def setting(
+def policy_context(
     *,
     gpus: int = 8,
     tps: tuple[int, ...] = (1, 2, 4, 8),
     max_running: int = 16,
     transfer_fixed_s: float = 0.1,
     history: History | None = None,
-) -> Setting:
-    return Setting(
-        gpus=gpus,
-        gpu="h100",
-        tp=1,
-        tp_choices=tps,
+) -> PolicyContext:
+    return PolicyContext(
+        pools={"h100": gpus},
+        shape=EngineShape("h100", 1),
+        shape_choices=tuple(EngineShape("h100", tp) for tp in tps),
         max_running=max_running,
         cost=CostModel(
-            by_tp={tp: step_cost(tp) for tp in tps},
+            by_shape={EngineShape("h100", tp): step_cost(tp) for tp in tps},
             transfer_fixed_s=transfer_fixed_s,
             transfer_s_per_token=1e-6,
         ),

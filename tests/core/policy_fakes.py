@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from heddle_core.cost import CostModel, StepCost
+from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
-from heddle_core.policy import Setting
+from heddle_core.policy import PolicyContext
 from heddle_core.trajectory import Phase
+from tests.core.shapes import h100
 
 SOME_GROUP = GroupId("g")
 ONE_H100 = EngineShape("h100", 1)
@@ -76,13 +77,16 @@ def trajectory(name: str, **fields: object) -> FakeTrajectory:
     return FakeTrajectory(id=TrajectoryId(name), **fields)  # type: ignore[arg-type]
 
 
-def setting(*, gpus: int = 8, tp: int = 1) -> Setting:
+def policy_context(*, gpus: int = 8, tp: int = 1) -> PolicyContext:
     cost = StepCost(t0_s=0.01, t1_s=1e-4, t2_s=1e-8, prefill_s=1e-4, kv_capacity_tokens=250_000)
-    return Setting(
-        gpus=gpus,
-        gpu="h100",
-        tp=tp,
-        tp_choices=(1, 2, 4, 8),
+    return PolicyContext(
+        pools={"h100": gpus},
+        shape=h100(tp),
+        shape_choices=(h100(1), h100(2), h100(4), h100(8)),
         max_running=100,
-        cost=CostModel(by_tp={1: cost, 2: cost}, transfer_fixed_s=0.1, transfer_s_per_token=1e-6),
+        cost=CostModel(
+            by_shape={h100(1): cost, h100(2): cost},
+            transfer_fixed_s=0.1,
+            transfer_s_per_token=1e-6,
+        ),
     )

@@ -1,4 +1,4 @@
-"""Balance: a home moves when another engine's believed end is earlier by a margin, and not else."""
+"""Balance: a home moves only if another engine's estimated end is earlier by a margin."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -7,17 +7,17 @@ from hypothesis import given, settings
 
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.ledger import Ledger, Trajectory
-from heddle_core.migrate.balance import Balance
-from heddle_core.policy import Setting
-from tests.core.ledgers import add_engine, add_trajectory, history, ledger_of, setting
+from heddle_core.parts.migration.balance import Balance
+from heddle_core.policy import PolicyContext
+from tests.core.ledgers import add_engine, add_trajectory, history, ledger_of, policy_context
 
 HISTORY = history()
 
 
-def terms(s: Setting, ledger: Ledger, context: int, remaining: float, engine: EngineId):
+def terms(s: PolicyContext, ledger: Ledger, context: int, remaining: float, engine: EngineId):
     """What one trajectory adds to the two sums of an engine, and its solo time: written apart."""
     e = ledger.engine(engine)
-    cost = s.cost.by_tp[e.shape.tp]
+    cost = s.cost.by_shape[e.shape]
     output = max(remaining, 1.0)
     appended = output * (s.history.appended_per_output if s.history else 0.0)
     mean_context = context + (output + appended) / 2
@@ -27,7 +27,7 @@ def terms(s: Setting, ledger: Ledger, context: int, remaining: float, engine: En
     return cost.t0_s * output * pace + work, work, cost.t0_s * output + work + tool_s
 
 
-def gain_s(s: Setting, ledger: Ledger, t: Trajectory, source: str, target: str) -> float:
+def gain_s(s: PolicyContext, ledger: Ledger, t: Trajectory, source: str, target: str) -> float:
     """Seconds by which `t` would end earlier at `target`, from the formula of the module."""
 
     def end_s(engine: str) -> float:
@@ -52,7 +52,7 @@ def crowded(*, tool_s: float = 100.0) -> tuple[Ledger, Trajectory]:
 
 
 def test_it_moves_for_the_least_gain_and_not_for_less():
-    s = setting(tps=(1,))
+    s = policy_context(tps=(1,))
     ledger, t = crowded()
     gain = gain_s(s, ledger, t, "e0", "e1")
     assert gain > 1.0
@@ -62,7 +62,7 @@ def test_it_moves_for_the_least_gain_and_not_for_less():
 
 
 def test_it_moves_for_the_least_share_of_the_end_at_home_and_not_for_less():
-    s = setting(tps=(1,))
+    s = policy_context(tps=(1,))
     ledger, t = crowded()
     gain = gain_s(s, ledger, t, "e0", "e1")
     own_full, _, own_solo = terms(s, ledger, t.context_tokens, t.remaining_tokens, EngineId("e0"))
@@ -82,12 +82,12 @@ def test_an_even_load_is_left_alone():
     ledger = ledger_of(1, 1, 1)
     for i in range(30):
         add_trajectory(ledger, f"t{i}", f"e{i % 3}", tool_s=100.0, step=1)
-    balance = Balance(setting(tps=(1,)))
+    balance = Balance(policy_context(tps=(1,)))
     assert [balance.target(t, 1_000.0, ledger) for t in ledger.trajectories.values()] == [None] * 30
 
 
 def test_asked_in_turn_it_evens_out_a_crowd_and_then_rests():
-    s = setting(tps=(1, 2), history=HISTORY)
+    s = policy_context(tps=(1, 2), history=HISTORY)
     ledger = ledger_of(1, 1, 2)
     for i in range(60):
         remaining = 500.0 + 150.0 * i
@@ -121,21 +121,21 @@ def test_asked_in_turn_it_evens_out_a_crowd_and_then_rests():
 
 def test_a_transfer_that_no_tool_hides_is_paid_for():
     ledger, t = crowded(tool_s=0.0)
-    gain = gain_s(setting(tps=(1,)), ledger, t, "e0", "e1")
+    gain = gain_s(policy_context(tps=(1,)), ledger, t, "e0", "e1")
     for fixed_s, found in ((gain + 1.0, None), (gain - 3.0, "e1")):
-        balance = Balance(setting(tps=(1,), transfer_fixed_s=fixed_s), margin=0.0)
+        balance = Balance(policy_context(tps=(1,), transfer_fixed_s=fixed_s), margin=0.0)
         assert balance.target(t, t.remaining_tokens, ledger) == found
 
 
 def test_a_transfer_that_its_tools_hide_is_free():
     ledger, t = crowded(tool_s=1e6)
-    balance = Balance(setting(tps=(1,), transfer_fixed_s=1e5))
+    balance = Balance(policy_context(tps=(1,), transfer_fixed_s=1e5))
     assert balance.target(t, t.remaining_tokens, ledger) == "e1"
 
 
 def test_who_has_no_home_or_a_dying_one_stays():
     ledger, t = crowded()
-    balance = Balance(setting(tps=(1,)))
+    balance = Balance(policy_context(tps=(1,)))
     assert balance.target(add_trajectory(ledger, "new"), 1.0, ledger) is None
     ledger.close_engine(ledger.engine(EngineId("e0")))
     assert balance.target(t, t.remaining_tokens, ledger) is None
@@ -143,7 +143,7 @@ def test_who_has_no_home_or_a_dying_one_stays():
 
 def test_an_engine_that_comes_is_used_and_one_that_goes_is_not():
     ledger, t = crowded()
-    balance = Balance(setting(tps=(1, 8)))
+    balance = Balance(policy_context(tps=(1, 8)))
     assert balance.target(t, t.remaining_tokens, ledger) == "e1"
     add_engine(ledger, "e9", 8)
     assert balance.target(t, t.remaining_tokens, ledger) == "e9"
@@ -156,7 +156,7 @@ def test_an_engine_that_comes_is_used_and_one_that_goes_is_not():
 
 def test_finished_trajectories_drop_out_whoever_they_were():
     ledger, t = crowded()
-    balance = Balance(setting(tps=(1,)))
+    balance = Balance(policy_context(tps=(1,)))
     balance.target(t, t.remaining_tokens, ledger)
     for other in ledger.trajectories.values():
         balance.finished(other)
@@ -179,7 +179,7 @@ OPS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(ops=OPS)
 def test_the_sums_are_those_of_who_was_told_where_however_long_it_runs(ops):
-    s = setting(tps=(1, 2), history=HISTORY)
+    s = policy_context(tps=(1, 2), history=HISTORY)
     ledger = ledger_of(1, 2, 1)
     for i in range(8):
         add_trajectory(ledger, f"t{i}", f"e{i % 3}", remaining_tokens=1_000.0 * i)

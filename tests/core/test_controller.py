@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from heddle_core import Controller, Policy
-from heddle_core.admit.fitting import Fitting
 from heddle_core.commands import (
     Cancel,
     Command,
@@ -36,12 +35,13 @@ from heddle_core.events import (
 )
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.ledger import LedgerError
-from heddle_core.migrate.never import Never
-from heddle_core.place.least_loaded import LeastLoaded
+from heddle_core.parts.admission.prompt_only import PromptOnly
+from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import TrajectoryView, View
-from heddle_core.predict.none import NoPrediction
-from heddle_core.schedule.fcfs import Fcfs
 
 E0, E1 = EngineId("e0"), EngineId("e1")
 A, B, C = TrajectoryId("a"), TrajectoryId("b"), TrajectoryId("c")
@@ -89,7 +89,7 @@ class ToE1(Never):
 PLAIN = Policy(
     predictor=NoPrediction(),
     scheduler=Fcfs(),
-    admission=Fitting(),
+    admission=PromptOnly(),
     placement=LeastLoaded(),
     migration=Never(),
     planner=Engines(),

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.core.ledgers import setting, step_cost
+from tests.core.ledgers import policy_context, step_cost
 
 
 def test_an_iteration_is_affine_in_batch_and_context():
@@ -10,6 +10,6 @@ def test_an_iteration_is_affine_in_batch_and_context():
 
 
 def test_a_transfer_has_a_fixed_part_and_one_for_each_token():
-    cost = setting(transfer_fixed_s=0.5).cost
+    cost = policy_context(transfer_fixed_s=0.5).cost
     assert cost.transfer_s(0) == 0.5
     assert cost.transfer_s(1_000_000) == pytest.approx(1.5)

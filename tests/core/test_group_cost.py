@@ -1,4 +1,4 @@
-"""Believed ends of groups: closed forms against simulation, and what every cost must keep."""
+"""Estimated ends of groups: closed forms against simulation, and what every cost must keep."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from heddle_core.cost import StepCost
-from heddle_core.plan.group_cost import (
+from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.group_cost import (
     ScaledCost,
     SegmentCost,
     Work,
@@ -18,7 +18,7 @@ from heddle_core.plan.group_cost import (
     solo_s,
     work_of,
 )
-from heddle_core.plan.paper_cost import (
+from heddle_core.estimate.paper_cost import (
     group_end_s,
     group_slowdown,
     paper_costs,
@@ -28,7 +28,7 @@ from heddle_core.plan.paper_cost import (
     slowdown_by_size,
     tpot_by_batch,
 )
-from heddle_core.plan.simulate_group import simulate_group
+from heddle_core.estimate.simulate_group import simulate_group
 
 COST = StepCost(t0_s=0.011, t1_s=5e-5, t2_s=4.7e-8, prefill_s=4e-5, kv_capacity_tokens=259_000)
 ROOMY = replace(COST, kv_capacity_tokens=10**9)
@@ -112,7 +112,7 @@ def test_a_member_larger_than_the_kv_capacity_runs_alone_and_ends() -> None:
     assert simulated.end_s == pytest.approx(solo_s(work, small).sum(), rel=1e-6)
 
 
-def test_context_growth_makes_long_groups_later_than_a_batch_only_belief() -> None:
+def test_context_growth_makes_long_groups_later_than_a_batch_only_estimate() -> None:
     work = drawn(4, 400, tools=0.0)
     by_size = paper_costs(work, {1: COST}, max_running=100, context_tokens=500)[1]
     aware = context_cost(work, COST, max_running=100)

@@ -41,7 +41,7 @@ def test_as_many_means_as_quantiles_give_back_history_itself():
     ]
 
 
-def test_predictions_that_spread_as_history_did_are_believed():
+def test_predictions_that_spread_as_history_did_are_used():
     past = history()
     doubled = [2.0 * q for q in past.output_quantiles]
     assert past.lengths(doubled).tolist() == doubled

@@ -1,5 +1,5 @@
-from heddle_core.schedule.longest_total import LongestTotal
-from heddle_core.schedule.lpt import LongestFirst
+from heddle_core.parts.scheduler.longest_total import LongestTotal
+from heddle_core.parts.scheduler.lpt import LongestFirst
 from tests.core.ledgers import add_trajectory, ledger_of
 
 

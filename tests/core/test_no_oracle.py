@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from heddle_core.events import StepFinished
-from heddle_core.parts import Part
+from heddle_core.parts.table import Part
 from heddle_core.presets import PRESETS
 from heddle_trace import TrajectoryScript
 from heddle_trace.oracle import Oracle

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_core.place.cache_aware import CacheAware
+from heddle_core.parts.placement.cache_aware import CacheAware
 from tests.core.policy_fakes import trajectory, view_of
 
 

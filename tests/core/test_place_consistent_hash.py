@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle_core.ids import EngineId
-from heddle_core.place.consistent_hash import ConsistentHash
+from heddle_core.parts.placement.consistent_hash import ConsistentHash
 from tests.core.policy_fakes import FakeEngine, trajectory, view_of
 
 NAMES = [f"g{i // 16:03d}/{i % 16}" for i in range(400)]
@@ -61,7 +61,8 @@ def test_load_plays_no_part():
 
 
 def test_the_hash_is_the_same_in_every_process():
-    code = "from heddle_core.place.consistent_hash import _point; print(_point('math-017/3'))"
+    module = "heddle_core.parts.placement.consistent_hash"
+    code = f"from {module} import _point; print(_point('math-017/3'))"
     told = {
         subprocess.run(
             [sys.executable, "-c", code],

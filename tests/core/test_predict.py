@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, GroupId
-from heddle_core.predict.group import GroupPredictor
-from heddle_core.predict.history import HistoryPredictor
-from heddle_core.predict.none import NoPrediction
-from heddle_core.predict.progressive import ProgressivePredictor
-from heddle_core.predict.served import Served
-from heddle_core.predict.step_lengths import RunningMean, StepLengths
+from heddle_core.parts.predictor.group import GroupPredictor
+from heddle_core.parts.predictor.history import HistoryPredictor
+from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.predictor.progressive import ProgressivePredictor
+from heddle_core.parts.predictor.served import Served
+from heddle_core.parts.predictor.step_lengths import RunningMean, StepLengths
 from tests.core.policy_fakes import trajectory
 
 EVERY = {
@@ -299,7 +299,7 @@ def test_progressive_keeps_tasks_apart():
         {"typical_weight": -1.0},
     ],
 )
-def test_progressive_refuses_beliefs_out_of_range(wrong):
+def test_progressive_refuses_priors_out_of_range(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ProgressivePredictor(**wrong)
 

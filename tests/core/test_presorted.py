@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from heddle_core.estimate.group_cost import context_costs, longest_first, work_of
+from heddle_core.estimate.paper_cost import paper_costs
 from heddle_core.ids import EngineId
-from heddle_core.place.presorted import Presorted
-from heddle_core.plan.group_cost import context_costs, longest_first, work_of
-from heddle_core.plan.paper_cost import paper_costs
-from tests.core.ledgers import add_trajectory, history, ledger_of, setting
+from heddle_core.parts.placement.presorted import Presorted
+from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context
+from tests.core.shapes import h100
 
 
 def lengths_ledger(tps, outputs, contexts):
@@ -22,7 +23,7 @@ def lengths_ledger(tps, outputs, contexts):
     return ledger, ts, [t.remaining_tokens for t in ts]
 
 
-def believed(cost, s, ts, remaining, tps):
+def estimated(cost, s, ts, remaining, tps):
     """Order of trajectories and cost of each engine, widest first, as the part says it does."""
     output = np.maximum(np.asarray(remaining), 1.0)
     work = work_of(
@@ -31,14 +32,14 @@ def believed(cost, s, ts, remaining, tps):
         appended_tokens=output * (s.history.appended_per_output if s.history else 0.0),
         tool_s=output * (s.history.tool_s_per_output if s.history else 0.0),
     )
-    by_tp = {tp: s.cost.by_tp[tp] for tp in tps}
+    by_shape = {h100(tp): s.cost.by_shape[h100(tp)] for tp in tps}
     if cost == "context":
-        order = longest_first(work, by_tp[min(by_tp)])
-        costs = context_costs(work.take(order), by_tp, max_running=s.max_running)
+        order = longest_first(work, by_shape[min(by_shape)])
+        costs = context_costs(work.take(order), by_shape, max_running=s.max_running)
     else:
         order = np.argsort(-work.output_tokens, kind="stable")
-        costs = paper_costs(work.take(order), by_tp, max_running=s.max_running)
-    return order, [costs[tp] for tp in sorted(tps, reverse=True)]
+        costs = paper_costs(work.take(order), by_shape, max_running=s.max_running)
+    return order, [costs[h100(tp)] for tp in sorted(tps, reverse=True)]
 
 
 def makespan(costs, bounds):
@@ -57,10 +58,10 @@ def makespan(costs, bounds):
     ),
 )
 def test_groups_are_the_best_of_every_way_to_cut(cost, tps, trajectories):
-    s = setting(max_running=4)
+    s = policy_context(max_running=4)
     ledger, ts, remaining = lengths_ledger(tps, *zip(*trajectories, strict=True))
     homes = Presorted(s, cost=cost).assign(ts, remaining, ledger)
-    order, costs = believed(cost, s, ts, remaining, tps)
+    order, costs = estimated(cost, s, ts, remaining, tps)
     n, widest = len(ts), sorted(ledger.engines, key=lambda e: -e.shape.tp)
     assert len(homes) == n
     assert set(homes) <= {e.id for e in widest}
@@ -75,33 +76,33 @@ def test_groups_are_the_best_of_every_way_to_cut(cost, tps, trajectories):
 
 def test_the_longest_stand_on_the_widest_engine():
     ledger, ts, remaining = lengths_ledger((1, 4), [100.0, 20_000.0, 200.0, 150.0], [500] * 4)
-    homes = Presorted(setting()).assign(ts, remaining, ledger)
+    homes = Presorted(policy_context()).assign(ts, remaining, ledger)
     assert homes[1] == "e1"
     assert "e0" in homes
 
 
 def test_without_predictions_engines_share_evenly():
     ledger, ts, remaining = lengths_ledger((1, 1), [0.0] * 40, [500] * 40)
-    homes = Presorted(setting()).assign(ts, remaining, ledger)
+    homes = Presorted(policy_context()).assign(ts, remaining, ledger)
     assert abs(homes.count("e0") - homes.count("e1")) <= 1
 
 
 def test_predictions_that_tell_nobody_apart_are_dealt_in_even_shares():
     lengths = [3_000.0 - i / 10 for i in range(400)]
     ledger, ts, remaining = lengths_ledger((4, 1, 1, 1), lengths, [9] * 400)
-    blocks = Presorted(setting()).assign(ts, remaining, ledger)
-    dealt = Presorted(setting(history=history())).assign(ts, remaining, ledger)
+    blocks = Presorted(policy_context()).assign(ts, remaining, ledger)
+    dealt = Presorted(policy_context(history=history())).assign(ts, remaining, ledger)
     assert dealt.count("e0") > dealt.count("e1") > 0, "a wide engine takes more"
     for quarter in range(4):
         here = dealt[100 * quarter : 100 * quarter + 100]
         assert abs(4 * here.count("e0") - dealt.count("e0")) <= 4, "dealt in blocks"
-    assert blocks[:10] == ["e0"] * 10, "without a history every prediction is believed"
+    assert blocks[:10] == ["e0"] * 10, "without a history every prediction is used"
 
 
 def test_a_home_stays_while_its_engine_takes_work():
     ledger = ledger_of(1, 4)
     t = add_trajectory(ledger, "t", "e0")
-    part = Presorted(setting())
+    part = Presorted(policy_context())
     assert part.needs_all
     assert part.place(t, ledger) == "e0"
     ledger.close_engine(ledger.engine(EngineId("e0")))
@@ -116,4 +117,4 @@ def test_who_has_no_home_joins_the_fewest_trajectories_for_each_gpu(on_wide, hom
     add_trajectory(ledger, "a", "e0")
     for i in range(on_wide):
         add_trajectory(ledger, f"w{i}", "e1")
-    assert Presorted(setting()).place(add_trajectory(ledger, "new"), ledger) == home
+    assert Presorted(policy_context()).place(add_trajectory(ledger, "new"), ledger) == home

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_core.place.presorted_dp import aggregate_short, every_cut, presorted_dp
-from heddle_core.place.presorted_search import search_partition
-from heddle_core.plan.group_cost import SegmentCost
-from heddle_core.plan.paper_cost import SizeCost, simulated_table, size_cost
+from heddle_core.estimate.group_cost import SegmentCost
+from heddle_core.estimate.paper_cost import SizeCost, simulated_table, size_cost
+from heddle_core.solve.presorted_dp import aggregate_short, every_cut, presorted_dp
+from heddle_core.solve.presorted_search import search_partition
 
 lengths_st = st.lists(st.integers(1, 50), min_size=1, max_size=12).map(
     lambda values: np.array(sorted(values, reverse=True), dtype=np.float64)

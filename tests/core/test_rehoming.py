@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import msgspec
 import pytest
 
-from heddle_core.admit.fitting import Fitting
 from heddle_core.commands import (
     Cancel,
     Dispatch,
@@ -27,6 +26,7 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId, EngineShape, RolloutId, TrajectoryId
+from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import TrajectoryView
 from tests.core.test_controller import (
@@ -45,7 +45,7 @@ from tests.core.test_controller import (
 )
 
 
-class KeepsKv(Fitting):
+class KeepsKv(PromptOnly):
     keeps_kv = True
 
 

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_core.schedule.fcfs import Fcfs
-from heddle_core.schedule.round_robin import RoundRobin
+from heddle_core.parts.scheduler.fcfs import Fcfs
+from heddle_core.parts.scheduler.round_robin import RoundRobin
 from tests.core.policy_fakes import trajectory
 
 

@@ -9,13 +9,13 @@ from heddle_core.commands import Dispatch, Preempt, StartEngine
 from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, RolloutStarted, StepPreempted, TrajectoryArrived
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
-from heddle_core.predict.group import GroupPredictor
+from heddle_core.parts.predictor.group import GroupPredictor
+from heddle_core.parts.scheduler.autellix import Autellix
+from heddle_core.parts.scheduler.lpt import LongestFirst
+from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
+from heddle_core.parts.scheduler.sjf import ShortestFirst
 from heddle_core.presets import load_policy
-from heddle_core.schedule.autellix import Autellix
-from heddle_core.schedule.lpt import LongestFirst
-from heddle_core.schedule.progressive_priority import ProgressivePriority
-from heddle_core.schedule.sjf import ShortestFirst
-from tests.core.policy_fakes import setting, trajectory
+from tests.core.policy_fakes import policy_context, trajectory
 
 remaining_tokens = st.lists(st.floats(0, 1e6), min_size=1, max_size=20)
 
@@ -59,7 +59,7 @@ class Told(GroupPredictor):
 
 def one_slot(scheduler, totals):
     """A controller with one engine of one slot, to which all trajectories arrive in turn."""
-    policy = load_policy("verl", replace(setting(gpus=1), max_running=1))
+    policy = load_policy("verl", replace(policy_context(gpus=1), max_running=1))
     controller = Controller(replace(policy, scheduler=scheduler, predictor=Told(totals)))
     out = list(
         controller.handle(

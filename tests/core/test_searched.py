@@ -12,8 +12,10 @@ from heddle_core import Entry
 from heddle_core.commands import SolvePlan
 from heddle_core.events import PlanSolved, RolloutStarted
 from heddle_core.ids import RolloutId
-from heddle_core.plan.searched import CHARGED_S, JointProblem, SearchedPlan, believed_lengths
-from tests.core.ledgers import add_trajectory, history, ledger_of, setting
+from heddle_core.parts.planner.searched import CHARGED_S, SearchedPlan, estimated_lengths
+from heddle_core.solve.joint import JointProblem
+from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context
+from tests.core.shapes import h100
 
 SOLVERS = [
     ("exact", "context"),
@@ -27,12 +29,15 @@ SOLVERS = [
 every_solver = pytest.mark.parametrize(("solver", "cost"), SOLVERS)
 
 
-def problem_of(solver, cost, outputs, *, gpus=8, tps=(1, 2, 4, 8), homes="planned", past=None):
+def problem_of(solver, cost, outputs, *, gpus=8, tps=(1, 2, 4, 8), assignment="planner", past=None):
     ledger = ledger_of()
     for i, output in enumerate(outputs):
         add_trajectory(ledger, f"t{i}", remaining_tokens=output, context_tokens=200 + 37 * i)
     planner = SearchedPlan(
-        setting(gpus=gpus, tps=tps, history=past), solver=solver, cost=cost, homes=homes
+        policy_context(gpus=gpus, tps=tps, history=past),
+        solver=solver,
+        cost=cost,
+        assignment=assignment,
     )
     ts = list(ledger.trajectories.values())
     return planner.plan(ts, [t.remaining_tokens for t in ts])
@@ -40,8 +45,10 @@ def problem_of(solver, cost, outputs, *, gpus=8, tps=(1, 2, 4, 8), homes="planne
 
 def check_valid(plan, problem):
     used = sum(e.shape.tp for e in plan.engines)
-    assert problem.gpus - min(problem.by_tp) < used <= problem.gpus, "GPUs stand idle"
-    assert all(e.shape.tp in problem.by_tp for e in plan.engines)
+    assert problem.pools["h100"] - min(problem.by_shape).tp < used <= problem.pools["h100"], (
+        "GPUs stand idle"
+    )
+    assert all(e.shape in problem.by_shape for e in plan.engines)
     assert all(e.shape.gpu == "h100" and e.max_running == problem.max_running for e in plan.engines)
     names = [e.engine for e in plan.engines]
     assert len(dict.fromkeys(names)) == len(names)
@@ -61,7 +68,7 @@ def check_valid(plan, problem):
     gpus=st.integers(1, 12),
     tps=st.sampled_from([(1,), (1, 2), (1, 2, 4, 8)]),
 )
-def test_a_plan_fits_the_gpus_and_homes_everybody_once(solver, cost, outputs, gpus, tps):
+def test_a_plan_fits_the_gpus_and_homes_every_trajectory_once(solver, cost, outputs, gpus, tps):
     problem = problem_of(solver, cost, outputs, gpus=gpus, tps=tps)
     check_valid(problem.solve(), problem)
 
@@ -93,7 +100,7 @@ def test_a_problem_and_its_plan_survive_a_journal(solver, cost):
 
 @every_solver
 def test_engines_alone_leave_homes_to_placement(solver, cost):
-    plan = problem_of(solver, cost, [10.0, 5_000.0], homes="placed").solve()
+    plan = problem_of(solver, cost, [10.0, 5_000.0], assignment="placement").solve()
     assert plan.homes == ()
     assert plan.engines
 
@@ -102,7 +109,7 @@ def test_engines_alone_leave_homes_to_placement(solver, cost):
     ("outputs", "told"), [([3_000.0] * 9, False), ([9.0, 900.0, 30_000.0], True)]
 )
 def test_homes_are_planned_only_from_predictions_that_tell_trajectories_apart(outputs, told):
-    plan = problem_of("exact", "context", outputs, homes="told", past=history()).solve()
+    plan = problem_of("exact", "context", outputs, assignment="auto", past=history()).solve()
     assert bool(plan.homes) == told
     assert plan.engines
 
@@ -117,12 +124,12 @@ def test_the_time_of_the_search_is_charged_by_its_solver(solver):
 def test_what_a_solver_finds_is_no_worse_than_one_engine_for_all(solver, cost):
     outputs = [40_000.0, *[300.0] * 60]
     problem = problem_of(solver, cost, outputs)
-    alone = replace(problem, gpus=1, by_tp={1: problem.by_tp[1]})
+    alone = replace(problem, pools={"h100": 1}, by_shape={h100(1): problem.by_shape[h100(1)]})
     assert problem.solve().estimated_makespan_s < 0.6 * alone.solve().estimated_makespan_s
 
 
 @every_solver
-def test_engines_stand_ready_when_nobody_has_arrived_in_time(solver, cost):
+def test_engines_stand_ready_when_no_trajectory_has_arrived_in_time(solver, cost):
     plan = problem_of(solver, cost, [], gpus=6, tps=(2, 4)).solve()
     assert [e.shape.tp for e in plan.engines] == [2, 2, 2]
     assert plan.homes == ()
@@ -142,8 +149,8 @@ def test_another_seed_may_anneal_to_another_plan_and_never_to_an_invalid_one():
 
 
 def test_lengths_without_history_are_the_predictions_and_at_least_one():
-    assert believed_lengths(None, [0.0, 7.5]) == [1.0, 7.5]
-    assert max(believed_lengths(history(), [10.0, 10.1, 10.2])) > 1_000.0
+    assert estimated_lengths(None, [0.0, 7.5]) == [1.0, 7.5]
+    assert max(estimated_lengths(history(), [10.0, 10.1, 10.2])) > 1_000.0
 
 
 def test_a_planner_states_what_it_was_told():
@@ -153,4 +160,4 @@ def test_a_planner_states_what_it_was_told():
     assert problem.context_tokens == (200, 237)
     assert problem.appended_per_output == history().appended_per_output
     assert problem.tool_s_per_output == history().tool_s_per_output
-    assert SearchedPlan(setting(), solver="exact").needs_all
+    assert SearchedPlan(policy_context(), solver="exact").needs_all

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from heddle_core.consolidate.tail import TailConsolidation
 from heddle_core.ids import TrajectoryId
-from tests.core.ledgers import add_trajectory, ledger_of, setting
+from heddle_core.parts.consolidation.tail import TailConsolidation
+from tests.core.ledgers import add_trajectory, ledger_of, policy_context
+from tests.core.shapes import h100
 
 
 def ledger_with(count: int, *tps: int):
@@ -21,7 +22,7 @@ def end(ledger, count: int) -> None:
 
 
 def test_it_is_asked_for_when_few_are_left_and_again_when_a_tenth_of_them_has_ended():
-    part = TailConsolidation(setting(gpus=8))
+    part = TailConsolidation(policy_context(gpus=8))
     ledger = ledger_with(40, 1, 1, 2)
     asked = []
     while ledger.unfinished:
@@ -34,7 +35,7 @@ def test_it_is_asked_for_when_few_are_left_and_again_when_a_tenth_of_them_has_en
 
 
 def test_a_new_rollout_begins_anew():
-    part = TailConsolidation(setting(gpus=8))
+    part = TailConsolidation(policy_context(gpus=8))
     ledger = ledger_with(4, 1, 1)
     while ledger.unfinished:
         part.consolidate(ledger)
@@ -47,14 +48,14 @@ def test_a_new_rollout_begins_anew():
 
 def test_large_clusters_ask_late():
     ledger = ledger_with(600, 1, 1)
-    part = TailConsolidation(setting(gpus=4096))
+    part = TailConsolidation(policy_context(gpus=4096))
     assert part.consolidate(ledger) is None
     end(ledger, 88)
     assert part.consolidate(ledger) is not None
 
 
 def test_it_is_not_asked_while_somebody_waits():
-    part = TailConsolidation(setting(gpus=8))
+    part = TailConsolidation(policy_context(gpus=8))
     ledger = ledger_with(4, 1)
     waiting = ledger.trajectories[TrajectoryId("t0")]
     ledger.enqueue(waiting, ledger.engines[0], 0.0)
@@ -64,7 +65,7 @@ def test_it_is_not_asked_while_somebody_waits():
 
 
 def test_the_problem_tells_what_is_left_and_what_each_trajectory_has_shown():
-    s = replace(setting(gpus=8, tps=(1, 2)), engine_start_s=33.0)
+    s = replace(policy_context(gpus=8, tps=(1, 2)), engine_start_s=33.0)
     ledger = ledger_of(1, 2)
     add_trajectory(ledger, "homeless", None)
     t = add_trajectory(
@@ -88,7 +89,7 @@ def test_the_problem_tells_what_is_left_and_what_each_trajectory_has_shown():
     assert problem.tool_s_per_output == (0.02, 0.0)
     assert [e.shape.tp for e in problem.engines] == [1, 2]
     assert problem.start_s == 33.0
-    assert sorted(problem.by_tp) == [1, 2]
+    assert sorted(problem.by_shape) == [h100(1), h100(2)]
 
 
 def test_a_running_step_has_made_something_but_never_all():
@@ -96,10 +97,10 @@ def test_a_running_step_has_made_something_but_never_all():
     t = add_trajectory(ledger, "t", "e0", remaining_tokens=1_000.0, context_tokens=500)
     ledger.enqueue(t, ledger.engines[0], 0.0)
     ledger.start(t, ledger.engines[0])
-    cost = setting().cost.by_tp[1]
+    cost = policy_context().cost.by_shape[h100(1)]
     for later_s, made in ((10 * cost.iteration_s(1, 500), 10.0), (1e6, 750.0)):
         ledger.advance(later_s)
-        problem = TailConsolidation(setting()).consolidate(ledger)
+        problem = TailConsolidation(policy_context()).consolidate(ledger)
         assert problem is not None
         assert abs(problem.output_tokens[0] - (1_000.0 - made)) < 1e-6
         assert abs(problem.context_tokens[0] - (500.0 + made)) < 1e-6
@@ -108,4 +109,4 @@ def test_a_running_step_has_made_something_but_never_all():
 def test_nobody_at_home_is_no_problem():
     ledger = ledger_of(1)
     add_trajectory(ledger, "held", None)
-    assert TailConsolidation(setting()).consolidate(ledger) is None
+    assert TailConsolidation(policy_context()).consolidate(ledger) is None

@@ -1,4 +1,4 @@
-"""The tail: what is merged and who moves, when it is believed to pay and only then."""
+"""The tail: what is merged and what moves, when the estimate pays and only then."""
 
 from dataclasses import replace
 
@@ -6,10 +6,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from heddle_core.consolidate.tail_problem import TailProblem
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.plans import EngineSpec
+from heddle_core.solve.tail import TailProblem
 from tests.core.ledgers import step_cost
+from tests.core.shapes import h100
 
 
 def problem(
@@ -32,7 +33,7 @@ def problem(
         context_tokens=(2_000.0,) * len(homes),
         appended_per_output=(0.1,) * len(homes),
         tool_s_per_output=(0.0,) * len(homes),
-        by_tp={tp: step_cost(tp) for tp in (1, 2, 4, 8) if tp <= widest},
+        by_shape={h100(tp): step_cost(tp) for tp in (1, 2, 4, 8) if tp <= widest},
         start_s=start_s,
         min_gain_s=2.0,
         margin=0.05,
@@ -103,7 +104,7 @@ def test_gpus_that_do_not_make_a_wide_engine_stay_as_they_are():
     odd = problem((1, 1, 1), (0,), (40_000.0,), widest=2)
     assert tps_of(odd) == [1, 2]
     uneven = problem((6, 6, 4), (2,), (40_000.0,))
-    uneven = replace(uneven, by_tp={tp: step_cost(tp) for tp in (4, 6, 8)})
+    uneven = replace(uneven, by_shape={h100(tp): step_cost(tp) for tp in (4, 6, 8)})
     assert uneven.solve().engines == uneven.engines
 
 

@@ -23,7 +23,7 @@ from experiments.harness.report import pages
 from experiments.harness.running import Skipped
 from experiments.harness.store import Store
 from experiments.harness.values import Results
-from heddle_core.policy import Setting
+from heddle_core.policy import PolicyContext
 from heddle_core.presets import load_policy
 from heddle_sim.profile_files import load_profile
 from heddle_trace.oracle import Oracle
@@ -55,11 +55,14 @@ def test_a_folder_has_a_configuration_one_script_and_sourced_expectations(experi
 
 @each
 def test_every_run_of_a_configuration_can_be_made(experiment: Experiment):
-    belief = load_profile("qwen3-14b", "h100").belief((1, 2, 4, 8))
-    setting = Setting(gpus=8, gpu="h100", tp=1, tp_choices=(1, 2, 4, 8), max_running=8, cost=belief)
+    cost = load_profile("qwen3-14b", "h100").cost_estimate((1, 2, 4, 8))
+    shapes = tuple(cost.by_shape)
+    policy_context = PolicyContext(
+        pools={"h100": 8}, shape=shapes[0], shape_choices=shapes, max_running=8, cost=cost
+    )
     for policy in {a.job.policy for a in asked_of(experiment.config, REDUCED)}:
         plain = re.sub(r"\+(noisy-)?oracle(:[\d.]+)?", "", policy)
-        assert load_policy(plain, setting).planner is not None
+        assert load_policy(plain, policy_context).planner is not None
     assert Oracle([]).served is False
 
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from heddle_core.predict.learned import TreesModel
 from heddle_predict.corpus import Source, source_of, vocabulary_of
 from heddle_predict.examples import Examples, training_examples
 from heddle_predict.fit import fit
-from heddle_predict.models import core_model
+from heddle_predict.learned import TreesModel
+from heddle_predict.models import model_from
 from heddle_trace.schema import StepScript, Trace, TrajectoryScript
 from heddle_trace.synth import synth
 
@@ -28,7 +28,7 @@ def questions() -> Examples:
 
 @lru_cache
 def fitted() -> TreesModel:
-    model = core_model(artefact(), "made in a test")
+    model = model_from(artefact(), "made in a test")
     assert isinstance(model, TreesModel)
     return model
 

@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from heddle_core.predict.learned import TreesModel
 from heddle_predict.artefact import SCHEMA, VERSION, read_artefact, write_artefact
 from heddle_predict.errors import PredictError
 from heddle_predict.examples import answers, examples
-from heddle_predict.models import core_model
+from heddle_predict.learned import TreesModel
+from heddle_predict.models import model_from
 from heddle_predict.play import Pace
 from heddle_predict.shipped import COMMAND, SEED, shipped_model
 from heddle_trace.workloads import WORKLOADS
@@ -58,7 +58,7 @@ def test_what_was_written_is_read_back(file):
         assert array.dtype == artefact().arrays[name].dtype
         assert np.array_equal(array, artefact().arrays[name])
     asked = examples(synthetic().scripts, fitted().vocabulary, Pace())
-    model = core_model(found, file)
+    model = model_from(found, file)
     assert np.array_equal(answers(model, asked), answers(fitted(), asked))
 
 
@@ -183,10 +183,10 @@ def test_arrays_that_do_not_fit_each_other_are_refused(file):
     ]:
         object.__setattr__(found, "arrays", good | {name: bad})
         with pytest.raises(PredictError, match=r"model.heddle: damaged: "):
-            core_model(found, file)
+            model_from(found, file)
     object.__setattr__(found, "arrays", {k: v for k, v in good.items() if k != "errors"})
     with pytest.raises(PredictError, match="holds no array 'errors'"):
-        core_model(found, file)
+        model_from(found, file)
 
 
 def test_a_folder_and_another_suffix_are_refused(tmp_path):
@@ -204,4 +204,4 @@ def test_the_model_that_ships_is_whole_and_says_where_it_is_from():
     assert header.seed == SEED
     assert sorted(header.tasks) == sorted(WORKLOADS)
     assert [t.name.split("-")[1] for t in header.trained_on] == list(WORKLOADS)
-    assert isinstance(core_model(found, shipped_model()), TreesModel)
+    assert isinstance(model_from(found, shipped_model()), TreesModel)

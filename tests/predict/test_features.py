@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_core.history import Levels
-from heddle_core.predict.model import OWN, ROLLOUT, SIBLINGS, Vocabulary
+from heddle_core.estimate.history import Levels
 from heddle_predict.corpus import vocabulary_of
 from heddle_predict.examples import examples, states_at, training_examples
+from heddle_predict.model import OWN, ROLLOUT, SIBLINGS, Vocabulary
 from heddle_predict.play import Pace
 from tests.predict.made import fitted, script, synthetic, with_future
 

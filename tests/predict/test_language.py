@@ -12,7 +12,7 @@ from heddle_predict.artefact import read_artefact, write_artefact
 from heddle_predict.contexts import StepText, TrajectoryText, context_of, read_texts
 from heddle_predict.corpus import split
 from heddle_predict.errors import PredictError
-from heddle_predict.models import core_model
+from heddle_predict.models import model_from
 from heddle_predict.play import Pace
 from tests.predict.made import script, synthetic
 
@@ -155,7 +155,7 @@ def test_what_is_read_decides_the_answer(model, tmp_path: Path):
 def test_the_simulator_refuses_a_language_model(model):
     path, _, _ = model
     with pytest.raises(PredictError, match="answers in a prediction service, not in the simulator"):
-        core_model(read_artefact(path), path)
+        model_from(read_artefact(path), path)
 
 
 def test_a_folder_that_is_no_language_model_is_refused(base: Path, tmp_path: Path):

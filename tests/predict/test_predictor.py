@@ -11,17 +11,16 @@ from click.testing import CliRunner
 
 from heddle.cli import main
 from heddle.knowledge import load_predictor_model
-from heddle_core.parts import learned, progressive
-from heddle_core.predict.by_task import ByTask
-from heddle_core.predict.learned import LearnedPredictor
+from heddle_core.parts.table import learned, progressive
 from heddle_core.presets import load_policy
 from heddle_predict.artefact import write_artefact
 from heddle_predict.examples import answers, examples
+from heddle_predict.learned import ByTask, LearnedFactory, LearnedPredictor
 from heddle_predict.play import Pace, play
 from heddle_trace.files import write_trace
 from heddle_trace.history import history_of
 from heddle_trace.synth import synth
-from tests.core.policy_fakes import setting
+from tests.core.policy_fakes import policy_context
 from tests.predict.made import artefact, fitted, synthetic
 
 
@@ -45,7 +44,11 @@ class Counting:
     """A model that counts its questions."""
 
     def __init__(self, model):
-        self.vocabulary, self.levels, self.begun = model.vocabulary, model.levels, model.begun
+        self.vocabulary, self.levels, self.initial_state = (
+            model.vocabulary,
+            model.levels,
+            model.initial_state,
+        )
         self.asked = 0
         self._model = model
 
@@ -118,8 +121,8 @@ def test_nothing_is_kept_of_who_has_ended():
 
 def test_strange_tasks_are_left_to_the_rule_and_disturb_nothing():
     strange = [replace(s, id=f"x/{s.id}", task="x") for s in synthetic("search").scripts[:40]]
-    told = replace(setting(), learned=fitted())
-    mixed, rule, model = answered(told), answered(setting()), LearnedPredictor(fitted())
+    told = replace(policy_context(), learned=LearnedFactory(fitted()))
+    mixed, rule, model = answered(told), answered(policy_context()), LearnedPredictor(fitted())
     play([*synthetic().scripts, *strange], Pace(), mixed)
     play(strange, Pace(), rule)
     alone = Estimates(model)
@@ -138,7 +141,9 @@ def test_history_says_what_is_usual_in_a_task_now():
     ]
     rest = {}
     for name, history in (("told", history_of(scripts)), ("not told", None)):
-        watcher = answered(replace(setting(), learned=fitted(), history=history))
+        watcher = answered(
+            replace(policy_context(), learned=LearnedFactory(fitted()), history=history)
+        )
         play(scripts, Pace(), watcher)
         rest[name] = [tokens for (_, step, _), tokens in watcher.found.items() if step == 0]
     mean = history_of(scripts).mean_output_tokens()
@@ -162,11 +167,13 @@ def answered(told) -> Estimates:
 
 
 def test_the_preset_asks_the_model_that_its_setting_holds():
-    told = replace(setting(), learned=fitted())
+    told = replace(policy_context(), learned=LearnedFactory(fitted()))
     assert isinstance(load_policy("heddle", told).predictor, ByTask)
     assert isinstance(load_policy("heddle-no-plan", told).predictor, ByTask)
     for name in ("heddle", "heddle+learned"):  # without one it falls back
-        assert type(load_policy(name, setting()).predictor) is type(progressive(setting()))
+        assert type(load_policy(name, policy_context()).predictor) is type(
+            progressive(policy_context())
+        )
     assert type(load_policy("heddle+progressive", told).predictor) is type(progressive(told))
 
 
@@ -230,7 +237,7 @@ def test_the_shipped_model_is_used_when_none_is_named(folder: Path, policy: str)
     run = made_by(policy)
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["predictor_model"]["name"] == "shipped"
-    assert json.loads((run / "setting.json").read_text())["learned"] is None
+    assert json.loads((run / "context.json").read_text())["learned"] is None
     assert heddle("replay", run).exit_code == 0
 
 
@@ -275,7 +282,7 @@ def test_a_manifest_with_another_thing_for_its_model_is_one_message(folder: Path
 
 def test_a_setting_that_was_damaged_where_a_model_would_be_replays_all_the_same(folder: Path):
     run = made_by("heddle")
-    path = run / "setting.json"
+    path = run / "context.json"
     path.chmod(0o644)
     path.write_text(json.dumps({**json.loads(path.read_text()), "learned": {"levels": [0.5]}}))
     assert heddle("replay", run).output.endswith("the same\n")

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from heddle_core.predict.learned import LearnedPredictor, SequenceModel
-from heddle_core.predict.recurrent import NAMES, Recurrent
 from heddle_predict.artefact import read_artefact, write_artefact
 from heddle_predict.corpus import split
 from heddle_predict.examples import answers, examples
 from heddle_predict.fit import fit, prepared
+from heddle_predict.learned import LearnedPredictor, SequenceModel
 from heddle_predict.measures import correlation
-from heddle_predict.models import core_model
+from heddle_predict.models import model_from
 from heddle_predict.play import Pace, play
 from heddle_predict.quantiles import LEVELS
+from heddle_predict.recurrent import NAMES, Recurrent
 from tests.predict.made import fitted, synthetic
 
 torch = pytest.importorskip("torch", reason="the network is trained by torch: heddle[learn]")
@@ -51,9 +51,9 @@ def test_numpy_answers_as_torch_does():
     scaled = torch.from_numpy(((rows - network.centre) / network.spread).astype(np.float32))
     with torch.no_grad():
         expected, _ = trainer._gru(scaled)
-    states = np.tile(network.begun(), (5, 1))
+    states = np.tile(network.initial_state(), (5, 1))
     for step in range(4):
-        states = network.advanced(states, rows[:, step])
+        states = network.update(states, rows[:, step])
         assert np.allclose(states, expected[:, step].numpy(), atol=1e-5)
     assert states.shape == (5, size)
     with torch.no_grad():
@@ -90,9 +90,9 @@ def test_a_model_file_holds_it_without_torch(tmp_path, monkeypatch):
     artefact = fit([synthetic()], kind="sequence", seed=2, command="made in a test")
     path = tmp_path / "m.heddle"
     write_artefact(path, artefact)
-    model = core_model(read_artefact(path), path)
+    model = model_from(read_artefact(path), path)
     assert isinstance(model, SequenceModel)
-    assert model.network.begun().shape == (sequence.STATE,)
+    assert model.network.initial_state().shape == (sequence.STATE,)
     again = fit([synthetic()], kind="sequence", seed=2, command="made in a test")
     for name, array in artefact.arrays.items():
         assert np.array_equal(array, again.arrays[name]), name

@@ -4,10 +4,10 @@ import lightgbm
 import numpy as np
 import pytest
 
-from heddle_core.predict.forest import MOST_LEAVES, Forest
 from heddle_predict.corpus import split, vocabulary_of
 from heddle_predict.examples import answers, examples
 from heddle_predict.fit import prepared
+from heddle_predict.forest import MOST_LEAVES, Forest
 from heddle_predict.measures import correlation
 from heddle_predict.play import Pace
 from heddle_predict.quantiles import LEVELS, weighted_quantiles

@@ -6,7 +6,6 @@ import pytest
 from one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step, world
 
 from heddle_core import Controller, Policy
-from heddle_core.admit.fitting import Fitting
 from heddle_core.commands import Cancel, Predict, Preempt, SolvePlan
 from heddle_core.events import (
     EngineFailed,
@@ -22,12 +21,13 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId, EngineShape
-from heddle_core.migrate.never import Never
-from heddle_core.place.least_loaded import LeastLoaded
+from heddle_core.parts.admission.prompt_only import PromptOnly
+from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.predictor.served import Served
+from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.plans import EngineSpec, ResourcePlan
-from heddle_core.predict.none import NoPrediction
-from heddle_core.predict.served import Served
-from heddle_core.schedule.fcfs import Fcfs
 from heddle_sim.driver import SimDriver, StuckError
 
 
@@ -44,7 +44,7 @@ class OneEngine:
 PLAIN = Policy(
     predictor=NoPrediction(),
     scheduler=Fcfs(),
-    admission=Fitting(),
+    admission=PromptOnly(),
     placement=LeastLoaded(),
     migration=Never(),
     planner=OneEngine(),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from heddle_core.history import Levels
+from heddle_core.estimate.history import Levels
 from heddle_trace import MissingRules, StepScript, Trace, TrajectoryScript, complete, synth
 from heddle_trace.history import history_of
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from heddle_core.history import History
+from heddle_core.estimate.history import History
 from heddle_trace.errors import TraceError
 from heddle_trace.prior_files import (
     COMMAND,

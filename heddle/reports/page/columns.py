@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from heddle.reports.curves import Curve, at_least, completion, thin, under_way
+from heddle.runs.compatibility import upgraded
 from heddle.runs.record import Record
 from heddle.runs.tables import Floats, Ints
 
@@ -183,10 +184,10 @@ def _plan(record: Record, names: Mapping[str, int]) -> dict[str, Any] | None:
     rows = record.journal.rows_of("PlanSolved")[:1]
     if not len(rows):
         return None
-    plan = record.journal.payloads(rows)[0]["resource_plan"]
+    plan = upgraded("resource_plan", record.journal.payloads(rows)[0]["resource_plan"])
     return {
         "solved_s": float(record.journal.floats("time_s", rows)[0]) - record.start_s,
-        "believed_makespan_s": plan["believed_makespan_s"],
+        "believed_makespan_s": plan["estimated_makespan_s"],
         "homes": {engine: [names[who] for who in members] for engine, members in plan["homes"]},
     }
 

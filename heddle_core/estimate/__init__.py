@@ -1,0 +1,1 @@
+"""What a policy estimates of cost and lengths, never the ground truth."""

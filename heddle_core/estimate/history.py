@@ -1,0 +1,79 @@
+"""What earlier rollouts of a workload showed: distributions, nothing about one trajectory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from heddle_core.ids import GroupId
+
+if TYPE_CHECKING:  # every policy imports this module, and most never ask for lengths
+    import numpy as np
+    from numpy.typing import NDArray
+
+_HEDGING = 0.7
+"""Predictions whose log spread is below this share of history's are taken for hedged means: their
+order is used, their sizes are not. An exact predictor spreads as much as history did, a prompt that
+tells nothing spreads not at all; 0.7 stands between what was measured for either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """What is usual in a task: arithmetic means, in tokens."""
+
+    total_tokens: float
+    """Output of a trajectory."""
+    step_tokens: float
+    """Output of a step."""
+    payload_tokens: float
+    """What a tool's answer appends."""
+    prompt_tokens: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Figures of earlier rollouts that planning needs; per trajectory, tokens and seconds."""
+
+    output_quantiles: tuple[float, ...]
+    """Total output tokens at evenly spaced probabilities ``(i + 0.5) / len``, ascending."""
+    appended_per_output: float
+    """Tokens that tools append to the context, per output token."""
+    tool_s_per_output: float
+    """Seconds in tools, per output token."""
+    step_output_tokens: float
+    """Mean output tokens of a step."""
+    group_totals: Mapping[GroupId, Sequence[int]] = field(default_factory=dict)
+    """Total output tokens of earlier samples, by prompt; empty where prompts do not recur."""
+    tasks: Mapping[str, Levels] = field(default_factory=dict)
+    """What was usual in each task; empty where that is not known task by task."""
+
+    def tells_apart(self, predicted: Sequence[float]) -> bool:
+        """Whether predictions spread as outputs did, or are one hedged mean for all."""
+        import numpy as np
+
+        values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
+        quantiles = np.maximum(np.asarray(self.output_quantiles), 1.0)
+        return bool(len(values) < 2 or np.log(values).std() >= _HEDGING * np.log(quantiles).std())
+
+    def mean_output_tokens(self) -> float:
+        """Mean output of a trajectory."""
+        return sum(self.output_quantiles) / len(self.output_quantiles)
+
+    def lengths(self, predicted: Sequence[float]) -> "NDArray[np.float64]":
+        """Estimated output tokens, one per prediction and in its order.
+
+        A predictor that hardly tells trajectories apart gives means, and a plan made from means has
+        no long trajectory to plan for. So where predictions spread less than history did, only
+        their ranks are kept: the r-th longest of n gets history's r-th of n quantile.
+        """
+        import numpy as np
+
+        values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
+        if self.tells_apart(predicted):
+            return values
+        quantiles = np.maximum(np.asarray(self.output_quantiles), 1.0)
+        order = np.argsort(values, kind="stable")
+        at = (np.arange(len(values)) + 0.5) / len(values)
+        known = (np.arange(len(quantiles)) + 0.5) / len(quantiles)
+        lengths = np.empty_like(values)
+        lengths[order] = np.interp(at, known, quantiles)
+        return lengths

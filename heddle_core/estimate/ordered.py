@@ -1,0 +1,33 @@
+"""The order in which groups are cut, and what each would cost, by the cost's name."""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.group_cost import (
+    IntArray,
+    SegmentCost,
+    Work,
+    context_costs,
+    longest_first,
+)
+from heddle_core.estimate.paper_cost import paper_costs
+from heddle_core.ids import EngineShape
+
+Cost: TypeAlias = Literal["paper", "context"]
+
+
+def ordered_costs(
+    work: Work, by_shape: Mapping[EngineShape, StepCost], cost: Cost, *, max_running: int
+) -> tuple[IntArray, Mapping[EngineShape, SegmentCost]]:
+    """Return the order in which groups are cut, longest first, and their cost on each shape.
+
+    `paper` sorts by output tokens, `context` by estimated solo time.
+    """
+    if cost == "context":
+        order = longest_first(work, by_shape[min(by_shape)])
+        return order, context_costs(work.take(order), by_shape, max_running=max_running)
+    order = np.argsort(-work.output_tokens, kind="stable")
+    return order, paper_costs(work.take(order), by_shape, max_running=max_running)

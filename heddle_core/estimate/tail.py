@@ -1,0 +1,145 @@
+"""The few trajectories that are left, their homes, and the estimated end of each.
+
+No step waits any more. A trajectory ends when its own work is done, and those on the same engine
+slow it down until then. With the terms of `heddle_core.estimate.group_cost`: alone, member `i`
+takes ``solo_i``, of which ``tool_i`` in tools, and it takes ``w_i`` from each other member:
+
+    end_i = solo_i + (solo_i - tool_i) * sum over the others j of w_j / max(solo_i, solo_j)
+
+Two members slow each other down for as long as both run, but not during a tool call. A move to
+another engine costs a trajectory the prefill of its context.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.group_cost import FloatArray, IntArray, Work, engine_work_s, solo_s
+from heddle_core.ids import EngineShape
+
+_NORM = 4.0
+"""Ends are summed up by their norm of this order, not by the largest: predictions of what is left
+err by half, so the second or third by estimate may well be the last."""
+
+_ROUNDS = 3
+"""Passes over all trajectories while moves still gain; most move in the first."""
+
+
+class TailModel:
+    """Trajectories on engines; their estimated ends are kept up to date as homes move.
+
+    Engines are numbers, positions in `shapes`; -1 stands for no home.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        homes: IntArray,
+        shapes: Sequence[EngineShape],
+        by_shape: Mapping[EngineShape, StepCost],
+        *,
+        max_running: int,
+    ) -> None:
+        self.work = work
+        self.homes = homes.copy()
+        self._origins = homes
+        known = sorted(by_shape)
+        costs = [by_shape[shape] for shape in known]
+        self._row = np.array([known.index(shape) for shape in shapes], dtype=np.int64)
+        """Of the tables below, for each engine."""
+        self._solo = np.array([solo_s(work, cost) for cost in costs])
+        self._own = np.array([engine_work_s(work, cost) for cost in costs])
+        self._prefill = np.array([cost.prefill_s * work.context_tokens for cost in costs])
+        self._kv = work.context_tokens + work.output_tokens + work.appended_tokens
+        self._kv_capacity = np.array([float(by_shape[s].kv_capacity_tokens) for s in shapes])
+        self._max_running = max_running
+        self._all = np.arange(len(work))
+        self.ends = np.zeros(len(work))
+        for i in np.flatnonzero(homes >= 0).tolist():
+            self.ends[i] = self.ends_at(i)[homes[i]]
+
+    def end_s(self) -> float:
+        """Estimated end of the last, with allowance for errors: above the largest of all ends."""
+        return float((self.ends**_NORM).sum() ** (1.0 / _NORM))
+
+    def ends_at(self, i: int) -> FloatArray:
+        """Estimated end of `i` on each engine, others where they are."""
+        rows = self._row[self.homes]
+        both = np.maximum(self._solo[rows, i], self._solo[rows, self._all])
+        share = self._own[rows, self._all] / both
+        share[i] = 0.0
+        load = np.bincount(self.homes + 1, share, len(self._row) + 1)[1:]
+        solo = self._solo[self._row, i]
+        ends: FloatArray = solo + (solo - self.work.tool_s[i]) * load
+        away = np.arange(len(ends)) != self._origins[i]
+        return ends + np.where(away, self._prefill[self._row, i], 0.0)
+
+    def move(self, i: int, engine: int) -> None:
+        """Give `i` the home `engine`."""
+        delays = self._delays(i)
+        if self.homes[i] >= 0:
+            self.ends -= np.where(self.homes == self.homes[i], delays, 0.0)
+        self.ends += np.where(self.homes == engine, delays, 0.0)
+        self.homes[i] = engine
+        self.ends[i] = self.ends_at(i)[engine]
+
+    def assign_unplaced(self) -> None:
+        """Give each trajectory without a home the engine where it ends earliest, longest first."""
+        homeless = np.flatnonzero(self.homes < 0)
+        longest = homeless[np.argsort(-self._solo[0, homeless], kind="stable")]
+        for i in longest.tolist():
+            self.move(i, int(self.ends_at(i).argmin()))
+
+    def relocate(self, *, least_gain_s: float) -> None:
+        """Move homes as long as a move brings the end forward by `least_gain_s`, latest first."""
+        for _ in range(_ROUNDS):
+            latest = np.argsort(-self.ends, kind="stable").tolist()
+            moved = [self._moved(i, least_gain_s) for i in latest]
+            if not any(moved):
+                return
+
+    def after(self, seconds: float) -> Work:
+        """What is left of all work `seconds` later, all at the same pace to their end."""
+        done = np.minimum(1.0, seconds / self.ends)
+        work = self.work
+        return replace(
+            work,
+            output_tokens=work.output_tokens * (1.0 - done),
+            context_tokens=work.context_tokens + done * (work.output_tokens + work.appended_tokens),
+            appended_tokens=work.appended_tokens * (1.0 - done),
+            prefill_tokens=work.prefill_tokens * (1.0 - done),
+            tool_s=work.tool_s * (1.0 - done),
+        )
+
+    def _delays(self, i: int) -> FloatArray:
+        """By how much `i` delays each other trajectory, if their homes are or were the same."""
+        rows = self._row[self.homes]
+        solo = self._solo[rows, self._all]
+        both = np.maximum(solo, self._solo[rows, i])
+        delays: FloatArray = (solo - self.work.tool_s) * self._own[rows, i] / both
+        delays[i] = 0.0
+        return delays
+
+    def _moved(self, i: int, least_gain_s: float) -> bool:
+        """Move `i` to where the norm of all ends is least, if that gains enough."""
+        home = int(self.homes[i])
+        powers = self.ends**_NORM
+        delays = self._delays(i)
+        engines = len(self._row)
+        left = self.homes == home
+        relief = float((powers[left] - (self.ends[left] - delays[left]) ** _NORM).sum())
+        change = np.bincount(self.homes, (self.ends + delays) ** _NORM - powers, engines)
+        change += self.ends_at(i) ** _NORM - powers[i] - relief
+        held = np.bincount(self.homes, self._kv, engines) + self._kv[i]
+        members = np.bincount(self.homes, minlength=engines)
+        change[(held > self._kv_capacity) | (members >= self._max_running)] = np.inf
+        change[home] = 0.0
+        best = int(change.argmin())
+        total = float(powers.sum())
+        after = max(total + float(change[best]), 0.0)
+        if total ** (1.0 / _NORM) - after ** (1.0 / _NORM) < least_gain_s:
+            return False
+        self.move(i, best)
+        return True

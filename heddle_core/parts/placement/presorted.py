@@ -1,0 +1,77 @@
+"""Presorted placement: longest trajectories together, on the widest engines.
+
+Heddle (arXiv 2603.28101): trajectories sorted by predicted length are cut into one contiguous group
+per engine, for the least estimated makespan. The cut is exact (`presorted_search`); the published
+dynamic program (`presorted_dp`) gives the same under the published cost.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from heddle_core.estimate.group_cost import IntArray, work_of
+from heddle_core.estimate.ordered import Cost, ordered_costs
+from heddle_core.ids import EngineId
+from heddle_core.policy import PolicyContext, TrajectoryView, View
+from heddle_core.solve.presorted_search import search_partition
+
+
+class Presorted:
+    """Groups for the whole rollout at once; homes stay until migration moves them."""
+
+    needs_all = True
+
+    def __init__(self, context: PolicyContext, *, cost: Cost = "context") -> None:
+        self._context = context
+        self._cost: Cost = cost
+
+    def assign(
+        self, ts: Sequence[TrajectoryView], remaining: Sequence[float], view: View
+    ) -> Sequence[EngineId]:
+        """Cut `ts` into a group per engine, widest engine first.
+
+        Predictions that do not tell trajectories apart count as the mean of history; the seats of
+        such groups are dealt.
+        """
+        context, history = self._context, self._context.history
+        engines = sorted(view.engines, key=lambda e: -e.shape.tp)
+        by_shape = {e.shape: context.cost.by_shape[e.shape] for e in engines}
+        apart = history is None or history.tells_apart(remaining)
+        if history is None or apart:
+            output = np.maximum(np.asarray(remaining, dtype=np.float64), 1.0)
+        else:
+            output = np.full(len(ts), history.mean_output_tokens())
+        work = work_of(
+            output,
+            context_tokens=np.asarray([t.context_tokens for t in ts]),
+            appended_tokens=output * (history.appended_per_output if history else 0.0),
+            tool_s=output * (history.tool_s_per_output if history else 0.0),
+        )
+        order, costs = ordered_costs(work, by_shape, self._cost, max_running=context.max_running)
+        sizes = search_partition([costs[e.shape] for e in engines], len(ts), tolerance=1e-3).sizes
+        homes = [engines[0].id] * len(ts)
+        seats = np.repeat(np.arange(len(engines)), sizes) if apart else _dealt(sizes)
+        for k, seat in zip(order if apart else range(len(ts)), seats, strict=True):
+            homes[int(k)] = engines[int(seat)].id
+        return homes
+
+    def place(self, t: TrajectoryView, view: View) -> EngineId:
+        """Stay at home; without one, join the engine with the fewest unfinished trajectories."""
+        home = t.home
+        if home is not None and view.engine(home).accepting:
+            return home
+        return min(view.engines, key=lambda e: e.sessions / e.shape.tp).id
+
+    def finished(self, t: TrajectoryView) -> None:
+        """Forget nothing: homes are the ledger's."""
+
+
+def _dealt(sizes: Sequence[int]) -> IntArray:
+    """Deal seats evenly instead of in blocks, so that siblings of a group do not share an engine.
+
+    Each engine's seats stand at ``(k + 0.5) / size`` of the way; equal ones in order of engines.
+    """
+    at = np.concatenate([(np.arange(size) + 0.5) / max(size, 1) for size in sizes])
+    seats = np.repeat(np.arange(len(sizes)), sizes)
+    dealt: IntArray = seats[np.argsort(at, kind="stable")]
+    return dealt

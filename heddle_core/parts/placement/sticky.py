@@ -1,0 +1,51 @@
+"""Pin a trajectory where it first ran: the KV prefix is all, load matters once."""
+
+from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.parts.placement.least_loaded import least_loaded
+from heddle_core.parts.placement.one_by_one import OneByOne
+from heddle_core.policy import TrajectoryView, View
+
+
+def pinned(t: TrajectoryView, view: View) -> EngineId | None:
+    """Return `t`'s home while it accepts work.
+
+    The pin *is* the home, rather than a second table beside it, so that a migration moves the pin.
+    """
+    home = t.home
+    if home is not None and view.engine(home).accepting:
+        return home
+    return None
+
+
+class Sticky(OneByOne):
+    """A known trajectory stays on its engine; a new one goes to the fewest steps in flight.
+
+    As verl's balancer does it: a least-recently-used table of at most `capacity` trajectories,
+    first of equals on a miss, no rebalancing. A trajectory pushed out of a full table is treated
+    as new.
+    `capacity=None` never forgets a live trajectory.
+    """
+
+    def __init__(self, capacity: int | None = None) -> None:
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"capacity of the pin table is {capacity}; give at least 1")
+        self._capacity = capacity
+        self._recent: dict[TrajectoryId, None] = {}
+
+    def place(self, t: TrajectoryView, view: View) -> EngineId:
+        """Return the pinned engine, or the least loaded one without a pin."""
+        capacity = self._capacity
+        if capacity is None:
+            return pinned(t, view) or least_loaded(view)
+        recent = self._recent
+        known = t.id in recent
+        if known:
+            del recent[t.id]
+        recent[t.id] = None
+        if len(recent) > capacity:
+            del recent[next(iter(recent))]
+        return (pinned(t, view) if known else None) or least_loaded(view)
+
+    def finished(self, t: TrajectoryView) -> None:
+        """Drop the pin."""
+        self._recent.pop(t.id, None)

@@ -1,0 +1,111 @@
+"""Libra's causal prefix tree: what followed, before, on the same answers of tools."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from heddle_core.events import StepFinished, ToolReturned
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_core.policy import TrajectoryView
+
+State: TypeAlias = tuple[str, int, bool]
+"""Tool, class of its payload, and whether the call failed."""
+
+_LATEST: Final = 200
+"""Remaining lengths of which a node keeps the spread."""
+_LEAST_TOKENS: Final = 1.0  # a trajectory that has not ended makes one more
+
+
+@dataclass(slots=True)
+class _Node:
+    visits: int = 0
+    mean: float = 0.0
+    latest: deque[int] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    after: dict[State, "_Node"] = field(default_factory=dict)
+
+    def add(self, remaining: int) -> None:
+        self.visits += 1
+        self.mean += (remaining - self.mean) / self.visits
+        self.latest.append(remaining)
+
+
+@dataclass(slots=True)
+class _Path:
+    states: list[State] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)
+    """Output at each state."""
+
+
+class PrefixTreePredictor:
+    """Estimates by the trajectories that went the same way (Libra, arXiv 2606.03077).
+
+    A tool's answer is a state: the tool, its payload's class (up to `medium_tokens`, up to
+    `large_tokens`, or more) and whether it failed. A tree for each prompt and one for all prompts
+    hold, at every sequence of states, the remaining lengths of those that passed. The estimate is
+    the mean at the longest known beginning of one's own sequence, in the prompt's tree or, for a
+    prompt without an ended trajectory, in the common one, less what was made since; before any
+    has ended it is `unknown_tokens`. Of Libra this is the estimate alone: its buckets move
+    trajectories when mean and 90th percentile agree; `p90_tokens` gives the latter.
+    """
+
+    served = False
+
+    def __init__(
+        self,
+        *,
+        medium_tokens: int = 500,
+        large_tokens: int = 5_000,
+        unknown_tokens: float = 0.0,
+    ) -> None:
+        self._bounds = (medium_tokens, large_tokens)
+        self._unknown_tokens = unknown_tokens
+        self._all = _Node()
+        self._groups: dict[GroupId, _Node] = {}
+        self._paths: dict[TrajectoryId, _Path] = {}
+
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+        """Ignore it: states are answers of tools."""
+
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+        """Go one state further."""
+        path = self._paths.setdefault(t.id, _Path())
+        size = sum(event.observation_tokens > bound for bound in self._bounds)
+        path.states.append((event.tool, size, event.ok is False))
+        path.made.append(t.output_tokens)
+
+    def observe_finish(self, t: TrajectoryView) -> None:
+        """Tell every state on its way how much was left there."""
+        path = self._paths.pop(t.id, _Path())
+        if t.output_tokens == 0:
+            return
+        for root in (self._all, self._groups.setdefault(t.group, _Node())):
+            node = root
+            node.add(t.output_tokens)
+            for state, made in zip(path.states, path.made, strict=True):
+                node = node.after.setdefault(state, _Node())
+                node.add(t.output_tokens - made)
+
+    def remaining_tokens(self, t: TrajectoryView) -> float:
+        """Return the mean at the deepest known state, less what was made since."""
+        node, made = self._deepest(t)
+        mean = node.mean if node.visits else self._unknown_tokens
+        return max(mean - (t.output_tokens - made), _LEAST_TOKENS)
+
+    def p90_tokens(self, t: TrajectoryView) -> float:
+        """Return the 90th percentile of the latest there, less what was made since."""
+        node, made = self._deepest(t)
+        latest = sorted(node.latest)
+        p90 = float(latest[int(0.9 * len(latest))]) if latest else self._unknown_tokens
+        return max(p90 - (t.output_tokens - made), _LEAST_TOKENS)
+
+    def _deepest(self, t: TrajectoryView) -> tuple[_Node, int]:
+        """Return the deepest node on the way of `t`, and its output when it stood there."""
+        node, at = self._groups.get(t.group, self._all), 0
+        path = self._paths.get(t.id)
+        if path is not None:
+            for state, made in zip(path.states, path.made, strict=True):
+                further = node.after.get(state)
+                if further is None:
+                    break
+                node, at = further, made
+        return node, at

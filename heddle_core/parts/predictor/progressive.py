@@ -1,0 +1,156 @@
+"""Progressive prediction without training: revised at every step from what has been seen so far."""
+
+import math
+from dataclasses import dataclass, field
+
+from heddle_core.events import StepFinished, ToolReturned
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_core.parts.predictor.step_lengths import RunningMean, StepLengths
+from heddle_core.policy import TrajectoryView
+
+_LEAST_TOKENS = 1.0  # a trajectory that has not ended makes one more
+
+
+@dataclass(slots=True)
+class _Survival:
+    """Endings, and the exposure that led to them: running trajectories add exposure alone."""
+
+    ended: int = 0
+    exposure: float = 0.0
+
+
+@dataclass(slots=True)
+class _Group(_Survival):
+    lengths: RunningMean = field(default_factory=RunningMean)
+
+
+@dataclass(slots=True)
+class _Task(_Survival):
+    lengths: StepLengths = field(default_factory=StepLengths)
+    groups: dict[GroupId, _Group] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Own:
+    exposure: float = 0.0
+    lengths: RunningMean = field(default_factory=RunningMean)
+    call_failed: bool = False
+
+
+class ProgressivePredictor:
+    """Weibull survival in tokens with a gamma effect for each group, corrected by step length.
+
+    A trajectory that has made `m` tokens has the exposure ``h = (m / typical_tokens) ** shape``.
+    Trajectories of group `g` end at the rate ``w_g * rate`` per unit of exposure, with `w_g` drawn
+    from a gamma distribution of mean 1 and shape `group_shape`. The gamma is conjugate: siblings
+    that ended count as endings and exposure, siblings that run on (censored: they show only that
+    they are not shorter) as exposure alone::
+
+        rate   = (typical_weight + ended) / (typical_weight + exposure)          of the task
+        ahead  = (group_shape / rate + exposure_g) / (group_shape + ended_g)     1 / (w_g * rate)
+        total  = typical_tokens * (h + ahead) ** (1 / shape)
+
+    In `exposure_g` siblings that run count only `running_weight`: how far they have come in a given
+    time tells their speed more than their length. The rest, ``total - m``, is then multiplied by
+    ``exp(step_pull * d)``, where `d` is by how much the logarithm of this trajectory's step lengths
+    exceeds the mean, shrunk over group and task. First generations are left out of `d`: they are
+    plans, and recorded ones say nothing about a trajectory's length. A call that failed has to be
+    made again: one typical step is added while the failed call is the latest. docs/prediction.md
+    has the reasons, the figures, and what was tried and left out.
+
+    State: one small record for each unfinished trajectory and each group.
+    """
+
+    served = False
+
+    def __init__(
+        self,
+        *,
+        shape: float = 2.0,
+        group_shape: float = 1.0,
+        running_weight: float = 0.3,
+        step_pull: float = 0.5,
+        typical_tokens: float = 3_000.0,
+        typical_weight: float = 10.0,
+    ) -> None:
+        """Set the prior. The default shapes mean log totals that deviate by 0.64 within a group
+        and by as much between groups.
+
+        `typical_tokens` is the total assumed before anything has ended, with the weight of
+        `typical_weight` endings; an earlier rollout of the workload knows it better.
+
+        Raises:
+            ValueError: one of them is out of range.
+        """
+        if not 0.25 <= shape <= 10.0:
+            raise ValueError(f"shape is {shape}; give 0.25 to 10")
+        if not (group_shape > 0.0 and typical_tokens >= 1.0 and typical_weight > 0.0):
+            raise ValueError("give group_shape > 0, typical_tokens >= 1 and typical_weight > 0")
+        if not 0.0 <= running_weight <= 1.0:
+            raise ValueError(f"running_weight is {running_weight}; give 0 to 1")
+        self._shape = shape
+        self._group_shape = group_shape
+        self._running_weight = running_weight
+        self._step_pull = step_pull
+        self._typical_tokens = typical_tokens
+        self._typical_weight = typical_weight
+        self._tasks: dict[str, _Task] = {}
+        self._own: dict[TrajectoryId, _Own] = {}
+        self._unseen = (_Task(), _Group(), _Own())
+
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+        """Learn a step's length and that `t` has come this far."""
+        task, group, own = self._records(t)
+        if event.step > 0:
+            task.lengths.add(own.lengths, group.lengths, event.output_tokens)
+        self._expose(t, task, group, own)
+
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+        """Remember whether the latest call failed."""
+        self._records(t)[2].call_failed = event.ok is False
+
+    def observe_finish(self, t: TrajectoryView) -> None:
+        """Count an ending; one that never ran tells nothing."""
+        if t.output_tokens > 0:
+            task, group, own = self._records(t)
+            self._expose(t, task, group, own)
+            group.exposure += (1.0 - self._running_weight) * own.exposure
+            task.ended += 1
+            group.ended += 1
+        self._own.pop(t.id, None)
+
+    def remaining_tokens(self, t: TrajectoryView) -> float:
+        """Return the expected rest, at least one token."""
+        no_task, no_group, nothing = self._unseen
+        task = self._tasks.get(t.task, no_task)
+        group = task.groups.get(t.group, no_group)
+        own = self._own.get(t.id, nothing)
+        weight, group_shape = self._typical_weight, self._group_shape
+        per_ending = (weight + task.exposure) / (weight + task.ended)
+        ahead = (group_shape * per_ending + group.exposure) / (group_shape + group.ended)
+        made = t.output_tokens / self._typical_tokens
+        total = math.pow(math.pow(made, self._shape) + ahead, 1.0 / self._shape)
+        deviation = task.lengths.deviation(own.lengths, group.lengths)
+        rest = (total - made) * self._typical_tokens * math.exp(self._step_pull * deviation)
+        if own.call_failed:
+            rest += task.lengths.typical_tokens(deviation)
+        return max(rest, _LEAST_TOKENS)
+
+    def _records(self, t: TrajectoryView) -> tuple[_Task, _Group, _Own]:
+        task = self._tasks.get(t.task)
+        if task is None:
+            task = self._tasks[t.task] = _Task()
+        group = task.groups.get(t.group)
+        if group is None:
+            group = task.groups[t.group] = _Group()
+        own = self._own.get(t.id)
+        if own is None:
+            own = self._own[t.id] = _Own()
+        return task, group, own
+
+    def _expose(self, t: TrajectoryView, task: _Task, group: _Group, own: _Own) -> None:
+        exposure = math.pow(t.output_tokens / self._typical_tokens, self._shape)
+        more = exposure - own.exposure
+        own.exposure = exposure
+        task.exposure += more
+        group.exposure += self._running_weight * more

@@ -1,0 +1,177 @@
+"""Every part by name: what `PRESET+PART` in a policy's name can put in a preset's place."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from heddle_core.parts.admission.prompt_only import PromptOnly
+from heddle_core.parts.admission.reserve_output import ReserveOutput
+from heddle_core.parts.consolidation.tail import TailConsolidation
+from heddle_core.parts.migration.balance import Balance
+from heddle_core.parts.migration.follow_rank import FollowRank
+from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.cache_aware import CacheAware
+from heddle_core.parts.placement.consistent_hash import ConsistentHash
+from heddle_core.parts.placement.hybrid_ratio import HybridRatio
+from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.placement.presorted import Presorted
+from heddle_core.parts.placement.sticky import Sticky
+from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
+from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.predictor.group import GroupPredictor
+from heddle_core.parts.predictor.history import HistoryPredictor
+from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.predictor.prefix_tree import PrefixTreePredictor
+from heddle_core.parts.predictor.progressive import ProgressivePredictor
+from heddle_core.parts.predictor.served import Served
+from heddle_core.parts.scheduler.autellix import Autellix
+from heddle_core.parts.scheduler.fcfs import Fcfs
+from heddle_core.parts.scheduler.longest_total import LongestTotal
+from heddle_core.parts.scheduler.lpt import LongestFirst
+from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
+from heddle_core.parts.scheduler.round_robin import RoundRobin
+from heddle_core.parts.scheduler.sjf import ShortestFirst
+from heddle_core.policy import PolicyContext, Predictor
+
+Kind: TypeAlias = Literal[
+    "predictor", "scheduler", "admission", "placement", "migration", "planner", "consolidation"
+]
+"""What a part is, and the field of `Policy` that it fills."""
+
+DECIDES: Final[Mapping[Kind, str]] = {
+    "predictor": "remaining_tokens",
+    "scheduler": "priority",
+    "admission": "reserve_tokens",
+    "placement": "place",
+    "migration": "target",
+    "planner": "plan",
+    "consolidation": "consolidate",
+}
+"""The method by which each kind of part decides; no part has two of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A named part: how it is made, and one line about it."""
+
+    make: Callable[[PolicyContext], Any]
+    about: str
+
+
+def progressive(context: PolicyContext) -> ProgressivePredictor:
+    """Begin with history's mean, as if a hundred trajectories had already ended with it."""
+    if context.history is None:
+        return ProgressivePredictor()
+    typical = max(context.history.mean_output_tokens(), 1.0)
+    return ProgressivePredictor(typical_tokens=typical, typical_weight=100.0)
+
+
+def learned(context: PolicyContext, *, quantile: float = 0.5) -> Predictor:
+    """Read the trained model that the caller knows; without one, `progressive`.
+
+    Raises:
+        ValueError: the quantile is not one of the model's.
+    """
+    if context.learned is None:
+        return progressive(context)
+    return context.learned(context, quantile=quantile)
+
+
+PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
+    "predictor": {
+        "none": Part(lambda _: NoPrediction(), "expects nothing: 0 tokens left"),
+        "group": Part(lambda _: GroupPredictor(), "Seer's rule: longest finished sibling"),
+        "history": Part(
+            lambda s: HistoryPredictor(s.history.group_totals if s.history else {}),
+            "mean of the same prompt's earlier samples",
+        ),
+        "prefix_tree": Part(
+            lambda _: PrefixTreePredictor(), "Libra's tree: trajectories with the same tool answers"
+        ),
+        "progressive": Part(progressive, "revised at every step from what was shown"),
+        "learned": Part(learned, "a trained model (--predictor-model) on tasks that it has met"),
+        "served": Part(
+            lambda s: Served(progressive(s)),
+            "progressive, behind a prediction service that takes time",
+        ),
+    },
+    "scheduler": {
+        "fcfs": Part(lambda _: Fcfs(), "by arrival of the step, as vLLM and SGLang do"),
+        "round_robin": Part(lambda _: RoundRobin(), "fewest steps done first, ties by arrival"),
+        "lpt": Part(lambda _: LongestFirst(), "most remaining tokens first (LPT)"),
+        "longest_total": Part(
+            lambda _: LongestTotal(), "most tokens in all first: started ones go on"
+        ),
+        "sjf": Part(lambda _: ShortestFirst(), "fewest remaining tokens first (SJF)"),
+        "progressive_priority": Part(
+            lambda _: ProgressivePriority(), "Algorithm 1: longest first, the head may evict"
+        ),
+        "autellix": Part(lambda _: Autellix(), "least attained service, in levels"),
+    },
+    "admission": {
+        "fitting": Part(lambda _: PromptOnly(), "a prompt's KV must fit, as in vLLM"),
+        "headroom": Part(
+            ReserveOutput, "room for the step's output too; KV kept through tool calls"
+        ),
+    },
+    "placement": {
+        "least_loaded": Part(lambda _: LeastLoaded(), "fewest steps in flight, anew at every step"),
+        "sticky": Part(lambda _: Sticky(), "stays where it first ran; new: fewest steps in flight"),
+        "sticky_least_sessions": Part(
+            lambda _: StickyLeastSessions(),
+            "stays where it first ran; new: fewest unfinished trajectories",
+        ),
+        "hybrid_ratio": Part(
+            lambda _: HybridRatio(), "stays unless max/min load is too large, then least loaded"
+        ),
+        "cache_aware": Part(
+            lambda _: CacheAware(),
+            "longest known prefix while the engines are even, else least loaded",
+        ),
+        "consistent_hash": Part(
+            lambda _: ConsistentHash(), "hash of the trajectory's name on a ring of engines"
+        ),
+        "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
+    },
+    "migration": {
+        "never": Part(lambda _: Never(), "homes never move while a tool runs"),
+        "follow_rank": Part(lambda _: FollowRank(), "to the group of the newest rank"),
+        "balance": Part(Balance, "to where it would end earliest, by estimated work"),
+    },
+    "planner": {
+        "fixed": Part(FixedPlan, "one TP degree on all GPUs"),
+        "exact": Part(
+            lambda s: SearchedPlan(s, solver="exact"),
+            "optimal mix and groups under the cost estimate",
+        ),
+        "portfolio": Part(
+            lambda s: SearchedPlan(s, solver="portfolio"), "the best of several, simulated"
+        ),
+        "anneal": Part(
+            lambda s: SearchedPlan(s, solver="anneal", cost="paper"),
+            "Algorithm 2: simulated annealing under the published cost",
+        ),
+        "libra-dp": Part(
+            lambda s: SearchedPlan(s, solver="libra-dp"), "Libra's DP over (GPUs, requests)"
+        ),
+    },
+    "consolidation": {
+        "consolidate": Part(
+            TailConsolidation, "late in a rollout: freed engines become wide ones for stragglers"
+        ),
+    },
+}
+"""Names are unique over all kinds, so that a name alone says which part it replaces."""
+
+
+def kind_of(name: str, extra: Mapping[str, Part]) -> Kind | None:
+    """Return what kind of part `name` is; `extra` holds predictors known to the caller alone."""
+    if name in extra:
+        return "predictor"
+    return next((kind for kind, parts in PARTS.items() if name in parts), None)
+
+
+def kind_by_method(part: object) -> Kind | None:
+    """Return what kind of part an object is, by the method that it has."""
+    return next((k for k, method in DECIDES.items() if callable(getattr(part, method, None))), None)

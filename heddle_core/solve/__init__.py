@@ -1,0 +1,1 @@
+"""Solvers: arrays in, a plan out. No part of a policy is imported here."""

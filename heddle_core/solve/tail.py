@@ -1,0 +1,154 @@
+"""Which engines to merge for the stragglers, and which homes move: a search over estimated ends.
+
+The engines as they are, homes moved for the best, are compared with the emptiest 1, 2, 3, ... whole
+windows of narrow engines becoming one engine of the widest degree each. The price is counted: those
+with a home on merged engines slow the others down for `start_s` and prefill again, and only what is
+left by then gains from the new engines.
+
+GPUs of a merged engine must be neighbours. Engines are taken to stand side by side, widest
+first, as planners list them; then any `width` GPUs from a multiple of `width` on are neighbours.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.group_cost import IntArray, Work
+from heddle_core.estimate.tail import TailModel
+from heddle_core.ids import EngineId, EngineShape, TrajectoryId
+from heddle_core.plans import EngineSpec, ResourcePlan
+
+_LEAST_MOVE_GAIN_S = 0.2
+"""A move must bring the end forward by this much: it may take a preemption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailProblem:
+    """Engines and homes for what is left of a rollout.
+
+    From `trajectories` to `tool_s_per_output` all sequences have one entry per trajectory; `homes`
+    are positions in `engines`.
+    """
+
+    engines: tuple[EngineSpec, ...]
+    trajectories: tuple[TrajectoryId, ...]
+    homes: tuple[int, ...]
+    output_tokens: tuple[float, ...]
+    context_tokens: tuple[float, ...]
+    appended_per_output: tuple[float, ...]
+    tool_s_per_output: tuple[float, ...]
+    by_shape: Mapping[EngineShape, StepCost]
+    start_s: float
+    """Estimated seconds until a new engine is ready."""
+    min_gain_s: float
+    margin: float
+    """Least gain for which engines are merged: seconds, and share of the estimated end."""
+    charged_s: float
+
+    def solve(self) -> ResourcePlan:
+        """Return the engines from now on and the homes that move; deterministic."""
+        work = self._work()
+        model = self._model(work, np.asarray(self.homes, dtype=np.int64), self._shapes())
+        model.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
+        unmerged_s = best_s = model.end_s()
+        best = ResourcePlan(engines=self.engines)
+        windows = self._windows(work)
+        for count in _counts(len(windows)):
+            merged = windows[:count]
+            end_s, homes = self._merge(work, merged)
+            if end_s >= best_s:
+                break
+            if unmerged_s - end_s > max(self.min_gain_s, self.margin * unmerged_s):
+                best = self._plan(merged, homes)
+            best_s = end_s
+        return best
+
+    def _shapes(self) -> list[EngineShape]:
+        return [engine.shape for engine in self.engines]
+
+    def _widest(self) -> EngineShape:
+        return max(self.by_shape, key=lambda shape: shape.tp)
+
+    def _work(self) -> Work:
+        output = np.asarray(self.output_tokens)
+        appended = np.asarray(self.appended_per_output) * output
+        return Work(
+            output_tokens=output,
+            context_tokens=np.asarray(self.context_tokens),
+            appended_tokens=appended,
+            prefill_tokens=appended,
+            tool_s=np.asarray(self.tool_s_per_output) * output,
+        )
+
+    def _model(self, work: Work, homes: IntArray, shapes: Sequence[EngineShape]) -> TailModel:
+        slots = self.engines[0].max_running
+        return TailModel(work, homes, shapes, self.by_shape, max_running=slots)
+
+    def _windows(self, work: Work) -> list[tuple[int, ...]]:
+        """Engines that together have the GPUs of one of the widest degree, least work first."""
+        width = self._widest().tp
+        left = np.bincount(self.homes, work.output_tokens, len(self.engines))
+        windows: list[tuple[int, ...]] = []
+        inside: list[int] = []
+        used = 0
+        for e in sorted(range(len(self.engines)), key=lambda e: -self.engines[e].shape.tp):
+            inside.append(e)
+            used += self.engines[e].shape.tp
+            if used >= width:
+                if used == width and len(inside) > 1:
+                    windows.append(tuple(inside))
+                inside, used = [], 0
+        return sorted(windows, key=lambda window: float(left[list(window)].sum()))
+
+    def _merge(self, work: Work, merged: Sequence[tuple[int, ...]]) -> tuple[float, Sequence[int]]:
+        """Estimated end if each of `merged` becomes one engine, and homes then.
+
+        New engines are counted on from the present ones, in the order of `merged`.
+        """
+        shapes, widest = self._shapes(), self._widest()
+        gone = [e for window in merged for e in window]
+        kept = [e for e in range(len(shapes)) if e not in gone]
+        if not kept:
+            return np.inf, ()
+        place = np.full(len(shapes), -1, dtype=np.int64)
+        place[kept] = np.arange(len(kept))
+        model = self._model(work, place[np.asarray(self.homes)], [shapes[e] for e in kept])
+        model.assign_unplaced()
+        end_s, homes = model.end_s(), model.homes.copy()
+        still = np.flatnonzero(model.ends > self.start_s)
+        if len(still):
+            after = [*(shapes[e] for e in kept), *(widest for _ in merged)]
+            then = self._model(model.after(self.start_s).take(still), homes[still], after)
+            then.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
+            end_s, homes[still] = self.start_s + then.end_s(), then.homes
+        numbers = [*kept, *range(len(shapes), len(shapes) + len(merged))]
+        return end_s, [numbers[k] for k in homes.tolist()]
+
+    def _plan(self, merged: Sequence[tuple[int, ...]], homes: Sequence[int]) -> ResourcePlan:
+        gone = [e for window in merged for e in window]
+        engines = {k: engine for k, engine in enumerate(self.engines) if k not in gone}
+        for window in merged:
+            first = self.engines[window[0]]
+            engines[len(engines) + len(gone)] = EngineSpec(
+                engine=EngineId(first.engine.name),
+                shape=self._widest(),
+                max_running=first.max_running,
+            )
+        movers: dict[int, list[TrajectoryId]] = {}
+        for t, before, after in zip(self.trajectories, self.homes, homes, strict=True):
+            if after != before:
+                movers.setdefault(int(after), []).append(t)
+        return ResourcePlan(
+            engines=tuple(engines.values()),
+            homes=tuple((engines[k].engine, tuple(ts)) for k, ts in sorted(movers.items())),
+        )
+
+
+def _counts(most: int) -> Iterator[int]:
+    """Counts of windows to try: 1, 2, 3, 4, 6, 9, ... up to `most`."""
+    count = 1
+    while count <= most:
+        yield count
+        count = max(count + 1, count * 3 // 2)

@@ -1,0 +1,96 @@
+"""What a trained model is to the core: the columns of the rows that it reads, and its answers.
+
+Apart from `learned.py`, because a `PolicyContext` may hold a model and most policies never ask it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+from heddle_core.estimate.history import Levels
+
+if TYPE_CHECKING:  # every policy imports this module
+    import numpy as np
+    from numpy.typing import NDArray
+
+Floats: TypeAlias = "NDArray[np.float64]"
+
+OWN: Final = (
+    "steps",
+    "made",
+    "made_in_step",
+    "in_tool",
+    "prompt",
+    "context",
+    "first_output",
+    "last_output",
+    "mean_output",
+    "longest_output",
+    "first_payload",
+    "last_payload",
+    "mean_payload",
+    "calls",
+    "last_failed",
+    "failed_in_row",
+    "failed_share",
+    "tools_seen",
+    "last_tool_s",
+    "mean_tool_s",
+)
+SIBLINGS: Final = (
+    "ended",
+    "ended_mean_total",
+    "ended_longest_total",
+    "ended_longer_share",
+    "ended_mean_rest",
+    "ended_mean_steps",
+    "running",
+    "running_mean_made",
+    "running_mean_steps",
+    "group_mean_output",
+    "group_mean_payload",
+    "group_first_payload",
+    "group_failed_share",
+)
+ROLLOUT: Final = ("rollout_ended", "rollout_mean_total", "rollout_mean_output", "survival")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """What a model knows by name: its tasks with their levels, and the tools it met most."""
+
+    tasks: Mapping[str, Levels]
+    anywhere: Levels
+    """For tasks that the model has not met."""
+    tools: tuple[str, ...]
+
+    def names(self) -> tuple[str, ...]:
+        """Columns of a row, in order."""
+        named = [f"{kind}:{tool}" for kind in ("last", "calls_of") for tool in self.tools]
+        return (*OWN, *SIBLINGS, *ROLLOUT, *named, *(f"task:{task}" for task in self.tasks))
+
+
+class Model(Protocol):
+    """What was learned: from rows of features to quantiles of what remains."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tasks and tools that it knows, and so the columns of a row."""
+        ...
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """Probabilities of its quantiles, rising."""
+        ...
+
+    def initial_state(self) -> Floats:
+        """State of a trajectory of which no tool call is known."""
+        ...
+
+    def update(self, states: Floats, rows: Floats) -> Floats:
+        """States, one a line, after a tool call that left each trajectory with its row."""
+        ...
+
+    def quantiles(self, states: Floats, rows: Floats) -> Floats:
+        """Quantiles of ``log(remaining / survival)``, (rows, levels); see `Features.row`."""
+        ...
