@@ -128,8 +128,8 @@ class LearnedPredictor:
     """Estimates by a trained model: one of its quantiles, the median unless another is asked for.
 
     But never less than `least_share` of what survival alone expects. A trajectory that is taken for
-    short waits, and while it waits nothing corrects the estimate. So an estimate may be raised by as
-    much as the model says, and is never lowered. docs/prediction.md has figures of other shares.
+    short waits, and while it waits nothing corrects the estimate. So an estimate may be raised by
+    as much as the model says, and is never lowered. docs/prediction.md has figures of other shares.
 
     The model is asked once for each step, when it has been generated and its tool begins. What it
     says is relative to survival, which alone moves on with the tool's answer, with tokens and with
