@@ -7,6 +7,8 @@ options. Each part of a run is handed the one value it needs; no part sees a `Ru
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from heddle_core.defaults import REPORT_INTERVAL_S
+
 MissingRule: TypeAlias = Literal["error", "zero", "sample"]
 OverCapacityRule: TypeAlias = Literal["error", "drop"]
 
@@ -65,7 +67,7 @@ class ClusterConfig:
     """Steps that one engine runs at once."""
     tool_capacity: int | None = None
     """Tool calls that run at once in the whole cluster; more wait. None: no limit."""
-    report_interval_s: float = 5.0
+    report_interval_s: float = REPORT_INTERVAL_S
     """Seconds between two reports of an engine's counters to the policy."""
     engine_start_s: float | None = None
     """Seconds from the start of an engine until it is ready, once the rollout is under way. None:

@@ -19,6 +19,7 @@ from heddle.runs import RunFacts, open_run
 from heddle.signals import Asked
 from heddle.tables import Floats
 from heddle_core.controller import Controller
+from heddle_core.defaults import ENGINE_START_S, SPARE_SLOTS
 from heddle_core.events import TrajectoryFinished
 from heddle_core.history import History
 from heddle_core.ids import EngineId
@@ -47,8 +48,6 @@ RUN_KEYS = (
 )
 DEFAULT_SETTINGS = EngineSettings(block_tokens=16, max_batched_tokens=8192)
 """vLLM's for a server on a large GPU; for profiles that do not tell."""
-ENGINE_START_S = 60.0
-"""Loading weights and making graphs; for profiles that do not tell."""
 
 
 class CapacityError(ValueError):
@@ -341,7 +340,7 @@ def world_of(cluster: ClusterConfig, profile: Profile) -> World:
 
 
 def _table(profile: Profile, tp: int, cluster: ClusterConfig) -> LatencyTable:
-    return profile.table(tp, max_batch=max(MAX_BATCH, cluster.max_running))
+    return profile.table(tp, max_batch=max(MAX_BATCH, cluster.max_running + SPARE_SLOTS))
 
 
 def solo_tpot_of(profile: Profile, cluster: ClusterConfig) -> SoloTpot:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from heddle_core.cost import CostModel
+from heddle_core.defaults import ENGINE_START_S
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.history import History
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
@@ -39,7 +40,7 @@ class Setting:
     learned: Model | None = field(default=None, repr=False, compare=False)
     """What was learned of lengths before this rollout, for predictors that ask it."""
     seed: int = 0
-    engine_start_s: float = 60.0
+    engine_start_s: float = ENGINE_START_S
     """Believed seconds from the start of an engine until it is ready, while a rollout runs."""
 
 
