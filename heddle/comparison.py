@@ -118,6 +118,7 @@ class Comparison:
                 "model": cluster.model,
                 "profile": self.profile,
                 "tp": cluster.tp,
+                **({"mix": list(cluster.mix)} if cluster.mix else {}),
                 "max_running": cluster.max_running,
             },
             "history": self.history.plain(),

@@ -92,7 +92,8 @@ class ClusterConfig:
         _require(self.tp >= 1, "tp must be 1 or more")
         _require(
             not self.mix or (min(self.mix) >= 1 and sum(self.mix) == self.gpus),
-            f"mix names engines of {sum(self.mix)} GPUs in all, not of gpus = {self.gpus}",
+            f"mix = {list(self.mix)} names engines of {sum(self.mix)} GPUs in all, not of "
+            f"gpus = {self.gpus}: take gpus = {sum(self.mix)} or other TP degrees",
         )
         _require(
             bool(self.mix) or self.gpus % self.tp == 0,
@@ -118,6 +119,11 @@ class ClusterConfig:
             choices is None or (len(choices) > 0 and all(1 <= c <= self.gpus for c in choices)),
             "tp_choices must list degrees from 1 to gpus",
         )
+
+    @property
+    def tps(self) -> str:
+        """TP degrees of engines that are not planned, for people: `1`, or one for each engine."""
+        return ", ".join(map(str, self.mix or (self.tp,)))
 
     def faults(self) -> tuple[tuple[float, str], ...]:
         """`failures` as (time_s, engine), in order of time.

@@ -166,7 +166,7 @@ def _head(config: RunConfig, work: Workload, bound: Bound) -> None:
     click.echo(f"trace    {work.trace.name}: {'; '.join(facts)}")
     profile = profile_of(cluster)
     click.echo(
-        f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, TP {cluster.tp}, "
+        f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, TP {cluster.tps}, "
         f"{cluster.max_running} running per engine"
     )
     click.echo(f"profile  {_profile_line(cluster)}")

@@ -108,7 +108,7 @@ def _how(run: Run) -> dict[str, str]:
         "seed": str(manifest["seed"]),
         "cluster": f"{cluster.gpus} x {world.get('gpu', cluster.gpu)}",
         "model": str(world.get("model", cluster.model)),
-        "TP of engines that are not planned": str(cluster.tp),
+        "TP of engines that are not planned": cluster.tps,
         "running steps per engine": str(cluster.max_running),
         "tool calls at once": str(cluster.tool_capacity or "no limit"),
         "failures": cluster.failures or "none",
