@@ -1,6 +1,7 @@
 """Heddle schedules agentic RL rollout by trajectory.
 
-What users import: `simulate`, `compare`, `load_run`, `PRESETS`, and `RunConfig` with its sections.
+What users import: `simulate`, `compare`, `plan`, `run`, `replay`, `load_run`, `PRESETS`, and
+`RunConfig` with its sections.
 Names are imported when first used, so that ``import heddle`` costs nothing.
 """
 
@@ -10,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heddle.comparison import compare as compare
     from heddle.config import ClusterConfig as ClusterConfig
+    from heddle.config import LiveConfig as LiveConfig
     from heddle.config import MissingConfig as MissingConfig
     from heddle.config import PolicyConfig as PolicyConfig
     from heddle.config import RunConfig as RunConfig
+    from heddle.config import RuntimeConfig as RuntimeConfig
+    from heddle.planning import plan as plan
+    from heddle.replaying import replay as replay
+    from heddle.running import run as run
     from heddle.runs import load_run as load_run
     from heddle.simulation import simulate as simulate
     from heddle_core.presets import PRESETS as PRESETS
@@ -20,22 +26,32 @@ if TYPE_CHECKING:
 _WHERE = {
     "PRESETS": "heddle_core.presets",
     "ClusterConfig": "heddle.config",
+    "LiveConfig": "heddle.config",
     "MissingConfig": "heddle.config",
     "PolicyConfig": "heddle.config",
     "RunConfig": "heddle.config",
+    "RuntimeConfig": "heddle.config",
     "compare": "heddle.comparison",
     "load_run": "heddle.runs",
+    "plan": "heddle.planning",
+    "replay": "heddle.replaying",
+    "run": "heddle.running",
     "simulate": "heddle.simulation",
 }
 
 __all__ = [  # noqa: PLE0604, RUF100 -- names below are found by `__getattr__`
     "PRESETS",
     "ClusterConfig",
+    "LiveConfig",
     "MissingConfig",
     "PolicyConfig",
     "RunConfig",
+    "RuntimeConfig",
     "compare",
     "load_run",
+    "plan",
+    "replay",
+    "run",
     "simulate",
 ]
 

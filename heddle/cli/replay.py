@@ -19,7 +19,7 @@ def replay(ctx: click.Context, run: Path, as_json: bool) -> None:
     journal goes.
     """
     from heddle.cli.progress import progress
-    from heddle.replaying import replay_run
+    from heddle.replaying import replay as replay_run
     from heddle.runs import load_run, why_unfinished
 
     loaded = load_run(run, unfinished=True)

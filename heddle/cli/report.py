@@ -63,11 +63,12 @@ def _page(paths: tuple[Path, ...], out: Path, force: bool) -> None:
     from heddle.cli.outputs import new_file, write
     from heddle.cli.progress import progress
     from heddle.page.html import page
+    from heddle.run_bounds import run_bound
 
     new_file(out, force)
     runs = [_any_run(path) for path in paths]
     with progress("reading") as doing:
-        made = page(runs, doing.now)
+        made = page(runs, run_bound, doing=doing.now)
     write(out, made)
     click.echo(f"{out}: {len(made) / 1e6:.1f} MB, opens without a network", err=True)
 

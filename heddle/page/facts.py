@@ -1,14 +1,13 @@
 """What the page says of a run in words and figures: summary, bound, how it was run."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from heddle.bound import Bound
 from heddle.record import Record
 from heddle.runs import Run, RunError, labels
-from heddle.simulation import bound_of, trace_at
 
-SIMULATED = "heddle_sim"
+BoundOf: TypeAlias = Callable[[Run], Mapping[str, Any]]
+"""Finds the lower bounds of a run's makespan in seconds, or `why` there are none."""
 
 
 def same_trace(runs: Sequence[Run]) -> None:
@@ -28,8 +27,8 @@ def same_trace(runs: Sequence[Run]) -> None:
             )
 
 
-def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """One object for each run, as JSON; bounds are computed, where the trace is still there."""
+def facts(records: Sequence[Record], bound_of: BoundOf) -> list[dict[str, Any]]:
+    """One object for each run, as JSON."""
     named = short_labels([record.run for record in records])
     return [
         {
@@ -38,7 +37,7 @@ def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
             "seed": record.run.manifest["seed"],
             "path": str(record.run.path),
             "summary": _summary(record),
-            "bound": _bound(record.run),
+            "bound": bound_of(record.run),
             "how": _how(record.run),
         }
         for record, label in zip(records, named, strict=True)
@@ -66,32 +65,6 @@ def _summary(record: Record) -> Mapping[str, Any]:
         "output_tokens": int(t["output_tokens"].sum()),
         "steps": int(t["steps"].sum()),
         "migrations": len(record.migrations["ok"]),
-    }
-
-
-def _bound(run: Run) -> dict[str, Any]:
-    """The bound of a run's makespan, or why there is none."""
-    driver = run.manifest.get("driver")
-    if driver != SIMULATED:
-        return {
-            "why": f"bounds hold for the simulated cluster, and this run was driven by {driver}"
-        }
-    try:
-        config = run.config
-        found = trace_at(config.trace).sha256
-        if found != run.manifest["trace"]["sha256"]:
-            return {"why": f"{config.trace} is no longer the trace that was replayed"}
-        return _plain(bound_of(config))
-    except (OSError, ValueError) as error:
-        return {"why": f"the trace or its profile cannot be read: {error}"}
-
-
-def _plain(bound: Bound) -> dict[str, Any]:
-    return {
-        "makespan_s": bound.makespan_s,
-        "solo_s": bound.solo_s,
-        "capacity_s": bound.capacity_s,
-        "tools_s": bound.tools_s,
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from heddle.page.columns import Columns, columns, names_of
-from heddle.page.facts import facts, same_trace
+from heddle.page.facts import BoundOf, facts, same_trace
 from heddle.record import Record, record
 from heddle.runs import Run
 
@@ -29,8 +29,10 @@ SCRIPTS = (
 )
 
 
-def page(runs: Sequence[Run], doing: Callable[[str], None] = lambda _: None) -> bytes:
-    """Make the page about runs of one trace; `doing` hears what is worked on next.
+def page(
+    runs: Sequence[Run], bound_of: BoundOf, *, doing: Callable[[str], None] = lambda _: None
+) -> bytes:
+    """Make the page about runs of one trace; `doing` is called with what is worked on next.
 
     Raises:
         RunError: the runs are of different traces, or one of them is damaged or empty.
@@ -41,7 +43,7 @@ def page(runs: Sequence[Run], doing: Callable[[str], None] = lambda _: None) -> 
         doing(f"reading {run.label}")
         records.append(record(run))
     doing("bounds")
-    told = facts(records)
+    told = facts(records, bound_of)
     doing("writing")
     names = names_of(records)
     parts = [columns(each, names) for each in records]
