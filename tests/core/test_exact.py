@@ -75,7 +75,7 @@ def check(plan: GroupPlan, costs: Mapping[int, SegmentCost], count: int, gpus: i
     assert plan.makespan_s == pytest.approx(max(ends_s(costs, plan.tps, plan.bounds)), rel=1e-12)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 999), count=st.integers(1, 6), gpus=st.integers(1, 5))
 @pytest.mark.parametrize("kind", ["context", "paper"])
 def test_exact_and_libra_equal_brute_force_over_mixes_orders_and_cuts(
@@ -93,7 +93,7 @@ def test_exact_and_libra_equal_brute_force_over_mixes_orders_and_cuts(
         assert plan.bound_s <= expected * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5),
     steps=st.lists(st.integers(0, 5), min_size=5, max_size=5),

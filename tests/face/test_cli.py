@@ -16,6 +16,7 @@ from heddle import run_files
 from heddle.runs import load_run
 from heddle_core.events import EngineReady
 from tests.face.journals import Heddle
+from tests.patience import PATIENCE_S
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
 CLUSTER = ("--gpus", "2", "--max-running", "2")
@@ -289,11 +290,11 @@ def test_ctrl_c_ends_every_process_of_a_comparison(tmp_path: Path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and not list(tmp_path.glob("runs/*/summary.json")):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60.0)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert out == ""
     assert "Traceback" not in err

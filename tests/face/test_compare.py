@@ -16,6 +16,7 @@ from heddle.config import ClusterConfig, MissingConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.runs import load_run
 from heddle.simulation import CapacityError, bound_of, simulate
+from tests.patience import PATIENCE_S
 
 COMMAND = (sys.executable, "-m", "heddle.cli", "compare", "--json", "--max-running", "2")
 RUN = {
@@ -176,7 +177,7 @@ def test_dropping_everything_is_refused(trace: Path, tmp_path: Path):
 
 def wait_for(config: RunConfig, *, on_progress: object = None) -> Any:
     """Stands for a run: it ends when the file is there that its trace names."""
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + PATIENCE_S
     while not Path(config.trace).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     return config.seed

@@ -52,7 +52,7 @@ COMMANDS = any_of(Command) | st.builds(SolvePlan, plan=st.integers(0, 9), proble
 ENTRIES = st.lists(st.builds(Entry, EVENTS, st.lists(COMMANDS, max_size=3).map(tuple)), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(entries=ENTRIES)
 def test_every_event_and_command_comes_back_equal(entries: list[Entry]):
     assert list(decode(table(entries))) == entries
