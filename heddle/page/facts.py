@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from heddle.colours import policy_dashes, policy_shade
 from heddle.record import Record
 from heddle.runs import Run, RunError, labels
 
@@ -30,18 +31,28 @@ def same_trace(runs: Sequence[Run]) -> None:
 def facts(records: Sequence[Record], bound_of: BoundOf) -> list[dict[str, Any]]:
     """One object for each run, as JSON."""
     named = short_labels([record.run for record in records])
+    dashes = policy_dashes([record.run.manifest["policy"] for record in records])
     return [
         {
             "label": label,
             "policy": record.run.manifest["policy"],
             "seed": record.run.manifest["seed"],
+            "colour": policy_shade(record.run.manifest["policy"]),
+            "dash": dash,
             "path": str(record.run.path),
             "summary": _summary(record),
             "bound": bound_of(record.run),
             "how": _how(record.run),
         }
-        for record, label in zip(records, named, strict=True)
+        for record, label, dash in zip(records, named, dashes, strict=True)
     ]
+
+
+def opening(records: Sequence[Record]) -> int:
+    """The run that the page shows first, against run 0: the others' shortest that finished."""
+    others = range(1, len(records))
+    finished = [at for at in others if records[at].note is None] or others
+    return min(finished, key=lambda at: records[at].end_s - records[at].start_s, default=0)
 
 
 def short_labels(runs: Sequence[Run]) -> list[str]:

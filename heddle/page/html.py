@@ -9,8 +9,9 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
+from heddle.colours import style_sheet
 from heddle.page.columns import Columns, columns, names_of
-from heddle.page.facts import BoundOf, facts, same_trace
+from heddle.page.facts import BoundOf, facts, opening, same_trace
 from heddle.record import Record, record
 from heddle.runs import Run
 
@@ -51,6 +52,7 @@ def page(
         "schema": SCHEMA,
         "trace": str(records[0].run.manifest["trace"]["name"]),
         "names": list(names),
+        "opens": opening(records),
         "runs": [{**fact, **part.facts} for fact, part in zip(told, parts, strict=True)],
     }
     static = files("heddle.page") / "static"
@@ -58,7 +60,7 @@ def page(
     title = ", ".join(fact["label"] for fact in told)
     filled = {
         "title": _plain(f"{head['trace']}: {title}"),
-        "style": (static / "page.css").read_text(encoding="utf-8"),
+        "style": style_sheet() + (static / "page.css").read_text(encoding="utf-8"),
         "plotly": get_plotlyjs(),
         "data": base64.b64encode(packed(head, parts)).decode("ascii"),
         "script": "\n".join(
