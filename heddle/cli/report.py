@@ -64,9 +64,10 @@ def _page(paths: tuple[Path, ...], out: Path, force: bool) -> None:
     from heddle.cli.progress import progress
     from heddle.page.html import page
     from heddle.run_bounds import run_bound
+    from heddle.run_order import in_order
 
     new_file(out, force)
-    runs = [_any_run(path) for path in paths]
+    runs = in_order([_any_run(path) for path in paths])
     with progress("reading") as doing:
         made = page(runs, run_bound, doing=doing.now)
     write(out, made)
@@ -116,9 +117,10 @@ def _figures(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     from heddle.cli.progress import progress
     from heddle.cli.show import summaries
     from heddle.figures import draw
+    from heddle.run_order import in_order
     from heddle.runs import labels, load_run
 
-    runs = [load_run(path) for path in paths]
+    runs = in_order([load_run(path) for path in paths])
     beside = paths[0] if len(paths) == 1 else paths[0].parent
     with progress("drawing"):
         files = draw(runs, out if out is not None else beside / FIGURES)
