@@ -1,4 +1,7 @@
-"""Runs experiments and writes RESULTS.md: `python -m experiments [NAME...] [--full]`."""
+"""Runs experiments and writes RESULTS.md: `python -m experiments [NAME...] [--full]`.
+
+Only --full writes results that are part of the source; other sizes have a folder of their own.
+"""
 
 import os
 import sys
@@ -8,7 +11,15 @@ from pathlib import Path
 
 import click
 
-from experiments.harness.experiment import EXPERIMENTS, Experiment, Outcome, experiments
+from experiments.harness.experiment import (
+    COMMITTED,
+    EXPERIMENTS,
+    LOCAL,
+    Experiment,
+    Outcome,
+    Place,
+    experiments,
+)
 from experiments.harness.jobs import FULL, REDUCED, Job, Size
 from experiments.harness.report import pages, write
 from experiments.harness.running import Skipped, run_missing
@@ -25,7 +36,11 @@ CACHE = EXPERIMENTS / ".cache"
 @click.option("--seeds", type=click.IntRange(1), help="Another number of rollouts for each cell")
 @click.option("--jobs", "processes", default=os.cpu_count() or 1, show_default="one per core")
 @click.option("--only-runs", is_flag=True, help="Run what is missing; measure and draw nothing")
-@click.option("--draw", is_flag=True, help="Draw figures again from measured.json; run nothing")
+@click.option(
+    "--draw",
+    is_flag=True,
+    help="Draw figures of --full again from measured.json; run nothing",
+)
 @click.option("--refresh", metavar="PRESET", help="First forget results of PRESET and PRESET+...")
 @click.option("--fresh", is_flag=True, help="First forget all results that are needed")
 def main(
@@ -41,17 +56,21 @@ def main(
 ) -> None:
     """Run experiments (all, or those whose name begins with a NAME) and write RESULTS.md.
 
+    Results of --full replace the committed ones, in experiments/ and docs/. Those of any other
+    size go to experiments/reduced, which git ignores.
+
     Finished runs are kept in experiments/.cache: what was interrupted goes on where it was.
     """
     size = FULL if full else REDUCED
     if gpus or seeds:
         size = Size(name="own", gpus=gpus or size.gpus, seeds=seeds or size.seeds)
-    chosen = _chosen(names)
+    place = COMMITTED if draw or (full and size is FULL) else LOCAL
+    chosen = _chosen(names, place)
     if draw:
         for experiment in chosen:
             if experiment.measured:
                 experiment.draw()
-        _write_results()
+        _write_results(place)
         return
     store = Store(CACHE)
     jobs = _jobs(chosen, size)
@@ -78,17 +97,17 @@ def main(
             continue
         took_s = time.perf_counter() - began_s
         _say(f"{experiment.name}: {_told(experiment.outcome())} ({took_s:.0f} s)")
-    _write_results()
+    _write_results(place)
 
 
-def _write_results() -> None:
-    for path, page in pages().items():
+def _write_results(place: Place) -> None:
+    for path, page in pages(place).items():
         write(page, path)
-    _say("wrote experiments/RESULTS.md and docs/results.md")
+        _say(f"wrote {path.relative_to(EXPERIMENTS.parent)}")
 
 
-def _chosen(names: Sequence[str]) -> list[Experiment]:
-    found = experiments()
+def _chosen(names: Sequence[str], place: Place) -> list[Experiment]:
+    found = experiments(place)
     for name in names:
         if not any(e.name.startswith(name) for e in found):
             known = ", ".join(e.name for e in found)

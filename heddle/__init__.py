@@ -1,7 +1,7 @@
 """Heddle schedules agentic RL rollout by trajectory.
 
-What users import: `simulate`, `compare`, `load_run`, `PRESETS`, and `RunConfig` with its sections;
-`prepare` and `Workspace`, for many runs of one trace.
+What users import: `simulate`, `compare`, `plan`, `run`, `replay`, `load_run`, `PRESETS`, and
+`RunConfig` with its sections; `prepare` and `Workspace`, for many runs of one trace.
 Names are imported when first used, so that ``import heddle`` costs nothing.
 """
 
@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heddle.comparison import compare as compare
     from heddle.config import ClusterConfig as ClusterConfig
+    from heddle.config import LiveConfig as LiveConfig
     from heddle.config import MissingConfig as MissingConfig
     from heddle.config import PolicyConfig as PolicyConfig
     from heddle.config import RunConfig as RunConfig
+    from heddle.config import RuntimeConfig as RuntimeConfig
+    from heddle.planning import plan as plan
+    from heddle.running import run as run
     from heddle.runs import load_run as load_run
+    from heddle.runs.replay import replay as replay
     from heddle.setup import Workspace as Workspace
     from heddle.setup import prepare as prepare
     from heddle.simulation import simulate as simulate
@@ -23,26 +28,36 @@ if TYPE_CHECKING:
 _WHERE = {
     "PRESETS": "heddle_core.presets",
     "ClusterConfig": "heddle.config",
+    "LiveConfig": "heddle.config",
     "MissingConfig": "heddle.config",
     "PolicyConfig": "heddle.config",
     "RunConfig": "heddle.config",
+    "RuntimeConfig": "heddle.config",
     "Workspace": "heddle.setup",
     "compare": "heddle.comparison",
     "load_run": "heddle.runs",
+    "plan": "heddle.planning",
     "prepare": "heddle.setup",
+    "replay": "heddle.runs.replay",
+    "run": "heddle.running",
     "simulate": "heddle.simulation",
 }
 
 __all__ = [  # noqa: PLE0604, RUF100 -- names below are found by `__getattr__`
     "PRESETS",
     "ClusterConfig",
+    "LiveConfig",
     "MissingConfig",
     "PolicyConfig",
     "RunConfig",
+    "RuntimeConfig",
     "Workspace",
     "compare",
     "load_run",
+    "plan",
     "prepare",
+    "replay",
+    "run",
     "simulate",
 ]
 

@@ -91,6 +91,7 @@ class Comparison:
                 "model": cluster.model,
                 "profile": f"{self.profile.model}.{self.profile.gpu}",
                 "tp": cluster.tp,
+                **({"mix": list(cluster.mix)} if cluster.mix else {}),
                 "max_running": cluster.max_running,
             },
             "history": self.history.plain(),

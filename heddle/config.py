@@ -7,6 +7,8 @@ options. Each part of a run is handed the one value it needs; no part sees a `Ru
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from heddle_core.defaults import REPORT_INTERVAL_S
+
 MissingRule: TypeAlias = Literal["error", "zero", "sample"]
 OverCapacityRule: TypeAlias = Literal["error", "drop"]
 
@@ -65,7 +67,7 @@ class ClusterConfig:
     """Steps that one engine runs at once."""
     tool_capacity: int | None = None
     """Tool calls that run at once in the whole cluster; more wait. None: no limit."""
-    report_interval_s: float = 5.0
+    report_interval_s: float = REPORT_INTERVAL_S
     """Seconds between two reports of an engine's counters to the policy."""
     engine_start_s: float | None = None
     """Seconds from the start of an engine until it is ready, once the rollout is under way. None:
@@ -90,7 +92,8 @@ class ClusterConfig:
         _require(self.tp >= 1, "tp must be 1 or more")
         _require(
             not self.mix or (min(self.mix) >= 1 and sum(self.mix) == self.gpus),
-            f"mix names engines of {sum(self.mix)} GPUs in all, not of gpus = {self.gpus}",
+            f"mix = {list(self.mix)} names engines of {sum(self.mix)} GPUs in all, not of "
+            f"gpus = {self.gpus}: take gpus = {sum(self.mix)} or other TP degrees",
         )
         _require(
             bool(self.mix) or self.gpus % self.tp == 0,
@@ -116,6 +119,11 @@ class ClusterConfig:
             choices is None or (len(choices) > 0 and all(1 <= c <= self.gpus for c in choices)),
             "tp_choices must list degrees from 1 to gpus",
         )
+
+    @property
+    def tps(self) -> str:
+        """TP degrees of engines that are not planned, for people: `1`, or one for each engine."""
+        return ", ".join(map(str, self.mix or (self.tp,)))
 
     def faults(self) -> tuple[tuple[float, str], ...]:
         """`failures` as (time_s, engine), in order of time.

@@ -5,7 +5,7 @@ replayed. An oracle is the exception, named in the policy: ``heddle+oracle``.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,14 +183,7 @@ def asks_for_oracle(policy: str) -> bool:
 
 def sees_the_future(policy: Policy) -> bool:
     """Whether a part, or what it wraps, is of the package that knows the future."""
-    parts = [
-        policy.predictor,
-        policy.scheduler,
-        policy.admission,
-        policy.placement,
-        policy.migration,
-        policy.planner,
-    ]
+    parts = [getattr(policy, field.name) for field in fields(policy)]
     layers = [layer for part in parts for layer in _layers(part)]
     return any(type(layer).__module__.startswith("heddle_trace.") for layer in layers)
 

@@ -18,6 +18,7 @@ from heddle.runs.bound import Bound, lower_bound
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
 from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, fitting, largest_context
+from heddle_core.defaults import ENGINE_START_S, SPARE_SLOTS
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.policy import Policy, PolicyContext
 from heddle_core.presets import load_policy
@@ -29,8 +30,6 @@ from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.files import read_trace
 from heddle_trace.schema import Trace, TrajectoryScript
 
-ENGINE_START_S = 60.0
-"""Loading weights and making graphs; for profiles that do not tell."""
 KEPT_INPUTS = 4
 """Inputs of each kind that a workspace keeps: seeds of a comparison, profiles of an experiment."""
 
@@ -301,4 +300,4 @@ def _context(
 
 
 def _table(profile: Profile, tp: int, cluster: ClusterConfig) -> LatencyTable:
-    return profile.table(tp, max_batch=max(MAX_BATCH, cluster.max_running))
+    return profile.table(tp, max_batch=max(MAX_BATCH, cluster.max_running + SPARE_SLOTS))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from heddle_core.defaults import ENGINE_START_S
 from heddle_core.estimate.cost import CostModel
 from heddle_core.estimate.history import History
 from heddle_core.events import StepFinished, ToolReturned
@@ -36,7 +37,7 @@ class PolicyContext:
     learned: "PredictorFactory | None" = field(default=None, repr=False, compare=False)
     """Makes the predictor that reads a trained model; None without a model."""
     seed: int = 0
-    engine_start_s: float = 60.0
+    engine_start_s: float = ENGINE_START_S
     """Estimated seconds from the start of an engine until it is ready, while a rollout runs."""
 
 

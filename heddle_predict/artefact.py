@@ -199,8 +199,9 @@ def _check(path: Path, header: Header) -> None:
 
 
 def _member(path: Path, file: zipfile.ZipFile, name: str, header: Header) -> bytes:
-    safe = name.startswith((_ARRAYS, _FILES)) and ".." not in name.split("/") and "\\" not in name
-    if not safe or name not in file.namelist():
+    if not name.startswith((_ARRAYS, _FILES)) or leaves_folder(name):
+        raise PredictError(no_path(path, name))
+    if name not in file.namelist():
         raise PredictError(f"{path}: damaged: it should hold {name!r}, and does not")
     if file.getinfo(name).file_size > _MOST_BYTES:
         raise PredictError(f"{path}: damaged: {name} would be too large")
@@ -208,6 +209,22 @@ def _member(path: Path, file: zipfile.ZipFile, name: str, header: Header) -> byt
     if sha256(data).hexdigest() != header.hashes[name]:
         raise PredictError(f"{path}: damaged: {name} is not what was written")
     return data
+
+
+def leaves_folder(name: str) -> bool:
+    """Whether a member's name could lead out of the folder that it is unpacked into.
+
+    On any system: an absolute rest shows as an empty part, a drive as a colon.
+    """
+    return any(part in ("", ".", "..") for part in name.split("/")) or bool({*"\\:\0"} & {*name})
+
+
+def no_path(path: Path, name: str) -> str:
+    """Say that a model file is refused because of the path of a member."""
+    return (
+        f"{path}: damaged: it should hold {name!r}, which is not a path inside a folder; "
+        "do not use this file unless you know its source"
+    )
 
 
 def _array(path: Path, name: str, data: bytes) -> NDArray[Any]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from heddle_predict.artefact import Artefact
+from heddle_predict.artefact import Artefact, leaves_folder, no_path
 from heddle_predict.contexts import Texts, context_of, read_texts
 from heddle_predict.corpus import Source, vocabulary_of
 from heddle_predict.errors import PredictError
@@ -287,13 +287,18 @@ def _files_of(network: _Network) -> dict[str, bytes]:
 
 
 @contextmanager
-def _unpacked(files: Mapping[str, bytes]) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        for path, data in files.items():
-            target = Path(name) / path.removeprefix(_BACKBONE)
+def _unpacked(files: Mapping[str, bytes], label: Path) -> Iterator[Path]:
+    """Write a model's files into a temporary folder, or none if a path would leave it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary).resolve()
+        targets = {name: (folder / name.removeprefix(_BACKBONE)).resolve() for name in files}
+        for name, target in targets.items():
+            if leaves_folder(name) or not target.is_relative_to(folder):
+                raise PredictError(no_path(label, name))
+        for name, target in targets.items():
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-        yield Path(name)
+            target.write_bytes(files[name])
+        yield folder
 
 
 def _loaded(torch: Any, artefact: Artefact, label: Path) -> _Network:
@@ -301,7 +306,7 @@ def _loaded(torch: Any, artefact: Artefact, label: Path) -> _Network:
     lacking = [name for name in (*_HEAD, "context", "shifts") if name not in arrays]
     if lacking:
         raise PredictError(f"{label}: damaged: it holds no array {lacking[0]!r}")
-    with _unpacked(artefact.files) as folder:
+    with _unpacked(artefact.files, label) as folder:
         model, tokenizer = _opened(folder, str(label))
     columns = len(artefact.header.features)
     width, levels = arrays["hidden_weight"].shape[0], len(artefact.header.levels)

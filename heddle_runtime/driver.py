@@ -22,6 +22,7 @@ from heddle_core.commands import (
     StartEngine,
     StopEngine,
 )
+from heddle_core.defaults import REPORT_DELAY_S, REPORT_INTERVAL_S
 from heddle_core.events import (
     Event,
     Outcome,
@@ -87,8 +88,8 @@ class AsyncDriver:
         predictions: Predictions | None = None,
         prediction_s: float = 0.0,
         solver: Solver | None = None,
-        report_interval_s: float = 5.0,
-        report_delay_s: float = 0.05,
+        report_interval_s: float = REPORT_INTERVAL_S,
+        report_delay_s: float = REPORT_DELAY_S,
     ) -> None:
         """Tool calls beyond `tool_capacity` wait in order; those over `tool_limit_s` are cut.
 

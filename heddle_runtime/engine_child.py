@@ -2,7 +2,7 @@
 
 It leads a process group of its own, so that Ctrl-C at the terminal reaches only the driver, and so
 that whatever it started can be ended with it. If the driver is killed, the kernel kills the engine
-(see `heddle_runtime.vllm_process.die_with`), which also sees its socket close.
+(see `heddle_runtime.engine_process`), which also sees its socket close.
 """
 
 import asyncio

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from heddle_core.defaults import SPARE_SLOTS
+
 Platform: TypeAlias = Literal["cpu", "cuda"]
 
 SUPPORTED: Mapping[Platform, str] = MappingProxyType({"cpu": "0.32.0", "cuda": "0.26.0"})
@@ -67,7 +69,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long an engine holds a trajectory's blocks after a step, for a short tool call."""
     sleep_mode: bool = False
     """Whether `sleep` can be asked for; GPUs only."""
-    spare_slots: int = 4
+    spare_slots: int = SPARE_SLOTS
     """Requests beyond `max_running` that exports and imports of KV may use."""
     progress_s: float = 0.15
     """Interval at which tokens made so far are handed over."""

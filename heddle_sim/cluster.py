@@ -8,6 +8,12 @@ from typing import Literal
 import simpy
 
 from heddle_core.commands import Dispatch, Migrate, Preempt, StartEngine, StopEngine
+from heddle_core.defaults import (
+    ENGINE_START_S,
+    REPORT_DELAY_S,
+    REPORT_INTERVAL_S,
+    SPARE_SLOTS,
+)
 from heddle_core.events import (
     EngineFailed,
     EngineReady,
@@ -39,7 +45,7 @@ class World:
     prefix_caching: bool = True
     tool_capacity: int | None = None
     """Tool calls that run at once; None: as many as asked for, as on a serverless platform."""
-    engine_start_s: float = 60.0
+    engine_start_s: float = ENGINE_START_S
     """From StartEngine to EngineReady once the rollout is under way; before its first dispatch the
     engines of a plan count as standing ready, as frameworks keep them between rollouts."""
     engine_start_s_at: Mapping[int, float] = field(default_factory=dict)
@@ -50,10 +56,10 @@ class World:
     """Latency of the prediction service."""
     planning_s: float | None = None
     """Seconds that a search for a plan takes; None: what the problem charges."""
-    report_interval_s: float = 5.0
+    report_interval_s: float = REPORT_INTERVAL_S
     """Between samples of an engine's counters; 0 switches them off."""
-    report_delay_s: float = 0.05
-    """Age of a sample when it is delivered: no router sees counters of this very instant."""
+    report_delay_s: float = REPORT_DELAY_S
+    """Age of a sample when it is delivered."""
     faults: tuple[tuple[float, EngineId], ...] = ()
     """(time_s, engine): this engine dies then, if it lives."""
     speed: Callable[[EngineId], float] = lambda _: 1.0
@@ -62,10 +68,6 @@ class World:
     def start_s(self, tp: int) -> float:
         """Seconds that an engine of TP degree `tp` takes to start."""
         return self.engine_start_s_at.get(tp, self.engine_start_s)
-
-
-SPARE_SLOTS = 4
-"""That engines have beyond their steps for contexts that are prefilled for a move."""
 
 
 def after(env: simpy.Environment, delay_s: float, act: Callable[[], None]) -> None:
@@ -233,7 +235,7 @@ class Cluster:
             self._env,
             name,
             table,
-            max_running=min(command.max_running + spare, len(table.base_s) - 1),
+            max_running=command.max_running + spare,
             max_batched_tokens=world.max_batched_tokens,
             block_size=world.block_size,
             prefix_caching=world.prefix_caching,

@@ -1,8 +1,15 @@
-"""Real engines: their tests go first, and the summary says when there were none."""
+"""Settings of all tests. Real engines: their tests go first; the summary says if there were none.
+
+Hypothesis measures no time here: on a slow machine an example may take as long as it takes.
+"""
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.runtime.vllm_bench import VLLM_GROUP, no_vllm
+
+settings.register_profile("heddle", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("heddle")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

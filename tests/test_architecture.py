@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
@@ -58,6 +59,13 @@ def tree(path: Path) -> ast.Module:
 def each_source(*packages: str) -> pytest.MarkDecorator:
     chosen = [p for p in SOURCES if p.relative_to(ROOT).parts[0] in (packages or PACKAGES)]
     return pytest.mark.parametrize("path", chosen, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+def test_no_example_of_a_property_has_a_time_limit():
+    assert settings().deadline is None
+    assert HealthCheck.too_slow in settings().suppress_health_check
+    own = [p.name for p in ROOT.glob("tests/**/*.py") if re.search(r"\bdeadline=\d", p.read_text())]
+    assert not own
 
 
 def test_imports_go_one_way_and_the_core_has_no_world():

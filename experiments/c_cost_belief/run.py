@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.drawing import COLOURS, bars, page, save, scaled
+from experiments.harness.drawing import bars, colour, page, save, scaled
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.values import across
 
@@ -49,8 +49,8 @@ def draw(data: Any, path: Path) -> None:
     """Throughput by task."""
     figure, axes = page(height=3.0)
     series = [
-        (name, [scaled(data["throughput_tok_s"][w][p], 1e-3) for w in WORKLOADS], COLOURS[index])
-        for index, (p, name) in enumerate(NAMES.items())
+        (name, [scaled(data["throughput_tok_s"][w][p], 1e-3) for w in WORKLOADS], colour(p))
+        for p, name in NAMES.items()
     ]
     bars(axes, WORKLOADS, series)
     axes.set(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.drawing import COLOURS, bars, page, save
+from experiments.harness.drawing import bars, colour, page, save
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.values import across, estimate
 
@@ -60,8 +60,7 @@ def draw(data: Any, path: Path) -> None:
         strict=True,
     ):
         series = [
-            (label, [data[key][w][p] for w in WORKLOADS], COLOURS[index])
-            for index, (p, label) in enumerate(ORDERS.items())
+            (label, [data[key][w][p] for w in WORKLOADS], colour(p)) for p, label in ORDERS.items()
         ]
         bars(ax, WORKLOADS, series)
         ax.set(title=name, ylabel="seconds", ylim=(0, None))

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.drawing import COLOURS, bars, page, save, scaled
+from experiments.harness.drawing import bars, colour, page, save, scaled
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.values import across
 
@@ -47,8 +47,8 @@ def draw(data: Any, path: Path) -> None:
     )
     for ax, (title, shown) in zip(axes, panels, strict=True):
         series = [
-            (label, [scaled(data[w][p], 1e-3) for w in WORKLOADS], COLOURS[index])
-            for index, (p, label) in enumerate(shown.items())
+            (label, [scaled(data[w][p], 1e-3) for w in WORKLOADS], colour(p))
+            for p, label in shown.items()
         ]
         bars(ax, WORKLOADS, series)
         ax.set_title(title)

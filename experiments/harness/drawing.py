@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from heddle.reports.colours import DASHES as DASHES
+from heddle.reports.colours import policy_colour
 from heddle.reports.figures import COLOURS as COLOURS
-from heddle.reports.figures import DASHES as DASHES
 from heddle.reports.figures import STYLE
 
 MAX_BYTES = 150_000
@@ -21,16 +22,6 @@ OWN: Any = {
     "legend.fontsize": 8.5,
     "axes.axisbelow": True,
 }
-NAMED = {
-    "heddle": COLOURS[0],
-    "verl": COLOURS[1],
-    "slime": COLOURS[4],
-    "verl-star": COLOURS[3],
-    "heddle-paper": COLOURS[5],
-    "heddle+oracle": COLOURS[2],
-    "bound": COLOURS[6],
-}
-"""The same colour for a policy in every figure."""
 HATCHES = ("", "//", "..", "xx", "\\\\", "--", "++")
 MARKERS = "osD^vPX*"
 
@@ -61,9 +52,9 @@ def scaled(value: Mapping[str, float], factor: float) -> dict[str, float]:
     return {**value, **{key: value[key] * factor for key in ("mean", "low", "high")}}
 
 
-def colour(policy: str, index: int = 0) -> str:
-    """Colour of a policy; others get one by their place."""
-    return NAMED.get(policy, COLOURS[index % len(COLOURS)])
+def colour(policy: str) -> str:
+    """Colour of a policy in every figure; the bound, which none reaches, is black."""
+    return "#000000" if policy == "bound" else policy_colour(policy)
 
 
 def bars(
@@ -121,7 +112,7 @@ def line(
     axes: Axes, x: Sequence[float], values: Sequence[dict[str, Any]], name: str, index: int
 ) -> None:
     """Draw a line with a band for its spread."""
-    shade = colour(name, index)
+    shade = colour(name)
     axes.plot(
         x, [v["mean"] for v in values], marker=MARKERS[index], ms=4.5, color=shade, label=name
     )

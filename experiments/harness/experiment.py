@@ -21,6 +21,22 @@ FIGURES = ROOT / "docs" / "images" / "results"
 """Beside the pages that show them; experiments keep numbers only."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where numbers and figures are written."""
+
+    numbers: Path
+    """A folder with one folder for each experiment."""
+    figures: Path
+    committed: bool
+
+
+COMMITTED = Place(EXPERIMENTS, FIGURES, committed=True)
+"""Results at the paper's size, which are part of the source."""
+LOCAL = Place(EXPERIMENTS / "reduced", EXPERIMENTS / "reduced" / "figures", committed=False)
+"""Results at any other size; git ignores them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """What an experiment found: a value for every claim, and the numbers of its figure."""
@@ -54,9 +70,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A folder with ``config.toml``, ``run.py`` and ``expected.json``; numbers are put beside."""
+    """A folder with ``config.toml``, ``run.py`` and ``expected.json``."""
 
     folder: Path
+    place: Place = COMMITTED
 
     @property
     def name(self) -> str:
@@ -89,7 +106,17 @@ class Experiment:
     @property
     def measured(self) -> bool:
         """Whether it was ever run."""
-        return (self.folder / MEASURED).exists()
+        return self.numbers.exists()
+
+    @property
+    def numbers(self) -> Path:
+        """Its ``measured.json``."""
+        return self.place.numbers / self.name / MEASURED
+
+    @property
+    def figure(self) -> Path:
+        """Its picture."""
+        return self.place.figures / f"{self.name}.png"
 
     def asked(self, size: Size) -> list[Asked]:
         """Runs that it needs.
@@ -121,13 +148,14 @@ class Experiment:
             "data": measured.data,
         }
         text = json.dumps(_rounded(kept), indent=1) + "\n"
-        (self.folder / MEASURED).write_text(text, encoding="utf-8")
+        self.numbers.parent.mkdir(parents=True, exist_ok=True)
+        self.numbers.write_text(text, encoding="utf-8")
         self.draw()
 
     def draw(self) -> None:
         """Draw the figure from ``measured.json``."""
-        FIGURES.mkdir(exist_ok=True)
-        self.script.draw(self._kept()["data"], FIGURES / f"{self.name}.png")
+        self.figure.parent.mkdir(parents=True, exist_ok=True)
+        self.script.draw(self._kept()["data"], self.figure)
 
     def outcome(self) -> Outcome:
         """Judge what was measured last; without a measurement it counts as skipped."""
@@ -145,7 +173,7 @@ class Experiment:
         )
 
     def _kept(self) -> dict[str, Any]:
-        kept: dict[str, Any] = json.loads((self.folder / MEASURED).read_text(encoding="utf-8"))
+        kept: dict[str, Any] = json.loads(self.numbers.read_text(encoding="utf-8"))
         return kept
 
 
@@ -162,9 +190,9 @@ def judged_all(expected: Expected, values: Mapping[str, Value]) -> tuple[Judged,
     return tuple(judge(claim, values[claim.id]) for claim in expected.claims)
 
 
-def experiments() -> list[Experiment]:
-    """All experiments, figures first."""
-    found = [Experiment(p.parent) for p in EXPERIMENTS.glob("*/expected.json")]
+def experiments(place: Place = COMMITTED) -> list[Experiment]:
+    """All experiments, figures first; their results are in `place`."""
+    found = [Experiment(p.parent, place) for p in EXPERIMENTS.glob("*/expected.json")]
     return sorted(found, key=lambda e: (_kind(e.name), e.name))
 
 

@@ -4,7 +4,14 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.harness.experiment import EXPERIMENTS, FIGURES, MEASURED, Outcome, experiments
+from experiments.harness.experiment import (
+    COMMITTED,
+    FIGURES,
+    MEASURED,
+    Outcome,
+    Place,
+    experiments,
+)
 from experiments.harness.store import ROOT
 from experiments.harness.verdicts import Judged
 
@@ -116,12 +123,14 @@ def _row(judged: Judged) -> str:
     return f"| {claim.what}{unit} | {claim.text()} | {judged.value.text()} | {ratio} | {verdict} |"
 
 
-def pages() -> dict[Path, str]:
-    """Both pages, of every experiment as it was measured last."""
-    outcomes = [experiment.outcome() for experiment in experiments()]
-    figures = os.path.relpath(FIGURES, EXPERIMENTS)
+def pages(place: Place = COMMITTED) -> dict[Path, str]:
+    """The pages of results in `place`, of every experiment as it was measured last."""
+    outcomes = [experiment.outcome() for experiment in experiments(place)]
+    page, figures = place.numbers / "RESULTS.md", os.path.relpath(place.figures, place.numbers)
+    if not place.committed:
+        return {page: results_page(outcomes, figures=figures, folders=None)}
     return {
-        EXPERIMENTS / "RESULTS.md": results_page(outcomes, figures=figures, folders=""),
+        page: results_page(outcomes, figures=figures, folders=""),
         ROOT / "docs" / "results.md": results_page(
             outcomes, figures=os.path.relpath(FIGURES, ROOT / "docs"), folders=None
         ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
 from heddle.comparison import PolicyResult
@@ -31,7 +31,7 @@ def makespans(policies: Sequence[PolicyResult], bound_s: float) -> None:
     room = min(room, PIPED_BARS)
     longest = max(p.makespan_s.mean for p in policies) or 1.0
     best = min(p.makespan_s.mean for p in policies)
-    console.width = max(console.width, beside + room)
+    console.size = ConsoleDimensions(max(console.width, beside + room), console.height)
     console.print(Text(f"\nmakespan in seconds; {full * 3} is the bound, which no policy can beat"))
     for p, name, value in zip(policies, names, values, strict=True):
         columns = max(round(room * p.makespan_s.mean / longest), 1)

@@ -16,8 +16,8 @@ RULES = click.Choice(["error", "zero", "sample"])
 CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--model", "cluster.model", str, "Model; its profile must exist [qwen3-14b]"),
     ("--gpu", "cluster.gpu", str, "GPU class [h100]"),
-    ("--gpus", "cluster.gpus", int, "GPUs in all, a multiple of --tp [8]"),
-    ("--tp", "cluster.tp", int, "TP degree of each engine [1]"),
+    ("--gpus", "cluster.gpus", int, "GPUs in all, those of the engines of --tp [8]"),
+    ("--tp", "cluster.tp", str, "TP degree of every engine, or one for each as 4,2,1,1 [1]"),
     ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
     ("--tool-capacity", "cluster.tool_capacity", int, "Tool calls at once [no limit]"),
     ("--engine-start-s", "cluster.engine_start_s", float, "Start of an engine [profile's, or 60]"),
@@ -86,30 +86,43 @@ def _taking(verb: Verb, flags: Sequence[str]) -> Verb:
     return click.argument("sources", nargs=-1, required=True, metavar="TRACE|CONFIG.toml...")(verb)
 
 
+def tp_degrees(tps: str) -> dict[str, Any]:
+    """Read `--tp` as keys of the cluster: one TP degree for every engine, or one for each.
+
+    Raises:
+        ConfigError: it is no list of degrees.
+    """
+    from heddle.config_files import ConfigError
+
+    try:
+        each = [int(word) for word in tps.split(",")]
+    except ValueError:
+        each = []
+    if not each or min(each) < 1:
+        raise ConfigError(
+            f"--tp {tps}: write a TP degree, or one for each engine: 1,2; all must be 1 or more"
+        )
+    return {"cluster__tp": min(each), "cluster__mix": each if len(each) > 1 else []}
+
+
 def degrees(engines: int | None, tps: str | None) -> dict[str, Any]:
-    """Read `--engines` and `--tp` as keys of the cluster: one degree for all, or one for each."""
+    """Read `--engines` and `--tp` as keys of the cluster; GPUs follow from them."""
     from heddle.config_files import ConfigError
 
     if engines is None and tps is None:
         return {}
-    words = (tps or "1").split(",")
-    try:
-        each = [int(word) for word in words]
-    except ValueError:
-        raise ConfigError(f"--tp {tps}: write a TP degree, or one for each engine: 1,2") from None
-    count = engines if engines is not None else max(len(each), 2 if len(each) == 1 else 0)
-    if count < 1 or min(each) < 1:
-        raise ConfigError(f"--engines {count} --tp {tps or 1}: both must be 1 or more")
-    if len(each) not in (1, count):
-        raise ConfigError(f"--tp {tps} names {len(each)} engines, --engines says {count}")
-    if len(dict.fromkeys(each)) == 1:
-        return {"cluster__tp": each[0], "cluster__gpus": each[0] * count}
-    return {
-        "cluster__tp": min(each),
-        "cluster__gpus": sum(each),
-        "cluster__mix": each,
-        "cluster__tp_choices": sorted(dict.fromkeys(each)),
-    }
+    found = tp_degrees(tps or "1")
+    each = found["cluster__mix"]
+    if engines is not None and engines < 1:
+        raise ConfigError(f"--engines {engines}: must be 1 or more")
+    if each and engines not in (None, len(each)):
+        raise ConfigError(f"--tp {tps} names {len(each)} engines, --engines says {engines}")
+    if not each:
+        return {**found, "cluster__gpus": found["cluster__tp"] * (engines or 2)}
+    choices = sorted(dict.fromkeys(each))
+    # Engines that all have one degree leave a planner its choice, as one number does.
+    more = {"cluster__tp_choices": choices} if len(choices) > 1 else {"cluster__mix": []}
+    return {**found, "cluster__gpus": sum(each), **more}
 
 
 def take_config(
@@ -119,6 +132,9 @@ def take_config(
 
     Later wins: defaults, TOML files from left to right, the trace, options, `--set`. `more` are
     options by their configuration key with "__" for ".".
+
+    Raises:
+        ConfigError: a value does not fit; the message names its source and the remedy.
     """
     from heddle.config_files import ConfigError, option_value, read_toml, resolve, setting
 
@@ -128,7 +144,12 @@ def take_config(
         raise ConfigError(f"one trace at a time, not {len(traces)}: {', '.join(traces)}")
     values = [read_toml(path) for path in tomls]
     values += [option_value("trace", trace, trace) for trace in traces]
-    given = {_KEYS[name]: (name, value) for name, value in options.items() if value is not None}
+    tps = options.get("tp")
+    if tps is not None:
+        for key, value in tp_degrees(tps).items():
+            values.append(option_value(key.replace("__", "."), value, f"--tp {tps}"))
+    named = {name: value for name, value in options.items() if name != "tp"}
+    given = {_KEYS[name]: (name, value) for name, value in named.items() if value is not None}
     given |= {k.replace("__", "."): (k, v) for k, v in more.items() if v is not None}
     for key, (name, value) in given.items():
         flag = "--" + name.rpartition("__")[2].replace("_", "-").replace("preset", "policy")

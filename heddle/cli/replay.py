@@ -20,7 +20,7 @@ def replay(ctx: click.Context, run: Path, as_json: bool) -> None:
     """
     from heddle.cli.progress import progress
     from heddle.runs import load_run, why_unfinished
-    from heddle.runs.replay import replay_run
+    from heddle.runs.replay import replay as replay_run
 
     loaded = load_run(run, unfinished=True)
     if loaded.status != "finished":

@@ -1,6 +1,7 @@
 """`heddle report`: tables and figures of finished runs, a page about any, a file for Perfetto."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,11 +64,14 @@ def _page(paths: tuple[Path, ...], out: Path, force: bool) -> None:
     from heddle.cli.outputs import new_file, write
     from heddle.cli.progress import progress
     from heddle.reports.page.html import page
+    from heddle.reports.run_bounds import run_bound
+    from heddle.reports.run_order import in_order
+    from heddle.setup import Workspace
 
     new_file(out, force)
-    runs = [_any_run(path) for path in paths]
+    runs = in_order([_any_run(path) for path in paths])
     with progress("reading") as doing:
-        made = page(runs, doing.now)
+        made = page(runs, partial(run_bound, workspace=Workspace()), doing=doing.now)
     write(out, made)
     click.echo(f"{out}: {len(made) / 1e6:.1f} MB, opens without a network", err=True)
 
@@ -115,9 +119,10 @@ def _figures(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     from heddle.cli.progress import progress
     from heddle.cli.show import summaries
     from heddle.reports.figures import draw
+    from heddle.reports.run_order import in_order
     from heddle.runs import labels, load_run
 
-    runs = [load_run(path) for path in paths]
+    runs = in_order([load_run(path) for path in paths])
     beside = paths[0] if len(paths) == 1 else paths[0].parent
     with progress("drawing"):
         files = draw(runs, out if out is not None else beside / FIGURES)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich_click as click
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 
 from heddle.cli.bars import makespans
@@ -74,11 +74,11 @@ def comparison(result: Comparison) -> None:
 
 def run_summary(result: RunResult, setup: RunSetup | None) -> None:
     """Trace, cluster, bound, and the figures of one run. Of live agents: the figures only."""
-    figures = {key: str(value) for key, value in result.summary.items()}
+    figures = {key: _number(value) for key, value in result.summary.items()}
     if setup is not None:
         bound = setup.bound()
         _head(setup.config.cluster, setup.workload, setup.profile, setup.history, bound)
-        figures["bound_fraction"] = str(bound.makespan_s / result.summary["makespan_s"])
+        figures["bound_fraction"] = _number(bound.makespan_s / result.summary["makespan_s"])
     lines(f"{result.policy}, seed {result.seed}", figures)
     click.echo(f"run in {result.path}")
 
@@ -130,10 +130,13 @@ def show(table: Table) -> None:
     """Print a table: columns for rows where a terminal is too narrow, and never with cut values."""
     console = Console(highlight=False)
     room = console.width if console.is_terminal else PIPED_WIDTH
+    tables = [table]
     if console.is_terminal and _width(table) > room:
-        table = _turned(table)
-    console.width = max(room, _width(table))
-    console.print(table)
+        tables = _turned(table, room)
+    # Width and height: a console of one alone is 80 columns wide where TERM is dumb.
+    console.size = ConsoleDimensions(max(room, *map(_width, tables)), console.height)
+    for each in tables:
+        console.print(each)
 
 
 def _width(table: Table) -> int:
@@ -141,13 +144,22 @@ def _width(table: Table) -> int:
     return Console(width=WIDEST).measure(table).maximum
 
 
-def _turned(table: Table) -> Table:
-    """The same cells with rows for columns."""
+def _turned(table: Table, room: int) -> list[Table]:
+    """The same cells with rows for columns, in as many tables as `room` makes necessary."""
     first, *others = ([column.header, *column.cells] for column in table.columns)
-    turned = _table(*map(str, first))
-    for row in others:
-        turned.add_row(*map(str, row))
-    return turned
+
+    def part(begin: int, end: int) -> Table:
+        turned = _table(*map(str, (first[0], *first[begin:end])))
+        for row in others:
+            turned.add_row(*map(str, (row[0], *row[begin:end])))
+        return turned
+
+    made, begin = [], 1
+    for end in range(2, len(first) + 1):
+        if end == len(first) or _width(part(begin, end + 1)) > room:
+            made.append(part(begin, end))
+            begin = end
+    return made
 
 
 def summaries(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -171,7 +183,7 @@ def _head(
         facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
     click.echo(f"trace    {work.trace.name}: {'; '.join(facts)}")
     click.echo(
-        f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, TP {cluster.tp}, "
+        f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, TP {cluster.tps}, "
         f"{cluster.max_running} running per engine"
     )
     click.echo(f"profile  {_profile_line(profile, cluster.tp)}")

@@ -12,14 +12,15 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from heddle.reports.colours import DASHES, policy_colour, policy_dashes
 from heddle.reports.curves import at_least, completion, thin, under_way
 from heddle.runs import Run, labels
 from heddle.runs.files import write_whole
 from heddle.runs.tables import Floats, Journal, dispatches, engine_facts
 
-# Okabe and Ito's palette, told apart under all common kinds of colour blindness.
+# Okabe and Ito's palette, told apart under all common kinds of colour blindness. For series that
+# are not policies; those have `policy_colour`.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-DASHES = ("-", "--", ":", "-.")
 TIME_BINS = 400
 NAMED_ENGINES = 32
 """Engines whose rows carry their TP degree; more labels would run into each other."""
@@ -57,15 +58,16 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
         ),
     }
     named = labels(runs)
+    lines = _lines([run.manifest["policy"] for run in runs])
     files = []
     with mpl.rc_context(STYLE):
         for name, (plot, title, x, y) in overlays.items():
             figure, axes = _page(7.0, 4.2)
-            for index, (run, label) in enumerate(zip(runs, named, strict=True)):
-                plot(axes, run, _line(index, label))
+            for run, line in zip(runs, lines, strict=True):
+                plot(axes, run, line)
             axes.set(title=f"{title} ({_trace(runs)})", xlabel=x, ylabel=y)
             axes.set_xlim(left=0.0)
-            axes.legend()
+            _legend(axes, named)
             files.append(_save(figure, folder / f"{name}.png"))
         for run, label in zip(runs, named, strict=True):
             own = f"timeline-{label}".replace(" ", "-").replace("/", "_").replace(":", "_")
@@ -85,14 +87,24 @@ def _save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _line(index: int, label: str) -> dict[str, Any]:
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
-        # Later lines are thinner, so that equal runs do not hide each other.
-        "linewidth": max(3.4 - 0.8 * index, 1.0),
-        "label": label,
-    }
+def _lines(policies: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "color": policy_colour(policy),
+            "linestyle": DASHES[dash],
+            # Later lines are thinner, so that equal runs do not hide each other.
+            "linewidth": max(3.4 - 0.8 * index, 1.0),
+        }
+        for index, (policy, dash) in enumerate(zip(policies, policy_dashes(policies), strict=True))
+    ]
+
+
+def _legend(axes: Axes, named: Sequence[str]) -> None:
+    """Name the lines of `axes`, as they are: matplotlib hides labels that begin with "_"."""
+    legend = axes.legend(axes.get_lines(), ["."] * len(named))
+    for text, name in zip(legend.get_texts(), named, strict=True):
+        text.set_text(name)
+        text.set_parse_math(False)
 
 
 def _trace(runs: Sequence[Run]) -> str:

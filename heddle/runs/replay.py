@@ -48,7 +48,7 @@ class Replay:
         }
 
 
-def replay_run(run: Run, on_progress: Callable[[int, int], None] | None = None) -> Replay:
+def replay(run: Run, on_progress: Callable[[int, int], None] | None = None) -> Replay:
     """Feed a run's events to a fresh controller with its policy, and compare commands one by one.
 
     `on_progress` hears, now and then, how many events were replayed, and of how many.

@@ -14,6 +14,7 @@ import pytest
 
 from heddle.config import ClusterConfig, PolicyConfig, RunConfig
 from heddle.reports.page.html import page
+from heddle.reports.run_bounds import run_bound
 from heddle.runs import Run, RunFacts, load_run, open_run
 from heddle.simulation import simulate
 from heddle_core.journal import Entry
@@ -41,7 +42,7 @@ def made(folder: Path, cluster: ClusterConfig, trajectories: int, policies: Sequ
         config = RunConfig(trace=str(trace), cluster=cluster, policy=PolicyConfig(preset=policy))
         runs.append(load_run(simulate(config, out=folder / "runs").path))
     path = folder / "report.html"
-    path.write_bytes(page(runs))
+    path.write_bytes(page(runs, run_bound))
     return Made(path, tuple(runs))
 
 

@@ -147,7 +147,7 @@ def scripts(draw: st.DrawFn) -> list[TrajectoryScript]:
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), work=scripts(), tp=st.sampled_from([1, 2]), slots=st.integers(1, 8))
 def test_no_simulated_run_beats_the_bound(
     data: st.DataObject, work: list[TrajectoryScript], tp: int, slots: int

@@ -14,10 +14,13 @@ import pytest
 
 from heddle.runs import files as run_files
 from heddle.runs import load_run
+from heddle_core.events import EngineReady
 from tests.app.journals import Heddle
+from tests.patience import PATIENCE_S
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
 CLUSTER = ("--gpus", "2", "--max-running", "2")
+FAKE = ("--engine", "fake", "--time-scale", "0.01")
 
 
 def test_compare_shows_trace_cluster_bound_table_and_runs(heddle: Heddle, trace: Path):
@@ -120,6 +123,30 @@ def test_a_failure_without_engine_or_time_is_refused(
     assert "is not ENGINE@SECONDS" in refused("simulate", trace, "--failures", failures)
 
 
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [("simulate", ("--gpus", 4)), ("compare", ("--gpus", 4, "--policies", "verl")), ("run", FAKE)],
+)
+def test_a_list_of_tp_degrees_has_one_for_each_engine_in_every_verb(
+    heddle: Heddle, trace: Path, verb: str, options: tuple[object, ...]
+):
+    done = heddle(verb, trace, *options, "--tp", "2,1,1")
+    assert done.exit_code == 0, done.output
+    assert "TP 2, 1, 1" in done.stdout
+    [path] = Path("runs").iterdir()
+    run = load_run(path)
+    ready = [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
+    assert [engine.tp for engine in ready] == [2, 1, 1]
+    assert (run.config.cluster.gpus, run.config.cluster.mix) == (4, (2, 1, 1))
+
+
+def test_one_tp_degree_as_an_option_wins_over_a_list_in_a_file(heddle: Heddle, trace: Path):
+    Path("run.toml").write_text("[cluster]\ngpus = 4\nmix = [2, 1, 1]\n")
+    done = heddle("simulate", trace, "run.toml", "--tp", 2, "--json")
+    cluster = load_run(json.loads(done.stdout)["run"]).config.cluster
+    assert (cluster.tp, cluster.mix) == (2, ())
+
+
 def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
     found = json.loads(heddle("policies", "--json").stdout)
     assert {"verl", "verl-star", "slime"} <= found["presets"].keys()
@@ -138,6 +165,10 @@ def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
         (("--policies", "verl", "--gpu", "h10"), "did you mean 'h100'?"),
         (("--policies", "verl", "--tp", "3", "--gpus", "3"), "TP degrees that fit: 1, 2, 4, 8"),
         (("--policies", "verl", "--tp", "2", "--gpus", "3"), "3 is not divisible by tp = 2"),
+        (("--policies", "verl", "--tp", "one"), "--tp one: write a TP degree, or one for each"),
+        (("--policies", "verl", "--tp", "0"), "--tp 0: write a TP degree, or one for each"),
+        (("--policies", "verl", "--tp", "4,2"), "engines of 6 GPUs in all, not of gpus = 8: take"),
+        (("--policies", "verl", "--tp", "1,3", "--gpus", "4"), "TP degrees that fit: 1, 2, 4, 8"),
         (("--policies", "verl", "--gpus", "0"), "gpus must be from 1"),
         (("--policies", "verl", "--seeds", "0"), "seeds must be from 1"),
         (("--policies", "verl", "--cap-tool-s", "-1"), "cap_tool_s must be more than 0"),
@@ -259,11 +290,11 @@ def test_ctrl_c_ends_every_process_of_a_comparison(tmp_path: Path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and not list(tmp_path.glob("runs/*/summary.json")):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60.0)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert out == ""
     assert "Traceback" not in err
@@ -295,7 +326,11 @@ def test_import_heddle_offers_its_names_and_costs_nothing():
     check = (
         "import sys, heddle\n"
         "assert 'numpy' not in sys.modules\n"
-        "assert callable(heddle.compare) and callable(heddle.simulate)\n"
+        "import heddle.cli.replay, heddle.cli.plan, heddle.cli.run, heddle.runs.replay\n"
+        "verbs = ('compare', 'simulate', 'plan', 'run', 'replay')\n"
+        "assert all(callable(getattr(heddle, verb)) for verb in verbs)\n"
+        "assert {*verbs, 'RuntimeConfig', 'LiveConfig'} <= set(heddle.__all__)\n"
+        "assert all(getattr(heddle, name) is not None for name in heddle.__all__)\n"
         "assert 'verl' in heddle.PRESETS and callable(heddle.load_run)\n"
         "assert set(heddle.__all__) <= set(dir(heddle))\n"
     )

@@ -1,9 +1,13 @@
 """Configuration is strict: every message names the source, the key and the remedy."""
 
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from heddle.cli.options import CLUSTER
 from heddle.config import ClusterConfig, RunConfig
 from heddle.config_files import (
     ConfigError,
@@ -13,6 +17,12 @@ from heddle.config_files import (
     setting,
     to_builtins,
 )
+from heddle.simulation import profile_of, world_of
+from heddle_core.defaults import ENGINE_START_S, REPORT_DELAY_S, REPORT_INTERVAL_S, SPARE_SLOTS
+from heddle_core.policy import Setting
+from heddle_runtime.driver import AsyncDriver
+from heddle_runtime.vllm_settings import VllmSettings
+from heddle_sim.cluster import World
 
 
 def test_later_sources_win_and_the_rest_are_defaults(tmp_path: Path):
@@ -83,6 +93,28 @@ def test_an_unreadable_file_is_named(tmp_path: Path, content: bytes | None, said
 def test_a_folder_is_not_a_file(tmp_path: Path):
     with pytest.raises(ConfigError, match="is a directory"):
         read_toml(tmp_path)
+
+
+def test_defaults_that_several_packages_use_are_equal_in_all_of_them():
+    def default(of: Callable[..., Any], name: str) -> Any:
+        return signature(of).parameters[name].default
+
+    assert default(ClusterConfig, "report_interval_s") == REPORT_INTERVAL_S
+    assert default(World, "report_interval_s") == REPORT_INTERVAL_S
+    assert default(AsyncDriver, "report_interval_s") == REPORT_INTERVAL_S
+    assert default(World, "report_delay_s") == REPORT_DELAY_S
+    assert default(AsyncDriver, "report_delay_s") == REPORT_DELAY_S
+    assert default(World, "engine_start_s") == ENGINE_START_S
+    assert default(Setting, "engine_start_s") == ENGINE_START_S
+    assert VllmSettings(model_dir="m").spare_slots == SPARE_SLOTS
+    texts = [text for flag, _, _, text in CLUSTER if flag == "--engine-start-s"]
+    assert [text.endswith(f"or {ENGINE_START_S:g}]") for text in texts] == [True]
+
+
+def test_the_table_of_an_engine_has_room_for_its_spare_slots():
+    cluster = ClusterConfig(gpus=1, max_running=600)
+    table = world_of(cluster, profile_of(cluster)).table("h100", 1)
+    assert len(table.base_s) - 1 >= cluster.max_running + SPARE_SLOTS
 
 
 def test_a_run_needs_a_trace():

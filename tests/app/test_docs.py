@@ -1,9 +1,11 @@
 """What the pages say about figures, keys and files is what the code does."""
 
+import os
 import re
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
@@ -99,6 +101,30 @@ def test_an_example_prints_what_its_page_shows(out: Path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == out.read_text()
+
+
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed: make docs")
+def test_the_site_is_searchable_from_disk_and_loads_nothing_from_a_network(tmp_path: Path):
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site],
+        cwd=DOCS.parent,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    index = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    assert index.startswith("var __index = {")
+    assert "makespan" in index
+    for page in site.rglob("*.html"):
+        html = page.read_text(encoding="utf-8")
+        loaded = re.findall(r'<(?:script|link rel="stylesheet")[^>]*(?:src|href)="([^"]+)"', html)
+        assert not [address for address in loaded if "//" in address], page
+        shim = [address for address in loaded if address.endswith("iframe-worker.js")]
+        assert shim, page
+        assert page.name == "404.html" or (page.parent / shim[0]).is_file()
 
 
 def test_every_page_of_the_site_is_there_and_every_page_is_on_it():

@@ -23,6 +23,7 @@ from heddle.runs import files as run_files
 from heddle.runs import load_run
 from heddle.runs.journal_rows import JournalError, decode
 from tests.app.journals import Heddle
+from tests.patience import PATIENCE_S
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
 CLUSTER = ("--gpus", "2", "--max-running", "2")
@@ -40,7 +41,7 @@ def _comparison(folder: Path, jobs: int) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and not list(folder.glob("runs/*/manifest.json")):
         time.sleep(0.02)
     return process
@@ -68,7 +69,7 @@ def _children(pid: int) -> list[int]:
 def test_a_request_to_end_closes_the_runs(tmp_path: Path, jobs: int):
     process = _comparison(tmp_path, jobs)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60.0)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + signal.SIGTERM, err
     assert out == ""
     assert "Traceback" not in err
@@ -82,7 +83,7 @@ def test_a_request_to_end_closes_the_runs(tmp_path: Path, jobs: int):
 def test_a_killed_worker_is_one_message(tmp_path: Path):
     process = _comparison(tmp_path, 2)
     os.kill(_children(process.pid)[0], signal.SIGKILL)
-    out, err = process.communicate(timeout=60.0)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (1, "")
     assert "Traceback" not in err
     assert "a process was killed before its run was done" in err
@@ -93,7 +94,7 @@ def test_workers_end_with_the_process_that_asked(tmp_path: Path):
     process = _comparison(tmp_path, 2)
     process.kill()
     # Standard error is held by every worker: it ends when the last of them has.
-    process.communicate(timeout=60.0)
+    process.communicate(timeout=PATIENCE_S)
     assert len(_states(tmp_path)) < 80
     assert "running" not in _states(tmp_path)
 
@@ -160,7 +161,7 @@ def test_a_signal_to_every_process_ends_all_of_them(tmp_path: Path, number: sign
     os.killpg(process.pid, number)
     time.sleep(0.001)
     os.killpg(process.pid, number)
-    _, err = process.communicate(timeout=60.0)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number, err
     assert "Interrupted" in err
     assert "running" not in _states(tmp_path)
@@ -172,7 +173,7 @@ def test_more_signals_do_not_break_into_the_closing_of_a_comparison(tmp_path: Pa
     time.sleep(0.01)  # less than processes take to end
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60.0)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert err.startswith("Interrupted.\n")
     assert "Traceback" not in err
@@ -186,11 +187,11 @@ def test_an_interrupt_while_workers_start_begins_no_run(tmp_path: Path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and not _children(process.pid):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60.0)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert "0 of 80 runs are finished" in err
     assert not (tmp_path / "runs").exists()

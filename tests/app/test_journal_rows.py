@@ -64,7 +64,7 @@ def with_causes(pairs: list[tuple[Event, list[Command]]]) -> list[Entry]:
 ENTRIES = PAIRS.map(with_causes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(entries=ENTRIES)
 def test_every_event_and_command_comes_back_equal(entries: list[Entry]):
     assert list(decode(table(entries))) == entries

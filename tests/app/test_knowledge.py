@@ -3,13 +3,19 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from heddle.knowledge import sees_the_future
 from heddle.runs import load_run
+from heddle_core.policy import Policy, Setting
+from heddle_core.presets import load_policy
+from heddle_sim.profile_files import load_profile
 from heddle_trace.files import write_trace
+from heddle_trace.oracle import Oracle
 from heddle_trace.synth import synth
 from tests.app.conftest import ROOT
 from tests.app.journals import Heddle
@@ -159,6 +165,21 @@ def test_an_oracle_is_had_by_name_and_the_manifest_says_so(
 def test_no_preset_is_an_oracle(heddle: Heddle, coding: Path):
     for policy in ("heddle", "heddle-paper", "verl+lpt+progressive"):
         assert manifest(simulated(heddle, coding, "--policy", policy))["oracle"] is False
+
+
+@pytest.mark.parametrize("part", [field.name for field in fields(Policy)])
+def test_a_part_of_the_trace_package_makes_a_policy_an_oracle_whichever_it_is(part: str):
+    setting = Setting(
+        gpus=1,
+        gpu="h100",
+        tp=1,
+        tp_choices=(1,),
+        max_running=1,
+        cost=load_profile("qwen3-14b", "h100").belief((1,)),
+    )
+    policy = load_policy("verl", setting)
+    assert not sees_the_future(policy)
+    assert sees_the_future(replace(policy, **{part: Oracle([])}))
 
 
 def test_noise_of_nothing_is_the_oracle_itself(heddle: Heddle, coding: Path):

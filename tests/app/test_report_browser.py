@@ -9,6 +9,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from heddle.reports.page.html import page
+from heddle.reports.run_bounds import run_bound
 from heddle.runs import load_run
 from tests.app.browser import WIDTH, Page
 from tests.app.journals import arrived, dispatch, done, entry, ready
@@ -230,7 +231,7 @@ def test_another_run_in_view_changes_what_is_of_one_run(browser: Chrome, small: 
 
 def test_a_run_that_broke_off_says_so_on_its_page(browser: Chrome, tmp_path: Path):
     path = tmp_path / "page.html"
-    path.write_bytes(page([by_hand(tmp_path, story()[:6])]))
+    path.write_bytes(page([by_hand(tmp_path, story()[:6])], run_bound))
     shown = Page(browser, path)
     assert shown.errors() == []
     assert "is still running, or its process died" in shown.find("#notes").text
@@ -247,7 +248,7 @@ def test_names_are_text_wherever_they_are_shown(browser: Chrome, tmp_path: Path)
         entry(done(name, 0, "e0", at=2.0, tokens=3)),
     ]
     path = tmp_path / "page.html"
-    path.write_bytes(page([by_hand(tmp_path, entries)]))
+    path.write_bytes(page([by_hand(tmp_path, entries)], run_bound))
     shown = Page(browser, path)
     assert column(shown, "name") == [name]
     assert shown.find("#who").text == name

@@ -4,6 +4,8 @@ import errno
 import html
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from heddle.reports.curves import MAX_POINTS, at_least, completion, under_way
 from heddle.reports.page.columns import MAX_TICKS, tick
 from heddle.reports.page.html import page
+from heddle.reports.run_bounds import run_bound
 from heddle.runs import files as run_files
 from heddle.runs import load_run
 from heddle.runs.record import MOMENT_S, record, slots
@@ -57,7 +60,9 @@ def test_the_page_holds_every_trajectory_and_every_dispatch_of_every_run(small: 
 
 
 def test_equal_runs_give_equal_pages(small: Made):
-    assert page(small.runs) == page([load_run(run.path) for run in small.runs])
+    assert page(small.runs, run_bound) == page(
+        [load_run(run.path) for run in small.runs], run_bound
+    )
 
 
 def test_a_page_loads_nothing(small: Made):
@@ -110,7 +115,7 @@ def test_what_is_under_way_when_a_journal_breaks_off_is_shown_so(tmp_path: Path)
     run = by_hand(tmp_path, story()[:6])  # `a` runs anew at 5 s after a preemption; `b` has ended
     found = record(run)
     assert found.note == "is still running, or its process died"
-    head, (tables,) = unpacked(page([run]))
+    head, (tables,) = unpacked(page([run], run_bound))
     (facts,) = head["runs"]
     assert facts["summary"]["finished_so_far"] == 0
     assert facts["end_s"] == 4.0  # from the arrival at 1 s to the last entry at 5 s
@@ -177,7 +182,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path):
         entry(arrived(name), dispatch(name, 0, "e0")),
         entry(done(name, 0, "e0", at=2.0, tokens=3)),
     ]
-    made = page([by_hand(tmp_path, entries)])
+    made = page([by_hand(tmp_path, entries)], run_bound)
     head, _ = unpacked(made)
     assert head["names"][0].startswith("</script><script>alert(1)</script>")
     assert b"alert(1)" not in made
@@ -210,6 +215,16 @@ def test_runs_of_one_policy_are_told_apart_by_when_they_started(heddle: Heddle, 
     heddle("report", *runs, "-o", "report.html")
     head, _ = unpacked(Path("report.html").read_bytes())
     assert [run["label"] for run in head["runs"]] == ["verl s0 08:00:01", "verl s0 09:30:00"]
+
+
+def test_the_page_imports_no_simulator():
+    check = (
+        "import sys, heddle.page.html\n"
+        "assert 'heddle.simulation' not in sys.modules\n"
+        "assert 'simpy' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_bound_needs_the_trace_that_was_replayed(heddle: Heddle, trace: Path):

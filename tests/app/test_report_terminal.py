@@ -14,6 +14,7 @@ import pytest
 from heddle.cli.progress import running
 from heddle.comparison import compare
 from heddle.config import RunConfig
+from heddle.runs import load_run
 from heddle.simulation import simulate
 from tests.app.journals import Heddle
 
@@ -131,6 +132,55 @@ def test_bars_are_as_long_as_makespans(heddle: Heddle, trace: Path):
         assert bar.count("#") == round(60 * told["bound"]["makespan_s"] / max(means))
         assert bar == "#" * bar.count("#") + "-" * bar.count("-")
         assert float(value.replace(",", "")) == pytest.approx(mean, abs=0.05)
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb", "COLUMNS": "80"}, {"COLUMNS": "80"}])
+def test_a_narrow_or_dumb_terminal_shows_every_policy_whole(
+    trace: Path, tmp_path: Path, environment: dict[str, str]
+):
+    names = [f"heddle-no-{part}" for part in ("migration", "placement", "plan", "priority")]
+    names += ["heddle-paper+longest_total", "verl"]
+    _, seen = on_terminal(
+        "compare",
+        trace,
+        "--policies",
+        ",".join(names),
+        "--gpus",
+        2,
+        folder=tmp_path,
+        both=True,
+        **environment,
+    )
+    plain = ESCAPES.sub("", seen).splitlines()
+    start = next(i for i, line in enumerate(plain) if line.startswith("policy"))
+    end = next(i for i, line in enumerate(plain) if line.startswith("runs in"))
+    assert all(len(line.rstrip()) <= 80 for line in plain[start:end])
+    heads = [line.split()[1:] for line in plain[start:end] if line.startswith("policy")]
+    assert [name for head in heads for name in head] == names
+    assert "…" not in "".join(plain[start:])
+    assert [line.split()[0] for line in plain[-len(names) :]] == names
+
+
+def test_a_simulation_is_told_in_rounded_numbers(heddle: Heddle, trace: Path):
+    shown = heddle("simulate", trace, "--gpus", 2).stdout
+    numbers = re.findall(r"\b\d+\.\d+$", shown, re.MULTILINE)
+    assert numbers
+    assert all(len(number.lstrip("0.").replace(".", "")) <= 3 for number in numbers), numbers
+
+
+def test_a_report_keeps_the_order_of_its_comparison(heddle: Heddle, trace: Path):
+    heddle("compare", trace, "--policies", "verl,heddle,slime", "--gpus", 2, "--seeds", 2)
+    runs = sorted(Path("runs").iterdir(), key=lambda path: path.name)
+    for path in runs:  # as the command line says it; in this process `sys.argv` is another
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["command_line"] = "heddle compare t --policies verl,heddle,slime --seeds 2"
+        (path / "manifest.json").chmod(0o644)
+        (path / "manifest.json").write_text(json.dumps(manifest))
+    told = json.loads(heddle("report", *runs, "--json").stdout)["runs"]
+    labels = [load_run(run["run"]).label for run in told]
+    assert labels == [f"{p} s{seed}" for p in ("verl", "heddle", "slime") for seed in (0, 1)]
+    backwards = json.loads(heddle("report", *runs[::-1], "--json").stdout)["runs"]
+    assert [run["run"] for run in backwards] == list(map(str, runs[::-1]))
 
 
 def test_json_has_no_bars(heddle: Heddle, trace: Path):

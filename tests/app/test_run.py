@@ -15,6 +15,7 @@ from heddle.engines import vllm_settings
 from heddle.runs import load_run
 from heddle_core.events import EngineFailed, EngineReady, StepFinished, TrajectoryFinished
 from tests.app.journals import Heddle
+from tests.patience import PATIENCE_S
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
 FAST = ("--engine", "fake", "--time-scale", "0.01", "--max-running", "2")
@@ -27,15 +28,17 @@ def row_of(heddle: Heddle, *args: object) -> dict:
 
 
 @pytest.mark.parametrize("policy", ["verl", "heddle"])
-def test_a_fake_run_takes_about_as_long_as_the_simulation_says(
+def test_a_fake_run_is_never_faster_than_its_simulation_and_makes_every_token(
     heddle: Heddle, trace: Path, policy: str
 ):
+    began_s = time.monotonic()
     run = row_of(heddle, trace, "--policy", policy, "--engines", 2)
+    wall_s = time.monotonic() - began_s
     told = heddle("simulate", trace, "--policy", policy, "--gpus", 2, "--max-running", 2, "--json")
     simulated = json.loads(told.stdout)
     assert run.keys() == simulated.keys()
-    # In hundredths of real seconds, on a busy machine: only gross differences can be told.
-    assert simulated["makespan_s"] * 0.98 <= run["makespan_s"] <= simulated["makespan_s"] * 3 + 30
+    # A recorded second lasts a hundredth of a real one; how much longer depends on the machine.
+    assert simulated["makespan_s"] * 0.98 <= run["makespan_s"] <= wall_s / 0.01
     journal = load_run(run["run"])
     assert journal.manifest["driver"] == "heddle_runtime"
     assert journal.manifest["world"]["engine"] == "fake"
@@ -108,11 +111,16 @@ def started(folder: Path, *args: object) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60.0
-    while time.monotonic() < deadline and not list(folder.glob("runs/*/manifest.json")):
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and _ready_engines(folder) < 2:
         time.sleep(0.05)
     time.sleep(1.5)
     return process
+
+
+def _ready_engines(folder: Path) -> int:
+    manifests = [json.loads(p.read_text()) for p in folder.glob("runs/*/manifest.json")]
+    return sum(len((manifest["world"] or {}).get("engines", ())) for manifest in manifests)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +136,7 @@ def test_a_signal_cancels_what_runs_and_leaves_a_journal(
 ):
     process = started(tmp_path)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60.0)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == status, err
     assert out == ""
     assert "Traceback" not in err
@@ -147,7 +155,7 @@ def test_who_cannot_wait_leaves_a_run_that_says_interrupted(tmp_path: Path):
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         time.sleep(0.001)
-    out, err = process.communicate(timeout=60.0)
+    out, err = process.communicate(timeout=PATIENCE_S)
     (path,) = (tmp_path / "runs").iterdir()
     run = load_run(path, unfinished=True)
     assert run.status == "interrupted", err

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle_core.estimate.group_cost import SegmentCost
@@ -33,7 +33,6 @@ def small_costs() -> dict[EngineShape, SizeCost]:
     return {h100(tp): size_cost(lengths, 0.01 / tp**0.6 + 2e-4 * batch / tp**0.8) for tp in DEGREES}
 
 
-@settings(deadline=None)
 @given(gpus=st.integers(1, 40), seed=st.integers(0, 99))
 def test_every_move_conserves_gpus_and_keeps_degrees_allowed_and_sorted(
     gpus: int, seed: int

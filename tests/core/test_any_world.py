@@ -478,6 +478,6 @@ class HostileWorld(RuleBasedStateMachine):
 
 
 HostileWorld.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, derandomize=False
+    max_examples=150, stateful_step_count=60, derandomize=False
 )
 TestHostileWorld = HostileWorld.TestCase

@@ -176,7 +176,7 @@ OPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ops=OPS)
 def test_the_sums_are_those_of_who_was_told_where_however_long_it_runs(ops):
     s = policy_context(tps=(1, 2), history=HISTORY)

@@ -79,7 +79,7 @@ def check(plan: GroupPlan, costs: Mapping[EngineShape, SegmentCost], count: int,
     assert plan.makespan_s == pytest.approx(max(ends_s(costs, plan.shapes, plan.bounds)), rel=1e-12)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 999), count=st.integers(1, 6), gpus=st.integers(1, 5))
 @pytest.mark.parametrize("kind", ["context", "paper"])
 def test_exact_and_libra_equal_brute_force_over_mixes_orders_and_cuts(
@@ -97,7 +97,7 @@ def test_exact_and_libra_equal_brute_force_over_mixes_orders_and_cuts(
         assert plan.bound_s <= expected * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5),
     steps=st.lists(st.integers(0, 5), min_size=5, max_size=5),

@@ -189,7 +189,7 @@ def test_a_card_that_fails_again_and_again_is_given_up():
     assert started(told.failed("e1")) == [("e1+1", 1)], "others have tries of their own"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     plans=st.lists(st.lists(st.sampled_from([1, 2, 4]), max_size=4), min_size=1, max_size=4),
     choices=st.lists(st.integers(0, 1_000), max_size=40),

@@ -81,7 +81,7 @@ def test_other_engines_form_other_groups():
     assert part.target(ledger.trajectories["t3"], 1.0, ledger) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     tps=st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=4),
     totals=st.lists(st.integers(1, 12), min_size=1, max_size=14),

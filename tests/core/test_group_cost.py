@@ -61,7 +61,7 @@ def test_two_members_by_hand() -> None:
     assert simulate_group(work, cost, max_running=10).end_s == pytest.approx(22.8)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), count=st.integers(1, 120), grain=st.sampled_from([0.01, 0.2]))
 def test_closed_form_is_exact_when_nobody_waits_and_nobody_uses_tools(
     seed: int, count: int, grain: float
@@ -134,7 +134,7 @@ def costs_of(work: Work) -> dict[str, SegmentCost]:
     }
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 999), count=st.integers(1, 40), tools=st.sampled_from([0.0, 1.0, 50.0]))
 def test_every_cost_is_monotone_in_the_segment_and_reach_inverts_it(
     seed: int, count: int, tools: float

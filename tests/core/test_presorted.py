@@ -49,7 +49,7 @@ def makespan(costs, bounds):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     cost=st.sampled_from(["context", "paper"]),
     tps=st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=3),

@@ -61,7 +61,7 @@ def test_a_worked_example_by_hand() -> None:
     assert found.makespan_s == 10.0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(lengths=lengths_st, steps=steps_st, engines=st.integers(1, 4))
 def test_the_recurrence_equals_brute_force_over_contiguous_groups(
     lengths: np.ndarray, steps: list[int], engines: int
@@ -83,7 +83,7 @@ def test_the_recurrence_equals_brute_force_over_contiguous_groups(
         assert max(ends) == found.makespan_s
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=7),
     steps=steps_st,
@@ -98,7 +98,7 @@ def test_no_assignment_beats_contiguous_groups_on_equal_engines(
     assert found.makespan_s == brute_any_groups(descending, [curve(steps)] * engines)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6),
     steps=st.lists(steps_st, min_size=2, max_size=3),

@@ -62,7 +62,7 @@ def check_valid(plan, problem):
 
 
 @every_solver
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     outputs=st.lists(st.floats(0.0, 40_000.0), min_size=1, max_size=80),
     gpus=st.integers(1, 12),

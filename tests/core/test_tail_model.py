@@ -68,7 +68,7 @@ def drawn(rows) -> tuple[Work, list[int]]:
     return work, homes
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(rows=WORKS, moves=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=12))
 def test_ends_are_those_of_the_formula_however_homes_have_moved(rows, moves):
     work, homes = drawn(rows)
@@ -87,7 +87,7 @@ def test_ends_are_those_of_the_formula_however_homes_have_moved(rows, moves):
         assert crowd.ends_at(i) == pytest.approx(there, rel=1e-6)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(rows=WORKS, least=st.floats(0.01, 5.0))
 def test_moves_bring_the_end_forward_and_come_to_rest(rows, least):
     work, homes = drawn(rows)
@@ -99,7 +99,7 @@ def test_moves_bring_the_end_forward_and_come_to_rest(rows, least):
     assert crowd.end_s() >= crowd.ends.max() * (1 - 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=WORKS)
 def test_kv_and_slots_of_an_engine_are_respected(rows):
     work, _ = drawn(rows)

@@ -108,7 +108,7 @@ def test_gpus_that_do_not_make_a_wide_engine_stay_as_they_are():
     assert uneven.solve().engines == uneven.engines
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tps=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=20),
     rows=st.lists(st.tuples(st.integers(0, 19), st.floats(1.0, 40_000.0)), min_size=1, max_size=12),

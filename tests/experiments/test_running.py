@@ -3,15 +3,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from experiments import __main__ as command
 from experiments.harness import running
+from experiments.harness.experiment import EXPERIMENTS, LOCAL, Place
+from experiments.harness.experiment import FIGURES as PICTURES
 from experiments.harness.extract import FIGURES, QUANTILES
 from experiments.harness.jobs import FULL, REDUCED, Job, Rollout, asked_of, content_key
 from experiments.harness.running import Skipped, records_of, run_missing, trace_of
-from experiments.harness.store import Store
+from experiments.harness.store import ROOT, Store
 from heddle.config import ClusterConfig
 from heddle.setup import Workspace
 
+PICTURE = PICTURES / "f10_placement.png"
 ROLLOUT = Rollout(workload="coding", trajectories=16, samples=4)
 JOB = Job(rollout=ROLLOUT, cluster=ClusterConfig(gpus=1, max_running=8), policy="verl")
 
@@ -86,6 +91,41 @@ def test_what_had_finished_before_an_interrupt_is_not_run_again(store: Store, mo
     assert run_missing(jobs, store, processes=1, on_progress=unheard) == 2
     assert sorted(first + ran) == list(range(5))
     assert [store.get(job.key)["seed"] for job in jobs] == list(range(5))
+
+
+def test_only_the_paper_size_writes_results_that_are_part_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    committed = Place(tmp_path / "committed", tmp_path / "pictures", committed=True)
+    local = Place(tmp_path / "local", tmp_path / "local" / "figures", committed=False)
+    monkeypatch.setattr(command, "COMMITTED", committed)
+    monkeypatch.setattr(command, "LOCAL", local)
+    monkeypatch.setattr(command, "EXPERIMENTS", tmp_path / "experiments")
+    monkeypatch.setattr(command, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(command, "run_missing", lambda jobs, store, **_: 0)
+    kept = {path: path.read_bytes() for path in (EXPERIMENTS / "RESULTS.md", PICTURE)}
+
+    def run(*options: str) -> None:
+        done = CliRunner().invoke(command.main, ["f10_placement", "--jobs", "1", *options])
+        assert done.exit_code == 0, done.output
+
+    for options in ((), ("--gpus", "8"), ("--full", "--gpus", "16"), ("--full", "--seeds", "1")):
+        run(*options)
+        assert (local.numbers / "f10_placement" / "measured.json").is_file()
+        assert (local.figures / "f10_placement.png").is_file()
+        assert "f10_placement.png" in (local.numbers / "RESULTS.md").read_text()
+        assert not committed.numbers.exists()
+    assert {path: path.read_bytes() for path in kept} == kept
+    monkeypatch.setattr(command, "pages", lambda place: {})
+    run("--full")
+    assert (committed.numbers / "f10_placement" / "measured.json").is_file()
+    assert (committed.figures / "f10_placement.png").is_file()
+
+
+def test_git_ignores_results_of_other_sizes():
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert f"/{LOCAL.numbers.relative_to(ROOT)}/" in ignored
+    assert LOCAL.figures.is_relative_to(LOCAL.numbers)
 
 
 def test_a_forgotten_result_is_made_again(store: Store):

@@ -172,6 +172,31 @@ def test_a_path_out_of_the_file_is_refused(file):
         read_artefact(file)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "files//etc/passwd",
+        "files/backbone//etc/passwd",
+        "files/",
+        "files/.",
+        "files/./config.json",
+        "files/backbone/../config.json",
+        "files/C:/config.json",
+        "files/backbone\\config.json",
+        "arrays//errors.npy",
+        "header.json",
+        "/etc/passwd",
+    ],
+)
+def test_a_member_whose_path_is_not_inside_a_folder_is_refused(file, name):
+    header = json.loads(members(file)["header.json"])
+    header["hashes"][name] = sha256(b"x").hexdigest()
+    changes = {name: b"x", "header.json": json.dumps(header).encode()}
+    rewritten(file, changes)
+    with pytest.raises(PredictError, match=r"model.heddle: damaged: .* not a path inside a folder"):
+        read_artefact(file)
+
+
 def test_arrays_that_do_not_fit_each_other_are_refused(file):
     found = read_artefact(file)
     good = dict(found.arrays)

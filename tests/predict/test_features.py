@@ -28,7 +28,7 @@ def rows_by_question(scripts):
     return {key: (row, s) for key, row, s in zip(keys, asked.rows, asked.survival, strict=True)}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(lives, min_size=3, max_size=6), lives, st.data())
 def test_another_future_of_a_trajectory_changes_nothing_that_was_asked_before(all_lives, new, data):
     """With others beside it: what it will do reaches nobody's rows until it has done it."""

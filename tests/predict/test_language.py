@@ -188,6 +188,25 @@ def test_a_damaged_head_is_refused(model):
         answering(read, path)
 
 
+def test_files_of_a_model_are_written_into_its_temporary_folder_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from heddle_predict.language import _unpacked
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    outside = tmp_path / "outside.txt"
+    for name in (f"backbone/{outside}", str(outside), "backbone/../outside.txt", "../outside.txt"):
+        files = {"backbone/config.json": b"{}", name: b"evil"}
+        with (
+            pytest.raises(PredictError, match=r"lm\.heddle: .* not a path inside a folder"),
+            _unpacked(files, Path("lm.heddle")),
+        ):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    with _unpacked({"backbone/a/config.json": b"{}"}, Path("lm.heddle")) as folder:
+        assert (folder / "a" / "config.json").read_bytes() == b"{}"
+
+
 def test_the_other_kinds_read_no_text():
     from tests.predict.made import artefact
 

@@ -87,7 +87,7 @@ async def ends(driver: AsyncDriver) -> None:
         await driver.run()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seeds,
     st.sampled_from(["verl", "slime", "heddle", "heddle-paper", "heddle+exact+served"]),
@@ -233,7 +233,7 @@ def set_out(
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seeds, st.sampled_from([0.0, 0.003, 0.02]), st.sampled_from([None, 3]))
 def test_whatever_is_commanded_each_command_ends_once(seed, deadly, tool_capacity):
     rng = Random(seed)
@@ -261,7 +261,7 @@ def test_whatever_is_commanded_each_command_ends_once(seed, deadly, tool_capacit
             assert books.made[trajectory] == wanted[trajectory]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seeds,
     st.sampled_from(["verl", "heddle", "heddle+exact+served"]),
@@ -309,7 +309,7 @@ def test_a_run_that_is_broken_off_ends_and_leaves_no_task(seed, policy, deadly, 
     run_virtual(main())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(["verl", "slime", "heddle", "heddle-paper", "heddle+exact+served"]),
     st.lists(

@@ -17,10 +17,10 @@ from heddle_runtime.engine_process import serve
 from heddle_runtime.stepped_core import Output
 from heddle_runtime.vllm_settings import VllmSettings
 from heddle_runtime.wire import Channel, ClosedError, Report, pack_ids, unpack_ids
+from tests.patience import PATIENCE_S
 from tests.runtime.contract import ids
 from tests.runtime.counting_process import CountingCore
 
-LIMIT_S = 20.0
 HERE = {"params": {"file": "/nowhere"}, "version": 0}
 
 
@@ -60,7 +60,7 @@ class Driver:
         self.channel.send(order)
 
     def take(self, kind: type[Report]) -> Any:
-        until_s = time.monotonic() + LIMIT_S
+        until_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < until_s:
             self.channel.flush()
             for report in self.told:
@@ -93,13 +93,13 @@ def at_work(core: SpiedCore, **settings: Any) -> Iterator[Driver]:
         yield driver
     finally:
         driver.channel.close()  # as when the driver is gone
-        loop.join(LIMIT_S)
+        loop.join(PATIENCE_S)
         theirs.close()
     assert not loop.is_alive()
 
 
 def until(holds: Callable[[], bool]) -> None:
-    limit_s = time.monotonic() + LIMIT_S
+    limit_s = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < limit_s
         time.sleep(0.01)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, processors
@@ -158,7 +158,6 @@ def test_a_line_that_was_cut_is_no_answer(text, said):
     assert read_generation(text, whole=False) == said
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from("`python \nAnswer:*x\r\t")), st.booleans())
 def test_anything_can_be_read(text, whole):
     said = read_generation(text, whole=whole)
@@ -655,7 +654,6 @@ def test_what_is_no_task_file_is_told(tmp_path):
         read_tasks("a\0b")
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_tasks_or_one_line_of_complaint(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("tasks") / "t.jsonl"

@@ -9,6 +9,7 @@ from one_engine import table
 from one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step
 
 from heddle_core.commands import Command, Migrate
+from heddle_core.defaults import SPARE_SLOTS
 from heddle_core.events import (
     EngineFailed,
     EngineStopped,
@@ -21,9 +22,19 @@ from heddle_core.events import (
     TrajectoryArrived,
 )
 from heddle_core.ids import EngineId, EngineShape
+from heddle_sim.latency import LatencyTable
+from heddle_sim.request import EngineError
 
 MOVE = Migrate(trajectory=A, source=E0, target=E1)
 E2 = EngineId("e2")
+
+SIZES = 8 + SPARE_SLOTS
+
+
+def roomy(**changes: Any) -> LatencyTable:
+    """The table of `one_engine`, with room for the spare slots of an engine of 8."""
+    base_s = [1.0 + 0.1 * batch for batch in range(SIZES + 1)]
+    return table(base_s=base_s, per_context_s=[0.0] * (SIZES + 1), **changes)
 
 
 def moving(
@@ -47,8 +58,15 @@ def moving(
 
     after = step(prompt + 10, 1, shared=prompt + 1, tool=None)
     a = script("a", step(prompt, 1, tool_s=tool_s), after)
-    settings = {"engines": (E0, E1), "moves_by": "prefill"} | changes
+    engines: dict[str, Any] = {"engines": (E0, E1), "table": lambda gpu, tp: roomy()}
+    settings = {**engines, "moves_by": "prefill"} | changes
     return Run(a, *others, extra=extra, **settings)
+
+
+def test_an_engine_that_its_table_cannot_hold_is_refused_and_not_made_smaller() -> None:
+    moving(slots=SIZES - SPARE_SLOTS)
+    with pytest.raises(EngineError, match=f"max_running must be 1 to {SIZES}"):
+        moving(slots=SIZES - SPARE_SLOTS + 1)
 
 
 def test_the_target_prefills_what_the_source_held_and_the_step_finds_it() -> None:
@@ -92,7 +110,7 @@ def test_the_token_that_nobody_wants_is_nobodys() -> None:
 
 def test_a_context_that_the_target_cannot_hold_is_not_prefilled_there() -> None:
     """e1 has another table than e0, which the kind of GPU tells apart."""
-    sizes = {"g": table(), "small": table(kv_capacity_tokens=320)}
+    sizes = {"g": roomy(), "small": roomy(kv_capacity_tokens=320)}
 
     def extra(event: Event) -> Sequence[Command] | None:
         match event:
@@ -124,7 +142,14 @@ def test_only_the_death_of_the_target_ends_it(engine: EngineId, ok: bool) -> Non
         return None
 
     a = script("a", step(320, 1, tool_s=10.0), step(330, 1, shared=321, tool=None))
-    run = Run(a, engines=(E0, E1, E2), extra=extra, faults=((6.0, engine),), moves_by="prefill")
+    run = Run(
+        a,
+        engines=(E0, E1, E2),
+        extra=extra,
+        faults=((6.0, engine),),
+        moves_by="prefill",
+        table=lambda gpu, tp: roomy(),
+    )
     moved = run.one(MigrationFinished)
     assert moved.ok is ok
     failed = run.one(EngineFailed)

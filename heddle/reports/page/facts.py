@@ -1,14 +1,14 @@
 """What the page says of a run in words and figures: summary, bound, how it was run."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
+from heddle.reports.colours import policy_dashes, policy_shade
 from heddle.runs import Run, RunError, labels
-from heddle.runs.bound import Bound
 from heddle.runs.record import Record
-from heddle.setup import Workspace, makespan_bound
 
-SIMULATED = "heddle_sim"
+BoundOf: TypeAlias = Callable[[Run], Mapping[str, Any]]
+"""Finds the lower bounds of a run's makespan in seconds, or `why` there are none."""
 
 
 def same_trace(runs: Sequence[Run]) -> None:
@@ -28,22 +28,31 @@ def same_trace(runs: Sequence[Run]) -> None:
             )
 
 
-def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """One object for each run, as JSON; bounds are computed, where the trace is still there."""
-    shared = Workspace()
+def facts(records: Sequence[Record], bound_of: BoundOf) -> list[dict[str, Any]]:
+    """One object for each run, as JSON."""
     named = short_labels([record.run for record in records])
+    dashes = policy_dashes([record.run.manifest["policy"] for record in records])
     return [
         {
             "label": label,
             "policy": record.run.manifest["policy"],
             "seed": record.run.manifest["seed"],
+            "colour": policy_shade(record.run.manifest["policy"]),
+            "dash": dash,
             "path": str(record.run.path),
             "summary": _summary(record),
-            "bound": _bound(record.run, shared),
+            "bound": bound_of(record.run),
             "how": _how(record.run),
         }
-        for record, label in zip(records, named, strict=True)
+        for record, label, dash in zip(records, named, dashes, strict=True)
     ]
+
+
+def opening(records: Sequence[Record]) -> int:
+    """The run that the page shows first, against run 0: the others' shortest that finished."""
+    others = range(1, len(records))
+    finished = [at for at in others if records[at].note is None] or others
+    return min(finished, key=lambda at: records[at].end_s - records[at].start_s, default=0)
 
 
 def short_labels(runs: Sequence[Run]) -> list[str]:
@@ -70,33 +79,6 @@ def _summary(record: Record) -> Mapping[str, Any]:
     }
 
 
-def _bound(run: Run, shared: Workspace) -> dict[str, Any]:
-    """The bound of a run's makespan, or why there is none."""
-    driver = run.manifest.get("driver")
-    if driver != SIMULATED:
-        return {
-            "why": f"bounds hold for the simulated cluster, and this run was driven by {driver}"
-        }
-    try:
-        config = run.config
-        found = shared.trace(config.trace).sha256
-        if found != run.manifest["trace"]["sha256"]:
-            return {"why": f"{config.trace} is no longer the trace that was replayed"}
-        workload, profile = shared.workload(config), shared.profile(config.cluster)
-        return _plain(makespan_bound(workload, profile, config.cluster))
-    except (OSError, ValueError) as error:
-        return {"why": f"the trace or its profile cannot be read: {error}"}
-
-
-def _plain(bound: Bound) -> dict[str, Any]:
-    return {
-        "makespan_s": bound.makespan_s,
-        "solo_s": bound.solo_s,
-        "capacity_s": bound.capacity_s,
-        "tools_s": bound.tools_s,
-    }
-
-
 def _how(run: Run) -> dict[str, str]:
     """What decided the run, for people."""
     manifest, config = run.manifest, run.config
@@ -110,7 +92,7 @@ def _how(run: Run) -> dict[str, str]:
         "seed": str(manifest["seed"]),
         "cluster": f"{cluster.gpus} x {world.get('gpu', cluster.gpu)}",
         "model": str(world.get("model", cluster.model)),
-        "TP of engines that are not planned": str(cluster.tp),
+        "TP of engines that are not planned": cluster.tps,
         "running steps per engine": str(cluster.max_running),
         "tool calls at once": str(cluster.tool_capacity or "no limit"),
         "failures": cluster.failures or "none",

@@ -9,8 +9,9 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
+from heddle.reports.colours import style_sheet
 from heddle.reports.page.columns import Columns, columns, names_of
-from heddle.reports.page.facts import facts, same_trace
+from heddle.reports.page.facts import BoundOf, facts, opening, same_trace
 from heddle.runs import Run
 from heddle.runs.record import Record, record
 
@@ -29,8 +30,10 @@ SCRIPTS = (
 )
 
 
-def page(runs: Sequence[Run], doing: Callable[[str], None] = lambda _: None) -> bytes:
-    """Make the page about runs of one trace; `doing` hears what is worked on next.
+def page(
+    runs: Sequence[Run], bound_of: BoundOf, *, doing: Callable[[str], None] = lambda _: None
+) -> bytes:
+    """Make the page about runs of one trace; `doing` is called with what is worked on next.
 
     Raises:
         RunError: the runs are of different traces, or one of them is damaged or empty.
@@ -41,7 +44,7 @@ def page(runs: Sequence[Run], doing: Callable[[str], None] = lambda _: None) -> 
         doing(f"reading {run.label}")
         records.append(record(run))
     doing("bounds")
-    told = facts(records)
+    told = facts(records, bound_of)
     doing("writing")
     names = names_of(records)
     parts = [columns(each, names) for each in records]
@@ -49,6 +52,7 @@ def page(runs: Sequence[Run], doing: Callable[[str], None] = lambda _: None) -> 
         "schema": SCHEMA,
         "trace": str(records[0].run.manifest["trace"]["name"]),
         "names": list(names),
+        "opens": opening(records),
         "runs": [{**fact, **part.facts} for fact, part in zip(told, parts, strict=True)],
     }
     static = files("heddle.reports.page") / "static"
@@ -56,7 +60,7 @@ def page(runs: Sequence[Run], doing: Callable[[str], None] = lambda _: None) -> 
     title = ", ".join(fact["label"] for fact in told)
     filled = {
         "title": _plain(f"{head['trace']}: {title}"),
-        "style": (static / "page.css").read_text(encoding="utf-8"),
+        "style": style_sheet() + (static / "page.css").read_text(encoding="utf-8"),
         "plotly": get_plotlyjs(),
         "data": base64.b64encode(packed(head, parts)).decode("ascii"),
         "script": "\n".join(

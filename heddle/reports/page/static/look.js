@@ -2,8 +2,8 @@
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const byId = (id) => document.getElementById(id);
-const runColour = (run) => css(`--run-${run.at % 8}`);
-const runDash = (run) => ["solid", "dash", "dot", "dashdot"][Math.floor(run.at / 8) % 4];
+const runColour = (run) => css(`--run-${run.colour}`);
+const runDash = (run) => ["solid", "dash", "dot", "dashdot"][run.dash];
 
 // Text for Plotly, which reads some tags.
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");

@@ -102,7 +102,7 @@ let page = null;
 async function begin() {
   if (!("DecompressionStream" in window)) throw new Error("this browser is too old for the page: it cannot unpack the data");
   page = await unpack();
-  page.run = page.runs.at(-1);
+  page.run = page.runs[page.opens];
   page.followed = straggler(page.run);
   page.follow = (name) => {
     page.followed = name;

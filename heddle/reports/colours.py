@@ -1,0 +1,75 @@
+"""One colour for each policy, whatever draws it: PNG figures, the page, the experiments.
+
+A policy keeps its colour in every figure. Lines of one figure that share a colour, such as two
+seeds of a policy, differ in their dashes.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from zlib import crc32
+
+
+class Shade(NamedTuple):
+    """A colour on a light and on a dark background."""
+
+    light: str
+    dark: str
+
+
+# After Okabe and Ito: the first eight can be told apart under all common kinds of colour blindness.
+SHADES: Final = (
+    Shade("#0072b2", "#4fa9e8"),
+    Shade("#d55e00", "#ff8b4a"),
+    Shade("#00845f", "#3cc79b"),
+    Shade("#b85c98", "#e39bcb"),
+    Shade("#96710a", "#e2bf52"),
+    Shade("#3a96cf", "#94d4ff"),
+    Shade("#7a4fc4", "#b494f2"),
+    Shade("#4d5563", "#b4bdca"),
+    Shade("#8c564b", "#d29c8f"),
+    Shade("#6b7d00", "#b5c93c"),
+    Shade("#007c91", "#4cc3d9"),
+    Shade("#b3003c", "#ff7a9c"),
+)
+_OWN: Final = (
+    "heddle",
+    "verl",
+    "heddle+oracle",
+    "verl-star",
+    "slime",
+    "heddle-paper",
+    "heddle-no-migration",
+    "heddle-no-placement",
+    "heddle-no-plan",
+    "heddle-no-priority",
+    "verl-2026",
+    "slime-2026",
+)
+"""Policies with a shade of their own, in the order of `SHADES`; others share these by their name.
+"""
+DASHES: Final = ("-", "--", ":", "-.")
+
+
+def policy_shade(policy: str) -> int:
+    """The index in `SHADES` of a policy's colour; the same for a name in every figure."""
+    return _OWN.index(policy) if policy in _OWN else crc32(policy.encode()) % len(SHADES)
+
+
+def policy_colour(policy: str) -> str:
+    """The colour of a policy on a light background."""
+    return SHADES[policy_shade(policy)].light
+
+
+def policy_dashes(policies: Sequence[str]) -> list[int]:
+    """For each line of a figure an index in `DASHES`: how many before it have its colour."""
+    shades = [policy_shade(policy) for policy in policies]
+    return [shades[:at].count(shade) % len(DASHES) for at, shade in enumerate(shades)]
+
+
+def style_sheet() -> str:
+    """CSS variables `--run-0` and so on: `SHADES` in either colour scheme."""
+    light, dark = (
+        " ".join(f"--run-{index}: {shade[scheme]};" for index, shade in enumerate(SHADES))
+        for scheme in (0, 1)
+    )
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"

@@ -1,0 +1,31 @@
+"""Lower bounds of a finished run's makespan, from its configuration and the trace it replayed."""
+
+from dataclasses import asdict
+from typing import Any
+
+from heddle.runs import Run
+from heddle.setup import Workspace, makespan_bound
+
+SIMULATED = "heddle_sim"
+
+
+def run_bound(run: Run, workspace: Workspace | None = None) -> dict[str, Any]:
+    """The bounds of a run's makespan in seconds, or `why` there are none.
+
+    Runs that have their trace in common are bounded with one `workspace`, which reads it once.
+    """
+    shared = Workspace() if workspace is None else workspace
+    driver = run.manifest.get("driver")
+    if driver != SIMULATED:
+        return {
+            "why": f"bounds hold for the simulated cluster, and this run was driven by {driver}"
+        }
+    try:
+        config = run.config
+        found = shared.trace(config.trace).sha256
+        if found != run.manifest["trace"]["sha256"]:
+            return {"why": f"{config.trace} is no longer the trace that was replayed"}
+        workload, profile = shared.workload(config), shared.profile(config.cluster)
+        return asdict(makespan_bound(workload, profile, config.cluster))
+    except (OSError, ValueError) as error:
+        return {"why": f"the trace or its profile cannot be read: {error}"}
