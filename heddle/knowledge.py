@@ -5,7 +5,7 @@ replayed. An oracle is the exception, asked for in the policy's name: ``heddle+o
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -95,14 +95,20 @@ def told(asked: str, trace: Trace, missing: MissingConfig) -> Told:
     return Told(name=asked, sha256=earlier, history=history)
 
 
-def extras(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict[str, Part]:
+def extras(
+    policy: str, scripts: Sequence[TrajectoryScript], seed: int
+) -> dict[str, Part[Predictor]]:
     """Predictors whose names hold a number, and oracles, by the names that a policy asks for."""
     return oracles(policy, scripts, seed) | quantiles(policy)
 
 
-def oracles(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict[str, Part]:
+def oracles(
+    policy: str, scripts: Sequence[TrajectoryScript], seed: int
+) -> dict[str, Part[Predictor]]:
     """Predictors that know `scripts`, by the names in which a policy asks for them."""
-    found = {"oracle": Part(lambda _: Oracle(scripts), ORACLES["oracle"])}
+    found: dict[str, Part[Predictor]] = {
+        "oracle": Part(lambda _: Oracle(scripts), ORACLES["oracle"])
+    }
     for part in policy.split("+")[1:]:
         name, _, sigma = part.partition(":")
         if name == "noisy-oracle":
@@ -173,7 +179,7 @@ def model_of(config: RunConfig, predictor: Predictor, trace: Trace) -> dict[str,
     return found.plain()
 
 
-def quantiles(policy: str) -> dict[str, Part]:
+def quantiles(policy: str) -> dict[str, Part[Predictor]]:
     """Learned predictors by another quantile than the median, by the names that a policy has."""
     found = {}
     for part in policy.split("+")[1:]:
@@ -191,14 +197,7 @@ def asks_for_oracle(policy: str) -> bool:
 
 def sees_the_future(policy: Policy) -> bool:
     """Whether a part, or what it wraps, is of the package that knows the future."""
-    parts = [
-        policy.predictor,
-        policy.scheduler,
-        policy.admission,
-        policy.placement,
-        policy.migration,
-        policy.planner,
-    ]
+    parts = [getattr(policy, field.name) for field in fields(policy)]
     layers = [layer for part in parts for layer in _layers(part)]
     return any(type(layer).__module__.startswith("heddle_trace.") for layer in layers)
 

@@ -12,6 +12,7 @@ from typing import Any
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.knowledge import Told, extras, model_of, taught
+from heddle.plugins import load_part
 from heddle.simulation import (
     CapacityError,
     capacity_tokens,
@@ -25,7 +26,6 @@ from heddle_core.ids import EngineShape, GroupId, TrajectoryId
 from heddle_core.ledger import Trajectory
 from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.policy import PolicyContext, Predictor
-from heddle_core.presets import load_part
 from heddle_core.solve.joint import Found, JointProblem, Solver
 from heddle_sim.profile_files import Profile, load_profile
 from heddle_trace.complete import FillReport
@@ -208,8 +208,8 @@ def _predictor(
     name: str, context: PolicyContext, scripts: tuple[TrajectoryScript, ...]
 ) -> Predictor:
     extra = extras(f"+{name}", scripts, context.seed)
-    field, part = load_part(name, context, extra=extra)
-    if field != "predictor":
+    kind, part = load_part(name, context, extra=extra)
+    if kind != "predictor":
         raise ConfigError(f"--predictor {name}: is no predictor; `heddle policies` lists them")
     predictor: Predictor = part
     return predictor

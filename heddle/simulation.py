@@ -15,6 +15,7 @@ from heddle import knowledge
 from heddle.bound import Bound, lower_bound
 from heddle.config import ClusterConfig, MissingConfig, RunConfig
 from heddle.metrics import SoloTpot
+from heddle.plugins import load_policy
 from heddle.runs import RunFacts, open_run
 from heddle.signals import Asked
 from heddle.tables import Floats
@@ -24,7 +25,6 @@ from heddle_core.events import TrajectoryFinished
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.journal import Entry, recorded
 from heddle_core.policy import Policy, PolicyContext, PredictorFactory
-from heddle_core.presets import load_policy
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
 from heddle_sim.latency import LatencyTable

@@ -129,7 +129,8 @@ class LearnedPredictor:
 
     But never less than `least_share` of what survival alone expects. A trajectory that is taken for
     short waits, and while it waits nothing corrects the estimate; so an estimate may be
-    raised by as much as the model says, and is never lowered. docs/prediction.md has the figures of other shares.
+    raised by as much as the model says, and is never lowered. docs/prediction.md has the
+    figures of other shares.
 
     The model is asked once for each step, when it has been generated and its tool begins. What it
     says is relative to survival, which alone moves on with the tool's answer, with tokens and with

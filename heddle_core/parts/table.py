@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Generic, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.parts.admission.reserve_output import ReserveOutput
@@ -32,31 +32,45 @@ from heddle_core.parts.scheduler.lpt import LongestFirst
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.scheduler.round_robin import RoundRobin
 from heddle_core.parts.scheduler.sjf import ShortestFirst
-from heddle_core.policy import PolicyContext, Predictor
+from heddle_core.policy import (
+    Admission,
+    Consolidation,
+    Migration,
+    Placement,
+    Planner,
+    PolicyContext,
+    Predictor,
+    Scheduler,
+)
 
 Kind: TypeAlias = Literal[
     "predictor", "scheduler", "admission", "placement", "migration", "planner", "consolidation"
 ]
 """What a part is, and the field of `Policy` that it fills."""
 
-DECIDES: Final[Mapping[Kind, str]] = {
-    "predictor": "remaining_tokens",
-    "scheduler": "priority",
-    "admission": "reserve_tokens",
-    "placement": "place",
-    "migration": "target",
-    "planner": "plan",
-    "consolidation": "consolidate",
-}
-"""The method by which each kind of part decides; no part has two of them."""
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+P_co = TypeVar("P_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(Generic[P_co]):
     """A named part: how it is made, and one line about it."""
 
-    make: Callable[[PolicyContext], Any]
+    make: Callable[[PolicyContext], P_co]
     about: str
+
+
+class Parts(TypedDict):
+    """Named parts of each kind."""
+
+    predictor: Mapping[str, Part[Predictor]]
+    scheduler: Mapping[str, Part[Scheduler]]
+    admission: Mapping[str, Part[Admission]]
+    placement: Mapping[str, Part[Placement]]
+    migration: Mapping[str, Part[Migration]]
+    planner: Mapping[str, Part[Planner]]
+    consolidation: Mapping[str, Part[Consolidation]]
 
 
 def progressive(context: PolicyContext) -> ProgressivePredictor:
@@ -78,7 +92,7 @@ def learned(context: PolicyContext, *, quantile: float = 0.5) -> Predictor:
     return context.learned(context, quantile=quantile)
 
 
-PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
+PARTS: Final[Parts] = {
     "predictor": {
         "none": Part(lambda _: NoPrediction(), "expects nothing: 0 tokens left"),
         "group": Part(lambda _: GroupPredictor(), "Seer's rule: longest finished sibling"),
@@ -165,13 +179,6 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
 """Names are unique over all kinds, so that a name alone says which part it replaces."""
 
 
-def kind_of(name: str, extra: Mapping[str, Part]) -> Kind | None:
-    """Return what kind of part `name` is; `extra` holds predictors known to the caller alone."""
-    if name in extra:
-        return "predictor"
-    return next((kind for kind, parts in PARTS.items() if name in parts), None)
-
-
-def kind_by_method(part: object) -> Kind | None:
-    """Return what kind of part an object is, by the method that it has."""
-    return next((k for k, method in DECIDES.items() if callable(getattr(part, method, None))), None)
+def kind_of(name: str) -> Kind | None:
+    """Return what kind of part `name` is; None for a name that is not in the table."""
+    return next((kind for kind in KINDS if name in PARTS[kind]), None)
