@@ -34,7 +34,7 @@ class GroupHome:
 
 
 class FurthestFirst:
-    """Schedule: a queue is ordered by the number of steps done."""
+    """Scheduler: a queue is ordered by the number of steps done."""
 
     preemptive = False
 

@@ -98,16 +98,16 @@ def test_more_gpus_hold_more_kv(profile: Profile) -> None:
     assert capacity[0] > 0
 
 
-def test_belief_is_near_the_truth_but_another_fit(profile: Profile) -> None:
-    cost = profile.belief()
-    assert tuple(cost.by_tp) == profile.tps
-    for tp, step in cost.by_tp.items():
-        t = profile.table(tp)
+def test_the_cost_estimate_is_near_the_truth_but_another_fit(profile: Profile) -> None:
+    cost = profile.cost_estimate()
+    assert tuple(shape.tp for shape in cost.by_shape) == profile.tps
+    for shape, step in cost.by_shape.items():
+        t = profile.table(shape.tp)
         for b, x in ((8, 8192), (32, 8192), (64, 4096)):
             if b * x > t.kv_capacity_tokens:
                 continue
             truth_s = t.base_s[b] + t.per_context_s[b] * b * x
-            assert step.iteration_s(b, b * x) == pytest.approx(truth_s, rel=0.15), (tp, b, x)
+            assert step.iteration_s(b, b * x) == pytest.approx(truth_s, rel=0.15), (shape, b, x)
             assert step.iteration_s(b, b * x) != truth_s
     assert cost.transfer_s(0) != profile.transfer.fixed_s
 
@@ -141,7 +141,7 @@ def test_a_degree_that_does_not_fit_is_refused_with_those_that_do() -> None:
     with pytest.raises(ProfileError, match=r"cannot run at TP 1: its weights.*fit: 2, 4, 8"):
         p.table(1)
     with pytest.raises(ProfileError, match=r"TP 3: the profile has no table.*fit: 2, 4, 8"):
-        p.belief((2, 3))
+        p.cost_estimate((2, 3))
 
 
 def test_a_tiny_capacity_is_allowed() -> None:
