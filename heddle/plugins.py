@@ -82,11 +82,11 @@ def load_part(
     if name in extra:
         kind, make = "predictor", extra[name].make
     elif (kind := kind_of(name)) is not None:
-        make = PARTS[kind][name].make
+        make = PARTS.of(kind)[name].make
     else:
         make = _installed(name, PART_ENTRY_POINTS) or (_imported(name) if ":" in name else None)
         if make is None:
-            known = [*extra, *(part for k in KINDS for part in PARTS[k])]
+            known = [*extra, *(part for k in KINDS for part in PARTS.of(k))]
             near = _nearest(name, known)
             raise PolicyNotFound(f"no part is called {name!r}.{near} Parts: {', '.join(known)}")
         kind = _declared(name, make)

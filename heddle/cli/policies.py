@@ -22,7 +22,7 @@ def policies(as_json: bool) -> None:
     for model, gpu in known_profiles():
         profiles.setdefault(model, []).append(gpu)
     parts: dict[str, dict[str, str]] = {
-        kind: {name: part.about for name, part in PARTS[kind].items()} for kind in KINDS
+        kind: {name: part.about for name, part in PARTS.of(kind).items()} for kind in KINDS
     }
     parts["predictor"] |= LEARNED | ORACLES
     if as_json:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, TypeAlias, TypedDict, TypeVar, get_args
+from typing import Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.parts.admission.reserve_output import ReserveOutput
@@ -61,7 +61,8 @@ class Part(Generic[P_co]):
     about: str
 
 
-class Parts(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
     """Named parts of each kind."""
 
     predictor: Mapping[str, Part[Predictor]]
@@ -71,6 +72,11 @@ class Parts(TypedDict):
     migration: Mapping[str, Part[Migration]]
     planner: Mapping[str, Part[Planner]]
     consolidation: Mapping[str, Part[Consolidation]]
+
+    def of(self, kind: Kind) -> Mapping[str, Part[object]]:
+        """Return the named parts of one kind."""
+        named: Mapping[str, Part[object]] = getattr(self, kind)
+        return named
 
 
 def progressive(context: PolicyContext) -> ProgressivePredictor:
@@ -92,8 +98,8 @@ def learned(context: PolicyContext, *, quantile: float = 0.5) -> Predictor:
     return context.learned(context, quantile=quantile)
 
 
-PARTS: Final[Parts] = {
-    "predictor": {
+PARTS: Final = Parts(
+    predictor={
         "none": Part(lambda _: NoPrediction(), "expects nothing: 0 tokens left"),
         "group": Part(lambda _: GroupPredictor(), "Seer's rule: longest finished sibling"),
         "history": Part(
@@ -110,7 +116,7 @@ PARTS: Final[Parts] = {
             "progressive, behind a prediction service that takes time",
         ),
     },
-    "scheduler": {
+    scheduler={
         "fcfs": Part(lambda _: Fcfs(), "by arrival of the step, as vLLM and SGLang do"),
         "round_robin": Part(lambda _: RoundRobin(), "fewest steps done first, ties by arrival"),
         "lpt": Part(lambda _: LongestFirst(), "most remaining tokens first (LPT)"),
@@ -123,13 +129,13 @@ PARTS: Final[Parts] = {
         ),
         "autellix": Part(lambda _: Autellix(), "least attained service, in levels"),
     },
-    "admission": {
+    admission={
         "fitting": Part(lambda _: PromptOnly(), "a prompt's KV must fit, as in vLLM"),
         "headroom": Part(
             ReserveOutput, "room for the step's output too; KV kept through tool calls"
         ),
     },
-    "placement": {
+    placement={
         "least_loaded": Part(lambda _: LeastLoaded(), "fewest steps in flight, anew at every step"),
         "sticky": Part(lambda _: Sticky(), "stays where it first ran; new: fewest steps in flight"),
         "sticky_least_sessions": Part(
@@ -148,12 +154,12 @@ PARTS: Final[Parts] = {
         ),
         "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
     },
-    "migration": {
+    migration={
         "never": Part(lambda _: Never(), "homes never move while a tool runs"),
         "follow_rank": Part(lambda _: FollowRank(), "to the group of the newest rank"),
         "balance": Part(Balance, "to where it would end earliest, by estimated work"),
     },
-    "planner": {
+    planner={
         "fixed": Part(FixedPlan, "one TP degree on all GPUs"),
         "exact": Part(
             lambda s: SearchedPlan(s, solver="exact"),
@@ -170,15 +176,15 @@ PARTS: Final[Parts] = {
             lambda s: SearchedPlan(s, solver="libra-dp"), "Libra's DP over (GPUs, requests)"
         ),
     },
-    "consolidation": {
+    consolidation={
         "consolidate": Part(
             TailConsolidation, "late in a rollout: freed engines become wide ones for stragglers"
         ),
     },
-}
+)
 """Names are unique over all kinds, so that a name alone says which part it replaces."""
 
 
 def kind_of(name: str) -> Kind | None:
     """Return what kind of part `name` is; None for a name that is not in the table."""
-    return next((kind for kind in KINDS if name in PARTS[kind]), None)
+    return next((kind for kind in KINDS if name in PARTS.of(kind)), None)

@@ -60,8 +60,8 @@ def defines_part(path: Path, method: str) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_list_of_parts_reaches_every_file_that_holds_one(kind):
     files = [p.stem for p in (CORE / "parts" / kind).glob("*.py") if defines_part(p, DECIDES[kind])]
-    assert all(kind_of(name) == kind for name in PARTS[kind])
-    parts = [load_part(name, policy_context())[1] for name in PARTS[kind]]
+    assert all(kind_of(name) == kind for name in PARTS.of(kind))
+    parts = [load_part(name, policy_context())[1] for name in PARTS.of(kind)]
     listed = {type(part).__module__.rpartition(".")[2] for part in parts}
     assert listed == set(files)
 
