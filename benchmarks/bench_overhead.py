@@ -21,11 +21,11 @@ import time
 from pathlib import Path
 
 from heddle.engines import vocabulary_of
+from heddle.plugins import load_policy
 from heddle_core import Controller, Entry, PolicyContext, recorded
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.events import TrajectoryArrived, TrajectoryFinished
 from heddle_core.ids import EngineShape
-from heddle_core.presets import load_policy
 from heddle_runtime.clock import RunClock
 from heddle_runtime.driver import AsyncDriver
 from heddle_runtime.replay import ReplayAgent, TokenSource

@@ -95,14 +95,20 @@ def resolve_history(name: str, trace: Trace, missing: MissingConfig) -> HistoryS
     return HistorySource(name=name, sha256=earlier, history=history)
 
 
-def extras(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict[str, Part]:
+def extras(
+    policy: str, scripts: Sequence[TrajectoryScript], seed: int
+) -> dict[str, Part[Predictor]]:
     """Predictors whose names hold a number, and oracles, by the names that a policy asks for."""
     return oracles(policy, scripts, seed) | quantiles(policy)
 
 
-def oracles(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict[str, Part]:
+def oracles(
+    policy: str, scripts: Sequence[TrajectoryScript], seed: int
+) -> dict[str, Part[Predictor]]:
     """Predictors that know `scripts`, by the names in which a policy asks for them."""
-    found = {"oracle": Part(lambda _: Oracle(scripts), ORACLES["oracle"])}
+    found: dict[str, Part[Predictor]] = {
+        "oracle": Part(lambda _: Oracle(scripts), ORACLES["oracle"])
+    }
     for part in policy.split("+")[1:]:
         name, _, sigma = part.partition(":")
         if name == "noisy-oracle":
@@ -165,7 +171,7 @@ def model_used(model: LoadedModel, predictor: Predictor, trace: Trace) -> dict[s
     return model.plain()
 
 
-def quantiles(policy: str) -> dict[str, Part]:
+def quantiles(policy: str) -> dict[str, Part[Predictor]]:
     """Learned predictors by another quantile than the median, by the names that a policy has."""
     found = {}
     for part in policy.split("+")[1:]:

@@ -12,13 +12,13 @@ from typing import Any
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.knowledge import HistorySource, extras, model_used
+from heddle.plugins import load_part
 from heddle.setup import Workspace
 from heddle.workload import CapacityError, capacity_tokens, filled_counts, largest_context
 from heddle_core.estimate.ordered import Cost
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.policy import PolicyContext, Predictor
-from heddle_core.presets import load_part
 from heddle_core.solve.joint import Found, JointProblem, Solver
 from heddle_core.trajectory import Trajectory
 from heddle_sim.profile_files import Profile, load_profile
@@ -203,8 +203,8 @@ def _predictor(
     name: str, context: PolicyContext, scripts: tuple[TrajectoryScript, ...]
 ) -> Predictor:
     extra = extras(f"+{name}", scripts, context.seed)
-    field, part = load_part(name, context, extra=extra)
-    if field != "predictor":
+    kind, part = load_part(name, context, extra=extra)
+    if kind != "predictor":
         raise ConfigError(f"--predictor {name}: is no predictor; `heddle policies` lists them")
     predictor: Predictor = part
     return predictor

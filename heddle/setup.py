@@ -13,6 +13,7 @@ import numpy as np
 
 from heddle import knowledge
 from heddle.config import ClusterConfig, RunConfig
+from heddle.plugins import load_policy
 from heddle.runs import RunFacts
 from heddle.runs.bound import Bound, lower_bound
 from heddle.runs.metrics import SoloTpot
@@ -21,7 +22,6 @@ from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, fitting
 from heddle_core.defaults import ENGINE_START_S, SPARE_SLOTS
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.policy import Policy, PolicyContext
-from heddle_core.presets import load_policy
 from heddle_sim.cluster import World
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, load_profile

@@ -330,7 +330,7 @@ class Controller:
     def _consider_consolidation(self, out: CommandList) -> None:
         """Ask for other engines once all have arrived and while the fleet is at rest."""
         part = self.policy.consolidation
-        if part is None or self._searches or not (self._fleet.steady and self.ledger.engines):
+        if self._searches or not (self._fleet.steady and self.ledger.engines):
             return
         if not self.rollouts.settled:
             return

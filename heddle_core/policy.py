@@ -301,6 +301,14 @@ class Consolidation(Protocol):
         ...
 
 
+class NoConsolidation:
+    """The engines of the plan stay for the whole rollout."""
+
+    def consolidate(self, view: View) -> PlanProblem | None:
+        """Return None: go on as it is."""
+        return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The parts that decide when, where and how trajectories run."""
@@ -311,5 +319,4 @@ class Policy:
     placement: Placement
     migration: Migration
     planner: Planner
-    consolidation: Consolidation | None = None
-    """None: the engines of the plan stay for the whole rollout."""
+    consolidation: Consolidation = field(default_factory=NoConsolidation)

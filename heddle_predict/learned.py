@@ -5,7 +5,7 @@ Numpy alone computes; torch is for training. `heddle predict fit` makes the mode
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -17,73 +17,10 @@ from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.parts.table import progressive
 from heddle_core.policy import PolicyContext, Predictor, TrajectoryView
 from heddle_predict.features import Features
-from heddle_predict.forest import Forest
-from heddle_predict.model import Model, Vocabulary
-from heddle_predict.recurrent import Floats, Recurrent
+from heddle_predict.model import LOG_BOUND, Model, Vocabulary
+from heddle_predict.recurrent import Floats
 
 _LEAST_TOKENS = 1.0  # a trajectory that has not ended makes one more
-_FARTHEST = 12.0
-"""Bound on the logarithm of the correction: a row unlike any in training must not overflow."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreesModel:
-    """Two forests: where the logarithm of the remaining tokens lies, and how widely it spreads.
-
-    Quantiles are ``location + exp(log_spread) * errors``, with `errors` the quantiles of the
-    standardised errors on groups that the trees had not seen: they cannot cross, and are calibrated
-    there.
-    """
-
-    vocabulary: Vocabulary
-    levels: tuple[float, ...]
-    location: Forest
-    log_spread: Forest
-    errors: Floats
-    _both: Forest = field(init=False)
-    """Asked at once: one row at a time, what it costs is the number of calls."""
-
-    def __post_init__(self) -> None:
-        """Put the two forests side by side."""
-        object.__setattr__(self, "_both", self.location.beside(self.log_spread))
-
-    def initial_state(self) -> Floats:
-        """Trees keep nothing of a trajectory but what its row holds."""
-        return np.zeros(0)
-
-    def update(self, states: Floats, rows: Floats) -> Floats:
-        """Return the states."""
-        return states
-
-    def quantiles(self, states: Floats, rows: Floats) -> Floats:
-        """See `Model`."""
-        each, trees = self._both.each(rows), len(self.location)
-        location, log_spread = each[:, :trees].sum(axis=1), each[:, trees:].sum(axis=1)
-        spread = np.exp(np.minimum(np.maximum(log_spread, -_FARTHEST), _FARTHEST))
-        return np.asarray(location[:, None] + spread[:, None] * self.errors)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceModel:
-    """A recurrent network over the rows of a trajectory."""
-
-    vocabulary: Vocabulary
-    levels: tuple[float, ...]
-    network: Recurrent
-    shifts: Floats
-    """Added to each quantile: what unseen groups showed to be lacking."""
-
-    def initial_state(self) -> Floats:
-        """The network's first state."""
-        return self.network.initial_state()
-
-    def update(self, states: Floats, rows: Floats) -> Floats:
-        """See `Model`."""
-        return self.network.update(states, rows)
-
-    def quantiles(self, states: Floats, rows: Floats) -> Floats:
-        """See `Model`."""
-        return np.asarray(self.network.quantiles(states, rows) + self.shifts)
 
 
 class Survival:
@@ -209,7 +146,7 @@ class LearnedPredictor:
         if found is None:
             state = self._states.get(t.id, self._initial_state)
             logs = self._model.quantiles(state[None], self._row(t, survival))[0].tolist()
-            found = [min(max(log, -_FARTHEST), _FARTHEST) for log in logs]
+            found = [min(max(log, -LOG_BOUND), LOG_BOUND) for log in logs]
             self._corrections[t.id] = found
         return found
 

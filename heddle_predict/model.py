@@ -1,19 +1,18 @@
-"""What a trained model is to the core: the columns of the rows that it reads, and its answers.
-
-Apart from `learned.py`, because a `PolicyContext` may hold a model and most policies never ask it.
-"""
+"""What every trained model has: the columns of the rows that it reads, and its answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from heddle_core.estimate.history import Levels
 
-if TYPE_CHECKING:  # every policy imports this module
-    import numpy as np
-    from numpy.typing import NDArray
+Floats: TypeAlias = NDArray[np.float64]
 
-Floats: TypeAlias = "NDArray[np.float64]"
+LOG_BOUND: Final = 12.0
+"""Bound on the logarithm of the correction: a row unlike any in training must not overflow."""
 
 OWN: Final = (
     "steps",

@@ -1,6 +1,7 @@
-"""Between model files and the models of the core: which arrays each kind is made of."""
+"""Models of each kind as arrays, and how they are made of a file's; numpy alone answers."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,9 +11,8 @@ from numpy.typing import NDArray
 from heddle_predict.artefact import Arrays, Artefact, Header
 from heddle_predict.errors import PredictError
 from heddle_predict.forest import Forest
-from heddle_predict.learned import SequenceModel, TreesModel
-from heddle_predict.model import Model
-from heddle_predict.recurrent import NAMES, Recurrent
+from heddle_predict.model import LOG_BOUND, Model, Vocabulary
+from heddle_predict.recurrent import NAMES, Floats, Recurrent
 
 _FOREST: Final = ("feature", "threshold", "mask", "leaf")
 _TYPES: Final[Mapping[str, Any]] = {
@@ -21,6 +21,66 @@ _TYPES: Final[Mapping[str, Any]] = {
     "mask": np.uint16,
     "leaf": np.float64,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreesModel:
+    """Two forests: where the logarithm of the remaining tokens lies, and how widely it spreads.
+
+    Quantiles are ``location + exp(log_spread) * errors``, with `errors` the quantiles of the
+    standardised errors on groups that the trees had not seen: they cannot cross, and are calibrated
+    there.
+    """
+
+    vocabulary: Vocabulary
+    levels: tuple[float, ...]
+    location: Forest
+    log_spread: Forest
+    errors: Floats
+    _both: Forest = field(init=False)
+    """Asked at once: one row at a time, what it costs is the number of calls."""
+
+    def __post_init__(self) -> None:
+        """Put the two forests side by side."""
+        object.__setattr__(self, "_both", self.location.beside(self.log_spread))
+
+    def initial_state(self) -> Floats:
+        """Trees keep nothing of a trajectory but what its row holds."""
+        return np.zeros(0)
+
+    def update(self, states: Floats, rows: Floats) -> Floats:
+        """Return the states."""
+        return states
+
+    def quantiles(self, states: Floats, rows: Floats) -> Floats:
+        """See `Model`."""
+        each, trees = self._both.each(rows), len(self.location)
+        location, log_spread = each[:, :trees].sum(axis=1), each[:, trees:].sum(axis=1)
+        spread = np.exp(np.minimum(np.maximum(log_spread, -LOG_BOUND), LOG_BOUND))
+        return np.asarray(location[:, None] + spread[:, None] * self.errors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceModel:
+    """A recurrent network over the rows of a trajectory."""
+
+    vocabulary: Vocabulary
+    levels: tuple[float, ...]
+    network: Recurrent
+    shifts: Floats
+    """Added to each quantile: what unseen groups showed to be lacking."""
+
+    def initial_state(self) -> Floats:
+        """The network's first state."""
+        return self.network.initial_state()
+
+    def update(self, states: Floats, rows: Floats) -> Floats:
+        """See `Model`."""
+        return self.network.update(states, rows)
+
+    def quantiles(self, states: Floats, rows: Floats) -> Floats:
+        """See `Model`."""
+        return np.asarray(self.network.quantiles(states, rows) + self.shifts)
 
 
 def arrays_of(model: TreesModel | SequenceModel) -> dict[str, NDArray[Any]]:

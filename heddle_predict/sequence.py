@@ -6,8 +6,8 @@ from typing import Any, Final
 import numpy as np
 
 from heddle_predict.examples import Examples, Floats
-from heddle_predict.learned import SequenceModel
 from heddle_predict.model import Vocabulary
+from heddle_predict.models import SequenceModel
 from heddle_predict.optional import needed
 from heddle_predict.quantiles import LEVELS, shifted
 from heddle_predict.recurrent import FARTHEST, NAMES, Recurrent

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from heddle_predict.examples import Examples, Floats
 from heddle_predict.forest import MOST_LEAVES, Forest
-from heddle_predict.learned import TreesModel
 from heddle_predict.model import Vocabulary
+from heddle_predict.models import TreesModel
 from heddle_predict.quantiles import LEVELS, weighted_quantiles
 
 RISING: Final = (

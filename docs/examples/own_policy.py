@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from heddle_core.ids import EngineId, GroupId
-from heddle_core.policy import Policy, PolicyContext, TrajectoryView, View
-from heddle_core.presets import load_policy
+from heddle_core.policy import Placement, Policy, PolicyContext, TrajectoryView, View
+from heddle_core.presets import verl
 
 
 class GroupHome:
@@ -34,7 +34,7 @@ class GroupHome:
 
 
 class FurthestFirst:
-    """Schedule: a queue is ordered by the number of steps done."""
+    """Scheduler: a queue is ordered by the number of steps done."""
 
     preemptive = False
 
@@ -43,12 +43,11 @@ class FurthestFirst:
         return float(t.step)
 
 
-def group_home(context: PolicyContext) -> GroupHome:
+def group_home(context: PolicyContext) -> Placement:
     """A part, to be put into any preset: verl+own_policy:group_home."""
     return GroupHome()
 
 
 def policy(context: PolicyContext) -> Policy:
     """A whole policy, here from the parts of another: own_policy:policy."""
-    verl = load_policy("verl", context)
-    return replace(verl, placement=GroupHome(), scheduler=FurthestFirst())
+    return replace(verl(context), placement=GroupHome(), scheduler=FurthestFirst())

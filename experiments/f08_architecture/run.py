@@ -9,11 +9,11 @@ from matplotlib.patches import FancyBboxPatch
 from experiments.harness.drawing import COLOURS, page, save
 from experiments.harness.experiment import Context, Measured
 from heddle.knowledge import SHIPPED, load_predictor_model
+from heddle.plugins import load_policy
 from heddle_core.commands import Command
 from heddle_core.estimate.cost import CostModel
 from heddle_core.events import Event
-from heddle_core.policy import Policy, PolicyContext
-from heddle_core.presets import load_policy
+from heddle_core.policy import NoConsolidation, Policy, PolicyContext
 from heddle_sim.profile_files import load_profile
 
 ANSWERS = {
@@ -43,7 +43,7 @@ def measure(context: Context) -> Measured:
     parts = [
         [kind, type(getattr(part, "inner", part)).__name__, ANSWERS[kind]]
         for kind, part in chosen.items()
-        if part is not None
+        if not isinstance(part, NoConsolidation)
     ]
     return Measured(
         values={},

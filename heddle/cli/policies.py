@@ -11,8 +11,9 @@ def policies(as_json: bool) -> None:
     """List presets and the parts they are made of, one line each, and models with a profile."""
     from heddle.cli.show import lines
     from heddle.knowledge import LEARNED, ORACLES
-    from heddle_core.parts.table import PARTS
-    from heddle_core.presets import PRESETS, about, installed_policies
+    from heddle.plugins import installed_policies
+    from heddle_core.parts.table import KINDS, PARTS
+    from heddle_core.presets import PRESETS, about
     from heddle_sim.profile_files import known_profiles
 
     presets = {name: about(name) for name in PRESETS}
@@ -20,7 +21,9 @@ def policies(as_json: bool) -> None:
     profiles: dict[str, list[str]] = {}
     for model, gpu in known_profiles():
         profiles.setdefault(model, []).append(gpu)
-    parts = {kind: {n: p.about for n, p in named.items()} for kind, named in PARTS.items()}
+    parts: dict[str, dict[str, str]] = {
+        kind: {name: part.about for name, part in PARTS.of(kind).items()} for kind in KINDS
+    }
     parts["predictor"] |= LEARNED | ORACLES
     if as_json:
         found = {"presets": presets, "installed": installed, "parts": parts, "profiles": profiles}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.parts.admission.reserve_output import ReserveOutput
@@ -32,31 +32,51 @@ from heddle_core.parts.scheduler.lpt import LongestFirst
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.scheduler.round_robin import RoundRobin
 from heddle_core.parts.scheduler.sjf import ShortestFirst
-from heddle_core.policy import PolicyContext, Predictor
+from heddle_core.policy import (
+    Admission,
+    Consolidation,
+    Migration,
+    Placement,
+    Planner,
+    PolicyContext,
+    Predictor,
+    Scheduler,
+)
 
 Kind: TypeAlias = Literal[
     "predictor", "scheduler", "admission", "placement", "migration", "planner", "consolidation"
 ]
 """What a part is, and the field of `Policy` that it fills."""
 
-DECIDES: Final[Mapping[Kind, str]] = {
-    "predictor": "remaining_tokens",
-    "scheduler": "priority",
-    "admission": "reserve_tokens",
-    "placement": "place",
-    "migration": "target",
-    "planner": "plan",
-    "consolidation": "consolidate",
-}
-"""The method by which each kind of part decides; no part has two of them."""
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+P_co = TypeVar("P_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(Generic[P_co]):
     """A named part: how it is made, and one line about it."""
 
-    make: Callable[[PolicyContext], Any]
+    make: Callable[[PolicyContext], P_co]
     about: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Named parts of each kind."""
+
+    predictor: Mapping[str, Part[Predictor]]
+    scheduler: Mapping[str, Part[Scheduler]]
+    admission: Mapping[str, Part[Admission]]
+    placement: Mapping[str, Part[Placement]]
+    migration: Mapping[str, Part[Migration]]
+    planner: Mapping[str, Part[Planner]]
+    consolidation: Mapping[str, Part[Consolidation]]
+
+    def of(self, kind: Kind) -> Mapping[str, Part[object]]:
+        """Return the named parts of one kind."""
+        named: Mapping[str, Part[object]] = getattr(self, kind)
+        return named
 
 
 def progressive(context: PolicyContext) -> ProgressivePredictor:
@@ -78,8 +98,8 @@ def learned(context: PolicyContext, *, quantile: float = 0.5) -> Predictor:
     return context.learned(context, quantile=quantile)
 
 
-PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
-    "predictor": {
+PARTS: Final = Parts(
+    predictor={
         "none": Part(lambda _: NoPrediction(), "expects nothing: 0 tokens left"),
         "group": Part(lambda _: GroupPredictor(), "Seer's rule: longest finished sibling"),
         "history": Part(
@@ -96,7 +116,7 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
             "progressive, behind a prediction service that takes time",
         ),
     },
-    "scheduler": {
+    scheduler={
         "fcfs": Part(lambda _: Fcfs(), "by arrival of the step, as vLLM and SGLang do"),
         "round_robin": Part(lambda _: RoundRobin(), "fewest steps done first, ties by arrival"),
         "lpt": Part(lambda _: LongestFirst(), "most remaining tokens first (LPT)"),
@@ -109,13 +129,13 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
         ),
         "autellix": Part(lambda _: Autellix(), "least attained service, in levels"),
     },
-    "admission": {
+    admission={
         "fitting": Part(lambda _: PromptOnly(), "a prompt's KV must fit, as in vLLM"),
         "headroom": Part(
             ReserveOutput, "room for the step's output too; KV kept through tool calls"
         ),
     },
-    "placement": {
+    placement={
         "least_loaded": Part(lambda _: LeastLoaded(), "fewest steps in flight, anew at every step"),
         "sticky": Part(lambda _: Sticky(), "stays where it first ran; new: fewest steps in flight"),
         "sticky_least_sessions": Part(
@@ -134,12 +154,12 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
         ),
         "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
     },
-    "migration": {
+    migration={
         "never": Part(lambda _: Never(), "homes never move while a tool runs"),
         "follow_rank": Part(lambda _: FollowRank(), "to the group of the newest rank"),
         "balance": Part(Balance, "to where it would end earliest, by estimated work"),
     },
-    "planner": {
+    planner={
         "fixed": Part(FixedPlan, "one TP degree on all GPUs"),
         "exact": Part(
             lambda s: SearchedPlan(s, solver="exact"),
@@ -156,22 +176,15 @@ PARTS: Final[Mapping[Kind, Mapping[str, Part]]] = {
             lambda s: SearchedPlan(s, solver="libra-dp"), "Libra's DP over (GPUs, requests)"
         ),
     },
-    "consolidation": {
+    consolidation={
         "consolidate": Part(
             TailConsolidation, "late in a rollout: freed engines become wide ones for stragglers"
         ),
     },
-}
+)
 """Names are unique over all kinds, so that a name alone says which part it replaces."""
 
 
-def kind_of(name: str, extra: Mapping[str, Part]) -> Kind | None:
-    """Return what kind of part `name` is; `extra` holds predictors known to the caller alone."""
-    if name in extra:
-        return "predictor"
-    return next((kind for kind, parts in PARTS.items() if name in parts), None)
-
-
-def kind_by_method(part: object) -> Kind | None:
-    """Return what kind of part an object is, by the method that it has."""
-    return next((k for k, method in DECIDES.items() if callable(getattr(part, method, None))), None)
+def kind_of(name: str) -> Kind | None:
+    """Return what kind of part `name` is; None for a name that is not in the table."""
+    return next((kind for kind in KINDS if name in PARTS.of(kind)), None)

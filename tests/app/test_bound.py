@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heddle.plugins import load_policy
 from heddle.runs.bound import lower_bound
 from heddle_core.controller import Controller
 from heddle_core.estimate.cost import CostModel, StepCost
@@ -14,7 +15,7 @@ from heddle_core.events import Event, TrajectoryFinished
 from heddle_core.ids import EngineShape
 from heddle_core.journal import Entry, recorded
 from heddle_core.policy import PolicyContext
-from heddle_core.presets import PRESETS, load_policy
+from heddle_core.presets import PRESETS
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
 from heddle_sim.latency import LatencyTable

@@ -11,12 +11,12 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from heddle.knowledge import SHIPPED, load_predictor_model
+from heddle.plugins import load_policy
 from heddle_core import Controller, Entry, Policy, PolicyContext, recorded
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.parts.table import Part
-from heddle_core.presets import load_policy
 from heddle_sim.cluster import World
 from heddle_sim.driver import SimDriver
 from heddle_sim.latency import LatencyTable

@@ -12,7 +12,7 @@ import pytest
 
 from heddle_core import Controller, first_divergence
 from heddle_core.ids import EngineId
-from heddle_core.parts.table import PARTS
+from heddle_core.parts.table import KINDS, PARTS
 from heddle_core.presets import PRESETS
 from heddle_trace import StepScript, TrajectoryScript
 from tests.conformance.scenario import Scenario, play, policy_of, scripts_of
@@ -22,8 +22,8 @@ BLOCK_TOKENS = 16
 
 def mixed(rng: Random) -> str:
     """A preset with some of its parts exchanged."""
-    kinds = rng.sample(list(PARTS), rng.randint(0, 4))
-    return "+".join([rng.choice(list(PRESETS)), *(rng.choice(list(PARTS[k])) for k in kinds)])
+    kinds = rng.sample(list(KINDS), rng.randint(0, 4))
+    return "+".join([rng.choice(list(PRESETS)), *(rng.choice(list(PARTS.of(k))) for k in kinds)])
 
 
 def world(rng: Random) -> Scenario:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heddle.plugins import load_policy
 from heddle_core.commands import Dispatch, Preempt, StartEngine
 from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, RolloutStarted, StepPreempted, TrajectoryArrived
@@ -14,7 +15,6 @@ from heddle_core.parts.scheduler.autellix import Autellix
 from heddle_core.parts.scheduler.lpt import LongestFirst
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.scheduler.sjf import ShortestFirst
-from heddle_core.presets import load_policy
 from tests.core.policy_fakes import policy_context, trajectory
 
 remaining_tokens = st.lists(st.floats(0, 1e6), min_size=1, max_size=20)

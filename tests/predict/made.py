@@ -7,8 +7,7 @@ from functools import lru_cache
 from heddle_predict.corpus import Source, source_of, vocabulary_of
 from heddle_predict.examples import Examples, training_examples
 from heddle_predict.fit import fit
-from heddle_predict.learned import TreesModel
-from heddle_predict.models import model_from
+from heddle_predict.models import TreesModel, model_from
 from heddle_trace.schema import StepScript, Trace, TrajectoryScript
 from heddle_trace.synth import synth
 

@@ -15,8 +15,7 @@ import pytest
 from heddle_predict.artefact import SCHEMA, VERSION, read_artefact, write_artefact
 from heddle_predict.errors import PredictError
 from heddle_predict.examples import answers, examples
-from heddle_predict.learned import TreesModel
-from heddle_predict.models import model_from
+from heddle_predict.models import TreesModel, model_from
 from heddle_predict.play import Pace
 from heddle_predict.shipped import COMMAND, SEED, shipped_model
 from heddle_trace.workloads import WORKLOADS

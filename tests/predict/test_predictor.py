@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from heddle.cli import main
 from heddle.knowledge import load_predictor_model
+from heddle.plugins import load_policy
 from heddle_core.parts.table import learned, progressive
-from heddle_core.presets import load_policy
 from heddle_predict.artefact import write_artefact
 from heddle_predict.examples import answers, examples
 from heddle_predict.learned import ByTask, LearnedFactory, LearnedPredictor

@@ -7,9 +7,9 @@ from heddle_predict.artefact import read_artefact, write_artefact
 from heddle_predict.corpus import split
 from heddle_predict.examples import answers, examples
 from heddle_predict.fit import fit, prepared
-from heddle_predict.learned import LearnedPredictor, SequenceModel
+from heddle_predict.learned import LearnedPredictor
 from heddle_predict.measures import correlation
-from heddle_predict.models import model_from
+from heddle_predict.models import SequenceModel, model_from
 from heddle_predict.play import Pace, play
 from heddle_predict.quantiles import LEVELS
 from heddle_predict.recurrent import NAMES, Recurrent

@@ -92,16 +92,16 @@ def test_more_gpus_hold_more_kv(profile: Profile) -> None:
     assert capacity[0] > 0
 
 
-def test_belief_is_near_the_truth_but_another_fit(profile: Profile) -> None:
+def test_the_cost_estimate_is_near_the_truth_but_another_fit(profile: Profile) -> None:
     cost = profile.cost_estimate()
-    assert tuple(cost.by_tp) == profile.tps
-    for tp, step in cost.by_tp.items():
-        t = profile.table(tp)
+    assert tuple(shape.tp for shape in cost.by_shape) == profile.tps
+    for shape, step in cost.by_shape.items():
+        t = profile.table(shape.tp)
         for b, x in ((8, 8192), (32, 8192), (64, 4096)):
             if b * x > t.kv_capacity_tokens:
                 continue
             truth_s = t.base_s[b] + t.per_context_s[b] * b * x
-            assert step.iteration_s(b, b * x) == pytest.approx(truth_s, rel=0.15), (tp, b, x)
+            assert step.iteration_s(b, b * x) == pytest.approx(truth_s, rel=0.15), (shape, b, x)
             assert step.iteration_s(b, b * x) != truth_s
     assert cost.transfer_s(0) != profile.transfer.fixed_s
 
