@@ -58,12 +58,12 @@ def tables(results: Results) -> str:
     paces = [pace for pace in PACES if pace in next(iter(results.values()))["paces"]]
     parts = [
         "# Prediction, step by step\n\nWritten by `python experiments/predictor/run.py`; "
-        "[README.md](README.md) says what is what. Means over seeds.\n"
+        "[README.md](README.md) explains the columns. Means over seeds. Figures at 30 % at a time, "
+        "step by step, are in `results.json`.\n"
     ]
     parts += [_summary(results, names, pace) for pace in paces]
     parts.append(_calibration(results, names, paces[0]))
-    for name in names:
-        parts += [_one(results, name, pace) for pace in paces]
+    parts += [_one(results, name, paces[0]) for name in names]
     return "\n".join(parts)
 
 
@@ -92,7 +92,7 @@ def _calibration(results: Results, names: Sequence[str], pace: str) -> str:
     lines = [
         f"## Calibration, {pace}\n",
         "Share of the truths at or below each quantile, over the steps above; a column's head is "
-        "what it should be.\n",
+        "the ideal share.\n",
         "| trace | model | " + " | ".join(f"{level:g}" for level in LEVELS) + " |",
         "|---" * (len(LEVELS) + 2) + "|",
     ]
@@ -113,16 +113,16 @@ def _one(results: Results, name: str, pace: str) -> str:
     runs = [run for full, run in results.items() if full.split("/")[0] == name]
     (seen, held), groups = runs[0]["trajectories"], runs[0]["groups"]
     icc = runs[0]["icc"]
-    told = (
-        f" A prompt alone decides {icc:.0%} of the variance of totals, so that nobody's Pearson "
-        f"before the first token can exceed {math.sqrt(icc):.2f}."
+    limit = (
+        f" A prompt alone decides {icc:.0%} of the variance of totals, so Pearson before the "
+        f"first token cannot exceed {math.sqrt(icc):.2f}."
         if icc is not None
         else ""
     )
     lines = [
         f"## {NAMES[name]}, {pace}\n",
-        f"About {seen:,} trajectories of {groups[0]:,} groups to learn from, {held:,} of "
-        f"{groups[1]:,} to be judged on, {len(runs)} seeds.{told} "
+        f"About {seen:,} trajectories of {groups[0]:,} groups to fit on, {held:,} of "
+        f"{groups[1]:,} to evaluate on, {len(runs)} seeds.{limit} "
         "Recall / Pearson / Spearman; the median error in tokens, step by step.\n",
         "| predictor | " + " | ".join(f"{step} steps" for step in STEPS) + " | median error |",
         "|---" * (len(STEPS) + 2) + "|",

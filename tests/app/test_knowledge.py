@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from heddle.knowledge import sees_the_future
+from heddle.plugins import load_policy
 from heddle.runs import load_run
 from heddle_core.policy import Policy, Setting
-from heddle.plugins import load_policy
 from heddle_sim.profile_files import load_profile
 from heddle_trace.files import write_trace
 from heddle_trace.oracle import Oracle

@@ -1,4 +1,4 @@
-"""Imports real logs of every format and prints what came of it, as the tables of docs/importing.md.
+"""Imports real logs of every format and prints the tables of docs/importing.md and its results.
 
 Usage: python -m tests.trace.importer_table [FOLDER], by default ../shared/raw_samples. Formats of
 which the folder has no logs are shown on the small ones of tests/trace/fixtures.
