@@ -1,7 +1,8 @@
-"""Plays recorded trajectories as a rollout, in order of time, to whoever watches.
+"""Plays recorded trajectories as a rollout, in order of time, for a watcher.
 
-Nothing here depends on a cluster: every trajectory generates at one speed and its tools take their
-recorded time. What a watcher sees at a question is what a controller would have shown it by then.
+A real controller is driven, with a predictor that passes on what it sees. Nothing depends on a
+cluster: one engine takes every step at once, every trajectory generates at one speed, and its tools
+take their recorded time.
 """
 
 import heapq
@@ -9,11 +10,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
-from heddle_core.policy import TrajectoryView
-from heddle_core.trajectory import Trajectory
+from heddle_core.commands import Dispatch
+from heddle_core.controller import Controller
+from heddle_core.events import (
+    EngineReady,
+    Event,
+    RolloutStarted,
+    StepFinished,
+    ToolReturned,
+    ToolStarted,
+    TrajectoryArrived,
+    TrajectoryFinished,
+)
+from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
+from heddle_core.parts.admission.prompt_only import PromptOnly
+from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.scheduler.fcfs import Fcfs
+from heddle_core.plans import EngineSpec, ResourcePlan
+from heddle_core.policy import Policy, TrajectoryView
 from heddle_trace.schema import TrajectoryScript
+
+ROLLOUT, ENGINE, SHAPE = RolloutId("played"), EngineId("e0"), EngineShape("any", 1)
+UNLIMITED = 2**62
 
 Moment: TypeAlias = Literal["queued", "in tool"]
 """When a controller asks: as a step is queued, and as its tool starts."""
@@ -49,84 +68,167 @@ class Pace:
 
 
 def play(scripts: Sequence[TrajectoryScript], pace: Pace, watcher: Watcher) -> None:
-    """Play a rollout of `scripts` to `watcher`, from the first arrival to the last end."""
-    ts = [_arrived(script) for script in scripts]
-    waiting = iter(range(len(ts)))
-    queue: list[tuple[float, int]] = []
+    """Play a rollout of `scripts` for `watcher`, from the first arrival to the last end."""
+    played = _Played(scripts, pace, watcher)
+    for _ in range(max(1, round(pace.slots * len(scripts)))):
+        played.start_next(0.0)
+    while played.queue:
+        played.step()
 
-    def start(index: int, now_s: float) -> None:
-        t = ts[index]
-        watcher.asked(t, index, "queued")
-        step_s = scripts[index].steps[t.step].output_tokens / pace.tokens_per_s
-        heapq.heappush(queue, (now_s + step_s, index))
 
-    for index in (next(waiting) for _ in range(max(1, round(pace.slots * len(ts))))):
-        start(index, 0.0)
-    while queue:
-        now_s, index = heapq.heappop(queue)
-        t, steps = ts[index], scripts[index].steps
-        if t.phase == "tool":
-            _return(t, scripts[index], now_s, watcher)
-            start(index, now_s)
-            continue
-        step = steps[t.step]
-        ends = t.step + 1 == len(steps)
-        t.phase = "tool"
-        t.output_tokens += step.output_tokens
-        t.context_tokens += step.output_tokens
-        event = StepFinished(
-            time_s=now_s,
-            trajectory=t.id,
-            step=t.step,
-            engine=EngineId("e0"),
-            output_tokens=step.output_tokens,
-            reason="answer" if ends else "tool_call",
+class _Played:
+    """One rollout: what is due next, and a controller that is shown what happens."""
+
+    def __init__(self, scripts: Sequence[TrajectoryScript], pace: Pace, watcher: Watcher) -> None:
+        self.queue: list[tuple[float, int]] = []
+        """When the step or tool of a script ends, and the script's number."""
+        self._scripts, self._pace = scripts, pace
+        self._index = {TrajectoryId(s.id): i for i, s in enumerate(scripts)}
+        self._at = [0] * len(scripts)
+        """The step of each script that runs, or whose tool runs."""
+        self._in_tool = [False] * len(scripts)
+        self._waiting = iter(range(len(scripts)))
+        self._controller = Controller(
+            Policy(
+                predictor=_Shown(watcher, self._index),
+                scheduler=Fcfs(),
+                admission=PromptOnly(),
+                placement=LeastLoaded(),
+                migration=Never(),
+                planner=_OneEngine(),
+            )
         )
-        watcher.observe_step(t, event)
-        if not ends:
-            watcher.asked(t, index, "in tool")
-            heapq.heappush(queue, (now_s + step.tool_s, index))
-            continue
-        t.phase = "finished"
-        watcher.observe_finish(t)
-        following = next(waiting, None)
-        if following is not None:
-            start(following, now_s)
+        self._handle(RolloutStarted(time_s=0.0, rollout=ROLLOUT, trajectories=None))
+        self._handle(
+            EngineReady(
+                time_s=0.0,
+                engine=ENGINE,
+                shape=SHAPE,
+                kv_capacity_tokens=UNLIMITED,
+                max_running=UNLIMITED,
+            )
+        )
+
+    def start_next(self, now_s: float) -> None:
+        """Let the next trajectory arrive, if there is one."""
+        index = next(self._waiting, None)
+        if index is not None:
+            script = self._scripts[index]
+            self._handle(
+                TrajectoryArrived(
+                    time_s=now_s,
+                    rollout=ROLLOUT,
+                    trajectory=TrajectoryId(script.id),
+                    group=GroupId(script.group),
+                    task=script.task,
+                    prompt_tokens=script.steps[0].prompt_tokens,
+                )
+            )
+
+    def step(self) -> None:
+        """Let the next step or tool end."""
+        now_s, index = heapq.heappop(self.queue)
+        if self._in_tool[index]:
+            self._in_tool[index] = False
+            self._return(index, now_s)
+            return
+        script, number = self._scripts[index], self._at[index]
+        trajectory, step = TrajectoryId(script.id), script.steps[number]
+        ends = number + 1 == len(script.steps)
+        self._handle(
+            StepFinished(
+                time_s=now_s,
+                trajectory=trajectory,
+                step=number,
+                engine=ENGINE,
+                output_tokens=step.output_tokens,
+                reason="answer" if ends else "tool_call",
+            )
+        )
+        if ends:
+            self._handle(
+                TrajectoryFinished(time_s=now_s, trajectory=trajectory, outcome="completed")
+            )
+            self.start_next(now_s)
+            return
+        self._handle(
+            ToolStarted(time_s=now_s, trajectory=trajectory, step=number, tool=step.tool or "")
+        )
+        self._in_tool[index] = True
+        heapq.heappush(self.queue, (now_s + step.tool_s, index))
+
+    def _return(self, index: int, now_s: float) -> None:
+        script, number = self._scripts[index], self._at[index]
+        step = script.steps[number]
+        self._at[index] += 1
+        self._handle(
+            ToolReturned(
+                time_s=now_s,
+                trajectory=TrajectoryId(script.id),
+                step=number,
+                tool=step.tool or "",
+                ok=step.tool_ok,
+                observation_tokens=step.tool_tokens,
+                context_tokens=script.steps[number + 1].prompt_tokens,
+            )
+        )
+
+    def _handle(self, event: Event) -> None:
+        for command in self._controller.handle(event):
+            if isinstance(command, Dispatch):
+                index = self._index[command.trajectory]
+                tokens = self._scripts[index].steps[command.step].output_tokens
+                step_s = tokens / self._pace.tokens_per_s
+                heapq.heappush(self.queue, (event.time_s + step_s, index))
+
+
+class _Shown:
+    """A predictor that passes on what it sees and is asked; it estimates nothing."""
+
+    served = False
+
+    def __init__(self, watcher: Watcher, index: dict[TrajectoryId, int]) -> None:
+        self._watcher, self._index = watcher, index
+        self._moments: dict[TrajectoryId, Moment] = {}
+        """Of the next question; trajectories that have just arrived have none yet."""
+
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+        """Pass it on."""
+        self._moments[t.id] = "in tool"
+        self._watcher.observe_step(t, event)
+
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+        """Pass it on."""
+        self._moments[t.id] = "queued"
+        self._watcher.observe_tool(t, event)
+
+    def observe_finish(self, t: TrajectoryView) -> None:
+        """Pass it on."""
+        del self._moments[t.id]
+        self._watcher.observe_finish(t)
+
+    def remaining_tokens(self, t: TrajectoryView) -> float:
+        """Pass the question on, but for the one on arrival: the step is queued right after it."""
+        moment = self._moments.get(t.id)
+        if moment is None:
+            self._moments[t.id] = "queued"
+        else:
+            self._watcher.asked(t, self._index[t.id], moment)
+        return 0.0
+
+
+class _OneEngine:
+    """A planner of one engine, on which nothing ever waits."""
+
+    needs_all = False
+
+    def plan(self, ts: Sequence[TrajectoryView], remaining: Sequence[float]) -> ResourcePlan:
+        """Return the engine."""
+        return ResourcePlan(
+            engines=(EngineSpec(engine=ENGINE, shape=SHAPE, max_running=UNLIMITED),)
+        )
 
 
 def total_tokens(script: TrajectoryScript) -> int:
     """Output of a trajectory."""
     return sum(step.output_tokens for step in script.steps)
-
-
-def _arrived(script: TrajectoryScript) -> Trajectory:
-    prompt = script.steps[0].prompt_tokens
-    return Trajectory(
-        id=TrajectoryId(script.id),
-        rollout=RolloutId("rollout"),
-        group=GroupId(script.group),
-        task=script.task,
-        weights_version=0,
-        prompt_tokens=prompt,
-        arrived_s=0.0,
-        context_tokens=prompt,
-        runnable_s=0.0,
-    )
-
-
-def _return(t: Trajectory, script: TrajectoryScript, now_s: float, watcher: Watcher) -> None:
-    step = script.steps[t.step]
-    t.step += 1
-    t.phase = "queued"
-    t.tool_s += step.tool_s
-    t.context_tokens = script.steps[t.step].prompt_tokens
-    event = ToolReturned(
-        time_s=now_s,
-        trajectory=t.id,
-        step=t.step - 1,
-        tool=step.tool or "",
-        ok=step.tool_ok,
-        observation_tokens=step.tool_tokens,
-        context_tokens=t.context_tokens,
-    )
-    watcher.observe_tool(t, event)

@@ -1,19 +1,18 @@
 """How well predictors rank what is left, online: `python experiments/predictor/online.py`.
 
 All trajectories of a rollout run side by side (or a share `--slots` of them, in order of arrival),
-each at `--tokens-per-s`; tools take their recorded time. A predictor sees what the controller would
-show it, in order of time, and is asked whenever a step is queued or a tool starts. Nothing here
-depends on a cluster: this measures estimates, not what a scheduler makes of them.
+each at `--tokens-per-s`; tools take their recorded time. A predictor sees what a controller shows
+it, in order of time, and estimates whenever a step is queued or a tool starts. Nothing here depends
+on a cluster: this measures estimates, not what a scheduler makes of them.
 
 Rows: Spearman's rank correlation of estimate and true remaining output tokens, then the recall of
 the 20 % with most left. Columns: after 0, 1, 2, 4 and 8 steps, over the trajectories that have
-another step, each asked at its own time; when 25, 50 and 75 % have ended, over all that have not,
+another step, each asked at its own time; when 25, 50 and 75 % have ended, over all that run,
 by the estimate *held* since each was last asked, and asked *anew*. A predictor without a rank of
 its own (all ties) has correlation 0 and, ties broken by lot, recall 0.2.
 """
 
 import argparse
-import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +23,13 @@ import numpy as np
 from scipy.stats import rankdata
 
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
+from heddle_core.ids import TrajectoryId
 from heddle_core.parts.predictor.group import GroupPredictor
 from heddle_core.parts.predictor.history import HistoryPredictor
 from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.parts.predictor.progressive import ProgressivePredictor
-from heddle_core.policy import Predictor
-from heddle_core.trajectory import Trajectory
+from heddle_core.policy import Predictor, TrajectoryView
+from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_trace import MissingRules, TrajectoryScript, complete, read_trace
 from heddle_trace.oracle import Oracle
 from heddle_trace.schema import Trace
@@ -55,118 +54,57 @@ class Ranks:
     anew: dict[float, Pairs] = field(default_factory=lambda: {s: [] for s in ENDED})
     asked: int = 0
     asked_s: float = 0.0
-    told: int = 0
-    told_s: float = 0.0
+    shown: int = 0
+    shown_s: float = 0.0
 
 
-@dataclass(slots=True)
-class Replay:
-    """One rollout, in order of time."""
+class Asking:
+    """A watcher of one played rollout: shows it to a predictor, and keeps what is estimated."""
 
-    scripts: Sequence[TrajectoryScript]
-    predictor: Predictor
-    tokens_per_s: float
-    slots: int
-    ranks: Ranks = field(default_factory=Ranks)
+    def __init__(self, scripts: Sequence[TrajectoryScript], predictor: Predictor) -> None:
+        self.ranks = Ranks()
+        self._predictor = predictor
+        self._total = [total_tokens(script) for script in scripts]
+        self._marks = [(math.ceil(share * len(scripts)), share) for share in ENDED]
+        self._live: dict[TrajectoryId, tuple[TrajectoryView, int, float]] = {}
+        """Trajectories that have arrived and not ended: view, number and last estimate."""
+        self._ended = 0
 
-    def run(self) -> Ranks:
-        """Play the rollout; return what was asked and what was true."""
-        scripts, total = self.scripts, [_total(s) for s in self.scripts]
-        ts = [_arrival(s) for s in scripts]
-        last = [self._ask(t) for t in ts]
-        live = dict.fromkeys(range(len(ts)))
-        marks = [(math.ceil(share * len(ts)), share) for share in ENDED]
-        waiting = iter(range(len(ts)))
-        queue: list[tuple[float, int]] = []
-
-        def start(index: int, now_s: float) -> None:
-            """Record an estimate made as step `ts[index].step` is queued; let the step run."""
-            t = ts[index]
-            last[index] = self._ask(t)
-            if t.step in self.ranks.after:
-                self.ranks.after[t.step].append((last[index], total[index] - t.output_tokens))
-            step_s = scripts[index].steps[t.step].output_tokens / self.tokens_per_s
-            heapq.heappush(queue, (now_s + step_s, index))
-
-        for index, _ in zip(waiting, range(self.slots), strict=False):
-            start(index, 0.0)
-        while queue:
-            now_s, index = heapq.heappop(queue)
-            t, script = ts[index], scripts[index]
-            step = script.steps[t.step]
-            if t.phase == "tool":
-                self._return(t, script)
-                start(index, now_s)
-                continue
-            t.phase = "tool"
-            t.output_tokens += step.output_tokens
-            ends = t.step + 1 == len(script.steps)
-            self._tell_step(t, step.output_tokens, now_s, ends=ends)
-            if not ends:
-                last[index] = self._ask(t)
-                heapq.heappush(queue, (now_s + step.tool_s, index))
-                continue
-            self._tell_finish(t)
-            del live[index]
-            while marks and len(ts) - len(live) >= marks[0][0]:
-                _, share = marks.pop(0)
-                left = {i: float(total[i] - ts[i].output_tokens) for i in live}
-                self.ranks.held[share] = [(last[i], true) for i, true in left.items()]
-                self.ranks.anew[share] = [
-                    (self.predictor.remaining_tokens(ts[i]), true) for i, true in left.items()
-                ]
-            following = next(waiting, None)
-            if following is not None:
-                start(following, now_s)
-        return self.ranks
-
-    def _ask(self, t: Trajectory) -> float:
+    def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
+        """Estimate what is left."""
         begun_s = perf_counter()
-        estimate = self.predictor.remaining_tokens(t)
+        estimate = self._predictor.remaining_tokens(t)
         self.ranks.asked_s += perf_counter() - begun_s
         self.ranks.asked += 1
-        return estimate
+        self._live[t.id] = (t, index, estimate)
+        if moment == "queued" and t.step in self.ranks.after:
+            self.ranks.after[t.step].append((estimate, self._total[index] - t.output_tokens))
 
-    def _tell_step(self, t: Trajectory, output_tokens: int, now_s: float, *, ends: bool) -> None:
-        event = StepFinished(
-            time_s=now_s,
-            trajectory=t.id,
-            step=t.step,
-            engine=EngineId("e0"),
-            output_tokens=output_tokens,
-            reason="answer" if ends else "tool_call",
-        )
-        begun_s = perf_counter()
-        self.predictor.observe_step(t, event)
-        self.ranks.told_s += perf_counter() - begun_s
-        self.ranks.told += 1
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+        """Show it."""
+        self._show(lambda: self._predictor.observe_step(t, event))
 
-    def _tell_finish(self, t: Trajectory) -> None:
-        t.phase = "finished"
-        begun_s = perf_counter()
-        self.predictor.observe_finish(t)
-        self.ranks.told_s += perf_counter() - begun_s
-        self.ranks.told += 1
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+        """Show it."""
+        self._show(lambda: self._predictor.observe_tool(t, event))
 
-    def _return(self, t: Trajectory, script: TrajectoryScript) -> None:
-        step = script.steps[t.step]
-        t.step += 1
-        t.phase = "queued"
-        t.tool_s += step.tool_s
-        t.context_tokens = script.steps[t.step].prompt_tokens
-        event = ToolReturned(
-            time_s=0.0,
-            trajectory=t.id,
-            step=t.step - 1,
-            tool=step.tool or "",
-            ok=step.tool_ok,
-            observation_tokens=step.tool_tokens,
-            context_tokens=t.context_tokens,
-        )
+    def observe_finish(self, t: TrajectoryView) -> None:
+        """Show it; when 25, 50 and 75 % have ended, estimate all that run."""
+        self._show(lambda: self._predictor.observe_finish(t))
+        del self._live[t.id]
+        self._ended += 1
+        while self._marks and self._ended >= self._marks[0][0]:
+            _, share = self._marks.pop(0)
+            for other, index, estimate in self._live.values():
+                true = float(self._total[index] - other.output_tokens)
+                self.ranks.held[share].append((estimate, true))
+                self.ranks.anew[share].append((self._predictor.remaining_tokens(other), true))
+
+    def _show(self, observe: Callable[[], None]) -> None:
         begun_s = perf_counter()
-        self.predictor.observe_tool(t, event)
-        self.ranks.told_s += perf_counter() - begun_s
-        self.ranks.told += 1
+        observe()
+        self.ranks.shown_s += perf_counter() - begun_s
+        self.ranks.shown += 1
 
 
 def spearman(pairs: Pairs) -> float:
@@ -191,25 +129,6 @@ def recall(pairs: Pairs, rng: np.random.Generator) -> float:
     return len(np.intersect1d(by_estimate, by_truth)) / size
 
 
-def _total(script: TrajectoryScript) -> int:
-    return sum(step.output_tokens for step in script.steps)
-
-
-def _arrival(script: TrajectoryScript) -> Trajectory:
-    prompt = script.steps[0].prompt_tokens
-    return Trajectory(
-        id=TrajectoryId(script.id),
-        rollout=RolloutId("rollout"),
-        group=GroupId(script.group),
-        task=script.task,
-        weights_version=0,
-        prompt_tokens=prompt,
-        arrived_s=0.0,
-        context_tokens=prompt,
-        runnable_s=0.0,
-    )
-
-
 def load(name: str, trajectories: int, seed: int) -> tuple[TrajectoryScript, ...] | None:
     """Scripts of a synthetic workload or of a shared trace; None where that trace is absent."""
     if name in WORKLOADS:
@@ -232,7 +151,7 @@ def predictors(
     scripts: Sequence[TrajectoryScript],
 ) -> dict[str, Callable[[], Predictor]]:
     """What is compared; *mean known* is told the mean, as an earlier rollout would show it."""
-    mean = sum(map(_total, scripts)) / len(scripts)
+    mean = sum(map(total_tokens, scripts)) / len(scripts)
     return {
         "none": NoPrediction,
         "group": GroupPredictor,
@@ -247,7 +166,7 @@ def row(ranks: Ranks, seed: int) -> list[float]:
     """All figures of one replay, in the order of the columns."""
     rng = np.random.default_rng(seed)
     sets = [*ranks.after.values(), *ranks.held.values(), *ranks.anew.values()]
-    times = [1e6 * ranks.asked_s / ranks.asked, 1e6 * ranks.told_s / ranks.told]
+    times = [1e6 * ranks.asked_s / ranks.asked, 1e6 * ranks.shown_s / ranks.shown]
     return [*(spearman(p) for p in sets), *(recall(p, rng) for p in sets), *times]
 
 
@@ -264,7 +183,7 @@ def show(name: str, rows: dict[str, list[list[float]]]) -> None:
             cells = ["        -" if math.isnan(v) else f"{v:9.2f}" for v in mean[part]]
             print(f"  {predictor:22}" + "".join(cells))
     for predictor, mean in means.items():
-        print(f"  {predictor:22} asked {mean[-2]:.1f} us, told {mean[-1]:.1f} us")
+        print(f"  {predictor:22} asked {mean[-2]:.1f} us, shown {mean[-1]:.1f} us")
 
 
 def main() -> None:
@@ -286,9 +205,9 @@ def main() -> None:
                 print(f"\n{name}: skipped, {SHARED / f'{name}.jsonl.gz'} is not there")
                 break
             for predictor, make in predictors(scripts).items():
-                slots = max(1, round(args.slots * len(scripts)))
-                replay = Replay(scripts, make(), args.tokens_per_s, slots)
-                rows.setdefault(predictor, []).append(row(replay.run(), seed))
+                asking = Asking(scripts, make())
+                play(scripts, Pace(slots=args.slots, tokens_per_s=args.tokens_per_s), asking)
+                rows.setdefault(predictor, []).append(row(asking.ranks, seed))
             if name not in WORKLOADS:
                 break
         if rows:

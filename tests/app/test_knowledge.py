@@ -12,7 +12,7 @@ import pytest
 from heddle.knowledge import sees_the_future
 from heddle.plugins import load_policy
 from heddle.runs import load_run
-from heddle_core.policy import Policy, Setting
+from heddle_core.policy import Policy, PolicyContext
 from heddle_sim.profile_files import load_profile
 from heddle_trace.files import write_trace
 from heddle_trace.oracle import Oracle
@@ -169,7 +169,7 @@ def test_no_preset_is_an_oracle(heddle: Heddle, coding: Path):
 
 @pytest.mark.parametrize("part", [field.name for field in fields(Policy)])
 def test_a_part_of_the_trace_package_makes_a_policy_an_oracle_whichever_it_is(part: str):
-    setting = Setting(
+    setting = PolicyContext(
         gpus=1,
         gpu="h100",
         tp=1,
