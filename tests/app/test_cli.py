@@ -136,7 +136,7 @@ def test_a_list_of_tp_degrees_has_one_for_each_engine_in_every_verb(
     [path] = Path("runs").iterdir()
     run = load_run(path)
     ready = [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
-    assert [engine.tp for engine in ready] == [2, 1, 1]
+    assert [engine.shape.tp for engine in ready] == [2, 1, 1]
     assert (run.config.cluster.gpus, run.config.cluster.mix) == (4, (2, 1, 1))
 
 

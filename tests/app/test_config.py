@@ -17,9 +17,9 @@ from heddle.config_files import (
     setting,
     to_builtins,
 )
-from heddle.simulation import profile_of, world_of
+from heddle.setup import load_cluster_profile, simulated_world
 from heddle_core.defaults import ENGINE_START_S, REPORT_DELAY_S, REPORT_INTERVAL_S, SPARE_SLOTS
-from heddle_core.policy import Setting
+from heddle_core.policy import PolicyContext
 from heddle_runtime.driver import AsyncDriver
 from heddle_runtime.vllm_settings import VllmSettings
 from heddle_sim.cluster import World
@@ -105,7 +105,7 @@ def test_defaults_that_several_packages_use_are_equal_in_all_of_them():
     assert default(World, "report_delay_s") == REPORT_DELAY_S
     assert default(AsyncDriver, "report_delay_s") == REPORT_DELAY_S
     assert default(World, "engine_start_s") == ENGINE_START_S
-    assert default(Setting, "engine_start_s") == ENGINE_START_S
+    assert default(PolicyContext, "engine_start_s") == ENGINE_START_S
     assert VllmSettings(model_dir="m").spare_slots == SPARE_SLOTS
     texts = [text for flag, _, _, text in CLUSTER if flag == "--engine-start-s"]
     assert [text.endswith(f"or {ENGINE_START_S:g}]") for text in texts] == [True]
@@ -113,7 +113,7 @@ def test_defaults_that_several_packages_use_are_equal_in_all_of_them():
 
 def test_the_table_of_an_engine_has_room_for_its_spare_slots():
     cluster = ClusterConfig(gpus=1, max_running=600)
-    table = world_of(cluster, profile_of(cluster)).table("h100", 1)
+    table = simulated_world(cluster, load_cluster_profile(cluster)).table("h100", 1)
     assert len(table.base_s) - 1 >= cluster.max_running + SPARE_SLOTS
 
 

@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
-from heddle.page.facts import opening
-from heddle.page.html import page
-from heddle.record import record
 from matplotlib.axes import Axes
 
 from experiments.harness import drawing
-from heddle import figures
+from heddle.reports import figures
 from heddle.reports.colours import SHADES, policy_colour, policy_dashes, policy_shade, style_sheet
+from heddle.reports.page.facts import opening
+from heddle.reports.page.html import page
 from heddle.reports.run_bounds import run_bound
 from heddle.runs import Run, load_run
+from heddle.runs.record import record
 from heddle_core.presets import PRESETS
 from tests.app.journals import Heddle
 from tests.app.reported import unpacked

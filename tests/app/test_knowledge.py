@@ -12,6 +12,7 @@ import pytest
 from heddle.knowledge import sees_the_future
 from heddle.plugins import load_policy
 from heddle.runs import load_run
+from heddle_core.ids import EngineShape
 from heddle_core.policy import Policy, PolicyContext
 from heddle_sim.profile_files import load_profile
 from heddle_trace.files import write_trace
@@ -169,15 +170,15 @@ def test_no_preset_is_an_oracle(heddle: Heddle, coding: Path):
 
 @pytest.mark.parametrize("part", [field.name for field in fields(Policy)])
 def test_a_part_of_the_trace_package_makes_a_policy_an_oracle_whichever_it_is(part: str):
-    setting = PolicyContext(
-        gpus=1,
-        gpu="h100",
-        tp=1,
-        tp_choices=(1,),
+    shape = EngineShape("h100", 1)
+    context = PolicyContext(
+        pools={"h100": 1},
+        shape=shape,
+        shape_choices=(shape,),
         max_running=1,
-        cost=load_profile("qwen3-14b", "h100").belief((1,)),
+        cost=load_profile("qwen3-14b", "h100").cost_estimate((1,)),
     )
-    policy = load_policy("verl", setting)
+    policy = load_policy("verl", context)
     assert not sees_the_future(policy)
     assert sees_the_future(replace(policy, **{part: Oracle([])}))
 

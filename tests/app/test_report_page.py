@@ -219,7 +219,7 @@ def test_runs_of_one_policy_are_told_apart_by_when_they_started(heddle: Heddle, 
 
 def test_the_page_imports_no_simulator():
     check = (
-        "import sys, heddle.page.html\n"
+        "import sys, heddle.reports.page.html\n"
         "assert 'heddle.simulation' not in sys.modules\n"
         "assert 'simpy' not in sys.modules\n"
     )

@@ -40,6 +40,8 @@ MARGIN_S = 5.0
 
 DRIVER = """
 import asyncio
+from heddle_core.ids import EngineShape
+from heddle_core.plans import EngineSpec
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import VllmSettings
 from heddle_runtime.engine_child import group_members
