@@ -290,7 +290,7 @@ class Controller:
         if rollout.complete or rollout.announced is None or not waits:
             self._all_arrived(rollout, out)
         else:
-            rollout.deadline_s = e.time_s + ARRIVAL_GRACE_S
+            self.rollouts.wait_until(rollout, e.time_s + ARRIVAL_GRACE_S)
 
     def _on_rollout_closed(self, e: RolloutClosed, out: CommandList) -> None:
         rollout = self.rollouts.get(e.rollout)
@@ -303,7 +303,7 @@ class Controller:
 
     def _all_arrived(self, rollout: Rollout, out: CommandList) -> None:
         """Go on with what has arrived: all, or all that came in time."""
-        rollout.deadline_s = None
+        self.rollouts.wait_until(rollout, None)
         if rollout.stage == "awaiting":
             self._plan(rollout, out)
         self._release_held(out)
