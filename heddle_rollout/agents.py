@@ -1,23 +1,22 @@
 """One trajectory's own side: what it asks the model next, and what its tools do meanwhile.
 
-A driver knows agents only by this face. `heddle_runtime.replay` follows a recorded script;
-`heddle_runtime.live` is a real agent whose tool calls come out of what the model wrote.
+The driver knows agents only by this protocol. `ScriptedAgent` follows a recorded script;
+`heddle_runtime.live` is a real agent whose tool calls come out of what the model wrote. For a
+gateway, the tool is the client: its call returns with the session's next request.
 """
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from heddle_core.events import Outcome, StopReason
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_runtime.clock import RunClock
-from heddle_runtime.engine import StepEnd, StepRequest
+from heddle_rollout.engines import StepRequest, StepResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepVerdict:
-    """What a finished generation came to: a tool call, or the end of the trajectory."""
+class NextAction(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What follows a finished generation: a tool call, or the end of the trajectory."""
 
     reason: StopReason
     tool: str | None = None
@@ -26,8 +25,7 @@ class StepVerdict:
     """How it ends; of no meaning when a tool is called."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolAnswer:
+class ToolAnswer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a tool call came to."""
 
     ok: bool | None
@@ -37,6 +35,16 @@ class ToolAnswer:
     """Size of the next prompt."""
     outcome: Outcome | None = None
     """How the trajectory ends, if it ends with this call; None when it goes on."""
+
+
+class ToolListener(Protocol):
+    """Takes the answers of tool calls; the driver's tool pool."""
+
+    def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
+        """A call has ended, and the agent has gone on to its next step."""
+
+    def tool_failed(self, trajectory: TrajectoryId, error: BaseException) -> None:
+        """The tool has a defect, which ends the run with this error."""
 
 
 class Agent(Protocol):
@@ -50,7 +58,7 @@ class Agent(Protocol):
     def task(self) -> str: ...  # noqa: D102
     @property
     def arrival_s(self) -> float:
-        """Seconds after the first arrival of the rollout."""
+        """Seconds after its rollout was opened; one that is admitted later arrives at once."""
         ...
 
     @property
@@ -67,33 +75,25 @@ class Agent(Protocol):
         """Return what is left to generate of the present step."""
         ...
 
-    def take(self, end: StepEnd) -> None:
+    def on_step_end(self, result: StepResult) -> None:
         """Keep the tokens of a dispatch, whether it finished the step or not."""
 
-    def verdict(self) -> StepVerdict:
-        """Read the finished step; asked once for each step, after `take`."""
+    def next_action(self) -> NextAction:
+        """Read the finished step; called once for each step, after `on_step_end`."""
         ...
 
-    async def call_tool(self) -> ToolAnswer:
-        """Run the tool call that the step ended in, and go on to the next step.
+    def call_tool(self, listener: ToolListener) -> None:
+        """Begin the tool call that the step ended in. Ends in one call of `listener`.
 
-        The driver cuts a call that takes too long by cancelling it, and then asks `tool_cut`.
+        The listener is never called from inside.
+        """
+
+    def cancel_tool(self) -> None:
+        """End the call that is under way; no answer to it may come any more."""
+
+    def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
+        """Go on as if the tool had answered that it was cut off after `limit_s`.
+
+        Follows `cancel_tool`.
         """
         ...
-
-    def tool_cut(self, limit_s: float) -> ToolAnswer:
-        """Go on as if the tool had answered that it was cut off after `limit_s`."""
-        ...
-
-
-async def answer_within(limit_s: float | None, agent: Agent, clock: RunClock) -> ToolAnswer:
-    """Have an agent call its tool, and cut it after `limit_s` of the clock; None: never."""
-    if limit_s is None:
-        return await agent.call_tool()
-    try:
-        async with asyncio.timeout(limit_s / clock.speed) as limit:
-            return await agent.call_tool()
-    except TimeoutError:
-        if not limit.expired():
-            raise  # the tool's own
-        return agent.tool_cut(limit_s)
