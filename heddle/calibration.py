@@ -32,11 +32,12 @@ from heddle_core.commands import SolvePlan
 from heddle_core.controller import Controller
 from heddle_core.events import EngineFailed, EngineReady, PlanSolved
 from heddle_core.ids import EngineId, EngineShape
-from heddle_core.journal import Entry, recorded
-from heddle_sim.cluster import World
-from heddle_sim.driver import SimDriver
+from heddle_core.journal import Entry
+from heddle_rollout.driver import RecordedCore
+from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile, ProfileError
+from heddle_sim.rollout import simulate_rollout
 from heddle_trace.errors import TraceError
 from heddle_trace.files import read_trace
 from heddle_trace.schema import TrajectoryScript
@@ -200,12 +201,11 @@ def _simulate(run: Run, config: RunConfig) -> Measured:
     setting = run.setting or setting_for(config)
     controller = Controller(policy_of(config, setting))
     entries: list[Entry] = []
-    SimDriver(
+    simulate_rollout(
         _scripts(config),
-        recorded(controller.handle, entries.append),
+        RecordedCore(controller, entries.append),
         _world(run, config, profile),
-        lambda: controller.deadline_s,
-    ).run()
+    )
     table = pa.Table.from_batches([encode(entries, 0)]).unify_dictionaries()
     return measure(table, solo_tpot_of(profile, config.cluster))
 
@@ -227,7 +227,7 @@ def _scripts(config: RunConfig) -> list[TrajectoryScript]:
     ]
 
 
-def _world(run: Run, config: RunConfig, profile: Profile) -> World:
+def _world(run: Run, config: RunConfig, profile: Profile) -> SimulationConfig:
     """The profile's world with what is known of this run's own engines."""
     capacity: dict[int, int] = {}
     faults: list[tuple[float, EngineId]] = []

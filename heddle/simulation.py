@@ -22,15 +22,16 @@ from heddle_core.controller import Controller
 from heddle_core.events import TrajectoryFinished
 from heddle_core.history import History
 from heddle_core.ids import EngineId
-from heddle_core.journal import Entry, recorded
+from heddle_core.journal import Entry
 from heddle_core.policy import Policy, Setting
 from heddle_core.predict.model import Model
 from heddle_core.presets import load_policy
-from heddle_sim.cluster import World
-from heddle_sim.driver import SimDriver
+from heddle_rollout.driver import RecordedCore
+from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, load_profile
 from heddle_sim.profile_parts import Costs, EngineSettings
+from heddle_sim.rollout import simulate_rollout
 from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.files import read_trace
 from heddle_trace.schema import Trace, TrajectoryScript
@@ -262,12 +263,9 @@ def simulate(
         sink: Callable[[Entry], None] = run.append
         if on_progress is not None:
             sink = _counting(sink, len(work.scripts), on_progress)
-        SimDriver(
-            work.scripts,
-            recorded(controller.handle, sink),
-            world_of(config.cluster, profile),
-            lambda: controller.deadline_s,
-        ).run()
+        simulate_rollout(
+            work.scripts, RecordedCore(controller, sink), world_of(config.cluster, profile)
+        )
         notes = {**work.filled, "dropped_over_capacity": len(work.dropped)}
         measured = run.finish(solo_tpot=solo_tpot_of(profile, config.cluster), notes=notes)
     wall_s = time.perf_counter() - began_s
@@ -308,7 +306,7 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def world_of(cluster: ClusterConfig, profile: Profile) -> World:
+def world_of(cluster: ClusterConfig, profile: Profile) -> SimulationConfig:
     """Describe the simulated cluster to the driver."""
     tables: dict[int, LatencyTable] = {}
 
@@ -321,7 +319,7 @@ def world_of(cluster: ClusterConfig, profile: Profile) -> World:
     costs = profile.costs or Costs(dispatch_s=0.0, engines={})
     settings = profile.engine or DEFAULT_SETTINGS
     given_s = cluster.engine_start_s
-    return World(
+    return SimulationConfig(
         table=table,
         transfer_fixed_s=profile.transfer.fixed_s,
         transfer_bytes_per_s=profile.transfer.bytes_per_s,

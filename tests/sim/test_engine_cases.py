@@ -6,7 +6,7 @@ import pytest
 from one_engine import A, B, Bench, C, table
 
 from heddle_core.ids import TrajectoryId
-from heddle_sim.engine import EngineError
+from heddle_rollout.engines import EngineRefusedError
 
 
 def test_a_lone_step_prefills_then_decodes() -> None:
@@ -121,7 +121,7 @@ def test_a_failed_engine_names_the_tokens_made_and_says_nothing_more() -> None:
     assert lost == [(A, 2), (B, 2), (C, 0)]
     assert bench.ends == {}
     assert (bench.engine.running, bench.engine.waiting, bench.engine.kv_used_tokens) == (0, 0, 0)
-    with pytest.raises(EngineError, match="after it failed"):
+    with pytest.raises(EngineRefusedError, match="after it failed"):
         bench.start(A, prompt=1, output=1)
 
 
@@ -165,14 +165,14 @@ def test_two_engines_end_when_the_slower_share_ends() -> None:
 def test_a_step_that_no_engine_can_run_is_refused(
     prompt: int, output: int, shared: int, says: str
 ) -> None:
-    with pytest.raises(EngineError, match=says):
+    with pytest.raises(EngineRefusedError, match=says):
         Bench().start(A, prompt=prompt, output=output, shared=shared)
 
 
 def test_a_trajectory_has_one_step_at_a_time() -> None:
     bench = Bench()
     bench.start(A, prompt=10, output=5)
-    with pytest.raises(EngineError, match="has a step here already"):
+    with pytest.raises(EngineRefusedError, match="has a step here already"):
         bench.start(A, prompt=10, output=5)
     bench.at(2.0, lambda: bench.engine.trajectories() == [A] or pytest.fail("it runs"))
     bench.run()
@@ -189,7 +189,7 @@ def test_a_trajectory_has_one_step_at_a_time() -> None:
     ],
 )
 def test_an_engine_that_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(EngineError, match=says):
+    with pytest.raises(EngineRefusedError, match=says):
         Bench(**settings)
 
 
