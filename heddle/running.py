@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import simpy
-
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.engines import facts_of, open_vllm, vocabulary_of, world_of_engines
@@ -35,18 +33,17 @@ from heddle.simulation import (
 from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, TrajectoryFinished
 from heddle_core.ids import EngineId
-from heddle_core.journal import Entry, recorded
-from heddle_core.plans import EngineSpec
-from heddle_runtime.agent import Agent
+from heddle_core.journal import Entry
+from heddle_rollout.agents import Agent
+from heddle_rollout.driver import RecordedCore
+from heddle_rollout.engines import Launcher
+from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
+from heddle_rollout.services import ChargedSolver, CoreEstimates, Solver
 from heddle_runtime.clock import RunClock
-from heddle_runtime.driver import AsyncDriver
-from heddle_runtime.engine import Launcher
-from heddle_runtime.fake_engine import EngineModel, FakeLauncher, ModelEnd
-from heddle_runtime.replay import ReplayAgent, TokenSource
-from heddle_runtime.services import Solver, WorkerSolver, charged_solver
+from heddle_runtime.rollout import RolloutRun
+from heddle_runtime.services import WorkerSolver
 from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_sim.cluster import World
-from heddle_sim.engine import SimEngine
+from heddle_sim.engine_client import SimLauncher
 from heddle_trace.schema import Trace
 
 FLUSH_S = 5.0
@@ -218,20 +215,19 @@ async def _roll_out(
     sink.facts = stage.facts
     try:
         async with _agents(config, stage, sink.path, fence) as agents:
-            driver = AsyncDriver(
+            rollout = RolloutRun(
                 agents,
-                recorded(controller.handle, sink),
+                RecordedCore(controller, sink),
                 stage.launcher,
                 stage.clock,
-                deadline=lambda: controller.deadline_s,
                 tool_capacity=cluster.tool_capacity,
                 tool_limit_s=config.runtime.tool_limit_s,
-                prediction_s=cluster.prediction_s,
+                predictions=CoreEstimates(stage.clock, cluster.prediction_s),
                 solver=stage.solver,
                 report_interval_s=cluster.report_interval_s,
                 report_delay_s=stage.report_delay_s,
             )
-            await _interruptible(driver, asked)
+            await _interruptible(rollout, asked)
     finally:
         if isinstance(stage.solver, WorkerSolver):
             stage.solver.close()
@@ -249,7 +245,7 @@ async def _agents(
     scripts = workload_of(config).scripts
     first_arrival_s = min(script.arrival_s for script in scripts)
     yield [
-        ReplayAgent(
+        ScriptedAgent(
             script,
             stage.clock,
             first_arrival_s=first_arrival_s,
@@ -260,15 +256,15 @@ async def _agents(
     ]
 
 
-async def _interruptible(driver: AsyncDriver, asked: Asked) -> None:
+async def _interruptible(rollout: RolloutRun, asked: Asked) -> None:
     """Run to the end; the first signal winds the run up, a second one ends it as it is."""
     loop = asyncio.get_running_loop()
-    running = loop.create_task(driver.run())
+    running = loop.create_task(rollout.run())
     winding_up: list[asyncio.Task[None]] = []
 
     def end(count: int) -> None:
         if count == 1:
-            winding_up.append(loop.create_task(driver.interrupt()))
+            winding_up.append(loop.create_task(rollout.interrupt()))
         else:
             running.cancel()
 
@@ -286,32 +282,9 @@ async def _interruptible(driver: AsyncDriver, asked: Asked) -> None:
 def _fake(config: RunConfig) -> _Stage:
     world = world_of(config.cluster, profile_of(config.cluster))
     clock = RunClock(asyncio.get_running_loop(), speed=1.0 / config.runtime.time_scale)
-    launcher = FakeLauncher(
-        clock,
-        partial(simulated_engine, world),
-        transfer=lambda size: world.transfer_fixed_s + size / world.transfer_bytes_per_s,
-        start_s=world.engine_start_s,
-        faults=world.faults,
-    )
-    return _Stage(clock, launcher, charged_solver(clock), None, 1.0, world.report_delay_s)
-
-
-def simulated_engine(
-    world: World, env: simpy.Environment, spec: EngineSpec, on_end: Callable[[ModelEnd], None]
-) -> EngineModel:
-    """Make the simulator's engine, as a fake one keeps time by."""
-    return SimEngine(
-        env,
-        spec.engine,
-        world.table(spec.shape.gpu, spec.shape.tp),
-        max_running=spec.max_running,
-        max_batched_tokens=world.max_batched_tokens,
-        block_size=world.block_size,
-        prefix_caching=world.prefix_caching,
-        on_end=on_end,
-        speed=world.speed(spec.engine),
-        arrival_s=world.dispatch_s,
-    )
+    launcher = SimLauncher(world, clock)
+    launcher.schedule_faults()
+    return _Stage(clock, launcher, ChargedSolver(clock), None, 1.0, world.report_delay_s)
 
 
 # -- vLLM -------------------------------------------------------------------------------------

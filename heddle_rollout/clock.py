@@ -21,10 +21,10 @@ class Clock(Protocol):
         """Whether time stands still."""
         ...
 
-    def call_at(self, time_s: float, act: Callable[..., object], *args: Any) -> None:
+    def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` at `time_s`, or as soon as possible after."""
 
-    def call_after(self, delay_s: float, act: Callable[..., object], *args: Any) -> None:
+    def call_after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` once `delay_s` have passed."""
 
     def freeze(self) -> None:

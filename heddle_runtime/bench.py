@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.engine import (
+from heddle_rollout.engines import (
     EngineClient,
     KvHandle,
     KvPlaced,
     Launcher,
-    StepEnd,
     StepRequest,
+    StepResult,
 )
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Heard(NamedTuple):
 
     asked_s: float
     heard_s: float
-    end: StepEnd
+    end: StepResult
 
     @property
     def first_token_s(self) -> float:
@@ -109,7 +109,8 @@ class Bench:
         """Ask for a handle on a context; returns the answer and its seconds."""
         asked_s = self._loop.time()
         answer = self._expect(client.spec.engine, "exported", trajectory)
-        client.export_kv(trajectory, prompt_ids)
+        if not client.export_kv(trajectory, prompt_ids):
+            return None, self._loop.time() - asked_s
         kv: KvHandle | None = await self._wait(answer, f"{client.spec.engine} to export KV")
         return kv, self._loop.time() - asked_s
 
@@ -123,8 +124,9 @@ class Bench:
         """Bring a context to an engine; returns what became of it and its seconds."""
         asked_s = self._loop.time()
         answer = self._expect(client.spec.engine, "placed", trajectory)
-        client.import_kv(trajectory, GroupId(trajectory), prompt_ids, kv)
-        placed: KvPlaced = await self._wait(answer, f"{client.spec.engine} to import KV")
+        placed = client.import_kv(trajectory, GroupId(trajectory), prompt_ids, kv)
+        if placed is None:
+            placed = await self._wait(answer, f"{client.spec.engine} to import KV")
         return placed, self._loop.time() - asked_s
 
     async def _wait(self, answer: asyncio.Future[T], what: str) -> T:
@@ -150,7 +152,7 @@ class Bench:
         """See `EngineListener`."""
         self._answer(None, engine, "ready")
 
-    def step_ended(self, engine: EngineId, end: StepEnd) -> None:
+    def step_ended(self, engine: EngineId, end: StepResult) -> None:
         """See `EngineListener`."""
         self._answer((self._loop.time(), end), engine, "end", end.trajectory)
 
@@ -174,7 +176,7 @@ class Bench:
         self._answer(None, engine, "stopped")
 
     def engine_failed(
-        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepEnd]]
+        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepResult]]
     ) -> None:
         """See `EngineListener`: whoever waits for the engine is told why in vain."""
         for key, answer in list(self._waiting.items()):

@@ -8,12 +8,12 @@ that its steps begin together.
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from heddle_rollout.engines import EngineClient, EngineRefusedError, Launcher
+from heddle_rollout.scripted_agent import TokenSource
 from heddle_runtime.bench import Bench, MeasureError
-from heddle_runtime.engine import EngineClient, EngineRefusedError, Launcher
 from heddle_runtime.measure_one import loops, trials_on, warm_up
 from heddle_runtime.measure_session import Found, Order, Report, Session
 from heddle_runtime.measure_two import trials_between
-from heddle_runtime.replay import TokenSource
 from heddle_trace.sweep_files import LifeTrial, NapTrial
 
 __all__ = ["Found", "MeasureError", "Order", "measure"]

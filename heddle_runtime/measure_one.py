@@ -4,8 +4,9 @@ import asyncio
 from functools import partial
 
 from heddle_core.ids import GroupId
+from heddle_rollout.engines import EngineClient, StepRequest
+from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_runtime.bench import Heard
-from heddle_runtime.engine import EngineClient, StepRequest
 from heddle_runtime.measure_plan import (
     OUTLAST,
     SHORTEST,
@@ -17,7 +18,6 @@ from heddle_runtime.measure_plan import (
 )
 from heddle_runtime.measure_session import Session, Trial
 from heddle_runtime.measure_windows import decode_trial, loop_trial, prefill_trials
-from heddle_runtime.replay import ReplayAgent
 from heddle_trace.schema import TrajectoryScript
 from heddle_trace.sweep_files import AbortTrial
 
@@ -133,12 +133,12 @@ async def loops(session: Session, engine: EngineClient) -> None:
 
 async def _client(session: Session, engine: EngineClient, script: TrajectoryScript) -> list[Heard]:
     """One agent whose tools take no time."""
-    agent, heard = ReplayAgent(script, session.clock, tokens=session.tokens), []
+    agent, heard = ScriptedAgent(script, session.clock, tokens=session.tokens), []
     while True:
         step = await session.bench.step(engine, agent.request())
         heard.append(step)
-        agent.take(step.end)
-        if agent.verdict().tool is None:
+        agent.on_step_end(step.end)
+        if agent.next_action().tool is None:
             engine.forget(agent.id)
             return heard
-        await agent.call_tool()
+        agent.on_tool_timeout(0.0)

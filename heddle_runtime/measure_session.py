@@ -8,11 +8,11 @@ from random import Random
 from typing import NamedTuple, TypeAlias
 
 from heddle_core.ids import GroupId, TrajectoryId
+from heddle_rollout.engines import EngineClient, StepRequest
+from heddle_rollout.scripted_agent import TokenSource
 from heddle_runtime.bench import Bench, Heard
 from heddle_runtime.clock import RunClock
-from heddle_runtime.engine import EngineClient, StepRequest
 from heddle_runtime.measure_plan import SIZES, Limits, SizeName
-from heddle_runtime.replay import TokenSource
 from heddle_trace.sweep_files import (
     AbortTrial,
     BesideTrial,

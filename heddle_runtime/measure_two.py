@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from heddle_runtime.engine import EngineClient
+from heddle_rollout.engines import EngineClient
 from heddle_runtime.measure_plan import SHORTEST, DecodeCell
 from heddle_runtime.measure_session import Session, Trial
 from heddle_runtime.measure_windows import decode_trial

@@ -24,11 +24,11 @@ class SimClock:
         """Seconds since the run began."""
         return self.env.now
 
-    def call_at(self, time_s: float, act: Callable[..., object], *args: Any) -> None:
+    def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` at `time_s`, or now if that is past."""
         self.call_after(max(0.0, time_s - self.env.now), act, *args)
 
-    def call_after(self, delay_s: float, act: Callable[..., object], *args: Any) -> None:
+    def call_after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` once `delay_s` have passed."""
         callbacks = self.env.timeout(delay_s).callbacks
         assert callbacks is not None

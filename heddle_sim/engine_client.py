@@ -245,9 +245,7 @@ class SimLauncher:
 
     def start(self, spec: EngineSpec, listener: EngineListener) -> SimEngineClient:
         """Begin to start an engine; it takes no time while the clock is frozen."""
-        engine = SimEngineClient(
-            spec, listener, self._config, self._clock, self._env, self._follow
-        )
+        engine = SimEngineClient(spec, listener, self._config, self._clock, self._env, self._follow)
         self._engines[spec.engine] = engine, listener
         delay_s = 0.0 if self._clock.frozen else self._config.start_s(spec.shape.tp)
         self._clock.call_after(delay_s, engine.begin)

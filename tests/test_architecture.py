@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "heddle_core",
+    "heddle_rollout",
     "heddle_trace",
     "heddle_sim",
     "heddle_runtime",

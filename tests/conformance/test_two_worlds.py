@@ -16,6 +16,10 @@ from pathlib import Path
 
 import pytest
 import simpy
+from heddle_runtime.driver import AsyncDriver
+from heddle_runtime.fake_engine import EngineModel, FakeLauncher, ModelEnd
+from heddle_sim.cluster import World
+from heddle_sim.driver import SimDriver
 
 from heddle_core import Controller, Entry, first_divergence, recorded
 from heddle_core.commands import Preempt
@@ -23,13 +27,9 @@ from heddle_core.events import EngineFailed, MigrationFinished
 from heddle_core.ids import EngineId
 from heddle_core.plans import EngineSpec
 from heddle_core.presets import PRESETS
+from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_runtime.clock import RunClock
-from heddle_runtime.driver import AsyncDriver
-from heddle_runtime.fake_engine import EngineModel, FakeLauncher, ModelEnd
-from heddle_runtime.replay import ReplayAgent
 from heddle_runtime.virtual_time import run_virtual
-from heddle_sim.cluster import World
-from heddle_sim.driver import SimDriver
 from heddle_sim.engine import SimEngine
 from heddle_trace import TrajectoryScript
 from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
@@ -118,7 +118,7 @@ def on_the_event_loop(name: str, scenario: Scenario) -> list[Entry]:
             faults=world.faults,
         )
         await AsyncDriver(
-            [ReplayAgent(script, clock) for script in scripts_for(scenario)],
+            [ScriptedAgent(script, clock) for script in scripts_for(scenario)],
             recorded(controller.handle, entries.append),
             launcher,
             clock,

@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from heddle_sim.cluster import World
+from heddle_sim.driver import SimDriver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,8 +16,6 @@ from heddle_core.events import Event, TrajectoryFinished
 from heddle_core.journal import Entry, recorded
 from heddle_core.policy import Setting
 from heddle_core.presets import PRESETS, load_policy
-from heddle_sim.cluster import World
-from heddle_sim.driver import SimDriver
 from heddle_sim.latency import LatencyTable
 from heddle_trace.schema import StepScript, TrajectoryScript
 

@@ -15,14 +15,14 @@ import pytest
 
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.engine import (
+from heddle_rollout.engines import (
     EngineClient,
     EngineRefusedError,
     KvHandle,
     KvPlaced,
     Launcher,
-    StepEnd,
     StepRequest,
+    StepResult,
 )
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Recorder:
     def engine_ready(self, engine: EngineId, kv_capacity_tokens: int) -> None:
         self._tell(Told("ready", engine, kv_capacity_tokens))
 
-    def step_ended(self, engine: EngineId, end: StepEnd) -> None:
+    def step_ended(self, engine: EngineId, end: StepResult) -> None:
         self._tell(Told("ended", engine, end))
 
     def kv_exported(
@@ -80,7 +80,7 @@ class Recorder:
         self._tell(Told("stopped", engine))
 
     def engine_failed(
-        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepEnd]]
+        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepResult]]
     ) -> None:
         self._tell(Told("failed", engine, (reason, dict(salvaged))))
 
@@ -109,9 +109,9 @@ class Recorder:
                 self._news.clear()
                 await self._news.wait()
 
-    async def end_of(self, trajectory: str) -> StepEnd:
+    async def end_of(self, trajectory: str) -> StepResult:
         """Wait for the end of a trajectory's step."""
-        end: StepEnd = await self.take(
+        end: StepResult = await self.take(
             "ended", lambda end: end.trajectory == trajectory, unless=lambda f: trajectory in f[1]
         )
         return end
@@ -144,7 +144,7 @@ def request(
     )
 
 
-def grown(context: Sequence[int], end: StepEnd) -> list[int]:
+def grown(context: Sequence[int], end: StepResult) -> list[int]:
     """The context with the tokens of a dispatch; invented ones where the engine makes none."""
     return [*context, *(end.output_ids or ids(f"made by {end.trajectory}", end.tokens))]
 

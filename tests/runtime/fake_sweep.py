@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+from heddle_runtime.fake_engine import FakeLauncher
+
 from heddle_core.ids import EngineId
 from heddle_runtime.clock import RunClock
-from heddle_runtime.fake_engine import FakeLauncher
 from heddle_runtime.measure import Found, Order, measure
 from heddle_runtime.virtual_time import run_virtual
 from heddle_sim.engine import SimEngine

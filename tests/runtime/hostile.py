@@ -6,15 +6,15 @@ from random import Random
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.engine import (
+from heddle_rollout.engines import (
     EngineListener,
     EngineRefusedError,
     EngineSample,
     KvHandle,
     KvPlaced,
     MoveWay,
-    StepEnd,
     StepRequest,
+    StepResult,
 )
 
 DELAYS_S = (0.0, 0.0, 1e-9, 0.01, 0.3, 2.0)
@@ -132,7 +132,7 @@ class HostileEngine:
             return
         del self._running[request.trajectory]
         tokens = request.max_tokens if finished else self._rng.randrange(request.max_tokens)
-        end = StepEnd(request.trajectory, tokens, finished, 0.0, 0.0, 0.0, 0, 0)
+        end = StepResult(request.trajectory, tokens, finished, 0.0, 0.0, 0.0, 0, 0)
         self._listener.step_ended(self.spec.engine, end)
 
     def _may_die(self) -> None:
@@ -146,7 +146,7 @@ class HostileEngine:
         salvaged = []
         for trajectory, request in self._running.items():
             tokens = self._rng.randrange(request.max_tokens)
-            end = StepEnd(trajectory, tokens, False, 0.0, 0.0, 0.0, 0, 0)
+            end = StepResult(trajectory, tokens, False, 0.0, 0.0, 0.0, 0, 0)
             salvaged.append((trajectory, end))
         self._listener.engine_failed(self.spec.engine, "hostile", salvaged)
 

@@ -5,22 +5,22 @@ from collections.abc import Callable, Sequence
 
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.engine import (
+from heddle_rollout.engines import (
     EngineListener,
     EngineSample,
     KvHandle,
     KvPlaced,
-    StepEnd,
     StepRequest,
+    StepResult,
 )
 
 Model = Callable[[StepRequest], Sequence[int]]
 """Returns what is generated for a prompt; longer than asked for, it is cut there."""
 
 
-def end_of(request: StepRequest, ids: Sequence[int], *, finished: bool = True) -> StepEnd:
+def end_of(request: StepRequest, ids: Sequence[int], *, finished: bool = True) -> StepResult:
     made = tuple(ids[: request.max_tokens])
-    return StepEnd(request.trajectory, len(made), finished, 0.0, 0.001, 0.001, 0, 0, made)
+    return StepResult(request.trajectory, len(made), finished, 0.0, 0.001, 0.001, 0, 0, made)
 
 
 class ScriptedEngine:

@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from heddle_runtime.driver import AsyncDriver, StuckError
+from heddle_runtime.fake_engine import FakeLauncher
 
 from heddle_core import Controller, Entry, Policy, recorded
 from heddle_core.commands import Dispatch
@@ -22,11 +24,9 @@ from heddle_core.events import (
     WeightsUpdated,
 )
 from heddle_core.ids import EngineId
-from heddle_runtime.agent import ToolAnswer
+from heddle_rollout.agents import ToolAnswer
+from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_runtime.clock import RunClock
-from heddle_runtime.driver import AsyncDriver, StuckError
-from heddle_runtime.fake_engine import FakeLauncher
-from heddle_runtime.replay import ReplayAgent
 from heddle_runtime.virtual_time import run_virtual
 from heddle_trace import TrajectoryScript
 from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
@@ -42,7 +42,7 @@ class Rollout:
 
     policy: str = "verl"
     scripts: Sequence[TrajectoryScript] = SCRIPTS
-    agent: type[ReplayAgent] = ReplayAgent
+    agent: type[ScriptedAgent] = ScriptedAgent
     faults: Sequence[tuple[float, EngineId]] = ()
     options: dict[str, Any] = field(default_factory=dict)
     meanwhile: Callable[["AsyncDriver", RunClock], Awaitable[None]] | None = None
@@ -103,7 +103,7 @@ def test_a_step_that_no_engine_can_take_fails_its_trajectory_and_no_other():
     assert list(rollout.outcomes.values()).count("failed") == 1
 
 
-class Hanging(ReplayAgent):
+class Hanging(ScriptedAgent):
     """Its second tool call never comes back."""
 
     async def call_tool(self) -> ToolAnswer:
@@ -128,7 +128,7 @@ def test_a_tool_that_hangs_is_cut_at_its_limit_and_its_trajectory_goes_on():
     assert rollout.outcomes[SCRIPTS[0].id] in ("completed", "truncated")
 
 
-class Failing(ReplayAgent):
+class Failing(ScriptedAgent):
     async def call_tool(self) -> ToolAnswer:
         raise RuntimeError("the tool has a defect")
 

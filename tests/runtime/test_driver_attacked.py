@@ -7,6 +7,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from heddle_runtime.driver import AsyncDriver, StuckError
+from heddle_runtime.fake_engine import FakeLauncher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,12 +33,10 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
-from heddle_runtime.agent import StepVerdict, ToolAnswer
+from heddle_rollout.agents import NextAction, ToolAnswer
+from heddle_rollout.engines import StepRequest, StepResult
+from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_runtime.clock import RunClock
-from heddle_runtime.driver import AsyncDriver, StuckError
-from heddle_runtime.engine import StepEnd, StepRequest
-from heddle_runtime.fake_engine import FakeLauncher
-from heddle_runtime.replay import ReplayAgent
 from heddle_runtime.virtual_time import run_virtual
 from heddle_trace import TrajectoryScript
 from tests.conformance.books import Books
@@ -68,7 +68,7 @@ class HostileBooks(Books):
         self.gone[engine] = None
 
 
-class HostileAgent(ReplayAgent):
+class HostileAgent(ScriptedAgent):
     """Its tools return at once, late, or never."""
 
     rng = Random(0)
@@ -330,7 +330,7 @@ def test_fake_engines_may_die_at_any_moment(policy, deaths, transfer_s, push_s):
         clock = RunClock(asyncio.get_running_loop())
         controller = Controller(policy_of(policy, CALM))
         driver = AsyncDriver(
-            [ReplayAgent(script, clock) for script in SCRIPTS],
+            [ScriptedAgent(script, clock) for script in SCRIPTS],
             recorded(books.watched(controller), lambda entry: None),
             FakeLauncher(
                 clock,
@@ -369,11 +369,11 @@ class Faulty(HostileAgent):
         self._fault("request")
         return super().request()
 
-    def take(self, end: StepEnd) -> None:
+    def take(self, end: StepResult) -> None:
         self._fault("take")
         super().take(end)
 
-    def verdict(self) -> StepVerdict:
+    def verdict(self) -> NextAction:
         self._fault("verdict")
         return super().verdict()
 
@@ -383,7 +383,7 @@ class Faulty(HostileAgent):
 
 
 def rollout(
-    agent: Callable[[TrajectoryScript, RunClock], ReplayAgent] = HostileAgent,
+    agent: Callable[[TrajectoryScript, RunClock], ScriptedAgent] = HostileAgent,
     *,
     meanwhile: Callable[[AsyncDriver, RunClock, HostileLauncher], Awaitable[None]] | None = None,
     speed: float = 1.0,

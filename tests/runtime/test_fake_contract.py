@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import simpy
+from heddle_runtime.fake_engine import FakeEngine, FakeLauncher, ModelEnd
 
 from heddle_core.plans import EngineSpec
 from heddle_runtime.clock import RunClock
-from heddle_runtime.fake_engine import FakeEngine, FakeLauncher, ModelEnd
 from heddle_runtime.virtual_time import VirtualTimeLoop
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable

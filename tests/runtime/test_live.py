@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from heddle_runtime.driver import AsyncDriver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
@@ -15,11 +16,10 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from heddle_core import Controller, Entry, recorded
 from heddle_core.events import StepFinished, ToolReturned, ToolStarted, TrajectoryFinished
-from heddle_runtime.agent import StepVerdict, ToolAnswer
+from heddle_rollout.agents import NextAction, ToolAnswer
+from heddle_rollout.engines import StepRequest, StepResult
 from heddle_runtime.clock import RunClock
 from heddle_runtime.dialogue import GiveAnswer, RunProgram, opening, output_of, read_generation
-from heddle_runtime.driver import AsyncDriver
-from heddle_runtime.engine import StepEnd, StepRequest
 from heddle_runtime.live import AgentLimitError, AgentLimits, LiveAgent, live_agents
 from heddle_runtime.sandbox import (
     Sandbox,
@@ -95,11 +95,11 @@ class Played:
             raise self.result
         return self.result
 
-    def say(self, text: str, *, ends: bool = True) -> StepVerdict:
+    def say(self, text: str, *, ends: bool = True) -> NextAction:
         request = self.agent.request()
         ids = self.tokenizer.encode(text, begins=False) + [END] * ends
         made = tuple(ids[: request.max_tokens])
-        self.agent.take(StepEnd(request.trajectory, len(made), True, 0, 0, 0, 0, 0, made))
+        self.agent.take(StepResult(request.trajectory, len(made), True, 0, 0, 0, 0, 0, made))
         return self.agent.verdict()
 
     def use_tool(self) -> ToolAnswer:
@@ -206,7 +206,7 @@ def test_a_program_is_run_its_output_read_and_the_answer_given(tokenizer):
     assert len(first.prompt_ids) == first.prompt_tokens == played.agent.prompt_tokens
     assert (first.shared_tokens, first.max_tokens, first.exact) == (0, 2048, False)
 
-    assert played.say(CALL) == StepVerdict(reason="tool_call", tool="python")
+    assert played.say(CALL) == NextAction(reason="tool_call", tool="python")
     answer = played.use_tool()
     assert played.programs == ["print(6 * 7)\n"]
     assert (answer.ok, answer.outcome) == (True, None)
@@ -218,7 +218,7 @@ def test_a_program_is_run_its_output_read_and_the_answer_given(tokenizer):
     assert second.prompt_ids[: first.prompt_tokens] == first.prompt_ids
     assert END not in second.prompt_ids
 
-    assert played.say("Answer: 42") == StepVerdict(reason="answer", outcome="completed")
+    assert played.say("Answer: 42") == NextAction(reason="answer", outcome="completed")
     (told,) = played.ended
     assert (told.outcome, told.answer, told.expected, told.correct) == (
         "completed",
@@ -245,11 +245,11 @@ def test_a_wrong_answer_is_recorded_as_such(tokenizer):
 def test_who_does_neither_is_reminded_until_no_step_is_left(tokenizer):
     played = Played(tokenizer, steps=3)
     for number in (2, 3):
-        assert played.say("Hm.") == StepVerdict(reason="tool_call", tool="reminder")
+        assert played.say("Hm.") == NextAction(reason="tool_call", tool="reminder")
         answer = played.use_tool()
         assert (answer.ok, answer.outcome) == (False, None)
         assert played.context.endswith(f"in a line of its own.\n\nStep {number}:\n")
-    assert played.say("Hm.") == StepVerdict(reason="length_limit", outcome="truncated")
+    assert played.say("Hm.") == NextAction(reason="length_limit", outcome="truncated")
     assert played.programs == []
     assert [s.tool for s in played.ended[0].steps] == ["reminder", "reminder", None]
     assert (played.ended[0].answer, played.ended[0].correct) == (None, False)
@@ -257,14 +257,14 @@ def test_who_does_neither_is_reminded_until_no_step_is_left(tokenizer):
 
 def test_no_program_is_run_for_a_step_that_will_not_come(tokenizer):
     played = Played(tokenizer, steps=1)
-    assert played.say(CALL) == StepVerdict(reason="length_limit", outcome="truncated")
+    assert played.say(CALL) == NextAction(reason="length_limit", outcome="truncated")
     assert played.programs == []
 
 
 def test_a_generation_that_reaches_its_limit_ends_the_trajectory(tokenizer):
     played = Played(tokenizer, step_tokens=10)
     assert played.agent.request().max_tokens == 10
-    assert played.say("Answer: 42 and more", ends=False) == StepVerdict(
+    assert played.say("Answer: 42 and more", ends=False) == NextAction(
         reason="length_limit", outcome="truncated"
     )
     assert played.ended[0].answer is None
@@ -279,7 +279,7 @@ def test_a_generation_may_fill_the_context_but_not_more(tokenizer):
     prompt_tokens = Played(tokenizer).agent.prompt_tokens
     played = Played(tokenizer, context_tokens=prompt_tokens + 30)
     assert played.agent.request().max_tokens == 30
-    assert played.say("x" * 100) == StepVerdict(reason="length_limit", outcome="truncated")
+    assert played.say("x" * 100) == NextAction(reason="length_limit", outcome="truncated")
     assert len(played.agent.context_ids) == prompt_tokens + 30
 
 
@@ -335,7 +335,7 @@ def test_a_preempted_step_goes_on_where_it_was(tokenizer):
     played = Played(tokenizer, step_tokens=50)
     begun = tuple(tokenizer.encode("Answ", begins=False))
     request = played.agent.request()
-    played.agent.take(StepEnd(request.trajectory, 4, False, 0, 0, 0, 0, 0, begun))
+    played.agent.take(StepResult(request.trajectory, 4, False, 0, 0, 0, 0, 0, begun))
     again = played.agent.request()
     assert (again.max_tokens, again.prompt_tokens) == (46, request.prompt_tokens + 4)
     assert again.shared_tokens == again.prompt_tokens
@@ -348,7 +348,7 @@ def test_a_step_lost_with_its_last_token_is_asked_for_again(tokenizer):
     played = Played(tokenizer, step_tokens=4)
     request = played.agent.request()
     begun = tuple(tokenizer.encode("abcd", begins=False))
-    played.agent.take(StepEnd(request.trajectory, 4, False, 0, 0, 0, 0, 0, begun))
+    played.agent.take(StepResult(request.trajectory, 4, False, 0, 0, 0, 0, 0, begun))
     assert played.agent.request().max_tokens == 1
     assert played.say("e").reason == "length_limit"
 
@@ -385,7 +385,7 @@ def test_ids_that_are_no_text_are_passed_over(tokenizer):
     played = Played(tokenizer)
     request = played.agent.request()
     ids = (5000, *tokenizer.encode("Answer: 42", begins=False), 99_999, END)
-    played.agent.take(StepEnd(request.trajectory, len(ids), True, 0, 0, 0, 0, 0, ids))
+    played.agent.take(StepResult(request.trajectory, len(ids), True, 0, 0, 0, 0, 0, ids))
     assert played.agent.verdict().reason == "answer"
     assert played.agent.transcript.answer == "42"
 

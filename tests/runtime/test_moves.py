@@ -5,15 +5,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
+from heddle_runtime.cluster import Cluster
+from heddle_runtime.fake_engine import FakeLauncher
+from heddle_runtime.moves import Moves
 
 from heddle_core.commands import Dispatch, Migrate, StartEngine
 from heddle_core.events import EngineFailed, Event, MigrationFinished
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
+from heddle_rollout.engines import KvHandle, KvPlaced
 from heddle_runtime.clock import RunClock
-from heddle_runtime.cluster import Cluster
-from heddle_runtime.engine import KvHandle, KvPlaced
-from heddle_runtime.fake_engine import FakeLauncher
-from heddle_runtime.moves import Moves
 from heddle_runtime.virtual_time import run_virtual
 from tests.runtime.contract import request
 from tests.runtime.test_fake_contract import model

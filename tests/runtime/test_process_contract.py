@@ -17,7 +17,7 @@ import pytest
 
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.engine import EngineRefusedError
+from heddle_rollout.engines import EngineRefusedError
 from heddle_runtime.engine_child import group_members
 from heddle_runtime.vllm_engine import VllmEngine
 from heddle_runtime.vllm_launcher import VllmLauncher

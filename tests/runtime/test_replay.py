@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from heddle_rollout.engines import StepResult
+from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
 from heddle_runtime.clock import RunClock
-from heddle_runtime.engine import StepEnd
-from heddle_runtime.replay import ReplayAgent, TokenSource
 from heddle_runtime.virtual_time import run_virtual
 from heddle_trace.schema import StepScript, TrajectoryScript
 
@@ -24,15 +24,15 @@ SECOND = replace(FIRST, prompt_tokens=19, shared_tokens=15, tool=None, tool_s=0.
 SCRIPT = TrajectoryScript("g/0", "g", "coding", 3.0, (FIRST, SECOND), truncated=False)
 
 
-def end(tokens: int, *, finished: bool = True, ids: tuple[int, ...] = ()) -> StepEnd:
-    return StepEnd("g/0", tokens, finished, 0.0, 0.0, 0.0, 0, 0, output_ids=ids)
+def end(tokens: int, *, finished: bool = True, ids: tuple[int, ...] = ()) -> StepResult:
+    return StepResult("g/0", tokens, finished, 0.0, 0.0, 0.0, 0, 0, output_ids=ids)
 
 
 def in_virtual_time(script: TrajectoryScript, use):
     async def main():
         clock = RunClock(asyncio.get_running_loop())
         clock.thaw()
-        return await use(ReplayAgent(script, clock, tokens=TokenSource(1000, seed=1)), clock)
+        return await use(ScriptedAgent(script, clock, tokens=TokenSource(1000, seed=1)), clock)
 
     return run_virtual(main())
 

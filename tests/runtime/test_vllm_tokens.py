@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_runtime.engine import EngineClient, KvPlaced
+from heddle_rollout.engines import EngineClient, KvPlaced
 from heddle_runtime.engine_child import group_members
 from heddle_runtime.vllm_engine import VllmEngine
 from tests.runtime.contract import Bench, grown, ids, request, until

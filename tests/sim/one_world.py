@@ -7,6 +7,8 @@ to its first token and 1.1 seconds for each of the others.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from heddle_sim.cluster import World
+from heddle_sim.driver import SimDriver
 from one_engine import table
 
 from heddle_core.commands import Command, Dispatch, StartEngine
@@ -17,8 +19,6 @@ from heddle_core.events import (
     TrajectoryArrived,
 )
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
-from heddle_sim.cluster import World
-from heddle_sim.driver import SimDriver
 from heddle_trace.schema import StepScript, TrajectoryScript
 
 E0, E1 = EngineId("e0"), EngineId("e1")

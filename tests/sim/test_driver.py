@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import pytest
+from heddle_sim.driver import SimDriver, StuckError
 from one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step, world
 
 from heddle_core import Controller, Policy
@@ -28,7 +29,6 @@ from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.predict.none import NoPrediction
 from heddle_core.predict.served import Served
 from heddle_core.schedule.fcfs import Fcfs
-from heddle_sim.driver import SimDriver, StuckError
 
 
 @dataclass

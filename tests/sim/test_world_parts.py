@@ -2,10 +2,10 @@
 
 import pytest
 import simpy
-
-from heddle_core.ids import EngineId
 from heddle_sim.tools import ToolPool
 from heddle_sim.transfer import Transfers
+
+from heddle_core.ids import EngineId
 
 E0, E1, E2, E3 = (EngineId(f"e{i}") for i in range(4))
 
