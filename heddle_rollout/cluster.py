@@ -81,6 +81,11 @@ class Cluster:
             or self.computes
         )
 
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop has not been done yet."""
+        return bool(self._stopping or self._closing)
+
     # -- commands ---------------------------------------------------------------------------------
 
     def start(self, command: StartEngine) -> None:

@@ -139,7 +139,8 @@ class Driver:
 
         Tool calls beyond `tool_capacity` wait in order; those over `tool_limit_s` are cut. Samples
         of engines are delivered `report_delay_s` after they were taken; interval 0: none are.
-        `on_idle` is called when the last rollout that was open is over; more may be opened then.
+        `on_idle` is called when the last rollout that was open is over and no engine is stopping;
+        more rollouts may be opened then.
         `on_error` is called once, for an error after which nothing is delivered any more:
         `StuckError`, or a defect of the core, an agent or a service.
         """
@@ -525,7 +526,8 @@ class Driver:
                 self._become_idle()
 
     def _become_idle(self) -> None:
-        if not (self._idle or self._closed):
+        stopping = self._cluster.stopping and not self._interrupted
+        if not (self._idle or self._closed or stopping):
             self._idle = True
             self._on_idle()
 

@@ -124,9 +124,10 @@ class Bench:
         """Bring a context to an engine; returns what became of it and its seconds."""
         asked_s = self._loop.time()
         answer = self._expect(client.spec.engine, "placed", trajectory)
-        placed = client.import_kv(trajectory, GroupId(trajectory), prompt_ids, kv)
-        if placed is None:
-            placed = await self._wait(answer, f"{client.spec.engine} to import KV")
+        at_once = client.import_kv(trajectory, GroupId(trajectory), prompt_ids, kv)
+        if at_once is not None:
+            return at_once, self._loop.time() - asked_s
+        placed: KvPlaced = await self._wait(answer, f"{client.spec.engine} to import KV")
         return placed, self._loop.time() - asked_s
 
     async def _wait(self, answer: asyncio.Future[T], what: str) -> T:

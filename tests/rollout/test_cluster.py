@@ -1,7 +1,6 @@
 """The cluster: engines that start, drain, die and report, and KV between them; times by hand."""
 
 import pytest
-from one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step
 
 from heddle_core.commands import Migrate, StopEngine
 from heddle_core.events import (
@@ -18,6 +17,9 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId
+from tests.rollout.one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step
+
+pytestmark = pytest.mark.usefixtures("clock")
 
 E2 = EngineId("e2")
 
@@ -53,7 +55,12 @@ def test_engines_that_start_before_the_first_step_stand_ready_however_late_it_is
 
 def test_an_engine_says_what_it_is():
     ready = Run(answer("a", 100, 1)).one(EngineReady)
-    assert (ready.tp, ready.gpu, ready.max_running, ready.kv_capacity_tokens) == (1, "g", 8, 16_000)
+    assert (ready.shape.tp, ready.shape.gpu, ready.max_running, ready.kv_capacity_tokens) == (
+        1,
+        "g",
+        8,
+        16_000,
+    )
 
 
 def stopping(*, drain: bool):

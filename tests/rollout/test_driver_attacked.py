@@ -42,7 +42,7 @@ from heddle_trace import TrajectoryScript
 from tests.conformance.books import Books
 from tests.conformance.scenario import GPUS, Scenario, policy_of, scripts_of, world_of
 from tests.conformance.test_two_worlds import model_of
-from tests.runtime.hostile import HostileLauncher
+from tests.rollout.hostile import HostileLauncher
 
 CALM = Scenario(trajectories=16, faults=(), tool_capacity=None)
 SCRIPTS = [replace(s, steps=s.steps[:4]) for s in scripts_of("coding", 16, 3)]

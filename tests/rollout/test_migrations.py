@@ -15,7 +15,7 @@ from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_rollout.engines import KvHandle, KvPlaced
 from heddle_runtime.clock import RunClock
 from heddle_runtime.virtual_time import run_virtual
-from tests.runtime.contract import request
+from tests.rollout.contract import request
 from tests.runtime.test_fake_contract import model
 
 T, G = TrajectoryId("t"), GroupId("g")

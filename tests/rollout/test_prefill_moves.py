@@ -1,12 +1,10 @@
 """Moves between engines that hand out no KV: the target prefills, beside what it does."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
-from one_engine import table
-from one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step
 
 from heddle_core.commands import Command, Migrate
 from heddle_core.events import (
@@ -20,10 +18,15 @@ from heddle_core.events import (
     ToolStarted,
     TrajectoryArrived,
 )
-from heddle_core.ids import EngineId
+from heddle_core.ids import EngineId, EngineShape
+from tests.rollout.one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step
+from tests.sim.one_engine import table
+
+pytestmark = pytest.mark.usefixtures("clock")
 
 MOVE = Migrate(trajectory=A, source=E0, target=E1)
 E2 = EngineId("e2")
+SMALL = EngineShape("small", 1)
 
 
 def moving(
@@ -97,7 +100,10 @@ def test_a_context_that_the_target_cannot_hold_is_not_prefilled_there() -> None:
     def extra(event: Event) -> Sequence[Command] | None:
         match event:
             case RolloutStarted():
-                return [start(E0), replace(start(E1), gpu="small")]
+                return [
+                    start(E0),
+                    msgspec.structs.replace(start(E1), shape=SMALL),
+                ]
             case ToolStarted():
                 return [MOVE]
             case ToolReturned():

@@ -25,7 +25,7 @@ SCRIPT = TrajectoryScript("g/0", "g", "coding", 3.0, (FIRST, SECOND), truncated=
 
 
 def end(tokens: int, *, finished: bool = True, ids: tuple[int, ...] = ()) -> StepResult:
-    return StepResult("g/0", tokens, finished, 0.0, 0.0, 0.0, 0, 0, output_ids=ids)
+    return StepResult(trajectory="g/0", tokens=tokens, finished=finished, output_ids=ids)
 
 
 def in_virtual_time(script: TrajectoryScript, use):

@@ -1,18 +1,16 @@
-"""The engine contract, on engines that make no tokens: the simulator's engine keeps their time."""
+"""The engine contract, on simulated engines whose time follows the event loop's."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-import simpy
-from heddle_runtime.fake_engine import FakeEngine, FakeLauncher, ModelEnd
 
-from heddle_core.plans import EngineSpec
 from heddle_runtime.clock import RunClock
 from heddle_runtime.virtual_time import VirtualTimeLoop
-from heddle_sim.engine import SimEngine
+from heddle_sim.config import SimulationConfig
+from heddle_sim.engine_client import SimEngineClient, SimLauncher
 from heddle_sim.latency import LatencyTable
-from tests.runtime.contract import Bench, EngineContract, Recorder
+from tests.rollout.contract import Bench, EngineContract, Recorder
 
 TABLE = LatencyTable(
     model="m",
@@ -29,38 +27,40 @@ TABLE = LatencyTable(
 )
 
 
-def model(
-    env: simpy.Environment, spec: EngineSpec, on_end: Callable[[ModelEnd], None]
-) -> SimEngine:
-    return SimEngine(env, spec.engine, TABLE, max_running=spec.max_running, on_end=on_end)
+CONFIG = SimulationConfig(
+    table=lambda gpu, tp: TABLE,
+    transfer_fixed_s=0.01,
+    transfer_bytes_per_s=1e12,
+    engine_start_s=1.0,
+)
 
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
     loop = VirtualTimeLoop()
 
-    async def launcher() -> FakeLauncher:
+    async def launcher() -> SimLauncher:
         clock = RunClock(asyncio.get_running_loop())
         clock.thaw()
-        return FakeLauncher(clock, model, transfer=lambda size: 0.01, start_s=1.0)
+        return SimLauncher(CONFIG, clock)
 
-    fakes = loop.run_until_complete(launcher())
+    engines = loop.run_until_complete(launcher())
 
-    def fail(engine: FakeEngine) -> None:
-        fakes._fail(engine.spec.engine)
+    def fail(engine: SimEngineClient) -> None:
+        engines.fail(engine.spec.engine)
 
     yield Bench(
         loop=loop,
-        launcher=fakes,
+        launcher=engines,
         recorder=Recorder(),
         gpu="g",
         makes_tokens=False,
         fail=fail,
         weights="",
     )
-    loop.run_until_complete(fakes.close())
+    loop.run_until_complete(engines.close())
     loop.close()
 
 
-class TestFakeEngine(EngineContract):
+class TestSimEngineClient(EngineContract):
     pass

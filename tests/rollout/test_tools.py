@@ -1,115 +1,123 @@
-"""Tools and KV transfers: each on a few numbers that can be checked by hand."""
+"""Tool calls: each on a few numbers that can be checked by hand, under both clocks."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import simpy
-from heddle_sim.tools import ToolPool
-from heddle_sim.transfer import Transfers
 
-from heddle_core.ids import EngineId
-
-E0, E1, E2, E3 = (EngineId(f"e{i}") for i in range(4))
-
-
-def test_tools_without_a_limit_run_side_by_side() -> None:
-    env, ends = simpy.Environment(), list[tuple[str, float]]()
-    pool = ToolPool(env, None)
-    for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 0.0)):
-        pool.run(seconds, lambda name=name: ends.append((name, env.now)))
-    assert pool.running == 3
-    env.run()
-    assert ends == [("c", 0.0), ("b", 1.0), ("a", 3.0)]
-    assert (pool.running, pool.waiting, pool.queued_s) == (0, 0, 0.0)
+from heddle_core.ids import TrajectoryId
+from heddle_rollout.agents import ToolAnswer
+from heddle_rollout.scripted_agent import ScriptedAgent
+from heddle_rollout.tools import ToolPool
+from heddle_runtime.clock import RunClock
+from heddle_runtime.virtual_time import run_virtual
+from heddle_sim.clock import SimClock
+from tests.rollout.one_world import script, step
 
 
-def test_tools_with_a_limit_wait_in_order_of_arrival() -> None:
-    env, ends = simpy.Environment(), list[tuple[str, float]]()
-    pool = ToolPool(env, 2)
-    for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 4.0), ("d", 1.0)):
-        pool.run(seconds, lambda name=name: ends.append((name, env.now)))
-    assert (pool.running, pool.waiting) == (2, 2)
-    env.run()
-    assert ends == [("b", 1.0), ("a", 3.0), ("d", 4.0), ("c", 5.0)]
-    assert pool.queued_s == 1.0 + 3.0
+class Pool:
+    """A pool whose answers are kept with their times; `on_end` is called with each name."""
+
+    def __init__(self, clock: Any, on_end: Callable[["Pool", str], None], **limits: Any) -> None:
+        self.clock, self.on_end = clock, on_end
+        self.pool = ToolPool(clock, self, **limits)
+        self.ends: list[tuple[str, float]] = []
+        self.answers: list[ToolAnswer] = []
+
+    def call(self, name: str, seconds: float) -> None:
+        steps = step(100, 1, tool_s=seconds), step(110, 1, tool=None)
+        self.pool.call(ScriptedAgent(script(name, *steps), self.clock))
+
+    def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
+        self.ends.append((trajectory, self.clock.now_s))
+        self.answers.append(answer)
+        self.on_end(self, trajectory)
+
+    def tool_failed(self, trajectory: TrajectoryId, error: BaseException) -> None:
+        raise error
 
 
-def test_a_call_asked_for_at_an_end_queues_behind_those_that_wait() -> None:
-    env, ends = simpy.Environment(), list[tuple[str, float]]()
-    pool = ToolPool(env, 1)
-    pool.run(1.0, lambda: pool.run(1.0, lambda: ends.append(("again", env.now))))
-    pool.run(1.0, lambda: ends.append(("waited", env.now)))
-    env.run()
-    assert ends == [("waited", 2.0), ("again", 3.0)]
+def played(
+    clock: str,
+    begin: Callable[[Pool], None],
+    on_end: Callable[[Pool, str], None] = lambda pool, name: None,
+    **limits: Any,
+) -> Pool:
+    """Let `begin` call tools, and time pass until all have ended."""
+    if clock == "simpy":
+        env = simpy.Environment(0.0)
+        pool = Pool(SimClock(env), on_end, **limits)
+        begin(pool)
+        env.run()
+        return pool
+
+    async def main() -> Pool:
+        run_clock = RunClock(asyncio.get_running_loop())
+        run_clock.thaw()
+        pool = Pool(run_clock, on_end, **limits)
+        begin(pool)
+        await asyncio.sleep(1000.0)
+        return pool
+
+    return run_virtual(main())
+
+
+def test_tools_without_a_limit_run_side_by_side(clock: str) -> None:
+    def begin(pool: Pool) -> None:
+        for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 0.0)):
+            pool.call(name, seconds)
+        assert pool.pool.running == 3
+        assert pool.ends == []
+
+    pool = played(clock, begin)
+    assert pool.ends == [("c", 0.0), ("b", 1.0), ("a", 3.0)]
+    assert (pool.pool.running, pool.pool.waiting, pool.pool.queued_s) == (0, 0, 0.0)
+
+
+def test_tools_with_a_limit_wait_in_order_of_arrival(clock: str) -> None:
+    def begin(pool: Pool) -> None:
+        for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 4.0), ("d", 1.0)):
+            pool.call(name, seconds)
+        assert (pool.pool.running, pool.pool.waiting) == (2, 2)
+
+    pool = played(clock, begin, capacity=2)
+    assert pool.ends == [("b", 1.0), ("a", 3.0), ("d", 4.0), ("c", 5.0)]
+    assert pool.pool.queued_s == 1.0 + 3.0
+
+
+def test_a_call_asked_for_at_an_end_queues_behind_those_that_wait(clock: str) -> None:
+    def begin(pool: Pool) -> None:
+        pool.call("first", 1.0)
+        pool.call("waited", 1.0)
+
+    def again(pool: Pool, name: str) -> None:
+        if name == "first":
+            pool.call("again", 1.0)
+
+    pool = played(clock, begin, again, capacity=1)
+    assert pool.ends == [("first", 1.0), ("waited", 2.0), ("again", 3.0)]
+
+
+def test_a_call_over_its_limit_is_cut_and_not_answered_twice(clock: str) -> None:
+    def begin(pool: Pool) -> None:
+        pool.call("slow", 9.0)
+        pool.call("quick", 1.0)
+
+    pool = played(clock, begin, limit_s=4.0)
+    assert pool.ends == [("quick", 1.0), ("slow", 4.0)]
+    assert [answer.ok for answer in pool.answers] == [True, False]
+    assert pool.pool.running == 0
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_a_tool_takes_a_time_that_can_be(seconds: float) -> None:
+    pool = Pool(SimClock(simpy.Environment()), lambda pool, name: None)
     with pytest.raises(ValueError, match="cannot take"):
-        ToolPool(simpy.Environment(), None).run(seconds, lambda: None)
+        pool.call("a", seconds)
 
 
 def test_a_pool_has_a_place() -> None:
     with pytest.raises(ValueError, match="tool capacity must be 1 or more"):
-        ToolPool(simpy.Environment(), 0)
-
-
-class Moves:
-    """Transfers of 1 s and a second per byte, with the time each was told."""
-
-    def __init__(self) -> None:
-        self.env = simpy.Environment()
-        self.transfers = Transfers(self.env, fixed_s=1.0, bytes_per_s=1.0)
-        self.told: dict[str, float] = {}
-
-    def move(self, name: str, source: EngineId, target: EngineId, kv_bytes: float) -> None:
-        self.transfers.move(
-            source, target, kv_bytes, lambda: self.told.__setitem__(name, self.env.now)
-        )
-
-
-def test_a_transfer_takes_its_fixed_time_and_its_bytes() -> None:
-    moves = Moves()
-    moves.move("a", E0, E1, 9.0)
-    moves.env.run()
-    assert moves.told == {"a": 10.0}
-    assert moves.transfers.seconds(9.0) == 10.0
-
-
-def test_of_transfers_that_meet_at_an_engine_the_longest_goes_first() -> None:
-    moves = Moves()
-    moves.move("short", E0, E1, 1.0)
-    moves.move("long", E0, E2, 9.0)
-    moves.move("apart", E3, E1, 3.0)
-    moves.env.run()
-    # `long` holds e0 until 10; `apart` uses e3 and e1 meanwhile; then `short`.
-    assert moves.told == {"apart": 4.0, "long": 10.0, "short": 12.0}
-
-
-def test_a_transfer_needs_both_of_its_engines() -> None:
-    moves = Moves()
-    moves.move("first", E0, E1, 4.0)
-    moves.move("second", E1, E2, 3.0)
-    moves.move("third", E2, E3, 2.0)
-    moves.env.run(until=0.5)
-    assert (moves.transfers.moving, moves.transfers.waiting) == (2, 1)
-    moves.env.run()
-    assert moves.told == {"third": 3.0, "first": 5.0, "second": 9.0}
-
-
-def test_transfers_of_a_dead_engine_end_at_once_and_free_the_other() -> None:
-    moves = Moves()
-    moves.move("moving", E0, E1, 9.0)
-    moves.env.run(until=2.0)
-    moves.move("queued", E1, E0, 5.0)
-    moves.move("other", E1, E2, 1.0)
-    moves.transfers.drop(E0)
-    assert moves.told == {}
-    moves.env.run()
-    assert moves.told == {"moving": 2.0, "queued": 2.0, "other": 4.0}
-
-
-def test_a_transfer_that_cannot_be_is_refused() -> None:
-    transfers = Transfers(simpy.Environment(), fixed_s=0.0, bytes_per_s=1.0)
-    with pytest.raises(ValueError, match="cannot move"):
-        transfers.move(E0, E0, 1.0, lambda: None)
-    with pytest.raises(ValueError, match="bytes_per_s > 0"):
-        Transfers(simpy.Environment(), fixed_s=0.0, bytes_per_s=0.0)
+        Pool(SimClock(simpy.Environment()), lambda pool, name: None, capacity=0)

@@ -17,7 +17,7 @@ from heddle_runtime.engine_process import serve
 from heddle_runtime.stepped_core import Output
 from heddle_runtime.vllm_settings import VllmSettings
 from heddle_runtime.wire import Channel, ClosedError, Report, pack_ids, unpack_ids
-from tests.runtime.contract import ids
+from tests.rollout.contract import ids
 from tests.runtime.counting_process import CountingCore
 
 LIMIT_S = 20.0

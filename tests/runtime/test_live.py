@@ -99,11 +99,15 @@ class Played:
         request = self.agent.request()
         ids = self.tokenizer.encode(text, begins=False) + [END] * ends
         made = tuple(ids[: request.max_tokens])
-        self.agent.take(StepResult(request.trajectory, len(made), True, 0, 0, 0, 0, 0, made))
-        return self.agent.verdict()
+        self.agent.on_step_end(
+            StepResult(
+                trajectory=request.trajectory, tokens=len(made), finished=True, output_ids=made
+            )
+        )
+        return self.agent.next_action()
 
     def use_tool(self) -> ToolAnswer:
-        return asyncio.run(self.agent.call_tool())
+        return asyncio.run(self.agent.run_tool())
 
     @property
     def context(self) -> str:
@@ -335,7 +339,9 @@ def test_a_preempted_step_goes_on_where_it_was(tokenizer):
     played = Played(tokenizer, step_tokens=50)
     begun = tuple(tokenizer.encode("Answ", begins=False))
     request = played.agent.request()
-    played.agent.take(StepResult(request.trajectory, 4, False, 0, 0, 0, 0, 0, begun))
+    played.agent.on_step_end(
+        StepResult(trajectory=request.trajectory, tokens=4, finished=False, output_ids=begun)
+    )
     again = played.agent.request()
     assert (again.max_tokens, again.prompt_tokens) == (46, request.prompt_tokens + 4)
     assert again.shared_tokens == again.prompt_tokens
@@ -348,7 +354,9 @@ def test_a_step_lost_with_its_last_token_is_asked_for_again(tokenizer):
     played = Played(tokenizer, step_tokens=4)
     request = played.agent.request()
     begun = tuple(tokenizer.encode("abcd", begins=False))
-    played.agent.take(StepResult(request.trajectory, 4, False, 0, 0, 0, 0, 0, begun))
+    played.agent.on_step_end(
+        StepResult(trajectory=request.trajectory, tokens=4, finished=False, output_ids=begun)
+    )
     assert played.agent.request().max_tokens == 1
     assert played.say("e").reason == "length_limit"
 
@@ -365,7 +373,7 @@ def test_a_request_is_not_changed_by_what_comes_after_it(tokenizer):
 def test_a_tool_that_is_cut_is_told_to_the_model(tokenizer):
     played = Played(tokenizer)
     played.say(CALL)
-    answer = played.agent.tool_cut(2.5)
+    answer = played.agent.on_tool_timeout(2.5)
     assert (answer.ok, answer.outcome) == (False, None)
     assert played.context.endswith("Output:\n[cut off after 2.5 s]\n\nStep 2:\n")
     played.say("Answer: 1")
@@ -385,8 +393,10 @@ def test_ids_that_are_no_text_are_passed_over(tokenizer):
     played = Played(tokenizer)
     request = played.agent.request()
     ids = (5000, *tokenizer.encode("Answer: 42", begins=False), 99_999, END)
-    played.agent.take(StepResult(request.trajectory, len(ids), True, 0, 0, 0, 0, 0, ids))
-    assert played.agent.verdict().reason == "answer"
+    played.agent.on_step_end(
+        StepResult(trajectory=request.trajectory, tokens=len(ids), finished=True, output_ids=ids)
+    )
+    assert played.agent.next_action().reason == "answer"
     assert played.agent.transcript.answer == "42"
 
 

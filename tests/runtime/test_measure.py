@@ -172,7 +172,9 @@ def test_an_engine_that_dies_ends_the_sweep_with_its_name() -> None:
 
 
 def test_trials_whose_kv_was_taken_away_are_counted_and_left_out() -> None:
-    end = StepResult(TrajectoryId("a"), 10, True, 0.0, 0.1, 1.0, 0, 0)
+    end = StepResult(
+        trajectory=TrajectoryId("a"), tokens=10, finished=True, prefill_s=0.1, decode_s=1.0
+    )
     heard = Heard(0.0, 1.1, end)
     cell = DecodeCell(1, 100, False)
     assert decode_trial([heard], cell, order=1, tp=1) is not None
@@ -184,7 +186,12 @@ def test_trials_whose_kv_was_taken_away_are_counted_and_left_out() -> None:
 
 def test_a_batch_that_begins_raggedly_counts_as_what_it_was_on_average() -> None:
     """Three steps of ten iterations; the last begins two iterations later than the others."""
-    ends = [StepResult(TrajectoryId(str(i)), 11, True, 0.0, 0.1, 1.0, 0, 0) for i in range(3)]
+    ends = [
+        StepResult(
+            trajectory=TrajectoryId(str(i)), tokens=11, finished=True, prefill_s=0.1, decode_s=1.0
+        )
+        for i in range(3)
+    ]
     late = ends[2]._replace(queued_s=0.2)
     heard = [Heard(0.0, 1.1, ends[0]), Heard(0.0, 1.1, ends[1]), Heard(0.0, 1.3, late)]
     trial = decode_trial(heard, DecodeCell(3, 50, False), order=1, tp=1)
@@ -195,9 +202,32 @@ def test_a_batch_that_begins_raggedly_counts_as_what_it_was_on_average() -> None
 
 
 def test_prompts_that_joined_too_early_or_too_late_are_no_measurement() -> None:
-    decoding = Heard(0.0, 2.0, StepResult(TrajectoryId("d"), 11, False, 0.5, 0.5, 1.0, 0, 0))
+    decoding = Heard(
+        0.0,
+        2.0,
+        StepResult(
+            trajectory=TrajectoryId("d"),
+            tokens=11,
+            finished=False,
+            queued_s=0.5,
+            prefill_s=0.5,
+            decode_s=1.0,
+        ),
+    )
     joined = [
-        [Heard(at, at + 0.2, StepResult(TrajectoryId("j"), 1, True, 0.1, 0.1, 0.0, 0, 0))]
+        [
+            Heard(
+                at,
+                at + 0.2,
+                StepResult(
+                    trajectory=TrajectoryId("j"),
+                    tokens=1,
+                    finished=True,
+                    queued_s=0.1,
+                    prefill_s=0.1,
+                ),
+            )
+        ]
         for at in (0.5, 1.2, 1.85)
     ]
     trials = prefill_trials(joined, [decoding], PrefillCell(1, 50, 64, 0, False), order=1, tp=1)
@@ -217,7 +247,7 @@ def test_an_engine_that_cannot_hold_what_is_asked_says_what_to_change() -> None:
 
 
 def test_prompts_of_two_iterations_are_no_prefill_together() -> None:
-    end = StepResult(TrajectoryId("j"), 1, True, 0.0, 0.5, 0.0, 0, 0)
+    end = StepResult(trajectory=TrajectoryId("j"), tokens=1, finished=True, prefill_s=0.5)
     cell = PrefillCell(0, 0, 64, 0, False, 2)
     close, apart = (
         [Heard(0.0, 0.5, end), Heard(0.0, 1.0, end._replace(prefill_s=0.5 + later))]

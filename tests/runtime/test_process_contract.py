@@ -22,7 +22,7 @@ from heddle_runtime.engine_child import group_members
 from heddle_runtime.vllm_engine import VllmEngine
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import VllmSettings
-from tests.runtime.contract import (
+from tests.rollout.contract import (
     LONG_OUTPUT,
     PROMPT,
     Bench,
@@ -43,7 +43,7 @@ import asyncio
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import VllmSettings
 from heddle_runtime.engine_child import group_members
-from tests.runtime.contract import Recorder, until
+from tests.rollout.contract import Recorder, until
 
 async def main():
     recorder = Recorder()

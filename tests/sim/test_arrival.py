@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from one_engine import A, B, Bench, C
 
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.engines import EngineRefusedError
+from tests.sim.one_engine import A, B, Bench, C
 
 
 def test_a_step_counts_as_waiting_until_the_engine_sees_it() -> None:

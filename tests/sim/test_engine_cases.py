@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from one_engine import A, B, Bench, C, table
 
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.engines import EngineRefusedError
+from tests.sim.one_engine import A, B, Bench, C, table
 
 
 def test_a_lone_step_prefills_then_decodes() -> None:
