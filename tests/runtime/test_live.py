@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heddle_runtime.driver import AsyncDriver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from heddle_core import Controller, Entry, recorded
+from heddle_core import Controller, Entry
 from heddle_core.events import StepFinished, ToolReturned, ToolStarted, TrajectoryFinished
 from heddle_rollout.agents import NextAction, ToolAnswer
+from heddle_rollout.driver import RecordedCore
 from heddle_rollout.engines import StepRequest, StepResult
 from heddle_runtime.clock import RunClock
 from heddle_runtime.dialogue import GiveAnswer, RunProgram, opening, output_of, read_generation
 from heddle_runtime.live import AgentLimitError, AgentLimits, LiveAgent, live_agents
+from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.sandbox import (
     Sandbox,
     SandboxError,
@@ -483,13 +484,13 @@ async def rollout(
     policy: str,
     tool_limit_s: float | None,
     sandbox_limits: SandboxLimits,
-    meanwhile: Callable[[AsyncDriver], Awaitable[None]] | None = None,
+    meanwhile: Callable[[RolloutRun], Awaitable[None]] | None = None,
 ) -> None:
     tasks = [Task(id=name, prompt=name) for name in SCRIPT]
     clock = RunClock(asyncio.get_running_loop())
     controller = Controller(policy_of(policy, Scenario(trajectories=16, faults=())))
     async with Sandbox(sandbox_limits) as sandbox:
-        driver = AsyncDriver(
+        run = RolloutRun(
             live_agents(
                 tasks,
                 4,
@@ -499,14 +500,13 @@ async def rollout(
                 sandbox_limits=sandbox_limits,
                 on_end=transcripts.append,
             ),
-            recorded(controller.handle, entries.append),
+            RecordedCore(controller, entries.append),
             ScriptedLauncher(model_of(tokenizer)),
             clock,
-            deadline=lambda: controller.deadline_s,
             tool_limit_s=tool_limit_s,
         )
-        other = asyncio.create_task(meanwhile(driver)) if meanwhile else None
-        await driver.run()
+        other = asyncio.create_task(meanwhile(run)) if meanwhile else None
+        await run.run()
         if other is not None:
             await other
         controller.ledger.check()
@@ -562,10 +562,10 @@ def test_an_interrupted_rollout_leaves_no_program(tokenizer):
     before = descendants()
     entries: list[Entry] = []
 
-    async def interrupt(driver: AsyncDriver) -> None:
+    async def interrupt(run: RolloutRun) -> None:
         while len([p for p in descendants() if p not in before]) < 3:
             await asyncio.sleep(0.02)
-        await driver.interrupt()
+        await run.interrupt()
 
     asyncio.run(
         rollout(

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from heddle_core.ids import TrajectoryId
@@ -178,7 +179,7 @@ def test_trials_whose_kv_was_taken_away_are_counted_and_left_out() -> None:
     heard = Heard(0.0, 1.1, end)
     cell = DecodeCell(1, 100, False)
     assert decode_trial([heard], cell, order=1, tp=1) is not None
-    taken = heard._replace(end=end._replace(recomputes=1))
+    taken = heard._replace(end=msgspec.structs.replace(end, recomputes=1))
     assert decode_trial([heard, taken], cell, order=1, tp=1) is None
     prompt = PrefillCell(1, 100, 64, 0, False)
     assert prefill_trials([[heard]], [taken], prompt, order=1, tp=1) == []
@@ -192,7 +193,7 @@ def test_a_batch_that_begins_raggedly_counts_as_what_it_was_on_average() -> None
         )
         for i in range(3)
     ]
-    late = ends[2]._replace(queued_s=0.2)
+    late = msgspec.structs.replace(ends[2], queued_s=0.2)
     heard = [Heard(0.0, 1.1, ends[0]), Heard(0.0, 1.1, ends[1]), Heard(0.0, 1.3, late)]
     trial = decode_trial(heard, DecodeCell(3, 50, False), order=1, tp=1)
     assert trial is not None
@@ -250,9 +251,9 @@ def test_prompts_of_two_iterations_are_no_prefill_together() -> None:
     end = StepResult(trajectory=TrajectoryId("j"), tokens=1, finished=True, prefill_s=0.5)
     cell = PrefillCell(0, 0, 64, 0, False, 2)
     close, apart = (
-        [Heard(0.0, 0.5, end), Heard(0.0, 1.0, end._replace(prefill_s=0.5 + later))]
+        [Heard(0.0, 0.5, end), Heard(0.0, 1.0, msgspec.structs.replace(end, prefill_s=0.5 + later))]
         for later in (0.001, 0.2)
     )
     assert len(prefill_trials([close, apart], [], cell, order=1, tp=1)) == 1
-    mixed = [close[0], Heard(0.0, 0.5, end._replace(cached_tokens=16))]
+    mixed = [close[0], Heard(0.0, 0.5, msgspec.structs.replace(end, cached_tokens=16))]
     assert prefill_trials([mixed], [], cell, order=1, tp=1) == []
