@@ -25,7 +25,7 @@ from heddle_core import Controller, Entry, Setting
 from heddle_core.cost import CostModel, StepCost
 from heddle_core.events import TrajectoryArrived, TrajectoryFinished
 from heddle_core.presets import load_policy
-from heddle_rollout.driver import RecordedCore
+from heddle_rollout.core import RecordedCore
 from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
 from heddle_runtime.clock import RunClock
 from heddle_runtime.rollout import RolloutRun

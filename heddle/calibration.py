@@ -33,7 +33,7 @@ from heddle_core.controller import Controller
 from heddle_core.events import EngineFailed, EngineReady, PlanSolved
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.journal import Entry
-from heddle_rollout.driver import RecordedCore
+from heddle_rollout.core import RecordedCore
 from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile, ProfileError

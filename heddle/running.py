@@ -35,7 +35,7 @@ from heddle_core.events import EngineReady, TrajectoryFinished
 from heddle_core.ids import EngineId
 from heddle_core.journal import Entry
 from heddle_rollout.agents import Agent
-from heddle_rollout.driver import RecordedCore
+from heddle_rollout.core import RecordedCore
 from heddle_rollout.engines import Launcher
 from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
 from heddle_rollout.services import ChargedSolver, CoreEstimates, Solver

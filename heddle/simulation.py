@@ -26,7 +26,7 @@ from heddle_core.journal import Entry
 from heddle_core.policy import Policy, Setting
 from heddle_core.predict.model import Model
 from heddle_core.presets import load_policy
-from heddle_rollout.driver import RecordedCore
+from heddle_rollout.core import RecordedCore
 from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, load_profile

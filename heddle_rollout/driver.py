@@ -6,8 +6,8 @@ command ends in exactly one event.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol, assert_never
+from collections.abc import Callable
+from typing import assert_never
 
 from heddle_core.commands import (
     Cancel,
@@ -37,11 +37,11 @@ from heddle_core.events import (
     WeightsUpdated,
 )
 from heddle_core.ids import EngineId, RolloutId, TrajectoryId
-from heddle_core.journal import Entry, recorded
 from heddle_core.plans import ResourcePlan
 from heddle_rollout.agents import Agent, NextAction, ToolAnswer
 from heddle_rollout.clock import Clock
 from heddle_rollout.cluster import Cluster
+from heddle_rollout.core import Core
 from heddle_rollout.engines import Launcher, StepResult
 from heddle_rollout.services import ChargedSolver, CoreEstimates, Predictions, Solver
 from heddle_rollout.tools import ToolPool
@@ -56,32 +56,6 @@ class StuckError(RuntimeError):
 
 class RolloutError(ValueError):
     """A rollout or an agent that cannot be taken in; the message names it."""
-
-
-class Core(Protocol):
-    """What decides; `heddle_core.Controller` does."""
-
-    @property
-    def deadline_s(self) -> float | None:
-        """The driver delivers a `Tick` no later than this."""
-        ...
-
-    def handle(self, event: Event) -> Sequence[Command]:
-        """Take one event in; return the commands it causes."""
-        ...
-
-
-class RecordedCore:
-    """A core whose events and commands all go to `sink` as well."""
-
-    def __init__(self, core: Core, sink: Callable[[Entry], None]) -> None:
-        self.handle = recorded(core.handle, sink)
-        self._core = core
-
-    @property
-    def deadline_s(self) -> float | None:
-        """The core's."""
-        return self._core.deadline_s
 
 
 class _Rollout:
@@ -103,10 +77,10 @@ class _Rollout:
 class _Trajectory:
     """Where the driver stands with one agent."""
 
-    __slots__ = ("agent", "arrived", "rollout", "step", "tool")
+    __slots__ = ("agent", "arrived", "id", "rollout", "step", "tool")
 
     def __init__(self, agent: Agent, rollout: _Rollout) -> None:
-        self.agent, self.rollout = agent, rollout
+        self.id, self.agent, self.rollout = agent.id, agent, rollout
         self.arrived = False
         self.step = 0
         self.tool = ""
@@ -435,7 +409,7 @@ class Driver:
             self._deliver(
                 ToolStarted(
                     time_s=self._clock.now_s,
-                    trajectory=live.agent.id,
+                    trajectory=live.id,
                     step=live.step,
                     tool=action.tool,
                 )
@@ -477,7 +451,7 @@ class Driver:
         self.service_failed(error)
 
     def _finish(self, live: _Trajectory, outcome: Outcome) -> None:
-        trajectory, rollout = live.agent.id, live.rollout
+        trajectory, rollout = live.id, live.rollout
         if self._trajectories.pop(trajectory, None) is None:
             return
         rollout.unfinished -= 1

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from heddle_rollout.agents import Agent
-from heddle_rollout.driver import ROLLOUT, Core, Driver
+from heddle_rollout.core import Core
+from heddle_rollout.driver import ROLLOUT, Driver
 from heddle_rollout.engines import Launcher
 from heddle_rollout.services import Predictions, Solver
 from heddle_runtime.clock import RunClock

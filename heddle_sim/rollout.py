@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import simpy
 
-from heddle_rollout.driver import ROLLOUT, Core, Driver
+from heddle_rollout.core import Core
+from heddle_rollout.driver import ROLLOUT, Driver
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_rollout.services import ChargedSolver, CoreEstimates
 from heddle_sim.clock import SimClock

@@ -21,7 +21,7 @@ from heddle_core.commands import Preempt
 from heddle_core.events import EngineFailed, MigrationFinished
 from heddle_core.ids import EngineId
 from heddle_core.presets import PRESETS
-from heddle_rollout.driver import RecordedCore
+from heddle_rollout.core import RecordedCore
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import RunClock

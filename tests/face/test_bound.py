@@ -14,7 +14,7 @@ from heddle_core.events import Event, TrajectoryFinished
 from heddle_core.journal import Entry
 from heddle_core.policy import Setting
 from heddle_core.presets import PRESETS, load_policy
-from heddle_rollout.driver import RecordedCore
+from heddle_rollout.core import RecordedCore
 from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.rollout import simulate_rollout

@@ -16,7 +16,7 @@ from heddle_core.events import (
     TrajectoryArrived,
 )
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
-from heddle_rollout.driver import Core
+from heddle_rollout.core import Core
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_rollout.services import ChargedSolver, CoreEstimates
 from heddle_runtime.clock import RunClock

@@ -32,7 +32,8 @@ from heddle_core.events import (
 )
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_rollout.agents import NextAction, ToolListener
-from heddle_rollout.driver import Core, RecordedCore, StuckError
+from heddle_rollout.core import Core, RecordedCore
+from heddle_rollout.driver import StuckError
 from heddle_rollout.engines import StepRequest, StepResult
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_rollout.services import CoreEstimates

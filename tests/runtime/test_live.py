@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from heddle_core import Controller, Entry
 from heddle_core.events import StepFinished, ToolReturned, ToolStarted, TrajectoryFinished
 from heddle_rollout.agents import NextAction, ToolAnswer
-from heddle_rollout.driver import RecordedCore
+from heddle_rollout.core import RecordedCore
 from heddle_rollout.engines import StepRequest, StepResult
 from heddle_runtime.clock import RunClock
 from heddle_runtime.dialogue import GiveAnswer, RunProgram, opening, output_of, read_generation

@@ -23,7 +23,8 @@ from heddle_core.events import (
 )
 from heddle_core.ids import EngineId
 from heddle_rollout.agents import ToolListener
-from heddle_rollout.driver import RecordedCore, StuckError
+from heddle_rollout.core import RecordedCore
+from heddle_rollout.driver import StuckError
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_rollout.services import ServiceListener
 from heddle_runtime.clock import RunClock
