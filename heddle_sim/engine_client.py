@@ -158,7 +158,8 @@ class SimEngineClient:
                 output_tokens=1,
             )
         else:
-            return KvPlaced("kv", model.import_kv(trajectory, group, 0))
+            tokens = model.import_kv(trajectory, group, 0)
+            return KvPlaced("kv" if tokens or kv is not None else "none", tokens)
         return None
 
     def sample(self) -> EngineSample:

@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
@@ -40,6 +40,8 @@ MARGIN_S = 5.0
 
 DRIVER = """
 import asyncio
+from heddle_core.ids import EngineShape
+from heddle_core.plans import EngineSpec
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import VllmSettings
 from heddle_runtime.engine_child import group_members
@@ -164,7 +166,7 @@ def test_a_pull_is_never_begun_after_its_lease(bench):
         assert handle.expires_s > bench.loop.time() + 50
         # Whatever lies there now would be taken for this trajectory's KV.
         Path(handle.params["params"]["file"]).write_text("[]")
-        late = replace(handle, expires_s=bench.loop.time() + MARGIN_S - 0.01)
+        late = msgspec.structs.replace(handle, expires_s=bench.loop.time() + MARGIN_S - 0.01)
         target.import_kv(TrajectoryId("lease"), GroupId("lease"), context, late)
         _, placed = await bench.recorder.take("placed")
         assert placed == ("prefill", len(context) // 32 * 32)
