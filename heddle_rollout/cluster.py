@@ -57,10 +57,8 @@ class Cluster:
         """Stopping ones that have drained and are about to end."""
         self._running: dict[EngineId, dict[TrajectoryId, None]] = {}
         self._under_way = False
-        self._worked: dict[EngineId, int] = {}
-        """Dispatches that an engine has worked on and ended."""
-        self._reported_idle: dict[EngineId, int] = {}
-        """That number when an idle engine was last sampled; -1 when it was not idle."""
+        self._idle: dict[EngineId, None] = {}
+        """Engines that were idle at the last sample, and have worked on nothing since."""
         self._updating: dict[EngineId, int] = {}
         self._weights: tuple[int, str] | None = None
         """Version and path that were pushed last: engines that get ready later have older ones."""
@@ -146,10 +144,12 @@ class Cluster:
         """Read the counters of all engines, once for each time that an engine is idle."""
         samples = []
         for name, engine in self.engines.items():
-            idle = not self._running[name]
-            if idle and self._reported_idle.get(name) == self._worked[name]:
-                continue  # nothing has run since
-            self._reported_idle[name] = self._worked[name] if idle else -1
+            if self._running[name]:
+                self._idle.pop(name, None)
+            elif name in self._idle:
+                continue
+            else:
+                self._idle[name] = None
             samples.append((name, engine.sample()))
         return samples
 
@@ -177,7 +177,6 @@ class Cluster:
             return
         self.engines[engine] = client
         self._running[engine] = {}
-        self._worked[engine] = 0
         if self._weights is not None:
             self._update_weights(engine, *self._weights)
         self._deliver(
@@ -198,7 +197,7 @@ class Cluster:
             return
         del running[result.trajectory]
         if result.tokens or result.prefill_s > 0.0:
-            self._worked[engine] += 1
+            self._idle.pop(engine, None)
         self._on_end(engine, result)
         if engine in self._stopping:
             self._stop_if_drained(engine)
@@ -281,5 +280,6 @@ class Cluster:
             engine.stop()
 
     def _forget(self, name: EngineId) -> None:
-        for table in (self._running, self._worked, self._reported_idle, self._updating):
-            table.pop(name, None)
+        self._running.pop(name, None)
+        self._idle.pop(name, None)
+        self._updating.pop(name, None)

@@ -129,7 +129,7 @@ class Driver:
             launcher,
             deliver=self._deliver,
             on_end=self._step_ended,
-            on_salvage=self._keep_tokens,
+            on_salvage=self._salvage,
             on_thaw=self._arrive_held,
         )
         self._rollouts: dict[RolloutId, _Rollout] = {}
@@ -242,16 +242,18 @@ class Driver:
         """Hand an event over, then execute the answer; events born meanwhile wait their turn."""
         if self._closed:
             return
-        events = self._events
-        events.append(event)
         if self._delivering:
+            self._events.append(event)
             return
         self._delivering = True
         try:
-            handle = self._core.handle
-            while events:
-                for command in handle(events.popleft()):
+            handle, events = self._core.handle, self._events
+            while True:
+                for command in handle(event):
                     self._execute(command)
+                if not events:
+                    break
+                event = events.popleft()
         except BaseException as error:
             # The caller, such as an event loop, would at most log it.
             self.service_failed(error)
@@ -343,14 +345,16 @@ class Driver:
             )
             self._step_ended(command.engine, result)
 
-    def _keep_tokens(self, result: StepResult) -> NextAction | None:
+    def _salvage(self, result: StepResult) -> None:
+        live = self._trajectories.get(result.trajectory)
+        if live is not None:
+            self._keep_tokens(live, result)
+
+    def _keep_tokens(self, live: _Trajectory, result: StepResult) -> NextAction | None:
         """Hand an agent its tokens; ask it about a step that has finished without an error.
 
         An engine calls this: an agent's defect is not the engine's, and ends the run.
         """
-        live = self._trajectories.get(result.trajectory)
-        if live is None:
-            return None  # it was cancelled meanwhile
         try:
             live.agent.on_step_end(result)
             return live.agent.next_action() if result.finished and not result.error else None
@@ -362,7 +366,7 @@ class Driver:
         live = self._trajectories.get(result.trajectory)
         if live is None:
             return  # it was cancelled meanwhile
-        action = self._keep_tokens(result)
+        action = self._keep_tokens(live, result)
         if not result.finished:
             self._deliver(
                 StepPreempted(

@@ -4,33 +4,33 @@ from collections.abc import Callable
 from typing import Any
 
 import simpy
-from simpy.events import NORMAL, Event, EventPriority
+from simpy.events import NORMAL, Event, EventPriority, Timeout
 
 from heddle_rollout.clock import Clock
 
 
-class SimClock:
-    """The clock of a SimPy environment; implements `Clock`.
+class SimClock(simpy.Environment):
+    """A SimPy environment as a clock; implements `Clock`.
 
     While it is frozen, engines start in no time: that is all that freezing means here.
     """
 
-    def __init__(self, env: simpy.Environment) -> None:
-        self.env = env
+    def __init__(self) -> None:
+        super().__init__(0.0)
         self.frozen = False
 
     @property
     def now_s(self) -> float:
         """Seconds since the run began."""
-        return self.env.now
+        return self._now
 
     def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` at `time_s`, or now if that is past."""
-        self.call_after(max(0.0, time_s - self.env.now), act, *args)
+        self.call_after(max(0.0, time_s - self._now), act, *args)
 
     def call_after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` once `delay_s` have passed."""
-        callbacks = self.env.timeout(delay_s).callbacks
+        callbacks = Timeout(self, delay_s).callbacks
         assert callbacks is not None
         callbacks.append(lambda _: act(*args))
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import simpy
-
 from heddle_rollout.core import Core
 from heddle_rollout.driver import ROLLOUT, Driver
 from heddle_rollout.scripted_agent import ScriptedAgent
@@ -20,9 +18,8 @@ class Simulation:
     def __init__(self, core: Core, config: SimulationConfig) -> None:
         self._idle: list[None] = []
         self._errors: list[BaseException] = []
-        self._env = simpy.Environment(0.0)
-        self.clock = clock = SimClock(self._env)
-        self.launcher = SimLauncher(config, clock, env=self._env)
+        self.clock = clock = SimClock()
+        self.launcher = SimLauncher(config, clock, env=clock)
         self.driver = Driver(
             core,
             self.launcher,
@@ -43,7 +40,7 @@ class Simulation:
         Raises:
             StuckError: nothing is left to happen before that.
         """
-        idle, errors, step = self._idle, self._errors, self._env.step
+        idle, errors, step = self._idle, self._errors, self.clock.step
         while not (idle or errors):
             step()
         idle.clear()

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import simpy
 
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.agents import ToolAnswer
@@ -47,10 +46,10 @@ def played(
 ) -> Pool:
     """Let `begin` call tools, and time pass until all have ended."""
     if clock == "simpy":
-        env = simpy.Environment(0.0)
-        pool = Pool(SimClock(env), on_end, **limits)
+        sim_clock = SimClock()
+        pool = Pool(sim_clock, on_end, **limits)
         begin(pool)
-        env.run()
+        sim_clock.run()
         return pool
 
     async def main() -> Pool:
@@ -113,11 +112,11 @@ def test_a_call_over_its_limit_is_cut_and_not_answered_twice(clock: str) -> None
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_a_tool_takes_a_time_that_can_be(seconds: float) -> None:
-    pool = Pool(SimClock(simpy.Environment()), lambda pool, name: None)
+    pool = Pool(SimClock(), lambda pool, name: None)
     with pytest.raises(ValueError, match="cannot take"):
         pool.call("a", seconds)
 
 
 def test_a_pool_has_a_place() -> None:
     with pytest.raises(ValueError, match="tool capacity must be 1 or more"):
-        Pool(SimClock(simpy.Environment()), lambda pool, name: None, capacity=0)
+        Pool(SimClock(), lambda pool, name: None, capacity=0)
