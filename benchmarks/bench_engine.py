@@ -16,7 +16,8 @@ from random import Random
 import simpy
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_sim.engine import SimEngine, StepResult
+from heddle_rollout.engines import StepResult
+from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
 
 ENGINES, TRAJECTORIES_PER_ENGINE, SAMPLES_PER_GROUP = 64, 100, 16

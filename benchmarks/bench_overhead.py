@@ -22,13 +22,14 @@ from pathlib import Path
 
 from heddle.engines import vocabulary_of
 from heddle.plugins import load_policy
-from heddle_core import Controller, Entry, PolicyContext, recorded
+from heddle_core import Controller, Entry, PolicyContext
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.events import TrajectoryArrived, TrajectoryFinished
 from heddle_core.ids import EngineShape
+from heddle_rollout.core import RecordedCore
+from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
 from heddle_runtime.clock import RunClock
-from heddle_runtime.driver import AsyncDriver
-from heddle_runtime.replay import ReplayAgent, TokenSource
+from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import CPU_BLOCK_TOKENS, VllmSettings, installed_vllm
@@ -122,10 +123,10 @@ async def heddle(model_dir: str) -> float:
         clock = RunClock(asyncio.get_running_loop())
         controller = Controller(load_policy("verl", policy_context))
         # The warm-up runs first and alone: its trajectories arrive long before the others.
-        later = [ReplayAgent(s, clock, first_arrival_s=-60.0, tokens=tokens) for s in work]
-        first = [ReplayAgent(s, clock, tokens=tokens) for s in scripts("warm")]
-        handle = recorded(controller.handle, entries.append)
-        await AsyncDriver([*first, *later], handle, launcher, clock).run()
+        later = [ScriptedAgent(s, clock, first_arrival_s=-60.0, tokens=tokens) for s in work]
+        first = [ScriptedAgent(s, clock, tokens=tokens) for s in scripts("warm")]
+        core = RecordedCore(controller, entries.append)
+        await RolloutRun([*first, *later], core, launcher, clock).run()
         await launcher.close()
     mine = {s.id for s in work}
     arrived = [

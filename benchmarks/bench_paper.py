@@ -35,7 +35,8 @@ from heddle.simulation import simulate
 from heddle_core.commands import Command
 from heddle_core.controller import Controller
 from heddle_core.events import Event
-from heddle_sim.driver import SimDriver
+from heddle_core.journal import Handle
+from heddle_sim.rollout import simulate_rollout
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 
@@ -100,13 +101,25 @@ def decisions(trace: str, policy: str, gpus: int) -> tuple[list[float], int]:
         began = time.perf_counter_ns()
         commands = controller.handle(event)
         took_us.append((time.perf_counter_ns() - began) / 1e3)
-        if controller.ledger.finished <= len(work.scripts) // 10:
+        if sum(r.ended for r in controller.rollouts.open.values()) <= len(work.scripts) // 10:
             crowded = len(took_us)
         return commands
 
     gc.set_threshold(100_000)  # as `simulate` does
-    SimDriver(work.scripts, timed, setup.world, lambda: controller.deadline_s).run()
+    simulate_rollout(work.scripts, Timed(controller, timed), setup.world)
     return took_us, crowded
+
+
+class Timed:
+    """A controller whose events go through `handle`."""
+
+    def __init__(self, controller: Controller, handle: Handle) -> None:
+        self.handle, self._controller = handle, controller
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The controller's."""
+        return self._controller.deadline_s
 
 
 def help_s(runs: int) -> list[float]:

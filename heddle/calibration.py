@@ -25,10 +25,11 @@ from heddle.setup import (
 from heddle.workload import Workload
 from heddle_calibrate.check import Checked, compare_figures, finish_order, world_of_run
 from heddle_core.controller import Controller
-from heddle_core.journal import Entry, recorded
-from heddle_sim.cluster import World
-from heddle_sim.driver import SimDriver
+from heddle_core.journal import Entry
+from heddle_rollout.core import RecordedCore
+from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import Profile, ProfileError
+from heddle_sim.rollout import simulate_rollout
 from heddle_trace.errors import TraceError
 from heddle_trace.files import read_trace
 from heddle_trace.schema import TrajectoryScript
@@ -111,12 +112,11 @@ def _simulate(run: Run, config: RunConfig) -> Measured:
     context = run.context or prepare(config).context
     controller = Controller(make_policy(config, context, workload.scripts))
     entries: list[Entry] = []
-    SimDriver(
+    simulate_rollout(
         _scripts(config, workload),
-        recorded(controller.handle, entries.append),
+        RecordedCore(controller, entries.append),
         _world(run, config, profile),
-        lambda: controller.deadline_s,
-    ).run()
+    )
     table = pa.Table.from_batches([encode(entries, 0)]).unify_dictionaries()
     return measure(table, solo_tpot(profile, config.cluster))
 
@@ -138,7 +138,7 @@ def _scripts(config: RunConfig, workload: Workload) -> list[TrajectoryScript]:
     ]
 
 
-def _world(run: Run, config: RunConfig, profile: Profile) -> World:
+def _world(run: Run, config: RunConfig, profile: Profile) -> SimulationConfig:
     """The profile's world with what is known of this run's own engines."""
     world = world_of_run(run.entries(), simulated_world(config.cluster, profile))
     if config.runtime.engine == "fake":

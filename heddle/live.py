@@ -13,6 +13,7 @@ from heddle_runtime.live import AgentLimits, LiveAgent, live_agents
 from heddle_runtime.sandbox import Sandbox, SandboxLimits, SandboxResult, Way
 from heddle_runtime.tasks import TaskFile, read_tasks
 from heddle_runtime.tokenizer import FileTokenizer, load_tokenizer
+from heddle_runtime.tool_tasks import ToolTasks
 from heddle_runtime.transcripts import transcript_file
 
 TRANSCRIPTS = "transcripts.jsonl"
@@ -94,15 +95,20 @@ async def running_agents(
     """
     async with Sandbox(work.sandbox_limits, way=sandbox_info.way) as sandbox:
         with transcript_file(folder / TRANSCRIPTS) as write:
-            yield live_agents(
-                work.file.tasks,
-                work.samples,
-                tokenizer=work.tokenizer,
-                run_python=sandbox.run,
-                limits=work.limits,
-                sandbox_limits=work.sandbox_limits,
-                on_end=write,
-            )
+            tool_tasks = ToolTasks()
+            try:
+                yield live_agents(
+                    work.file.tasks,
+                    work.samples,
+                    tokenizer=work.tokenizer,
+                    run_python=sandbox.run,
+                    limits=work.limits,
+                    sandbox_limits=work.sandbox_limits,
+                    tool_tasks=tool_tasks,
+                    on_end=write,
+                )
+            finally:
+                await tool_tasks.close()
 
 
 def _validate_prompts(work: LiveWork) -> None:

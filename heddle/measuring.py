@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,19 @@ import msgspec
 from heddle.config import MAX_RUNNING, RunConfig
 from heddle.engines import open_vllm, vllm_settings
 from heddle.hardware import gpus, hardware
-from heddle.running import simulated_engine
 from heddle.runs.files import git_commit
 from heddle.setup import load_cluster_profile, simulated_world
 from heddle_calibrate.measure.cells import SizeName
 from heddle_calibrate.measure.session import Measurements, OnProgress, SweepSpec
 from heddle_calibrate.measure.sweep import measure
 from heddle_calibrate.sweeps import TRIALS, Sweep
+from heddle_rollout.engines import EngineClient
+from heddle_rollout.scripted_agent import TokenSource
 from heddle_runtime.clock import RunClock
-from heddle_runtime.engine import EngineClient
-from heddle_runtime.fake_engine import FakeLauncher
-from heddle_runtime.replay import TokenSource
 from heddle_runtime.virtual_time import run_virtual
 from heddle_runtime.vllm_checks import EnginesChecked, check_engines, check_release, read_model
 from heddle_runtime.vllm_engine import VllmEngine
+from heddle_sim.engine_client import SimLauncher
 
 GPU_LIMITS, CPU_LIMITS = (128, 16384), (32, 2048)
 """The largest batch and the longest context, where nothing is said: what a sweep of minutes
@@ -195,11 +193,9 @@ def _sweep_fake(
     async def swept() -> None:
         clock = RunClock(asyncio.get_running_loop())
         clock.thaw()
-        launcher = FakeLauncher(
-            clock,
-            partial(simulated_engine, world),
-            transfer=lambda size: world.transfer_fixed_s + size / world.transfer_bytes_per_s,
-            start_s=world.start_s(spec.tps[0]),
+        # As many seconds for every degree as for the first: they all start alike in a sweep.
+        launcher = SimLauncher(
+            replace(world, engine_start_s=world.start_s(spec.tps[0]), engine_start_s_at={}), clock
         )
         await measure(launcher, spec, tokens=None, on_progress=on_progress, measured=measured)
 

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import simpy
-
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.engines import facts_of, open_vllm, vocabulary_of, world_of_engines
@@ -28,18 +26,17 @@ from heddle_core.commands import SolvePlan
 from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, TrajectoryFinished
 from heddle_core.ids import EngineId
-from heddle_core.journal import Entry, recorded
-from heddle_core.plans import EngineSpec, ResourcePlan
-from heddle_runtime.agent import Agent
+from heddle_core.journal import Entry
+from heddle_core.plans import ResourcePlan
+from heddle_rollout.agents import Agent
+from heddle_rollout.core import RecordedCore
+from heddle_rollout.engines import Launcher
+from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
+from heddle_rollout.services import ChargedSolver, CoreEstimates, ServiceListener, Solver
 from heddle_runtime.clock import RunClock
-from heddle_runtime.driver import AsyncDriver
-from heddle_runtime.engine import Launcher
-from heddle_runtime.fake_engine import EngineModel, FakeLauncher, ModelEnd
-from heddle_runtime.replay import ReplayAgent, TokenSource
-from heddle_runtime.services import Solver, charged_solver
+from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_sim.cluster import World
-from heddle_sim.engine import SimEngine
+from heddle_sim.engine_client import SimLauncher
 from heddle_trace.schema import Trace
 
 FLUSH_S = 5.0
@@ -196,27 +193,26 @@ async def _roll_out(setup: RunSetup, live: _Live | None, sink: _Sink, signals: S
     sink.facts = stage.facts
     try:
         async with _agents(setup, live, stage, sink.path) as agents:
-            await _interruptible(_driver(setup, agents, stage, sink), signals)
+            await _interruptible(_rollout(setup, agents, stage, sink), signals)
     finally:
         if isinstance(stage.solver, ProcessSolver):
             stage.solver.close()
         await stage.launcher.close()
 
 
-def _driver(
+def _rollout(
     setup: RunSetup, agents: Sequence[Agent], stage: _Stage, sink: Callable[[Entry], None]
-) -> AsyncDriver:
+) -> RolloutRun:
     """Connect the policy, the agents and the engines; `sink` takes the journal."""
-    controller, cluster = Controller(setup.policy), setup.config.cluster
-    return AsyncDriver(
+    cluster = setup.config.cluster
+    return RolloutRun(
         agents,
-        recorded(controller.handle, sink),
+        RecordedCore(Controller(setup.policy), sink),
         stage.launcher,
         stage.clock,
-        deadline=lambda: controller.deadline_s,
         tool_capacity=cluster.tool_capacity,
         tool_limit_s=setup.config.runtime.tool_limit_s,
-        prediction_s=cluster.prediction_s,
+        predictions=CoreEstimates(stage.clock, cluster.prediction_s),
         solver=stage.solver,
         report_interval_s=cluster.report_interval_s,
         report_delay_s=stage.report_delay_s,
@@ -234,7 +230,7 @@ async def _agents(
     scripts = setup.workload.scripts
     first_arrival_s = min(script.arrival_s for script in scripts)
     yield [
-        ReplayAgent(
+        ScriptedAgent(
             script,
             stage.clock,
             first_arrival_s=first_arrival_s,
@@ -245,15 +241,15 @@ async def _agents(
     ]
 
 
-async def _interruptible(driver: AsyncDriver, signals: StopSignals) -> None:
+async def _interruptible(rollout: RolloutRun, signals: StopSignals) -> None:
     """Run to the end; the first signal ends the run in order, a second one at once."""
     loop = asyncio.get_running_loop()
-    running = loop.create_task(driver.run())
+    running = loop.create_task(rollout.run())
     ending: list[asyncio.Task[None]] = []
 
     def end(count: int) -> None:
         if count == 1:
-            ending.append(loop.create_task(driver.interrupt()))
+            ending.append(loop.create_task(rollout.interrupt()))
         else:
             running.cancel()
 
@@ -271,51 +267,41 @@ async def _interruptible(driver: AsyncDriver, signals: StopSignals) -> None:
 def _fake(setup: RunSetup) -> _Stage:
     world = setup.world
     clock = RunClock(asyncio.get_running_loop(), speed=1.0 / setup.config.runtime.time_scale)
-    launcher = FakeLauncher(
-        clock,
-        partial(simulated_engine, world),
-        transfer=lambda size: world.transfer_fixed_s + size / world.transfer_bytes_per_s,
-        start_s=world.engine_start_s,
-        faults=world.faults,
-    )
-    return _Stage(clock, launcher, charged_solver(clock), None, 1.0, world.report_delay_s)
-
-
-def simulated_engine(
-    world: World, env: simpy.Environment, spec: EngineSpec, on_end: Callable[[ModelEnd], None]
-) -> EngineModel:
-    """Make the simulator's engine, as a fake one keeps time by."""
-    return SimEngine(
-        env,
-        spec.engine,
-        world.table(spec.shape.gpu, spec.shape.tp),
-        max_running=spec.max_running,
-        max_batched_tokens=world.max_batched_tokens,
-        block_size=world.block_size,
-        prefix_caching=world.prefix_caching,
-        on_end=on_end,
-        speed=world.speed(spec.engine),
-        arrival_s=world.dispatch_s,
-    )
+    launcher = SimLauncher(world, clock)
+    launcher.schedule_faults()
+    return _Stage(clock, launcher, ChargedSolver(clock), None, 1.0, world.report_delay_s)
 
 
 # -- vLLM -------------------------------------------------------------------------------------
 
 
 class ProcessSolver:
-    """Searches for plans in another process, so that the event loop goes on meanwhile."""
+    """Searches for plans in another process, so that the event loop goes on; a `Solver`."""
 
     def __init__(self) -> None:
         # Ctrl-C reaches every process of a terminal: the run decides what becomes of a search.
         self._worker = Worker("ignored")
 
-    async def __call__(self, command: SolvePlan) -> ResourcePlan:
+    def solve(self, command: SolvePlan, listener: ServiceListener) -> None:
         """Search for a plan."""
-        return await asyncio.wrap_future(self._worker.submit(command.problem.solve))
+        search = asyncio.wrap_future(self._worker.submit(command.problem.solve))
+        search.add_done_callback(partial(_report, command, listener))
 
     def close(self) -> None:
         """End the other process."""
         self._worker.close()
+
+
+def _report(
+    command: SolvePlan, listener: ServiceListener, search: asyncio.Future[ResourcePlan]
+) -> None:
+    if search.cancelled():
+        return
+    error = search.exception()
+    if error is not None:
+        listener.service_failed(error)
+    else:
+        listener.plan_solved(command, search.result())
 
 
 def _vllm(config: RunConfig, path: Path) -> _Stage:

@@ -22,7 +22,7 @@ from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, fitting
 from heddle_core.defaults import ENGINE_START_S, SPARE_SLOTS
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.policy import Policy, PolicyContext
-from heddle_sim.cluster import World
+from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, load_profile
 from heddle_sim.profile_parts import Costs
@@ -50,7 +50,7 @@ class RunSetup:
     """Name and hash of `model` if the policy's predictor uses it, else None."""
     context: PolicyContext
     policy: Policy
-    world: World
+    world: SimulationConfig
     """The simulated cluster."""
 
     def bound(self) -> Bound:
@@ -222,7 +222,7 @@ def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig)
     )
 
 
-def simulated_world(cluster: ClusterConfig, profile: Profile) -> World:
+def simulated_world(cluster: ClusterConfig, profile: Profile) -> SimulationConfig:
     """Describe the simulated cluster to the driver."""
     tables: dict[int, LatencyTable] = {}
 
@@ -235,7 +235,7 @@ def simulated_world(cluster: ClusterConfig, profile: Profile) -> World:
     costs = profile.costs or Costs(dispatch_s=0.0, engines={})
     settings = profile.engine or DEFAULT_SETTINGS
     given_s = cluster.engine_start_s
-    return World(
+    return SimulationConfig(
         table=table,
         transfer_fixed_s=profile.transfer.fixed_s,
         transfer_bytes_per_s=profile.transfer.bytes_per_s,
@@ -267,7 +267,7 @@ def solo_tpot(profile: Profile, cluster: ClusterConfig) -> SoloTpot:
 def _context(
     config: RunConfig,
     profile: Profile,
-    world: World,
+    world: SimulationConfig,
     largest_tokens: int,
     history: knowledge.HistorySource,
     model: knowledge.LoadedModel,

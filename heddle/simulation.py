@@ -14,8 +14,9 @@ from heddle.setup import RunSetup, prepare, solo_tpot
 from heddle.signals import StopSignals
 from heddle_core.controller import Controller
 from heddle_core.events import TrajectoryFinished
-from heddle_core.journal import Entry, recorded
-from heddle_sim.driver import SimDriver
+from heddle_core.journal import Entry
+from heddle_rollout.core import RecordedCore
+from heddle_sim.rollout import simulate_rollout
 
 RUN_KEYS = (
     "makespan_s",
@@ -82,24 +83,14 @@ def simulate(
         sink: Callable[[Entry], None] = directory.append
         if on_progress is not None:
             sink = _counting(sink, workload.trajectories, on_progress)
-        _driver(setup, sink).run()
+        core = RecordedCore(Controller(setup.policy), sink)
+        simulate_rollout(workload.scripts, core, setup.world)
         measured = directory.finish(
             solo_tpot=solo_tpot(setup.profile, config.cluster), notes=workload.notes
         )
     wall_s = time.perf_counter() - began_s
     summary = {**measured.summary, **workload.notes}
     return RunResult(config.policy.preset, config.seed, directory.path, summary, wall_s)
-
-
-def _driver(setup: RunSetup, sink: Callable[[Entry], None]) -> SimDriver:
-    """Connect the policy, the workload and the simulated cluster; `sink` takes the journal."""
-    controller = Controller(setup.policy)
-    return SimDriver(
-        setup.workload.scripts,
-        recorded(controller.handle, sink),
-        setup.world,
-        lambda: controller.deadline_s,
-    )
 
 
 def _counting(

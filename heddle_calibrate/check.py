@@ -18,7 +18,7 @@ from heddle_core.commands import SolvePlan
 from heddle_core.events import EngineFailed, EngineReady, PlanSolved
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.journal import Entry
-from heddle_sim.cluster import World
+from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 
 FIGURES = (
@@ -84,7 +84,7 @@ class Ranking:
     """The widest range of makespans of one policy over repeated runs; None without repeats."""
 
 
-def world_of_run(entries: Iterable[Entry], of_profile: World) -> World:
+def world_of_run(entries: Iterable[Entry], of_profile: SimulationConfig) -> SimulationConfig:
     """The world of a profile with what the journal of a run shows of its own engines.
 
     They have its KV space and die when they did; a plan search takes as long as it took.

@@ -8,10 +8,11 @@ so that nothing else may happen while they load.
 import asyncio
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import Any
 
 
 class RunClock:
-    """Seconds of one run. Calls due at the same moment are made in the order they were asked for.
+    """Seconds of one run; implements `Clock`. Equal moments keep the order of their requests.
 
     The event loop gives no such order to equal timers, and journals are compared across kernels.
     """
@@ -21,7 +22,7 @@ class RunClock:
         self._loop, self._speed = loop, speed
         self._origin_s = loop.time()
         self._frozen_s: float | None = 0.0
-        self._calls: list[tuple[float, int, Callable[[], None]]] = []
+        self._calls: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._asked = 0
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
@@ -62,14 +63,14 @@ class RunClock:
             self._frozen_s = None
             self._arm()
 
-    def call_after(self, delay_s: float, act: Callable[[], None]) -> None:
+    def call_after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` once `delay_s` of this clock have passed."""
-        self.call_at(self.now_s + delay_s, act)
+        self.call_at(self.now_s + delay_s, act, *args)
 
-    def call_at(self, time_s: float, act: Callable[[], None]) -> None:
+    def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` at `time_s`, or as soon as possible after."""
         self._asked += 1
-        heappush(self._calls, (time_s, self._asked, act))
+        heappush(self._calls, (time_s, self._asked, act, args))
         if self._calls[0][1] == self._asked:
             self._arm()
 
@@ -87,14 +88,14 @@ class RunClock:
             return
         due_s = self._calls[0][0]
         if self._frozen_s is None:
-            self._timer = self._loop.call_at(self._origin_s + due_s / self._speed, self._ring)
+            self._timer = self._loop.call_at(self._origin_s + due_s / self._speed, self._on_timer)
         elif due_s <= self._frozen_s:
-            self._timer = self._loop.call_at(self._loop.time(), self._ring)
+            self._timer = self._loop.call_at(self._loop.time(), self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         """Make one call; the loop may do what that call caused before the next."""
         self._timer = None
-        time_s, _, act = heappop(self._calls)
+        time_s, _, act, args = heappop(self._calls)
         self._due_s = max(self._due_s, time_s)
         self._arm()
-        act()
+        act(*args)

@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass, field
 
 from heddle_core.ids import TrajectoryId
+from heddle_rollout.engines import StepResult
 from heddle_runtime import wire
-from heddle_runtime.engine import StepEnd
 from heddle_runtime.wire import unpack_ids
 
 
@@ -48,25 +48,25 @@ class InFlight:
             dispatch.made += unpack_ids(made.tokens)
             dispatch.started_s, dispatch.first_s = made.started_s, made.first_s
 
-    def end(self, report: wire.Ended) -> StepEnd:
+    def end(self, report: wire.Ended) -> StepResult:
         """Put together what a dispatch came to, and forget it."""
         dispatch = self._by_id.pop(report.id)
         del self._by_trajectory[dispatch.trajectory]
         made = (*dispatch.made, *unpack_ids(report.tokens))
-        return StepEnd(
-            dispatch.trajectory,
-            len(made),
-            report.finished,
-            report.queued_s,
-            report.prefill_s,
-            report.decode_s,
-            report.cached_tokens,
-            report.recomputes,
-            made,
-            report.error,
+        return StepResult(
+            trajectory=dispatch.trajectory,
+            tokens=len(made),
+            finished=report.finished,
+            queued_s=report.queued_s,
+            prefill_s=report.prefill_s,
+            decode_s=report.decode_s,
+            cached_tokens=report.cached_tokens,
+            recomputes=report.recomputes,
+            output_ids=made,
+            error=report.error,
         )
 
-    def salvage(self) -> list[tuple[TrajectoryId, StepEnd]]:
+    def salvage(self) -> list[tuple[TrajectoryId, StepResult]]:
         """Empty it; what was heard of each is what is left of it, the newest tokens missing."""
         salvaged = []
         for dispatch in self._by_trajectory.values():
@@ -74,10 +74,16 @@ class InFlight:
                 dispatch.sent_s, dispatch.started_s, dispatch.first_s, time.monotonic()
             )
             made = tuple(dispatch.made)
-            end = StepEnd(
-                dispatch.trajectory, len(made), False, queued_s, prefill_s, decode_s, 0, 0, made
+            result = StepResult(
+                trajectory=dispatch.trajectory,
+                tokens=len(made),
+                finished=False,
+                queued_s=queued_s,
+                prefill_s=prefill_s,
+                decode_s=decode_s,
+                output_ids=made,
             )
-            salvaged.append((dispatch.trajectory, end))
+            salvaged.append((dispatch.trajectory, result))
         self._by_trajectory.clear()
         self._by_id.clear()
         return salvaged

@@ -11,7 +11,8 @@ import msgspec
 
 from heddle_core.events import Outcome
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_runtime.agent import StepVerdict, ToolAnswer
+from heddle_rollout.agents import NextAction, ToolAnswer, ToolListener
+from heddle_rollout.engines import StepRequest, StepResult
 from heddle_runtime.dialogue import (
     GiveAnswer,
     RunProgram,
@@ -22,10 +23,10 @@ from heddle_runtime.dialogue import (
     read_generation,
     reminder,
 )
-from heddle_runtime.engine import StepEnd, StepRequest
 from heddle_runtime.sandbox import SandboxError, SandboxLimits, SandboxResult
 from heddle_runtime.tasks import Task, TaskFileError
 from heddle_runtime.tokenizer import Tokenizer
+from heddle_runtime.tool_tasks import ToolTasks
 from heddle_runtime.transcripts import OnEnd, Transcript, TranscriptStep
 
 RunPython: TypeAlias = Callable[[str], Awaitable[SandboxResult]]
@@ -77,9 +78,11 @@ class LiveAgent:
         run_python: RunPython,
         limits: AgentLimits,
         sandbox_limits: SandboxLimits,
+        tool_tasks: ToolTasks | None = None,
         on_end: OnEnd = lambda transcript: None,
     ) -> None:
-        """`sandbox_limits`: of `run_python`, for what the model is told of them.
+        """`sandbox_limits`: of `run_python`, for what the model is told of them. `tool_tasks` runs
+        the programs of several agents; without it, this one's alone.
 
         Raises:
             TaskFileError: the prompt leaves no room for a token within the context limit.
@@ -87,6 +90,7 @@ class LiveAgent:
         self._task, self._id = task, TrajectoryId(f"{task.id}/{sample}")
         self._group = GroupId(task.group or task.id)
         self._tokenizer, self._run_python, self._limits = tokenizer, run_python, limits
+        self._tool_tasks = tool_tasks or ToolTasks()
         self._sandbox_limits, self._on_end = sandbox_limits, on_end
         self._opening = opening(task.prompt)
         self._ids = tokenizer.encode(self._opening, begins=True)
@@ -166,12 +170,12 @@ class LiveAgent:
             prompt_ids=self._ids,
         )
 
-    def take(self, end: StepEnd) -> None:
+    def on_step_end(self, result: StepResult) -> None:
         """Keep the tokens of a dispatch."""
-        self._ids = [*self._ids, *end.output_ids]
+        self._ids = [*self._ids, *result.output_ids]
         self._shared = len(self._ids)
 
-    def verdict(self) -> StepVerdict:
+    def next_action(self) -> NextAction:
         """Read what the model wrote in this step."""
         made = self._ids[self._begins :]
         whole = self._left() > 0 or (bool(made) and self._tokenizer.is_special(made[-1]))
@@ -181,16 +185,24 @@ class LiveAgent:
         match self._said:
             case GiveAnswer():
                 self._end("completed")
-                return StepVerdict(reason="answer", outcome="completed")
+                return NextAction(reason="answer", outcome="completed")
             case None if not whole:
                 pass
             case _ if len(self._steps) < self._limits.steps:
                 called = isinstance(self._said, RunProgram)
-                return StepVerdict(reason="tool_call", tool=_TOOL if called else _REMINDER)
+                return NextAction(reason="tool_call", tool=_TOOL if called else _REMINDER)
         self._end("truncated")
-        return StepVerdict(reason="length_limit", outcome="truncated")
+        return NextAction(reason="length_limit", outcome="truncated")
 
-    async def call_tool(self) -> ToolAnswer:
+    def call_tool(self, listener: ToolListener) -> None:
+        """Begin what `run_tool` does."""
+        self._tool_tasks.begin(self._id, self.run_tool(), listener)
+
+    def cancel_tool(self) -> None:
+        """Cancel it."""
+        self._tool_tasks.cancel(self._id)
+
+    async def run_tool(self) -> ToolAnswer:
         """Run the program that the model wrote; remind it, where it wrote none."""
         number = len(self._steps) + 1
         if not isinstance(self._said, RunProgram):
@@ -206,7 +218,7 @@ class LiveAgent:
             next_step(shown, number), ok=result.ok, status=result.status, tool_s=result.wall_s
         )
 
-    def tool_cut(self, limit_s: float) -> ToolAnswer:
+    def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
         """Tell the model that its program took too long."""
         shown = f"[cut off after {limit_s:g} s]"
         return self._observe(
@@ -295,6 +307,7 @@ def live_agents(
     run_python: RunPython,
     limits: AgentLimits,
     sandbox_limits: SandboxLimits,
+    tool_tasks: ToolTasks | None = None,
     on_end: OnEnd = lambda transcript: None,
 ) -> list[LiveAgent]:
     """Return an agent for each of the `samples` of each task, in order.
@@ -313,6 +326,7 @@ def live_agents(
             run_python=run_python,
             limits=limits,
             sandbox_limits=sandbox_limits,
+            tool_tasks=tool_tasks,
             on_end=on_end,
         )
         for task in tasks

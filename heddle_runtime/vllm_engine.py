@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias, assert_never
 
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime import wire
-from heddle_runtime.engine import (
+from heddle_rollout.engines import (
+    EngineCapabilities,
     EngineListener,
     EngineRefusedError,
     EngineSample,
@@ -19,6 +19,7 @@ from heddle_runtime.engine import (
     KvPlaced,
     StepRequest,
 )
+from heddle_runtime import wire
 from heddle_runtime.engine_child import EngineChild
 from heddle_runtime.in_flight import InFlight
 from heddle_runtime.vllm_settings import VllmSettings
@@ -31,7 +32,7 @@ State: TypeAlias = Literal["waiting", "starting", "ready", "stopping", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Errand:
+class _PendingTransfer:
     """An export or import under way."""
 
     trajectory: TrajectoryId
@@ -74,11 +75,11 @@ class VllmEngine:
         self._limit: asyncio.TimerHandle | None = None
         self._asked = 0
         self._running = InFlight()
-        self._errands: dict[int, _Errand] = {}
+        self._pending_transfers: dict[int, _PendingTransfer] = {}
         self._seen: dict[TrajectoryId, None] = {}
         """Trajectories of which it may have KV."""
         self._sample = EngineSample(0, 0, 0, 0)
-        self._napping: asyncio.Future[float] | None = None
+        self._sleeping: asyncio.Future[float] | None = None
         self._killed = False
 
     # -- what it is -------------------------------------------------------------------------------
@@ -87,6 +88,12 @@ class VllmEngine:
     def spec(self) -> EngineSpec:
         """What was asked for."""
         return self._spec
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """It moves KV where a connector was set up."""
+        moves_kv = self._settings.kv_transfer != "none"
+        return EngineCapabilities(export_kv=moves_kv, import_kv=moves_kv)
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -123,7 +130,7 @@ class VllmEngine:
                 place.module,
                 environment=place.environment,
                 log=place.log,
-                hear=self._hear,
+                hear=self._on_report,
                 ended=self._ended,
             )
         except OSError as error:
@@ -191,21 +198,20 @@ class VllmEngine:
 
     def export_kv(
         self, trajectory: TrajectoryId, prompt_ids: Sequence[int], *, move: int = 0
-    ) -> None:
+    ) -> bool:
         """Keep KV ready for a pull; see `EngineClient.export_kv`.
 
         What has left the prefix cache is prefilled again for it. vLLM samples a token after a
         prefill; that token is thrown away.
         """
         if self._settings.kv_transfer == "none" or trajectory not in self._seen or not prompt_ids:
-            name = self._spec.engine
-            self._soon(lambda: self._listener.kv_exported(name, trajectory, None, move))
-            return
+            return False
         id_ = self._next_id()
         # The lease begins when the request has ended; counted from now, it is over too early.
         expires_s = self._loop.time() + self._settings.kv_lease_s
-        self._errands[id_] = _Errand(trajectory, move, expires_s)
+        self._pending_transfers[id_] = _PendingTransfer(trajectory, move, expires_s)
         self._send(wire.Export(id_, trajectory, pack_ids(prompt_ids)))
+        return True
 
     def import_kv(
         self,
@@ -215,17 +221,15 @@ class VllmEngine:
         kv: KvHandle | None,
         *,
         move: int = 0,
-    ) -> None:
+    ) -> KvPlaced | None:
         """Bring a context into the prefix cache; see `EngineClient.import_kv`."""
         room = 0
         if self._ready is not None:
             room = min(self._ready.kv_capacity_tokens, self._ready.max_context)
         if not 0 < len(prompt_ids) < room:
-            name, placed = self._spec.engine, KvPlaced("none", 0)
-            self._soon(lambda: self._listener.kv_placed(name, trajectory, placed, move))
-            return
+            return KvPlaced("none", 0)
         id_ = self._next_id()
-        self._errands[id_] = _Errand(trajectory, move)
+        self._pending_transfers[id_] = _PendingTransfer(trajectory, move)
         self._seen[trajectory] = None
         if kv is not None and kv.source == self._spec.engine:
             kv = None  # it is its own: the prefix cache has it
@@ -238,6 +242,7 @@ class VllmEngine:
                 id_, pack_ids(prompt_ids), kv.params if kv is not None else None, deadline_s
             )
         )
+        return None
 
     def sample(self) -> EngineSample:
         """Return the newest counters that have come."""
@@ -255,7 +260,7 @@ class VllmEngine:
         Raises:
             EngineRefusedError: it was started without `sleep_mode`, or is not ready.
         """
-        return await self._nap(wire.Sleep(level))
+        return await self._sleep(wire.Sleep(level))
 
     async def wake(self) -> float:
         """Take the memory again and return the seconds it took.
@@ -263,7 +268,7 @@ class VllmEngine:
         Raises:
             EngineRefusedError: as for `sleep`.
         """
-        return await self._nap(wire.Wake())
+        return await self._sleep(wire.Wake())
 
     def stop(self) -> None:
         """End the engine; see `EngineClient.stop`."""
@@ -291,7 +296,7 @@ class VllmEngine:
 
     # -- what it says -----------------------------------------------------------------------------
 
-    def _hear(self, report: Report) -> None:
+    def _on_report(self, report: Report) -> None:
         if self._killed:
             return
         name = self._spec.engine
@@ -305,20 +310,20 @@ class VllmEngine:
                     report.running, report.waiting, report.kv_used_tokens, report.preemptions
                 )
             case wire.Exported():
-                errand = self._errands.pop(report.id)
-                handle = self._handle(errand, report)
-                self._listener.kv_exported(name, errand.trajectory, handle, errand.move)
+                pending = self._pending_transfers.pop(report.id)
+                handle = self._handle(pending, report)
+                self._listener.kv_exported(name, pending.trajectory, handle, pending.move)
             case wire.Placed():
-                errand = self._errands.pop(report.id)
+                pending = self._pending_transfers.pop(report.id)
                 placed = KvPlaced(report.way, report.tokens)
-                self._listener.kv_placed(name, errand.trajectory, placed, errand.move)
+                self._listener.kv_placed(name, pending.trajectory, placed, pending.move)
             case wire.WeightsLoaded():
                 self._listener.weights_updated(name, report.version)
             case wire.Ready():
                 self._is_ready(report)
             case wire.Slept() | wire.Woke():
-                if self._napping is not None and not self._napping.done():
-                    self._napping.set_result(report.seconds)
+                if self._sleeping is not None and not self._sleeping.done():
+                    self._sleeping.set_result(report.seconds)
             case wire.Broken():
                 self._reason = report.reason
             case _:
@@ -332,15 +337,15 @@ class VllmEngine:
         self._changed(self)
         self._listener.engine_ready(self._spec.engine, report.kv_capacity_tokens)
 
-    def _handle(self, errand: _Errand, report: wire.Exported) -> KvHandle | None:
+    def _handle(self, pending: _PendingTransfer, report: wire.Exported) -> KvHandle | None:
         if report.kv is None or report.kv_tokens == 0 or self._ready is None:
             return None
         return KvHandle(
             source=self._spec.engine,
-            trajectory=errand.trajectory,
+            trajectory=pending.trajectory,
             kv_tokens=report.kv_tokens,
             kv_bytes=report.kv_tokens * self._ready.kv_bytes_per_token,
-            expires_s=errand.expires_s,
+            expires_s=pending.expires_s,
             params=report.kv,
         )
 
@@ -358,9 +363,9 @@ class VllmEngine:
         self._set_limit(None)
         self._reason = reason = self._reason or reason
         salvaged = self._running.salvage()
-        self._errands.clear()
-        if self._napping is not None and not self._napping.done():
-            self._napping.set_exception(EngineRefusedError(f"engine {self._spec.engine} is gone"))
+        self._pending_transfers.clear()
+        if self._sleeping is not None and not self._sleeping.done():
+            self._sleeping.set_exception(EngineRefusedError(f"engine {self._spec.engine} is gone"))
         self._changed(self)
         if self._killed:
             return
@@ -379,21 +384,17 @@ class VllmEngine:
         if self._child is not None and self._state == "ready":
             self._child.send(order)
 
-    def _soon(self, tell: Callable[[], None]) -> None:
-        """Answer what needs no asking, from the event loop as everything else."""
-        self._loop.call_soon(lambda: tell() if self._state == "ready" else None)
-
     def _set_limit(self, limit: asyncio.TimerHandle | None) -> None:
         if self._limit is not None:
             self._limit.cancel()
         self._limit = limit
 
-    async def _nap(self, order: wire.Sleep | wire.Wake) -> float:
+    async def _sleep(self, order: wire.Sleep | wire.Wake) -> float:
         name = self._spec.engine
         if self._state != "ready":
             raise EngineRefusedError(f"engine {name} is not ready")
         if not self._settings.sleep_mode:
             raise EngineRefusedError(f"engine {name} was started without sleep_mode")
-        self._napping = self._loop.create_future()
+        self._sleeping = self._loop.create_future()
         self._send(order)
-        return await self._napping
+        return await self._sleeping

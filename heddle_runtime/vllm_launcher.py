@@ -9,7 +9,7 @@ from pathlib import Path
 
 from heddle_core.ids import EngineId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.engine import EngineListener
+from heddle_rollout.engines import EngineListener
 from heddle_runtime.vllm_engine import Place, VllmEngine
 from heddle_runtime.vllm_settings import Platform, VllmSettings, environment, installed_vllm
 from heddle_runtime.wire import Ready

@@ -14,10 +14,11 @@ cached block of its prompt that is lost makes room for exactly the block that di
 from collections import deque
 
 from heddle_core.ids import EngineId, TrajectoryId
+from heddle_rollout.engines import EngineRefusedError, StepResult
 from heddle_sim.latency import LatencyTable
 from heddle_sim.leap import DecodeBatch
 from heddle_sim.prefix_cache import GroupPrompts, PrefixCache
-from heddle_sim.request import EngineError, Request, StepResult
+from heddle_sim.request import Request
 
 
 class ContinuousBatch:
@@ -76,7 +77,7 @@ class ContinuousBatch:
         self.running: dict[TrajectoryId, Request] = {}
         """In order of admission."""
         self.ended: deque[StepResult] = deque()
-        """Ends that nobody was told yet."""
+        """Ends that were not reported yet."""
         self._partial: Request | None = None
         """The step in the middle of its prefill."""
         self._chunks: list[tuple[Request, int]] = []
@@ -353,7 +354,7 @@ def check_settings(
     """Refuse what no engine can be set to.
 
     Raises:
-        EngineError: names the engine, the setting and its range.
+        EngineRefusedError: names the engine, the setting and its range.
     """
     sizes = min(len(table.base_s), len(table.per_context_s)) - 1
     wrong = ""
@@ -370,4 +371,4 @@ def check_settings(
     elif min(table.base_s[1:]) <= 0.0 or min(table.per_context_s) < 0.0:
         wrong = "its table has an iteration that takes no time"
     if wrong:
-        raise EngineError(f"engine {engine}: {wrong}")
+        raise EngineRefusedError(f"engine {engine}: {wrong}")

@@ -25,11 +25,10 @@ from collections.abc import Callable
 import simpy
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_rollout.engines import EngineRefusedError, StepResult
 from heddle_sim.batching import ContinuousBatch, check_settings
 from heddle_sim.latency import LatencyTable
-from heddle_sim.request import EngineError, Request, StepResult
-
-__all__ = ["EngineError", "SimEngine", "StepResult"]
+from heddle_sim.request import Request
 
 _IDLE, _LEAPING, _AT_BOUNDARY, _FAILED = range(4)
 
@@ -60,7 +59,7 @@ class SimEngine:
         the engine sees it, as behind a message and a thread or two.
 
         Raises:
-            EngineError: a setting that no engine can have.
+            EngineRefusedError: a setting that no engine can have.
         """
         check_settings(engine, table, max_running, max_batched_tokens, block_size, speed)
         self.engine = engine
@@ -117,30 +116,32 @@ class SimEngine:
         release its KV here then.
 
         Raises:
-            EngineError: it can never fit, it is here already, or the engine has failed.
+            EngineRefusedError: it can never fit, it is here already, or the engine has failed.
         """
         batch = self._batch
         if prompt_tokens < 1 or output_tokens < 1 or not 0 <= shared_tokens <= prompt_tokens:
-            raise EngineError(
+            raise EngineRefusedError(
                 f"engine {self.engine}: {trajectory} needs 0 <= shared_tokens <= prompt_tokens and "
                 f"at least one prompt and one output token, not shared_tokens={shared_tokens}, "
                 f"prompt_tokens={prompt_tokens}, output_tokens={output_tokens}"
             )
         if prompt_tokens + output_tokens > batch.total_blocks * self._block_size:
-            raise EngineError(
+            raise EngineRefusedError(
                 f"engine {self.engine}: {trajectory} needs KV for {prompt_tokens + output_tokens} "
                 f"tokens, the engine has room for {self.kv_capacity_tokens}; "
                 f"use a higher TP degree or a shorter step"
             )
         if self._state == _FAILED:
-            raise EngineError(f"engine {self.engine}: {trajectory} was started after it failed")
+            raise EngineRefusedError(
+                f"engine {self.engine}: {trajectory} was started after it failed"
+            )
         waiting, running = batch.waiting, batch.running
         if (
             trajectory in running
             or (waiting and batch.find_waiting(trajectory))
             or trajectory in self._coming
         ):
-            raise EngineError(f"engine {self.engine}: {trajectory} has a step here already")
+            raise EngineRefusedError(f"engine {self.engine}: {trajectory} has a step here already")
         request = Request(
             trajectory, group, prompt_tokens, shared_tokens, output_tokens, self._env.now
         )

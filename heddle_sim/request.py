@@ -1,37 +1,7 @@
-"""What an engine is asked to do and what it answers: one dispatched step, in and out."""
-
-from typing import NamedTuple
+"""One dispatched step inside a simulated engine."""
 
 from heddle_core.ids import GroupId, TrajectoryId
-
-
-class EngineError(ValueError):
-    """An engine was asked for something that it can never do; the message says what and why."""
-
-
-class StepResult(NamedTuple):
-    """How a dispatched step ended. Times are seconds, and add up to the time inside the engine."""
-
-    trajectory: TrajectoryId
-    tokens: int
-    """Tokens made in this dispatch."""
-    finished: bool
-    """False when an abort ended it."""
-    queued_s: float
-    """Before the first prefill."""
-    prefill_s: float
-    """From there to the first token."""
-    decode_s: float
-    """From the first token on; what the engine's own preemptions cost is in here."""
-    cached_tokens: int
-    """Tokens of the prompt that the prefix cache held at the first prefill."""
-    recomputes: int
-    """How often the engine took the KV away and had to prefill again."""
-
-    @property
-    def preempted(self) -> bool:
-        """True when an abort ended it."""
-        return not self.finished
+from heddle_rollout.engines import StepResult
 
 
 class Request:
@@ -95,12 +65,12 @@ class Request:
         if first_token_s < 0.0:
             first_token_s = now_s
         return StepResult(
-            self.trajectory,
-            self.made_tokens,
-            finished,
-            admitted_s - self.started_s,
-            first_token_s - admitted_s,
-            now_s - first_token_s,
-            self.cached_tokens,
-            self.recomputes,
+            trajectory=self.trajectory,
+            tokens=self.made_tokens,
+            finished=finished,
+            queued_s=admitted_s - self.started_s,
+            prefill_s=first_token_s - admitted_s,
+            decode_s=now_s - first_token_s,
+            cached_tokens=self.cached_tokens,
+            recomputes=self.recomputes,
         )

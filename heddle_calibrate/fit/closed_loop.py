@@ -15,9 +15,9 @@ from itertools import count
 import simpy
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_rollout.engines import StepResult
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
-from heddle_sim.request import StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ def replay(table: LatencyTable, run: ClosedLoop) -> LoopResult:
 def replay_on_engine(table: LatencyTable, run: ClosedLoop) -> LoopResult:
     """Run the same closed loop on the simulated engine (`heddle_sim.engine`) and average.
 
-    Raises EngineError (a ValueError) when not even one request fits in the KV capacity.
+    Raises EngineRefusedError (a ValueError) when not even one request fits in the KV capacity.
     """
     env = simpy.Environment()
     ended: list[tuple[float, float]] = []

@@ -7,9 +7,9 @@ import simpy
 
 from heddle_calibrate.sweeps import LoopStep, LoopTrial, Sweep
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_rollout.engines import StepResult
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
-from heddle_sim.request import StepResult
 
 
 class SimulatedLoop(NamedTuple):
@@ -32,7 +32,7 @@ def replay_loop(
     """Run clients that each send their next step when the last one ends.
 
     Raises:
-        EngineError: a step does not fit on the engine.
+        EngineRefusedError: a step does not fit on the engine.
     """
     env = simpy.Environment()
     ended: list[tuple[float, float]] = []

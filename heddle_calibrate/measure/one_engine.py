@@ -17,8 +17,8 @@ from heddle_calibrate.measure.session import PlannedTrial, Session
 from heddle_calibrate.measure.trials import decode_trial, loop_trial, prefill_trials
 from heddle_calibrate.sweeps import AbortTrial
 from heddle_core.ids import GroupId
-from heddle_runtime.engine import EngineClient, StepRequest
-from heddle_runtime.replay import ReplayAgent
+from heddle_rollout.engines import EngineClient, StepRequest
+from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_trace.schema import TrajectoryScript
 
 
@@ -139,12 +139,12 @@ async def _client(
     session: Session, engine: EngineClient, script: TrajectoryScript
 ) -> list[StepSample]:
     """One agent whose tools take no time."""
-    agent, samples = ReplayAgent(script, session.clock, tokens=session.tokens), []
+    agent, samples = ScriptedAgent(script, session.clock, tokens=session.tokens), []
     while True:
         sample = await session.probe.step(engine, agent.request())
         samples.append(sample)
-        agent.take(sample.end)
-        if agent.verdict().tool is None:
+        agent.on_step_end(sample.end)
+        if agent.next_action().tool is None:
             engine.forget(agent.id)
             return samples
-        await agent.call_tool()
+        agent.on_tool_timeout(0.0)

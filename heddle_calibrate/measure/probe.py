@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.engine import (
+from heddle_rollout.engines import (
     EngineClient,
     KvHandle,
     KvPlaced,
     Launcher,
-    StepEnd,
     StepRequest,
+    StepResult,
 )
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class StepSample(NamedTuple):
 
     sent_s: float
     reported_s: float
-    end: StepEnd
+    end: StepResult
 
     @property
     def first_token_s(self) -> float:
@@ -108,7 +108,8 @@ class EngineProbe:
         """Export the KV of a context; returns its handle, None without one, and the seconds."""
         sent_s = self._loop.time()
         answer = self._expect(client.spec.engine, "exported", trajectory)
-        client.export_kv(trajectory, prompt_ids)
+        if not client.export_kv(trajectory, prompt_ids):
+            return None, self._loop.time() - sent_s
         kv: KvHandle | None = await self._wait(answer, f"{client.spec.engine} to export KV")
         return kv, self._loop.time() - sent_s
 
@@ -122,7 +123,9 @@ class EngineProbe:
         """Import a context; returns what the engine did with it, and the seconds."""
         sent_s = self._loop.time()
         answer = self._expect(client.spec.engine, "placed", trajectory)
-        client.import_kv(trajectory, GroupId(trajectory), prompt_ids, kv)
+        at_once = client.import_kv(trajectory, GroupId(trajectory), prompt_ids, kv)
+        if at_once is not None:
+            return at_once, self._loop.time() - sent_s
         placed: KvPlaced = await self._wait(answer, f"{client.spec.engine} to import KV")
         return placed, self._loop.time() - sent_s
 
@@ -149,7 +152,7 @@ class EngineProbe:
         """See `EngineListener`."""
         self._answer(None, engine, "ready")
 
-    def step_ended(self, engine: EngineId, end: StepEnd) -> None:
+    def step_ended(self, engine: EngineId, end: StepResult) -> None:
         """See `EngineListener`."""
         self._answer((self._loop.time(), end), engine, "end", end.trajectory)
 
@@ -173,7 +176,7 @@ class EngineProbe:
         self._answer(None, engine, "stopped")
 
     def engine_failed(
-        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepEnd]]
+        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepResult]]
     ) -> None:
         """See `EngineListener`: every call that waits for this engine raises `MeasureError`."""
         for key, answer in list(self._waiting.items()):

@@ -20,9 +20,9 @@ from heddle_calibrate.sweeps import (
     StartStopTrial,
 )
 from heddle_core.ids import GroupId, TrajectoryId
+from heddle_rollout.engines import EngineClient, StepRequest
+from heddle_rollout.scripted_agent import TokenSource
 from heddle_runtime.clock import RunClock
-from heddle_runtime.engine import EngineClient, StepRequest
-from heddle_runtime.replay import TokenSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from heddle_calibrate.measure.probe import EngineProbe, MeasureError
 from heddle_calibrate.measure.session import Measurements, OnProgress, Session, SweepSpec
 from heddle_calibrate.measure.two_engines import trials_between
 from heddle_calibrate.sweeps import SleepTrial, StartStopTrial
-from heddle_runtime.engine import EngineClient, EngineRefusedError, Launcher
-from heddle_runtime.replay import TokenSource
+from heddle_rollout.engines import EngineClient, EngineRefusedError, Launcher
+from heddle_rollout.scripted_agent import TokenSource
 
 
 @runtime_checkable

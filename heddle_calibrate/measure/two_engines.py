@@ -6,7 +6,7 @@ from heddle_calibrate.measure.cells import SHORTEST, DecodeCell
 from heddle_calibrate.measure.session import PlannedTrial, Session
 from heddle_calibrate.measure.trials import decode_trial
 from heddle_calibrate.sweeps import ColocationTrial, MoveTrial
-from heddle_runtime.engine import EngineClient
+from heddle_rollout.engines import EngineClient
 
 MOVE_BATCH = 4
 """Sequences that decode on each engine while a context moves, in every second measurement."""

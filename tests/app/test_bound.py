@@ -13,12 +13,13 @@ from heddle_core.controller import Controller
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.events import Event, TrajectoryFinished
 from heddle_core.ids import EngineShape
-from heddle_core.journal import Entry, recorded
+from heddle_core.journal import Entry
 from heddle_core.policy import PolicyContext
 from heddle_core.presets import PRESETS
-from heddle_sim.cluster import World
-from heddle_sim.driver import SimDriver
+from heddle_rollout.core import RecordedCore
+from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
+from heddle_sim.rollout import simulate_rollout
 from heddle_trace.schema import StepScript, TrajectoryScript
 
 
@@ -170,15 +171,13 @@ def test_no_simulated_run_beats_the_bound(
     )
     name = data.draw(st.sampled_from(sorted(PRESETS)))
     controller, entries = Controller(load_policy(name, policy_context)), list[Entry]()
-    world = World(
+    world = SimulationConfig(
         table=lambda _, n: by_tp[n],
         transfer_fixed_s=0.0,
         transfer_bytes_per_s=1e9,
         tool_capacity=tools,
     )
-    SimDriver(
-        work, recorded(controller.handle, entries.append), world, lambda: controller.deadline_s
-    ).run()
+    simulate_rollout(work, RecordedCore(controller, entries.append), world)
     events: list[Event] = [e.event for e in entries]
     makespan = max(e.time_s for e in events if isinstance(e, TrajectoryFinished))
     assert makespan >= bound.makespan_s * (1 - 1e-9)

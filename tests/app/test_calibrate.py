@@ -11,8 +11,11 @@ import pytest
 from heddle.runs import load_run
 from heddle_calibrate.check import Checked, Figure, rankings
 from heddle_calibrate.sweeps import read_sweep
+from heddle_core.ids import EngineId
+from heddle_rollout.clock import Clock
 from heddle_runtime.virtual_time import run_virtual
 from heddle_runtime.vllm_settings import SUPPORTED, Installed
+from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import PROFILE_FOLDER, load_profile, read_profile
 from tests.app.journals import Heddle
 
@@ -175,12 +178,14 @@ def test_nothing_is_replaced_unasked(refused: Callable[..., str], heddle: Heddle
 def test_a_sweep_that_breaks_off_keeps_what_it_has(
     heddle: Heddle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from heddle.measuring import FakeLauncher
+    from heddle_sim.engine_client import SimLauncher
 
-    def dying(*args: Any, **more: Any) -> FakeLauncher:
-        return FakeLauncher(*args, **more, faults=[(123.0, "m1")])  # type: ignore[list-item]
+    def dying(config: SimulationConfig, clock: Clock) -> SimLauncher:
+        launcher = SimLauncher(config, clock)
+        clock.call_at(123.0, launcher.fail, EngineId("m1"))
+        return launcher
 
-    monkeypatch.setattr("heddle.measuring.FakeLauncher", dying)
+    monkeypatch.setattr("heddle.measuring.SimLauncher", dying)
     result = heddle("calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
     assert result.exit_code == 1
     assert "Error: engine m1 failed: injected fault" in result.stderr

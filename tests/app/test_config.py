@@ -20,9 +20,9 @@ from heddle.config_files import (
 from heddle.setup import load_cluster_profile, simulated_world
 from heddle_core.defaults import ENGINE_START_S, REPORT_DELAY_S, REPORT_INTERVAL_S, SPARE_SLOTS
 from heddle_core.policy import PolicyContext
-from heddle_runtime.driver import AsyncDriver
+from heddle_rollout.driver import Driver
 from heddle_runtime.vllm_settings import VllmSettings
-from heddle_sim.cluster import World
+from heddle_sim.config import SimulationConfig
 
 
 def test_later_sources_win_and_the_rest_are_defaults(tmp_path: Path):
@@ -100,11 +100,11 @@ def test_defaults_that_several_packages_use_are_equal_in_all_of_them():
         return signature(of).parameters[name].default
 
     assert default(ClusterConfig, "report_interval_s") == REPORT_INTERVAL_S
-    assert default(World, "report_interval_s") == REPORT_INTERVAL_S
-    assert default(AsyncDriver, "report_interval_s") == REPORT_INTERVAL_S
-    assert default(World, "report_delay_s") == REPORT_DELAY_S
-    assert default(AsyncDriver, "report_delay_s") == REPORT_DELAY_S
-    assert default(World, "engine_start_s") == ENGINE_START_S
+    assert default(SimulationConfig, "report_interval_s") == REPORT_INTERVAL_S
+    assert default(Driver, "report_interval_s") == REPORT_INTERVAL_S
+    assert default(SimulationConfig, "report_delay_s") == REPORT_DELAY_S
+    assert default(Driver, "report_delay_s") == REPORT_DELAY_S
+    assert default(SimulationConfig, "engine_start_s") == ENGINE_START_S
     assert default(PolicyContext, "engine_start_s") == ENGINE_START_S
     assert VllmSettings(model_dir="m").spare_slots == SPARE_SLOTS
     texts = [text for flag, _, _, text in CLUSTER if flag == "--engine-start-s"]

@@ -256,7 +256,7 @@ def test_lack_of_memory_is_one_message(
     def fails(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("heddle.simulation.SimDriver", fails)
+    monkeypatch.setattr("heddle.simulation.simulate_rollout", fails)
     assert "not enough memory" in refused("simulate", trace, *CLUSTER, status=1)
     (run,) = Path("runs").iterdir()
     assert load_run(run, unfinished=True).status == "failed"

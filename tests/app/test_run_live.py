@@ -11,7 +11,7 @@ import heddle.live
 import heddle.running
 from heddle.runs import load_run
 from heddle_core.ids import EngineId
-from heddle_runtime.engine import StepRequest
+from heddle_rollout.engines import StepRequest
 from heddle_runtime.sandbox import Sandbox, SandboxUnavailableError
 from heddle_runtime.tokenizer import FileTokenizer
 from tests.app.journals import Heddle

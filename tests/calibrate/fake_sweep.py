@@ -7,9 +7,9 @@ from heddle_calibrate.measure.session import Measurements, SweepSpec
 from heddle_calibrate.measure.sweep import measure
 from heddle_core.ids import EngineId
 from heddle_runtime.clock import RunClock
-from heddle_runtime.fake_engine import FakeLauncher
 from heddle_runtime.virtual_time import run_virtual
-from heddle_sim.engine import SimEngine
+from heddle_sim.config import SimulationConfig
+from heddle_sim.engine_client import SimLauncher
 from heddle_sim.latency import LatencyTable
 
 START_S = 30.0
@@ -46,21 +46,19 @@ def sweep_of(
     async def run() -> Measurements:
         clock = RunClock(asyncio.get_running_loop())
         clock.thaw()
-        launcher = FakeLauncher(
-            clock,
-            lambda env, spec, on_end: SimEngine(
-                env,
-                spec.engine,
-                table(spec.shape.tp),
-                max_running=spec.max_running,
+        launcher = SimLauncher(
+            SimulationConfig(
+                table=lambda gpu, tp: table(tp),
+                transfer_fixed_s=TRANSFER_FIXED_S,
+                transfer_bytes_per_s=TRANSFER_BYTES_PER_S,
                 max_batched_tokens=MAX_BATCHED_TOKENS,
                 block_size=BLOCK_TOKENS,
-                on_end=on_end,
+                engine_start_s=START_S,
+                faults=tuple((time_s, EngineId(name)) for time_s, name in faults),
             ),
-            transfer=lambda kv_bytes: TRANSFER_FIXED_S + kv_bytes / TRANSFER_BYTES_PER_S,
-            start_s=START_S,
-            faults=[(time_s, EngineId(name)) for time_s, name in faults],
+            clock,
         )
+        launcher.schedule_faults()
         return await measure(launcher, wanted, tokens=None, on_progress=on_progress)
 
     return run_virtual(run())

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from heddle_calibrate.measure.cells import (
@@ -20,7 +21,7 @@ from heddle_calibrate.measure.probe import EngineProbe, MeasureError, StepSample
 from heddle_calibrate.measure.session import Measurements
 from heddle_calibrate.measure.trials import decode_trial, prefill_trials
 from heddle_core.ids import TrajectoryId
-from heddle_runtime.engine import EngineClient, StepEnd, StepRequest
+from heddle_rollout.engines import EngineClient, StepRequest, StepResult
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import load_profile
 from tests.calibrate.fake_sweep import (
@@ -176,11 +177,13 @@ def test_an_engine_that_dies_ends_the_sweep_with_its_name() -> None:
 
 
 def test_trials_whose_kv_was_taken_away_are_counted_and_left_out() -> None:
-    end = StepEnd(TrajectoryId("a"), 10, True, 0.0, 0.1, 1.0, 0, 0)
+    end = StepResult(
+        trajectory=TrajectoryId("a"), tokens=10, finished=True, prefill_s=0.1, decode_s=1.0
+    )
     sample = StepSample(0.0, 1.1, end)
     cell = DecodeCell(1, 100, False)
     assert decode_trial([sample], cell, order=1, tp=1) is not None
-    taken = sample._replace(end=end._replace(recomputes=1))
+    taken = sample._replace(end=msgspec.structs.replace(end, recomputes=1))
     assert decode_trial([sample, taken], cell, order=1, tp=1) is None
     prompt = PrefillCell(1, 100, 64, 0, False)
     assert prefill_trials([[sample]], [taken], prompt, order=1, tp=1) == []
@@ -188,8 +191,13 @@ def test_trials_whose_kv_was_taken_away_are_counted_and_left_out() -> None:
 
 def test_a_batch_that_begins_raggedly_counts_as_what_it_was_on_average() -> None:
     """Three steps of ten iterations; the last begins two iterations later than the others."""
-    ends = [StepEnd(TrajectoryId(str(i)), 11, True, 0.0, 0.1, 1.0, 0, 0) for i in range(3)]
-    late = ends[2]._replace(queued_s=0.2)
+    ends = [
+        StepResult(
+            trajectory=TrajectoryId(str(i)), tokens=11, finished=True, prefill_s=0.1, decode_s=1.0
+        )
+        for i in range(3)
+    ]
+    late = msgspec.structs.replace(ends[2], queued_s=0.2)
     samples = [
         StepSample(0.0, 1.1, ends[0]),
         StepSample(0.0, 1.1, ends[1]),
@@ -203,9 +211,32 @@ def test_a_batch_that_begins_raggedly_counts_as_what_it_was_on_average() -> None
 
 
 def test_prompts_that_joined_too_early_or_too_late_are_no_measurement() -> None:
-    decoding = StepSample(0.0, 2.0, StepEnd(TrajectoryId("d"), 11, False, 0.5, 0.5, 1.0, 0, 0))
+    decoding = StepSample(
+        0.0,
+        2.0,
+        StepResult(
+            trajectory=TrajectoryId("d"),
+            tokens=11,
+            finished=False,
+            queued_s=0.5,
+            prefill_s=0.5,
+            decode_s=1.0,
+        ),
+    )
     joined = [
-        [StepSample(at, at + 0.2, StepEnd(TrajectoryId("j"), 1, True, 0.1, 0.1, 0.0, 0, 0))]
+        [
+            StepSample(
+                at,
+                at + 0.2,
+                StepResult(
+                    trajectory=TrajectoryId("j"),
+                    tokens=1,
+                    finished=True,
+                    queued_s=0.1,
+                    prefill_s=0.1,
+                ),
+            )
+        ]
         for at in (0.5, 1.2, 1.85)
     ]
     trials = prefill_trials(joined, [decoding], PrefillCell(1, 50, 64, 0, False), order=1, tp=1)
@@ -225,12 +256,15 @@ def test_an_engine_with_too_little_kv_is_refused_with_the_option_to_change() -> 
 
 
 def test_prompts_of_two_iterations_are_no_prefill_together() -> None:
-    end = StepEnd(TrajectoryId("j"), 1, True, 0.0, 0.5, 0.0, 0, 0)
+    end = StepResult(trajectory=TrajectoryId("j"), tokens=1, finished=True, prefill_s=0.5)
     cell = PrefillCell(0, 0, 64, 0, False, 2)
     close, apart = (
-        [StepSample(0.0, 0.5, end), StepSample(0.0, 1.0, end._replace(prefill_s=0.5 + later))]
+        [
+            StepSample(0.0, 0.5, end),
+            StepSample(0.0, 1.0, msgspec.structs.replace(end, prefill_s=0.5 + later)),
+        ]
         for later in (0.001, 0.2)
     )
     assert len(prefill_trials([close, apart], [], cell, order=1, tp=1)) == 1
-    mixed = [close[0], StepSample(0.0, 0.5, end._replace(cached_tokens=16))]
+    mixed = [close[0], StepSample(0.0, 0.5, msgspec.structs.replace(end, cached_tokens=16))]
     assert prefill_trials([mixed], [], cell, order=1, tp=1) == []

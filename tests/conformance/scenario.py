@@ -16,11 +16,12 @@ from heddle_core import Controller, Entry, Policy, PolicyContext, recorded
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_core.ids import EngineId, EngineShape
+from heddle_core.journal import Handle
 from heddle_core.parts.table import Part
-from heddle_sim.cluster import World
-from heddle_sim.driver import SimDriver
+from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile, load_profile
+from heddle_sim.rollout import simulate_rollout
 from heddle_trace import MissingRules, Trace, TrajectoryScript, complete, synth
 from heddle_trace.history import history_of
 from tests.conformance.books import Books
@@ -73,6 +74,17 @@ class Played:
         return hashlib.sha256(repr(self.entries).encode()).hexdigest()
 
 
+class HandledCore:
+    """A controller whose events go through `handle`."""
+
+    def __init__(self, handle: Handle, controller: Controller) -> None:
+        self.handle, self._controller = handle, controller
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._controller.deadline_s
+
+
 @lru_cache
 def profile() -> Profile:
     return load_profile("qwen3-14b", "h100")
@@ -107,8 +119,8 @@ def table(tp: int, slots: int, kv_tokens: int) -> LatencyTable:
     return replace(profile().table(tp, max_batch=slots), kv_capacity_tokens=kv_tokens)
 
 
-def world_of(scenario: Scenario) -> World:
-    return World(
+def world_of(scenario: Scenario) -> SimulationConfig:
+    return SimulationConfig(
         table=lambda _, tp: table(tp, scenario.slots, tp * scenario.kv_per_gpu_tokens),
         transfer_fixed_s=scenario.transfer_fixed_s,
         transfer_bytes_per_s=2e10,
@@ -142,5 +154,5 @@ def play(
     played = Played(scripts)
     controller = Controller(policy_of(name, scenario, extra=extra))
     handle = recorded(played.books.watched(controller), played.entries.append)
-    SimDriver(scripts, handle, world_of(scenario), lambda: controller.deadline_s).run()
+    simulate_rollout(scripts, HandledCore(handle, controller), world_of(scenario))
     return played

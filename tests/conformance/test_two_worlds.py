@@ -1,8 +1,8 @@
 """L2: the same scenario through SimPy and through asyncio gives the same journal, digit by digit.
 
-Both worlds are given the same model of an engine; what is compared is everything around it: two
-drivers, two clocks, two ways of running tools and moving KV. At equal times each kernel has an
-order of its own, so that the scenarios have no ties: engines differ in speed by about a millionth.
+One driver runs in both, on simulated engines; what is compared are two clocks, and engines whose
+simulated time is the clock's or follows it. At equal times each kernel has an order of its own, so
+that the scenarios have no ties: engines differ in speed by about a millionth.
 """
 
 import asyncio
@@ -10,27 +10,26 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import simpy
 
-from heddle_core import Controller, Entry, first_divergence, recorded
+from heddle_core import Controller, Entry, first_divergence
 from heddle_core.commands import Preempt
 from heddle_core.events import EngineFailed, MigrationFinished
 from heddle_core.ids import EngineId
-from heddle_core.plans import EngineSpec
 from heddle_core.presets import PRESETS
+from heddle_rollout.core import RecordedCore
+from heddle_rollout.scripted_agent import ScriptedAgent
+from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import RunClock
-from heddle_runtime.driver import AsyncDriver
-from heddle_runtime.fake_engine import EngineModel, FakeLauncher, ModelEnd
-from heddle_runtime.replay import ReplayAgent
+from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.virtual_time import run_virtual
-from heddle_sim.cluster import World
-from heddle_sim.driver import SimDriver
-from heddle_sim.engine import SimEngine
+from heddle_sim.config import SimulationConfig
+from heddle_sim.engine_client import SimLauncher
+from heddle_sim.rollout import simulate_rollout
 from heddle_trace import TrajectoryScript
 from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
 
@@ -70,36 +69,16 @@ def scripts_for(scenario: Scenario) -> list[TrajectoryScript]:
     return untied(scripts_of(scenario.workload, scenario.trajectories, scenario.seed))
 
 
-def world_for(scenario: Scenario) -> World:
+def world_for(scenario: Scenario) -> SimulationConfig:
     return replace(world_of(scenario), speed=speed)
 
 
 def simulated(name: str, scenario: Scenario) -> list[Entry]:
     entries: list[Entry] = []
     controller = Controller(policy_of(name, scenario))
-    handle = recorded(controller.handle, entries.append)
-    scripts = scripts_for(scenario)
-    SimDriver(scripts, handle, world_for(scenario), lambda: controller.deadline_s).run()
+    core = RecordedCore(controller, entries.append)
+    simulate_rollout(scripts_for(scenario), core, world_for(scenario))
     return entries
-
-
-def model_of(world: World) -> Callable[..., EngineModel]:
-    def make(
-        env: simpy.Environment, spec: EngineSpec, on_end: Callable[[ModelEnd], None]
-    ) -> EngineModel:
-        return SimEngine(
-            env,
-            spec.engine,
-            world.table(spec.shape.gpu, spec.shape.tp),
-            max_running=spec.max_running,
-            max_batched_tokens=world.max_batched_tokens,
-            block_size=world.block_size,
-            prefix_caching=world.prefix_caching,
-            on_end=on_end,
-            speed=world.speed(spec.engine),
-        )
-
-    return make
 
 
 def on_the_event_loop(name: str, scenario: Scenario) -> list[Entry]:
@@ -110,21 +89,15 @@ def on_the_event_loop(name: str, scenario: Scenario) -> list[Entry]:
     async def main() -> None:
         clock = RunClock(asyncio.get_running_loop())
         controller = Controller(policy_of(name, scenario))
-        launcher = FakeLauncher(
-            clock,
-            model_of(world),
-            transfer=lambda size: world.transfer_fixed_s + size / world.transfer_bytes_per_s,
-            start_s=world.engine_start_s,
-            faults=world.faults,
-        )
-        await AsyncDriver(
-            [ReplayAgent(script, clock) for script in scripts_for(scenario)],
-            recorded(controller.handle, entries.append),
+        launcher = SimLauncher(world, clock)
+        launcher.schedule_faults()
+        await RolloutRun(
+            [ScriptedAgent(script, clock) for script in scripts_for(scenario)],
+            RecordedCore(controller, entries.append),
             launcher,
             clock,
-            deadline=lambda: controller.deadline_s,
             tool_capacity=world.tool_capacity,
-            prediction_s=world.prediction_s,
+            predictions=CoreEstimates(clock, world.prediction_s),
             report_interval_s=world.report_interval_s,
             report_delay_s=world.report_delay_s,
         ).run()

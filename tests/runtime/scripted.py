@@ -5,27 +5,36 @@ from collections.abc import Callable, Sequence
 
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.engine import (
+from heddle_rollout.engines import (
+    EngineCapabilities,
     EngineListener,
     EngineSample,
     KvHandle,
     KvPlaced,
-    StepEnd,
     StepRequest,
+    StepResult,
 )
 
 Model = Callable[[StepRequest], Sequence[int]]
 """Returns what is generated for a prompt; longer than asked for, it is cut there."""
 
 
-def end_of(request: StepRequest, ids: Sequence[int], *, finished: bool = True) -> StepEnd:
+def end_of(request: StepRequest, ids: Sequence[int], *, finished: bool = True) -> StepResult:
     made = tuple(ids[: request.max_tokens])
-    return StepEnd(request.trajectory, len(made), finished, 0.0, 0.001, 0.001, 0, 0, made)
+    return StepResult(
+        trajectory=request.trajectory,
+        tokens=len(made),
+        finished=finished,
+        prefill_s=0.001,
+        decode_s=0.001,
+        output_ids=made,
+    )
 
 
 class ScriptedEngine:
     def __init__(self, spec: EngineSpec, listener: EngineListener, model: Model) -> None:
         self.spec, self.kv_capacity_tokens = spec, 1_000_000
+        self.capabilities = EngineCapabilities()
         self._listener, self._model = listener, model
         self._loop = asyncio.get_running_loop()
         self._running: dict[TrajectoryId, StepRequest] = {}
@@ -53,8 +62,8 @@ class ScriptedEngine:
 
     def export_kv(
         self, trajectory: TrajectoryId, prompt_ids: Sequence[int], *, move: int = 0
-    ) -> None:
-        self._loop.call_soon(self._listener.kv_exported, self.spec.engine, trajectory, None, move)
+    ) -> bool:
+        return False
 
     def import_kv(
         self,

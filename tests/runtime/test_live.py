@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from heddle_core import Controller, Entry, recorded
+from heddle_core import Controller, Entry
 from heddle_core.events import StepFinished, ToolReturned, ToolStarted, TrajectoryFinished
-from heddle_runtime.agent import StepVerdict, ToolAnswer
+from heddle_rollout.agents import NextAction, ToolAnswer
+from heddle_rollout.core import RecordedCore
+from heddle_rollout.engines import StepRequest, StepResult
 from heddle_runtime.clock import RunClock
 from heddle_runtime.dialogue import GiveAnswer, RunProgram, opening, output_of, read_generation
-from heddle_runtime.driver import AsyncDriver
-from heddle_runtime.engine import StepEnd, StepRequest
 from heddle_runtime.live import AgentLimitError, AgentLimits, LiveAgent, live_agents
+from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.sandbox import (
     Sandbox,
     SandboxError,
@@ -95,15 +96,19 @@ class Played:
             raise self.result
         return self.result
 
-    def say(self, text: str, *, ends: bool = True) -> StepVerdict:
+    def say(self, text: str, *, ends: bool = True) -> NextAction:
         request = self.agent.request()
         ids = self.tokenizer.encode(text, begins=False) + [END] * ends
         made = tuple(ids[: request.max_tokens])
-        self.agent.take(StepEnd(request.trajectory, len(made), True, 0, 0, 0, 0, 0, made))
-        return self.agent.verdict()
+        self.agent.on_step_end(
+            StepResult(
+                trajectory=request.trajectory, tokens=len(made), finished=True, output_ids=made
+            )
+        )
+        return self.agent.next_action()
 
     def use_tool(self) -> ToolAnswer:
-        return asyncio.run(self.agent.call_tool())
+        return asyncio.run(self.agent.run_tool())
 
     @property
     def context(self) -> str:
@@ -205,7 +210,7 @@ def test_a_program_is_run_its_output_read_and_the_answer_given(tokenizer):
     assert len(first.prompt_ids) == first.prompt_tokens == played.agent.prompt_tokens
     assert (first.shared_tokens, first.max_tokens, first.exact) == (0, 2048, False)
 
-    assert played.say(CALL) == StepVerdict(reason="tool_call", tool="python")
+    assert played.say(CALL) == NextAction(reason="tool_call", tool="python")
     answer = played.use_tool()
     assert played.programs == ["print(6 * 7)\n"]
     assert (answer.ok, answer.outcome) == (True, None)
@@ -217,7 +222,7 @@ def test_a_program_is_run_its_output_read_and_the_answer_given(tokenizer):
     assert second.prompt_ids[: first.prompt_tokens] == first.prompt_ids
     assert END not in second.prompt_ids
 
-    assert played.say("Answer: 42") == StepVerdict(reason="answer", outcome="completed")
+    assert played.say("Answer: 42") == NextAction(reason="answer", outcome="completed")
     (told,) = played.ended
     assert (told.outcome, told.answer, told.expected, told.correct) == (
         "completed",
@@ -244,11 +249,11 @@ def test_a_wrong_answer_is_recorded_as_such(tokenizer):
 def test_who_does_neither_is_reminded_until_no_step_is_left(tokenizer):
     played = Played(tokenizer, steps=3)
     for number in (2, 3):
-        assert played.say("Hm.") == StepVerdict(reason="tool_call", tool="reminder")
+        assert played.say("Hm.") == NextAction(reason="tool_call", tool="reminder")
         answer = played.use_tool()
         assert (answer.ok, answer.outcome) == (False, None)
         assert played.context.endswith(f"in a line of its own.\n\nStep {number}:\n")
-    assert played.say("Hm.") == StepVerdict(reason="length_limit", outcome="truncated")
+    assert played.say("Hm.") == NextAction(reason="length_limit", outcome="truncated")
     assert played.programs == []
     assert [s.tool for s in played.ended[0].steps] == ["reminder", "reminder", None]
     assert (played.ended[0].answer, played.ended[0].correct) == (None, False)
@@ -256,14 +261,14 @@ def test_who_does_neither_is_reminded_until_no_step_is_left(tokenizer):
 
 def test_no_program_is_run_for_a_step_that_will_not_come(tokenizer):
     played = Played(tokenizer, steps=1)
-    assert played.say(CALL) == StepVerdict(reason="length_limit", outcome="truncated")
+    assert played.say(CALL) == NextAction(reason="length_limit", outcome="truncated")
     assert played.programs == []
 
 
 def test_a_generation_that_reaches_its_limit_ends_the_trajectory(tokenizer):
     played = Played(tokenizer, step_tokens=10)
     assert played.agent.request().max_tokens == 10
-    assert played.say("Answer: 42 and more", ends=False) == StepVerdict(
+    assert played.say("Answer: 42 and more", ends=False) == NextAction(
         reason="length_limit", outcome="truncated"
     )
     assert played.ended[0].answer is None
@@ -278,7 +283,7 @@ def test_a_generation_may_fill_the_context_but_not_more(tokenizer):
     prompt_tokens = Played(tokenizer).agent.prompt_tokens
     played = Played(tokenizer, context_tokens=prompt_tokens + 30)
     assert played.agent.request().max_tokens == 30
-    assert played.say("x" * 100) == StepVerdict(reason="length_limit", outcome="truncated")
+    assert played.say("x" * 100) == NextAction(reason="length_limit", outcome="truncated")
     assert len(played.agent.context_ids) == prompt_tokens + 30
 
 
@@ -334,7 +339,9 @@ def test_a_preempted_step_goes_on_where_it_was(tokenizer):
     played = Played(tokenizer, step_tokens=50)
     begun = tuple(tokenizer.encode("Answ", begins=False))
     request = played.agent.request()
-    played.agent.take(StepEnd(request.trajectory, 4, False, 0, 0, 0, 0, 0, begun))
+    played.agent.on_step_end(
+        StepResult(trajectory=request.trajectory, tokens=4, finished=False, output_ids=begun)
+    )
     again = played.agent.request()
     assert (again.max_tokens, again.prompt_tokens) == (46, request.prompt_tokens + 4)
     assert again.shared_tokens == again.prompt_tokens
@@ -347,7 +354,9 @@ def test_a_step_lost_with_its_last_token_is_asked_for_again(tokenizer):
     played = Played(tokenizer, step_tokens=4)
     request = played.agent.request()
     begun = tuple(tokenizer.encode("abcd", begins=False))
-    played.agent.take(StepEnd(request.trajectory, 4, False, 0, 0, 0, 0, 0, begun))
+    played.agent.on_step_end(
+        StepResult(trajectory=request.trajectory, tokens=4, finished=False, output_ids=begun)
+    )
     assert played.agent.request().max_tokens == 1
     assert played.say("e").reason == "length_limit"
 
@@ -364,7 +373,7 @@ def test_a_request_is_not_changed_by_what_comes_after_it(tokenizer):
 def test_a_tool_that_is_cut_is_told_to_the_model(tokenizer):
     played = Played(tokenizer)
     played.say(CALL)
-    answer = played.agent.tool_cut(2.5)
+    answer = played.agent.on_tool_timeout(2.5)
     assert (answer.ok, answer.outcome) == (False, None)
     assert played.context.endswith("Output:\n[cut off after 2.5 s]\n\nStep 2:\n")
     played.say("Answer: 1")
@@ -384,8 +393,10 @@ def test_ids_that_are_no_text_are_passed_over(tokenizer):
     played = Played(tokenizer)
     request = played.agent.request()
     ids = (5000, *tokenizer.encode("Answer: 42", begins=False), 99_999, END)
-    played.agent.take(StepEnd(request.trajectory, len(ids), True, 0, 0, 0, 0, 0, ids))
-    assert played.agent.verdict().reason == "answer"
+    played.agent.on_step_end(
+        StepResult(trajectory=request.trajectory, tokens=len(ids), finished=True, output_ids=ids)
+    )
+    assert played.agent.next_action().reason == "answer"
     assert played.agent.transcript.answer == "42"
 
 
@@ -472,13 +483,13 @@ async def rollout(
     policy: str,
     tool_limit_s: float | None,
     sandbox_limits: SandboxLimits,
-    meanwhile: Callable[[AsyncDriver], Awaitable[None]] | None = None,
+    meanwhile: Callable[[RolloutRun], Awaitable[None]] | None = None,
 ) -> None:
     tasks = [Task(id=name, prompt=name) for name in SCRIPT]
     clock = RunClock(asyncio.get_running_loop())
     controller = Controller(policy_of(policy, Scenario(trajectories=16, faults=())))
     async with Sandbox(sandbox_limits) as sandbox:
-        driver = AsyncDriver(
+        run = RolloutRun(
             live_agents(
                 tasks,
                 4,
@@ -488,14 +499,13 @@ async def rollout(
                 sandbox_limits=sandbox_limits,
                 on_end=transcripts.append,
             ),
-            recorded(controller.handle, entries.append),
+            RecordedCore(controller, entries.append),
             ScriptedLauncher(model_of(tokenizer)),
             clock,
-            deadline=lambda: controller.deadline_s,
             tool_limit_s=tool_limit_s,
         )
-        other = asyncio.create_task(meanwhile(driver)) if meanwhile else None
-        await driver.run()
+        other = asyncio.create_task(meanwhile(run)) if meanwhile else None
+        await run.run()
         if other is not None:
             await other
         controller.ledger.check()
@@ -551,10 +561,10 @@ def test_an_interrupted_rollout_leaves_no_program(tokenizer):
     before = descendants()
     entries: list[Entry] = []
 
-    async def interrupt(driver: AsyncDriver) -> None:
+    async def interrupt(run: RolloutRun) -> None:
         while len([p for p in descendants() if p not in before]) < 3:
             await asyncio.sleep(0.02)
-        await driver.interrupt()
+        await run.interrupt()
 
     asyncio.run(
         rollout(

@@ -10,19 +10,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.engine import EngineRefusedError
+from heddle_rollout.engines import EngineRefusedError
 from heddle_runtime.engine_child import group_members
 from heddle_runtime.vllm_engine import VllmEngine
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import VllmSettings
-from tests.runtime.contract import (
+from tests.rollout.contract import (
     LONG_OUTPUT,
     PROMPT,
     Bench,
@@ -45,7 +45,7 @@ from heddle_core.plans import EngineSpec
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import VllmSettings
 from heddle_runtime.engine_child import group_members
-from tests.runtime.contract import Recorder, until
+from tests.rollout.contract import Recorder, until
 
 async def main():
     recorder = Recorder()
@@ -166,7 +166,7 @@ def test_a_pull_is_never_begun_after_its_lease(bench):
         assert handle.expires_s > bench.loop.time() + 50
         # Whatever lies there now would be taken for this trajectory's KV.
         Path(handle.params["params"]["file"]).write_text("[]")
-        late = replace(handle, expires_s=bench.loop.time() + MARGIN_S - 0.01)
+        late = msgspec.structs.replace(handle, expires_s=bench.loop.time() + MARGIN_S - 0.01)
         target.import_kv(TrajectoryId("lease"), GroupId("lease"), context, late)
         _, placed = await bench.recorder.take("placed")
         assert placed == ("prefill", len(context) // 32 * 32)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.runtime.contract import Bench, EngineContract
+from tests.rollout.contract import Bench, EngineContract
 from tests.runtime.vllm_bench import needs_vllm, vllm_bench
 
 pytestmark = needs_vllm

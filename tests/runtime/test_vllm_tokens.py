@@ -11,16 +11,16 @@ import os
 import random
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_runtime.engine import EngineClient, KvPlaced
+from heddle_rollout.engines import EngineClient, KvPlaced
 from heddle_runtime.engine_child import group_members
 from heddle_runtime.vllm_engine import VllmEngine
-from tests.runtime.contract import Bench, grown, ids, request, until
+from tests.rollout.contract import Bench, grown, ids, request, until
 from tests.runtime.vllm_bench import needs_nixl, needs_vllm, vllm_bench
 
 pytestmark = needs_vllm
@@ -180,7 +180,9 @@ def test_a_handle_whose_lease_is_nearly_over_is_not_pulled(bench):
         name = TrajectoryId("late")
         source.export_kv(name, context)
         _, handle = await bench.recorder.take("exported")
-        late = replace(handle, expires_s=bench.loop.time() + 4.0)  # the margin is 5 s
+        late = msgspec.structs.replace(
+            handle, expires_s=bench.loop.time() + 4.0
+        )  # the margin is 5 s
         target.import_kv(name, GroupId("late"), context, late)
         _, placed = await bench.recorder.take("placed")
         assert placed.way == "prefill"

@@ -9,11 +9,11 @@ import pytest
 
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.engine import EngineClient, StepEnd
+from heddle_rollout.engines import EngineClient, StepResult
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm_launcher import VllmLauncher
 from heddle_runtime.vllm_settings import VllmSettings
-from tests.runtime.contract import Bench, ids, request
+from tests.rollout.contract import Bench, ids, request
 from tests.runtime.vllm_bench import needs_vllm, vllm_bench
 
 pytestmark = needs_vllm
@@ -48,7 +48,7 @@ def test_kv_that_runs_short_is_taken_away_prefilled_again_and_counted(bench):
         expected = {name: await tokens(bench, engine, name, name, output=600) for name in names}
         for name in names:
             engine.start(request(name, ids(name, PROMPT), 600))
-        ends: dict[str, StepEnd] = {name: await bench.recorder.end_of(name) for name in names}
+        ends: dict[str, StepResult] = {name: await bench.recorder.end_of(name) for name in names}
         assert {name: list(end.output_ids) for name, end in ends.items()} == expected
         assert sum(end.recomputes for end in ends.values()) > 0
         async with asyncio.timeout(30):
@@ -64,7 +64,7 @@ def test_a_pinned_step_goes_on_with_all_of_its_kv(bench):
     async def main() -> None:
         engine = await bench.engine()
         context = ids("session", PROMPT)
-        ends: dict[str, list[StepEnd]] = {"pinned": [], "plain": []}
+        ends: dict[str, list[StepResult]] = {"pinned": [], "plain": []}
         for name in ends:
             grown_by = list(context)
             for i in range(3):

@@ -6,7 +6,8 @@ from typing import Any
 import simpy
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_sim.engine import SimEngine, StepResult
+from heddle_rollout.engines import StepResult
+from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
 
 A, B, C = TrajectoryId("a"), TrajectoryId("b"), TrajectoryId("c")

@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from one_engine import A, B, Bench, C
 
 from heddle_core.ids import TrajectoryId
-from heddle_sim.engine import EngineError
+from heddle_rollout.engines import EngineRefusedError
+from tests.sim.one_engine import A, B, Bench, C
 
 
 def test_a_step_counts_as_waiting_until_the_engine_sees_it() -> None:
@@ -23,7 +23,7 @@ def test_a_step_counts_as_waiting_until_the_engine_sees_it() -> None:
 def test_a_step_on_its_way_cannot_be_started_again() -> None:
     bench = Bench(arrival_s=0.25)
     bench.start(A, prompt=100, output=11)
-    with pytest.raises(EngineError, match="has a step here already"):
+    with pytest.raises(EngineRefusedError, match="has a step here already"):
         bench.start(A, prompt=100, output=11)
 
 

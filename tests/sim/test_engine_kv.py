@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from one_engine import A, B, Bench, C, G, table
+
+from tests.sim.one_engine import A, B, Bench, C, G, table
 
 
 def test_the_next_step_of_a_trajectory_finds_whole_blocks_of_its_context() -> None:

@@ -10,10 +10,10 @@ import pytest
 import simpy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reference_engine import ReferenceEngine
 
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
+from tests.sim.reference_engine import ReferenceEngine
 
 Step = tuple[int, int, int, float]
 """new prompt tokens, tokens kept of the context before, output tokens, seconds of the tool after"""

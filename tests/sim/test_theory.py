@@ -10,7 +10,8 @@ import simpy
 from scipy import stats
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_sim.engine import SimEngine, StepResult
+from heddle_rollout.engines import StepResult
+from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
 
 TOKEN_S = 0.001

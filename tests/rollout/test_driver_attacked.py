@@ -1,4 +1,4 @@
-"""The asyncio driver among hostile engines, tools and policies: all ends, nothing is lost."""
+"""The driver among hostile engines, tools and policies: all ends, nothing is lost."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,18 +31,20 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
-from heddle_runtime.agent import StepVerdict, ToolAnswer
+from heddle_rollout.agents import NextAction, ToolListener
+from heddle_rollout.core import Core, RecordedCore
+from heddle_rollout.driver import StuckError
+from heddle_rollout.engines import StepRequest, StepResult
+from heddle_rollout.scripted_agent import ScriptedAgent
+from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import RunClock
-from heddle_runtime.driver import AsyncDriver, StuckError
-from heddle_runtime.engine import StepEnd, StepRequest
-from heddle_runtime.fake_engine import FakeLauncher
-from heddle_runtime.replay import ReplayAgent
+from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.virtual_time import run_virtual
+from heddle_sim.engine_client import SimLauncher
 from heddle_trace import TrajectoryScript
 from tests.conformance.books import Books
-from tests.conformance.scenario import GPUS, Scenario, policy_of, scripts_of, world_of
-from tests.conformance.test_two_worlds import model_of
-from tests.runtime.hostile import HostileLauncher
+from tests.conformance.scenario import GPUS, HandledCore, Scenario, policy_of, scripts_of, world_of
+from tests.rollout.hostile import HostileLauncher
 
 CALM = Scenario(trajectories=16, faults=(), tool_capacity=None)
 SCRIPTS = [replace(s, steps=s.steps[:4]) for s in scripts_of("coding", 16, 3)]
@@ -68,23 +70,29 @@ class HostileBooks(Books):
         self.gone[engine] = None
 
 
-class HostileAgent(ReplayAgent):
+class HostileAgent(ScriptedAgent):
     """Its tools return at once, late, or never."""
 
     rng = Random(0)
 
-    async def call_tool(self) -> ToolAnswer:
+    def call_tool(self, listener: ToolListener) -> None:
         chance = self.rng.random()
         if chance < 0.05:
-            await asyncio.Event().wait()
+            return
         if chance < 0.5:
-            return self._next_step(None, 3)
-        return await super().call_tool()
+            self.answer_soon(listener)
+        else:
+            super().call_tool(listener)
+
+    def answer_soon(self, listener: ToolListener) -> None:
+        self._clock.call_after(
+            0.0, lambda: listener.tool_returned(self.id, self._next_step(None, 3))
+        )
 
 
-async def ends(driver: AsyncDriver) -> None:
+async def ends(run: RolloutRun) -> None:
     async with asyncio.timeout(FOREVER_S):
-        await driver.run()
+        await run.run()
 
 
 @settings(max_examples=150)
@@ -109,17 +117,16 @@ def test_whatever_engines_do_every_trajectory_ends_and_no_token_is_made_twice(
         agents = [HostileAgent(script, clock) for script in SCRIPTS]
         for agent in agents:
             agent.rng = rng
-        driver = AsyncDriver(
+        run = RolloutRun(
             agents,
-            recorded(books.watched(controller), entries.append),
+            HandledCore(recorded(books.watched(controller), entries.append), controller),
             HostileLauncher(rng, deadly=deadly, refuses=refuses),
             clock,
-            deadline=lambda: controller.deadline_s,
             tool_limit_s=50.0,
             tool_capacity=tool_capacity,
-            prediction_s=0.6,
+            predictions=CoreEstimates(clock, 0.6),
         )
-        await ends(driver)
+        await ends(run)
 
     try:
         run_virtual(main())
@@ -218,19 +225,16 @@ class Commander:
 
 
 def set_out(
-    handle: Callable[[Event], Sequence[Command]],
+    core: Core,
     launcher: HostileLauncher,
     clock: RunClock,
     rng: Random,
-    deadline: Callable[[], float | None],
     **options: Any,
-) -> AsyncDriver:
+) -> RolloutRun:
     agents = [HostileAgent(script, clock) for script in SCRIPTS]
     for agent in agents:
         agent.rng = rng
-    return AsyncDriver(
-        agents, handle, launcher, clock, deadline=deadline, tool_limit_s=50.0, **options
-    )
+    return RolloutRun(agents, core, launcher, clock, tool_limit_s=50.0, **options)
 
 
 @settings(max_examples=100)
@@ -243,15 +247,14 @@ def test_whatever_is_commanded_each_command_ends_once(seed, deadly, tool_capacit
         clock = RunClock(asyncio.get_running_loop())
         commander = Commander(rng, books)
         launcher = HostileLauncher(rng, deadly=deadly)
-        driver = set_out(
-            commander.handle,
+        run = set_out(
+            commander,
             launcher,
             clock,
             rng,
-            lambda: commander.deadline_s,
             tool_capacity=tool_capacity,
         )
-        await ends(driver)
+        await ends(run)
 
     run_virtual(main())
     books.closed()
@@ -277,14 +280,13 @@ def test_a_run_that_is_broken_off_ends_and_leaves_no_task(seed, policy, deadly, 
         loop = asyncio.get_running_loop()
         clock = RunClock(loop)
         controller = Controller(policy_of(policy, CALM))
-        handle = recorded(controller.handle, entries.append)
-        launcher = HostileLauncher(rng, deadly=deadly)
-        driver = set_out(handle, launcher, clock, rng, lambda: controller.deadline_s)
-        running = loop.create_task(driver.run())
+        core = RecordedCore(controller, entries.append)
+        run = set_out(core, HostileLauncher(rng, deadly=deadly), clock, rng)
+        running = loop.create_task(run.run())
         await asyncio.sleep(after_s)
         began_s = loop.time()
         if how != "cancel":
-            winding_up = loop.create_task(driver.interrupt())
+            winding_up = loop.create_task(run.interrupt())
             await asyncio.sleep(rng.choice([0.0, 0.03, 1.0]) if how == "both" else FOREVER_S)
         if how != "interrupt":
             running.cancel()
@@ -323,28 +325,30 @@ def test_a_run_that_is_broken_off_ends_and_leaves_no_task(seed, policy, deadly, 
     st.sampled_from([0.001, 0.5]),
     st.floats(0.0, 60.0),
 )
-def test_fake_engines_may_die_at_any_moment(policy, deaths, transfer_s, push_s):
+def test_simulated_engines_may_die_at_any_moment(policy, deaths, transfer_s, push_s):
     books = HostileBooks(GPUS)
 
     async def main() -> None:
         clock = RunClock(asyncio.get_running_loop())
         controller = Controller(policy_of(policy, CALM))
-        driver = AsyncDriver(
-            [ReplayAgent(script, clock) for script in SCRIPTS],
-            recorded(books.watched(controller), lambda entry: None),
-            FakeLauncher(
-                clock,
-                model_of(world_of(CALM)),
-                transfer=lambda size: transfer_s,
-                start_s=7.0,
-                faults=[(time_s, EngineId(f"e{i}{life}")) for time_s, i, life in deaths],
-            ),
-            clock,
-            deadline=lambda: controller.deadline_s,
-            prediction_s=0.6,
+        config = replace(
+            world_of(CALM),
+            transfer_fixed_s=transfer_s,
+            transfer_bytes_per_s=1e18,
+            engine_start_s=7.0,
+            faults=tuple((time_s, EngineId(f"e{i}{life}")) for time_s, i, life in deaths),
         )
-        clock.call_at(push_s, lambda: driver.update_weights(1, ""))
-        await ends(driver)
+        launcher = SimLauncher(config, clock)
+        launcher.schedule_faults()
+        run = RolloutRun(
+            [ScriptedAgent(script, clock) for script in SCRIPTS],
+            HandledCore(books.watched(controller), controller),
+            launcher,
+            clock,
+            predictions=CoreEstimates(clock, 0.6),
+        )
+        clock.call_at(push_s, lambda: run.driver.update_weights(1, ""))
+        await ends(run)
 
     run_virtual(main())
     books.closed()
@@ -369,23 +373,23 @@ class Faulty(HostileAgent):
         self._fault("request")
         return super().request()
 
-    def take(self, end: StepEnd) -> None:
-        self._fault("take")
-        super().take(end)
+    def on_step_end(self, result: StepResult) -> None:
+        self._fault("on_step_end")
+        super().on_step_end(result)
 
-    def verdict(self) -> StepVerdict:
-        self._fault("verdict")
-        return super().verdict()
+    def next_action(self) -> NextAction:
+        self._fault("next_action")
+        return super().next_action()
 
-    async def call_tool(self) -> ToolAnswer:
+    def call_tool(self, listener: ToolListener) -> None:
         self._fault("call_tool")
-        return self._next_step(None, 3)
+        self.answer_soon(listener)
 
 
 def rollout(
-    agent: Callable[[TrajectoryScript, RunClock], ReplayAgent] = HostileAgent,
+    agent: Callable[[TrajectoryScript, RunClock], ScriptedAgent] = HostileAgent,
     *,
-    meanwhile: Callable[[AsyncDriver, RunClock, HostileLauncher], Awaitable[None]] | None = None,
+    meanwhile: Callable[[RolloutRun, RunClock, HostileLauncher], Awaitable[None]] | None = None,
     speed: float = 1.0,
     policy: str = "verl",
     **options: Any,
@@ -397,16 +401,15 @@ def rollout(
         clock = RunClock(asyncio.get_running_loop(), speed=speed)
         controller = Controller(policy_of(policy, CALM))
         launcher = HostileLauncher(Random(1), deadly=0.0)
-        driver = AsyncDriver(
+        run = RolloutRun(
             [agent(script, clock) for script in SCRIPTS],
-            recorded(controller.handle, entries.append),
+            RecordedCore(controller, entries.append),
             launcher,
             clock,
-            deadline=lambda: controller.deadline_s,
             **options,
         )
-        other = asyncio.create_task(meanwhile(driver, clock, launcher)) if meanwhile else None
-        await ends(driver)
+        other = asyncio.create_task(meanwhile(run, clock, launcher)) if meanwhile else None
+        await ends(run)
         if other is not None:
             await other
 
@@ -414,7 +417,7 @@ def rollout(
     return entries
 
 
-@pytest.mark.parametrize("place", ["request", "take", "verdict", "call_tool"])
+@pytest.mark.parametrize("place", ["request", "on_step_end", "next_action", "call_tool"])
 def test_a_defect_anywhere_in_an_agent_ends_the_run_with_that_error(place):
     def agent(script: TrajectoryScript, clock: RunClock) -> Faulty:
         made = Faulty(script, clock)
@@ -426,8 +429,9 @@ def test_a_defect_anywhere_in_an_agent_ends_the_run_with_that_error(place):
 
 
 class TimedOut(HostileAgent):
-    async def call_tool(self) -> ToolAnswer:
-        raise TimeoutError("the tool's own: its connection timed out")
+    def call_tool(self, listener: ToolListener) -> None:
+        error = TimeoutError("the tool's own: its connection timed out")
+        self._clock.call_after(0.0, listener.tool_failed, self.id, error)
 
 
 def test_a_tools_own_timeout_is_not_taken_for_the_limit():
@@ -436,9 +440,8 @@ def test_a_tools_own_timeout_is_not_taken_for_the_limit():
 
 
 class Hanging(HostileAgent):
-    async def call_tool(self) -> ToolAnswer:
-        await asyncio.Event().wait()
-        raise AssertionError
+    def call_tool(self, listener: ToolListener) -> None:
+        pass
 
 
 def test_the_limit_of_tools_is_counted_on_the_runs_clock():
@@ -458,9 +461,9 @@ def test_engines_that_get_ready_after_a_push_load_the_pushed_weights():
     pushed: list[str] = []
     updates: list[list[tuple[EngineId, int]]] = []
 
-    async def push(driver: AsyncDriver, clock: RunClock, launcher: HostileLauncher) -> None:
+    async def push(run: RolloutRun, clock: RunClock, launcher: HostileLauncher) -> None:
         await clock.sleep(1.0)
-        driver.update_weights(7, "")
+        run.driver.update_weights(7, "")
         pushed.extend(e.spec.engine for e in launcher.engines)
         victim = launcher.engines[0]
         victim._die()
@@ -473,12 +476,12 @@ def test_engines_that_get_ready_after_a_push_load_the_pushed_weights():
 
 
 def test_an_interruption_that_meets_an_error_still_ends_the_run():
-    async def interrupt(driver: AsyncDriver, clock: RunClock, launcher: HostileLauncher) -> None:
+    async def interrupt(run: RolloutRun, clock: RunClock, launcher: HostileLauncher) -> None:
         await clock.sleep(1.0)
         for engine in launcher.engines:
             engine.abort = Exploding()  # type: ignore[method-assign]
         with pytest.raises(ConnectionError):
-            await driver.interrupt()
+            await run.interrupt()
 
     entries = rollout(Hanging, meanwhile=interrupt)
     ended = [e.event for e in entries if isinstance(e.event, TrajectoryFinished)]
@@ -492,7 +495,7 @@ class Exploding:
 
 
 def test_an_error_in_a_callback_of_the_loop_ends_the_run():
-    async def fail(driver: AsyncDriver, clock: RunClock, launcher: HostileLauncher) -> None:
+    async def fail(run: RolloutRun, clock: RunClock, launcher: HostileLauncher) -> None:
         await clock.sleep(1.0)
         asyncio.get_running_loop().call_soon(lambda: 1 // 0)
 

@@ -4,10 +4,9 @@ A step of `p` prompt tokens and `n` output tokens alone on an engine takes ``1 +
 to its first token and 1.1 seconds for each of the others.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
-
-from one_engine import table
 
 from heddle_core.commands import Command, Dispatch, StartEngine
 from heddle_core.events import (
@@ -17,9 +16,17 @@ from heddle_core.events import (
     TrajectoryArrived,
 )
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
-from heddle_sim.cluster import World
-from heddle_sim.driver import SimDriver
+from heddle_rollout.core import Core
+from heddle_rollout.scripted_agent import ScriptedAgent
+from heddle_rollout.services import ChargedSolver, CoreEstimates
+from heddle_runtime.clock import RunClock
+from heddle_runtime.rollout import RolloutRun
+from heddle_runtime.virtual_time import run_virtual
+from heddle_sim.config import SimulationConfig
+from heddle_sim.engine_client import SimLauncher
+from heddle_sim.rollout import simulate_rollout
 from heddle_trace.schema import StepScript, TrajectoryScript
+from tests.sim.one_engine import table
 
 E0, E1 = EngineId("e0"), EngineId("e1")
 A, B, C = TrajectoryId("a"), TrajectoryId("b"), TrajectoryId("c")
@@ -68,14 +75,42 @@ def dispatch(name: TrajectoryId, at: int = 0, engine: EngineId = E0) -> Dispatch
     return Dispatch(trajectory=name, step=at, engine=engine, priority=0.0)
 
 
-def world(**changes: Any) -> World:
+def world(**changes: Any) -> SimulationConfig:
     fields: dict[str, Any] = {
         "table": lambda gpu, tp: table(),
         "transfer_fixed_s": 2.0,
         "transfer_bytes_per_s": 100.0,
         "report_interval_s": 0.0,
     }
-    return World(**(fields | changes))
+    return SimulationConfig(**(fields | changes))
+
+
+def run_on(
+    clock: str, scripts: Sequence[TrajectoryScript], core: Core, config: SimulationConfig
+) -> None:
+    """Run one rollout in simulated time, or on an event loop in virtual time."""
+    if clock == "simpy":
+        simulate_rollout(scripts, core, config)
+        return
+
+    async def main() -> None:
+        run_clock = RunClock(asyncio.get_running_loop())
+        launcher = SimLauncher(config, run_clock)
+        launcher.schedule_faults()
+        first_arrival_s = min((script.arrival_s for script in scripts), default=0.0)
+        await RolloutRun(
+            [ScriptedAgent(s, run_clock, first_arrival_s=first_arrival_s) for s in scripts],
+            core,
+            launcher,
+            run_clock,
+            predictions=CoreEstimates(run_clock, config.prediction_s),
+            solver=ChargedSolver(run_clock, config.planning_s),
+            tool_capacity=config.tool_capacity,
+            report_interval_s=config.report_interval_s,
+            report_delay_s=config.report_delay_s,
+        ).run()
+
+    run_virtual(main())
 
 
 Answer = Callable[[Event], Sequence[Command]]
@@ -85,8 +120,10 @@ class Run:
     """A rollout whose commands the test gives, and every event that came of them.
 
     Unless `extra` says otherwise for an event, engines of `engines` start, and every step goes to
-    the first of them.
+    the first of them. Tests set `clock`.
     """
+
+    clock = "simpy"
 
     def __init__(
         self,
@@ -96,10 +133,13 @@ class Run:
         deadline: Callable[[], float | None] = lambda: None,
         **changes: Any,
     ) -> None:
-        self.engines, self.extra = engines, extra
+        self.engines, self.extra, self.deadline = engines, extra, deadline
         self.events: list[Event] = []
-        self.driver = SimDriver(scripts, self.handle, world(**changes), deadline)
-        self.driver.run()
+        run_on(self.clock, scripts, self, world(**changes))
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self.deadline()
 
     def handle(self, event: Event) -> Sequence[Command]:
         self.events.append(event)

@@ -15,14 +15,14 @@ import pytest
 
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.engine import (
+from heddle_rollout.engines import (
     EngineClient,
     EngineRefusedError,
     KvHandle,
     KvPlaced,
     Launcher,
-    StepEnd,
     StepRequest,
+    StepResult,
 )
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Recorder:
     def engine_ready(self, engine: EngineId, kv_capacity_tokens: int) -> None:
         self._tell(Told("ready", engine, kv_capacity_tokens))
 
-    def step_ended(self, engine: EngineId, end: StepEnd) -> None:
+    def step_ended(self, engine: EngineId, end: StepResult) -> None:
         self._tell(Told("ended", engine, end))
 
     def kv_exported(
@@ -80,7 +80,7 @@ class Recorder:
         self._tell(Told("stopped", engine))
 
     def engine_failed(
-        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepEnd]]
+        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepResult]]
     ) -> None:
         self._tell(Told("failed", engine, (reason, dict(salvaged))))
 
@@ -109,9 +109,9 @@ class Recorder:
                 self._news.clear()
                 await self._news.wait()
 
-    async def end_of(self, trajectory: str) -> StepEnd:
+    async def end_of(self, trajectory: str) -> StepResult:
         """Wait for the end of a trajectory's step."""
-        end: StepEnd = await self.take(
+        end: StepResult = await self.take(
             "ended", lambda end: end.trajectory == trajectory, unless=lambda f: trajectory in f[1]
         )
         return end
@@ -144,7 +144,7 @@ def request(
     )
 
 
-def grown(context: Sequence[int], end: StepEnd) -> list[int]:
+def grown(context: Sequence[int], end: StepResult) -> list[int]:
     """The context with the tokens of a dispatch; invented ones where the engine makes none."""
     return [*context, *(end.output_ids or ids(f"made by {end.trajectory}", end.tokens))]
 
@@ -260,17 +260,21 @@ class EngineContract:
             engine = await bench.engine()
             context = ids("inside", PROMPT)
             name, group = TrajectoryId("inside"), GroupId("inside")
+            answers = []
             for call in (
                 lambda: engine.start(request("inside", context, 4)),
                 lambda: engine.abort(name),
                 lambda: engine.export_kv(TrajectoryId("nobody"), context),
                 lambda: engine.import_kv(TrajectoryId("inside too"), group, context, None),
             ):
-                call()
+                answers.append(call())
                 assert bench.recorder.of(engine) == []
             await bench.recorder.end_of("inside")
-            await bench.recorder.take("exported")
-            await bench.recorder.take("placed")
+            *_, exports, placed = answers
+            if exports:
+                await bench.recorder.take("exported")
+            if placed is None:
+                await bench.recorder.take("placed")
 
         bench.run(main())
 
@@ -395,8 +399,9 @@ class EngineContract:
     def test_there_is_nothing_to_export_of_a_trajectory_it_never_saw(self, bench: Bench) -> None:
         async def main() -> None:
             engine = await bench.engine()
-            engine.export_kv(TrajectoryId("stranger"), ids("stranger", PROMPT))
-            assert await bench.recorder.take("exported") == ("stranger", None)
+            assert not engine.export_kv(TrajectoryId("stranger"), ids("stranger", PROMPT))
+            await asyncio.sleep(0.2)
+            assert bench.recorder.of(engine) == []
 
         bench.run(main())
 
@@ -406,13 +411,18 @@ class EngineContract:
             context, name = ids("asked", PROMPT), TrajectoryId("asked")
             engine.start(request("asked", context, 4))
             context = grown(context, await bench.recorder.end_of("asked"))
-            engine.export_kv(name, context, move=7)
-            await bench.recorder.take("exported")
-            engine.import_kv(name, GroupId("asked"), context, None, move=8)
-            await bench.recorder.take("placed")
-            engine.export_kv(TrajectoryId("unasked"), context, move=9)
-            await bench.recorder.take("exported")
-            assert (bench.recorder.moves[name], bench.recorder.moves["unasked"]) == ([7, 8], [9])
+            handle = None
+            expected = []
+            if engine.capabilities.export_kv:
+                assert engine.export_kv(name, context, move=7)
+                _, handle = await bench.recorder.take("exported")
+                expected.append(7)
+            if engine.import_kv(name, GroupId("asked"), context, handle, move=8) is None:
+                await bench.recorder.take("placed")
+                expected.append(8)
+            assert not engine.export_kv(TrajectoryId("unasked"), context, move=9)
+            assert bench.recorder.moves.get(name, []) == expected
+            assert "unasked" not in bench.recorder.moves
             engine.forget(name)
 
         bench.run(main())
@@ -424,10 +434,12 @@ class EngineContract:
             source.start(request("moved", context, OUTPUT))
             context = grown(context, await bench.recorder.end_of("moved"))
             name = TrajectoryId("moved")
-            source.export_kv(name, context)
-            _, handle = await bench.recorder.take("exported")
-            target.import_kv(name, GroupId("moved"), context, handle)
-            _, placed = await bench.recorder.take("placed")
+            handle = None
+            if source.export_kv(name, context):
+                _, handle = await bench.recorder.take("exported")
+            placed = target.import_kv(name, GroupId("moved"), context, handle)
+            if placed is None:
+                _, placed = await bench.recorder.take("placed")
             assert placed.way == ("kv" if handle is not None else "prefill")
             assert len(context) - 64 <= placed.tokens <= len(context)
             longer = [*context, *ids("what the tool said", 64)]

@@ -1,13 +1,14 @@
-"""Replayed trajectories: what they ask for, and the tokens they invent."""
+"""Scripted trajectories: what they ask for, and the tokens they invent."""
 
 import asyncio
 from dataclasses import replace
 
 import pytest
 
+from heddle_rollout.agents import ToolAnswer
+from heddle_rollout.engines import StepResult
+from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
 from heddle_runtime.clock import RunClock
-from heddle_runtime.engine import StepEnd
-from heddle_runtime.replay import ReplayAgent, TokenSource
 from heddle_runtime.virtual_time import run_virtual
 from heddle_trace.schema import StepScript, TrajectoryScript
 
@@ -24,15 +25,34 @@ SECOND = replace(FIRST, prompt_tokens=19, shared_tokens=15, tool=None, tool_s=0.
 SCRIPT = TrajectoryScript("g/0", "g", "coding", 3.0, (FIRST, SECOND), truncated=False)
 
 
-def end(tokens: int, *, finished: bool = True, ids: tuple[int, ...] = ()) -> StepEnd:
-    return StepEnd("g/0", tokens, finished, 0.0, 0.0, 0.0, 0, 0, output_ids=ids)
+def end(tokens: int, *, finished: bool = True, ids: tuple[int, ...] = ()) -> StepResult:
+    return StepResult(trajectory="g/0", tokens=tokens, finished=finished, output_ids=ids)
+
+
+class Answer:
+    """Takes the answer of one tool call."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[ToolAnswer] = asyncio.get_running_loop().create_future()
+
+    def tool_returned(self, trajectory, answer):
+        self.answer.set_result(answer)
+
+    def tool_failed(self, trajectory, error):
+        self.answer.set_exception(error)
+
+
+async def called(agent: ScriptedAgent) -> ToolAnswer:
+    answer = Answer()
+    agent.call_tool(answer)
+    return await answer.answer
 
 
 def in_virtual_time(script: TrajectoryScript, use):
     async def main():
         clock = RunClock(asyncio.get_running_loop())
         clock.thaw()
-        return await use(ReplayAgent(script, clock, tokens=TokenSource(1000, seed=1)), clock)
+        return await use(ScriptedAgent(script, clock, tokens=TokenSource(1000, seed=1)), clock)
 
     return run_virtual(main())
 
@@ -43,7 +63,7 @@ def test_a_preempted_step_asks_for_the_rest_and_shows_what_it_made():
         prompt = list(first.prompt_ids)
         assert (first.prompt_tokens, first.shared_tokens, first.max_tokens) == (10, 0, 5)
         assert first.exact
-        agent.take(end(2, finished=False, ids=(7, 8)))
+        agent.on_step_end(end(2, finished=False, ids=(7, 8)))
         rest = agent.request()
         assert (rest.prompt_tokens, rest.shared_tokens, rest.max_tokens) == (12, 12, 3)
         assert list(rest.prompt_ids) == [*prompt, 7, 8]
@@ -54,17 +74,17 @@ def test_a_preempted_step_asks_for_the_rest_and_shows_what_it_made():
 def test_the_next_prompt_is_the_context_and_the_observation():
     async def use(agent, clock):
         prompt = list(agent.request().prompt_ids)
-        agent.take(end(5, ids=(1, 2, 3, 4, 5)))
-        assert agent.verdict().tool == "sandbox"
-        answer = await agent.call_tool()
+        agent.on_step_end(end(5, ids=(1, 2, 3, 4, 5)))
+        assert agent.next_action().tool == "sandbox"
+        answer = await called(agent)
         assert clock.now_s == 2.0
         assert (answer.ok, answer.observation_tokens, answer.context_tokens) == (True, 4, 19)
         following = agent.request()
         assert list(following.prompt_ids[:15]) == [*prompt, 1, 2, 3, 4, 5]
         assert len(following.prompt_ids) == following.prompt_tokens == 19
         assert not following.rewritten
-        agent.take(end(5, ids=(1, 2, 3, 4, 5)))
-        last = agent.verdict()
+        agent.on_step_end(end(5, ids=(1, 2, 3, 4, 5)))
+        last = agent.next_action()
         assert (last.tool, last.reason, last.outcome) == (None, "answer", "completed")
 
     in_virtual_time(SCRIPT, use)
@@ -75,8 +95,8 @@ def test_a_compacted_history_keeps_its_shared_part_and_says_so():
 
     async def use(agent, clock):
         prompt = list(agent.request().prompt_ids)
-        agent.take(end(5, ids=(1, 2, 3, 4, 5)))
-        await agent.call_tool()
+        agent.on_step_end(end(5, ids=(1, 2, 3, 4, 5)))
+        await called(agent)
         following = agent.request()
         assert following.rewritten
         assert list(following.prompt_ids[:6]) == prompt[:6]

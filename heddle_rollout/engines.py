@@ -1,16 +1,18 @@
-"""What the driver asks of an engine and what an engine tells it, whatever the engine is made of.
+"""What the driver asks of an engine, and what an engine reports.
 
-Two kinds of engine implement this: `heddle_runtime.fake_engine`, which makes no tokens and keeps
-time only, and `heddle_runtime.vllm_engine`. Both pass the same tests (`tests/runtime/contract.py`).
+An engine is simulated (`heddle_sim.engine_client`), a vLLM process (`heddle_runtime.vllm_engine`)
+or a server that somebody else runs. All of them pass the same tests (`tests/rollout/contract.py`).
+`EngineCapabilities` says what an engine can do besides running steps.
 
-Answers come as calls of an `EngineListener`, made from the event loop and never from inside the
-call that caused them. Not as futures: what a driver does about an end, such as the next dispatch,
-must take effect before anything else happens at that instant.
+Answers come as calls of an `EngineListener`, never from inside the call that caused them. They are
+no futures: what a driver does about the end of a step, such as the next dispatch, must take effect
+before anything else happens at that instant.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from heddle_core.events import MoveWay
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
@@ -18,11 +20,25 @@ from heddle_core.plans import EngineSpec
 
 
 class EngineRefusedError(ValueError):
-    """An engine was asked for something that it can never do; the message says what and why."""
+    """An engine cannot do what it was asked for; the message says what and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRequest:
+class EngineCapabilities(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What an engine can do besides running steps."""
+
+    export_kv: bool = True
+    """Hand KV to another engine. Without it, a move is a prefill on the target."""
+    import_kv: bool = True
+    """Pull KV from another engine. Without it, a move is a prefill here and needs no link."""
+    preempt: bool = True
+    """End a step early and keep its tokens. Without it, a step runs to its end."""
+    update_weights: bool = True
+    """Load other weights on demand. Without it, the owner of the engine updates it."""
+    real_tokens: bool = True
+    """Generate token ids, and read those of the prompt; False: it keeps time only."""
+
+
+class StepRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One dispatch: the generation of a step, or of what an earlier dispatch left of it."""
 
     trajectory: TrajectoryId
@@ -41,32 +57,36 @@ class StepRequest:
     """The prompt itself; empty for an engine that makes no tokens."""
 
 
-class StepEnd(NamedTuple):
+class StepResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """How a dispatch ended. Times are seconds, and add up to the time inside the engine."""
 
     trajectory: TrajectoryId
     tokens: int
     """Tokens made in this dispatch."""
     finished: bool
-    """False when an abort ended it."""
-    queued_s: float
+    """False when an abort or the engine's death ended it."""
+    queued_s: float = 0.0
     """In the engine before the first prefill."""
-    prefill_s: float
+    prefill_s: float = 0.0
     """From there to the first token."""
-    decode_s: float
-    """From the first token on."""
-    cached_tokens: int
+    decode_s: float = 0.0
+    """From the first token on; what the engine's own preemptions cost is in here."""
+    cached_tokens: int = 0
     """Tokens of the prompt that the engine found in its prefix cache, or pulled from another."""
-    recomputes: int
+    recomputes: int = 0
     """How often the engine itself took the KV away and had to prefill again."""
     output_ids: tuple[int, ...] = ()
     """The tokens, where the engine makes them."""
     error: str = ""
     """Why the engine could not carry the dispatch out; `finished` is then True."""
 
+    @property
+    def preempted(self) -> bool:
+        """True when an abort ended it."""
+        return not self.finished
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvHandle:
+
+class KvHandle(msgspec.Struct, frozen=True, kw_only=True):
     """A prefix that an engine keeps ready to be pulled by another."""
 
     source: EngineId
@@ -75,9 +95,9 @@ class KvHandle:
     """Tokens of KV that it holds; whole blocks."""
     kv_bytes: int
     expires_s: float
-    """On the event loop's clock. A pull after that may give another trajectory's KV without an
-    error, so that nobody may begin one."""
-    params: dict[str, Any] = field(default_factory=dict)
+    """On the event loop's clock. A later pull may give another trajectory's KV without an error:
+    none may begin after that."""
+    params: dict[str, Any] = {}
     """What the engine's own connector needs to know; opaque here."""
 
 
@@ -100,18 +120,18 @@ class EngineSample(NamedTuple):
 
 
 class EngineListener(Protocol):
-    """Who wants to know; the driver."""
+    """Takes the reports of engines; the driver's cluster."""
 
     def engine_ready(self, engine: EngineId, kv_capacity_tokens: int) -> None:
         """An engine that was asked for can take steps."""
 
-    def step_ended(self, engine: EngineId, end: StepEnd) -> None:
-        """A dispatch has ended; told exactly once for each, unless the engine fails first."""
+    def step_ended(self, engine: EngineId, result: StepResult) -> None:
+        """A dispatch has ended; reported exactly once for each, unless the engine fails first."""
 
     def kv_exported(
         self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None, move: int
     ) -> None:
-        """Answer of `export_kv`; None when the engine has nothing of the trajectory."""
+        """Answer of `export_kv`; None when the engine has nothing of the trajectory any more."""
 
     def kv_placed(
         self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced, move: int
@@ -125,11 +145,11 @@ class EngineListener(Protocol):
         """A stop that was asked for is done; its resources are free."""
 
     def engine_failed(
-        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepEnd]]
+        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepResult]]
     ) -> None:
         """An engine died, at whatever point of its life.
 
-        `salvaged` has every dispatch whose end was not told, with the tokens that had come in.
+        `salvaged` has every dispatch whose end was not reported, with the tokens that had come in.
         """
 
 
@@ -139,6 +159,11 @@ class EngineClient(Protocol):
     @property
     def spec(self) -> EngineSpec:
         """What was asked for."""
+        ...
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What it can do; the same for its whole life. What it cannot do is never called."""
         ...
 
     @property
@@ -165,12 +190,14 @@ class EngineClient(Protocol):
 
     def export_kv(
         self, trajectory: TrajectoryId, prompt_ids: Sequence[int], *, move: int = 0
-    ) -> None:
+    ) -> bool:
         """Keep a trajectory's KV ready for a pull. Ends in `kv_exported`.
 
-        `prompt_ids` is its context so far; empty for an engine that makes no tokens. `move` comes
-        back with the answer, which may be late: by then the trajectory may be on another move.
+        Returns False, and no answer follows, when nothing of the trajectory is here. `prompt_ids`
+        is its context so far; empty for an engine that makes no tokens. `move` comes back with the
+        answer, which may be late: by then the trajectory may be on another move.
         """
+        ...
 
     def import_kv(
         self,
@@ -180,11 +207,12 @@ class EngineClient(Protocol):
         kv: KvHandle | None,
         *,
         move: int = 0,
-    ) -> None:
+    ) -> KvPlaced | None:
         """Bring a context into the prefix cache. Ends in `kv_placed`, which has `move` again.
 
-        By pulling `kv`; when there is no handle, it has expired, or the pull fails, by prefilling
-        where the engine can do so, else not at all (`way` "none").
+        By pulling `kv`; when there is no handle, it has expired, the pull fails or the engine
+        imports none, by prefilling where the engine can do so, else not at all (`way` "none").
+        Returns what is here, and no answer follows, when there is nothing to do.
         """
 
     def sample(self) -> EngineSample:
@@ -201,7 +229,7 @@ class EngineClient(Protocol):
         """End the engine, which has no step any more. Ends in `engine_stopped`."""
 
     def kill(self) -> None:
-        """End the engine now, whatever it does, telling nobody; nothing of it is left behind."""
+        """End the engine now, whatever it does, without a report; nothing of it is left behind."""
 
 
 class Launcher(Protocol):

@@ -6,15 +6,16 @@ from random import Random
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.engine import (
+from heddle_rollout.engines import (
+    EngineCapabilities,
     EngineListener,
     EngineRefusedError,
     EngineSample,
     KvHandle,
     KvPlaced,
     MoveWay,
-    StepEnd,
     StepRequest,
+    StepResult,
 )
 
 DELAYS_S = (0.0, 0.0, 1e-9, 0.01, 0.3, 2.0)
@@ -35,6 +36,9 @@ class HostileEngine:
         log: list[tuple[EngineId, int]],
     ) -> None:
         self.spec, self.kv_capacity_tokens = spec, 0
+        self.capabilities = EngineCapabilities(
+            export_kv=rng.random() < 0.8, import_kv=rng.random() < 0.8
+        )
         self._listener, self._rng, self._deadly, self._refuses = listener, rng, deadly, refuses
         self._log = log
         self._loop = asyncio.get_running_loop()
@@ -65,8 +69,11 @@ class HostileEngine:
 
     def export_kv(
         self, trajectory: TrajectoryId, prompt_ids: Sequence[int], *, move: int = 0
-    ) -> None:
+    ) -> bool:
+        assert self.capabilities.export_kv
         name = self.spec.engine
+        if self._rng.random() < 0.1:
+            return False
         handle = None
         if self._rng.random() < 0.7:
             size = self._rng.randrange(1, 9)
@@ -75,6 +82,7 @@ class HostileEngine:
             )
         self._later(lambda: self._listener.kv_exported(name, trajectory, handle, move))
         self._may_die()
+        return True
 
     def import_kv(
         self,
@@ -84,10 +92,13 @@ class HostileEngine:
         kv: KvHandle | None,
         *,
         move: int = 0,
-    ) -> None:
+    ) -> KvPlaced | None:
         placed = KvPlaced(self._rng.choice(WAYS), self._rng.randrange(9))
-        self._later(lambda: self._listener.kv_placed(self.spec.engine, trajectory, placed, move))
         self._may_die()
+        if self._rng.random() < 0.1:
+            return placed
+        self._later(lambda: self._listener.kv_placed(self.spec.engine, trajectory, placed, move))
+        return None
 
     def sample(self) -> EngineSample:
         assert self.alive
@@ -132,7 +143,7 @@ class HostileEngine:
             return
         del self._running[request.trajectory]
         tokens = request.max_tokens if finished else self._rng.randrange(request.max_tokens)
-        end = StepEnd(request.trajectory, tokens, finished, 0.0, 0.0, 0.0, 0, 0)
+        end = StepResult(trajectory=request.trajectory, tokens=tokens, finished=finished)
         self._listener.step_ended(self.spec.engine, end)
 
     def _may_die(self) -> None:
@@ -146,7 +157,7 @@ class HostileEngine:
         salvaged = []
         for trajectory, request in self._running.items():
             tokens = self._rng.randrange(request.max_tokens)
-            end = StepEnd(trajectory, tokens, False, 0.0, 0.0, 0.0, 0, 0)
+            end = StepResult(trajectory=trajectory, tokens=tokens, finished=False)
             salvaged.append((trajectory, end))
         self._listener.engine_failed(self.spec.engine, "hostile", salvaged)
 

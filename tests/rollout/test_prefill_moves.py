@@ -5,8 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from one_engine import table
-from one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step
 
 from heddle_core.commands import Command, Migrate
 from heddle_core.defaults import SPARE_SLOTS
@@ -22,11 +20,16 @@ from heddle_core.events import (
     TrajectoryArrived,
 )
 from heddle_core.ids import EngineId, EngineShape
+from heddle_rollout.engines import EngineRefusedError
 from heddle_sim.latency import LatencyTable
-from heddle_sim.request import EngineError
+from tests.rollout.one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step
+from tests.sim.one_engine import table
+
+pytestmark = pytest.mark.usefixtures("clock")
 
 MOVE = Migrate(trajectory=A, source=E0, target=E1)
 E2 = EngineId("e2")
+SMALL = EngineShape("small", 1)
 
 SIZES = 8 + SPARE_SLOTS
 
@@ -65,7 +68,7 @@ def moving(
 
 def test_an_engine_that_its_table_cannot_hold_is_refused_and_not_made_smaller() -> None:
     moving(slots=SIZES - SPARE_SLOTS)
-    with pytest.raises(EngineError, match=f"max_running must be 1 to {SIZES}"):
+    with pytest.raises(EngineRefusedError, match=f"max_running must be 1 to {SIZES}"):
         moving(slots=SIZES - SPARE_SLOTS + 1)
 
 
@@ -117,7 +120,7 @@ def test_a_context_that_the_target_cannot_hold_is_not_prefilled_there() -> None:
             case RolloutStarted():
                 return [
                     start(E0),
-                    msgspec.structs.replace(start(E1), shape=EngineShape("small", 1)),
+                    msgspec.structs.replace(start(E1), shape=SMALL),
                 ]
             case ToolStarted():
                 return [MOVE]

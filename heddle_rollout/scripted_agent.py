@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_runtime.agent import StepVerdict, ToolAnswer
-from heddle_runtime.clock import RunClock
-from heddle_runtime.engine import StepEnd, StepRequest
+from heddle_rollout.agents import NextAction, ToolAnswer, ToolListener
+from heddle_rollout.clock import Clock
+from heddle_rollout.engines import StepRequest, StepResult
 from heddle_trace.schema import TrajectoryScript
 
 
@@ -39,13 +39,13 @@ class TokenSource:
         return drawn
 
 
-class ReplayAgent:
+class ScriptedAgent:
     """One recorded trajectory; implements `Agent`."""
 
     def __init__(
         self,
         script: TrajectoryScript,
-        clock: RunClock,
+        clock: Clock,
         *,
         first_arrival_s: float = 0.0,
         tokens: TokenSource | None = None,
@@ -57,11 +57,14 @@ class ReplayAgent:
         self._script, self._clock, self._tokens = script, clock, tokens
         self._tool_scale = tool_scale
         self._index = 0
+        """The present step."""
         self._made = 0
-        """Tokens of the present step made in dispatches that did not finish it."""
+        """Tokens of it made in dispatches that did not finish it."""
         self._started = False
-        """Whether the step was dispatched before: then all of its prompt is its own context."""
+        """Whether it was dispatched before: then all of its prompt is its own context."""
         self._rewritten = False
+        """Whether the agent compacted its history since the last dispatch."""
+        self._calls_tool = False
         self._context: list[int] = []
         if tokens is not None:
             self._context = tokens.ids(f"prompt {script.group}", script.steps[0].prompt_tokens)
@@ -113,33 +116,49 @@ class ReplayAgent:
         self._started, self._rewritten = True, False
         return request
 
-    def take(self, end: StepEnd) -> None:
+    def on_step_end(self, result: StepResult) -> None:
         """Keep the tokens of a dispatch."""
-        self._made += end.tokens
+        self._made += result.tokens
         if self._tokens is not None:
-            self._context.extend(end.output_ids)
+            self._context.extend(result.output_ids)
 
-    def verdict(self) -> StepVerdict:
+    def next_action(self) -> NextAction:
         """Do what the script did after this step."""
         script = self._script
         step = script.steps[self._index]
         if self._index < len(script.steps) - 1:
-            return StepVerdict(reason="tool_call", tool=step.tool or "")
-        return StepVerdict(
+            return NextAction(reason="tool_call", tool=step.tool or "")
+        return NextAction(
             reason="length_limit" if script.truncated else "answer",
             tool=step.tool,
             outcome="truncated" if script.truncated else "completed",
         )
 
-    async def call_tool(self) -> ToolAnswer:
-        """Wait as long as the tool took, then go on with what it answered."""
-        step = self._script.steps[self._index]
-        await self._clock.sleep(step.tool_s * self._tool_scale)
-        return self._next_step(step.tool_ok, step.tool_tokens)
+    def call_tool(self, listener: ToolListener) -> None:
+        """Wait as long as the tool took, then go on with what it answered.
 
-    def tool_cut(self, limit_s: float) -> ToolAnswer:
+        Raises:
+            ValueError: a tool that takes negative or not-a-number seconds.
+        """
+        seconds = self._script.steps[self._index].tool_s * self._tool_scale
+        if not seconds >= 0.0:
+            raise ValueError(f"a tool call of {self._id} cannot take {seconds} s")
+        self._calls_tool = True
+        self._clock.call_after(seconds, self._tool_ended, self._index, listener)
+
+    def cancel_tool(self) -> None:
+        """Stop waiting."""
+        self._calls_tool = False
+
+    def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
         """Go on with the recorded answer; only the waiting was cut short."""
         return self._next_step(False, self._script.steps[self._index].tool_tokens)
+
+    def _tool_ended(self, index: int, listener: ToolListener) -> None:
+        if self._calls_tool and index == self._index:
+            self._calls_tool = False
+            step = self._script.steps[index]
+            listener.tool_returned(self._id, self._next_step(step.tool_ok, step.tool_tokens))
 
     def _next_step(self, ok: bool | None, observation_tokens: int) -> ToolAnswer:
         script = self._script

@@ -1,7 +1,6 @@
 """The cluster: engines that start, drain, die and report, and KV between them; times by hand."""
 
 import pytest
-from one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step
 
 from heddle_core.commands import Migrate, StopEngine
 from heddle_core.events import (
@@ -18,6 +17,9 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId
+from tests.rollout.one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step
+
+pytestmark = pytest.mark.usefixtures("clock")
 
 E2 = EngineId("e2")
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 
 import pytest
-from one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step, world
 
 from heddle_core import Controller, Policy
 from heddle_core.commands import Cancel, Predict, Preempt, SolvePlan
 from heddle_core.events import (
     EngineFailed,
+    EngineReady,
     PlanSolved,
     Predicted,
     RolloutStarted,
@@ -28,7 +28,24 @@ from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.plans import EngineSpec, ResourcePlan
-from heddle_sim.driver import SimDriver, StuckError
+from heddle_rollout.driver import StuckError
+from tests.conformance.scenario import HandledCore
+from tests.rollout.one_world import (
+    E0,
+    E1,
+    A,
+    B,
+    Run,
+    answer,
+    dispatch,
+    run_on,
+    script,
+    start,
+    step,
+    world,
+)
+
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @dataclass
@@ -61,7 +78,7 @@ def under(policy, *scripts, **changes):
         controller.ledger.check()
         return commands
 
-    SimDriver(scripts, handle, world(**changes), lambda: controller.deadline_s).run()
+    run_on(Run.clock, scripts, HandledCore(handle, controller), world(**changes))
     return events
 
 
@@ -221,8 +238,9 @@ def test_engines_that_all_die_for_good_leave_a_rollout_stuck():
         seen.append(event)
         return controller.handle(event)
 
+    core = HandledCore(handle, controller)
     with pytest.raises(StuckError, match=r"1 trajectories .* 0 engines are alive"):
-        SimDriver([answer("a", 100, 500)], handle, world(faults=faults)).run()
+        run_on(Run.clock, [answer("a", 100, 500)], core, world(faults=faults))
     assert len([e for e in seen if isinstance(e, EngineFailed)]) == 4
     assert controller.ledger.trajectories[A].phase == "held"
 
@@ -274,7 +292,9 @@ def test_a_search_takes_the_time_it_is_charged():
             case RolloutStarted():
                 return [SolvePlan(plan=1, problem=Search(found))]
             case PlanSolved():
-                return [start(), dispatch(A)]
+                return [start()]
+            case EngineReady():
+                return [dispatch(A)]
             case TrajectoryArrived():
                 return []
         return None

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
-from heddle_core.commands import Dispatch, Migrate, Preempt, StartEngine, StopEngine
+from heddle_core.commands import Dispatch, Preempt, StartEngine, StopEngine
 from heddle_core.events import (
     EngineFailed,
     EngineReady,
@@ -12,62 +10,58 @@ from heddle_core.events import (
     EngineStopped,
     Event,
 )
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.clock import RunClock
-from heddle_runtime.engine import (
+from heddle_rollout.clock import Clock
+from heddle_rollout.engines import (
     EngineClient,
     EngineRefusedError,
+    EngineSample,
     KvHandle,
     KvPlaced,
     Launcher,
-    StepEnd,
     StepRequest,
+    StepResult,
 )
-from heddle_runtime.moves import Moves
+from heddle_rollout.migrations import Migrations
 
 
 class Cluster:
     """Engines by name; implements `EngineListener`. Names are never used twice.
 
-    What an engine says after it was reported dead is not passed on.
+    What an engine reports after its death is not passed on.
     """
 
     def __init__(
         self,
-        clock: RunClock,
+        clock: Clock,
         launcher: Launcher,
         *,
         deliver: Callable[[Event], None],
-        on_end: Callable[[EngineId, StepEnd], None],
-        on_salvage: Callable[[StepEnd], object],
-        report_interval_s: float,
-        report_delay_s: float,
+        on_end: Callable[[EngineId, StepResult], None],
+        on_salvage: Callable[[StepResult], object],
+        on_thaw: Callable[[], None] = lambda: None,
     ) -> None:
-        """Samples are delivered `report_delay_s` after they were taken; interval 0: none are."""
+        """`on_thaw` is called when the first engines have started and time goes on."""
         self.engines: dict[EngineId, EngineClient] = {}
         """Those that are ready, stopping ones included."""
         self.last_failure = ""
         """Which engine failed last, and why."""
+        self.migrations = Migrations(clock, self.engines, deliver)
         self._clock, self._launcher = clock, launcher
         self._deliver, self._on_end, self._on_salvage = deliver, on_end, on_salvage
+        self._on_thaw = on_thaw
         self._starting: dict[EngineId, EngineClient] = {}
         self._stopping: dict[EngineId, None] = {}
-        self._leaving: dict[EngineId, None] = {}
-        """Stopping ones that have drained and were told to end."""
+        self._closing: dict[EngineId, None] = {}
+        """Stopping ones that have drained and are about to end."""
         self._running: dict[EngineId, dict[TrajectoryId, None]] = {}
         self._under_way = False
-        self._worked: dict[EngineId, int] = {}
-        """Dispatches that an engine has worked on and ended."""
-        self._told_idle: dict[EngineId, int] = {}
-        """That number when it was last reported idle."""
+        self._idle: dict[EngineId, None] = {}
+        """Engines that were idle at the last sample, and have worked on nothing since."""
         self._updating: dict[EngineId, int] = {}
         self._weights: tuple[int, str] | None = None
         """Version and path that were pushed last: engines that get ready later have older ones."""
-        self._report_interval_s, self._report_delay_s = report_interval_s, report_delay_s
-        self.moves = Moves(clock, self.engines, deliver)
-        if report_interval_s > 0:
-            clock.call_after(report_interval_s, self._sample)
 
     @property
     def computes(self) -> bool:
@@ -76,10 +70,19 @@ class Cluster:
 
     @property
     def busy(self) -> bool:
-        """Whether any engine will have something to tell without being asked again."""
+        """Whether any engine will report something without another command."""
         return bool(
-            self._starting or self._leaving or self._updating or self.moves.count or self.computes
+            self._starting
+            or self._closing
+            or self._updating
+            or self.migrations.count
+            or self.computes
         )
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop has not been done yet."""
+        return bool(self._stopping or self._closing)
 
     # -- commands ---------------------------------------------------------------------------------
 
@@ -95,18 +98,17 @@ class Cluster:
 
     def stop(self, command: StopEngine) -> None:
         """Let an engine drain, or abort what runs there; EngineStopped follows."""
-        engine = self.engines.get(command.engine)
-        if engine is None:
+        if command.engine not in self.engines:
             return  # it died before the command came; EngineFailed was its end
         self._stopping[command.engine] = None
         if not command.drain:
-            for trajectory in list(self._running[command.engine]):
-                engine.abort(trajectory)
+            self._abort_running(command.engine)
         self._stop_if_drained(command.engine)
 
     def dispatch(self, command: Dispatch, request: StepRequest) -> str:
         """Start a step; `on_end` is called when it ends. Returns why not, if it cannot be."""
-        engine = self.engines.get(command.engine)
+        name = command.engine
+        engine = self.engines.get(name)
         if engine is None:
             return ""  # EngineFailed is on its way to the controller, and ends the command
         try:
@@ -114,37 +116,59 @@ class Cluster:
         except EngineRefusedError as error:
             return str(error)
         self._under_way = True
-        self._running[command.engine][command.trajectory] = None
+        self._running[name][command.trajectory] = None
         if request.rewritten:
-            for name, other in self.engines.items():
-                if name != command.engine:
-                    other.forget(command.trajectory)
+            for other, client in self.engines.items():
+                if other != name:
+                    client.forget(command.trajectory)
         return ""
 
     def preempt(self, command: Preempt) -> None:
         """Abort a running step; it ends as any other."""
         engine = self.engines.get(command.engine)
-        if engine is not None:
+        if engine is not None and engine.capabilities.preempt:
             engine.abort(command.trajectory)
-
-    def migrate(self, command: Migrate, group: GroupId, context_ids: Sequence[int]) -> None:
-        """Move a KV prefix; MigrationFinished follows."""
-        self.moves.migrate(command, group, context_ids)
 
     def abort_all(self) -> None:
         """Abort every running step."""
-        for name, running in self._running.items():
-            for trajectory in list(running):
-                self.engines[name].abort(trajectory)
+        for name in self._running:
+            self._abort_running(name)
 
     def update_weights(self, version: int, path: str) -> None:
-        """Have every engine load other weights, and those that are not ready yet once they are."""
+        """Load other weights on every engine; those that get ready later load them then."""
         self._weights = version, path
-        for name, engine in self.engines.items():
-            self._updating[name] = version
-            engine.update_weights(version, path)
+        for name in self.engines:
+            self._update_weights(name, version, path)
 
-    # -- what engines tell ------------------------------------------------------------------------
+    def sample(self) -> list[tuple[EngineId, EngineSample]]:
+        """Read the counters of all engines, once for each time that an engine is idle."""
+        samples = []
+        for name, engine in self.engines.items():
+            if self._running[name]:
+                self._idle.pop(name, None)
+            elif name in self._idle:
+                continue
+            else:
+                self._idle[name] = None
+            samples.append((name, engine.sample()))
+        return samples
+
+    def report(self, samples: Sequence[tuple[EngineId, EngineSample]]) -> None:
+        """Deliver samples of engines that are still here."""
+        for name, sample in samples:
+            if name in self.engines:
+                self._deliver(
+                    EngineReported(
+                        time_s=self._clock.now_s,
+                        engine=name,
+                        running=sample.running,
+                        waiting=sample.waiting,
+                        kv_used_tokens=sample.kv_used_tokens,
+                        preemptions=sample.preemptions,
+                    )
+                )
+
+    # -- reports of engines -----------------------------------------------------------------------
 
     def engine_ready(self, engine: EngineId, kv_capacity_tokens: int) -> None:
         """See `EngineListener`."""
@@ -153,10 +177,8 @@ class Cluster:
             return
         self.engines[engine] = client
         self._running[engine] = {}
-        self._worked[engine] = 0
         if self._weights is not None:
-            self._updating[engine] = self._weights[0]
-            client.update_weights(*self._weights)
+            self._update_weights(engine, *self._weights)
         self._deliver(
             EngineReady(
                 time_s=self._clock.now_s,
@@ -168,14 +190,15 @@ class Cluster:
         )
         self._thaw_if_started()
 
-    def step_ended(self, engine: EngineId, end: StepEnd) -> None:
+    def step_ended(self, engine: EngineId, result: StepResult) -> None:
         """See `EngineListener`."""
-        if engine not in self.engines:
+        running = self._running.get(engine)
+        if running is None:
             return
-        del self._running[engine][end.trajectory]
-        if end.tokens or end.prefill_s > 0.0:
-            self._worked[engine] += 1
-        self._on_end(engine, end)
+        del running[result.trajectory]
+        if result.tokens or result.prefill_s > 0.0:
+            self._idle.pop(engine, None)
+        self._on_end(engine, result)
         if engine in self._stopping:
             self._stop_if_drained(engine)
 
@@ -183,13 +206,13 @@ class Cluster:
         self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None, move: int
     ) -> None:
         """See `EngineListener`."""
-        self.moves.exported(trajectory, kv, move)
+        self.migrations.exported(trajectory, kv, move)
 
     def kv_placed(
         self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced, move: int
     ) -> None:
         """See `EngineListener`."""
-        self.moves.placed(trajectory, placed, move)
+        self.migrations.placed(trajectory, placed, move)
 
     def weights_updated(self, engine: EngineId, version: int) -> None:
         """See `EngineListener`."""
@@ -198,76 +221,65 @@ class Cluster:
 
     def engine_stopped(self, engine: EngineId) -> None:
         """See `EngineListener`."""
-        if self._leaving.pop(engine, 0) is None:
+        if self._closing.pop(engine, 0) is None:
             self._deliver(EngineStopped(time_s=self._clock.now_s, engine=engine))
 
     def engine_failed(
-        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepEnd]]
+        self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepResult]]
     ) -> None:
         """See `EngineListener`."""
         known = (
             self.engines.pop(engine, None) is not None
             or self._starting.pop(engine, None) is not None
-            or self._leaving.pop(engine, 0) is None
+            or self._closing.pop(engine, 0) is None
         )
         if not known:
             return
         self.last_failure = f"{engine}: {reason}"
         self._stopping.pop(engine, None)
-        self._updating.pop(engine, None)
-        self._running.pop(engine, None)
-        self.moves.engine_gone(engine)
-        for _, end in salvaged:
-            self._on_salvage(end)
+        self._forget(engine)
+        self.migrations.engine_gone(engine)
+        for _, result in salvaged:
+            self._on_salvage(result)
         self._deliver(
             EngineFailed(
                 time_s=self._clock.now_s,
                 engine=engine,
                 reason=reason,
-                salvaged=tuple((trajectory, end.tokens) for trajectory, end in salvaged),
+                salvaged=tuple((trajectory, result.tokens) for trajectory, result in salvaged),
             )
         )
         self._thaw_if_started()
 
     # -- inside -----------------------------------------------------------------------------------
 
+    def _abort_running(self, name: EngineId) -> None:
+        engine = self.engines[name]
+        if engine.capabilities.preempt:
+            for trajectory in list(self._running[name]):
+                engine.abort(trajectory)
+
+    def _update_weights(self, name: EngineId, version: int, path: str) -> None:
+        engine = self.engines[name]
+        if engine.capabilities.update_weights:
+            self._updating[name] = version
+            engine.update_weights(version, path)
+
     def _thaw_if_started(self) -> None:
         if self._clock.frozen and not self._starting:
             self._clock.thaw()
+            self._on_thaw()
 
     def _stop_if_drained(self, name: EngineId) -> None:
         if name in self.engines and not self._running[name]:
             engine = self.engines.pop(name)
-            del self._stopping[name], self._running[name]
-            self._updating.pop(name, None)
-            self._leaving[name] = None
-            self.moves.engine_gone(name)
+            del self._stopping[name]
+            self._forget(name)
+            self._closing[name] = None
+            self.migrations.engine_gone(name)
             engine.stop()
 
-    def _sample(self) -> None:
-        time_s = self._clock.now_s + self._report_delay_s
-        reports = []
-        for name, engine in self.engines.items():
-            idle = not self._running[name]
-            if idle and self._told_idle.get(name) == self._worked[name]:
-                continue  # nothing has run since it was last reported idle
-            self._told_idle[name] = self._worked[name] if idle else -1
-            sample = engine.sample()
-            reports.append(
-                EngineReported(
-                    time_s=time_s,
-                    engine=name,
-                    running=sample.running,
-                    waiting=sample.waiting,
-                    kv_used_tokens=sample.kv_used_tokens,
-                    preemptions=sample.preemptions,
-                )
-            )
-        if reports:
-            self._clock.call_at(time_s, lambda: self._report(reports))
-        self._clock.call_after(self._report_interval_s, self._sample)
-
-    def _report(self, reports: list[EngineReported]) -> None:
-        for report in reports:
-            if report.engine in self.engines:
-                self._deliver(msgspec.structs.replace(report, time_s=self._clock.now_s))
+    def _forget(self, name: EngineId) -> None:
+        self._running.pop(name, None)
+        self._idle.pop(name, None)
+        self._updating.pop(name, None)

@@ -1,4 +1,4 @@
-"""The asyncio driver where no simulator can follow: refusals, tools that hang, interruption."""
+"""A rollout on an event loop, where no simulator can follow: refusals, interruption, hangs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from heddle_core import Controller, Entry, Policy, recorded
-from heddle_core.commands import Dispatch
+from heddle_core import Controller, Entry, Policy
+from heddle_core.commands import Dispatch, Predict
 from heddle_core.events import (
     EngineFailed,
     EngineReady,
@@ -22,15 +22,17 @@ from heddle_core.events import (
     WeightsUpdated,
 )
 from heddle_core.ids import EngineId
-from heddle_runtime.agent import ToolAnswer
+from heddle_rollout.agents import ToolListener
+from heddle_rollout.core import RecordedCore
+from heddle_rollout.driver import StuckError
+from heddle_rollout.scripted_agent import ScriptedAgent
+from heddle_rollout.services import ServiceListener
 from heddle_runtime.clock import RunClock
-from heddle_runtime.driver import AsyncDriver, StuckError
-from heddle_runtime.fake_engine import FakeLauncher
-from heddle_runtime.replay import ReplayAgent
+from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.virtual_time import run_virtual
+from heddle_sim.engine_client import SimLauncher
 from heddle_trace import TrajectoryScript
 from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
-from tests.conformance.test_two_worlds import model_of
 
 CALM = Scenario(trajectories=16, faults=(), tool_capacity=None)
 SCRIPTS = scripts_of("coding", 16, 3)
@@ -42,10 +44,10 @@ class Rollout:
 
     policy: str = "verl"
     scripts: Sequence[TrajectoryScript] = SCRIPTS
-    agent: type[ReplayAgent] = ReplayAgent
+    agent: type[ScriptedAgent] = ScriptedAgent
     faults: Sequence[tuple[float, EngineId]] = ()
     options: dict[str, Any] = field(default_factory=dict)
-    meanwhile: Callable[["AsyncDriver", RunClock], Awaitable[None]] | None = None
+    meanwhile: Callable[[RolloutRun, RunClock], Awaitable[None]] | None = None
     entries: list[Entry] = field(default_factory=list)
     controller: Controller | None = None
 
@@ -54,28 +56,24 @@ class Rollout:
         return self
 
     async def _main(self) -> None:
-        world = world_of(CALM)
+        world = replace(
+            world_of(CALM), transfer_fixed_s=0.02, transfer_bytes_per_s=2e10, engine_start_s=15.0
+        )
         clock = RunClock(asyncio.get_running_loop())
         self.controller = controller = Controller(self._policy())
-        launcher = FakeLauncher(
-            clock,
-            model_of(world),
-            transfer=lambda size: 0.02 + size / 2e10,
-            start_s=15.0,
-            faults=self.faults,
-        )
-        driver = AsyncDriver(
+        launcher = SimLauncher(replace(world, faults=tuple(self.faults)), clock)
+        launcher.schedule_faults()
+        run = RolloutRun(
             [self.agent(script, clock) for script in self.scripts],
-            recorded(controller.handle, self.entries.append),
+            RecordedCore(controller, self.entries.append),
             launcher,
             clock,
-            deadline=lambda: controller.deadline_s,
             **self.options,
         )
         other = None
         if self.meanwhile is not None:
-            other = asyncio.get_running_loop().create_task(self.meanwhile(driver, clock))
-        await driver.run()
+            other = asyncio.get_running_loop().create_task(self.meanwhile(run, clock))
+        await run.run()
         if other is not None:
             await other
         controller.ledger.check()
@@ -103,13 +101,12 @@ def test_a_step_that_no_engine_can_take_fails_its_trajectory_and_no_other():
     assert list(rollout.outcomes.values()).count("failed") == 1
 
 
-class Hanging(ReplayAgent):
+class Hanging(ScriptedAgent):
     """Its second tool call never comes back."""
 
-    async def call_tool(self) -> ToolAnswer:
-        if self._index == 1 and self.id == SCRIPTS[0].id:
-            await asyncio.Event().wait()
-        return await super().call_tool()
+    def call_tool(self, listener: ToolListener) -> None:
+        if self._index != 1 or self.id != SCRIPTS[0].id:
+            super().call_tool(listener)
 
 
 def test_a_tool_that_hangs_is_cut_at_its_limit_and_its_trajectory_goes_on():
@@ -128,14 +125,21 @@ def test_a_tool_that_hangs_is_cut_at_its_limit_and_its_trajectory_goes_on():
     assert rollout.outcomes[SCRIPTS[0].id] in ("completed", "truncated")
 
 
-class Failing(ReplayAgent):
-    async def call_tool(self) -> ToolAnswer:
+class Failing(ScriptedAgent):
+    def call_tool(self, listener: ToolListener) -> None:
         raise RuntimeError("the tool has a defect")
 
 
-def test_a_defect_in_a_tool_ends_the_run_with_that_error():
+class FailingLater(ScriptedAgent):
+    def call_tool(self, listener: ToolListener) -> None:
+        error = RuntimeError("the tool has a defect")
+        self._clock.call_after(1.0, listener.tool_failed, self.id, error)
+
+
+@pytest.mark.parametrize("agent", [Failing, FailingLater])
+def test_a_defect_in_a_tool_ends_the_run_with_that_error(agent):
     with pytest.raises(RuntimeError, match="the tool has a defect"):
-        Rollout(agent=Failing).run()
+        Rollout(agent=agent).run()
 
 
 def test_a_defect_in_a_policy_ends_the_run_with_that_error():
@@ -182,9 +186,9 @@ def test_a_dead_engines_trajectories_go_on_with_the_tokens_they_had():
     assert len(rollout.events(EngineReady)) == 8 + 2
 
 
-async def interrupt_at(time_s: float, driver: AsyncDriver, clock: RunClock) -> None:
+async def interrupt_at(time_s: float, run: RolloutRun, clock: RunClock) -> None:
     await clock.sleep(time_s)
-    await driver.interrupt()
+    await run.interrupt()
 
 
 @pytest.mark.parametrize("time_s", [0.0, 0.5, 13.0, 30.0])
@@ -204,19 +208,20 @@ def test_an_interrupted_run_keeps_its_tokens_and_cancels_what_had_come(time_s):
 
 
 def test_a_prediction_service_that_fails_leaves_the_last_estimate():
-    async def fails(_: Any) -> float | None:
-        raise OSError("the service is gone")
+    class Gone:
+        def predict(self, command: Predict, listener: ServiceListener) -> None:
+            asyncio.get_running_loop().call_soon(listener.predicted, command, None)
 
-    rollout = Rollout(policy="heddle+served", options={"predictions": fails}).run()
+    rollout = Rollout(policy="heddle+served", options={"predictions": Gone()}).run()
     answers = rollout.events(Predicted)
     assert answers
     assert all(e.remaining_tokens is None for e in answers)
     assert set(rollout.outcomes.values()) <= {"completed", "truncated"}
 
 
-async def push_weights(driver: AsyncDriver, clock: RunClock) -> None:
+async def push_weights(run: RolloutRun, clock: RunClock) -> None:
     await clock.sleep(25.0)
-    driver.update_weights(7, "")
+    run.driver.update_weights(7, "")
 
 
 def test_new_weights_are_told_to_the_core_and_void_the_cache():

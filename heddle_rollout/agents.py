@@ -1,0 +1,99 @@
+"""One trajectory's own side: what it asks the model next, and what its tools do meanwhile.
+
+The driver knows agents only by this protocol. `ScriptedAgent` follows a recorded script;
+`heddle_runtime.live` is a real agent whose tool calls come out of what the model wrote. For a
+gateway, the tool is the client: its call returns with the session's next request.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from heddle_core.events import Outcome, StopReason
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_rollout.engines import StepRequest, StepResult
+
+
+class NextAction(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What follows a finished generation: a tool call, or the end of the trajectory."""
+
+    reason: StopReason
+    tool: str | None = None
+    """The tool to call; None when the trajectory ends here."""
+    outcome: Outcome = "completed"
+    """How it ends; of no meaning when a tool is called."""
+
+
+class ToolAnswer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What a tool call came to."""
+
+    ok: bool | None
+    observation_tokens: int
+    """Tokens that the answer appended to the context."""
+    context_tokens: int
+    """Size of the next prompt."""
+    outcome: Outcome | None = None
+    """How the trajectory ends, if it ends with this call; None when it goes on."""
+
+
+class ToolListener(Protocol):
+    """Takes the answers of tool calls; the driver's tool pool."""
+
+    def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
+        """A call has ended, and the agent has gone on to its next step."""
+
+    def tool_failed(self, trajectory: TrajectoryId, error: BaseException) -> None:
+        """The tool has a defect, which ends the run with this error."""
+
+
+class Agent(Protocol):
+    """One trajectory. It holds its context; the driver never looks inside."""
+
+    @property
+    def id(self) -> TrajectoryId: ...  # noqa: D102
+    @property
+    def group(self) -> GroupId: ...  # noqa: D102
+    @property
+    def task(self) -> str: ...  # noqa: D102
+    @property
+    def arrival_s(self) -> float:
+        """Seconds after its rollout was opened; one that is admitted later arrives at once."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Size of the first prompt."""
+        ...
+
+    @property
+    def context_ids(self) -> Sequence[int]:
+        """The context so far, tokens of the present step included; empty without real tokens."""
+        ...
+
+    def request(self) -> StepRequest:
+        """Return what is left to generate of the present step."""
+        ...
+
+    def on_step_end(self, result: StepResult) -> None:
+        """Keep the tokens of a dispatch, whether it finished the step or not."""
+
+    def next_action(self) -> NextAction:
+        """Read the finished step; called once for each step, after `on_step_end`."""
+        ...
+
+    def call_tool(self, listener: ToolListener) -> None:
+        """Begin the tool call that the step ended in. Ends in one call of `listener`.
+
+        The listener is never called from inside.
+        """
+
+    def cancel_tool(self) -> None:
+        """End the call that is under way; no answer to it may come any more."""
+
+    def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
+        """Go on as if the tool had answered that it was cut off after `limit_s`.
+
+        Follows `cancel_tool`.
+        """
+        ...

@@ -1,0 +1,34 @@
+"""The core as the driver knows it."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from heddle_core.commands import Command
+from heddle_core.events import Event
+from heddle_core.journal import Entry, recorded
+
+
+class Core(Protocol):
+    """What decides; `heddle_core.Controller` does."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The driver delivers a `Tick` no later than this."""
+        ...
+
+    def handle(self, event: Event) -> Sequence[Command]:
+        """Take one event in; return the commands it causes."""
+        ...
+
+
+class RecordedCore:
+    """A core whose events and commands all go to `sink` as well."""
+
+    def __init__(self, core: Core, sink: Callable[[Entry], None]) -> None:
+        self.handle = recorded(core.handle, sink)
+        self._core = core
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The core's."""
+        return self._core.deadline_s

@@ -1,0 +1,551 @@
+"""Drives the core in any world: executes its commands and delivers what happened as events.
+
+The driver has no loop of its own and reads no clock but the one it is given. Engines, agents and
+services call it; it delivers an event, executes the commands that come back, and returns. Each
+command ends in exactly one event.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import assert_never
+
+from heddle_core.commands import (
+    Cancel,
+    Command,
+    Dispatch,
+    Migrate,
+    Predict,
+    Preempt,
+    SolvePlan,
+    StartEngine,
+    StopEngine,
+)
+from heddle_core.defaults import REPORT_DELAY_S, REPORT_INTERVAL_S
+from heddle_core.events import (
+    Event,
+    Outcome,
+    PlanSolved,
+    Predicted,
+    RolloutClosed,
+    RolloutStarted,
+    StepFinished,
+    StepPreempted,
+    Tick,
+    ToolReturned,
+    ToolStarted,
+    TrajectoryArrived,
+    TrajectoryFinished,
+    WeightsUpdated,
+)
+from heddle_core.ids import EngineId, RolloutId, TrajectoryId
+from heddle_core.plans import ResourcePlan
+from heddle_rollout.agents import Agent, NextAction, ToolAnswer
+from heddle_rollout.clock import Clock
+from heddle_rollout.cluster import Cluster
+from heddle_rollout.core import Core
+from heddle_rollout.engines import Launcher, StepResult
+from heddle_rollout.services import ChargedSolver, CoreEstimates, Predictions, Solver
+from heddle_rollout.tools import ToolPool
+
+ROLLOUT = RolloutId("rollout")
+"""The rollout of a run that has only one."""
+
+
+class StuckError(RuntimeError):
+    """Nothing can happen any more, yet trajectories are unfinished."""
+
+
+class RolloutError(ValueError):
+    """A rollout or an agent that cannot be taken in; the message names it."""
+
+
+class _Rollout:
+    """A rollout that is not over."""
+
+    __slots__ = ("admitted", "expected", "id", "opened_s", "unfinished")
+
+    def __init__(self, id_: RolloutId, expected: int | None, opened_s: float) -> None:
+        self.id, self.expected, self.opened_s = id_, expected, opened_s
+        self.admitted = 0
+        self.unfinished = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether no more agents will be admitted."""
+        return self.admitted == self.expected
+
+
+class _Trajectory:
+    """Where the driver stands with one agent."""
+
+    __slots__ = ("agent", "arrived", "id", "rollout", "step", "tool")
+
+    def __init__(self, agent: Agent, rollout: _Rollout) -> None:
+        self.id, self.agent, self.rollout = agent.id, agent, rollout
+        self.arrived = False
+        self.step = 0
+        self.tool = ""
+        """Of the last call."""
+
+
+class Driver:
+    """Runs rollouts of agents under `core`, on the engines that `launcher` starts.
+
+    Implements `ToolListener` and `ServiceListener`.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        launcher: Launcher,
+        clock: Clock,
+        *,
+        predictions: Predictions | None = None,
+        solver: Solver | None = None,
+        tool_capacity: int | None = None,
+        tool_limit_s: float | None = None,
+        report_interval_s: float = REPORT_INTERVAL_S,
+        report_delay_s: float = REPORT_DELAY_S,
+        on_idle: Callable[[], None] = lambda: None,
+        on_error: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        """Without a prediction service the core's own estimate comes back; without a solver a plan
+        is searched for in place and its charged time waited for.
+
+        Tool calls beyond `tool_capacity` wait in order; those over `tool_limit_s` are cut. Samples
+        of engines are delivered `report_delay_s` after they were taken; interval 0: none are.
+        `on_idle` is called when the last rollout that was open is over and no engine is stopping;
+        more rollouts may be opened then.
+        `on_error` is called once, for an error after which nothing is delivered any more:
+        `StuckError`, or a defect of the core, an agent or a service.
+        """
+        self._core, self._clock = core, clock
+        self._predictions = predictions or CoreEstimates(clock)
+        self._solver = solver or ChargedSolver(clock)
+        self._tools = ToolPool(clock, self, capacity=tool_capacity, limit_s=tool_limit_s)
+        self._report_interval_s, self._report_delay_s = report_interval_s, report_delay_s
+        self._on_idle, self._on_error = on_idle, on_error
+        self._cluster = Cluster(
+            clock,
+            launcher,
+            deliver=self._deliver,
+            on_end=self._step_ended,
+            on_salvage=self._salvage,
+            on_thaw=self._arrive_held,
+        )
+        self._rollouts: dict[RolloutId, _Rollout] = {}
+        self._trajectories: dict[TrajectoryId, _Trajectory] = {}
+        """Those that were admitted and are not finished."""
+        self._arriving = 0
+        """Those that have not arrived."""
+        self._held: list[_Trajectory] = []
+        """Those that would have arrived while the clock stood still."""
+        self._requests = 0
+        """Predictions and plans that have not been answered."""
+        self._events: deque[Event] = deque()
+        self._delivering = False
+        self._tick_at: float | None = None
+        self._check_is_due = False
+        self._idle = True
+        self._interrupted = False
+        self._closed = False
+
+    # -- what the world asks for ------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Let time run. Called once, first."""
+        if self._report_interval_s > 0:
+            self._clock.call_after(self._report_interval_s, self._sample)
+        self._clock.thaw()
+
+    def open_rollout(
+        self, rollout: RolloutId, *, trajectories: int | None = None, weights_version: int = 0
+    ) -> None:
+        """Begin a rollout of so many trajectories; None: open until `close_rollout`.
+
+        Raises:
+            RolloutError: it is open already.
+        """
+        if rollout in self._rollouts:
+            raise RolloutError(f"rollout {rollout} is open already")
+        now_s = self._clock.now_s
+        state = self._rollouts[rollout] = _Rollout(rollout, trajectories, now_s)
+        self._idle = False
+        self._deliver(
+            RolloutStarted(
+                time_s=now_s,
+                rollout=rollout,
+                trajectories=trajectories,
+                weights_version=weights_version,
+            )
+        )
+        self._end_if_over(state)
+
+    def close_rollout(self, rollout: RolloutId) -> None:
+        """Announce that no more agents will be admitted; what was admitted goes on.
+
+        Raises:
+            RolloutError: it is not open.
+        """
+        state = self._open(rollout)
+        state.expected = state.admitted
+        self._deliver(RolloutClosed(time_s=self._clock.now_s, rollout=rollout))
+        self._end_if_over(state)
+
+    def admit(self, agent: Agent, rollout: RolloutId = ROLLOUT) -> None:
+        """Take an agent into an open rollout, at any time; it arrives at its `arrival_s`.
+
+        Raises:
+            RolloutError: the rollout is not open or has all its trajectories, or the trajectory is
+                here already.
+        """
+        state = self._open(rollout)
+        if state.complete:
+            raise RolloutError(f"rollout {rollout} has all of its {state.admitted} trajectories")
+        if agent.id in self._trajectories:
+            raise RolloutError(f"trajectory {agent.id} is here already")
+        state.admitted += 1
+        state.unfinished += 1
+        self._arriving += 1
+        live = self._trajectories[agent.id] = _Trajectory(agent, state)
+        open_for_s = self._clock.now_s - state.opened_s
+        self._clock.call_after(max(0.0, agent.arrival_s - open_for_s), self._arrive, live)
+
+    def update_weights(self, version: int, path: str) -> None:
+        """Push other weights to every engine; steps under way go on under them."""
+        self._cluster.update_weights(version, path)
+        self._deliver(WeightsUpdated(time_s=self._clock.now_s, version=version))
+
+    def interrupt(self, drain_s: float) -> None:
+        """Wind up early: engines hand over the tokens of running steps, for `drain_s` at most.
+
+        Then every trajectory that has arrived is cancelled, and all rollouts are over.
+        """
+        self._interrupted = True
+        try:
+            self._cluster.abort_all()
+        except BaseException:
+            self._cancel_all()
+            raise
+        if self._cluster.computes:
+            self._clock.call_after(drain_s, self._cancel_all)
+        else:
+            self._cancel_all()
+
+    def close(self) -> None:
+        """Deliver nothing any more and cancel all tool calls. The launcher ends the engines."""
+        self._closed = True
+        self._tools.close()
+
+    # -- events in, commands out -----------------------------------------------------------------
+
+    def _deliver(self, event: Event) -> None:
+        """Hand an event over, then execute the answer; events born meanwhile wait their turn."""
+        if self._closed:
+            return
+        if self._delivering:
+            self._events.append(event)
+            return
+        self._delivering = True
+        try:
+            handle, events = self._core.handle, self._events
+            while True:
+                for command in handle(event):
+                    self._execute(command)
+                if not events:
+                    break
+                event = events.popleft()
+        except BaseException as error:
+            # The caller, such as an event loop, would at most log it.
+            self.service_failed(error)
+            return
+        finally:
+            self._delivering = False
+        deadline_s = self._core.deadline_s
+        if deadline_s is not None and deadline_s != self._tick_at:
+            self._tick_at = deadline_s
+            self._clock.call_at(deadline_s, self._tick, deadline_s)
+        if not self._rollouts:
+            self._become_idle()
+        elif not self._tools.running:
+            self._check_soon()
+
+    def _execute(self, command: Command) -> None:
+        if self._interrupted and not isinstance(command, Cancel):
+            return  # every trajectory is about to be cancelled, which ends the command
+        match command:
+            case Dispatch():
+                self._dispatch(command)
+            case Preempt():
+                self._cluster.preempt(command)
+            case Migrate():
+                agent = self._trajectories[command.trajectory].agent
+                self._cluster.migrations.migrate(command, agent.group, agent.context_ids)
+            case Predict():
+                self._requests += 1
+                self._predictions.predict(command, self)
+            case SolvePlan():
+                self._requests += 1
+                self._solver.solve(command, self)
+            case StartEngine():
+                self._cluster.start(command)
+            case StopEngine():
+                self._cluster.stop(command)
+            case Cancel():
+                self._finish(self._trajectories[command.trajectory], "cancelled")
+            case _:
+                assert_never(command)
+
+    def _tick(self, deadline_s: float) -> None:
+        if deadline_s == self._tick_at:
+            self._tick_at = None
+            self._deliver(Tick(time_s=self._clock.now_s))
+
+    def _sample(self) -> None:
+        if self._closed:
+            return
+        samples = self._cluster.sample()
+        if samples:
+            self._clock.call_after(self._report_delay_s, self._cluster.report, samples)
+        self._clock.call_after(self._report_interval_s, self._sample)
+
+    # -- one trajectory: step, tool, step ... ------------------------------------------------------
+
+    def _arrive(self, live: _Trajectory) -> None:
+        if self._interrupted:
+            return
+        if self._clock.frozen:
+            # The first engines count as ready from before: no arrival finds them missing.
+            self._held.append(live)
+            return
+        self._arriving -= 1
+        live.arrived = True
+        agent = live.agent
+        self._deliver(
+            TrajectoryArrived(
+                time_s=self._clock.now_s,
+                rollout=live.rollout.id,
+                trajectory=agent.id,
+                group=agent.group,
+                task=agent.task,
+                prompt_tokens=agent.prompt_tokens,
+            )
+        )
+
+    def _arrive_held(self) -> None:
+        held, self._held = self._held, []
+        for live in held:
+            self._arrive(live)
+
+    def _dispatch(self, command: Dispatch) -> None:
+        request = self._trajectories[command.trajectory].agent.request()
+        refused = self._cluster.dispatch(command, request)
+        if refused:
+            result = StepResult(
+                trajectory=command.trajectory, tokens=0, finished=True, error=refused
+            )
+            self._step_ended(command.engine, result)
+
+    def _salvage(self, result: StepResult) -> None:
+        live = self._trajectories.get(result.trajectory)
+        if live is not None:
+            self._keep_tokens(live, result)
+
+    def _keep_tokens(self, live: _Trajectory, result: StepResult) -> NextAction | None:
+        """Hand an agent its tokens; ask it about a step that has finished without an error.
+
+        An engine calls this: an agent's defect is not the engine's, and ends the run.
+        """
+        try:
+            live.agent.on_step_end(result)
+            return live.agent.next_action() if result.finished and not result.error else None
+        except Exception as error:
+            self.service_failed(error)
+            return None
+
+    def _step_ended(self, engine: EngineId, result: StepResult) -> None:
+        live = self._trajectories.get(result.trajectory)
+        if live is None:
+            return  # it was cancelled meanwhile
+        action = self._keep_tokens(live, result)
+        if not result.finished:
+            self._deliver(
+                StepPreempted(
+                    time_s=self._clock.now_s,
+                    trajectory=result.trajectory,
+                    step=live.step,
+                    engine=engine,
+                    output_tokens=result.tokens,
+                    queued_s=result.queued_s,
+                    prefill_s=result.prefill_s,
+                    decode_s=result.decode_s,
+                    cached_tokens=result.cached_tokens,
+                    recomputes=result.recomputes,
+                )
+            )
+        else:
+            self._deliver(
+                StepFinished(
+                    time_s=self._clock.now_s,
+                    trajectory=result.trajectory,
+                    step=live.step,
+                    engine=engine,
+                    output_tokens=result.tokens,
+                    reason=action.reason if action is not None else "error",
+                    queued_s=result.queued_s,
+                    prefill_s=result.prefill_s,
+                    decode_s=result.decode_s,
+                    cached_tokens=result.cached_tokens,
+                    recomputes=result.recomputes,
+                )
+            )
+            self._continue(live, action)
+        if self._interrupted and not self._cluster.computes:
+            self._cancel_all()
+
+    def _continue(self, live: _Trajectory, action: NextAction | None) -> None:
+        """Run the tool that a step ended in, or close the trajectory."""
+        if action is None:
+            self._finish(live, "failed")
+        elif action.tool is None:
+            self._finish(live, action.outcome)
+        else:
+            live.tool = action.tool
+            self._deliver(
+                ToolStarted(
+                    time_s=self._clock.now_s,
+                    trajectory=live.id,
+                    step=live.step,
+                    tool=action.tool,
+                )
+            )
+            if not self._closed:
+                self._call_tool(live.agent)
+
+    def _call_tool(self, agent: Agent) -> None:
+        try:
+            self._tools.call(agent)
+        except Exception as error:
+            self.service_failed(error)
+
+    def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
+        """See `ToolListener`."""
+        live = self._trajectories.get(trajectory)
+        if live is None:
+            self._check_soon()
+            return
+        if answer.outcome is not None:
+            self._finish(live, answer.outcome)
+            return
+        self._cluster.migrations.tool_returned(trajectory)
+        live.step += 1
+        self._deliver(
+            ToolReturned(
+                time_s=self._clock.now_s,
+                trajectory=trajectory,
+                step=live.step - 1,
+                tool=live.tool,
+                ok=answer.ok,
+                observation_tokens=answer.observation_tokens,
+                context_tokens=answer.context_tokens,
+            )
+        )
+
+    def tool_failed(self, trajectory: TrajectoryId, error: BaseException) -> None:
+        """See `ToolListener`."""
+        self.service_failed(error)
+
+    def _finish(self, live: _Trajectory, outcome: Outcome) -> None:
+        trajectory, rollout = live.id, live.rollout
+        if self._trajectories.pop(trajectory, None) is None:
+            return
+        rollout.unfinished -= 1
+        self._deliver(
+            TrajectoryFinished(time_s=self._clock.now_s, trajectory=trajectory, outcome=outcome)
+        )
+        self._end_if_over(rollout)
+
+    # -- services ---------------------------------------------------------------------------------
+
+    def predicted(self, command: Predict, remaining_tokens: float | None) -> None:
+        """See `ServiceListener`."""
+        self._requests -= 1
+        self._deliver(
+            Predicted(
+                time_s=self._clock.now_s,
+                trajectory=command.trajectory,
+                step=command.step,
+                remaining_tokens=remaining_tokens,
+            )
+        )
+
+    def plan_solved(self, command: SolvePlan, plan: ResourcePlan) -> None:
+        """See `ServiceListener`."""
+        self._requests -= 1
+        self._deliver(PlanSolved(time_s=self._clock.now_s, plan=command.plan, resource_plan=plan))
+
+    def service_failed(self, error: BaseException) -> None:
+        """End everything with an error of a core, an agent or a service; the first one counts."""
+        if not self._closed:
+            self._closed = True
+            self._on_error(error)
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    def _open(self, rollout: RolloutId) -> _Rollout:
+        state = self._rollouts.get(rollout)
+        if state is None:
+            raise RolloutError(f"rollout {rollout} is not open")
+        return state
+
+    def _end_if_over(self, rollout: _Rollout) -> None:
+        if rollout.complete and not rollout.unfinished:
+            self._rollouts.pop(rollout.id, None)
+            if not (self._rollouts or self._delivering):
+                self._become_idle()
+
+    def _become_idle(self) -> None:
+        stopping = self._cluster.stopping and not self._interrupted
+        if not (self._idle or self._closed or stopping):
+            self._idle = True
+            self._on_idle()
+
+    def _cancel_all(self) -> None:
+        if self._closed or self._idle:
+            return
+        for live in list(self._trajectories.values()):
+            if live.arrived:
+                self._finish(live, "cancelled")
+        self._trajectories.clear()
+        self._rollouts.clear()
+        self._become_idle()
+
+    def _busy(self) -> bool:
+        """Whether anything will happen without another call from outside."""
+        return bool(
+            self._tools.running
+            or self._arriving
+            or self._requests
+            or self._tick_at is not None
+            or self._cluster.busy
+        )
+
+    def _check_soon(self) -> None:
+        """Look whether the run is stuck, but not at once: the caller may have more to do."""
+        if not (self._check_is_due or self._idle or self._busy()):
+            self._check_is_due = True
+            self._clock.call_after(0.0, self._check)
+
+    def _check(self) -> None:
+        self._check_is_due = False
+        stuck = bool(self._trajectories) and not (self._interrupted or self._busy())
+        if stuck and all(rollout.complete for rollout in self._rollouts.values()):
+            failure = self._cluster.last_failure
+            self.service_failed(
+                StuckError(
+                    f"{len(self._trajectories)} trajectories cannot go on at "
+                    f"{self._clock.now_s:.1f} s: {len(self._cluster.engines)} engines are alive "
+                    "and nothing is running"
+                    + (f"; the last to fail was {failure}" if failure else "")
+                )
+            )

@@ -1,0 +1,65 @@
+"""What a simulated cluster is made of."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from heddle_core.defaults import ENGINE_START_S, REPORT_DELAY_S, REPORT_INTERVAL_S
+from heddle_core.ids import EngineId
+from heddle_sim.latency import LatencyTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationConfig:
+    """What the simulated cluster does; every time in seconds.
+
+    Raises:
+        ValueError: a negative fixed time of transfers, or no bandwidth.
+    """
+
+    table: Callable[[str, int], LatencyTable]
+    """True iteration times for a GPU class and a TP degree."""
+    transfer_fixed_s: float
+    transfer_bytes_per_s: float
+    moves_by: Literal["kv", "prefill"] = "kv"
+    """How a context gets to its new engine: its KV is moved, or it is prefilled there, beside what
+    that engine is doing, in one of its spare slots."""
+    max_batched_tokens: int = 8192
+    block_size: int = 16
+    prefix_caching: bool = True
+    tool_capacity: int | None = None
+    """Tool calls that run at once; None: any number, as on a serverless platform."""
+    engine_start_s: float = ENGINE_START_S
+    """From StartEngine to EngineReady once the rollout is under way; before its first dispatch the
+    engines of a plan count as ready, as frameworks keep them between rollouts."""
+    engine_start_s_at: Mapping[int, float] = field(default_factory=dict)
+    """TP degree -> the same, where it is known for that degree."""
+    dispatch_s: float = 0.0
+    """From a dispatch until its engine sees it."""
+    prediction_s: float = 0.0
+    """Latency of the prediction service."""
+    planning_s: float | None = None
+    """Seconds that a search for a plan takes; None: what the problem charges."""
+    report_interval_s: float = REPORT_INTERVAL_S
+    """Between samples of an engine's counters; 0 switches them off."""
+    report_delay_s: float = REPORT_DELAY_S
+    """Age of a sample when it is delivered: no router sees counters of this very instant."""
+    faults: tuple[tuple[float, EngineId], ...] = ()
+    """(time_s, engine): this engine dies then, if it lives."""
+    speed: Callable[[EngineId], float] = lambda _: 1.0
+    """Relative speed of an engine; a tiny spread breaks ties in conformance scenarios."""
+
+    def __post_init__(self) -> None:
+        if not (self.transfer_fixed_s >= 0.0 and self.transfer_bytes_per_s > 0.0):
+            raise ValueError(
+                f"a KV transfer needs transfer_fixed_s >= 0 and transfer_bytes_per_s > 0, "
+                f"not {self.transfer_fixed_s} and {self.transfer_bytes_per_s}"
+            )
+
+    def start_s(self, tp: int) -> float:
+        """Seconds that an engine of TP degree `tp` takes to start."""
+        return self.engine_start_s_at.get(tp, self.engine_start_s)
+
+    def transfer_s(self, kv_bytes: float) -> float:
+        """Seconds that `kv_bytes` take from one engine to another, once both are free."""
+        return self.transfer_fixed_s + kv_bytes / self.transfer_bytes_per_s

@@ -1,0 +1,273 @@
+"""Simulated engines as the driver knows engines: in a simulation, a dry run and tests.
+
+They make no tokens and keep time only. Their events live in a SimPy environment: the simulation's
+own, or one that follows the clock of the event loop.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import simpy
+
+from heddle_core.defaults import SPARE_SLOTS
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.plans import EngineSpec
+from heddle_rollout.clock import Clock
+from heddle_rollout.engines import (
+    EngineCapabilities,
+    EngineListener,
+    EngineRefusedError,
+    EngineSample,
+    KvHandle,
+    KvPlaced,
+    StepRequest,
+    StepResult,
+)
+from heddle_sim.clock import FollowingEnvironment
+from heddle_sim.config import SimulationConfig
+from heddle_sim.engine import SimEngine
+
+
+class SimEngineClient:
+    """One simulated engine; implements `EngineClient`. Made by `SimLauncher`."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        listener: EngineListener,
+        config: SimulationConfig,
+        clock: Clock,
+        env: simpy.Environment,
+        follow: Callable[[], None],
+    ) -> None:
+        self._spec, self._listener, self._config = spec, listener, config
+        self._clock, self._env, self._follow = clock, env, follow
+        self._capabilities = EngineCapabilities(
+            import_kv=config.moves_by == "kv", real_tokens=False
+        )
+        self._model: SimEngine | None = None
+        """None before it is ready and after it is gone."""
+        self._prefills: dict[TrajectoryId, int] = {}
+        """Moves that are a prefill here, by trajectory."""
+
+    @property
+    def spec(self) -> EngineSpec:
+        """What was asked for."""
+        return self._spec
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """It can do everything but make tokens, and import KV if KV is what moves."""
+        return self._capabilities
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens of KV that it holds; 0 until it is ready."""
+        return self._model.table.kv_capacity_tokens if self._model is not None else 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is ready, and not gone."""
+        return self._model is not None
+
+    def begin(self) -> None:
+        """Become ready."""
+        self._follow()
+        config, spec = self._config, self._spec
+        table = config.table(spec.shape.gpu, spec.shape.tp)
+        moves_kv = config.moves_by == "kv"
+        slots = spec.max_running + (0 if moves_kv else SPARE_SLOTS)
+        self._model = SimEngine(
+            self._env,
+            spec.engine,
+            table,
+            max_running=slots,
+            max_batched_tokens=config.max_batched_tokens,
+            block_size=config.block_size,
+            prefix_caching=config.prefix_caching,
+            on_end=partial(
+                self._listener.step_ended if moves_kv else self._step_ended, spec.engine
+            ),
+            speed=config.speed(spec.engine),
+            arrival_s=config.dispatch_s,
+        )
+        self._listener.engine_ready(spec.engine, self.kv_capacity_tokens)
+
+    def start(self, request: StepRequest) -> None:
+        """Run a step; see `EngineClient.start`."""
+        self._alive().start(
+            request.trajectory,
+            request.group,
+            prompt_tokens=request.prompt_tokens,
+            shared_tokens=request.shared_tokens,
+            output_tokens=request.max_tokens,
+        )
+
+    def abort(self, trajectory: TrajectoryId) -> None:
+        """End a step early; see `EngineClient.abort`."""
+        if self._model is not None:
+            self._alive().abort(trajectory)
+
+    def forget(self, trajectory: TrajectoryId) -> None:
+        """Drop a trajectory's cached KV."""
+        if self._model is not None:
+            self._alive().release(trajectory)
+
+    def export_kv(
+        self, trajectory: TrajectoryId, prompt_ids: Sequence[int], *, move: int = 0
+    ) -> bool:
+        """Answer what KV there is; it is there as long as the engine lives."""
+        model, name = self._alive(), self._spec.engine
+        tokens = model.export_kv(trajectory)
+        if not tokens:
+            return False
+        handle = KvHandle(
+            source=name,
+            trajectory=trajectory,
+            kv_tokens=tokens,
+            kv_bytes=tokens * model.kv_bytes_per_token,
+            expires_s=float("inf"),
+            params={"engine": self},
+        )
+        self._answer_soon(self._listener.kv_exported, name, trajectory, handle, move)
+        return True
+
+    def import_kv(
+        self,
+        trajectory: TrajectoryId,
+        group: GroupId,
+        prompt_ids: Sequence[int],
+        kv: KvHandle | None,
+        *,
+        move: int = 0,
+    ) -> KvPlaced | None:
+        """Place KV here once its transfer is over, if its source is still there then.
+
+        An engine that imports none prefills what the source has, for a token that is thrown away.
+        """
+        model = self._alive()
+        if kv is not None and self._capabilities.import_kv:
+            delay_s = self._config.transfer_s(kv.kv_bytes)
+            self._clock.call_after(delay_s, self._arrived, group, kv, move)
+        elif kv is not None and kv.kv_tokens < model.kv_capacity_tokens:
+            self._prefills[trajectory] = move
+            model.start(
+                trajectory,
+                group,
+                prompt_tokens=kv.kv_tokens,
+                shared_tokens=kv.kv_tokens,
+                output_tokens=1,
+            )
+        else:
+            tokens = model.import_kv(trajectory, group, 0)
+            return KvPlaced("kv" if tokens or kv is not None else "none", tokens)
+        return None
+
+    def sample(self) -> EngineSample:
+        """Return the counters of this moment."""
+        model = self._alive()
+        return EngineSample(model.running, model.waiting, model.kv_used_tokens, model.preemptions)
+
+    def update_weights(self, version: int, path: str) -> None:
+        """Void all KV."""
+        self._alive().flush_kv()
+        self._answer_soon(self._listener.weights_updated, self._spec.engine, version)
+
+    def stop(self) -> None:
+        """End the engine."""
+        self.die()
+        self._clock.call_after(0.0, self._listener.engine_stopped, self._spec.engine)
+
+    def kill(self) -> None:
+        """End the engine without a report."""
+        self.die()
+
+    def die(self) -> list[tuple[TrajectoryId, StepResult]]:
+        """Fail now; return every step whose end was not reported, with the tokens it had made."""
+        if self._model is None:
+            return []
+        made = self._alive().fail()
+        self._model = None
+        return [
+            (t, StepResult(trajectory=t, tokens=tokens, finished=False))
+            for t, tokens in made
+            if t not in self._prefills
+        ]
+
+    def _alive(self) -> SimEngine:
+        if self._model is None:
+            raise EngineRefusedError(f"engine {self._spec.engine} is not there")
+        self._follow()
+        return self._model
+
+    def _answer_soon(self, report: Callable[..., None], *args: object) -> None:
+        self._clock.call_after(0.0, self._answer, report, args)
+
+    def _answer(self, report: Callable[..., None], args: tuple[object, ...]) -> None:
+        if self._model is not None:
+            report(*args)
+
+    def _step_ended(self, name: EngineId, result: StepResult) -> None:
+        """Report a step, or what became of a move that was a prefill."""
+        move = self._prefills.pop(result.trajectory, None)
+        if move is None:
+            self._listener.step_ended(name, result)
+            return
+        placed = KvPlaced("none", 0)
+        if result.finished:
+            placed = KvPlaced("prefill", self._alive().export_kv(result.trajectory))
+        self._listener.kv_placed(name, result.trajectory, placed, move)
+
+    def _arrived(self, group: GroupId, kv: KvHandle, move: int) -> None:
+        if self._model is None:
+            return
+        placed = KvPlaced("none", 0)
+        if kv.params["engine"].alive:
+            tokens = self._alive().import_kv(kv.trajectory, group, kv.kv_tokens)
+            placed = KvPlaced("kv", tokens)
+        self._listener.kv_placed(self._spec.engine, kv.trajectory, placed, move)
+
+
+class SimLauncher:
+    """Starts simulated engines; implements `Launcher`."""
+
+    def __init__(
+        self, config: SimulationConfig, clock: Clock, *, env: simpy.Environment | None = None
+    ) -> None:
+        """`env` is the environment behind `clock`; without one, simulated time follows `clock`."""
+        self._config, self._clock = config, clock
+        self._env: simpy.Environment
+        self._follow: Callable[[], None]
+        if env is None:
+            self._env = following = FollowingEnvironment(clock)
+            self._follow = following.follow
+        else:
+            self._env, self._follow = env, _already_there
+        self._engines: dict[EngineId, tuple[SimEngineClient, EngineListener]] = {}
+
+    def start(self, spec: EngineSpec, listener: EngineListener) -> SimEngineClient:
+        """Begin to start an engine; it takes no time while the clock is frozen."""
+        engine = SimEngineClient(spec, listener, self._config, self._clock, self._env, self._follow)
+        self._engines[spec.engine] = engine, listener
+        delay_s = 0.0 if self._clock.frozen else self._config.start_s(spec.shape.tp)
+        self._clock.call_after(delay_s, engine.begin)
+        return engine
+
+    def schedule_faults(self) -> None:
+        """Let engines die when the configuration says so, if they live then."""
+        for time_s, name in self._config.faults:
+            self._clock.call_at(time_s, self.fail, name)
+
+    def fail(self, name: EngineId) -> None:
+        """Let an engine die now, if it lives."""
+        engine, listener = self._engines.get(name, (None, None))
+        if engine is not None and listener is not None and engine.alive:
+            del self._engines[name]
+            listener.engine_failed(name, "injected fault", engine.die())
+
+    async def close(self) -> None:
+        """Nothing is left behind by engines that are not there."""
+
+
+def _already_there() -> None:
+    """The environment's time is the clock's."""

@@ -1,0 +1,66 @@
+"""Runs recorded trajectories against a core in simulated time."""
+
+from collections.abc import Sequence
+
+from heddle_rollout.core import Core
+from heddle_rollout.driver import ROLLOUT, Driver
+from heddle_rollout.scripted_agent import ScriptedAgent
+from heddle_rollout.services import ChargedSolver, CoreEstimates
+from heddle_sim.clock import SimClock
+from heddle_sim.config import SimulationConfig
+from heddle_sim.engine_client import SimLauncher
+from heddle_trace.schema import TrajectoryScript
+
+
+class Simulation:
+    """A driver in simulated time; `driver.open_rollout` and `driver.admit` give it work."""
+
+    def __init__(self, core: Core, config: SimulationConfig) -> None:
+        self._idle: list[None] = []
+        self._errors: list[BaseException] = []
+        self.clock = clock = SimClock()
+        self.launcher = SimLauncher(config, clock, env=clock)
+        self.driver = Driver(
+            core,
+            self.launcher,
+            clock,
+            predictions=CoreEstimates(clock, config.prediction_s),
+            solver=ChargedSolver(clock, config.planning_s),
+            tool_capacity=config.tool_capacity,
+            report_interval_s=config.report_interval_s,
+            report_delay_s=config.report_delay_s,
+            on_idle=lambda: self._idle.append(None),
+            on_error=self._errors.append,
+        )
+        self.driver.start()
+
+    def run(self) -> None:
+        """Let time pass until no rollout is open.
+
+        Raises:
+            StuckError: nothing is left to happen before that.
+        """
+        idle, errors, step = self._idle, self._errors, self.clock.step
+        while not (idle or errors):
+            step()
+        idle.clear()
+        if errors:
+            raise errors[0]
+
+
+def simulate_rollout(
+    scripts: Sequence[TrajectoryScript], core: Core, config: SimulationConfig
+) -> None:
+    """Run one rollout of `scripts` under `core`; the first of them arrives at 0 s.
+
+    Raises:
+        StuckError: nothing is left to happen before all trajectories are finished.
+    """
+    simulation = Simulation(core, config)
+    driver = simulation.driver
+    driver.open_rollout(ROLLOUT, trajectories=len(scripts))
+    simulation.launcher.schedule_faults()
+    first_arrival_s = min((script.arrival_s for script in scripts), default=0.0)
+    for script in scripts:
+        driver.admit(ScriptedAgent(script, simulation.clock, first_arrival_s=first_arrival_s))
+    simulation.run()

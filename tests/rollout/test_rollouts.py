@@ -1,0 +1,170 @@
+"""Several rollouts on one driver: open and closed, overlapping, one after the other."""
+
+import gc
+from collections.abc import Sequence
+
+import pytest
+
+from heddle_core.commands import Command, Preempt
+from heddle_core.events import (
+    EngineReady,
+    Event,
+    RolloutClosed,
+    RolloutStarted,
+    StepFinished,
+    ToolReturned,
+    TrajectoryArrived,
+    TrajectoryFinished,
+)
+from heddle_core.ids import RolloutId
+from heddle_rollout.driver import RolloutError
+from heddle_rollout.engines import EngineCapabilities
+from heddle_rollout.scripted_agent import ScriptedAgent
+from heddle_sim.rollout import Simulation
+from heddle_trace.schema import TrajectoryScript
+from tests.rollout.one_world import E0, A, answer, dispatch, script, start, step, world
+
+R1, R2 = RolloutId("r1"), RolloutId("r2")
+
+
+class OneEngine:
+    """Starts e0 with the first rollout and sends every step there."""
+
+    deadline_s: float | None = None
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ready = False
+
+    def handle(self, event: Event) -> Sequence[Command]:
+        self.events.append(event)
+        match event:
+            case RolloutStarted() if not self.ready:
+                return [start()]
+            case EngineReady():
+                self.ready = True
+            case TrajectoryArrived():
+                return [dispatch(event.trajectory)]
+            case ToolReturned():
+                return [dispatch(event.trajectory, event.step + 1)]
+        return []
+
+    def of(self, kind: type[Event]) -> list[tuple[float, str]]:
+        return [
+            (round(e.time_s, 6), getattr(e, "trajectory", None) or e.rollout)
+            for e in self.events
+            if isinstance(e, kind)
+        ]
+
+
+def simulation() -> tuple[Simulation, OneEngine]:
+    core = OneEngine()
+    return Simulation(core, world()), core
+
+
+def admit(simulation: Simulation, script: TrajectoryScript, rollout: RolloutId) -> None:
+    simulation.driver.admit(ScriptedAgent(script, simulation.clock), rollout)
+
+
+def test_two_rollouts_under_two_weights_versions_run_at_once():
+    run, core = simulation()
+    run.driver.open_rollout(R1, trajectories=1, weights_version=4)
+    run.driver.open_rollout(R2, trajectories=2, weights_version=5)
+    admit(run, answer("a", 100, 9), R1)
+    admit(run, answer("b", 100, 1), R2)
+    admit(run, answer("c", 100, 1, arrival_s=20.0), R2)
+    run.run()
+    started = [e for e in core.events if isinstance(e, RolloutStarted)]
+    assert [(e.rollout, e.trajectories, e.weights_version) for e in started] == [
+        (R1, 1, 4),
+        (R2, 2, 5),
+    ]
+    arrived = {e.trajectory: e.rollout for e in core.events if isinstance(e, TrajectoryArrived)}
+    assert arrived == {"a": R1, "b": R2, "c": R2}
+    assert core.of(TrajectoryFinished)[-1] == (22.0, "c")
+
+
+def test_an_open_rollout_takes_agents_until_it_is_closed():
+    run, core = simulation()
+    driver, clock = run.driver, run.clock
+    driver.open_rollout(R1)
+    admit(run, answer("a", 100, 1), R1)
+    clock.call_at(50.0, admit, run, answer("b", 100, 1, arrival_s=7.0), R1)
+    clock.call_at(60.0, admit, run, answer("c", 100, 1, arrival_s=65.0), R1)
+    clock.call_at(70.0, driver.close_rollout, R1)
+    run.run()
+    assert core.of(TrajectoryArrived) == [(0.0, "a"), (50.0, "b"), (65.0, "c")]
+    assert core.of(TrajectoryFinished) == [(2.0, "a"), (52.0, "b"), (67.0, "c")]
+    assert core.of(RolloutClosed) == [(70.0, R1)]
+
+
+def test_an_open_rollout_without_work_is_not_stuck():
+    run, core = simulation()
+    run.driver.open_rollout(R1)
+    run.clock.call_at(1000.0, run.driver.close_rollout, R1)
+    run.run()
+    assert core.of(RolloutClosed) == [(1000.0, R1)]
+
+
+def test_what_cannot_be_taken_in_is_named():
+    run, _ = simulation()
+    driver = run.driver
+    driver.open_rollout(R1, trajectories=1)
+    with pytest.raises(RolloutError, match="rollout r1 is open already"):
+        driver.open_rollout(R1)
+    with pytest.raises(RolloutError, match="rollout r2 is not open"):
+        admit(run, answer("a", 100, 1), R2)
+    with pytest.raises(RolloutError, match="rollout r2 is not open"):
+        driver.close_rollout(R2)
+    admit(run, answer("a", 100, 1), R1)
+    with pytest.raises(RolloutError, match="rollout r1 has all of its 1 trajectories"):
+        admit(run, answer("b", 100, 1), R1)
+    driver.open_rollout(R2)
+    with pytest.raises(RolloutError, match="trajectory a is here already"):
+        admit(run, answer("a", 100, 1), R2)
+
+
+def test_memory_is_flat_over_rollouts_one_after_the_other():
+    run, core = simulation()
+
+    def alive() -> int:
+        gc.collect()
+        kept = ("ScriptedAgent", "_Trajectory", "_Rollout", "SimEngineClient")
+        return sum(type(o).__name__ in kept for o in gc.get_objects())
+
+    def rollout(number: int) -> int:
+        name = RolloutId(f"r{number}")
+        run.driver.open_rollout(name, trajectories=20)
+        for i in range(20):
+            steps = step(100, 2, tool_s=1.0), step(110, 2, shared=102, tool=None)
+            admit(run, script(f"{name}/{i}", *steps), name)
+        run.run()
+        core.events.clear()
+        return alive()
+
+    first, *_, last = [rollout(number) for number in range(50)]
+    assert last == first, "finished agents are kept"
+
+
+def test_a_step_on_an_engine_that_cannot_preempt_runs_to_its_end(monkeypatch):
+    monkeypatch.setattr(
+        "heddle_sim.engine_client.SimEngineClient.capabilities",
+        EngineCapabilities(preempt=False, update_weights=False),
+    )
+
+    class Preempting(OneEngine):
+        def handle(self, event: Event) -> Sequence[Command]:
+            commands = super().handle(event)
+            if isinstance(event, TrajectoryArrived) and event.trajectory == "b":
+                return [*commands, Preempt(trajectory=A, step=0, engine=E0)]
+            return commands
+
+    core = Preempting()
+    run = Simulation(core, world())
+    run.driver.open_rollout(R1, trajectories=2)
+    admit(run, answer("a", 100, 9), R1)
+    admit(run, answer("b", 100, 1, arrival_s=4.0), R1)
+    run.clock.call_at(5.0, run.driver.update_weights, 1, "")
+    run.run()
+    made = {e.trajectory: e.output_tokens for e in core.events if isinstance(e, StepFinished)}
+    assert made == {"a": 9, "b": 1}

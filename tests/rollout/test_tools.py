@@ -1,0 +1,122 @@
+"""Tool calls: each on a few numbers that can be checked by hand, under both clocks."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from heddle_core.ids import TrajectoryId
+from heddle_rollout.agents import ToolAnswer
+from heddle_rollout.scripted_agent import ScriptedAgent
+from heddle_rollout.tools import ToolPool
+from heddle_runtime.clock import RunClock
+from heddle_runtime.virtual_time import run_virtual
+from heddle_sim.clock import SimClock
+from tests.rollout.one_world import script, step
+
+
+class Pool:
+    """A pool whose answers are kept with their times; `on_end` is called with each name."""
+
+    def __init__(self, clock: Any, on_end: Callable[["Pool", str], None], **limits: Any) -> None:
+        self.clock, self.on_end = clock, on_end
+        self.pool = ToolPool(clock, self, **limits)
+        self.ends: list[tuple[str, float]] = []
+        self.answers: list[ToolAnswer] = []
+
+    def call(self, name: str, seconds: float) -> None:
+        steps = step(100, 1, tool_s=seconds), step(110, 1, tool=None)
+        self.pool.call(ScriptedAgent(script(name, *steps), self.clock))
+
+    def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
+        self.ends.append((trajectory, self.clock.now_s))
+        self.answers.append(answer)
+        self.on_end(self, trajectory)
+
+    def tool_failed(self, trajectory: TrajectoryId, error: BaseException) -> None:
+        raise error
+
+
+def played(
+    clock: str,
+    begin: Callable[[Pool], None],
+    on_end: Callable[[Pool, str], None] = lambda pool, name: None,
+    **limits: Any,
+) -> Pool:
+    """Let `begin` call tools, and time pass until all have ended."""
+    if clock == "simpy":
+        sim_clock = SimClock()
+        pool = Pool(sim_clock, on_end, **limits)
+        begin(pool)
+        sim_clock.run()
+        return pool
+
+    async def main() -> Pool:
+        run_clock = RunClock(asyncio.get_running_loop())
+        run_clock.thaw()
+        pool = Pool(run_clock, on_end, **limits)
+        begin(pool)
+        await asyncio.sleep(1000.0)
+        return pool
+
+    return run_virtual(main())
+
+
+def test_tools_without_a_limit_run_side_by_side(clock: str) -> None:
+    def begin(pool: Pool) -> None:
+        for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 0.0)):
+            pool.call(name, seconds)
+        assert pool.pool.running == 3
+        assert pool.ends == []
+
+    pool = played(clock, begin)
+    assert pool.ends == [("c", 0.0), ("b", 1.0), ("a", 3.0)]
+    assert (pool.pool.running, pool.pool.waiting, pool.pool.queued_s) == (0, 0, 0.0)
+
+
+def test_tools_with_a_limit_wait_in_order_of_arrival(clock: str) -> None:
+    def begin(pool: Pool) -> None:
+        for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 4.0), ("d", 1.0)):
+            pool.call(name, seconds)
+        assert (pool.pool.running, pool.pool.waiting) == (2, 2)
+
+    pool = played(clock, begin, capacity=2)
+    assert pool.ends == [("b", 1.0), ("a", 3.0), ("d", 4.0), ("c", 5.0)]
+    assert pool.pool.queued_s == 1.0 + 3.0
+
+
+def test_a_call_asked_for_at_an_end_queues_behind_those_that_wait(clock: str) -> None:
+    def begin(pool: Pool) -> None:
+        pool.call("first", 1.0)
+        pool.call("waited", 1.0)
+
+    def again(pool: Pool, name: str) -> None:
+        if name == "first":
+            pool.call("again", 1.0)
+
+    pool = played(clock, begin, again, capacity=1)
+    assert pool.ends == [("first", 1.0), ("waited", 2.0), ("again", 3.0)]
+
+
+def test_a_call_over_its_limit_is_cut_and_not_answered_twice(clock: str) -> None:
+    def begin(pool: Pool) -> None:
+        pool.call("slow", 9.0)
+        pool.call("quick", 1.0)
+
+    pool = played(clock, begin, limit_s=4.0)
+    assert pool.ends == [("quick", 1.0), ("slow", 4.0)]
+    assert [answer.ok for answer in pool.answers] == [True, False]
+    assert pool.pool.running == 0
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_a_tool_takes_a_time_that_can_be(seconds: float) -> None:
+    pool = Pool(SimClock(), lambda pool, name: None)
+    with pytest.raises(ValueError, match="cannot take"):
+        pool.call("a", seconds)
+
+
+def test_a_pool_has_a_place() -> None:
+    with pytest.raises(ValueError, match="tool capacity must be 1 or more"):
+        Pool(SimClock(), lambda pool, name: None, capacity=0)
