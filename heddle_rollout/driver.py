@@ -419,14 +419,12 @@ class Driver:
                     tool=action.tool,
                 )
             )
-            if not self._closed:
-                self._call_tool(live.agent)
-
-    def _call_tool(self, agent: Agent) -> None:
-        try:
-            self._tools.call(agent)
-        except Exception as error:
-            self.service_failed(error)
+            if self._closed:
+                return
+            try:
+                self._tools.call(live.agent)
+            except Exception as error:
+                self.service_failed(error)
 
     def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
         """See `ToolListener`."""

@@ -30,9 +30,7 @@ class SimClock(simpy.Environment):
 
     def call_after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` once `delay_s` have passed."""
-        callbacks = Timeout(self, delay_s).callbacks
-        assert callbacks is not None
-        callbacks.append(lambda _: act(*args))
+        _Call(self, delay_s, act, args)
 
     def freeze(self) -> None:
         """Let engines start in no time."""
@@ -41,6 +39,26 @@ class SimClock(simpy.Environment):
     def thaw(self) -> None:
         """Let engines take their time again."""
         self.frozen = False
+
+
+class _Call(Timeout):
+    """A call that is due: an event without a closure, since a run makes several for each step."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        delay_s: float,
+        act: Callable[..., None],
+        args: tuple[Any, ...],
+    ) -> None:
+        super().__init__(env, delay_s)
+        self.act, self.args = act, args
+        assert self.callbacks is not None
+        self.callbacks.append(_make)
+
+
+def _make(call: Any) -> None:
+    call.act(*call.args)
 
 
 class FollowingEnvironment(simpy.Environment):
