@@ -29,8 +29,8 @@ from heddle_runtime.clock import RunClock
 from heddle_runtime.driver import AsyncDriver
 from heddle_runtime.replay import ReplayAgent, TokenSource
 from heddle_runtime.tiny_model import make_tiny_model
-from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_runtime.vllm_settings import CPU_BLOCK_TOKENS, VllmSettings, installed_vllm
+from heddle_runtime.vllm.launcher import VllmLauncher
+from heddle_runtime.vllm.settings import CPU_BLOCK_TOKENS, VllmSettings, installed_vllm
 from heddle_trace import StepScript, TrajectoryScript
 
 REQUESTS, SLOTS = 64, 32

@@ -10,9 +10,9 @@ from heddle.config import RunConfig
 from heddle.hardware import hardware
 from heddle.runs.files import version_of
 from heddle_core.ids import EngineId
-from heddle_runtime.vllm_checks import check_engines
-from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_runtime.vllm_settings import VllmSettings
+from heddle_runtime.vllm.checks import check_engines
+from heddle_runtime.vllm.launcher import VllmLauncher
+from heddle_runtime.vllm.settings import VllmSettings
 from heddle_sim.profile_files import load_profile
 
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle_runtime.live import AgentLimits, LiveAgent, live_agents
-from heddle_runtime.sandbox import Sandbox, SandboxLimits, SandboxResult, Way
-from heddle_runtime.tasks import TaskFile, read_tasks
-from heddle_runtime.tokenizer import FileTokenizer, load_tokenizer
-from heddle_runtime.transcripts import transcript_file
+from heddle_runtime.agents.live import AgentLimits, LiveAgent, live_agents
+from heddle_runtime.agents.tasks import TaskFile, read_tasks
+from heddle_runtime.agents.tokenizer import FileTokenizer, load_tokenizer
+from heddle_runtime.agents.transcripts import transcript_file
+from heddle_runtime.sandbox.runner import Sandbox, SandboxLimits, SandboxResult, Way
 
 TRANSCRIPTS = "transcripts.jsonl"
 

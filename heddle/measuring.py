@@ -30,8 +30,8 @@ from heddle_runtime.engine import EngineClient
 from heddle_runtime.fake_engine import FakeLauncher
 from heddle_runtime.replay import TokenSource
 from heddle_runtime.virtual_time import run_virtual
-from heddle_runtime.vllm_checks import EnginesChecked, check_engines, check_release, read_model
-from heddle_runtime.vllm_engine import VllmEngine
+from heddle_runtime.vllm.checks import EnginesChecked, check_engines, check_release, read_model
+from heddle_runtime.vllm.engine import VllmEngine
 
 GPU_LIMITS, CPU_LIMITS = (128, 16384), (32, 2048)
 """The largest batch and the longest context, where nothing is said: what a sweep of minutes

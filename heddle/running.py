@@ -37,7 +37,7 @@ from heddle_runtime.engine import Launcher
 from heddle_runtime.fake_engine import EngineModel, FakeLauncher, ModelEnd
 from heddle_runtime.replay import ReplayAgent, TokenSource
 from heddle_runtime.services import Solver, charged_solver
-from heddle_runtime.vllm_launcher import VllmLauncher
+from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_sim.cluster import World
 from heddle_sim.engine import SimEngine
 from heddle_trace.schema import Trace

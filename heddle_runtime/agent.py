@@ -1,7 +1,7 @@
 """One trajectory's own side: what it asks the model next, and what its tools do meanwhile.
 
 A driver knows agents only by this face. `heddle_runtime.replay` follows a recorded script;
-`heddle_runtime.live` is a real agent whose tool calls come out of what the model wrote.
+`heddle_runtime.agents.live` is a real agent whose tool calls come out of what the model wrote.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What the driver asks of an engine and what an engine tells it, whatever the engine is made of.
 
 Two kinds of engine implement this: `heddle_runtime.fake_engine`, which makes no tokens and keeps
-time only, and `heddle_runtime.vllm_engine`. Both pass the same tests (`tests/runtime/contract.py`).
+time only, and `heddle_runtime.vllm.engine`. Both pass the same tests (`tests/runtime/contract.py`).
 
 Answers come as calls of an `EngineListener`, made from the event loop and never from inside the
 call that caused them. Not as futures: what a driver does about an end, such as the next dispatch,

@@ -31,7 +31,7 @@ from heddle.calibration import check
 from heddle.runs import load_run
 from heddle_calibrate.check import Checked, rankings
 from heddle_runtime.tiny_model import make_tiny_model
-from heddle_runtime.vllm_settings import installed_vllm
+from heddle_runtime.vllm.settings import installed_vllm
 from heddle_trace import synth, write_trace
 from heddle_trace.shrink import shrunk
 

@@ -12,7 +12,7 @@ from heddle.runs import load_run
 from heddle_calibrate.check import Checked, Figure, rankings
 from heddle_calibrate.sweeps import read_sweep
 from heddle_runtime.virtual_time import run_virtual
-from heddle_runtime.vllm_settings import SUPPORTED, Installed
+from heddle_runtime.vllm.settings import SUPPORTED, Installed
 from heddle_sim.profile_files import PROFILE_FOLDER, load_profile, read_profile
 from tests.app.journals import Heddle
 
@@ -138,7 +138,7 @@ def test_a_sweep_that_cannot_be_begun_says_why(
     args: tuple[object, ...],
     said: str,
 ) -> None:
-    monkeypatch.setattr("heddle_runtime.vllm_checks.installed_vllm", lambda: None)
+    monkeypatch.setattr("heddle_runtime.vllm.checks.installed_vllm", lambda: None)
     status = 1 if "measuring takes" in said else 2
     out = () if "-o" in args else ("-o", "sweep.json")
     message = refused("calibrate", "measure", *SMALL, *args, *out, status=status)
@@ -154,7 +154,7 @@ def test_a_model_that_is_none_or_too_short_is_refused(
     from heddle_runtime.tiny_model import make_tiny_model
 
     installed = Installed(SUPPORTED["cpu"], "cpu")
-    monkeypatch.setattr("heddle_runtime.vllm_checks.installed_vllm", lambda: installed)
+    monkeypatch.setattr("heddle_runtime.vllm.checks.installed_vllm", lambda: installed)
     measure = ("calibrate", "measure", "--engine", "vllm", "--model-dir", "model", "-o", "s.json")
     assert "there is no such model folder" in refused(*measure)
     make_tiny_model("model")

@@ -11,9 +11,9 @@ import heddle.live
 import heddle.running
 from heddle.runs import load_run
 from heddle_core.ids import EngineId
+from heddle_runtime.agents.tokenizer import FileTokenizer
 from heddle_runtime.engine import StepRequest
-from heddle_runtime.sandbox import Sandbox, SandboxUnavailableError
-from heddle_runtime.tokenizer import FileTokenizer
+from heddle_runtime.sandbox.runner import Sandbox, SandboxUnavailableError
 from tests.app.journals import Heddle
 from tests.runtime.scripted import ScriptedLauncher
 from tests.runtime.test_live import library

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from heddle import load_run
-from heddle.replay import replay_run
+from heddle.runs.replay import replay_run
 
 RUNS = Path(__file__).resolve().parents[1] / "fixtures" / "runs-0.1"
 NAMES = sorted(path.name for path in RUNS.iterdir())

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heddle_runtime import wire
-from heddle_runtime.engine_process import connect, serve
-from heddle_runtime.stepped_core import Activity, Output
-from heddle_runtime.vllm_settings import VllmSettings
-from heddle_runtime.wire import Channel, Order
+from heddle_runtime.process import wire
+from heddle_runtime.process.engine_core import Activity, Output
+from heddle_runtime.process.loop import connect, serve
+from heddle_runtime.process.wire import Channel, Order
+from heddle_runtime.vllm.settings import VllmSettings
 
 BLOCK = 32
 CAPACITY = 64_000

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from heddle_runtime import wire
-from heddle_runtime.engine_process import serve
-from heddle_runtime.stepped_core import Output
-from heddle_runtime.vllm_settings import VllmSettings
-from heddle_runtime.wire import Channel, ClosedError, Report, pack_ids, unpack_ids
+from heddle_runtime.process import wire
+from heddle_runtime.process.engine_core import Output
+from heddle_runtime.process.loop import serve
+from heddle_runtime.process.wire import Channel, ClosedError, Report, pack_ids, unpack_ids
+from heddle_runtime.vllm.settings import VllmSettings
 from tests.runtime.contract import ids
 from tests.runtime.counting_process import CountingCore
 

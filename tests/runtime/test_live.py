@@ -16,21 +16,27 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from heddle_core import Controller, Entry, recorded
 from heddle_core.events import StepFinished, ToolReturned, ToolStarted, TrajectoryFinished
 from heddle_runtime.agent import StepVerdict, ToolAnswer
+from heddle_runtime.agents.dialogue import (
+    GiveAnswer,
+    RunProgram,
+    opening,
+    output_of,
+    read_generation,
+)
+from heddle_runtime.agents.live import AgentLimitError, AgentLimits, LiveAgent, live_agents
+from heddle_runtime.agents.tasks import Task, TaskFileError, read_tasks
+from heddle_runtime.agents.tokenizer import FileTokenizer, TokenizerError, load_tokenizer
+from heddle_runtime.agents.transcripts import Transcript, transcript_file
 from heddle_runtime.clock import RunClock
-from heddle_runtime.dialogue import GiveAnswer, RunProgram, opening, output_of, read_generation
 from heddle_runtime.driver import AsyncDriver
 from heddle_runtime.engine import StepEnd, StepRequest
-from heddle_runtime.live import AgentLimitError, AgentLimits, LiveAgent, live_agents
-from heddle_runtime.sandbox import (
+from heddle_runtime.sandbox.runner import (
     Sandbox,
     SandboxError,
     SandboxLimits,
     SandboxResult,
     SandboxUnavailableError,
 )
-from heddle_runtime.tasks import Task, TaskFileError, read_tasks
-from heddle_runtime.tokenizer import FileTokenizer, TokenizerError, load_tokenizer
-from heddle_runtime.transcripts import Transcript, transcript_file
 from tests.conformance.scenario import Scenario, policy_of
 from tests.runtime.processes import descendants
 from tests.runtime.scripted import ScriptedLauncher

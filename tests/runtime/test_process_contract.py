@@ -18,10 +18,10 @@ import pytest
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
 from heddle_runtime.engine import EngineRefusedError
-from heddle_runtime.engine_child import group_members
-from heddle_runtime.vllm_engine import VllmEngine
-from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_runtime.vllm_settings import VllmSettings
+from heddle_runtime.process.child import group_members
+from heddle_runtime.vllm.engine import VllmEngine
+from heddle_runtime.vllm.launcher import VllmLauncher
+from heddle_runtime.vllm.settings import VllmSettings
 from tests.runtime.contract import (
     LONG_OUTPUT,
     PROMPT,
@@ -40,9 +40,11 @@ MARGIN_S = 5.0
 
 DRIVER = """
 import asyncio
-from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_runtime.vllm_settings import VllmSettings
-from heddle_runtime.engine_child import group_members
+from heddle_core.ids import EngineId, EngineShape
+from heddle_core.plans import EngineSpec
+from heddle_runtime.vllm.launcher import VllmLauncher
+from heddle_runtime.vllm.settings import VllmSettings
+from heddle_runtime.process.child import group_members
 from tests.runtime.contract import Recorder, until
 
 async def main():

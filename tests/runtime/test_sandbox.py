@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from heddle_runtime import sandbox as module
-from heddle_runtime.fence import kernel
-from heddle_runtime.fence.remove import remove_folder
-from heddle_runtime.sandbox import (
+from heddle_runtime.sandbox import kernel
+from heddle_runtime.sandbox import runner as module
+from heddle_runtime.sandbox.remove import remove_folder
+from heddle_runtime.sandbox.runner import (
     Sandbox,
     SandboxError,
     SandboxLimitError,
@@ -614,7 +614,7 @@ def test_a_call_cancelled_twice_leaves_nothing_either(way):
 def test_programs_end_with_heddle_however_it_ends(way, tmp_path):
     script = f"""
 import asyncio
-from heddle_runtime.sandbox import *
+from heddle_runtime.sandbox.runner import *
 
 async def main():
     async with Sandbox(SandboxLimits(wall_s=500.0), way={way!r}) as sandbox:
@@ -733,7 +733,9 @@ def test_a_machine_that_has_no_fence_runs_nothing(monkeypatch, tmp_path, boot, e
 def test_the_second_way_is_taken_where_the_first_is_not_permitted(monkeypatch):
     if REFUSED["filter"]:
         pytest.skip(REFUSED["filter"])
-    boot = "from heddle_runtime.fence import namespaces as n; n.enter = lambda: n.call('setns', -1)"
+    boot = (
+        "from heddle_runtime.sandbox import namespaces as n; n.enter = lambda: n.call('setns', -1)"
+    )
     monkeypatch.setattr(module, "_BOOT", module._BOOT.replace("main()", f"{boot}; main()"))
 
     async def main() -> None:
@@ -797,7 +799,7 @@ def test_the_warden_needs_the_standard_library_only():
     code = module._BOOT.replace(
         "main()", "print([m for m in sys.modules if m in ('asyncio', 'numpy', 'msgspec')])"
     )
-    command = [sys.executable, "-s", "-S", "-P", "-c", code, str(Path(module.__file__).parents[1])]
+    command = [sys.executable, "-s", "-S", "-P", "-c", code, str(Path(module.__file__).parents[2])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

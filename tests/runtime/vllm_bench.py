@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from heddle_runtime.tiny_model import make_tiny_model
-from heddle_runtime.vllm_engine import VllmEngine
-from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_runtime.vllm_settings import SUPPORTED, VllmSettings, has_nixl, installed_vllm
+from heddle_runtime.vllm.engine import VllmEngine
+from heddle_runtime.vllm.launcher import VllmLauncher
+from heddle_runtime.vllm.settings import SUPPORTED, VllmSettings, has_nixl, installed_vllm
 from tests.runtime.contract import Bench, Recorder
 
 VLLM_GROUP = "vllm"

@@ -3,8 +3,8 @@
 import sys
 import threading
 
-from heddle_runtime.engine_process import connect
-from heddle_runtime.giving_up import threads_matter
+from heddle_runtime.process.fatal_error import threads_matter
+from heddle_runtime.process.loop import connect
 
 
 def main() -> None:

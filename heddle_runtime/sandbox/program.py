@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn, TypedDict
 
-from heddle_runtime.fence import landlock, namespaces, syscall_filter
-from heddle_runtime.fence.kernel import (
+from heddle_runtime.sandbox import landlock, namespaces, syscall_filter
+from heddle_runtime.sandbox.kernel import (
     PR_SET_NO_NEW_PRIVS,
     PR_SET_PDEATHSIG,
     FenceError,

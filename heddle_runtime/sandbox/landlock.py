@@ -10,7 +10,7 @@ import stat
 import struct
 from collections.abc import Iterable
 
-from heddle_runtime.fence.kernel import call
+from heddle_runtime.sandbox.kernel import call
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _ABI_1 = (1 << 13) - 1

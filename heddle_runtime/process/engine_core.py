@@ -1,6 +1,6 @@
 """An inference engine as its process sees it: a thing that is stepped by hand.
 
-`heddle_runtime.vllm_process` makes one of vLLM; tests make one of nothing.
+`heddle_runtime.vllm.process` makes one of vLLM; tests make one of nothing.
 """
 
 from collections.abc import Iterable

@@ -10,15 +10,15 @@ from pathlib import Path
 from heddle_core.ids import EngineId
 from heddle_core.plans import EngineSpec
 from heddle_runtime.engine import EngineListener
-from heddle_runtime.vllm_engine import Place, VllmEngine
-from heddle_runtime.vllm_settings import Platform, VllmSettings, environment, installed_vllm
-from heddle_runtime.wire import Ready
+from heddle_runtime.process.wire import Ready
+from heddle_runtime.vllm.engine import Place, VllmEngine
+from heddle_runtime.vllm.settings import Platform, VllmSettings, environment, installed_vllm
 
 
 class VllmLauncher:
     """Knows which cores and GPUs there are, and who has which.
 
-    To be made and used inside a running event loop. Run the checks of `heddle_runtime.vllm_checks`
+    To be made and used inside a running event loop. Run the checks of `heddle_runtime.vllm.checks`
     first: they say in one line what would otherwise be found out in the middle of a start.
     """
 
@@ -31,7 +31,7 @@ class VllmLauncher:
         devices: Sequence[int] = (),
         engines_per_device: int = 1,
         start_limit_s: float = 600.0,
-        module: str = "heddle_runtime.vllm_process",
+        module: str = "heddle_runtime.vllm.process",
     ) -> None:
         """Engines write what vLLM prints to `log_dir`/<engine>.log; None: nobody wants it.
 

@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass, field
 
 from heddle_core.ids import TrajectoryId
-from heddle_runtime import wire
 from heddle_runtime.engine import StepEnd
-from heddle_runtime.wire import unpack_ids
+from heddle_runtime.process import wire
+from heddle_runtime.process.wire import unpack_ids
 
 
 @dataclass(slots=True, eq=False)

@@ -1,6 +1,6 @@
 """A real agent: a model that runs Python programs until it has answered, or may go on no longer.
 
-Token ids go to engines and come back; text is made and read here, by `heddle_runtime.dialogue`.
+Token ids go to engines and come back. `heddle_runtime.agents.dialogue` writes and reads the text.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,7 +12,7 @@ import msgspec
 from heddle_core.events import Outcome
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_runtime.agent import StepVerdict, ToolAnswer
-from heddle_runtime.dialogue import (
+from heddle_runtime.agents.dialogue import (
     GiveAnswer,
     RunProgram,
     Said,
@@ -22,11 +22,11 @@ from heddle_runtime.dialogue import (
     read_generation,
     reminder,
 )
+from heddle_runtime.agents.tasks import Task, TaskFileError
+from heddle_runtime.agents.tokenizer import Tokenizer
+from heddle_runtime.agents.transcripts import OnEnd, Transcript, TranscriptStep
 from heddle_runtime.engine import StepEnd, StepRequest
-from heddle_runtime.sandbox import SandboxError, SandboxLimits, SandboxResult
-from heddle_runtime.tasks import Task, TaskFileError
-from heddle_runtime.tokenizer import Tokenizer
-from heddle_runtime.transcripts import OnEnd, Transcript, TranscriptStep
+from heddle_runtime.sandbox.runner import SandboxError, SandboxLimits, SandboxResult
 
 RunPython: TypeAlias = Callable[[str], Awaitable[SandboxResult]]
 """`Sandbox.run`. Raises SandboxError when a program could not be run at all."""

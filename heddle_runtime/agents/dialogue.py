@@ -7,7 +7,7 @@ written nor understood.
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from heddle_runtime.sandbox import SandboxLimits, SandboxResult
+from heddle_runtime.sandbox.runner import SandboxLimits, SandboxResult
 
 _OPENING: Final = """\
 You answer a question step by step. You can run Python programs on the way.

@@ -7,7 +7,7 @@ anything waits for room, nothing is pinned.
 
 from typing import NamedTuple
 
-from heddle_runtime.stepped_core import Core
+from heddle_runtime.process.engine_core import Core
 
 
 class _Pinned(NamedTuple):

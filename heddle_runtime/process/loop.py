@@ -1,7 +1,7 @@
 """The loop inside an engine's process: orders in, iterations, reports out.
 
-It is written against `heddle_runtime.stepped_core.Core`. Everything here happens in one thread:
-between two iterations, the orders that have come are carried out.
+The loop uses the protocol `heddle_runtime.process.engine_core.Core`. It has one thread: it carries
+out new orders between two iterations.
 """
 
 import ctypes
@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, assert_never
 
-from heddle_runtime import wire
-from heddle_runtime.in_flight import split_time
-from heddle_runtime.sessions import Sessions
-from heddle_runtime.stepped_core import Activity, Core, Finish, Output
-from heddle_runtime.vllm_settings import VllmSettings
-from heddle_runtime.wire import Channel, ClosedError, Order, pack_ids, unpack_ids
+from heddle_runtime.process import wire
+from heddle_runtime.process.engine_core import Activity, Core, Finish, Output
+from heddle_runtime.process.in_flight import split_time
+from heddle_runtime.process.pinned_requests import Sessions
+from heddle_runtime.process.wire import Channel, ClosedError, Order, pack_ids, unpack_ids
+from heddle_runtime.vllm.settings import VllmSettings
 
 LINGER_S = 0.005
 """How often a core is stepped that has nothing to compute but waits for a transfer."""

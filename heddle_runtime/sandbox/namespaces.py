@@ -8,7 +8,7 @@ import os
 import struct
 from collections.abc import Sequence
 
-from heddle_runtime.fence.kernel import FenceError, call
+from heddle_runtime.sandbox.kernel import FenceError, call
 
 _NEW_NS, _NEW_UTS, _NEW_IPC = 0x00020000, 0x04000000, 0x08000000
 _NEW_USER, _NEW_PID, _NEW_NET = 0x10000000, 0x20000000, 0x40000000

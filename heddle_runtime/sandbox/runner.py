@@ -1,6 +1,6 @@
 """Runs Python that a model wrote: in a process of its own, behind limits, without a network.
 
-The fence itself is in `heddle_runtime.fence`; docs/live-agents.md says what it keeps out and what
+The fence itself is in `heddle_runtime.sandbox`; docs/live-agents.md says what it keeps out and what
 not. It stops accidents and runaway programs. It is no defence against somebody who looks for a hole
 in the kernel.
 """
@@ -24,7 +24,8 @@ Status: TypeAlias = Literal["ok", "error", "signal", "cpu", "time", "output"]
 its CPU seconds, its wall-clock seconds or its output."""
 
 _BOOT: Final = (
-    "import sys; sys.path.append(sys.argv[1]); from heddle_runtime.fence.warden import main; main()"
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from heddle_runtime.sandbox.supervisor import main; main()"
 )
 _PROBE: Final = """
 import socket
@@ -133,7 +134,7 @@ class Sandbox:
     """Runs programs, many at once. An async context manager: entered, it has found its way.
 
     Whatever happens to a call, to this object or to Heddle itself, no process of a program is left:
-    each has a warden that ends it, see `heddle_runtime.fence.warden`.
+    each has a warden that ends it, see `heddle_runtime.sandbox.supervisor`.
     """
 
     def __init__(
@@ -241,7 +242,7 @@ class Sandbox:
         try:
             warden = await asyncio.create_subprocess_exec(
                 *(_interpreter(), "-s", "-S", "-P", "-X", "utf8", "-c", _BOOT),
-                str(Path(__file__).resolve().parent.parent),
+                str(Path(__file__).resolve().parents[2]),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from heddle_runtime.vllm_settings import (
+from heddle_runtime.vllm.settings import (
     CPU_BLOCK_TOKENS,
     CPU_KV_BYTES,
     EXTRAS,

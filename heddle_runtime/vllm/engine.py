@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias, assert_never
 
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime import wire
 from heddle_runtime.engine import (
     EngineListener,
     EngineRefusedError,
@@ -19,10 +18,11 @@ from heddle_runtime.engine import (
     KvPlaced,
     StepRequest,
 )
-from heddle_runtime.engine_child import EngineChild
-from heddle_runtime.in_flight import InFlight
-from heddle_runtime.vllm_settings import VllmSettings
-from heddle_runtime.wire import Report, pack_ids
+from heddle_runtime.process import wire
+from heddle_runtime.process.child import EngineChild
+from heddle_runtime.process.in_flight import InFlight
+from heddle_runtime.process.wire import Report, pack_ids
+from heddle_runtime.vllm.settings import VllmSettings
 
 STOP_LIMIT_S = 20.0
 """How long an engine may take to end after it was told so."""
@@ -52,7 +52,7 @@ class Place:
 
 
 class VllmEngine:
-    """One engine; made by `heddle_runtime.vllm_launcher.VllmLauncher`."""
+    """One engine; made by `heddle_runtime.vllm.launcher.VllmLauncher`."""
 
     def __init__(
         self,

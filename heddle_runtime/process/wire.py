@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from heddle_core.events import MoveWay
-from heddle_runtime.vllm_settings import VllmSettings
+from heddle_runtime.vllm.settings import VllmSettings
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

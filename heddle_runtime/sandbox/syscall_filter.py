@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from heddle_runtime.fence.kernel import (
+from heddle_runtime.sandbox.kernel import (
     PR_SET_SECCOMP,
     SECCOMP_MODE_FILTER,
     numbers,

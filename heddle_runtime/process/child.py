@@ -2,7 +2,7 @@
 
 It leads a process group of its own, so that Ctrl-C at the terminal reaches only the driver, and so
 that whatever it started can be ended with it. If the driver is killed, the kernel kills the engine
-(see `heddle_runtime.vllm_process.die_with`), which also sees its socket close.
+(see `heddle_runtime.vllm.process.die_with`), which also sees its socket close.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from heddle_runtime.wire import Channel, ClosedError, Order, Report
+from heddle_runtime.process.wire import Channel, ClosedError, Order, Report
 
 HANG_S = 10.0
 """How long a process may take to end after it has closed its socket."""

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from typing import NoReturn
 
-from heddle_runtime.wire import Broken, Channel, ClosedError, Order
+from heddle_runtime.process.wire import Broken, Channel, ClosedError, Order
 
 BROKEN = 70
 """Exit status of an engine that has said why."""

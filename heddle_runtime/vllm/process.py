@@ -4,7 +4,7 @@ It runs vLLM's `LLMEngine` with scheduler and model runner in this very process,
 hand: orders are carried out between two iterations, so that an abort is exact, and outputs are read
 as the engine core makes them, before vLLM's front end turns them into requests' outputs.
 
-What differs between the supported releases is hidden here; `heddle_runtime.vllm_settings` names
+What differs between the supported releases is hidden here; `heddle_runtime.vllm.settings` names
 them. What vLLM does not promise to keep (`engine_core.engine_core.scheduler` and below) is used in
 `VllmCore` only, and each use says for what.
 """
@@ -23,18 +23,18 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
-from heddle_runtime import wire
-from heddle_runtime.engine_child import PART_DIED, group_members
-from heddle_runtime.engine_process import connect, serve
-from heddle_runtime.giving_up import give_up, threads_matter
-from heddle_runtime.stepped_core import Activity, Finish, Output
-from heddle_runtime.vllm_settings import (
+from heddle_runtime.process import wire
+from heddle_runtime.process.child import PART_DIED, group_members
+from heddle_runtime.process.engine_core import Activity, Finish, Output
+from heddle_runtime.process.fatal_error import give_up, threads_matter
+from heddle_runtime.process.loop import connect, serve
+from heddle_runtime.process.wire import ClosedError
+from heddle_runtime.vllm.settings import (
     CPU_BLOCK_TOKENS,
     CPU_KV_BYTES,
     VllmSettings,
     installed_vllm,
 )
-from heddle_runtime.wire import ClosedError
 
 NIXL_PAUSE_US = 500
 """Adds so much to a pull at most; without a pause, decoding was seen at half its speed."""

@@ -15,16 +15,16 @@ import time
 from contextlib import suppress
 from typing import Any, NoReturn, TypedDict
 
-from heddle_runtime.fence import namespaces
-from heddle_runtime.fence.kernel import (
+from heddle_runtime.sandbox import namespaces
+from heddle_runtime.sandbox.kernel import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     FenceError,
     numbers,
     prctl,
 )
-from heddle_runtime.fence.program import Request, run_first_process
-from heddle_runtime.fence.remove import remove_folder
+from heddle_runtime.sandbox.program import Request, run_first_process
+from heddle_runtime.sandbox.remove import remove_folder
 
 
 class Report(TypedDict, total=False):

@@ -1,0 +1,1 @@
+"""Live agents: what a model writes becomes tool calls, and what tools answer becomes context."""
