@@ -13,7 +13,7 @@ from heddle_runtime.agents.live import AgentLimits, LiveAgent, live_agents
 from heddle_runtime.agents.tasks import TaskFile, read_tasks
 from heddle_runtime.agents.tokenizer import FileTokenizer, load_tokenizer
 from heddle_runtime.agents.transcripts import transcript_file
-from heddle_runtime.sandbox.runner import Sandbox, SandboxLimits, SandboxResult, Way
+from heddle_runtime.sandbox.runner import IsolationMode, Sandbox, SandboxLimits, SandboxResult
 
 TRANSCRIPTS = "transcripts.jsonl"
 
@@ -37,7 +37,7 @@ class LiveWork:
 class SandboxInfo(NamedTuple):
     """How this machine isolates programs that a model wrote."""
 
-    way: Way
+    mode: IsolationMode
     note: str
     """What it does not limit; empty if it limits all."""
 
@@ -78,7 +78,7 @@ def probe_sandbox(work: LiveWork) -> SandboxInfo:
 
     async def look() -> SandboxInfo:
         async with Sandbox(work.sandbox_limits) as sandbox:
-            return SandboxInfo(sandbox.way, sandbox.note)
+            return SandboxInfo(sandbox.mode, sandbox.note)
 
     return asyncio.run(look())
 
@@ -92,7 +92,7 @@ async def running_agents(
     Raises:
         SandboxUnavailableError: what `probe_sandbox` found is not permitted any more.
     """
-    async with Sandbox(work.sandbox_limits, way=sandbox_info.way) as sandbox:
+    async with Sandbox(work.sandbox_limits, mode=sandbox_info.mode) as sandbox:
         with transcript_file(folder / TRANSCRIPTS) as write:
             yield live_agents(
                 work.file.tasks,

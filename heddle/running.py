@@ -155,7 +155,7 @@ def _world_facts(setup: RunSetup, live: _Live | None) -> dict[str, Any]:
     if live is None:
         return world
     notes = [*world["notes"], *([live.sandbox.note] if live.sandbox.note else [])]
-    return {**world, "sandbox": live.sandbox.way, "notes": notes}
+    return {**world, "sandbox": live.sandbox.mode, "notes": notes}
 
 
 class _Sink:

@@ -1,1 +1,1 @@
-"""Live agents: what a model writes becomes tool calls, and what tools answer becomes context."""
+"""Live agents: a model's text becomes tool calls, and tools' answers become context."""

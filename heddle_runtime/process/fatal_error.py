@@ -1,4 +1,4 @@
-"""How the process of an engine that cannot go on ends: it says why, and waits for nothing."""
+"""How the process of an engine ends after a fatal error: it reports the reason and exits."""
 
 import contextlib
 import os
@@ -10,11 +10,11 @@ from typing import NoReturn
 from heddle_runtime.process.wire import Broken, Channel, ClosedError, Order
 
 BROKEN = 70
-"""Exit status of an engine that has said why."""
+"""Exit status of an engine that has reported its reason."""
 
 
-def give_up(channel: Channel[Order], error: BaseException) -> NoReturn:
-    """Say why, to the driver and in the log, and end."""
+def fatal_error(channel: Channel[Order], error: BaseException) -> NoReturn:
+    """Report the reason to the driver and in the log, and exit."""
     traceback.print_exception(error)
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     with contextlib.suppress(ClosedError):
@@ -23,15 +23,15 @@ def give_up(channel: Channel[Order], error: BaseException) -> NoReturn:
 
 
 @contextlib.contextmanager
-def threads_matter(channel: Channel[Order]) -> Iterator[None]:
-    """Give up when a thread dies inside the block: vLLM would wait for it without end.
+def fail_on_thread_death(channel: Channel[Order]) -> Iterator[None]:
+    """Exit when a thread dies inside the block: vLLM would wait for it without end.
 
-    It is for the start of an engine: NIXL's listener dies when its port is taken, and is waited
-    for. Nobody else may use the channel meanwhile.
+    For the start of an engine: NIXL's listener thread dies when its port is taken. Nothing else
+    may use the channel meanwhile.
     """
 
     def died(thread: threading.ExceptHookArgs) -> None:
-        give_up(channel, thread.exc_value or RuntimeError("a thread died"))
+        fatal_error(channel, thread.exc_value or RuntimeError("a thread died"))
 
     threading.excepthook = died
     try:

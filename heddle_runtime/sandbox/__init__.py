@@ -1,5 +1,5 @@
-"""What stands around a tool call: processes that never come back, and what the kernel keeps out.
+"""Isolation of tool calls: `runner` starts a supervisor process for each program.
 
-Runs in a bare interpreter (`python -S`), so that nothing but the standard library is imported here;
-`heddle_runtime.sandbox` starts it and reads its report.
+All modules but `runner` also run in a bare interpreter (`python -S`), so they import the standard
+library only. `runner` reads the supervisor's report.
 """

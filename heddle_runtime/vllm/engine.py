@@ -25,14 +25,14 @@ from heddle_runtime.process.wire import Report, pack_ids
 from heddle_runtime.vllm.settings import VllmSettings
 
 STOP_LIMIT_S = 20.0
-"""How long an engine may take to end after it was told so."""
+"""How long an engine may take to end after `Stop`."""
 
 State: TypeAlias = Literal["waiting", "starting", "ready", "stopping", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Errand:
-    """An export or import under way."""
+class _PendingTransfer:
+    """An export or import of KV under way."""
 
     trajectory: TrajectoryId
     move: int
@@ -40,8 +40,8 @@ class _Errand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where an engine runs on this machine, and how."""
+class LaunchSpec:
+    """How the process of an engine is started."""
 
     module: str
     """What `python -m` runs."""
@@ -70,65 +70,65 @@ class VllmEngine:
         self._state: State = "waiting"
         self._ready: wire.Ready | None = None
         self._reason = ""
-        """What the process itself said before it ended, or else how it did."""
+        """The reason that the process reported, or its exit status."""
         self._limit: asyncio.TimerHandle | None = None
-        self._asked = 0
+        self._last_id = 0
         self._running = InFlight()
-        self._errands: dict[int, _Errand] = {}
+        self._transfers: dict[int, _PendingTransfer] = {}
         self._seen: dict[TrajectoryId, None] = {}
-        """Trajectories of which it may have KV."""
+        """Trajectories whose KV it may have."""
         self._sample = EngineSample(0, 0, 0, 0)
-        self._napping: asyncio.Future[float] | None = None
+        self._sleep_done: asyncio.Future[float] | None = None
         self._killed = False
 
-    # -- what it is -------------------------------------------------------------------------------
+    # -- properties -------------------------------------------------------------------------------
 
     @property
     def spec(self) -> EngineSpec:
-        """What was asked for."""
+        """The engine's specification."""
         return self._spec
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """Tokens of KV that it holds; 0 until it is ready."""
+        """Size of its KV space; 0 until it is ready."""
         return self._ready.kv_capacity_tokens if self._ready is not None else 0
 
     @property
     def facts(self) -> wire.Ready | None:
-        """What it said of itself when it became ready: sizes, release, seconds of its start."""
+        """What it reported when it became ready: sizes, release, seconds of its start."""
         return self._ready
 
     @property
     def pid(self) -> int | None:
-        """The id of its process and of its process group; None before there is one."""
+        """Its process id, also that of its process group; None before it has a process."""
         return self._child.pid if self._child is not None else None
 
     @property
     def gone(self) -> bool:
-        """Whether nothing of it is left."""
+        """Whether its processes have ended."""
         return self._state == "gone"
 
     @property
     def starting(self) -> bool:
-        """Whether its process is there and not ready yet."""
+        """Whether its process runs and is not ready yet."""
         return self._state == "starting"
 
-    def launch(self, place: Place) -> None:
+    def launch(self, spec: LaunchSpec) -> None:
         """Start the process. Ends in `engine_ready` or `engine_failed`."""
         if self._state != "waiting":
             return
         self._state = "starting"
         try:
             self._child = EngineChild(
-                place.module,
-                environment=place.environment,
-                log=place.log,
-                hear=self._hear,
-                ended=self._ended,
+                spec.module,
+                environment=spec.environment,
+                log=spec.log,
+                on_report=self._on_report,
+                on_exit=self._on_exit,
             )
         except OSError as error:
             reason = f"its process cannot be started: {error}"
-            self._loop.call_soon(self._ended, reason)
+            self._loop.call_soon(self._on_exit, reason)
             return
         self._child.send(
             wire.Boot(
@@ -136,11 +136,11 @@ class VllmEngine:
                 tp=self._spec.shape.tp,
                 max_running=self._spec.max_running,
                 parent=os.getpid(),
-                cores=place.cores,
+                cores=spec.cores,
             )
         )
-        late = f"it was not ready after {place.start_limit_s:g} s; see {place.log}"
-        self._limit = self._loop.call_later(place.start_limit_s, self._too_late, late)
+        late = f"it was not ready after {spec.start_limit_s:g} s; see {spec.log}"
+        self._limit = self._loop.call_later(spec.start_limit_s, self._start_timed_out, late)
 
     # -- orders -----------------------------------------------------------------------------------
 
@@ -157,13 +157,13 @@ class VllmEngine:
                 f"a prompt of {request.prompt_tokens} tokens"
             )
         if request.max_tokens < 1:
-            raise EngineRefusedError(f"engine {name}: {request.trajectory} asks for no tokens")
+            raise EngineRefusedError(f"engine {name}: {request.trajectory} has max_tokens below 1")
         needed = request.prompt_tokens + request.max_tokens
-        room = min(self._ready.kv_capacity_tokens, self._ready.max_context)
-        if needed > room:
+        limit = min(self._ready.kv_capacity_tokens, self._ready.max_context)
+        if needed > limit:
             raise EngineRefusedError(
                 f"engine {name}: {request.trajectory} needs {request.prompt_tokens} + "
-                f"{request.max_tokens} tokens, and the engine has room for {room}"
+                f"{request.max_tokens} tokens, and the engine holds {limit}"
             )
         dispatch = self._running.begin(self._next_id(), request.trajectory)
         self._seen[request.trajectory] = None
@@ -185,7 +185,7 @@ class VllmEngine:
             self._send(wire.Abort(dispatch.id))
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Take the hint: blocks held for the trajectory go; its prefix cache ages out by itself."""
+        """Free blocks held for the trajectory; the prefix cache evicts the others by itself."""
         if self._seen.pop(trajectory, 0) is None:
             self._send(wire.Forget(trajectory))
 
@@ -194,17 +194,17 @@ class VllmEngine:
     ) -> None:
         """Keep KV ready for a pull; see `EngineClient.export_kv`.
 
-        What has left the prefix cache is prefilled again for it. vLLM samples a token after a
-        prefill; that token is thrown away.
+        vLLM prefills again what the prefix cache has evicted, and samples one token, which is
+        dropped.
         """
         if self._settings.kv_transfer == "none" or trajectory not in self._seen or not prompt_ids:
             name = self._spec.engine
-            self._soon(lambda: self._listener.kv_exported(name, trajectory, None, move))
+            self._call_soon(lambda: self._listener.kv_exported(name, trajectory, None, move))
             return
         id_ = self._next_id()
-        # The lease begins when the request has ended; counted from now, it is over too early.
+        # The real lease begins when the request has ended, so this end is never too late.
         expires_s = self._loop.time() + self._settings.kv_lease_s
-        self._errands[id_] = _Errand(trajectory, move, expires_s)
+        self._transfers[id_] = _PendingTransfer(trajectory, move, expires_s)
         self._send(wire.Export(id_, trajectory, pack_ids(prompt_ids)))
 
     def import_kv(
@@ -217,18 +217,18 @@ class VllmEngine:
         move: int = 0,
     ) -> None:
         """Bring a context into the prefix cache; see `EngineClient.import_kv`."""
-        room = 0
+        limit = 0
         if self._ready is not None:
-            room = min(self._ready.kv_capacity_tokens, self._ready.max_context)
-        if not 0 < len(prompt_ids) < room:
+            limit = min(self._ready.kv_capacity_tokens, self._ready.max_context)
+        if not 0 < len(prompt_ids) < limit:
             name, placed = self._spec.engine, KvPlaced("none", 0)
-            self._soon(lambda: self._listener.kv_placed(name, trajectory, placed, move))
+            self._call_soon(lambda: self._listener.kv_placed(name, trajectory, placed, move))
             return
         id_ = self._next_id()
-        self._errands[id_] = _Errand(trajectory, move)
+        self._transfers[id_] = _PendingTransfer(trajectory, move)
         self._seen[trajectory] = None
         if kv is not None and kv.source == self._spec.engine:
-            kv = None  # it is its own: the prefix cache has it
+            kv = None  # its own KV is in its prefix cache
         deadline_s = 0.0
         if kv is not None:
             left_s = kv.expires_s - self._settings.kv_margin_s - self._loop.time()
@@ -240,7 +240,7 @@ class VllmEngine:
         )
 
     def sample(self) -> EngineSample:
-        """Return the newest counters that have come."""
+        """Return the newest counters received."""
         return self._sample
 
     def update_weights(self, version: int, path: str) -> None:
@@ -248,22 +248,22 @@ class VllmEngine:
         self._send(wire.LoadWeights(version, path))
 
     async def sleep(self, level: int = 1) -> float:
-        """Give GPU memory back and return the seconds it took; the engine may have no step.
+        """Free GPU memory and return the seconds it took; the engine may run no step.
 
         Level 1 keeps the weights in main memory, level 2 drops them. All KV is lost.
 
         Raises:
             EngineRefusedError: it was started without `sleep_mode`, or is not ready.
         """
-        return await self._nap(wire.Sleep(level))
+        return await self._sleep(wire.Sleep(level))
 
     async def wake(self) -> float:
-        """Take the memory again and return the seconds it took.
+        """Allocate the memory again and return the seconds it took.
 
         Raises:
             EngineRefusedError: as for `sleep`.
         """
-        return await self._nap(wire.Wake())
+        return await self._sleep(wire.Wake())
 
     def stop(self) -> None:
         """End the engine; see `EngineClient.stop`."""
@@ -271,7 +271,7 @@ class VllmEngine:
             return
         was, self._state = self._state, "stopping"
         if self._child is None:
-            self._loop.call_soon(self._ended, "")
+            self._loop.call_soon(self._on_exit, "")
         elif was == "starting":
             self._child.kill()
         else:
@@ -285,13 +285,13 @@ class VllmEngine:
         self._state = "stopping"
         self._killed = True
         if self._child is None:
-            self._loop.call_soon(self._ended, "")
+            self._loop.call_soon(self._on_exit, "")
         else:
             self._child.kill(silent=True)
 
-    # -- what it says -----------------------------------------------------------------------------
+    # -- reports ----------------------------------------------------------------------------------
 
-    def _hear(self, report: Report) -> None:
+    def _on_report(self, report: Report) -> None:
         if self._killed:
             return
         name = self._spec.engine
@@ -305,20 +305,20 @@ class VllmEngine:
                     report.running, report.waiting, report.kv_used_tokens, report.preemptions
                 )
             case wire.Exported():
-                errand = self._errands.pop(report.id)
-                handle = self._handle(errand, report)
-                self._listener.kv_exported(name, errand.trajectory, handle, errand.move)
+                transfer = self._transfers.pop(report.id)
+                handle = self._handle(transfer, report)
+                self._listener.kv_exported(name, transfer.trajectory, handle, transfer.move)
             case wire.Placed():
-                errand = self._errands.pop(report.id)
+                transfer = self._transfers.pop(report.id)
                 placed = KvPlaced(report.way, report.tokens)
-                self._listener.kv_placed(name, errand.trajectory, placed, errand.move)
+                self._listener.kv_placed(name, transfer.trajectory, placed, transfer.move)
             case wire.WeightsLoaded():
                 self._listener.weights_updated(name, report.version)
             case wire.Ready():
                 self._is_ready(report)
             case wire.Slept() | wire.Woke():
-                if self._napping is not None and not self._napping.done():
-                    self._napping.set_result(report.seconds)
+                if self._sleep_done is not None and not self._sleep_done.done():
+                    self._sleep_done.set_result(report.seconds)
             case wire.Broken():
                 self._reason = report.reason
             case _:
@@ -332,39 +332,41 @@ class VllmEngine:
         self._changed(self)
         self._listener.engine_ready(self._spec.engine, report.kv_capacity_tokens)
 
-    def _handle(self, errand: _Errand, report: wire.Exported) -> KvHandle | None:
+    def _handle(self, transfer: _PendingTransfer, report: wire.Exported) -> KvHandle | None:
         if report.kv is None or report.kv_tokens == 0 or self._ready is None:
             return None
         return KvHandle(
             source=self._spec.engine,
-            trajectory=errand.trajectory,
+            trajectory=transfer.trajectory,
             kv_tokens=report.kv_tokens,
             kv_bytes=report.kv_tokens * self._ready.kv_bytes_per_token,
-            expires_s=errand.expires_s,
+            expires_s=transfer.expires_s,
             params=report.kv,
         )
 
     # -- its end ----------------------------------------------------------------------------------
 
-    def _too_late(self, reason: str) -> None:
+    def _start_timed_out(self, reason: str) -> None:
         self._reason = reason
         if self._child is not None:
             self._child.kill()
 
-    def _ended(self, reason: str) -> None:
+    def _on_exit(self, reason: str) -> None:
         if self._state == "gone":
             return
-        asked, self._state = self._state == "stopping", "gone"
+        expected, self._state = self._state == "stopping", "gone"
         self._set_limit(None)
         self._reason = reason = self._reason or reason
         salvaged = self._running.salvage()
-        self._errands.clear()
-        if self._napping is not None and not self._napping.done():
-            self._napping.set_exception(EngineRefusedError(f"engine {self._spec.engine} is gone"))
+        self._transfers.clear()
+        if self._sleep_done is not None and not self._sleep_done.done():
+            self._sleep_done.set_exception(
+                EngineRefusedError(f"engine {self._spec.engine} is gone")
+            )
         self._changed(self)
         if self._killed:
             return
-        if asked:
+        if expected:
             self._listener.engine_stopped(self._spec.engine)
         else:
             self._listener.engine_failed(self._spec.engine, reason, salvaged)
@@ -372,28 +374,28 @@ class VllmEngine:
     # -- inside -----------------------------------------------------------------------------------
 
     def _next_id(self) -> int:
-        self._asked += 1
-        return self._asked
+        self._last_id += 1
+        return self._last_id
 
     def _send(self, order: wire.Order) -> None:
         if self._child is not None and self._state == "ready":
             self._child.send(order)
 
-    def _soon(self, tell: Callable[[], None]) -> None:
-        """Answer what needs no asking, from the event loop as everything else."""
-        self._loop.call_soon(lambda: tell() if self._state == "ready" else None)
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        """Make a callback that needs no message, from the event loop as all others."""
+        self._loop.call_soon(lambda: callback() if self._state == "ready" else None)
 
     def _set_limit(self, limit: asyncio.TimerHandle | None) -> None:
         if self._limit is not None:
             self._limit.cancel()
         self._limit = limit
 
-    async def _nap(self, order: wire.Sleep | wire.Wake) -> float:
+    async def _sleep(self, order: wire.Sleep | wire.Wake) -> float:
         name = self._spec.engine
         if self._state != "ready":
             raise EngineRefusedError(f"engine {name} is not ready")
         if not self._settings.sleep_mode:
             raise EngineRefusedError(f"engine {name} was started without sleep_mode")
-        self._napping = self._loop.create_future()
+        self._sleep_done = self._loop.create_future()
         self._send(order)
-        return await self._napping
+        return await self._sleep_done

@@ -242,7 +242,7 @@ def test_an_engine_that_waits_for_a_dead_thread_at_start_is_quoted(bench, tmp_pa
 
 
 def test_a_port_that_was_found_is_kept_for_its_engine(bench, tmp_path):
-    """From before its process is there until it is gone; who is to listen there can."""
+    """From before its process starts until it is gone; the engine itself can bind it."""
 
     def bound(port: int, *, again: bool) -> bool:
         with socket.socket() as sock:
@@ -260,8 +260,8 @@ def test_a_port_that_was_found_is_kept_for_its_engine(bench, tmp_path):
         spec = EngineSpec(engine=EngineId("p"), shape=EngineShape("cpu", 1), max_running=1)
         engine = launcher.start(spec, bench.recorder)
         await bench.recorder.take("ready")
-        told = Path(f"/proc/{engine.pid}/environ").read_bytes().decode()
-        port = int(told.partition("VLLM_NIXL_SIDE_CHANNEL_PORT=")[2].partition("\0")[0])
+        environ = Path(f"/proc/{engine.pid}/environ").read_bytes().decode()
+        port = int(environ.partition("VLLM_NIXL_SIDE_CHANNEL_PORT=")[2].partition("\0")[0])
         assert not bound(port, again=False)
         assert bound(port, again=True)
         await launcher.close()

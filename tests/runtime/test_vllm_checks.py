@@ -55,9 +55,9 @@ def check(model, *, tp=(1,), largest=1000, **settings):
     )
 
 
-def refusal(model, **asked) -> str:
+def refusal(model, **settings) -> str:
     with pytest.raises(EngineSetupError) as error:
-        check(model, **asked)
+        check(model, **settings)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -86,7 +86,7 @@ def test_another_release_is_refused_unless_it_is_allowed(model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (lambda m: (m / "config.json").unlink(), "no config.json"),
         (lambda m: (m / "config.json").write_text("{"), "JSON"),
@@ -105,9 +105,9 @@ def test_another_release_is_refused_unless_it_is_allowed(model, monkeypatch):
         (lambda m: (m / "model.safetensors.index.json").write_text("{}"), "not a list of weights"),
     ],
 )
-def test_a_folder_that_is_no_model(model, spoil, told):
+def test_a_folder_that_is_no_model(model, spoil, message):
     spoil(model)
-    assert told in refusal(model)
+    assert message in refusal(model)
 
 
 def test_a_folder_that_is_not_there(tmp_path):
