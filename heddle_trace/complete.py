@@ -16,14 +16,14 @@ from heddle_trace.schema import StepRecord, StepScript, Trace, TrajectoryRecord,
 
 MissingRule: TypeAlias = Literal["error", "zero", "sample"]
 
-# Delays by people reach hours and say nothing about a tool, so neither stands in for the other.
+# Delays by people reach hours and are unrelated to tools, so neither replaces the other.
 USER: Final = "user"
 _ANY_TOOL: Final = "any tool"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingRules:
-    """What to do where the source does not tell. `cap_tool_s` cuts longer tool waits, in seconds.
+    """Rules for values that the source lacks. `cap_tool_s` cuts longer tool waits, in seconds.
 
     "error" refuses the trace, "zero" puts 0, "sample" draws from what the trace records elsewhere.
     """
@@ -56,7 +56,7 @@ class FieldFill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillReport:
-    """What `complete` put into a trace that its source did not tell."""
+    """Values that `complete` added to a trace."""
 
     fields: Mapping[str, FieldFill]
     capped_tool_s: int
@@ -236,7 +236,7 @@ class _Filler:
     def _added(
         self, step: StepRecord, after: StepRecord | None, end: int, where: tuple[str, int]
     ) -> int:
-        """Tokens that the tool appends; those of a last step are read by nobody."""
+        """Tokens that the tool appends; after a last step no generation reads them."""
         if step.tool_tokens is not None:
             return step.tool_tokens
         if after is None:
@@ -324,6 +324,6 @@ def _refusal(trace: Trace, refused: Sequence[_Gap]) -> str:
         for gap in refused
     )
     return (
-        f"{trace.name}: the trace does not tell {'; '.join(parts)}. A gap is never taken as 0 "
+        f"{trace.name}: the trace lacks {'; '.join(parts)}. A gap is never taken as 0 "
         f"unasked: choose what to do, such as {flags}"
     )

@@ -1,4 +1,4 @@
-"""Oracles: predictors that know the scripts. Asked for by name only, and never by a preset."""
+"""Oracles: predictors that know the scripts. Used only by name, never by a preset."""
 
 import math
 from collections.abc import Iterable

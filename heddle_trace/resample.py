@@ -42,7 +42,7 @@ class ResampleReport:
 def resample(
     trace: Trace, *, groups: int, samples: int, seed: int
 ) -> tuple[tuple[TrajectoryRecord, ...], ResampleReport]:
-    """Draw `groups` groups of `samples` trajectories each, keeping who is whose sample.
+    """Draw `groups` groups of `samples` trajectories each; groups stay together.
 
     Everything is used once before anything is used twice: groups of the trace, and the trajectories
     of a group. A second copy of a group is a group of its own, named `NAME~2`, so is a second copy
@@ -102,7 +102,7 @@ def _copy(name: str, number: int, taken: Mapping[str, object]) -> str:
     """The name of a copy; a trace that was drawn itself has names of this kind already."""
     if number == 1:
         return name
-    if len(name) > _LONG:  # or there would be no room for the number
+    if len(name) > _LONG:  # or the number would not fit
         name = f"{name[:_LONG]}~{blake2b(name.encode(), digest_size=8).hexdigest()}"
     own = f"{name}~{number}"
     while own in taken:

@@ -22,7 +22,7 @@ from heddle_trace.schema import TrajectoryRecord
 def whole(path: Path) -> Iterator[BinaryIO]:
     """Open a file to write beside its place; it is put there when the block ends without an error.
 
-    Raises OSError, with the path that was asked for, when the disk refuses.
+    Raises OSError, with the path of the argument, when the disk refuses.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -35,7 +35,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             beside.unlink()
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # what the user asked for
+            error.filename, error.filename2 = str(path), None  # the user's path
             error.add_note("Nothing was written.")
         raise
 

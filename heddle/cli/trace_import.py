@@ -85,7 +85,7 @@ def import_(
         raise click.UsageError(f"{out} exists; name another file, or replace it with --force")
     with progress("importing") as doing:
 
-        def hear(read: int, written: int) -> None:
+        def on_progress(read: int, written: int) -> None:
             if doing.seen and written % _TOLD_EVERY == 0:
                 doing.now(f"importing: {read:,} records read, {written:,} trajectories written")
 
@@ -97,7 +97,7 @@ def import_(
             tokenizer=tokenizer,
             chars_per_token=chars_per_token,
             workload=workload,
-            hear=hear,
+            on_progress=on_progress,
         )
     if as_json:
         answer = {"schema": "heddle.trace.import/1", "trace": str(out), **asdict(report)}
