@@ -34,7 +34,7 @@ AIM_US = 50.0
 
 
 class Timed:
-    """A watcher that counts what a predictor takes, for questions and for all it is told."""
+    """A watcher that times a predictor, its predictions and its observations."""
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
@@ -54,7 +54,7 @@ class Timed:
         self._tell(lambda: self._predictor.observe_finish(t))
 
     def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
-        """Ask, timed."""
+        """Predict, timed."""
         begun_s = process_time()
         self._predictor.remaining_tokens(t)
         self.asked_s += process_time() - begun_s
@@ -99,9 +99,9 @@ def main() -> None:
     for path in paths:
         artefact = read_artefact(path)
         model = core_model(artefact, path)
-        asked = examples(scripts, model.vocabulary, Pace())
-        states = states_at(model, asked)
-        times = [in_batches(model, asked.rows, states, batch) for batch in BATCHES]
+        questions = examples(scripts, model.vocabulary, Pace())
+        states = states_at(model, questions)
+        times = [in_batches(model, questions.rows, states, batch) for batch in BATCHES]
         verdict = "within" if min(times) <= AIM_US else "MORE THAN"
         cells = "".join(f"{t:12.1f}" for t in times)
         label = f"{path.name} ({artefact.header.kind})"

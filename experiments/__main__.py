@@ -100,7 +100,7 @@ def _jobs(chosen: Sequence[Experiment], size: Size) -> list[Job]:
     jobs: list[Job] = []
     for experiment in chosen:
         try:
-            jobs += [run.job for run in experiment.asked(size)]
+            jobs += [run.job for run in experiment.planned_runs(size)]
         except Skipped as reason:
             _say(f"{experiment.name} is skipped: {reason}")
     return jobs

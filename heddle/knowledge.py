@@ -90,18 +90,18 @@ def resolve_history(name: str, trace: Trace, missing: MissingConfig) -> HistoryS
     if earlier == trace.sha256:
         raise ConfigError(
             f"history {name} is the replayed trace itself (sha256 {earlier[:16]}): a policy would "
-            "be told the future. Give a trace of earlier rollouts, or none"
+            "know the future. Give a trace of earlier rollouts, or none"
         )
     return HistorySource(name=name, sha256=earlier, history=history)
 
 
 def extras(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict[str, Part]:
-    """Predictors whose names hold a number, and oracles, by the names that a policy asks for."""
+    """Predictors whose names hold a number, and oracles, by the names that a policy uses."""
     return oracles(policy, scripts, seed) | quantiles(policy)
 
 
 def oracles(policy: str, scripts: Sequence[TrajectoryScript], seed: int) -> dict[str, Part]:
-    """Predictors that know `scripts`, by the names in which a policy asks for them."""
+    """Predictors that know `scripts`, by the names that a policy uses."""
     found = {"oracle": Part(lambda _: Oracle(scripts), ORACLES["oracle"])}
     for part in policy.split("+")[1:]:
         name, _, sigma = part.partition(":")
@@ -155,7 +155,7 @@ def model_used(model: LoadedModel, predictor: Predictor, trace: Trace) -> dict[s
     if trace.sha256 in model.trained_on:
         raise ConfigError(
             f"predictor model {model.name} was fitted on the replayed trace itself (sha256 "
-            f"{trace.sha256[:16]}): a policy would be told the future. Fit it on earlier rollouts"
+            f"{trace.sha256[:16]}): a policy would know the future. Fit it on earlier rollouts"
         )
     return model.plain()
 

@@ -70,10 +70,10 @@ def load_live_work(config: RunConfig) -> LiveWork:
 
 
 def probe_sandbox(work: LiveWork) -> SandboxInfo:
-    """Run a first program in a sandbox, to learn what this machine permits.
+    """Run a first program in a sandbox, to find the isolation mode of this machine.
 
     Raises:
-        SandboxUnavailableError: nothing that would keep programs in.
+        SandboxUnavailableError: this machine permits no isolation.
     """
 
     async def look() -> SandboxInfo:
@@ -106,7 +106,7 @@ async def running_agents(
 
 
 def _validate_prompts(work: LiveWork) -> None:
-    """Make every agent once, which checks that each prompt has room, before anything is started."""
+    """Build every agent once, before the run: this checks that each prompt fits the limit."""
     live_agents(
         work.file.tasks,
         1,

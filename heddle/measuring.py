@@ -255,7 +255,7 @@ def _sweep_vllm(
         # At most two engines run at once, each with the cores that it has in such a run.
         widest = max(spec.tps)
         alive = replace(config.cluster, tp=widest, gpus=2 * widest)
-        # vLLM reserves room for the longest context allowed: no more than is measured.
+        # vLLM reserves KV for the longest permitted context, so permit only what is measured.
         runtime = replace(config.runtime, max_context=spec.max_context)
         launcher = open_vllm(replace(config, cluster=alive, runtime=runtime), logs)
         tokens = TokenSource(vocabulary, seed=spec.seed)

@@ -1,7 +1,7 @@
-"""A plan for a trace without replaying it: which engines, who lives where, when it should end.
+"""A plan for a trace without a replay: engines, groups, estimated end.
 
 It is the plan that a run with the same planner makes once all trajectories have arrived, from the
-same beliefs; only the predictor `oracle` looks at the lengths in the trace.
+same cost estimate; only the predictor `oracle` looks at the lengths in the trace.
 """
 
 import time
@@ -57,7 +57,7 @@ class Planned:
         return {tp: tps.count(tp) for tp in dict.fromkeys(tps)}
 
     def groups(self) -> list[dict[str, Any]]:
-        """One row for each engine: members, their believed lengths, their believed end."""
+        """One row for each engine: members, their estimated lengths and end."""
         lengths = self.problem.output_tokens
         rows = []
         for number, group in enumerate(self.found.groups):
@@ -142,7 +142,7 @@ def plan(
         tp=choices[0],
         tp_choices=choices,
         max_running=cluster.max_running,
-        cost=profile.belief(choices),
+        cost=profile.cost_estimate(choices),
         history=history.history,
         learned=model.model,
         seed=config.seed,

@@ -101,7 +101,7 @@ def run(
         ValueError: one of the packages' errors for bad input, before anything is started.
         SandboxUnavailableError: live agents' programs cannot be isolated; before that, too.
         OSError: the run directory cannot be written.
-        KeyboardInterrupt: a signal asked to end; `Terminated` unless it was Ctrl-C.
+        KeyboardInterrupt: a signal ended the run; `Terminated` unless it was Ctrl-C.
     """
     live: _Live | None = None
     if isinstance(run, RunSetup):
@@ -330,7 +330,7 @@ def _vllm(config: RunConfig, path: Path) -> _Stage:
 
 
 def _kill(launcher: VllmLauncher, name: EngineId) -> None:
-    """Do to a real engine what `--failures` asks for: its processes are gone, unasked."""
+    """Apply `--failures` to a real engine: kill its processes."""
     pid = launcher.pid(name)
     if pid is not None:
         os.killpg(pid, signal.SIGKILL)

@@ -30,7 +30,7 @@ from heddle_trace.files import read_trace
 from heddle_trace.schema import Trace, TrajectoryScript
 
 ENGINE_START_S = 60.0
-"""Loading weights and making graphs; for profiles that do not tell."""
+"""Loading weights and making graphs; for profiles without this value."""
 KEPT_INPUTS = 4
 """Inputs of each kind that a workspace keeps: seeds of a comparison, profiles of an experiment."""
 
@@ -291,7 +291,7 @@ def _context(
         tp_choices=tps,
         max_running=cluster.max_running,
         mix=cluster.mix,
-        cost=profile.belief(tuple(sorted({*tps, cluster.tp, *cluster.mix}))),
+        cost=profile.cost_estimate(tuple(sorted({*tps, cluster.tp, *cluster.mix}))),
         history=history.history,
         learned=model.model,
         seed=config.seed,

@@ -2,14 +2,14 @@
 
 All trajectories of a rollout run side by side (or a share `--slots` of them, in order of arrival),
 each at `--tokens-per-s`; tools take their recorded time. A predictor sees what the controller would
-show it, in order of time, and is asked whenever a step is queued or a tool starts. Nothing here
+show it, in order of time, and predicts whenever a step is queued or a tool starts. Nothing here
 depends on a cluster: this measures estimates, not what a scheduler makes of them.
 
 Rows: Spearman's rank correlation of estimate and true remaining output tokens, then the recall of
 the 20 % with most left. Columns: after 0, 1, 2, 4 and 8 steps, over the trajectories that have
-another step, each asked at its own time; when 25, 50 and 75 % have ended, over all that have not,
-by the estimate *held* since each was last asked, and asked *anew*. A predictor without a rank of
-its own (all ties) has correlation 0 and, ties broken by lot, recall 0.2.
+another step, each at its own time; when 25, 50 and 75 % have ended, over all that have not,
+by the estimate *held* since its last prediction, and by a *new* one. A predictor with equal values
+for all has correlation 0 and, with random ties, recall 0.2.
 """
 
 import argparse
@@ -53,10 +53,10 @@ class Ranks:
     after: dict[int, Pairs] = field(default_factory=lambda: {k: [] for k in STEPS})
     held: dict[float, Pairs] = field(default_factory=lambda: {s: [] for s in ENDED})
     anew: dict[float, Pairs] = field(default_factory=lambda: {s: [] for s in ENDED})
-    asked: int = 0
-    asked_s: float = 0.0
-    told: int = 0
-    told_s: float = 0.0
+    predictions: int = 0
+    predict_s: float = 0.0
+    observations: int = 0
+    observe_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -70,10 +70,10 @@ class Replay:
     ranks: Ranks = field(default_factory=Ranks)
 
     def run(self) -> Ranks:
-        """Play the rollout; return what was asked and what was true."""
+        """Play the rollout; return the estimates and the true values."""
         scripts, total = self.scripts, [_total(s) for s in self.scripts]
         ts = [_arrival(s) for s in scripts]
-        last = [self._ask(t) for t in ts]
+        last = [self._predict(t) for t in ts]
         live = dict.fromkeys(range(len(ts)))
         marks = [(math.ceil(share * len(ts)), share) for share in ENDED]
         waiting = iter(range(len(ts)))
@@ -82,7 +82,7 @@ class Replay:
         def start(index: int, now_s: float) -> None:
             """Record an estimate made as step `ts[index].step` is queued; let the step run."""
             t = ts[index]
-            last[index] = self._ask(t)
+            last[index] = self._predict(t)
             if t.step in self.ranks.after:
                 self.ranks.after[t.step].append((last[index], total[index] - t.output_tokens))
             step_s = scripts[index].steps[t.step].output_tokens / self.tokens_per_s
@@ -101,12 +101,12 @@ class Replay:
             t.phase = "tool"
             t.output_tokens += step.output_tokens
             ends = t.step + 1 == len(script.steps)
-            self._tell_step(t, step.output_tokens, now_s, ends=ends)
+            self._observe_step(t, step.output_tokens, now_s, ends=ends)
             if not ends:
-                last[index] = self._ask(t)
+                last[index] = self._predict(t)
                 heapq.heappush(queue, (now_s + step.tool_s, index))
                 continue
-            self._tell_finish(t)
+            self._observe_finish(t)
             del live[index]
             while marks and len(ts) - len(live) >= marks[0][0]:
                 _, share = marks.pop(0)
@@ -120,14 +120,14 @@ class Replay:
                 start(following, now_s)
         return self.ranks
 
-    def _ask(self, t: Trajectory) -> float:
+    def _predict(self, t: Trajectory) -> float:
         begun_s = perf_counter()
         estimate = self.predictor.remaining_tokens(t)
-        self.ranks.asked_s += perf_counter() - begun_s
-        self.ranks.asked += 1
+        self.ranks.predict_s += perf_counter() - begun_s
+        self.ranks.predictions += 1
         return estimate
 
-    def _tell_step(self, t: Trajectory, output_tokens: int, now_s: float, *, ends: bool) -> None:
+    def _observe_step(self, t: Trajectory, output_tokens: int, now_s: float, *, ends: bool) -> None:
         event = StepFinished(
             time_s=now_s,
             trajectory=t.id,
@@ -138,15 +138,15 @@ class Replay:
         )
         begun_s = perf_counter()
         self.predictor.observe_step(t, event)
-        self.ranks.told_s += perf_counter() - begun_s
-        self.ranks.told += 1
+        self.ranks.observe_s += perf_counter() - begun_s
+        self.ranks.observations += 1
 
-    def _tell_finish(self, t: Trajectory) -> None:
+    def _observe_finish(self, t: Trajectory) -> None:
         t.phase = "finished"
         begun_s = perf_counter()
         self.predictor.observe_finish(t)
-        self.ranks.told_s += perf_counter() - begun_s
-        self.ranks.told += 1
+        self.ranks.observe_s += perf_counter() - begun_s
+        self.ranks.observations += 1
 
     def _return(self, t: Trajectory, script: TrajectoryScript) -> None:
         step = script.steps[t.step]
@@ -165,8 +165,8 @@ class Replay:
         )
         begun_s = perf_counter()
         self.predictor.observe_tool(t, event)
-        self.ranks.told_s += perf_counter() - begun_s
-        self.ranks.told += 1
+        self.ranks.observe_s += perf_counter() - begun_s
+        self.ranks.observations += 1
 
 
 def spearman(pairs: Pairs) -> float:
@@ -231,7 +231,7 @@ def load(name: str, trajectories: int, seed: int) -> tuple[TrajectoryScript, ...
 def predictors(
     scripts: Sequence[TrajectoryScript],
 ) -> dict[str, Callable[[], Predictor]]:
-    """What is compared; *mean known* is told the mean, as an earlier rollout would show it."""
+    """What is compared; *mean known* has the mean of an earlier rollout."""
     mean = sum(map(_total, scripts)) / len(scripts)
     return {
         "none": NoPrediction,
@@ -247,12 +247,12 @@ def row(ranks: Ranks, seed: int) -> list[float]:
     """All figures of one replay, in the order of the columns."""
     rng = np.random.default_rng(seed)
     sets = [*ranks.after.values(), *ranks.held.values(), *ranks.anew.values()]
-    times = [1e6 * ranks.asked_s / ranks.asked, 1e6 * ranks.told_s / ranks.told]
+    times = [1e6 * ranks.predict_s / ranks.predictions, 1e6 * ranks.observe_s / ranks.observations]
     return [*(spearman(p) for p in sets), *(recall(p, rng) for p in sets), *times]
 
 
 def show(name: str, rows: dict[str, list[list[float]]]) -> None:
-    """Print means over the repeats, and the time of a question and of an observation."""
+    """Print means over the repeats, and the time of a prediction and of an observation."""
     means = {predictor: np.mean(repeats, axis=0) for predictor, repeats in rows.items()}
     half = len(STEPS) + 2 * len(ENDED)
     head = [f"{k} steps" for k in STEPS]
@@ -264,7 +264,7 @@ def show(name: str, rows: dict[str, list[list[float]]]) -> None:
             cells = ["        -" if math.isnan(v) else f"{v:9.2f}" for v in mean[part]]
             print(f"  {predictor:22}" + "".join(cells))
     for predictor, mean in means.items():
-        print(f"  {predictor:22} asked {mean[-2]:.1f} us, told {mean[-1]:.1f} us")
+        print(f"  {predictor:22} predicted in {mean[-2]:.1f} us, observed in {mean[-1]:.1f} us")
 
 
 def main() -> None:

@@ -113,16 +113,16 @@ def _one(results: Results, name: str, pace: str) -> str:
     runs = [run for full, run in results.items() if full.split("/")[0] == name]
     (seen, held), groups = runs[0]["trajectories"], runs[0]["groups"]
     icc = runs[0]["icc"]
-    told = (
-        f" A prompt alone decides {icc:.0%} of the variance of totals, so that nobody's Pearson "
-        f"before the first token can exceed {math.sqrt(icc):.2f}."
+    note = (
+        f" A prompt alone decides {icc:.0%} of the variance of totals, so that no "
+        f"predictor's Pearson before the first token can exceed {math.sqrt(icc):.2f}."
         if icc is not None
         else ""
     )
     lines = [
         f"## {NAMES[name]}, {pace}\n",
         f"About {seen:,} trajectories of {groups[0]:,} groups to learn from, {held:,} of "
-        f"{groups[1]:,} to be judged on, {len(runs)} seeds.{told} "
+        f"{groups[1]:,} to be judged on, {len(runs)} seeds.{note} "
         "Recall / Pearson / Spearman; the median error in tokens, step by step.\n",
         "| predictor | " + " | ".join(f"{step} steps" for step in STEPS) + " | median error |",
         "|---" * (len(STEPS) + 2) + "|",

@@ -133,7 +133,9 @@ def _check_results(turns: Sequence[tuple[Message, Sequence[Message]]], notes: No
             "export the log with its tool messages"
         )
     if unanswered:
-        notes.assume("steps whose tool gave no result: its time and size not told", len(unanswered))
+        notes.assume(
+            "steps whose tool gave no result: its time and size not recorded", len(unanswered)
+        )
 
 
 def text_of(content: object, tokens: Counter, notes: Notes) -> int:

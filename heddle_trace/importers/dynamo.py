@@ -338,7 +338,7 @@ def _follow(
     g.wait_s, g.until_s = after.waited_s, until_s
     if any(name != part.name for name in after.waits_for):
         g.wait_s = None  # recorded from the end of another session's request, not from this one's
-        notes.assume("steps that waited for another session: how long, not told")
+        notes.assume("steps that waited for another session: how long, not recorded")
 
 
 def _record(

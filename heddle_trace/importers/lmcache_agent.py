@@ -45,8 +45,9 @@ class LmcacheAgent:
     """Sessions of agents; requests of a session in the order of their times."""
 
     assumes = (
-        "a request's time is when it was sent; how long it and the tool after it took is not told",
-        "between two requests of a session a tool ran, of a name that is not told",
+        "a request's time is when it was sent; how long it and the tool after it took is not "
+        "recorded",
+        "between two requests of a session a tool ran, of a name that is not recorded",
         "nothing is known to be repeated: every session is a group of its own",
     )
 

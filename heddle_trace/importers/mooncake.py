@@ -60,7 +60,8 @@ class Mooncake:
     """Requests of a chat service, joined to conversations."""
 
     assumes = (
-        "between two requests of a conversation a person spoke; how long, the source does not tell",
+        "between two requests of a conversation a person spoke; how long, the source does not "
+        "record",
         "requests without a session are joined where one begins with all full blocks of an earlier "
         "one, two or more, and is as long as its prompt and output; a group is a tree of such "
         "conversations; the hashes of each file are its own",

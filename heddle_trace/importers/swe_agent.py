@@ -67,7 +67,7 @@ class SweAgent:
 
     assumes = (
         "a tool is named by the first word of its command; its time is `execution_time`, which "
-        "versions before 1 do not record; whether it succeeded is not told",
+        "versions before 1 do not record; whether it succeeded is not recorded",
         "the prompt is what `history` holds before the first answer, without schemas of tools",
         "generated tokens are counted over response and command, and brought to the total of "
         "`tokens_received` where the file has one",

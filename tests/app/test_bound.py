@@ -157,7 +157,7 @@ def test_no_simulated_run_beats_the_bound(
     bound = lower_bound(
         work, list(by_tp.values()), gpus=gpus, max_running=slots, tool_capacity=tools
     )
-    belief = StepCost(t0_s=0.01, t1_s=0.0, t2_s=0.0, prefill_s=1e-5, kv_capacity_tokens=3000)
+    estimate = StepCost(t0_s=0.01, t1_s=0.0, t2_s=0.0, prefill_s=1e-5, kv_capacity_tokens=3000)
     setting = Setting(
         gpus=gpus,
         gpu="g",
@@ -165,7 +165,7 @@ def test_no_simulated_run_beats_the_bound(
         tp_choices=(1, 2),
         max_running=slots,
         cost=CostModel(
-            by_tp={1: belief, 2: belief}, transfer_fixed_s=0.0, transfer_s_per_token=0.0
+            by_tp={1: estimate, 2: estimate}, transfer_fixed_s=0.0, transfer_s_per_token=0.0
         ),
     )
     name = data.draw(st.sampled_from(sorted(PRESETS)))

@@ -72,11 +72,11 @@ def test_a_fit_prints_and_keeps_its_error_on_what_was_held_out(
     assert again == read_profile(profile)
     assert again.at(1).errors["decode_unseen"]["worst_pct"] < 1.0
     assert again.errors["measured"]["unseen"]["makespan_worst_pct"] < 2.0
-    told = json.loads(
+    fitted = json.loads(
         done(heddle, "calibrate", "fit", "sweep.json", "-o", "again.json", "--force", "--json")
     )
-    assert told["schema"] == "heddle.fit/1"
-    assert told["errors"]["tables"]["1"] == again.at(1).errors
+    assert fitted["schema"] == "heddle.fit/1"
+    assert fitted["errors"]["tables"]["1"] == again.at(1).errors
 
 
 def test_several_sweeps_are_fitted_together(

@@ -1,4 +1,4 @@
-"""`heddle run --live`: the sandbox is asked before any engine, and what it lacks is told."""
+"""`heddle run --live`: the sandbox is probed before any engine starts, and its notes are shown."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -280,7 +280,7 @@ def test_a_profile_that_was_fitted_is_read_again(fitted: Profile, tmp_path: Path
     path = tmp_path / "known.json"
     path.write_bytes(encode_profile(fitted))
     assert read_profile(path) == fitted
-    assert read_profile(path).belief((1,)).by_tp[1].t0_s > 0
+    assert read_profile(path).cost_estimate((1,)).by_tp[1].t0_s > 0
 
 
 def test_too_few_points_are_counted_and_named(known: Sweep) -> None:

@@ -93,7 +93,7 @@ def shipped_model() -> Model:
 
 
 def setting_of(scenario: Scenario, history_from: Sequence[TrajectoryScript] = ()) -> Setting:
-    belief = profile().belief(TPS)
+    belief = profile().cost_estimate(TPS)
     kv = scenario.kv_per_gpu_tokens
     by_tp = {tp: replace(c, kv_capacity_tokens=tp * kv) for tp, c in belief.by_tp.items()}
     return Setting(

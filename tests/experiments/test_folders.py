@@ -1,4 +1,4 @@
-"""Every experiment has its parts, cites its sources, and is told about."""
+"""Every experiment has its parts, cites its sources, and is documented."""
 
 import inspect
 import json
@@ -18,7 +18,7 @@ from experiments.harness.experiment import (
     experiments,
     judged_all,
 )
-from experiments.harness.jobs import REDUCED, asked_of
+from experiments.harness.jobs import REDUCED, planned_runs
 from experiments.harness.report import pages
 from experiments.harness.running import Skipped
 from experiments.harness.store import Store
@@ -55,9 +55,9 @@ def test_a_folder_has_a_configuration_one_script_and_sourced_expectations(experi
 
 @each
 def test_every_run_of_a_configuration_can_be_made(experiment: Experiment):
-    belief = load_profile("qwen3-14b", "h100").belief((1, 2, 4, 8))
-    setting = Setting(gpus=8, gpu="h100", tp=1, tp_choices=(1, 2, 4, 8), max_running=8, cost=belief)
-    for policy in {a.job.policy for a in asked_of(experiment.config, REDUCED)}:
+    cost = load_profile("qwen3-14b", "h100").cost_estimate((1, 2, 4, 8))
+    setting = Setting(gpus=8, gpu="h100", tp=1, tp_choices=(1, 2, 4, 8), max_running=8, cost=cost)
+    for policy in {a.job.policy for a in planned_runs(experiment.config, REDUCED)}:
         plain = re.sub(r"\+(noisy-)?oracle(:[\d.]+)?", "", policy)
         assert load_policy(plain, setting).planner is not None
     assert Oracle([]).served is False

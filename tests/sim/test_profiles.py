@@ -93,7 +93,7 @@ def test_more_gpus_hold_more_kv(profile: Profile) -> None:
 
 
 def test_belief_is_near_the_truth_but_another_fit(profile: Profile) -> None:
-    cost = profile.belief()
+    cost = profile.cost_estimate()
     assert tuple(cost.by_tp) == profile.tps
     for tp, step in cost.by_tp.items():
         t = profile.table(tp)
@@ -135,7 +135,7 @@ def test_a_degree_that_does_not_fit_is_refused_with_those_that_do() -> None:
     with pytest.raises(ProfileError, match=r"cannot run at TP 1: its weights.*fit: 2, 4, 8"):
         p.table(1)
     with pytest.raises(ProfileError, match=r"TP 3: the profile has no table.*fit: 2, 4, 8"):
-        p.belief((2, 3))
+        p.cost_estimate((2, 3))
 
 
 def test_a_tiny_capacity_is_allowed() -> None:

@@ -29,8 +29,8 @@ SCRIPTS = (
 )
 
 
-def page(runs: Sequence[Run], doing: Callable[[str], None] = lambda _: None) -> bytes:
-    """Make the page about runs of one trace; `doing` hears what is worked on next.
+def page(runs: Sequence[Run], on_progress: Callable[[str], None] = lambda _: None) -> bytes:
+    """Make the page about runs of one trace; `on_progress` gets a text about the next stage.
 
     Raises:
         RunError: the runs are of different traces, or one of them is damaged or empty.
@@ -38,22 +38,22 @@ def page(runs: Sequence[Run], doing: Callable[[str], None] = lambda _: None) -> 
     same_trace(runs)
     records: list[Record] = []
     for run in runs:
-        doing(f"reading {run.label}")
+        on_progress(f"reading {run.label}")
         records.append(record(run))
-    doing("bounds")
-    told = facts(records)
-    doing("writing")
+    on_progress("bounds")
+    run_facts = facts(records)
+    on_progress("writing")
     names = names_of(records)
     parts = [columns(each, names) for each in records]
     head = {
         "schema": SCHEMA,
         "trace": str(records[0].run.manifest["trace"]["name"]),
         "names": list(names),
-        "runs": [{**fact, **part.facts} for fact, part in zip(told, parts, strict=True)],
+        "runs": [{**fact, **part.facts} for fact, part in zip(run_facts, parts, strict=True)],
     }
     static = files("heddle.reports.page") / "static"
     text = (static / "page.html").read_text(encoding="utf-8")
-    title = ", ".join(fact["label"] for fact in told)
+    title = ", ".join(fact["label"] for fact in run_facts)
     filled = {
         "title": _plain(f"{head['trace']}: {title}"),
         "style": (static / "page.css").read_text(encoding="utf-8"),
