@@ -38,32 +38,32 @@ class Timed:
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
-        self.asked_s = self.told_s = 0.0
+        self.predict_s = self.observe_s = 0.0
         self.questions = self.tellings = 0
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Pass it on, timed."""
-        self._tell(lambda: self._predictor.observe_step(t, event))
+        self._observe(lambda: self._predictor.observe_step(t, event))
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """Pass it on, timed."""
-        self._tell(lambda: self._predictor.observe_tool(t, event))
+        self._observe(lambda: self._predictor.observe_tool(t, event))
 
     def observe_finish(self, t: TrajectoryView) -> None:
         """Pass it on, timed."""
-        self._tell(lambda: self._predictor.observe_finish(t))
+        self._observe(lambda: self._predictor.observe_finish(t))
 
     def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
         """Predict, timed."""
         begun_s = process_time()
         self._predictor.remaining_tokens(t)
-        self.asked_s += process_time() - begun_s
+        self.predict_s += process_time() - begun_s
         self.questions += 1
 
-    def _tell(self, telling: Callable[[], None]) -> None:
+    def _observe(self, telling: Callable[[], None]) -> None:
         begun_s = process_time()
         telling()
-        self.told_s += process_time() - begun_s
+        self.observe_s += process_time() - begun_s
         self.tellings += 1
 
 
@@ -114,8 +114,8 @@ def main() -> None:
     for name, predictor in predictors.items():
         timed = Timed(predictor)
         play(scripts, Pace(), timed)
-        asked_us, told_us = timed.asked_s / timed.questions, timed.told_s / timed.tellings
-        print(f"{name:34}{1e6 * asked_us:12.1f}{1e6 * told_us:12.1f}")
+        predict_us, observe_us = timed.predict_s / timed.questions, timed.observe_s / timed.tellings
+        print(f"{name:34}{1e6 * predict_us:12.1f}{1e6 * observe_us:12.1f}")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def main(
         except Skipped:
             continue
         took_s = time.perf_counter() - began_s
-        _say(f"{experiment.name}: {_told(experiment.outcome())} ({took_s:.0f} s)")
+        _say(f"{experiment.name}: {_verdict_line(experiment.outcome())} ({took_s:.0f} s)")
     _write_results()
 
 
@@ -106,7 +106,7 @@ def _jobs(chosen: Sequence[Experiment], size: Size) -> list[Job]:
     return jobs
 
 
-def _told(outcome: Outcome) -> str:
+def _verdict_line(outcome: Outcome) -> str:
     return ", ".join(j.verdict for j in outcome.judged) or "drawn"
 
 

@@ -171,7 +171,7 @@ def quantiles(policy: str) -> dict[str, Part]:
     return found
 
 
-def asks_for_oracle(policy: str) -> bool:
+def needs_oracle(policy: str) -> bool:
     """Whether a policy's name has an oracle in it."""
     return any(p.partition(":")[0] in ("oracle", "noisy-oracle") for p in policy.split("+")[1:])
 

@@ -17,7 +17,7 @@ from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.engines import facts_of, open_vllm, vocabulary_of, world_of_engines
 from heddle.executor import Worker
-from heddle.knowledge import asks_for_oracle
+from heddle.knowledge import needs_oracle
 from heddle.live import LiveWork, SandboxInfo, load_live_work, probe_sandbox, running_agents
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare, solo_tpot
@@ -138,7 +138,7 @@ def run(
 
 
 def _live(config: RunConfig) -> _Live:
-    if asks_for_oracle(config.policy.preset):
+    if needs_oracle(config.policy.preset):
         raise ConfigError(
             f"policy {config.policy.preset}: the future of live agents is unknown; "
             "take a policy without an oracle"

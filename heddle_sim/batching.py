@@ -215,7 +215,7 @@ class ContinuousBatch:
         decoding = self.decoding
         due = decoding.blocks_due(1)
         if short:
-            self._preempt_for_room()
+            self._preempt_for_kv()
         else:
             self.used_blocks += due
         self.evict_displaced(self.used_blocks)
@@ -225,7 +225,7 @@ class ContinuousBatch:
         self.used_blocks -= due
         return None
 
-    def _preempt_for_room(self) -> None:
+    def _preempt_for_kv(self) -> None:
         """Give each decoding step its block, in order of admission; the last admitted pay."""
         decoding = self.decoding
         for request in list(self.running.values()):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heddle.knowledge import SHIPPED, LoadedModel, asks_for_oracle, load_predictor_model
+from heddle.knowledge import SHIPPED, LoadedModel, load_predictor_model, needs_oracle
 from heddle.runs import Run, RunError
 from heddle.runs.journal_rows import decode
 from heddle.setup import Workspace, make_policy, prepare
@@ -82,7 +82,7 @@ def _policy(run: Run) -> Policy:
     trained model, which is a file of its own.
     """
     config, shared = run.config, Workspace()
-    oracle = asks_for_oracle(config.policy.preset)
+    oracle = needs_oracle(config.policy.preset)
     if oracle:
         recorded = run.manifest["trace"]["sha256"]
         wanted = (

@@ -66,20 +66,20 @@ def generations_of(
     With a simulated user, a part of the environment, words after the last generation count; those
     of a person do not. Raises DamagedError for a log whose calls have no results at all.
     """
-    turns = list(_turns(messages))
-    generations = [_generation(answer, after) for answer, after in turns]
-    for g, following, (answer, after) in zip(generations, generations[1:], turns, strict=False):
+    answers = list(_answers(messages))
+    generations = [_generation(answer, after) for answer, after in answers]
+    for g, following, (answer, after) in zip(generations, generations[1:], answers, strict=False):
         broken_off = answer.calls and not any(m.role == "tool" for m in after)
         if g.tools and g.until_s is None and not broken_off:
             g.until_s = following.start_s
     if generations and is_user(generations[-1]) and not simulated_user:
         generations[-1].tools, generations[-1].added = (), None
     derive_added(generations)
-    _check_results(turns, notes)
+    _check_results(answers, notes)
     return generations
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
+def _answers(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
     """Each message of the assistant, with what follows it up to the next one."""
     answer: Message | None = None
     after: list[Message] = []
@@ -120,12 +120,12 @@ def _generation(answer: Message, after: Sequence[Message]) -> Generation:
     return g
 
 
-def _check_results(turns: Sequence[tuple[Message, Sequence[Message]]], notes: Notes) -> None:
+def _check_results(answers: Sequence[tuple[Message, Sequence[Message]]], notes: Notes) -> None:
     """Note calls without a result; refuse a log that has calls and never a result.
 
     The last generation of a chat that was cut off may well wait for one.
     """
-    calling = [(answer, after) for answer, after in turns[:-1] if answer.calls]
+    calling = [(answer, after) for answer, after in answers[:-1] if answer.calls]
     unanswered = [answer for answer, after in calling if not any(m.role == "tool" for m in after)]
     if calling and len(unanswered) == len(calling):
         raise DamagedError(

@@ -16,7 +16,7 @@ from heddle_trace.importers.sources import SourceFile
 from heddle_trace.schema import TrajectoryRecord
 
 _ACTION = re.compile(r"^Action:\s*(\w+)", re.MULTILINE)
-_TURN = re.compile(r"^(?=Thought:)|^(?=Observation:)", re.MULTILINE)
+_PART = re.compile(r"^(?=Thought:)|^(?=Observation:)", re.MULTILINE)
 _LAST = "finish"
 
 
@@ -69,18 +69,18 @@ class Fireact:
 def _generations(run: _Run, context: ImportContext) -> tuple[list[Generation], int]:
     """Thoughts with their actions, and the observations between them."""
     if isinstance(run.traj, str):
-        prompt, *turns = [turn.strip() for turn in _TURN.split(run.traj)]
+        prompt, *parts = [part.strip() for part in _PART.split(run.traj)]
     else:
         texts = [str(message.content or "") for message in run.traj]
-        prompt, turns = (texts[0], texts[1:]) if texts else ("", [])
+        prompt, parts = (texts[0], texts[1:]) if texts else ("", [])
     generations: list[Generation] = []
-    for turn in turns:
-        if turn.startswith("Observation:"):
+    for part in parts:
+        if part.startswith("Observation:"):
             if generations and generations[-1].tools:
-                generations[-1].added = context.tokens.count(turn)
+                generations[-1].added = context.tokens.count(part)
             continue
-        action = _ACTION.search(turn)
+        action = _ACTION.search(part)
         named = action[1].lower() if action else None
         tools = (named,) if named and named != _LAST else ()
-        generations.append(Generation(output=context.tokens.count(turn), tools=tools))
+        generations.append(Generation(output=context.tokens.count(part), tools=tools))
     return generations, context.tokens.count(prompt)
