@@ -1,4 +1,4 @@
-"""What Heddle costs where there is nothing to decide: its engine beside plain vLLM.
+"""Heddle's overhead without decisions: its engine beside plain vLLM.
 
     python benchmarks/bench_overhead.py [--model-dir DIR] [--rounds 3]
 

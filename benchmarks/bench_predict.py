@@ -39,18 +39,18 @@ class Timed:
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
         self.predict_s = self.observe_s = 0.0
-        self.questions = self.tellings = 0
+        self.questions = self.observations = 0
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Pass it on, timed."""
+        """Observe, timed."""
         self._observe(lambda: self._predictor.observe_step(t, event))
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Pass it on, timed."""
+        """Observe, timed."""
         self._observe(lambda: self._predictor.observe_tool(t, event))
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Pass it on, timed."""
+        """Observe, timed."""
         self._observe(lambda: self._predictor.observe_finish(t))
 
     def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
@@ -60,11 +60,11 @@ class Timed:
         self.predict_s += process_time() - begun_s
         self.questions += 1
 
-    def _observe(self, telling: Callable[[], None]) -> None:
+    def _observe(self, call: Callable[[], None]) -> None:
         begun_s = process_time()
-        telling()
+        call()
         self.observe_s += process_time() - begun_s
-        self.tellings += 1
+        self.observations += 1
 
 
 def best_us(work: Callable[[], object], count: int) -> float:
@@ -106,7 +106,7 @@ def main() -> None:
         cells = "".join(f"{t:12.1f}" for t in times)
         label = f"{path.name} ({artefact.header.kind})"
         print(f"{label:34}{cells}  {verdict} the aim of {AIM_US:g}")
-    print(f"\n{'in a rollout, one at a time':34}{'a question':>12}{'a telling':>12}")
+    print(f"\n{'in a rollout, one at a time':34}{'a question':>12}{'a call':>12}")
     predictors: dict[str, Predictor] = {"progressive": ProgressivePredictor()}
     predictors |= {
         path.name: LearnedPredictor(core_model(read_artefact(path), path)) for path in paths
@@ -114,7 +114,10 @@ def main() -> None:
     for name, predictor in predictors.items():
         timed = Timed(predictor)
         play(scripts, Pace(), timed)
-        predict_us, observe_us = timed.predict_s / timed.questions, timed.observe_s / timed.tellings
+        predict_us, observe_us = (
+            timed.predict_s / timed.questions,
+            timed.observe_s / timed.observations,
+        )
         print(f"{name:34}{1e6 * predict_us:12.1f}{1e6 * observe_us:12.1f}")
 
 

@@ -111,7 +111,7 @@ def _verdict_line(outcome: Outcome) -> str:
 
 
 class _Progress:
-    """Says now and then how many runs are done and how long the rest may take."""
+    """Prints at intervals how many runs are done and the time left."""
 
     def __init__(self) -> None:
         self._began_s = self._said_s = time.monotonic()

@@ -1,7 +1,7 @@
-"""Turns records into scripts: every gap is filled under a stated rule, and counted.
+"""Converts records to scripts: fills every gap by a stated rule, and counts it.
 
-The context of a trajectory is rebuilt here too: what each generation's prompt is, and how much of
-it repeats the context before. docs/trace-format.md states the rules in full.
+It also rebuilds the context of a trajectory: the prompt of each generation, and the part of it that
+repeats the previous context. docs/trace-format.md states the rules in full.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _ANY_TOOL: Final = "any tool"
 class MissingRules:
     """Rules for values that the source lacks. `cap_tool_s` cuts longer tool waits, in seconds.
 
-    "error" refuses the trace, "zero" puts 0, "sample" draws from what the trace records elsewhere.
+    "error" refuses the trace, "zero" uses 0, "sample" draws from recorded values of the trace.
     """
 
     tool_s: MissingRule = "error"
@@ -68,7 +68,7 @@ class FillReport:
 def complete(
     trace: Trace, *, rules: MissingRules, seed: int
 ) -> tuple[tuple[TrajectoryScript, ...], FillReport]:
-    """Scripts without gaps, in the order of the records, and an account of what was filled.
+    """Scripts without gaps, in the order of the records, and counts of the filled values.
 
     Equal arguments give equal scripts; each field draws from a stream of its own, so a rule for one
     does not move the values of another. Raises TraceError where a rule is "error" and something is
@@ -84,7 +84,7 @@ def complete(
 
 
 def open_gaps(trace: Trace) -> dict[str, int]:
-    """Per field the number of values that `complete` would need a rule for."""
+    """Per field the number of values for which `complete` needs a rule."""
     filler = _Filler(trace, MissingRules(), 0)
     for record in trace.records:
         filler.script(record)
@@ -171,7 +171,7 @@ class _Filler:
             self.learn(trace)
 
     def learn(self, trace: Trace) -> None:
-        """Collect what "sample" may draw from."""
+        """Collect the values for "sample"."""
         for record in trace.records:
             self.prompt_tokens.learn(
                 _first_prompt(record), f"group {record.group_id}", f"workload {record.workload}"
@@ -308,7 +308,7 @@ def _first_prompt(record: TrajectoryRecord) -> int | None:
 
 
 def _pool_keys(tool: str | None) -> tuple[str, ...]:
-    """Where to draw for a tool: from its own records, then from those of any tool but a person."""
+    """Keys to draw from for a tool: its own records, then those of any tool but a person."""
     if tool is None or tool == USER:
         return (f"tool {tool}",)
     return (f"tool {tool}", _ANY_TOOL)

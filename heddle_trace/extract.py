@@ -1,6 +1,6 @@
-"""From what a run did back to what its trajectories would do: a journal as a trace.
+"""Converts the journal of a run back to a trace.
 
-Sizes and tools come back as they were. Times are those of the run: a tool's wait includes waiting
+Sizes and tools are the original ones. Times are those of the run: a tool's wait includes waiting
 for a free slot, and `llm_s` all queueing. What a journal lacks stays unknown: whether a
 task was solved, what the last tool added, how much of a compacted prompt repeated the one before.
 """
@@ -32,14 +32,14 @@ class _DoesNotFitError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractReport:
-    """What was left out of an extracted trace: trajectories, by how they ended."""
+    """Trajectories left out of an extracted trace, by their outcome."""
 
     left_out: Mapping[str, int]
 
 
 @dataclass(slots=True)
 class _Going:
-    """A trajectory while its events come in. Tokens and seconds."""
+    """A trajectory while its events are read. Tokens and seconds."""
 
     arrived: TrajectoryArrived
     runnable_s: float

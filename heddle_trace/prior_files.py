@@ -1,4 +1,4 @@
-"""Shipped histories of the synthetic workloads, for rollouts that have no earlier one at hand.
+"""Shipped histories of the synthetic workloads, for rollouts without an earlier one.
 
 Each is a summary of 6,400 synthetic trajectories under a seed that no shipped trace and no
 experiment uses: the distribution of a workload, nothing about any trajectory that is replayed.

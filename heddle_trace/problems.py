@@ -1,4 +1,4 @@
-"""Finds what is wrong with the text of a trace. Slow and thorough; readers take the fast way first.
+"""Finds the faults of a trace's text. Slow and thorough; readers use it only after a failure.
 
 A line is decoded with the types of `schema.py`; only a line that fails is taken apart, field by
 field, so that the message of a bad line has all of its faults.
@@ -106,7 +106,7 @@ def _line_problems(number: int, line: bytes, seen: dict[str, int]) -> Iterator[P
 
 
 def _taken_apart(line: bytes) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """What of a refused line can be read, and the (field, message) of each of its faults."""
+    """The readable part of a refused line, and the (field, message) of each fault."""
     if line.startswith(b"\xef\xbb\xbf"):
         return {}, [("", "starts with a byte-order mark; save the file as UTF-8 without one")]
     try:

@@ -17,13 +17,12 @@ _LONG = 900  # characters of a name that a copy keeps; a name may have 1,000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResampleReport:
-    """What a draw is made of, and what it repeats.
+    """Composition of a draw, and its copies.
 
-    `repeated_groups` counts groups that stand for a task that another group stands for already;
-    `repeated_trajectories` those that are a copy of another one, `most_copies` how often the most
-    copied one is there. Copies within a group understate how much its samples differ:
-    `padded_groups` counts the groups that have them. `left_out_arrivals` were recorded, but a
-    rollout begins at once.
+    `repeated_groups` counts groups whose task has another group already. `repeated_trajectories`
+    counts copies, `most_copies` those of the most copied one. Copies within a group understate how
+    much its samples differ: `padded_groups` counts the groups that have them. `left_out_arrivals`
+    were recorded, but a rollout begins at once.
     """
 
     groups: int

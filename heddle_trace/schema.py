@@ -1,7 +1,7 @@
-"""What trajectories would do: records as read from a trace, and scripts complete enough to replay.
+"""Types of traces: records as read from a file, and complete scripts to replay.
 
-A *record* holds what a source recorded, with None for the rest. A *script* has no gaps left:
-it is what `heddle_trace.complete` makes of a record under stated rules, and what drivers replay.
+A *record* holds what a source recorded, with None for the rest. A *script* has no
+gaps: `heddle_trace.complete` makes it from a record by stated rules, and drivers replay it.
 """
 
 from dataclasses import dataclass

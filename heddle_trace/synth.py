@@ -1,6 +1,6 @@
-"""Makes synthetic trajectories: seeded, hierarchical, with something in them to be learnt.
+"""Makes synthetic trajectories: seeded, hierarchical, with lengths that can be learnt in part.
 
-A group has a difficulty, a trajectory its own luck; together they are its *demand*. A trajectory
+A group has a difficulty, a trajectory a random part; together they are its *demand*. A trajectory
 needs a number of successful tool calls that grows with demand. A failed call is made again, and
 hard prompts fail more often, so what happens in tools decides the length as well. The first
 generation is a plan, whose length is independent of demand. The first tool's payload depends on

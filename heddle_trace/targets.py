@@ -1,4 +1,4 @@
-"""What the synthetic workloads aim at, and how it is measured, on recorded traces alike.
+"""Target statistics of the synthetic workloads; recorded traces are measured alike.
 
 The ranges hold for a rollout of 6,400 trajectories in groups of 16, whatever the seed. Each names
 its source; a range is wide enough for what a seed moves. docs/workloads.md shows both sides.

@@ -1,4 +1,4 @@
-"""What the synthetic workloads are made of: one row of numbers each, with where it comes from.
+"""Parameters of the synthetic workloads, one row of numbers each, with sources.
 
 Sources: Heddle (arXiv 2603.28101: experimental setting, Table 1), Libra (arXiv 2606.03077), and
 recorded traces: tbench (Terminal-Bench), tau2 (retail tickets), hotpotqa (ReAct), MINT. What each
