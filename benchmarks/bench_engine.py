@@ -1,4 +1,4 @@
-"""How many output tokens per second the simulated engines alone get through.
+"""Output tokens per second of the simulated engines alone.
 
 64 engines of 100 slots, 6,400 trajectories in groups of 16, about 46,000 steps and 20 million
 output tokens: the size of the paper's rollouts, with dispatch in arrival order and no journal. Run

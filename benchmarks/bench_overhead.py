@@ -1,4 +1,4 @@
-"""What Heddle costs where there is nothing to decide: its engine beside plain vLLM.
+"""Heddle's overhead without decisions: its engine beside plain vLLM.
 
     python benchmarks/bench_overhead.py [--model-dir DIR] [--rounds 3]
 
@@ -31,8 +31,8 @@ from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
 from heddle_runtime.clock import RunClock
 from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.tiny_model import make_tiny_model
-from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_runtime.vllm_settings import CPU_BLOCK_TOKENS, VllmSettings, installed_vllm
+from heddle_runtime.vllm.launcher import VllmLauncher
+from heddle_runtime.vllm.settings import CPU_BLOCK_TOKENS, VllmSettings, installed_vllm
 from heddle_trace import StepScript, TrajectoryScript
 
 REQUESTS, SLOTS = 64, 32

@@ -1,4 +1,4 @@
-"""What one simulated rollout of the paper's size costs: wall time, memory, time per decision.
+"""Cost of a simulated rollout of the paper's size: wall time, memory, time per decision.
 
     python benchmarks/bench_paper.py [--runs 5] [--policies verl,slime,verl-star,heddle] [--no-10x]
 

@@ -3,9 +3,9 @@
     python benchmarks/bench_planners.py [small] [paper] [large]
 
 `small` is 400 trajectories on 16 GPUs, `paper` 6,400 on 64, `large` 1,000,000 on 8,192. Lengths are
-log-normal with a cap of 40,000 tokens, seeded. Engines believe round figures for a 14B model on
-80 GB GPUs. Makespans of rows under one heading share a cost model and may be compared; seconds hold
-for the machine at hand, memory is the peak of the process so far.
+log-normal with a cap of 40,000 tokens, seeded. The cost estimate has round figures for a 14B model
+on 80 GB GPUs. Makespans under one heading share a cost model and may be compared. Seconds are those
+of this machine; memory is the peak of the process so far.
 """
 
 import resource
@@ -161,7 +161,7 @@ def main(sizes: list[str]) -> None:
         bench_plans(size, "published", published, cuts, repeats)
         bench_plans(size, "context-aware", context, cuts, repeats)
         if size != "large":
-            head("portfolio, makespan simulated as believed")
+            head("portfolio, makespan simulated by the cost estimate")
 
             def best(work: Work = work, gpus: int = gpus) -> float:
                 return portfolio(work, BY_SHAPE, {"h100": gpus}, max_running=MAX_RUNNING)[

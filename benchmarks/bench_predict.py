@@ -34,37 +34,37 @@ AIM_US = 50.0
 
 
 class Timed:
-    """A watcher that counts what a predictor takes, for questions and for all it is told."""
+    """A watcher that times a predictor, its predictions and its observations."""
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
-        self.asked_s = self.told_s = 0.0
-        self.questions = self.tellings = 0
+        self.predict_s = self.observe_s = 0.0
+        self.questions = self.observations = 0
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Pass it on, timed."""
-        self._tell(lambda: self._predictor.observe_step(t, event))
+        """Observe, timed."""
+        self._observe(lambda: self._predictor.observe_step(t, event))
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Pass it on, timed."""
-        self._tell(lambda: self._predictor.observe_tool(t, event))
+        """Observe, timed."""
+        self._observe(lambda: self._predictor.observe_tool(t, event))
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Pass it on, timed."""
-        self._tell(lambda: self._predictor.observe_finish(t))
+        """Observe, timed."""
+        self._observe(lambda: self._predictor.observe_finish(t))
 
     def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
-        """Ask, timed."""
+        """Predict, timed."""
         begun_s = process_time()
         self._predictor.remaining_tokens(t)
-        self.asked_s += process_time() - begun_s
+        self.predict_s += process_time() - begun_s
         self.questions += 1
 
-    def _tell(self, telling: Callable[[], None]) -> None:
+    def _observe(self, call: Callable[[], None]) -> None:
         begun_s = process_time()
-        telling()
-        self.told_s += process_time() - begun_s
-        self.tellings += 1
+        call()
+        self.observe_s += process_time() - begun_s
+        self.observations += 1
 
 
 def best_us(work: Callable[[], object], count: int) -> float:
@@ -99,14 +99,14 @@ def main() -> None:
     for path in paths:
         artefact = read_artefact(path)
         model = model_from(artefact, path)
-        asked = examples(scripts, model.vocabulary, Pace())
-        states = states_at(model, asked)
-        times = [in_batches(model, asked.rows, states, batch) for batch in BATCHES]
+        questions = examples(scripts, model.vocabulary, Pace())
+        states = states_at(model, questions)
+        times = [in_batches(model, questions.rows, states, batch) for batch in BATCHES]
         verdict = "within" if min(times) <= AIM_US else "MORE THAN"
         cells = "".join(f"{t:12.1f}" for t in times)
         label = f"{path.name} ({artefact.header.kind})"
         print(f"{label:34}{cells}  {verdict} the aim of {AIM_US:g}")
-    print(f"\n{'in a rollout, one at a time':34}{'a question':>12}{'a telling':>12}")
+    print(f"\n{'in a rollout, one at a time':34}{'a question':>12}{'a call':>12}")
     predictors: dict[str, Predictor] = {"progressive": ProgressivePredictor()}
     predictors |= {
         path.name: LearnedPredictor(model_from(read_artefact(path), path)) for path in paths
@@ -114,8 +114,11 @@ def main() -> None:
     for name, predictor in predictors.items():
         timed = Timed(predictor)
         play(scripts, Pace(), timed)
-        asked_us, told_us = timed.asked_s / timed.questions, timed.told_s / timed.tellings
-        print(f"{name:34}{1e6 * asked_us:12.1f}{1e6 * told_us:12.1f}")
+        predict_us, observe_us = (
+            timed.predict_s / timed.questions,
+            timed.observe_s / timed.observations,
+        )
+        print(f"{name:34}{1e6 * predict_us:12.1f}{1e6 * observe_us:12.1f}")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def main(
         except Skipped:
             continue
         took_s = time.perf_counter() - began_s
-        _say(f"{experiment.name}: {_told(experiment.outcome())} ({took_s:.0f} s)")
+        _say(f"{experiment.name}: {_verdict_line(experiment.outcome())} ({took_s:.0f} s)")
     _write_results(place)
 
 
@@ -119,18 +119,18 @@ def _jobs(chosen: Sequence[Experiment], size: Size) -> list[Job]:
     jobs: list[Job] = []
     for experiment in chosen:
         try:
-            jobs += [run.job for run in experiment.asked(size)]
+            jobs += [run.job for run in experiment.planned_runs(size)]
         except Skipped as reason:
             _say(f"{experiment.name} is skipped: {reason}")
     return jobs
 
 
-def _told(outcome: Outcome) -> str:
+def _verdict_line(outcome: Outcome) -> str:
     return ", ".join(j.verdict for j in outcome.judged) or "drawn"
 
 
 class _Progress:
-    """Says now and then how many runs are done and how long the rest may take."""
+    """Prints at intervals how many runs are done and the time left."""
 
     def __init__(self) -> None:
         self._began_s = self._said_s = time.monotonic()

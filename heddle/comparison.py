@@ -127,7 +127,7 @@ def compare(
 ) -> Comparison:
     """Run each policy under seeds `config.seed`, `config.seed` + 1, ...; put the results together.
 
-    A seed draws the values that the trace does not tell and permutes the order of its groups, in
+    A seed draws values that the trace lacks and permutes the order of its groups, in
     the same way for every policy. `jobs` processes (default: as many as pay) change no
     result. `on_progress` is called some times a second; it lists runs by seed first, then by
     policy.
@@ -137,7 +137,7 @@ def compare(
         ValueError: any other of the packages' errors for bad input, before the first run.
         OSError: a run directory cannot be written.
         WorkerError: a process of `jobs` was killed.
-        KeyboardInterrupt: a signal asked to end; runs under way say interrupted. More signals
+        KeyboardInterrupt: a signal ended the run; runs under way say interrupted. More signals
             change nothing.
     """
     _check(policies, seeds, config.seed, jobs)

@@ -1,4 +1,4 @@
-"""What a run needs to be told: small frozen values, one docstring per field.
+"""The configuration of a run: small frozen values, one docstring per field.
 
 Nothing here reads a file or knows a policy; `heddle.config_files` makes these from TOML and
 options. Each part of a run is handed the one value it needs; no part sees a `RunConfig`.
@@ -17,7 +17,7 @@ MAX_GPUS = 100_000
 MAX_RUNNING = 8192
 """Tokens that one iteration of an engine carries: each running step needs one of them."""
 MIN_REPORT_INTERVAL_S = 0.01
-"""Shorter than an iteration; more reports than that tell nothing and fill the journal."""
+"""Shorter than an iteration; more reports have no information and fill the journal."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -27,7 +27,7 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingConfig:
-    """What to do where the trace does not tell: refuse, take zero, or draw from its records."""
+    """What to do with values that the trace lacks: refuse, take zero, or draw from its records."""
 
     tool_s: MissingRule = "error"
     """Seconds of a tool call; `sample` draws from the same tool's recorded times."""
@@ -76,7 +76,7 @@ class ClusterConfig:
     Engines that are started before the first dispatch stand ready from before.
     """
     prediction_s: float = 0.1
-    """Seconds from a question to the answer of a prediction service; only `served` predictors ask.
+    """Response time of a prediction service, in seconds; for `served` predictors only.
 
     The Heddle paper measured 0.10 (coding), 0.15 (search) and 0.27 (math); arXiv 2603.28101,
     Table 1.
@@ -252,7 +252,7 @@ class RunConfig:
     seed: int = 0
     """Seeds what is drawn: missing values, and the order in which groups arrive."""
     missing: MissingConfig = field(default_factory=MissingConfig)
-    """Rules for values that the trace does not tell."""
+    """Rules for values that the trace lacks."""
     history: str = "prior"
     """What policies know of earlier rollouts: the path of their trace; ``prior:WORKLOAD``, a
     history that is shipped; ``prior``, the shipped one of the trace's workload if there is one; or

@@ -26,14 +26,14 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConfigSource:
     """Values from one place. `label` says where in messages: a file, or an option."""
 
     label: str
     values: Mapping[str, Any]
 
 
-def read_toml(path: Path) -> Source:
+def read_toml(path: Path) -> ConfigSource:
     """Read one TOML file.
 
     Raises:
@@ -41,7 +41,7 @@ def read_toml(path: Path) -> Source:
     """
     try:
         # With or without a byte-order mark, which some editors write unasked.
-        return Source(str(path), tomllib.loads(path.read_text(encoding="utf-8-sig")))
+        return ConfigSource(str(path), tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -54,7 +54,7 @@ def read_toml(path: Path) -> Source:
         raise ConfigError(f"{path}: not TOML: {e}") from None
 
 
-def setting(text: str, option: str = "--set") -> Source:
+def setting(text: str, option: str = "--set") -> ConfigSource:
     """Read one ``section.key=value``; the value is TOML, or else taken as a bare string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -69,14 +69,14 @@ def setting(text: str, option: str = "--set") -> Source:
     return option_value(key.strip(), parsed, f"{option} {text}")
 
 
-def option_value(key: str, value: Any, label: str) -> Source:
+def option_value(key: str, value: Any, label: str) -> ConfigSource:
     """Return the source that sets one dotted key."""
     for part in reversed(key.split(".")):
         value = {part: value}
-    return Source(label, value)
+    return ConfigSource(label, value)
 
 
-def resolve(sources: Sequence[Source]) -> RunConfig:
+def resolve(sources: Sequence[ConfigSource]) -> RunConfig:
     """Merge the sources, later ones winning, over the defaults.
 
     Raises:
@@ -105,7 +105,7 @@ def to_builtins(config: RunConfig) -> Values:
 
 def from_builtins(values: Mapping[str, Any], label: str) -> RunConfig:
     """Read back what `to_builtins` wrote."""
-    return resolve([Source(label, values)])
+    return resolve([ConfigSource(label, values)])
 
 
 def _fields(cls: type) -> dict[str, type | None]:

@@ -10,9 +10,9 @@ from heddle.config import RunConfig
 from heddle.hardware import hardware
 from heddle.runs.files import version_of
 from heddle_core.ids import EngineId
-from heddle_runtime.vllm_checks import check_engines
-from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_runtime.vllm_settings import VllmSettings
+from heddle_runtime.vllm.checks import check_engines
+from heddle_runtime.vllm.launcher import VllmLauncher
+from heddle_runtime.vllm.settings import VllmSettings
 from heddle_sim.profile_files import load_profile
 
 
@@ -36,7 +36,7 @@ def vllm_settings(config: RunConfig) -> VllmSettings:
 
 
 def world_of_engines(config: RunConfig, largest_tokens: int) -> dict[str, Any]:
-    """Check that the engines of a run can be had, and tell what a manifest should say of them.
+    """Check that the engines of a run are available, and return their facts for the manifest.
 
     `largest_tokens` is the largest context of the trace. What only a running engine knows, such as
     its KV space, is added as each becomes ready; see `facts_of`.
@@ -65,7 +65,7 @@ def world_of_engines(config: RunConfig, largest_tokens: int) -> dict[str, Any]:
 
 
 def facts_of(launcher: VllmLauncher, engine: EngineId) -> Mapping[str, Any]:
-    """What a manifest should say of an engine that is there, beside what the journal tells."""
+    """Facts of a real engine for the manifest, beside those in the journal."""
     facts = launcher.facts(engine)
     if facts is None:
         return {}

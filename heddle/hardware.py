@@ -9,7 +9,7 @@ from typing import Any
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, memory and GPUs of this machine, as far as it tells."""
+    """Processor, memory and GPUs of this machine, as far as the system reports them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found: dict[str, Any] = {
         "platform": f"{sys.platform} {platform.machine()}",

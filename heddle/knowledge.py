@@ -90,7 +90,7 @@ def resolve_history(name: str, trace: Trace, missing: MissingConfig) -> HistoryS
     if earlier == trace.sha256:
         raise ConfigError(
             f"history {name} is the replayed trace itself (sha256 {earlier[:16]}): a policy would "
-            "be told the future. Give a trace of earlier rollouts, or none"
+            "know the future. Give a trace of earlier rollouts, or none"
         )
     return HistorySource(name=name, sha256=earlier, history=history)
 
@@ -98,14 +98,14 @@ def resolve_history(name: str, trace: Trace, missing: MissingConfig) -> HistoryS
 def extras(
     policy: str, scripts: Sequence[TrajectoryScript], seed: int
 ) -> dict[str, Part[Predictor]]:
-    """Predictors whose names hold a number, and oracles, by the names that a policy asks for."""
+    """Predictors whose names hold a number, and oracles, by the names that a policy uses."""
     return oracles(policy, scripts, seed) | quantiles(policy)
 
 
 def oracles(
     policy: str, scripts: Sequence[TrajectoryScript], seed: int
 ) -> dict[str, Part[Predictor]]:
-    """Predictors that know `scripts`, by the names in which a policy asks for them."""
+    """Predictors that know `scripts`, by the names that a policy uses."""
     found: dict[str, Part[Predictor]] = {
         "oracle": Part(lambda _: Oracle(scripts), ORACLES["oracle"])
     }
@@ -166,7 +166,7 @@ def model_used(model: LoadedModel, predictor: Predictor, trace: Trace) -> dict[s
     if trace.sha256 in model.trained_on:
         raise ConfigError(
             f"predictor model {model.name} was fitted on the replayed trace itself (sha256 "
-            f"{trace.sha256[:16]}): a policy would be told the future. Fit it on earlier rollouts"
+            f"{trace.sha256[:16]}): a policy would know the future. Fit it on earlier rollouts"
         )
     return model.plain()
 
@@ -182,7 +182,7 @@ def quantiles(policy: str) -> dict[str, Part[Predictor]]:
     return found
 
 
-def asks_for_oracle(policy: str) -> bool:
+def needs_oracle(policy: str) -> bool:
     """Whether a policy's name has an oracle in it."""
     return any(p.partition(":")[0] in ("oracle", "noisy-oracle") for p in policy.split("+")[1:])
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle_runtime.live import AgentLimits, LiveAgent, live_agents
-from heddle_runtime.sandbox import Sandbox, SandboxLimits, SandboxResult, Way
-from heddle_runtime.tasks import TaskFile, read_tasks
-from heddle_runtime.tokenizer import FileTokenizer, load_tokenizer
+from heddle_runtime.agents.live import AgentLimits, LiveAgent, live_agents
+from heddle_runtime.agents.tasks import TaskFile, read_tasks
+from heddle_runtime.agents.tokenizer import FileTokenizer, load_tokenizer
+from heddle_runtime.agents.transcripts import transcript_file
+from heddle_runtime.sandbox.runner import IsolationMode, Sandbox, SandboxLimits, SandboxResult
 from heddle_runtime.tool_tasks import ToolTasks
-from heddle_runtime.transcripts import transcript_file
 
 TRANSCRIPTS = "transcripts.jsonl"
 
@@ -38,7 +38,7 @@ class LiveWork:
 class SandboxInfo(NamedTuple):
     """How this machine isolates programs that a model wrote."""
 
-    way: Way
+    mode: IsolationMode
     note: str
     """What it does not limit; empty if it limits all."""
 
@@ -71,15 +71,15 @@ def load_live_work(config: RunConfig) -> LiveWork:
 
 
 def probe_sandbox(work: LiveWork) -> SandboxInfo:
-    """Run a first program in a sandbox, to learn what this machine permits.
+    """Run a first program in a sandbox, to find the isolation mode of this machine.
 
     Raises:
-        SandboxUnavailableError: nothing that would keep programs in.
+        SandboxUnavailableError: this machine permits no isolation.
     """
 
     async def look() -> SandboxInfo:
         async with Sandbox(work.sandbox_limits) as sandbox:
-            return SandboxInfo(sandbox.way, sandbox.note)
+            return SandboxInfo(sandbox.mode, sandbox.note)
 
     return asyncio.run(look())
 
@@ -93,7 +93,7 @@ async def running_agents(
     Raises:
         SandboxUnavailableError: what `probe_sandbox` found is not permitted any more.
     """
-    async with Sandbox(work.sandbox_limits, way=sandbox_info.way) as sandbox:
+    async with Sandbox(work.sandbox_limits, mode=sandbox_info.mode) as sandbox:
         with transcript_file(folder / TRANSCRIPTS) as write:
             tool_tasks = ToolTasks()
             try:
@@ -112,7 +112,7 @@ async def running_agents(
 
 
 def _validate_prompts(work: LiveWork) -> None:
-    """Make every agent once, which checks that each prompt has room, before anything is started."""
+    """Build every agent once, before the run: this checks that each prompt fits the limit."""
     live_agents(
         work.file.tasks,
         1,

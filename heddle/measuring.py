@@ -27,8 +27,8 @@ from heddle_rollout.engines import EngineClient
 from heddle_rollout.scripted_agent import TokenSource
 from heddle_runtime.clock import RunClock
 from heddle_runtime.virtual_time import run_virtual
-from heddle_runtime.vllm_checks import EnginesChecked, check_engines, check_release, read_model
-from heddle_runtime.vllm_engine import VllmEngine
+from heddle_runtime.vllm.checks import EnginesChecked, check_engines, check_release, read_model
+from heddle_runtime.vllm.engine import VllmEngine
 from heddle_sim.engine_client import SimLauncher
 
 GPU_LIMITS, CPU_LIMITS = (128, 16384), (32, 2048)
@@ -251,7 +251,7 @@ def _sweep_vllm(
         # At most two engines run at once, each with the cores that it has in such a run.
         widest = max(spec.tps)
         alive = replace(config.cluster, tp=widest, gpus=2 * widest)
-        # vLLM reserves room for the longest context allowed: no more than is measured.
+        # vLLM reserves KV for the longest permitted context, so permit only what is measured.
         runtime = replace(config.runtime, max_context=spec.max_context)
         launcher = open_vllm(replace(config, cluster=alive, runtime=runtime), logs)
         tokens = TokenSource(vocabulary, seed=spec.seed)

@@ -15,7 +15,7 @@ from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.engines import facts_of, open_vllm, vocabulary_of, world_of_engines
 from heddle.executor import Worker
-from heddle.knowledge import asks_for_oracle
+from heddle.knowledge import needs_oracle
 from heddle.live import LiveWork, SandboxInfo, load_live_work, probe_sandbox, running_agents
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare, solo_tpot
@@ -35,7 +35,7 @@ from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
 from heddle_rollout.services import ChargedSolver, CoreEstimates, ServiceListener, Solver
 from heddle_runtime.clock import RunClock
 from heddle_runtime.rollout import RolloutRun
-from heddle_runtime.vllm_launcher import VllmLauncher
+from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_sim.engine_client import SimLauncher
 from heddle_trace.schema import Trace
 
@@ -98,7 +98,7 @@ def run(
         ValueError: one of the packages' errors for bad input, before anything is started.
         SandboxUnavailableError: live agents' programs cannot be isolated; before that, too.
         OSError: the run directory cannot be written.
-        KeyboardInterrupt: a signal asked to end; `Terminated` unless it was Ctrl-C.
+        KeyboardInterrupt: a signal ended the run; `Terminated` unless it was Ctrl-C.
     """
     live: _Live | None = None
     if isinstance(run, RunSetup):
@@ -135,7 +135,7 @@ def run(
 
 
 def _live(config: RunConfig) -> _Live:
-    if asks_for_oracle(config.policy.preset):
+    if needs_oracle(config.policy.preset):
         raise ConfigError(
             f"policy {config.policy.preset}: the future of live agents is unknown; "
             "take a policy without an oracle"
@@ -152,7 +152,7 @@ def _world_facts(setup: RunSetup, live: _Live | None) -> dict[str, Any]:
     if live is None:
         return world
     notes = [*world["notes"], *([live.sandbox.note] if live.sandbox.note else [])]
-    return {**world, "sandbox": live.sandbox.way, "notes": notes}
+    return {**world, "sandbox": live.sandbox.mode, "notes": notes}
 
 
 class _Sink:
@@ -316,7 +316,7 @@ def _vllm(config: RunConfig, path: Path) -> _Stage:
 
 
 def _kill(launcher: VllmLauncher, name: EngineId) -> None:
-    """Do to a real engine what `--failures` asks for: its processes are gone, unasked."""
+    """Apply `--failures` to a real engine: kill its processes."""
     pid = launcher.pid(name)
     if pid is not None:
         os.killpg(pid, signal.SIGKILL)

@@ -27,7 +27,7 @@ Interrupts: TypeAlias = Literal["relayed", "direct", "ignored"]
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal that asks to end: a run is closed as after Ctrl-C, with the signal's own status."""
+    """A signal that ends the run: a run is closed as after Ctrl-C, with the signal's own status."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")

@@ -68,7 +68,7 @@ def simulate(
     Raises:
         ValueError: one of the packages' errors for bad input, before a directory is made.
         OSError: the run directory cannot be written.
-        KeyboardInterrupt: a signal asked to end; the run directory says interrupted. More signals
+        KeyboardInterrupt: a signal ended the run; the run directory says interrupted. More signals
             change nothing.
     """
     setup = run if isinstance(run, RunSetup) else prepare(run)

@@ -10,7 +10,7 @@ from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace, TrajectoryScript
 
 DEFAULT_SETTINGS = EngineSettings(block_tokens=16, max_batched_tokens=8192)
-"""vLLM's for a server on a large GPU; for profiles that do not tell."""
+"""vLLM's for a server on a large GPU; for profiles without this value."""
 
 
 class CapacityError(ValueError):

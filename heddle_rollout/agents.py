@@ -1,7 +1,7 @@
 """One trajectory's own side: what it asks the model next, and what its tools do meanwhile.
 
 The driver knows agents only by this protocol. `ScriptedAgent` follows a recorded script;
-`heddle_runtime.live` is a real agent whose tool calls come out of what the model wrote. For a
+`heddle_runtime.agents.live` is a real agent: its tool calls come out of what the model wrote. For a
 gateway, the tool is the client: its call returns with the session's next request.
 """
 

@@ -1,6 +1,6 @@
 """What the driver asks of an engine, and what an engine reports.
 
-An engine is simulated (`heddle_sim.engine_client`), a vLLM process (`heddle_runtime.vllm_engine`)
+An engine is simulated (`heddle_sim.engine_client`), a vLLM process (`heddle_runtime.vllm.engine`)
 or a server that somebody else runs. All of them pass the same tests (`tests/rollout/contract.py`).
 `EngineCapabilities` says what an engine can do besides running steps.
 

@@ -1,11 +1,11 @@
-"""Small Qwen3 models with random weights, made on the spot: real engines need no download.
+"""Small Qwen3 models with random weights, so that real engines need no download.
 
     python -m heddle_runtime.tiny_model FOLDER [--size medium] [--seed 7]
 
-The folder is an ordinary model folder, readable by vLLM and by transformers. It is written without
-either: its format is a published one, and importing them takes longer than the work.
+vLLM and transformers can read the folder. Neither is needed to write it: the format is published,
+and importing them takes longer than the work.
 
-Embeddings are never tied: an engine that reloads weights would go on with a stale copy of them.
+Embeddings are never tied: after a reload of weights an engine would keep a stale copy.
 """
 
 import argparse
@@ -145,13 +145,15 @@ def _config(shape: TinyModel) -> dict[str, Any]:
 
 
 def _write_tokenizer(path: Path, shape: TinyModel) -> None:
-    """One token for each byte: every text can be read and written, at the price of length."""
+    """One token for each byte: every text can be encoded, but token sequences are long."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
     for unused in range(len(vocabulary), shape.vocabulary):
-        vocabulary[f"<|unused{unused}|>"] = unused  # the model can write these; they mean nothing
+        vocabulary[f"<|unused{unused}|>"] = (
+            unused  # the model can generate these; they have no meaning
+        )
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,14 +1,14 @@
-"""What an engine decides at the boundary of an iteration: continuous batching as in vLLM V1.
+"""Decisions of an engine at the boundary of an iteration: continuous batching as in vLLM V1.
 
-Knows blocks, queues and seconds per iteration, but not when it is: `engine` keeps the clock. At a
-boundary, in this order: each decoding step takes room for one more token; a prefill under way goes
-on; waiting steps are admitted in queue order while there is a slot, token budget and KV for their
+It has blocks, queues and seconds per iteration, but no clock: that is in `engine`. At a boundary,
+in this order: each decoding step allocates KV for one more token; a prefill under way continues;
+waiting steps are admitted in queue order while there is a slot, token budget and KV for their
 chunk.
 
 Two facts keep it small. A prefill that does not end in an iteration used up the token budget, so at
 a boundary at most one step is in the middle of its prefill, and it is the one admitted last. And in
 a run of pure decode iterations the head of a blocked queue stays blocked, because use only grows: a
-cached block of its prompt that is lost makes room for exactly the block that displaced it.
+cached block of its prompt that is evicted frees exactly the block that displaced it.
 """
 
 from collections import deque
@@ -107,7 +107,7 @@ class ContinuousBatch:
         return self.used_blocks + self.decoding.blocks_due(iterations)
 
     def evict_displaced(self, used_blocks: int) -> None:
-        """Evict what `used_blocks` of running steps leave no room for."""
+        """Evict cached blocks that do not fit beside `used_blocks` of running steps."""
         over = used_blocks + self.cache.blocks - self.total_blocks
         if over > 0:
             self.cache.evict(over)
@@ -216,7 +216,7 @@ class ContinuousBatch:
         decoding = self.decoding
         due = decoding.blocks_due(1)
         if short:
-            self._preempt_for_room()
+            self._preempt_for_kv()
         else:
             self.used_blocks += due
         self.evict_displaced(self.used_blocks)
@@ -226,7 +226,7 @@ class ContinuousBatch:
         self.used_blocks -= due
         return None
 
-    def _preempt_for_room(self) -> None:
+    def _preempt_for_kv(self) -> None:
         """Give each decoding step its block, in order of admission; the last admitted pay."""
         decoding = self.decoding
         for request in list(self.running.values()):

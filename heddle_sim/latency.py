@@ -1,7 +1,7 @@
-"""The simulated truth about time: how long one iteration of one engine takes.
+"""The simulated ground truth: the time of one iteration of one engine.
 
 An iteration that decodes `b` sequences holding `c` tokens of context together, and prefills chunks
-of `p` tokens in all whose queries meet `q` (query, key) pairs, takes
+of `p` tokens in total with `q` (query, key) pairs, takes
 
     base_s[b] + per_context_s[b] * c + prefill_s(p, q) + host_per_prefill_s * (prefilling sequences)
 

@@ -57,7 +57,7 @@ class DecodeBatch:
         """Tokens of context that the next iteration attends to, each new token included."""
 
     def join(self, request: Request) -> None:
-        """Take in a request whose prefill is done and whose last token has no KV yet."""
+        """Add a request whose prefill is done and whose last token has no KV yet."""
         done, block_size = self.iterations, self._block_size
         context = request.prompt_tokens + request.made_tokens
         request.offset_tokens = context - done

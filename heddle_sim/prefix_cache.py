@@ -74,7 +74,7 @@ class GroupPrompts:
         self._groups: dict[GroupId, tuple[int, dict[TrajectoryId, None]]] = {}
 
     def siblings(self, request: Request) -> tuple[int, dict[TrajectoryId, None]] | None:
-        """Tokens of the group's prompt and the trajectories that may hold it, the asking one added.
+        """Tokens of the group's prompt and the trajectories that may hold it, this one added.
 
         None when the step does not begin with that prompt, or is the first to bring it here.
         """

@@ -1,9 +1,9 @@
 """Profiles: measured latency of one model on one GPU class, read from small JSON files.
 
 A profile file ("heddle.profile/1", described in `heddle_sim/profiles/README.md`) holds knots,
-source and errors of a fit. This module expands knots to the lists the engine indexes, and makes the
-belief of a policy from the profile's `belief` section, which was fitted on other samples than the
-truth.
+source and errors of a fit. This module expands knots to the lists that the engine indexes: the
+ground truth. It also makes the cost estimate of a policy from the section `belief`, which was
+fitted on other samples than the ground truth.
 """
 
 import difflib
@@ -23,15 +23,15 @@ from heddle_sim.profile_parts import (
     Costs,
     EngineSettings,
     Host,
+    ProfileSource,
     Roofline,
-    Source,
     TpTable,
     Transfer,
 )
 
 PROFILE_FOLDER = Path(__file__).parent / "profiles"
 MAX_BATCH = 512
-"""Tables reach this batch unless asked otherwise: twice the source's largest, vLLM's usual
+"""Default largest batch of tables: twice the source's largest, vLLM's usual
 ceiling."""
 
 
@@ -41,16 +41,16 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One model on one GPU class: the truth tables and the belief, as in the file."""
+    """One model on one GPU class: the ground truth and the cost estimate, as in the file."""
 
     schema: Literal["heddle.profile/1"]
     model: str
     gpu: str
-    source: Source
+    source: ProfileSource
     kv_bytes_per_token: int
     """Over all GPUs of an engine."""
     roofline: Roofline | None = None
-    """None where nobody states what the hardware could do at best."""
+    """None where the hardware's best performance is not stated."""
     host: Host
     transfer: Transfer
     belief_transfer: Transfer
@@ -84,7 +84,7 @@ class Profile:
         return entry
 
     def table(self, tp: int, *, max_batch: int = MAX_BATCH) -> LatencyTable:
-        """Return the truth at a TP degree, for batches of 0 to `max_batch`.
+        """Return the ground truth at a TP degree, for batches of 0 to `max_batch`.
 
         Raises ProfileError for a degree the model does not fit on.
         """

@@ -1,4 +1,4 @@
-"""The sections of a profile file, as they stand in it; described in
+"""The sections of a profile file, with the file's field names; described in
 `heddle_sim/profiles/README.md`."""
 
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ProfileSource:
     """Where the kernel times come from."""
 
     package: str
@@ -20,7 +20,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Time that kernel tables lack: scheduler, sampler, launches, client; fitted on measured
+    """Time that kernel tables lack (scheduler, sampler, launches, client), fitted on measured
     runs."""
 
     per_step_s: float
@@ -48,7 +48,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """What prefilling adds to a step: a curve over tokens, and nanoseconds per (query, key)
+    """Time that a prefill adds to a step: a curve over tokens, and nanoseconds per (query, key)
     pair."""
 
     tokens: tuple[int, ...]
@@ -57,8 +57,8 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Belief:
-    """A policy's estimate: the plane of `heddle_core.estimate.cost.StepCost`, host time in it."""
+class CostEstimate:
+    """A policy's cost estimate: `heddle_core.estimate.cost.StepCost`, host time included."""
 
     t0_s: float
     t1_s: float
@@ -74,7 +74,7 @@ class TpTable:
     kv_capacity_tokens: int
     decode: Decode
     prefill: Prefill
-    belief: Belief
+    belief: CostEstimate
     errors: dict[str, Any] = field(default_factory=dict)
 
 
@@ -88,7 +88,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """How the engines were set up that a profile was measured on, as far as it bears on time."""
+    """Settings of the measured engines that affect time."""
 
     block_tokens: int
     max_batched_tokens: int
@@ -97,18 +97,18 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetimes:
-    """What engines of one TP degree take beside iterations; medians."""
+    """Times of engines of one TP degree beside iterations; medians."""
 
     start_s: float
     stop_s: float
     sleep_s: float | None = None
-    """Giving memory back, the weights kept in main memory; None when it was not measured."""
+    """Freeing GPU memory, with the weights in main memory; None if not measured."""
     wake_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reprefill:
-    """Bringing a context to an engine by prefilling it there: ``fixed_s + tokens * per_token_s``,
+    """Moving a context to an engine by a prefill there: ``fixed_s + tokens * per_token_s``,
     beside a decoding batch."""
 
     fixed_s: float
@@ -117,19 +117,19 @@ class Reprefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What was measured beside iterations and transfers."""
+    """Costs measured beside iterations and transfers."""
 
     dispatch_s: float
-    """Between a dispatch and the engine's first sight of it, and back: the driver's path."""
+    """From a dispatch to the engine and back: the driver's path."""
     engines: dict[str, Lifetimes]
     """By TP degree, as text because JSON keys are text."""
     moves_by: Literal["kv", "prefill"] = "kv"
-    """How contexts were brought to another engine; by prefill, an engine has its work with it."""
+    """How contexts moved to another engine; a prefill occupies that engine."""
     abort_s: float | None = None
-    """From asking a running step to end until its end is told."""
+    """From the abort of a running step until its end is reported."""
     reprefill: Reprefill | None = None
     beside: float | None = None
-    """How many times longer an iteration takes while another engine works on the same machine."""
+    """Factor on the time of an iteration while another engine runs on the same machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

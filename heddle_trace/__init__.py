@@ -1,4 +1,4 @@
-"""Traces: what trajectories would do. Knows the future, so the core may not import it."""
+"""Traces of recorded trajectories. They contain the future, so the core may not import them."""
 
 from heddle_trace.complete import (
     FieldFill,

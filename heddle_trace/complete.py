@@ -1,7 +1,7 @@
-"""Turns records into scripts: every gap is filled under a stated rule, and counted.
+"""Converts records to scripts: fills every gap by a stated rule, and counts it.
 
-The context of a trajectory is rebuilt here too: what each generation's prompt is, and how much of
-it repeats the context before. docs/trace-format.md states the rules in full.
+It also rebuilds the context of a trajectory: the prompt of each generation, and the part of it that
+repeats the previous context. docs/trace-format.md states the rules in full.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,16 +16,16 @@ from heddle_trace.schema import StepRecord, StepScript, Trace, TrajectoryRecord,
 
 MissingRule: TypeAlias = Literal["error", "zero", "sample"]
 
-# Delays by people reach hours and say nothing about a tool, so neither stands in for the other.
+# Delays by people reach hours and are unrelated to tools, so neither replaces the other.
 USER: Final = "user"
 _ANY_TOOL: Final = "any tool"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingRules:
-    """What to do where the source does not tell. `cap_tool_s` cuts longer tool waits, in seconds.
+    """Rules for values that the source lacks. `cap_tool_s` cuts longer tool waits, in seconds.
 
-    "error" refuses the trace, "zero" puts 0, "sample" draws from what the trace records elsewhere.
+    "error" refuses the trace, "zero" uses 0, "sample" draws from recorded values of the trace.
     """
 
     tool_s: MissingRule = "error"
@@ -56,7 +56,7 @@ class FieldFill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillReport:
-    """What `complete` put into a trace that its source did not tell."""
+    """Values that `complete` added to a trace."""
 
     fields: Mapping[str, FieldFill]
     capped_tool_s: int
@@ -68,7 +68,7 @@ class FillReport:
 def complete(
     trace: Trace, *, rules: MissingRules, seed: int
 ) -> tuple[tuple[TrajectoryScript, ...], FillReport]:
-    """Scripts without gaps, in the order of the records, and an account of what was filled.
+    """Scripts without gaps, in the order of the records, and counts of the filled values.
 
     Equal arguments give equal scripts; each field draws from a stream of its own, so a rule for one
     does not move the values of another. Raises TraceError where a rule is "error" and something is
@@ -84,7 +84,7 @@ def complete(
 
 
 def open_gaps(trace: Trace) -> dict[str, int]:
-    """Per field the number of values that `complete` would need a rule for."""
+    """Per field the number of values for which `complete` needs a rule."""
     filler = _Filler(trace, MissingRules(), 0)
     for record in trace.records:
         filler.script(record)
@@ -171,7 +171,7 @@ class _Filler:
             self.learn(trace)
 
     def learn(self, trace: Trace) -> None:
-        """Collect what "sample" may draw from."""
+        """Collect the values for "sample"."""
         for record in trace.records:
             self.prompt_tokens.learn(
                 _first_prompt(record), f"group {record.group_id}", f"workload {record.workload}"
@@ -236,7 +236,7 @@ class _Filler:
     def _added(
         self, step: StepRecord, after: StepRecord | None, end: int, where: tuple[str, int]
     ) -> int:
-        """Tokens that the tool appends; those of a last step are read by nobody."""
+        """Tokens that the tool appends; after a last step no generation reads them."""
         if step.tool_tokens is not None:
             return step.tool_tokens
         if after is None:
@@ -308,7 +308,7 @@ def _first_prompt(record: TrajectoryRecord) -> int | None:
 
 
 def _pool_keys(tool: str | None) -> tuple[str, ...]:
-    """Where to draw for a tool: from its own records, then from those of any tool but a person."""
+    """Keys to draw from for a tool: its own records, then those of any tool but a person."""
     if tool is None or tool == USER:
         return (f"tool {tool}",)
     return (f"tool {tool}", _ANY_TOOL)
@@ -324,6 +324,6 @@ def _refusal(trace: Trace, refused: Sequence[_Gap]) -> str:
         for gap in refused
     )
     return (
-        f"{trace.name}: the trace does not tell {'; '.join(parts)}. A gap is never taken as 0 "
+        f"{trace.name}: the trace lacks {'; '.join(parts)}. A gap is never taken as 0 "
         f"unasked: choose what to do, such as {flags}"
     )

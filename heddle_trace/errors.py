@@ -2,8 +2,7 @@
 
 
 class TraceError(ValueError):
-    """A trace, or a request about one, that cannot be honoured.
+    """A trace, or a request about one, that cannot be used.
 
-    The message names the file, the line and the field where there is one, what is wrong, and how to
-    mend it. It is meant to be shown to the user as it stands.
+    The message is for users: it names the file, the line, the field, the fault and the remedy.
     """

@@ -1,7 +1,7 @@
-"""From what a run did back to what its trajectories would do: a journal as a trace.
+"""Converts the journal of a run back to a trace.
 
-Sizes and tools come back as they were. Times are those of the run: a tool's wait includes waiting
-for room to run it, and `llm_s` all queueing. What a journal does not hold stays unknown: whether a
+Sizes and tools are the original ones. Times are those of the run: a tool's wait includes waiting
+for a free slot, and `llm_s` all queueing. What a journal lacks stays unknown: whether a
 task was solved, what the last tool added, how much of a compacted prompt repeated the one before.
 """
 
@@ -32,14 +32,14 @@ class _DoesNotFitError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractReport:
-    """What was left out of an extracted trace: trajectories, by how they ended."""
+    """Trajectories left out of an extracted trace, by their outcome."""
 
     left_out: Mapping[str, int]
 
 
 @dataclass(slots=True)
 class _Going:
-    """A trajectory while its events come in. Tokens and seconds."""
+    """A trajectory while its events are read. Tokens and seconds."""
 
     arrived: TrajectoryArrived
     runnable_s: float
@@ -47,7 +47,7 @@ class _Going:
     """Of the generation that runs or will run next."""
     steps: list[StepRecord] = field(default_factory=list)
     made: int = 0
-    told: int | None = None
+    input_tokens: int | None = None
     """The context, where it is not the sum of what came before."""
     generation: StepRecord | None = None
     tool: ToolStarted | None = None
@@ -114,7 +114,7 @@ def _finish_step(one: _Going, event: StepFinished) -> None:
         output_tokens=one.made + event.output_tokens,
         llm_s=_span(one.runnable_s, event.time_s),
         t_s=_span(one.arrived.time_s, one.runnable_s),
-        input_tokens=one.told,
+        input_tokens=one.input_tokens,
     )
     one.made = 0
 
@@ -125,7 +125,7 @@ def _return_tool(one: _Going, event: ToolReturned) -> None:
         raise _DoesNotFitError
     _step(one, event.time_s, ok=event.ok, added=event.observation_tokens)
     grown = one.context + (generation.output_tokens or 0) + event.observation_tokens
-    one.told = None if event.context_tokens == grown else event.context_tokens
+    one.input_tokens = None if event.context_tokens == grown else event.context_tokens
     one.context, one.runnable_s = event.context_tokens, event.time_s
 
 

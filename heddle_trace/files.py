@@ -1,7 +1,7 @@
 """Reads and writes traces: one JSON object a line, plain (.jsonl) or gzip (.jsonl.gz).
 
-Nothing is filled in here: a null stays None. Unknown keys are ignored. What is wrong with a file is
-told by `problems.py`; filling gaps is the business of `complete.py`.
+A null stays None here; `complete.py` fills gaps. Unknown keys are ignored. `problems.py` describes
+faults of a file.
 """
 
 import gzip

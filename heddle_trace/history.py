@@ -1,4 +1,4 @@
-"""From a trace of earlier rollouts to what a policy may know of them."""
+"""Summarises a trace of earlier rollouts for policies."""
 
 from collections.abc import Sequence
 

@@ -1,13 +1,13 @@
-"""What a trace may hold at most, as types. A number beyond these is a unit error, not a workload.
+"""Upper limits of a trace, as types. A larger number is a unit error, not a workload.
 
-The types carry their bounds, so that the decoder enforces them while it reads (`files.py`).
+The decoder enforces the bounds of these types while it reads (`files.py`).
 """
 
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-# Contexts served today end at 1-2 million tokens; ten million in one step is a count of bytes.
+# Contexts today end at 1-2 million tokens; ten million in one step is a count of bytes.
 MAX_STEP_TOKENS: Final = 10_000_000
 # A tool may wait for a human over a long weekend; thirty days is milliseconds taken for seconds.
 MAX_WAIT_S: Final = 30 * 24 * 3600.0

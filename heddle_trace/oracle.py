@@ -1,4 +1,4 @@
-"""Oracles: predictors that know the scripts. Asked for by name only, and never by a preset."""
+"""Oracles: predictors that know the scripts. Used only by name, never by a preset."""
 
 import math
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ class Oracle:
 
 
 class NoisyOracle(Oracle):
-    """An oracle with a log-normal error, to see how much precision a policy needs.
+    """An oracle with a log-normal error, to measure how much precision a policy needs.
 
     Each estimate is the truth times ``exp(sigma * z)`` with `z` standard normal, drawn once for
     each trajectory and step from a hash of (seed, trajectory, step): the order and number of calls

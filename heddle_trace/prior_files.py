@@ -1,4 +1,4 @@
-"""Shipped histories of the synthetic workloads, for rollouts that have no earlier one at hand.
+"""Shipped histories of the synthetic workloads, for rollouts without an earlier one.
 
 Each is a summary of 6,400 synthetic trajectories under a seed that no shipped trace and no
 experiment uses: the distribution of a workload, nothing about any trajectory that is replayed.
@@ -26,7 +26,7 @@ SEED: Final = 770_001
 TRAJECTORIES: Final = 6_400
 
 _FIGURES: Final = 6
-"""Significant figures: more than 6,400 trajectories can tell, fewer than floats carry."""
+"""Significant figures: more than 6,400 trajectories determine, fewer than floats have."""
 
 
 class Prior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class Prior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     output_quantiles: tuple[float, ...]
 
     def history(self) -> History:
-        """As a policy is told. Prompts of a synthetic rollout never recur, so none is known."""
+        """As a policy gets it. Prompts of a synthetic rollout never recur, so none is known."""
         return History(
             output_quantiles=self.output_quantiles,
             appended_per_output=self.appended_per_output,

@@ -1,7 +1,7 @@
-"""Finds what is wrong with the text of a trace. Slow and thorough; readers take the fast way first.
+"""Finds the faults of a trace's text. Slow and thorough; readers use it only after a failure.
 
 A line is decoded with the types of `schema.py`; only a line that fails is taken apart, field by
-field, so that one bad line tells all of its faults at once.
+field, so that the message of a bad line has all of its faults.
 """
 
 import json
@@ -23,8 +23,8 @@ from heddle_trace.schema import StepRecord, TrajectoryRecord
 
 RECORD_DECODER: Final = msgspec.json.Decoder(TrajectoryRecord)
 
-_TOKENS = f"whole tokens from 0 to {MAX_STEP_TOKENS:,}, or null where the source does not tell"
-_WAIT = f"seconds from 0 to {MAX_WAIT_S:,.0f} (30 days), or null where the source does not tell"
+_TOKENS = f"whole tokens from 0 to {MAX_STEP_TOKENS:,}, or null if the source lacks it"
+_WAIT = f"seconds from 0 to {MAX_WAIT_S:,.0f} (30 days), or null if the source lacks it"
 _CLOCK = f"seconds since the start of the trace, 0 to {MAX_CLOCK_S:,.0f} (a year), or null"
 _NAME = "a text of 1 to 1,000 characters"
 _FLAG = "true, false or null"
@@ -106,7 +106,7 @@ def _line_problems(number: int, line: bytes, seen: dict[str, int]) -> Iterator[P
 
 
 def _taken_apart(line: bytes) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """What of a refused line can be read, and the (field, message) of each of its faults."""
+    """The readable part of a refused line, and the (field, message) of each fault."""
     if line.startswith(b"\xef\xbb\xbf"):
         return {}, [("", "starts with a byte-order mark; save the file as UTF-8 without one")]
     try:

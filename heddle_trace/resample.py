@@ -17,13 +17,12 @@ _LONG = 900  # characters of a name that a copy keeps; a name may have 1,000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResampleReport:
-    """What a draw is made of, and what it repeats.
+    """Composition of a draw, and its copies.
 
-    `repeated_groups` counts groups that stand for a task that another group stands for already;
-    `repeated_trajectories` those that are a copy of another one, `most_copies` how often the most
-    copied one is there. Copies within a group understate how much its samples differ:
-    `padded_groups` counts the groups that have them. `left_out_arrivals` were recorded, but a
-    rollout begins at once.
+    `repeated_groups` counts groups whose task has another group already. `repeated_trajectories`
+    counts copies, `most_copies` those of the most copied one. Copies within a group understate how
+    much its samples differ: `padded_groups` counts the groups that have them. `left_out_arrivals`
+    were recorded, but a rollout begins at once.
     """
 
     groups: int
@@ -42,7 +41,7 @@ class ResampleReport:
 def resample(
     trace: Trace, *, groups: int, samples: int, seed: int
 ) -> tuple[tuple[TrajectoryRecord, ...], ResampleReport]:
-    """Draw `groups` groups of `samples` trajectories each, keeping who is whose sample.
+    """Draw `groups` groups of `samples` trajectories each; groups stay together.
 
     Everything is used once before anything is used twice: groups of the trace, and the trajectories
     of a group. A second copy of a group is a group of its own, named `NAME~2`, so is a second copy
@@ -102,7 +101,7 @@ def _copy(name: str, number: int, taken: Mapping[str, object]) -> str:
     """The name of a copy; a trace that was drawn itself has names of this kind already."""
     if number == 1:
         return name
-    if len(name) > _LONG:  # or there would be no room for the number
+    if len(name) > _LONG:  # or the number would not fit
         name = f"{name[:_LONG]}~{blake2b(name.encode(), digest_size=8).hexdigest()}"
     own = f"{name}~{number}"
     while own in taken:

@@ -1,7 +1,7 @@
-"""What trajectories would do: records as read from a trace, and scripts complete enough to replay.
+"""Types of traces: records as read from a file, and complete scripts to replay.
 
-A *record* holds what a source told, with None where it told nothing. A *script* has no gaps left:
-it is what `heddle_trace.complete` makes of a record under stated rules, and what drivers replay.
+A *record* holds what a source recorded, with None for the rest. A *script* has no
+gaps: `heddle_trace.complete` makes it from a record by stated rules, and drivers replay it.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from heddle_trace.limits import MAX_STEPS, ClockSeconds, Name, Tokens, ToolCount
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One generation and the tool call it ended in. None means that the source does not tell."""
+    """One generation and the tool call it ended in. None: the source does not record it."""
 
     output_tokens: Tokens | None
     tool: Name | None = None

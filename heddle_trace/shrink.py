@@ -9,7 +9,7 @@ from heddle_trace.schema import TrajectoryRecord
 def shrunk(record: TrajectoryRecord, factor: float) -> TrajectoryRecord:
     """`record` with every count of tokens divided by `factor`, at least 1 where there were any.
 
-    Steps, tools and their times stay. What a source told of whole prompts is left out: rounding
+    Steps, tools and their times stay. Recorded sizes of whole prompts are left out: rounding
     would make it contradict the sum of its parts.
 
     Raises:

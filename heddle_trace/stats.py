@@ -1,4 +1,4 @@
-"""What is in a trace: lengths, tails, tool latencies, spread inside groups, gaps.
+"""Statistics of a trace: lengths, tails, tool latencies, spread inside groups, gaps.
 
 Percentiles interpolate linearly. Nulls are left out, never counted as 0: a trajectory with an
 unknown output length has no total.
@@ -56,7 +56,7 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceStats:
-    """`describe`'s answer. Tokens and seconds; `tool_s` leaves out turns of people ("user").
+    """Result of `describe`. Tokens and seconds; `tool_s` leaves out turns of people ("user").
 
     `tool_s_per_trajectory` sums every recorded wait, people's included: the time a trajectory
     spends away from its engine. `total_output_tokens` is the sum of what is recorded.

@@ -1,9 +1,10 @@
-"""Makes synthetic trajectories: seeded, hierarchical, with something in them to be learnt.
+"""Makes synthetic trajectories: seeded, hierarchical, with lengths that can be learnt in part.
 
-A group has a difficulty, a trajectory its own luck; together they are its *demand*. A trajectory
+A group has a difficulty, a trajectory a random part; together they are its *demand*. A trajectory
 needs a number of successful tool calls that grows with demand. A failed call is made again, and
 hard prompts fail more often, so what happens in tools decides the length as well. The first
-generation is a plan, whose length says nothing on demand; the first tool's payload says a little.
+generation is a plan, whose length is independent of demand. The first tool's payload depends on
+demand a little.
 
 Every quantity has a random stream of its own, drawn in order: changing one does not move another,
 and a shorter trace is a prefix of a longer one with the same seed.
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from heddle_trace.errors import TraceError
 from heddle_trace.schema import StepRecord, TrajectoryRecord
-from heddle_trace.workloads import OUTPUT_LIMIT_TOKENS, WORKLOADS, Workload
+from heddle_trace.workloads import OUTPUT_LIMIT_TOKENS, WORKLOADS, WorkloadSpec
 
 # Raised whenever equal arguments begin to give other trajectories. Stands in each record's source.
 GENERATOR: Final = "heddle-synth/1"
@@ -84,7 +85,7 @@ def synth(
     return tuple(records)
 
 
-def _checked(workload: str, trajectories: int, seed: int, samples_per_group: int) -> Workload:
+def _checked(workload: str, trajectories: int, seed: int, samples_per_group: int) -> WorkloadSpec:
     if workload not in WORKLOADS:
         near = difflib.get_close_matches(workload, WORKLOADS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -98,7 +99,7 @@ def _checked(workload: str, trajectories: int, seed: int, samples_per_group: int
     return WORKLOADS[workload]
 
 
-def _calls(w: Workload, demand: Floats, stream: Stream) -> tuple[Ints, npt.NDArray[np.bool_]]:
+def _calls(w: WorkloadSpec, demand: Floats, stream: Stream) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Tool calls per trajectory, and whether each of them succeeded, one after another.
 
     The last call of a trajectory succeeds; before each success come failures, geometric in number.
@@ -114,7 +115,7 @@ def _calls(w: Workload, demand: Floats, stream: Stream) -> tuple[Ints, npt.NDArr
     return np.add.reduceat(tries, np.cumsum(needed) - needed), ok
 
 
-def _outputs(w: Workload, demand: Floats, steps: Ints, start: Ints, stream: Stream) -> Ints:
+def _outputs(w: WorkloadSpec, demand: Floats, steps: Ints, start: Ints, stream: Stream) -> Ints:
     """Output tokens of every step, trajectories one after another."""
     pulled = w.step_output_tokens * np.exp(w.step_output_pull * demand)
     outputs = _lognormal(
@@ -127,7 +128,7 @@ def _outputs(w: Workload, demand: Floats, steps: Ints, start: Ints, stream: Stre
 
 
 def _tools(
-    w: Workload, demand: Floats, calls: Ints, stream: Stream
+    w: WorkloadSpec, demand: Floats, calls: Ints, stream: Stream
 ) -> tuple[list[str], Floats, Ints]:
     """Name, seconds and appended tokens of every call."""
     total = int(calls.sum())

@@ -1,4 +1,4 @@
-"""What the synthetic workloads aim at, and how it is measured, on recorded traces alike.
+"""Target statistics of the synthetic workloads; recorded traces are measured alike.
 
 The ranges hold for a rollout of 6,400 trajectories in groups of 16, whatever the seed. Each names
 its source; a range is wide enough for what a seed moves. docs/workloads.md shows both sides.
@@ -65,7 +65,7 @@ TARGETS: Final[Mapping[str, Mapping[str, Target]]] = {
             low=0.55, high=0.80, reason="tbench 0.78, tau2 0.71, tau_airline 0.75, hotpotqa 0.49"
         ),
         "seen_correlation": Target(
-            low=0.25, high=0.50, reason="tbench 0.30, tau2 0.29, MINT 0.45; Libra: payload tells"
+            low=0.25, high=0.50, reason="tbench 0.30, tau2 0.29, MINT 0.45; Libra: payload"
         ),
     },
     "search": {
@@ -107,7 +107,7 @@ TARGETS: Final[Mapping[str, Mapping[str, Target]]] = {
         ),
         "group_correlation": Target(low=0.50, high=0.75, reason="as coding; no record of its own"),
         "seen_correlation": Target(
-            low=0.4, high=0.65, reason="MINT math 0.54: with few steps, the second tells much"
+            low=0.4, high=0.65, reason="MINT math 0.54: with few steps, the second decides much"
         ),
     },
 }
@@ -121,7 +121,7 @@ def targets(workload: str) -> Mapping[str, Target]:
 
 
 def measured(records: Sequence[TrajectoryRecord]) -> dict[str, float | None]:
-    """The statistics that targets speak of; None where the records do not tell.
+    """The statistics of the targets; None if the records lack them.
 
     `group_correlation` and `seen_correlation` are those of `signals` after two steps.
     """
@@ -152,7 +152,7 @@ def measured(records: Sequence[TrajectoryRecord]) -> dict[str, float | None]:
 
 
 def signals(records: Sequence[TrajectoryRecord], steps: int) -> tuple[float | None, float | None]:
-    """How much of the log of the remaining output can be told after `steps` steps: (seen, group).
+    """Explained share of the log of the remaining output after `steps` steps: (seen, group).
 
     *Seen* is the multiple correlation with what the trajectory itself shows (log output so far, log
     of the first tool's payload, failed calls), by least squares over all; *group* the correlation

@@ -1,4 +1,4 @@
-"""What the synthetic workloads are made of: one row of numbers each, with where it comes from.
+"""Parameters of the synthetic workloads, one row of numbers each, with sources.
 
 Sources: Heddle (arXiv 2603.28101: experimental setting, Table 1), Libra (arXiv 2606.03077), and
 recorded traces: tbench (Terminal-Bench), tau2 (retail tickets), hotpotqa (ReAct), MINT. What each
@@ -14,11 +14,11 @@ OUTPUT_LIMIT_TOKENS: Final = 40_960
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class WorkloadSpec:
     """Parameters of one synthetic workload. Tokens and seconds; sigmas are of natural logarithms.
 
     *Demand* is a standard normal number of each trajectory: a part shared by its group (how hard
-    the prompt is) and a part of its own, `own_share` of the variance. A *pull* says how much one
+    the prompt is) and a part of its own, `own_share` of the variance. A *pull* is how much one
     standard deviation of demand moves a quantity, in natural log (the failure rate: in log odds).
     """
 
@@ -44,8 +44,8 @@ class Workload:
     prompt_sigma: float
 
 
-WORKLOADS: Final[Mapping[str, Workload]] = {
-    "coding": Workload(
+WORKLOADS: Final[Mapping[str, WorkloadSpec]] = {
+    "coding": WorkloadSpec(
         own_share=0.18,
         needed_calls=5.0,
         needed_calls_pull=0.45,
@@ -67,7 +67,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
         prompt_tokens=820.0,
         prompt_sigma=0.35,
     ),
-    "search": Workload(
+    "search": WorkloadSpec(
         own_share=0.40,
         needed_calls=7.5,
         needed_calls_pull=0.5,
@@ -89,7 +89,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
         prompt_tokens=860.0,
         prompt_sigma=0.02,
     ),
-    "math": Workload(
+    "math": WorkloadSpec(
         own_share=0.10,
         needed_calls=1.6,
         needed_calls_pull=0.35,

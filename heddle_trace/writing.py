@@ -1,4 +1,4 @@
-"""Writes a file, or a trace record by record, so that it is there whole or not at all."""
+"""Writes a file, or a trace record by record: whole or not at all."""
 
 import gzip
 import hashlib
@@ -20,9 +20,9 @@ from heddle_trace.schema import TrajectoryRecord
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write beside its place; it is put there when the block ends without an error.
+    """Open a temporary file beside the path; it is renamed when the block ends without an error.
 
-    Raises OSError, with the path that was asked for, when the disk refuses.
+    Raises OSError, with the path of the argument, when the disk refuses.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -35,7 +35,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             beside.unlink()
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # what the user asked for
+            error.filename, error.filename2 = str(path), None  # the user's path
             error.add_note("Nothing was written.")
         raise
 
@@ -95,7 +95,7 @@ class TraceWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Put the file in its place, or leave nothing of it."""
+        """Rename the file to its path, or remove it."""
         self._stack.__exit__(kind, error, trace)
 
     def write(self, record: TrajectoryRecord) -> None:

@@ -1,26 +1,18 @@
-"""The shape of the repository, checked: who may import whom, how large things grow, which words."""
+"""Checks of the repository: imports between packages, sizes of files, names."""
 
 import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = (
-    "heddle_core",
-    "heddle_rollout",
-    "heddle_trace",
-    "heddle_sim",
-    "heddle_runtime",
-    "heddle_predict",
-    "heddle_calibrate",
-    "heddle",
-)
+PACKAGES = tuple(sorted(path.parent.name for path in ROOT.glob("heddle*/__init__.py")))
 SOURCES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 
 FILE_LINES, FUNCTION_LINES = 400, 70
@@ -28,6 +20,13 @@ LONGER_FILES: Mapping[str, str] = {
     "heddle_rollout/driver.py": "every command and every event of the driver, one concept",
 }
 """Files over the limit that would be harder to read in two, with the reason."""
+
+LONG_FILES = {
+    "heddle_core/controller.py": "one state machine: every event and the commands that follow",
+    "heddle_runtime/vllm/engine.py": "one implementation of EngineClient: orders, reports, its end",
+    "heddle_runtime/driver.py": "temporary: heddle_rollout replaces it",
+}
+"""Files above `FILE_LINES` that are one concept, with the reason why a split would not help."""
 
 AVOID = {
     "worker": "engine",
@@ -43,6 +42,66 @@ AVOID = {
     "mp": "tp",
 }
 """Neighbouring fields' words, each a second name for a thing; docs/glossary.md has the rest."""
+
+WORKER_PROCESSES = ("heddle",)
+"""Packages in which a worker is a process of the executor, as in Python's own libraries."""
+
+METAPHORS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    ask asked asks belief beliefs believe believed believes crowd desk desks doing errand errands
+    everybody fence fenced fences ghost ghosts guest guests hear heard hears heeded house lender
+    lenders lent lesson lessons nap napped napping naps nobody obey obeyed obeys room rooms seat
+    seats somebody taught tell tells told untold warden wardens whoever
+    """,
+    )
+)
+"""Words for persons and rooms, in inflected forms; no identifier uses them."""
+
+OLD_NAMES = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    Fence Fitting Found Guard Headroom LifeTrial NapTrial BesideTrial PolicyContext NextAction Way
+    _hear _obey _rest _soon agents_at_work ask_to_leave given_up giving_up leaving put_off
+    threads_matter tool_cut told_to
+    """,
+    )
+)
+"""Whole names with a standard name now; their words have other, correct uses."""
+
+FILE_FORMATS = {
+    "heddle_calibrate/sweeps.py": {"naps"},
+    "heddle_calibrate/measure/session.py": {"naps"},
+    "heddle_sim/profile_parts.py": {"belief"},
+    "heddle_sim/profile_files.py": {"belief_transfer"},
+}
+"""Fields that are keys of a published file format: sweeps and profiles."""
+
+# TEMPORARY: parts that move or are renamed elsewhere; delete this list once they are merged.
+UNDER_CHANGE = (
+    "heddle_core/",
+    "heddle_predict/",
+    "heddle_rollout/",
+    "heddle_runtime/agent.py",
+    "heddle_runtime/agents/live.py",
+    "heddle_runtime/clock.py",
+    "heddle_runtime/cluster.py",
+    "heddle_runtime/driver.py",
+    "heddle_runtime/engine.py",
+    "heddle_runtime/fake_engine.py",
+    "heddle_runtime/moves.py",
+    "heddle_runtime/replay.py",
+    "heddle_runtime/services.py",
+    "heddle_runtime/virtual_time.py",
+    "heddle_sim/cluster.py",
+    "heddle_sim/driver.py",
+    "heddle_sim/engine.py",
+    "heddle_sim/request.py",
+    "heddle_sim/tools.py",
+    "heddle_sim/transfer.py",
+)
 
 MAKES_MUTABLE = {
     "list",
@@ -86,8 +145,8 @@ def test_imports_go_one_way_and_the_core_has_no_world():
 @each_source()
 def test_no_file_and_no_function_is_too_long(path):
     lines = path.read_text(encoding="utf-8").count("\n")
-    within = lines <= FILE_LINES or str(path.relative_to(ROOT)) in LONGER_FILES
-    assert within, f"{path.name} has {lines} lines; cut it by what it knows"
+    if str(path.relative_to(ROOT)) not in LONG_FILES:
+        assert lines <= FILE_LINES, f"{path.name} has {lines} lines; split it by concept"
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
@@ -112,7 +171,7 @@ def is_mutable(value: ast.expr | None) -> bool:
 
 
 def shared_state(module: ast.Module) -> Iterator[str]:
-    """Names in a module or class body whose value every caller shares and could change."""
+    """Names in a module or class body with a mutable value that all callers share."""
     bodies = [module.body, *(n.body for n in ast.walk(module) if isinstance(n, ast.ClassDef))]
     for statement in (s for body in bodies for s in body):
         match statement:
@@ -150,7 +209,7 @@ def test_the_check_for_shared_state_sees_what_it_should(code, found):
 
 
 def defined_names(module: ast.Module) -> Iterator[str]:
-    """Names that the code itself gives: not those of libraries it calls."""
+    """Names that the code defines, without those of libraries."""
     for node in ast.walk(module):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
@@ -165,11 +224,56 @@ def words(name: str) -> list[str]:
     return [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
-@each_source("heddle_core", "heddle_sim", "heddle_calibrate")
+@each_source()
 def test_every_thing_has_one_name(path):
+    package = path.relative_to(ROOT).parts[0]
     for name in defined_names(tree(path)):
         for word in words(name):
+            if package in WORKER_PROCESSES and word.startswith("worker"):
+                continue
             assert word not in AVOID, f"{path.name}: {name}: say {AVOID[word]!r} (docs/glossary.md)"
+
+
+def metaphors(names: Iterable[str]) -> list[str]:
+    return [n for n in names if n in OLD_NAMES or not METAPHORS.isdisjoint(words(n))]
+
+
+@each_source()
+def test_identifiers_and_modules_are_terms_of_the_field(path):
+    place = str(path.relative_to(ROOT))
+    if place.startswith(UNDER_CHANGE):
+        return
+    found = metaphors([*path.relative_to(ROOT).with_suffix("").parts, *defined_names(tree(path))])
+    assert [name for name in found if name not in FILE_FORMATS.get(place, ())] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("believed_makespan_s", True),
+        ("Told", True),
+        ("_errands", True),
+        ("PolicyContext", True),
+        ("vllm_settings", False),
+        ("_call_soon", False),
+        ("synapse", False),
+    ],
+)
+def test_the_check_for_metaphors_sees_what_it_should(name, refused):
+    assert bool(metaphors([name])) is refused
+
+
+def test_no_two_classes_of_different_packages_share_a_name():
+    """A search for a class finds one definition; re-exports are imports."""
+    packages: dict[str, set[str]] = defaultdict(set)
+    for path in SOURCES:
+        place = str(path.relative_to(ROOT))
+        if place.startswith(tuple(p for p in UNDER_CHANGE if p.endswith(".py"))):
+            continue
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                packages[node.name].add(path.relative_to(ROOT).parts[0])
+    assert {name: sorted(of) for name, of in packages.items() if len(of) > 1} == {}
 
 
 def test_identifiers_are_cut_into_words():

@@ -1,4 +1,4 @@
-"""C: plans that believe batch size alone against plans that see contexts and KV."""
+"""C: plans by a cost of batch size alone against plans by a cost of contexts and KV."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ BATCH = "experiments.harness.policies:batch_only+oracle"
 CONTEXT = "experiments.harness.policies:context_aware+oracle"
 NAMES = {
     "verl": "verl, no plan",
-    BATCH: "plan believes batch size alone",
-    CONTEXT: "plan believes contexts and KV",
+    BATCH: "cost of batch size alone",
+    CONTEXT: "cost of contexts and KV",
 }
 
 
@@ -54,7 +54,7 @@ def draw(data: Any, path: Path) -> None:
     ]
     bars(axes, WORKLOADS, series)
     axes.set(
-        title="An exact plan under two beliefs, lengths known, Qwen3-14B",
+        title="An exact plan under two cost estimates, lengths known, Qwen3-14B",
         ylabel="output tokens per second (thousands)",
     )
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)

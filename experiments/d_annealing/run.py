@@ -20,7 +20,7 @@ SIMULATED = {
 
 
 def measure(context: Context) -> Measured:
-    """Believed makespans over the exact plan's for several seeds; simulated throughput."""
+    """Estimated makespans over the exact plan's for several seeds; simulated throughput."""
     seeds = context.config["plans"]["seeds"]
     cells = {workload: _plans(context, workload, seeds) for workload in WORKLOADS}
     found = context.results
@@ -83,7 +83,7 @@ def draw(data: Any, path: Path) -> None:
     axes[0].set_xticks(range(3), WORKLOADS)
     axes[0].set(
         title="Annealing, a point for each seed",
-        ylabel="believed makespan over exact plan (%)",
+        ylabel="estimated makespan over exact plan (%)",
         ylim=(-0.5, max(2.0, axes[0].get_ylim()[1])),
     )
     series = [

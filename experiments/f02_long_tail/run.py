@@ -17,9 +17,9 @@ SHARES = np.linspace(0.0, 1.0, 201)
 
 def measure(context: Context) -> Measured:
     """Distributions of a synthetic rollout, and of a recorded one where it is there."""
-    told = context.config["trace"]
-    shown = {"synthetic": synth(told["workload"], told["trajectories"], told["seed"])}
-    recorded = ROOT / told["recorded"]
+    trace = context.config["trace"]
+    shown = {"synthetic": synth(trace["workload"], trace["trajectories"], trace["seed"])}
+    recorded = ROOT / trace["recorded"]
     if recorded.exists():
         shown["recorded (Terminal-Bench)"] = read_trace(recorded).records
     data = {}

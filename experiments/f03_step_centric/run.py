@@ -1,4 +1,4 @@
-"""F3: a framework that sees steps sends those of one trajectory wherever there is room."""
+"""F3: a framework that schedules steps sends those of one trajectory to any free engine."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""F5: samples of one prompt differ in length, so that a prompt alone does not tell it."""
+"""F5: samples of one prompt differ in length, so that a prompt alone does not determine it."""
 
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from heddle_trace import read_trace, synth
 
 def measure(context: Context) -> Measured:
     """Lengths by prompt and sample; how far samples of a prompt are apart."""
-    told = context.config["trace"]
-    count = told["groups"] * told["samples"]
-    records = synth(told["workload"], count, told["seed"], told["samples"])
-    grid = np.array([_tokens(r) for r in records]).reshape(told["groups"], told["samples"])
+    trace = context.config["trace"]
+    count = trace["groups"] * trace["samples"]
+    records = synth(trace["workload"], count, trace["seed"], trace["samples"])
+    grid = np.array([_tokens(r) for r in records]).reshape(trace["groups"], trace["samples"])
     grid = np.sort(grid, axis=1)[np.argsort(np.median(grid, axis=1))]
     apart = {"synthetic": float(np.median(grid[:, -1] / grid[:, 0]))}
-    for path in told["recorded"]:
+    for path in trace["recorded"]:
         if (ROOT / path).exists():
             apart[Path(path).name.partition(".")[0]] = _apart(read_trace(ROOT / path).records)
     return Measured(

@@ -11,14 +11,14 @@ from heddle_sim.profile_files import load_profile
 
 def measure(context: Context) -> Measured:
     """Latency and throughput by sequences in all, as far as the KV of the engines goes."""
-    told = context.config["profile"]
-    profile = load_profile(told["model"], told["gpu"])
+    settings = context.config["profile"]
+    profile = load_profile(settings["model"], settings["gpu"])
     data = {}
     for tp in (1, 2, 4, 8):
-        table, engines = profile.table(tp), told["gpus"] // tp
+        table, engines = profile.table(tp), settings["gpus"] // tp
         points = []
-        for batch in told["batches"]:
-            held = batch * told["context_tokens"]
+        for batch in settings["batches"]:
+            held = batch * settings["context_tokens"]
             if held > table.kv_capacity_tokens:
                 break
             seconds = table.base_s[batch] + table.per_context_s[batch] * held
@@ -32,7 +32,7 @@ def measure(context: Context) -> Measured:
             "throughput_most": exactly(best["1 x 8"] / best["8 x 1"]),
             "throughput_of_64": exactly(_at(data["1 x 8"], 64) / _at(data["8 x 1"], 64)),
         },
-        data={"curves": data, "best": best, "context_tokens": told["context_tokens"]},
+        data={"curves": data, "best": best, "context_tokens": settings["context_tokens"]},
     )
 
 

@@ -1,4 +1,4 @@
-"""F8: what talks to what, read off the packages: parts of the policy, events, commands, drivers."""
+"""F8: parts of the policy, events, commands and drivers, read from the packages."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -73,10 +73,10 @@ def draw(data: Any, path: Path) -> None:
         axes.text(x, 0.45, world, ha="center", fontsize=8.5)
         axes.annotate("", (x - 0.4, 3.55), (x - 0.4, 1.75), arrowprops={"arrowstyle": "->"})
         axes.annotate("", (x + 0.4, 1.75), (x + 0.4, 3.55), arrowprops={"arrowstyle": "->"})
-    told = f"{len(data['events'])} kinds of events:\n" + ",\n".join(data["events"][2:5])
-    asked = f"{len(data['commands'])} kinds of commands:\n" + ",\n".join(data["commands"][:3])
-    axes.text(2.3, 2.6, told, ha="right", va="center", fontsize=8)
-    axes.text(3.5, 2.6, asked, ha="left", va="center", fontsize=8)
+    events = f"{len(data['events'])} kinds of events:\n" + ",\n".join(data["events"][2:5])
+    commands = f"{len(data['commands'])} kinds of commands:\n" + ",\n".join(data["commands"][:3])
+    axes.text(2.3, 2.6, events, ha="right", va="center", fontsize=8)
+    axes.text(3.5, 2.6, commands, ha="left", va="center", fontsize=8)
     axes.text(9.7, 2.6, "the same events\nand commands", ha="left", va="center", fontsize=8)
     save(figure, path)
 

@@ -20,7 +20,7 @@ def measure(context: Context) -> Measured:
     example = context.config["example"]
     with example_run(example, context.store, example["policy"]) as run:
         steps = run.steps.to_pandas()
-        told = [
+        estimates = [
             (str(e.event.trajectory), e.event.step, e.event.remaining_tokens)
             for e in run.entries()
             if isinstance(e.event, Predicted) and e.event.remaining_tokens is not None
@@ -31,7 +31,7 @@ def measure(context: Context) -> Measured:
     total = steps.groupby("trajectory")["output_tokens"].sum()
     error: dict[int, list[float]] = {step: [] for step in STEPS}
     lanes: dict[str, list[list[float]]] = {}
-    for name, step, remaining in told:
+    for name, step, remaining in estimates:
         predicted = made[name, step] + remaining
         lanes.setdefault(name, []).append([step + 1, predicted])
         left = max(total[name] - made[name, step], 1)

@@ -17,11 +17,11 @@ from heddle_sim.profile_files import load_profile
 
 def measure(context: Context) -> Measured:
     """The recurrence's groups, and the best of every way to share trajectories out."""
-    told = context.config["example"]
-    lengths, engines = told["output_tokens"], told["engines"]
-    belief = load_profile(told["model"], told["gpu"]).cost_estimate((1,))
+    example = context.config["example"]
+    lengths, engines = example["output_tokens"], example["engines"]
+    estimate = load_profile(example["model"], example["gpu"]).cost_estimate((1,))
     (cost,) = paper_costs(
-        work_of(lengths), belief.by_shape, max_running=told["max_running"]
+        work_of(lengths), estimate.by_shape, max_running=example["max_running"]
     ).values()
     found = presorted_dp([cost] * engines, every_cut(len(lengths)))
     bounds = np.concatenate(([0], np.cumsum(found.sizes))).tolist()
@@ -71,7 +71,7 @@ def draw(data: Any, path: Path) -> None:
         ylabel="output tokens (thousands)",
         xticks=range(len(data["lengths"])),
     )
-    axes[1].set(title="End of each group", ylabel="believed seconds")
+    axes[1].set(title="End of each group", ylabel="estimated seconds")
     axes[1].set_xticks(range(len(data["sizes"])), [f"engine {i}" for i in range(3)], fontsize=8)
     for ax in axes:
         ax.grid(axis="x", visible=False)

@@ -24,12 +24,12 @@ SHOWN = ("prompt model", "history", "after step 1", "after step 2")
 
 def measure(context: Context) -> Measured:
     """Trained trees after 0, 1 and 2 steps; the mean of a prompt's earlier samples."""
-    told = context.config["predictor"]
-    count = told["trajectories"]["full" if context.size.full else "reduced"]
+    settings = context.config["predictor"]
+    count = settings["trajectories"]["full" if context.size.full else "reduced"]
     data = {}
-    for workload in told["workloads"]:
-        asked = {"f13": workload, "count": count, **told, "code": code_key(), "version": 1}
-        data[workload] = context.store.memo(asked, partial(_judged, workload, count, told))
+    for workload in settings["workloads"]:
+        question = {"f13": workload, "count": count, **settings, "code": code_key(), "version": 1}
+        data[workload] = context.store.memo(question, partial(_judged, workload, count, settings))
     values = {
         "recall_after_2": across([exactly(data[w]["after step 2"]["recall"]) for w in data]),
         "pearson_after_2": across([exactly(data[w]["after step 2"]["pearson"]) for w in data]),
@@ -39,16 +39,16 @@ def measure(context: Context) -> Measured:
     return Measured(values=values, data=data)
 
 
-def _judged(workload: str, count: int, told: Any) -> dict[str, Any]:
-    learned = [_source(workload, count, seed) for seed in told["fit_seeds"]]
-    judged_on = _source(workload, count, told["judge_seed"])
+def _judged(workload: str, count: int, settings: Any) -> dict[str, Any]:
+    learned = [_source(workload, count, seed) for seed in settings["fit_seeds"]]
+    judged_on = _source(workload, count, settings["judge_seed"])
     artefact = fit(learned, kind="trees", seed=0, command="experiments f13")
-    asked, quantiles = answering(artefact, Path("trees"))(judged_on, Pace())
-    trees = judge_quantiles(asked, quantiles, artefact.header.levels)
+    examples, quantiles = answering(artefact, Path("trees"))(judged_on, Pace())
+    trees = judge_quantiles(examples, quantiles, artefact.header.levels)
     progressive = untrained(judged_on, Pace())["progressive"]
     return {
         "prompt model": _plain(trees[0]),
-        "history": _history(judged_on, told["judge_seed"]),
+        "history": _history(judged_on, settings["judge_seed"]),
         "after step 1": _plain(trees[1]),
         "after step 2": _plain(trees[2]),
         "progressive after step 2": _plain(progressive[2]),

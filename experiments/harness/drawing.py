@@ -1,4 +1,4 @@
-"""How figures of experiments look: one palette, one size, units on every axis."""
+"""Style of experiments' figures: one palette, one size, units on every axis."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Single runs whose whole journal an experiment wants to look at."""
+"""Single runs whose whole journal an experiment reads."""
 
 import tempfile
 from collections.abc import Iterator, Mapping

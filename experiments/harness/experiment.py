@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments.harness.jobs import Asked, Size, asked_of
+from experiments.harness.jobs import PlannedRun, Size, planned_runs
 from experiments.harness.running import Skipped
 from experiments.harness.store import ROOT, Store
 from experiments.harness.values import Results, Value
@@ -18,7 +18,7 @@ from experiments.harness.verdicts import Expected, Judged, judge, read_expected
 EXPERIMENTS = ROOT / "experiments"
 MEASURED = "measured.json"
 FIGURES = ROOT / "docs" / "images" / "results"
-"""Beside the pages that show them; experiments keep numbers only."""
+"""Folder of figures, beside the pages that show them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ LOCAL = Place(EXPERIMENTS / "reduced", EXPERIMENTS / "reduced" / "figures", comm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What an experiment found: a value for every claim, and the numbers of its figure."""
+    """Result of an experiment: a value for every claim, and the numbers of its figure."""
 
     values: Mapping[str, Value]
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What `measure` is given."""
+    """Arguments of `measure`."""
 
     results: Results
     size: Size
@@ -58,7 +58,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """An experiment with its verdicts, or with the reason why it was skipped."""
+    """An experiment with its verdicts, or the reason why it was skipped."""
 
     name: str
     expected: Expected
@@ -118,18 +118,18 @@ class Experiment:
         """Its picture."""
         return self.place.figures / f"{self.name}.png"
 
-    def asked(self, size: Size) -> list[Asked]:
+    def planned_runs(self, size: Size) -> list[PlannedRun]:
         """Runs that it needs.
 
         Raises:
             Skipped: it replays a recorded trace that is not there.
         """
-        asked = asked_of(self.config, size)
-        for run in asked:
+        runs = planned_runs(self.config, size)
+        for run in runs:
             path = run.job.rollout.path
             if path and not (ROOT / path).exists():
                 raise Skipped(f"{path} is not there; recorded traces are no part of the source")
-        return asked
+        return runs
 
     def finish(self, size: Size, store: Store) -> None:
         """Measure and draw; every run that it needs has finished.
@@ -138,8 +138,8 @@ class Experiment:
             Skipped: something that it needs is not there.
             ValueError: it measures a value that nothing claims, or leaves a claim unmeasured.
         """
-        asked = self.asked(size)
-        results = Results([(a.axes, store.get(a.job.key)) for a in asked])
+        runs = self.planned_runs(size)
+        results = Results([(a.axes, store.get(a.job.key)) for a in runs])
         measured = self.script.measure(Context(results, size, store, self.config))
         judged_all(self.expected, measured.values)
         kept = {

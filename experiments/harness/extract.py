@@ -1,4 +1,4 @@
-"""What is kept of a run once its directory is gone: one small JSON that all experiments share."""
+"""The kept figures of a run whose directory is removed: one small JSON for all experiments."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ def _migration_s(journal: Journal) -> float | None:
         return None
     since: dict[int, float] = {}
     taken = []
-    who = dict(zip(begun, journal.codes("trajectory", begun), strict=True))
+    trajectory = dict(zip(begun, journal.codes("trajectory", begun), strict=True))
     ok = {
         row: (code, fine)
         for row, code, fine in zip(
@@ -98,8 +98,8 @@ def _migration_s(journal: Journal) -> float | None:
     }
     rows = np.sort(np.concatenate((begun, ended)))
     for row, time_s in zip(rows.tolist(), journal.floats("time_s", rows).tolist(), strict=True):
-        if row in who:
-            since[int(who[row])] = time_s
+        if row in trajectory:
+            since[int(trajectory[row])] = time_s
         else:
             code, fine = ok[row]
             began_s = since.pop(int(code), None)

@@ -1,4 +1,4 @@
-"""One run as a value: what is replayed, where, under which policy. Equal values are run once."""
+"""One run as a value: rollout, cluster, policy. Equal values run once."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ PREDICTION_S = {"coding": 0.10, "search": 0.15, "math": 0.27}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """What is replayed: a synthetic rollout, or a recorded trace when `path` is set."""
+    """The replayed rollout: synthetic, or a recorded trace if `path` is set."""
 
     workload: str
     trajectories: int = 0
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Address of its result: a hash of everything that it is told."""
+        """Address of its result: a hash of all its inputs."""
         plain = msgspec.to_builtins(self)
         if not self.rollout.arrive_over_s:
             # It came later: results without it keep their address.
@@ -77,8 +77,8 @@ FULL = Size(name="full", gpus=64, seeds=3)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A job and the values by which an experiment finds it again."""
+class PlannedRun:
+    """A job and the values by which an experiment finds its result."""
 
     axes: Mapping[str, Any]
     job: Job
@@ -115,8 +115,8 @@ _SINGLE = ("path", "missing", "name")
 """Keys of a recorded trace, which are no axes."""
 
 
-def asked_of(config: Mapping[str, Any], size: Size) -> list[Asked]:
-    """Every run that a configuration asks for, at a size.
+def planned_runs(config: Mapping[str, Any], size: Size) -> list[PlannedRun]:
+    """Every run of a configuration, at a size.
 
     Raises:
         ValueError: a `[[runs]]` table has a key that nothing reads.
@@ -124,32 +124,34 @@ def asked_of(config: Mapping[str, Any], size: Size) -> list[Asked]:
     return [run for table in config.get("runs", ()) for run in _table(table, size)]
 
 
-def _table(table: Mapping[str, Any], size: Size) -> Iterator[Asked]:
+def _table(table: Mapping[str, Any], size: Size) -> Iterator[PlannedRun]:
     unknown = [key for key in table if key not in _DEFAULTS and key not in _SINGLE]
     if unknown:
         known = ", ".join((*_DEFAULTS, *_SINGLE))
         raise ValueError(f"config.toml: [[runs]] has no key {unknown[0]!r}; keys: {known}")
     lists = {key: _as_list(table.get(key, default)) for key, default in _DEFAULTS.items()}
-    for values in product(*lists.values()):
-        told = dict(zip(lists, values, strict=True))
-        for number in range(told["seeds"] or size.seeds):
-            yield _asked(told, table, size, number)
+    for combination in product(*lists.values()):
+        values = dict(zip(lists, combination, strict=True))
+        for number in range(values["seeds"] or size.seeds):
+            yield _planned_run(values, table, size, number)
 
 
-def _asked(told: Mapping[str, Any], table: Mapping[str, Any], size: Size, number: int) -> Asked:
-    model, workload = str(told["model"]), str(told["workload"])
-    gpus = told["gpus"] or size.gpus
-    tp = told["tp"] or BASELINE_TP[model]
-    per_gpu = told["tool_capacity_per_gpu"]
-    latency = told["prediction_s"]
+def _planned_run(
+    values: Mapping[str, Any], table: Mapping[str, Any], size: Size, number: int
+) -> PlannedRun:
+    model, workload = str(values["model"]), str(values["workload"])
+    gpus = values["gpus"] or size.gpus
+    tp = values["tp"] or BASELINE_TP[model]
+    per_gpu = values["tool_capacity_per_gpu"]
+    latency = values["prediction_s"]
     cluster = ClusterConfig(
         model=model,
-        gpu=told["gpu"],
+        gpu=values["gpu"],
         gpus=gpus,
         tp=tp,
-        max_running=told["max_running"],
+        max_running=values["max_running"],
         prediction_s=PREDICTION_S.get(workload, 0.10) if latency is None else latency,
-        engine_start_s=told["engine_start_s"],
+        engine_start_s=values["engine_start_s"],
         # 0 in a configuration stands for tools without limit: TOML has no null.
         tool_capacity=round(per_gpu * gpus) if per_gpu else None,
     )
@@ -157,22 +159,22 @@ def _asked(told: Mapping[str, Any], table: Mapping[str, Any], size: Size, number
         rules = MissingConfig(**table.get("missing", {}))
         rollout = Rollout(workload=table["name"], path=table["path"], missing=rules)
     else:
-        count = told["trajectories"] or gpus // BASELINE_TP[model] * told["per_engine"]
+        count = values["trajectories"] or gpus // BASELINE_TP[model] * values["per_engine"]
         rollout = Rollout(
             workload=workload,
             trajectories=count,
-            samples=told["samples"],
+            samples=values["samples"],
             seed=FIRST_SEED + number,
-            tool_scale=told["tool_scale"],
-            arrive_over_s=told["arrive_over_s"],
+            tool_scale=values["tool_scale"],
+            arrive_over_s=values["arrive_over_s"],
         )
     job = Job(
         rollout=rollout,
         cluster=cluster,
-        policy=told["policy"],
-        history=told["history"],
+        policy=values["policy"],
+        history=values["history"],
     )
-    return Asked({**told, "workload": rollout.workload, "gpus": gpus, "tp": tp}, job)
+    return PlannedRun({**values, "workload": rollout.workload, "gpus": gpus, "tp": tp}, job)
 
 
 def _as_list(value: Any) -> Sequence[Any]:

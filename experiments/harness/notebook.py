@@ -56,11 +56,9 @@ def rerun(name: str) -> tuple[pd.DataFrame, Picture]:
     experiment = Experiment(EXPERIMENTS / name)
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        asked = experiment.asked(REDUCED)
-        run_missing(
-            [a.job for a in asked], store, processes=1, on_progress=lambda done, total: None
-        )
-        results = Results([(a.axes, store.get(a.job.key)) for a in asked])
+        runs = experiment.planned_runs(REDUCED)
+        run_missing([a.job for a in runs], store, processes=1, on_progress=lambda done, total: None)
+        results = Results([(a.axes, store.get(a.job.key)) for a in runs])
         measured = experiment.script.measure(Context(results, REDUCED, store, experiment.config))
         file = Path(folder) / "figure.png"
         experiment.script.draw(measured.data, file)

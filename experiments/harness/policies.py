@@ -1,4 +1,4 @@
-"""Policies that only an experiment asks for, as ``experiments.harness.policies:NAME``."""
+"""Policies for experiments only, as ``experiments.harness.policies:NAME``."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from heddle_core.presets import heddle, verl
 
 
 def batch_only(context: PolicyContext) -> Policy:
-    """`heddle` whose plan and placement use the published cost estimate, of batch size alone."""
+    """`heddle` whose plan and placement use the published cost, a function of batch size alone."""
     return replace(
         heddle(context),
         placement=Presorted(context, cost="paper"),

@@ -1,4 +1,4 @@
-"""RESULTS.md and docs/results.md: what sources claim beside what was measured here."""
+"""RESULTS.md and docs/results.md: claims of sources beside our measurements."""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Runs what is missing, in processes, and keeps each result the moment it is there."""
+"""Runs missing jobs in processes, and stores each result at once."""
 
 import os
 import sys
@@ -59,7 +59,7 @@ def _run(store: Store, shared: Workspace, job: Job, _: Report | None) -> None:
 
 
 def _by_rollout(job: Job) -> tuple[int, str, str]:
-    """Seed by seed, so that what is interrupted has whole seeds; of one rollout together.
+    """Order by seed, so that an interrupted set has whole seeds; jobs of one rollout together.
 
     A process keeps the trace that it read last in its workspace.
     """

@@ -1,4 +1,4 @@
-"""Finished results on disk, addressed by the content of what was asked."""
+"""Finished results on disk, addressed by the content of the question."""
 
 import json
 import os
@@ -33,20 +33,20 @@ class Store:
         found: Mapping[str, Any] = self._read(key)["result"]
         return found
 
-    def put(self, key: str, asked: Any, result: Mapping[str, Any]) -> None:
-        """Keep a result with what was asked and the code that answered."""
+    def put(self, key: str, question: Any, result: Mapping[str, Any]) -> None:
+        """Keep a result with its question and the hash of the code."""
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}")
-        kept = {"asked": asked, "code": code_key(), "result": result}
+        kept = {"asked": question, "code": code_key(), "result": result}
         part.write_text(json.dumps(kept) + "\n", encoding="utf-8")
         part.replace(path)
 
-    def memo(self, asked: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> Any:
-        """Return what `make` makes for `asked`, made once."""
-        key = content_key(asked)
+    def memo(self, question: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> Any:
+        """Return the result of `make` for `question`, computed once."""
+        key = content_key(question)
         if key not in self:
-            self.put(key, asked, make())
+            self.put(key, question, make())
         # Through JSON on the first call as on every later one.
         return self.get(key)
 

@@ -88,15 +88,15 @@ class Results:
         """Results whose axes have these values, in order of seeds.
 
         Raises:
-            KeyError: no run was asked for with them.
+            KeyError: no run has them.
         """
         found = [
             result
-            for told, result in self.all
-            if all(told.get(axis) == value for axis, value in axes.items())
+            for known, result in self.all
+            if all(known.get(axis) == value for axis, value in axes.items())
         ]
         if not found:
-            raise KeyError(f"config.toml asks for no run with {axes}")
+            raise KeyError(f"config.toml has no run with {axes}")
         return found
 
     def estimate(self, metric: str, **axes: Any) -> Value:

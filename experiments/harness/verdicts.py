@@ -1,4 +1,4 @@
-"""What a source claims, what we measured, and whether they agree."""
+"""Claims of sources, our measurements, and whether they agree."""
 
 from dataclasses import dataclass
 from pathlib import Path

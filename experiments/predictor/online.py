@@ -171,7 +171,7 @@ def row(ranks: Ranks, seed: int) -> list[float]:
 
 
 def show(name: str, rows: dict[str, list[list[float]]]) -> None:
-    """Print means over the repeats, and the time of a question and of an observation."""
+    """Print means over the repeats, and the time of a prediction and of an observation."""
     means = {predictor: np.mean(repeats, axis=0) for predictor, repeats in rows.items()}
     half = len(STEPS) + 2 * len(ENDED)
     head = [f"{k} steps" for k in STEPS]

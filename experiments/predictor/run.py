@@ -62,8 +62,8 @@ def load(name: str, seed: int) -> Source | None:
     return read_source(path) if path.is_file() else None
 
 
-class Lesson:
-    """A watcher that shows a rollout of before to a predictor and asks nothing."""
+class HistoryWatcher:
+    """A watcher that shows an earlier rollout to a predictor, without predictions."""
 
     def __init__(self, predictor: Predictor) -> None:
         self.observe_step = predictor.observe_step
@@ -71,11 +71,11 @@ class Lesson:
         self.observe_finish = predictor.observe_finish
 
     def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
-        """Ask nothing."""
+        """Predict nothing."""
 
 
 def untrained(seen: Source) -> dict[str, Callable[[], Predictor]]:
-    """Predictors that are not fitted; those that can be are told of `seen`."""
+    """Predictors that are not fitted; `seen` is their history, where they can use it."""
     totals: dict[str, list[int]] = {}
     for script in seen.scripts:
         totals.setdefault(script.task, []).append(total_tokens(script))
@@ -84,7 +84,7 @@ def untrained(seen: Source) -> dict[str, Callable[[], Predictor]]:
 
     def prefix_tree() -> Predictor:
         predictor = PrefixTreePredictor()
-        play(seen.scripts, Pace(), Lesson(predictor))
+        play(seen.scripts, Pace(), HistoryWatcher(predictor))
         return predictor
 
     return {
@@ -111,28 +111,30 @@ def hindsight(scripts: Sequence[TrajectoryScript]) -> Floats:
 
 def ceiling(
     seen: Examples,
-    lent: Examples,
+    augmented: Examples,
     scripts: Sequence[TrajectoryScript],
     rising: list[int],
     rounds: int,
     seed: int,
 ) -> Callable[[Examples, Sequence[TrajectoryScript]], Floats]:
-    """Trees that are told, besides, how long the prompt's other samples turn out to be.
+    """Trees that also know the lengths of the prompt's other samples.
 
-    With what a trajectory shows itself this is all that repeated samples can tell, so nobody who
-    does not know the future should do better. A low estimate where a prompt has few samples.
+    With the trajectory's own features this is all the information of repeated samples, so no
+    predictor without the future should do better. A low estimate where a prompt has few samples.
     """
 
-    def told(asked: Examples, of: Sequence[TrajectoryScript]) -> Examples:
-        relative = hindsight(of)[asked.script] - asked.survival[:, None]
-        return replace(asked, rows=np.concatenate((asked.rows, relative), axis=1))
+    def with_siblings(questions: Examples, of: Sequence[TrajectoryScript]) -> Examples:
+        relative = hindsight(of)[questions.script] - questions.survival[:, None]
+        return replace(questions, rows=np.concatenate((questions.rows, relative), axis=1))
 
-    blind = replace(lent, rows=np.concatenate((lent.rows, np.zeros((len(lent), 2))), axis=1))
+    blind = replace(
+        augmented, rows=np.concatenate((augmented.rows, np.zeros((len(augmented), 2))), axis=1)
+    )
     booster = Booster(seed, [*rising, 1, 1], len(seen))
-    forest = flat(booster.location(told(seen, scripts), blind, rounds), len(rising) + 2)
+    forest = flat(booster.location(with_siblings(seen, scripts), blind, rounds), len(rising) + 2)
 
-    def answer(asked: Examples, of: Sequence[TrajectoryScript]) -> Floats:
-        return np.exp(forest.sums(told(asked, of).rows) + asked.survival)
+    def answer(questions: Examples, of: Sequence[TrajectoryScript]) -> Floats:
+        return np.exp(forest.sums(with_siblings(questions, of).rows) + questions.survival)
 
     return answer
 
@@ -150,16 +152,16 @@ def measure(name: str, seed: int, *, sequence: bool) -> dict[str, Any]:
     assert source is not None
     seen, held = split(source, share=HELD, seed=seed)
     seen = some_groups(seen, MOST_TRAJECTORIES)
-    vocabulary, asked, lent = prepared([seen], seed)
-    trees = fit_trees(asked, lent, vocabulary, seed)
+    vocabulary, questions, augmented = prepared([seen], seed)
+    trees = fit_trees(questions, augmented, vocabulary, seed)
     shipped = model_from(read_artefact(shipped_model()), "shipped")
     models: dict[str, Model] = {"shipped": shipped, "trees": trees.model}
     if sequence:
-        models["sequence"] = fit_sequence(asked, lent, vocabulary, seed).model
+        models["sequence"] = fit_sequence(questions, augmented, vocabulary, seed).model
     rising = [int(column in RISING) for column in vocabulary.names()]
     repeated = len(source.scripts) > 1.5 * len(source.groups())
     top = (
-        ceiling(asked, lent, seen.scripts, rising, max(trees.rounds, 60), seed)
+        ceiling(questions, augmented, seen.scripts, rising, max(trees.rounds, 60), seed)
         if repeated
         else None
     )

@@ -1,6 +1,6 @@
 """What prediction is worth: `python experiments/predictor/value.py`, makespans on 64 H100.
 
-Half of a recorded trace's groups is the past: its history is told to every policy, and trees are
+Half of a recorded trace's groups is the past: every policy gets its history, and trees are
 fitted on it. Of the other half a rollout is drawn (`heddle_trace.resample`: groups again under new
 names, no trajectory twice in a group) and replayed under the preset `heddle` with one predictor
 after another. Synthetic workloads need no drawing: past and future have seeds of their own.
@@ -41,7 +41,7 @@ SIGMAS = (0.5, 1.0, 2.0)
 TRAJECTORIES = 1_600
 FIRST_SEED = 501
 SEEDS = 3
-# Seconds that a trace does not tell are 0 here, as they were for the fit: tools at no cost.
+# Seconds that a trace lacks are 0 here, as they were for the fit: tools at no cost.
 MISSING = MissingConfig(
     tool_s="zero", tool_tokens="zero", prompt_tokens="sample", output_tokens="sample"
 )

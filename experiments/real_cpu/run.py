@@ -1,4 +1,4 @@
-"""First truth: runs on real vLLM engines on CPU, each beside what the simulator says of it.
+"""First truth: runs on real vLLM engines on CPU, each beside its simulation.
 
     python experiments/real_cpu/run.py [--sweep small] [--repeats 2] [--quick] [--fresh]
 
@@ -31,7 +31,7 @@ from heddle.calibration import check
 from heddle.runs import load_run
 from heddle_calibrate.check import Checked, rankings
 from heddle_runtime.tiny_model import make_tiny_model
-from heddle_runtime.vllm_settings import installed_vllm
+from heddle_runtime.vllm.settings import installed_vllm
 from heddle_trace import synth, write_trace
 from heddle_trace.shrink import shrunk
 
@@ -103,7 +103,7 @@ def prepare(sweep: str) -> Path:
                     *("--set", f"runtime.max_context={CONTEXT}", "-o", path, "--force"),
                 )
         print(heddle("calibrate", "fit", *swept, "-o", profile, "--force"))
-        # Where things lay on this machine is nobody else's business.
+        # Paths of this machine do not belong in the results.
         (HERE / "profile.json").write_text(profile.read_text().replace(f"{HERE}/", ""))
     return profile
 
@@ -261,9 +261,9 @@ def main(quick: bool, sweep: str, repeats: int, fresh: bool) -> None:
             before = after
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         span, slow = results[job.key]["makespan_s"], results[job.key]["slowness"]
-        told = f"{span['measured']:.1f} s, {span['error_pct']:+.1f} %"
+        figures = f"{span['measured']:.1f} s, {span['error_pct']:+.1f} %"
         at = f"slowness {slow[0]:.3f}, {slow[1]:.3f}"
-        print(f"{number}/{len(jobs)} {job.key}: {told}; {at}", flush=True)
+        print(f"{number}/{len(jobs)} {job.key}: {figures}; {at}", flush=True)
     write(results)
 
 

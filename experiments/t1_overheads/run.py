@@ -24,25 +24,25 @@ PAPER = {"coding": (0.41, 0.099, 0.27), "search": (1.41, 0.15, 0.15), "math": (0
 
 
 class _Timed(LearnedPredictor):
-    """The predictor of `heddle`, on the clock: what it is asked once a step, and all it is told."""
+    """The predictor of `heddle`, timed: one prediction per step, and all observations."""
 
-    asked, asked_s = 0, 0.0
+    predictions, predict_s = 0, 0.0
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         began_s = time.perf_counter()
         super().observe_step(t, event)
-        self.asked_s += time.perf_counter() - began_s
+        self.predict_s += time.perf_counter() - began_s
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         began_s = time.perf_counter()
         super().observe_tool(t, event)
-        self.asked_s += time.perf_counter() - began_s
+        self.predict_s += time.perf_counter() - began_s
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
         began_s = time.perf_counter()
         found = super().remaining_tokens(t)
-        self.asked_s += time.perf_counter() - began_s
-        self.asked += 1
+        self.predict_s += time.perf_counter() - began_s
+        self.predictions += 1
         return found
 
 
@@ -84,7 +84,7 @@ def _prediction_s(workload: str, count: int) -> float:
     source = source_of(Trace(workload, synth(workload, count, 101), ""), workload)
     timed = _Timed(load_predictor_model(SHIPPED).model)
     judge(timed, source.scripts, Pace())
-    return timed.asked_s / timed.asked
+    return timed.predict_s / timed.predictions
 
 
 def draw(data: Any, path: Path) -> None:

@@ -32,13 +32,13 @@ NAMES = {
 
 def measure(context: Context) -> Measured:
     """Best of three times of each solver on each cell, lengths known."""
-    told = context.config["solvers"]
+    solvers = context.config["solvers"]
     which = "full" if context.size.full else "reduced"
-    gpus, count = told["gpus"][which], told["trajectories"][which]
+    gpus, count = solvers["gpus"][which], solvers["trajectories"][which]
     cells = {
         f"{workload} {model}": _cell(context, workload, model, gpus, count)
-        for workload in told["workloads"]
-        for model in told["models"]
+        for workload in solvers["workloads"]
+        for model in solvers["models"]
     }
     columns = {name: across([exactly(c[name]) for c in cells.values()]) for name in NAMES}
     return Measured(

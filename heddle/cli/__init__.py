@@ -1,4 +1,4 @@
-"""The command line. Verbs import what they need when they run, so that help answers at once."""
+"""The command line. Verbs import their modules when they run, so that help is fast."""
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +24,7 @@ VERBS = {
 
 
 class Verbs(click.RichGroup):
-    """Imports a verb of `VERBS` when it is asked for, and turns known errors into one message."""
+    """Imports a verb of `VERBS` when it is used, and turns known errors into one message."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs in the order of `VERBS`."""
@@ -40,7 +40,7 @@ class Verbs(click.RichGroup):
         return command
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the arguments and run; help, too, may meet a full disk."""
+        """Parse the arguments and run; output of help may fail too, on a full disk."""
         encodable()
         with exit_with_user_errors():
             return super().main(*args, **kwargs)

@@ -58,8 +58,8 @@ def measure_(
 ) -> None:
     """Sweep one real engine at a time: decoding, prompts, starts, aborts, and moves between two.
 
-    Takes minutes. What else runs on the machine is measured with it: leave it alone meanwhile. A
-    sweep that breaks off is kept as far as it got.
+    Takes minutes. Other load on the machine changes the result. A sweep that breaks off is kept
+    as far as it got.
     """
     from heddle.cli.outputs import new_file, write
     from heddle.cli.progress import progress
@@ -68,11 +68,11 @@ def measure_(
 
     new_file(out, force)
     config, spec, model = _sweep_spec(configs, tps, settings, options)
-    with progress("measure", "measurements") as doing:
+    with progress("measure", "measurements") as bar:
 
         def on_progress(done: int, total: int, what: str) -> None:
-            doing.now(what)
-            doing.at(done, total)
+            bar.now(what)
+            bar.at(done, total)
 
         def save(found: Sweep) -> None:
             write(out, encode_sweep(found))
@@ -151,7 +151,7 @@ def fit_(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Make a profile of a sweep, with its error on the part that was held out.
+    """Fit a profile to a sweep, with its error on the held-out part.
 
     Several sweeps of the same engine, made at different times, are fitted together: the speed of a
     shared machine drifts, and one sweep knows one hour of it.
@@ -227,10 +227,10 @@ def check_(
 
     loaded = [load_run(run) for run in runs]
     checked = []
-    with progress("simulate", "runs") as doing:
+    with progress("simulate", "runs") as bar:
         for i, run in enumerate(loaded):
-            doing.now(run.label)
-            doing.at(i, len(loaded))
+            bar.now(run.label)
+            bar.at(i, len(loaded))
             checked.append(check(run, profile))
     ranked = rankings(checked, tie_pct=tie)
     failed = _failed(checked, ranked, bounds)

@@ -1,4 +1,4 @@
-"""`heddle compare`: which policy finishes this trace first?"""
+"""`heddle compare`: several policies on one trace and cluster."""
 
 import json
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def compare(
 ) -> None:
     """Replay a trace under several policies on the same cluster and put the results side by side.
 
-    A seed draws what the trace does not tell and permutes the order of its groups, alike for every
+    A seed draws values that the trace lacks and permutes the order of its groups, alike for every
     policy. With several seeds, the spread is the 95 % confidence interval of the mean.
 
     A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
@@ -49,12 +49,12 @@ def compare(
     names = [name.strip() for name in policies.split(",") if name.strip()]
     config, text = take_config(sources, options, settings, seed=seed)
     every = [f"{name} s{config.seed + s}" for s in range(seeds) for name in names]
-    with progress("reading", "trajectories") as doing:
+    with progress("reading", "trajectories") as bar:
 
         def show(done: Sequence[int], each: int) -> None:
             over = sum(n >= each for n in done)
-            doing.now(f"{running(every, done, each)} ({over} of {len(every)} runs done)")
-            doing.at(sum(done), each * len(every))
+            bar.now(f"{running(every, done, each)} ({over} of {len(every)} runs done)")
+            bar.at(sum(done), each * len(every))
 
         result = compared(
             config,
@@ -63,7 +63,7 @@ def compare(
             out=out,
             jobs=jobs,
             config_text=text,
-            on_progress=show if doing.seen else None,
+            on_progress=show if bar.seen else None,
         )
     if as_json:
         click.echo(json.dumps(result.plain(), allow_nan=False))

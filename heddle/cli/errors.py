@@ -1,4 +1,4 @@
-"""Errors a user can mend become one message and an exit status; bugs keep their traceback."""
+"""Errors that a user can fix become one message and an exit status; bugs keep their traceback."""
 
 import errno
 import io
@@ -24,7 +24,7 @@ OURS = (
     "heddle_calibrate",
 )
 RUN_FAILURES = ("MetricsError", "StuckError", "LedgerError", "WorkerError", "MeasureError")
-"""Errors of ours that say that a run went wrong, and not that it was asked for wrongly."""
+"""Errors of ours for failed runs, as opposed to wrong usage."""
 
 _DISK = {
     errno.ENOSPC: "the disk is full: free some space, or choose another folder with --out",
@@ -52,10 +52,10 @@ def encodable() -> None:
 
 @contextmanager
 def exit_with_user_errors() -> Iterator[None]:
-    """Print errors that the user can mend, and exit with their status; let all others through.
+    """Print errors that the user can fix, and exit with their status; raise all others.
 
     Known are: ValueErrors that the packages define for bad input, failures of disk and folders,
-    lack of memory, the keyboard interrupt, and signals that ask to end.
+    lack of memory, the keyboard interrupt, and signals that end a run.
     """
     try:
         yield

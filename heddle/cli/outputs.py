@@ -1,4 +1,4 @@
-"""Files that a verb writes where the user says: checked before the work, written whole."""
+"""Output files of verbs: checked before the work, written whole."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ from heddle.runs.files import write_whole
 
 
 class OutputError(ValueError):
-    """A file that cannot be written as asked; the message says why and what to do."""
+    """A file that cannot be written; the message says why and what to do."""
 
 
 def new_file(path: Path, force: bool) -> None:
-    """Check that a file can be written, before work is spent on it.
+    """Check that a file can be written, before the work begins.
 
     Raises:
         OutputError: its folder is missing, it is a folder, or it exists and may not be replaced.
@@ -35,5 +35,5 @@ def write(path: Path, content: bytes) -> None:
     except PermissionError:
         raise OutputError(f"{path}: permission denied; name a file in another folder") from None
     except OSError as error:
-        # Told under its own name, not under that of the unfinished file beside it.
+        # Named by its own path, not by that of the temporary file beside it.
         raise OSError(error.errno, error.strerror, str(path)) from None

@@ -1,4 +1,4 @@
-"""`heddle plan`: which engines, and which homes?"""
+"""`heddle plan`: TP degrees of the engines, and groups of trajectories."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     type=click.Choice(["context", "paper"]),
     default="context",
     show_default=True,
-    help="The cost estimate of a group: with contexts, KV and tools, or as published",
+    help="Cost estimate of a group: with contexts, KV and tools, or as published",
 )
 @click.option(
     "--predictor",
     default="learned",
     show_default=True,
-    help="What tells lengths apart; oracle takes the true ones",
+    help="What predicts lengths; oracle takes the true ones",
 )
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
@@ -49,7 +49,7 @@ def plan(
     """Choose TP degrees and groups for a rollout of a trace, and say when it should end.
 
     Nothing is replayed. The plan knows what a policy knows once all prompts have arrived: how many
-    there are, their prompts, what the predictor makes of them before anything has run, and the
+    there are, their prompts, the predictor's values before anything has run, and the
     history (--history). With --predictor oracle it knows the true lengths.
     """
     from heddle.cli.progress import progress

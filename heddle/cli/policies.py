@@ -1,4 +1,4 @@
-"""`heddle policies`: what there is to choose from."""
+"""`heddle policies`: presets, parts and models."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`heddle predict`: fit a length predictor on traces, judge it on others, say what it is."""
+"""`heddle predict`: fit a length predictor on traces, evaluate it on others, describe it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TRACES = click.argument("traces", metavar="TRACE...", nargs=-1, required=True, 
 
 @click.group()
 def predict() -> None:
-    """Learn from traces how many tokens a trajectory still has to make."""
+    """Learn from traces how many tokens a trajectory still has to generate."""
 
 
 @predict.command()
@@ -114,9 +114,9 @@ def fit(
 def evaluate(
     model: Path, traces: tuple[Path, ...], slots: float, texts: tuple[Path, ...], as_json: bool
 ) -> None:
-    """Judge MODEL on every TRACE, played as a rollout that it has not seen.
+    """Evaluate MODEL on every TRACE, played as a rollout that it has not seen.
 
-    Recall is that of the longest 20 %; columns are numbers of steps behind a trajectory.
+    Recall is that of the longest 20 %; columns are steps that a trajectory has finished.
     """
     from heddle.cli.progress import progress
     from heddle_predict.answering import answering
@@ -132,8 +132,8 @@ def evaluate(
     found: dict[str, dict[str, ByStep]] = {}
     with progress(f"evaluating on {len(sources)} traces"):
         for source in sources:
-            asked, quantiles = answer(source, pace)
-            judged = judge_quantiles(asked, quantiles, artefact.header.levels)
+            examples, quantiles = answer(source, pace)
+            judged = judge_quantiles(examples, quantiles, artefact.header.levels)
             found[source.name] = {artefact.header.kind: judged, **untrained(source, pace)}
     known = [trained.sha256 for trained in artefact.header.trained_on]
     for source in sources:
@@ -162,7 +162,7 @@ def evaluate(
 @click.argument("model", metavar="MODEL", type=_PATH)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 def describe(model: Path, as_json: bool) -> None:
-    """Say what MODEL is, what it looks at, and what it was trained on."""
+    """Show MODEL's kind, inputs and training data."""
     from textwrap import fill
 
     from rich.table import Table

@@ -1,6 +1,6 @@
-"""Progress of long work on standard error: what is running, done of how many, time left.
+"""Progress of long work on standard error: current work, count, time left.
 
-Only a terminal sees it: nothing is written where standard error is a file or a pipe.
+Only on a terminal: nothing is written if standard error is a file or a pipe.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,17 +23,17 @@ from rich.text import Text
 
 
 class _Left(TimeRemainingColumn):
-    """Time left, and that it is the time left."""
+    """Time left, with a label."""
 
     def render(self, task: Task) -> Text:
-        """Give nothing while it is not known."""
+        """Empty while it is unknown."""
         if task.total is None or task.time_remaining is None:
             return Text("")
         return Text.assemble(super().render(task), " left")
 
 
 class _Count(ProgressColumn):
-    """Done of all, where it is known how many there are."""
+    """Count and total, if the total is known."""
 
     def __init__(self, unit: str) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class _Count(ProgressColumn):
         self._unit = unit
 
     def render(self, task: Task) -> Text:
-        """Give nothing for work that cannot be counted."""
+        """Empty for work without a count."""
         if task.total is None:
             return Text("")
         return Text.assemble(self._plain.render(task), f" {self._unit}" if self._unit else "")
@@ -49,17 +49,17 @@ class _Count(ProgressColumn):
 
 @dataclass(frozen=True, slots=True)
 class ProgressBar:
-    """A bar on the terminal for work under way."""
+    """A progress bar on the terminal."""
 
     _bar: Progress
     _task: TaskID
 
     def now(self, what: str) -> None:
-        """Say what is running."""
+        """Show the current work."""
         self._bar.update(self._task, description=what)
 
     def at(self, done: int, total: int) -> None:
-        """Say how much is done, of how much."""
+        """Show the count and the total."""
         self._bar.update(self._task, completed=done, total=total)
 
     @property
@@ -85,7 +85,7 @@ def progress(what: str, unit: str = "") -> Iterator[ProgressBar]:
 
 
 def running(names: Sequence[str], done: Sequence[int], each: int) -> str:
-    """Name the runs under way: begun and not at their end. The first that waits, when none is."""
+    """Name the runs under way, or the first waiting run if there is none."""
     under_way = [name for name, n in zip(names, done, strict=True) if 0 < n < each]
     waiting = [name for name, n in zip(names, done, strict=True) if n == 0]
     return ", ".join(under_way or waiting[:1]) or "closing"

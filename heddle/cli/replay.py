@@ -1,4 +1,4 @@
-"""`heddle replay`: the same events to a fresh controller; the same commands?"""
+"""`heddle replay`: compare the commands of a fresh controller with the recorded ones."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from heddle.cli.errors import FAILED
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a line")
 @click.pass_context
 def replay(ctx: click.Context, run: Path, as_json: bool) -> None:
-    """Feed the events of a run to a fresh controller; does it give the recorded commands?
+    """Feed the events of a run to a fresh controller, and compare its commands with the record.
 
     Exit status 1 at the first divergence. A run that did not finish is replayed as far as its
     journal goes.
@@ -26,8 +26,8 @@ def replay(ctx: click.Context, run: Path, as_json: bool) -> None:
     if loaded.status != "finished":
         why = why_unfinished(loaded.manifest)
         click.echo(f"{run}: {why}: replaying its journal as far as it goes", err=True)
-    with progress(f"replaying {loaded.label}", "events") as doing:
-        result = replay_run(loaded, doing.at if doing.seen else None)
+    with progress(f"replaying {loaded.label}", "events") as bar:
+        result = replay_run(loaded, bar.at if bar.seen else None)
     if as_json:
         click.echo(json.dumps(result.plain()))
     elif result.divergence is None:

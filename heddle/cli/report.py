@@ -70,8 +70,8 @@ def _page(paths: tuple[Path, ...], out: Path, force: bool) -> None:
 
     new_file(out, force)
     runs = in_order([_any_run(path) for path in paths])
-    with progress("reading") as doing:
-        made = page(runs, partial(run_bound, workspace=Workspace()), doing=doing.now)
+    with progress("reading") as bar:
+        made = page(runs, partial(run_bound, workspace=Workspace()), on_progress=bar.now)
     write(out, made)
     click.echo(f"{out}: {len(made) / 1e6:.1f} MB, opens without a network", err=True)
 
@@ -88,9 +88,9 @@ def _perfetto(paths: tuple[Path, ...], out: Path | None, force: bool) -> Path:
         raise OutputError("--perfetto needs the name of a file: -o run.json.gz (or run.json)")
     new_file(out, force)
     run = _any_run(paths[0])
-    with progress(f"reading {run.label}") as doing:
+    with progress(f"reading {run.label}") as bar:
         found = record(run)
-        doing.now("writing")
+        bar.now("writing")
         made = trace_events(found, packed=out.name.lower().endswith(".gz"))
     write(out, made)
     return out

@@ -76,13 +76,13 @@ def run(
         **runtime,
         **degrees(engines, tps),
     )
-    with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as doing:
+    with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as bar:
         setup = None if config.live.agents else prepare(config)
         result = run_on_engines(
             setup or config,
             out=out,
             config_text=text,
-            on_progress=doing.at,
+            on_progress=bar.at,
             on_note=lambda note: click.echo(f"Note: {note}", err=True),
         )
     if as_json:

@@ -20,7 +20,7 @@ from heddle_sim.profile_files import Profile
 
 WIDEST = 100_000
 PIPED_WIDTH = 160
-"""Columns when nobody's terminal sets them, so that a table in a file is not folded."""
+"""Columns if there is no terminal, so that a table in a file is not folded."""
 
 
 def lines(title: str, names: Mapping[str, str]) -> None:
@@ -84,7 +84,7 @@ def run_summary(result: RunResult, setup: RunSetup | None) -> None:
 
 
 def planned(plan: Planned) -> None:
-    """Trace, cluster, what the plan knows, what it came to, and one row for each engine."""
+    """Trace, cluster, the plan's inputs and result, and one row for each engine."""
     problem, profile = plan.problem, plan.profile
     facts = [f"{len(problem.trajectories):,} trajectories", *plan.fill.assumptions]
     click.echo(f"trace    {plan.trace.name}: {'; '.join(facts)}")
@@ -103,7 +103,7 @@ def planned(plan: Planned) -> None:
     mix = ", ".join(f"{count} x TP {tp}" for tp, count in plan.tp_mix.items())
     click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
     click.echo(
-        f"makespan {plan.found.makespan_s:,.1f} s believed; by the closed-form cost no plan of "
+        f"makespan {plan.found.makespan_s:,.1f} s estimated; by the closed-form cost no plan of "
         f"contiguous groups ends before {plan.bound_s:,.1f} s\n"
     )
     rows = plan.groups()
@@ -115,26 +115,26 @@ def planned(plan: Planned) -> None:
 
 
 def _knowledge(plan: Planned) -> str:
-    """What the plan was made from, in a line."""
+    """The inputs of the plan, in a line."""
     if "oracle" in plan.predictor:
         return f"true lengths ({plan.predictor}): no plan that could have been made"
-    said = f"what {plan.predictor} predicts before anything has run"
+    text = f"what {plan.predictor} predicts before anything has run"
     if plan.spread:
-        return f"{said}: its order, with lengths spread as in history"
+        return f"{text}: its order, with lengths spread as in history"
     if len(dict.fromkeys(plan.problem.output_tokens)) == 1:
-        return f"{said}: alike for all, so that groups differ in number only"
-    return said
+        return f"{text}: alike for all, so that groups differ in number only"
+    return text
 
 
 def show(table: Table) -> None:
     """Print a table: columns for rows where a terminal is too narrow, and never with cut values."""
     console = Console(highlight=False)
-    room = console.width if console.is_terminal else PIPED_WIDTH
+    width = console.width if console.is_terminal else PIPED_WIDTH
     tables = [table]
-    if console.is_terminal and _width(table) > room:
-        tables = _turned(table, room)
+    if console.is_terminal and _width(table) > width:
+        tables = _turned(table, width)
     # Width and height: a console of one alone is 80 columns wide where TERM is dumb.
-    console.size = ConsoleDimensions(max(room, *map(_width, tables)), console.height)
+    console.size = ConsoleDimensions(max(width, *map(_width, tables)), console.height)
     for each in tables:
         console.print(each)
 
@@ -196,22 +196,22 @@ def _head(
 
 
 def _profile_line(profile: Profile, tp: int) -> str:
-    """Where the profile comes from and how far off it is known to be."""
+    """The source of the profile and its known error."""
     errors = profile.at(tp).errors.get("decode_unseen", {})
-    said = (
+    text = (
         f"{profile.source.package} {profile.source.version}, vLLM {profile.source.backend_version}"
     )
     if errors:
-        said += (
+        text += (
             f"; decode steps off by {errors['median_pct']:g} % (median) and "
             f"{errors['worst_pct']:g} % (worst) on points not fitted"
         )
     unseen = profile.errors.get("measured", {}).get("unseen")
     if unseen:
-        said += f"; TPOT of {unseen['runs']} measured runs off by {unseen['tpot_mean_abs_pct']:g} %"
+        text += f"; TPOT of {unseen['runs']} measured runs off by {unseen['tpot_mean_abs_pct']:g} %"
     else:
-        said += "; no measured runs of this model on this GPU class"
-    return said
+        text += "; no measured runs of this model on this GPU class"
+    return text
 
 
 def _table(first: str, *columns: str) -> Table:

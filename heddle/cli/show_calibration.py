@@ -17,7 +17,7 @@ PARTS = {
     "prefill": "prompts alone",
     "mixed_unseen": "prompts beside decoding, held out",
     "mixed": "prompts beside decoding",
-    "belief_unseen": "belief, on the fitted",
+    "belief_unseen": "cost estimate, on the fitted",
     "repeats": "repeats, against their median",
 }
 """Errors of a table in the order of interest."""

@@ -33,9 +33,9 @@ def simulate(
     from heddle.simulation import simulate as simulated
 
     config, text = take_config(sources, options, settings, policy__preset=policy, seed=seed)
-    with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as doing:
+    with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as bar:
         setup = prepare(config)
-        watch = doing.at if doing.seen else None
+        watch = bar.at if bar.seen else None
         result = simulated(setup, out=out, config_text=text, on_progress=watch)
     if as_json:
         click.echo(json.dumps(result.row(), allow_nan=False))

@@ -1,7 +1,7 @@
-"""`heddle trace`: look at traces, check them, make them; importing and drawing have own files.
+"""`heddle trace`: show, check and make traces; importing and drawing have their own files.
 
-Tables, findings and JSON go to stdout, everything said about them to stderr. Heavy imports stay
-inside the verbs, so that `heddle --help` answers at once. Errors are told by `heddle.cli.errors`.
+Tables, findings and JSON go to stdout, notes about them to stderr. Heavy imports stay inside the
+verbs, so that `heddle --help` is fast. `heddle.cli.errors` prints errors.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _summary(stats: TraceStats) -> list[str]:
     gaps = {name: count for name, count in stats.gaps.items() if count}
     for name, count in gaps.items():
         flag = f"--missing-{name.replace('_', '-')}"
-        lines.append(f"not told: {name} in {count:,} places; to replay, choose {flag}")
+        lines.append(f"not recorded: {name} in {count:,} places; to replay, choose {flag}")
     return lines
 
 
@@ -185,7 +185,7 @@ def _tools(stats: TraceStats) -> Table:
     table = _table("tool", "calls", "no time", "ok", *spread, "tokens")
     for tool in stats.tools[:_TOOLS_SHOWN]:
         seconds = tool.tool_s
-        name = tool.tool  # its end tells more: "mcp__shop__get_order"
+        name = tool.tool  # its end is more specific: "mcp__shop__get_order"
         table.add_row(
             name if len(name) <= _TOOL_NAME_SHOWN else "…" + name[1 - _TOOL_NAME_SHOWN :],
             f"{tool.calls:,}",
@@ -219,7 +219,7 @@ def _cells(values: Spread) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    """Three significant figures below 100, whole numbers above; a dash for what is not told."""
+    """Three significant figures below 100, whole numbers above; a dash for a missing value."""
     if value is None:
         return "-"
     return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"

@@ -1,4 +1,4 @@
-"""`heddle trace import`: logs of others become a trace. What it did goes to standard output."""
+"""`heddle trace import`: makes a trace of other systems' logs, and reports on standard output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMATS = (
 )
 CHARS_PER_TOKEN = 3.6
 _SHOWN = 5
-_TOLD_EVERY = 100  # trajectories; a terminal needs no more
+_PROGRESS_EVERY = 100  # trajectories; a terminal needs no more
 
 
 @click.command("import")
@@ -83,11 +83,11 @@ def import_(
 
     if out.exists() and not force:
         raise click.UsageError(f"{out} exists; name another file, or replace it with --force")
-    with progress("importing") as doing:
+    with progress("importing") as bar:
 
-        def hear(read: int, written: int) -> None:
-            if doing.seen and written % _TOLD_EVERY == 0:
-                doing.now(f"importing: {read:,} records read, {written:,} trajectories written")
+        def on_progress(read: int, written: int) -> None:
+            if bar.seen and written % _PROGRESS_EVERY == 0:
+                bar.now(f"importing: {read:,} records read, {written:,} trajectories written")
 
         report = import_trace(
             files,
@@ -97,7 +97,7 @@ def import_(
             tokenizer=tokenizer,
             chars_per_token=chars_per_token,
             workload=workload,
-            hear=hear,
+            on_progress=on_progress,
         )
     if as_json:
         answer = {"schema": "heddle.trace.import/1", "trace": str(out), **asdict(report)}

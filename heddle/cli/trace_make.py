@@ -46,8 +46,10 @@ def extract(run: Path, out: Path, force: bool, as_json: bool) -> None:
     )
     for how, count in report.left_out.items():
         click.echo(f"left out  {count:,} {how} trajectories")
-    click.echo("told      waits of tools include waiting for room; llm_s includes all queueing")
-    click.echo("not told  outcomes, and what the last tool of a trajectory added")
+    click.echo(
+        "recorded      waits of tools include waiting for a slot; llm_s includes all queueing"
+    )
+    click.echo("not recorded  outcomes, and what the last tool of a trajectory added")
 
 
 @click.command()
@@ -100,7 +102,7 @@ def _drawn(report: ResampleReport, out: Path, sha256: str) -> list[str]:
         )
     if report.padded_groups:
         lines.append(
-            f"repeated  {report.padded_groups:,} groups have fewer samples than asked for; copies "
+            f"repeated  {report.padded_groups:,} groups have fewer samples than requested; copies "
             "within a group make it look more alike than it is"
         )
     if report.left_out_arrivals:

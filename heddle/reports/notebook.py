@@ -1,4 +1,4 @@
-"""What a notebook shows and calls: tables, pictures, engines that are run and measured.
+"""Functions for notebooks: tables, pictures, runs and measurements of engines.
 
 Nothing here decides or measures by itself. Tables are pandas DataFrames with numbers of four
 digits, keyed as the JSON of the command line; pictures show themselves as the last value of a cell.
@@ -168,7 +168,7 @@ def _measure(config: RunConfig, out: Path, max_running: int, max_context: int) -
 
 
 def _apart(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do it in a fresh process, which handles an interrupt of the kernel itself."""
+    """Call it in a new process, which handles interrupts of the kernel itself."""
     with Worker("direct") as worker:
         return worker.submit(do, *args, **kwargs).result()
 

@@ -45,9 +45,9 @@ def trace_events(record: Record, *, packed: bool) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Tracks:
-    """Numbers of processes and threads: none is used twice, not even as the one and the other.
+    """Numbers of processes and threads: unique, also between processes and threads.
 
-    A reader takes the thread whose number is that of a process for the first thread of that one.
+    A reader takes a thread with the number of a process for the first thread of that process.
     """
 
     pid: Ints
@@ -128,10 +128,26 @@ def _steps(record: Record, tracks: _Tracks) -> Iterator[Event]:
     ended = np.maximum(_us(record, d.ended_s), began + 1)
     prefill = np.minimum(_us(record, d.dispatched_s + d.engine_queued_s), ended)
     decode = np.minimum(_us(record, d.dispatched_s + d.engine_queued_s + d.prefill_s), ended)
-    told = ~(d.lost | np.isnan(d.ended_s))
+    timed = ~(d.lost | np.isnan(d.ended_s))
     how = np.select([d.lost, d.preempted, d.finished], ["lost", "preempted", "finished"], "running")
     waited = np.round(np.nan_to_num(d.dispatched_s - d.runnable_s), 6)
-    for who, step, pid, tid, a, b, c, e, known, end, wait, prompt, cached, output, redone in zip(
+    for (
+        code,
+        step,
+        pid,
+        tid,
+        a,
+        b,
+        c,
+        e,
+        has_parts,
+        end,
+        wait,
+        prompt,
+        cached,
+        output,
+        redone,
+    ) in zip(
         d.trajectory.tolist(),
         d.step.tolist(),
         tracks.pid[d.engine].tolist(),
@@ -140,7 +156,7 @@ def _steps(record: Record, tracks: _Tracks) -> Iterator[Event]:
         prefill.tolist(),
         decode.tolist(),
         ended.tolist(),
-        told.tolist(),
+        timed.tolist(),
         how.tolist(),
         waited.tolist(),
         d.context_tokens.tolist(),
@@ -151,7 +167,7 @@ def _steps(record: Record, tracks: _Tracks) -> Iterator[Event]:
     ):
         where = {"pid": pid, "tid": tid}
         args = {
-            "trajectory": words[who],
+            "trajectory": words[code],
             "step": step,
             "end": end,
             "waited_s": wait,
@@ -160,8 +176,8 @@ def _steps(record: Record, tracks: _Tracks) -> Iterator[Event]:
             "output_tokens": output,
             "recomputes": redone,
         }
-        yield {**where, **_slice(f"{words[who]} {step}", "step", a, e), "args": args}
-        if known:
+        yield {**where, **_slice(f"{words[code]} {step}", "step", a, e), "args": args}
+        if has_parts:
             parts = (("queued", a, b), ("prefill", b, c), ("decode", c, e))
             yield from ({**where, **_slice(n, n, f, t)} for n, f, t in parts if t > f)
         if end in ("preempted", "lost"):
@@ -219,15 +235,15 @@ def _migrations(record: Record, tracks: _Tracks) -> Iterator[Event]:
         source, target = int(m["source"][k]), int(m["target"][k])
         where = {"pid": MIGRATIONS, "tid": tracks.lane_tid + lane}
         begin, end = int(began[k]), max(int(ended[k]), int(began[k]) + 1)
-        who = record.journal.trajectories[int(m["trajectory"][k])]
+        name = record.journal.trajectories[int(m["trajectory"][k])]
         args = {
-            "trajectory": who,
+            "trajectory": name,
             "source": names.get(source, ""),
             "target": names.get(target, ""),
             "kv_tokens": int(m["kv_tokens"][k]),
             "ok": bool(m["ok"][k]),
         }
-        yield {**where, **_slice(who, "migration", begin, end), "args": args}
+        yield {**where, **_slice(name, "migration", begin, end), "args": args}
         at = int(first[k]) + int(
             np.searchsorted(d.dispatched_s[first[k] : after[k]], m["began_s"][k], side="right")
         )

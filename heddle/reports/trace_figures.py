@@ -120,7 +120,7 @@ def _tool_seconds(axes: Axes, tools: Sequence[ToolStats]) -> None:
     _logarithmic(axes.xaxis, lambda x: f"{x:,g}")
     names = [f"{_short(tool.tool)}  {tool.tool_s.n:,}" for tool in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8.0)
-    axes.set_ylim(len(shown) * 1.15 + 0.2, -0.6)  # room for the legend below the last tool
+    axes.set_ylim(len(shown) * 1.15 + 0.2, -0.6)  # space for the legend below the last tool
     axes.legend(ncols=4, loc="lower right", fontsize=8.5)
 
 

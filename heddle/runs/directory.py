@@ -1,7 +1,7 @@
 """Run directories: opened, appended to, closed; and loaded again; see docs/run-directory.md.
 
 A run is a result only when its manifest says "finished", which is written last. Until then the
-journal is a stream that can be read up to wherever it broke off.
+journal is a stream, readable up to its last whole batch.
 """
 
 import os
@@ -37,26 +37,26 @@ Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 SCHEMA = "heddle.run/1"
 CHUNK_ENTRIES = 5_000
-"""Held before they are written: many, for cheap columns, yet still in the processor's cache."""
+"""Entries per batch: many, for cheap columns, but few enough for the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What a manifest tells beside the configuration."""
+    """What a manifest holds beside the configuration."""
 
     driver: str
     trace_name: str
     trace_sha256: str
     oracle: bool = False
-    """Whether the policy was shown the future; such runs are bounds, not results."""
+    """Whether the policy knew the future; such runs are bounds, not results."""
     history: Mapping[str, Any] | None = None
-    """Name and hash of what the policy was told of earlier rollouts."""
+    """Name and hash of the policy's history of earlier rollouts."""
     predictor_model: Mapping[str, Any] | None = None
     """Name and hash of the model that a learned predictor reads."""
     context: PolicyContext | None = None
-    """What the policy was told, kept for replays; but for its model, a file of its own."""
+    """The policy's context, kept for replays; without its model, a file of its own."""
     world: Mapping[str, Any] | None = None
-    """Of a run on engines: what they are, on what machine, and notes for the user."""
+    """Of a run on engines: engines, machine, and notes for the user."""
     command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
 
 
@@ -92,7 +92,7 @@ def _name(now: datetime, config: RunConfig, facts: RunFacts) -> str:
 
 
 def _fresh(out: Path, name: str) -> Path:
-    """Make a directory that was not there before; two runs that begin at once get two."""
+    """Make a new directory; two runs that begin at once get two."""
     for attempt in range(1, 10_000):
         path = out / (name if attempt == 1 else f"{name}-{attempt}")
         try:
@@ -143,12 +143,12 @@ class RunDirectory:
             self.flush()
 
     def learn(self, **facts: Any) -> None:
-        """Add to what the manifest says of the world."""
+        """Add to the manifest's section `world`."""
         self._manifest["world"] = {**self._manifest["world"], **facts}
         self._write_manifest()
 
     def flush(self) -> None:
-        """Write what is held, so that it survives this process."""
+        """Write entries held in memory, so that they survive this process."""
         # Taken out first: an interrupt from here on may lose these entries, never write them twice.
         entries, self._pending = self._pending, []
         if not entries:
@@ -196,7 +196,7 @@ class RunDirectory:
             return
         if error is not None:
             error.add_note(f"{self.path} keeps the journal up to there; it is no result.")
-        # A disk that has no room for the rest of the journal may have room for the status.
+        # A disk without space for the rest of the journal may have space for the status.
         with suppress(OSError):
             self._close_stream()
         try:
@@ -206,7 +206,7 @@ class RunDirectory:
                 said = f"{type(error).__name__}: {error}" if error else "closed before its end"
                 self._close("failed", said)
         except OSError:
-            # No room even for the status: it stays "running", which no reader takes for a result.
+            # No space even for the status: it stays "running", which no reader takes for a result.
             if error is None:
                 raise
 
@@ -268,7 +268,7 @@ class _FileFacts(TypedDict):
 
 
 class _Manifest(TypedDict):
-    """What a reader needs of a manifest."""
+    """The part of a manifest that readers need."""
 
     status: Status
     error: str | None
@@ -282,7 +282,7 @@ class _Manifest(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run directory that was closed, or, when asked for, one that was not."""
+    """A closed run directory, or an unfinished one on request."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -295,7 +295,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """How tables and figures call it: policy and seed."""
+        """Its label in tables and figures: policy and seed."""
         return f"{self.manifest['policy']} s{self.manifest['seed']}"
 
     @property
@@ -306,7 +306,7 @@ class Run:
 
     @property
     def context(self) -> PolicyContext | None:
-        """What its policy was told, but for its model; None when its driver kept none."""
+        """The policy's context without its model; None if the driver kept none."""
         path = self.path / files.CONTEXT
         if not path.exists():
             path = self.path / files.OLD_CONTEXT
@@ -346,7 +346,7 @@ class Run:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """How to call runs side by side: policy and seed, or the directory's name where these agree."""
+    """Labels of runs side by side: policy and seed, or directory names where these are equal."""
     short = [run.label for run in runs]
     names = [run.path.resolve().name for run in runs]
     for candidates in (short, names):
@@ -383,7 +383,7 @@ def load_run(path: str | Path, *, unfinished: bool = False) -> Run:
 
 
 def why_unfinished(manifest: Mapping[str, Any]) -> str:
-    """Say what became of a run that did not finish, as the end of a sentence."""
+    """Return the status of an unfinished run, as the end of a sentence."""
     match manifest["status"]:
         case "running":
             here = manifest["host"].get("name") == socket.gethostname()

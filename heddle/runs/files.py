@@ -1,6 +1,6 @@
 """Files of a run directory: written whole or not at all, and read with care.
 
-Knows names and formats, nothing of what the numbers mean.
+It has names and formats, but no meaning of the numbers.
 """
 
 import json
@@ -38,7 +38,7 @@ pa.array(np.zeros(1))
 
 
 class RunError(ValueError):
-    """A run directory that cannot be used as asked; the message says why and what to do."""
+    """A run directory that cannot be used; the message says why and what to do."""
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -127,7 +127,7 @@ def read_open_journal(path: Path) -> pa.Table:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what could change a result."""
+    """Versions of packages that could change a result."""
     packages = ("heddle", "numpy", "simpy", "pyarrow")
     return {"python": platform.python_version(), **{name: version_of(name) for name in packages}}
 
@@ -162,7 +162,7 @@ def git_commit() -> str | None:
 
 
 def host() -> dict[str, Any]:
-    """The machine, as far as it bears on speed."""
+    """Facts of the machine that affect speed."""
     return {
         "name": socket.gethostname(),
         "platform": f"{sys.platform} {platform.machine()}",

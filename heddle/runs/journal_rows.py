@@ -53,7 +53,7 @@ _ARROW: Mapping[type, pa.DataType] = {
 
 
 class JournalError(ValueError):
-    """A journal does not hold what its schema says."""
+    """A journal that violates its schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def schema() -> pa.Schema:
 
 
 def needed() -> list[str]:
-    """Columns that every journal has; those that came later have a value to take in their place."""
+    """Columns of every journal; later ones have a default."""
     later = {"role", "rollout"}
     always: set[str] = set()
     for shape in _shapes().values():
@@ -239,7 +239,7 @@ def _payload(thing: Any, shape: _Shape) -> str:
 
 
 def decode(table: pa.Table) -> Iterator[Entry]:
-    """Give back the entries of a journal, equal to those it was made from.
+    """Return the entries of a journal, equal to the original ones.
 
     Raises `JournalError` when a row names an unknown event or command, lacks what it needs, or
     when a command does not follow the event that caused it.
@@ -340,7 +340,7 @@ def _from_text(cls: type, text: Any) -> Any:
 
 
 def _problem_class(path: str) -> type:
-    """Find the class of a stored problem without importing whatever a stranger's file names."""
+    """Find the class of a stored problem, without importing arbitrary modules that a file names."""
     module, _, name = path.partition(":")
     if module.split(".")[0] not in TRUSTED and module not in sys.modules:
         raise JournalError(

@@ -1,7 +1,6 @@
-"""What a run came to, from its journal only. Each figure is defined in docs/run-directory.md.
+"""Figures of a run, from its journal only. docs/run-directory.md defines each.
 
-Nothing is measured while a run goes on: the same journal gives the same figures, whenever and by
-whatever driver it was written.
+Nothing is measured while a run goes on: the same journal gives the same figures, with any driver.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,16 +29,16 @@ SoloTpot: TypeAlias = Callable[[int, Floats], Floats]
 
 OUTCOMES = ("completed", "truncated", "failed", "cancelled")
 MIN_TPOT_TOKENS = 16
-"""Shorter steps are no reference for the best time per token: one iteration's luck decides them."""
+"""Shorter steps are no reference for the best time per token: a single iteration decides them."""
 
 
 class MetricsError(ValueError):
-    """A journal whose trajectories do not add up; no summary is made of it."""
+    """A journal with inconsistent trajectories; it gets no summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Everything a finished run is reported by."""
+    """Tables and summary of a finished run."""
 
     steps: pa.Table
     trajectories: pa.Table
@@ -120,7 +119,7 @@ def _waiting(d: Dispatches, steps: Columns, trajectories: Columns) -> dict[str, 
 
 
 def _speed(journal: Journal, d: Dispatches, solo_tpot: SoloTpot | None) -> dict[str, Any]:
-    """Time per output token, what interference made of it, and reuse of prefixes."""
+    """Time per output token, interference, and reuse of prefixes."""
     timed = d.output_tokens >= 2
     intervals = d.output_tokens[timed] - 1
     decode_s = d.decode_s[timed]
@@ -165,7 +164,7 @@ def _by_engine(journal: Journal, fact: str) -> Ints:
 
 
 def _engines(journal: Journal, d: Dispatches, trajectories: Columns) -> dict[str, Any]:
-    """GPU-seconds in which something ran, over those that were there."""
+    """GPU-seconds with running steps, over all GPU-seconds."""
     if not len(trajectories["trajectory"]):
         return {"utilisation": None, "engines": 0}
     start, end = trajectories["arrived_s"].min(), trajectories["finished_s"].max()
@@ -183,9 +182,9 @@ def _engines(journal: Journal, d: Dispatches, trajectories: Columns) -> dict[str
 
 
 def _decisions(journal: Journal, d: Dispatches) -> dict[str, Any]:
-    """Counts of what the policy did, and of what was done to it."""
+    """Counts of the policy's actions and of failures."""
     moved = journal.rows_of("MigrationFinished")
-    asked = len(journal.rows_of("Predict"))
+    predictions = len(journal.rows_of("Predict"))
     ok = int((journal.ints("ok", moved) == 1).sum())
     recomputes = int(d.recomputes.sum())
     preempted = int(d.preempted.sum())
@@ -197,8 +196,8 @@ def _decisions(journal: Journal, d: Dispatches) -> dict[str, Any]:
         "preemptions": preempted + recomputes,
         "preemptions_policy": preempted,
         "preemptions_engine": recomputes,
-        "predictions": asked,
-        "predictions_late": asked - _in_time(journal),
+        "predictions": predictions,
+        "predictions_late": predictions - _in_time(journal),
         "engine_failures": len(journal.rows_of("EngineFailed")),
         "dispatches_lost": int(d.lost.sum()),
     }

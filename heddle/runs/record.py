@@ -1,7 +1,7 @@
-"""What a run did, cut out of its journal, whether it finished or not: for pages and exports.
+"""Steps, engines and migrations of a run, from its journal, for pages and exports.
 
-A finished run's tables hold the same figures; a journal that broke off has no tables, so all that
-is shown of single steps, engines and migrations is taken from here.
+A finished run's tables hold the same figures. A journal that broke off has no tables, so pages and
+exports read this instead.
 """
 
 from collections.abc import Mapping
@@ -121,9 +121,9 @@ def _waiting_since(journal: Journal, d: Dispatches, trajectories: Columns) -> Fl
     step[d.trajectory] = d.step
     since_s[d.trajectory] = np.where(d.preempted | d.lost, d.ended_s, NEVER)
     returned = journal.rows_of("ToolReturned")
-    who = journal.codes("trajectory", returned)
-    last = journal.ints("step", returned) == step[who]
-    since_s[who[last]] = journal.floats("time_s", returned[last])
+    trajectory = journal.codes("trajectory", returned)
+    last = journal.ints("step", returned) == step[trajectory]
+    since_s[trajectory[last]] = journal.floats("time_s", returned[last])
     return np.where(np.isnan(trajectories["finished_s"]), since_s, NEVER)
 
 
@@ -175,7 +175,7 @@ def _matches(begun: Ints, ended: Ints) -> Ints:
 
 
 def _reports(journal: Journal) -> Columns:
-    """What engines told of themselves, in order of time."""
+    """Reports of engines, in order of time."""
     rows = journal.rows_of("EngineReported")
     return {
         "engine": journal.codes("engine", rows),

@@ -1,10 +1,10 @@
-"""The same events to a fresh controller: does this code still decide as it did?"""
+"""Replay: the recorded events to a fresh controller, its commands compared with the record."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heddle.knowledge import SHIPPED, LoadedModel, asks_for_oracle, load_predictor_model
+from heddle.knowledge import SHIPPED, LoadedModel, load_predictor_model, needs_oracle
 from heddle.runs import Run, RunError
 from heddle.runs.journal_rows import decode
 from heddle.setup import Workspace, make_policy, prepare
@@ -15,7 +15,7 @@ from heddle_predict.errors import PredictError
 from heddle_trace.errors import TraceError
 
 EVERY = 2_000
-"""Events between two words on progress."""
+"""Events between two calls of `on_progress`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Replay:
 def replay(run: Run, on_progress: Callable[[int, int], None] | None = None) -> Replay:
     """Feed a run's events to a fresh controller with its policy, and compare commands one by one.
 
-    `on_progress` hears, now and then, how many events were replayed, and of how many.
+    `on_progress` gets the number of replayed events and the total.
 
     Raises:
         RunError, JournalError: the run is damaged, or its oracle's trace or its model is gone.
@@ -76,13 +76,13 @@ def replay(run: Run, on_progress: Callable[[int, int], None] | None = None) -> R
 
 
 def _policy(run: Run) -> Policy:
-    """Make the policy of a run again, told what it was told.
+    """Build the policy of a run again, with the same context.
 
-    The run directory holds all of it, but for the scripts of an oracle, which are in the trace,
-    and for a trained model, which is a file of its own.
+    The run directory holds it all, except an oracle's scripts, which are in the trace, and a
+    trained model, which is a file of its own.
     """
     config, shared = run.config, Workspace()
-    oracle = asks_for_oracle(config.policy.preset)
+    oracle = needs_oracle(config.policy.preset)
     if oracle:
         recorded = run.manifest["trace"]["sha256"]
         wanted = (
@@ -106,14 +106,14 @@ def _policy(run: Run) -> Policy:
 
 def _model(run: Run) -> LoadedModel | None:
     """Read the model that a run's predictor read, None when it read none."""
-    told = run.manifest.get("predictor_model")
-    if told is None:
+    model = run.manifest.get("predictor_model")
+    if model is None:
         return None
     name = run.config.predictor_model
     seen = "" if name == SHIPPED else ", seen from the folder in which the run was started"
     wanted = (
         f"{run.path}: its predictor needs the model that it read, {name} "
-        f"(sha256 {told['sha256'][:16]}{seen})"
+        f"(sha256 {model['sha256'][:16]}{seen})"
     )
     try:
         found = load_predictor_model(name)
@@ -121,6 +121,6 @@ def _model(run: Run) -> LoadedModel | None:
         raise RunError(f"{wanted}: {error.strerror}") from None
     except PredictError as error:
         raise RunError(f"{wanted}: {error}") from None
-    if found.sha256 != told["sha256"]:
+    if found.sha256 != model["sha256"]:
         raise RunError(f"{wanted}: the file that is there now has sha256 {found.sha256[:16]}")
     return found

@@ -1,4 +1,4 @@
-"""The journal cut into dispatches, steps and trajectories, with numpy and a row at a time nowhere.
+"""The journal cut into dispatches, steps and trajectories, with numpy, never row by row.
 
 Everything here follows from events and commands alone, so a run in the simulator and one on real
 engines are measured by the same code. Definitions: docs/run-directory.md.
@@ -18,7 +18,7 @@ Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 Columns: TypeAlias = dict[str, Any]
 
 NEVER = np.nan
-"""A time that has not come: the thing was still going on when the journal ended."""
+"""A time that was not reached when the journal ended."""
 
 
 class Journal:
@@ -204,8 +204,8 @@ def _lost_to_failures(
         gone = (engine == name) & (rows < row) & ~found & ~lost
         lost |= gone
         ended_s[gone] = time_s
-        for who, tokens in payload["salvaged"]:
-            output[gone & (trajectory == code_of[who])] = tokens
+        for member, tokens in payload["salvaged"]:
+            output[gone & (trajectory == code_of[member])] = tokens
     return lost
 
 
@@ -298,7 +298,7 @@ def trajectory_columns(journal: Journal, steps: Columns) -> Columns:
     """One item per trajectory, in order of arrival."""
     arrived, finished = journal.rows_of("TrajectoryArrived"), journal.rows_of("TrajectoryFinished")
     n = len(arrived)
-    who = steps["trajectory"]
+    trajectory = steps["trajectory"]
     finished_s = np.full(n, NEVER)
     outcome = np.full(n, -1, np.int64)
     place = journal.codes("trajectory", finished)
@@ -308,7 +308,7 @@ def trajectory_columns(journal: Journal, steps: Columns) -> Columns:
     moved = moved[journal.ints("ok", moved) == 1]
 
     def total(name: str) -> Floats:
-        return np.asarray(np.bincount(who, weights=steps[name], minlength=n), np.float64)
+        return np.asarray(np.bincount(trajectory, weights=steps[name], minlength=n), np.float64)
 
     def count(name: str) -> Ints:
         return total(name).astype(np.int64)
@@ -320,7 +320,7 @@ def trajectory_columns(journal: Journal, steps: Columns) -> Columns:
         "arrived_s": journal.floats("time_s", arrived),
         "finished_s": finished_s,
         "outcome": outcome,
-        "steps": np.bincount(who, minlength=n),
+        "steps": np.bincount(trajectory, minlength=n),
         "prompt_tokens": journal.ints("prompt_tokens", arrived),
         "output_tokens": count("output_tokens"),
         "cached_tokens": count("cached_tokens"),

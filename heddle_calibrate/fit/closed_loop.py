@@ -87,7 +87,7 @@ class _Loop:
             self.blocks(r.done) for r in self.prefilling
         )
 
-    def make_room(self, capacity_blocks: int) -> None:
+    def preempt_for_kv(self, capacity_blocks: int) -> None:
         """Take the KV of the latest request until one more token each fits (vLLM's recompute)."""
         while len(self.decoding) > 1 and self.held_blocks(1) > capacity_blocks:
             victim = self.prefilling.pop() if self.prefilling else self.decoding.pop()
@@ -132,7 +132,7 @@ class _Loop:
         if not (self.waiting or self.prefilling or self.decoding):
             self.now_s = self.starts[0]
             return
-        self.make_room(capacity_blocks)
+        self.preempt_for_kv(capacity_blocks)
         chunks = self.chunks(capacity_blocks)
         batch = len(self.decoding)
         context = sum(r.done for r in self.decoding)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from heddle_sim.profile_parts import Belief, Decode, Prefill, TpTable
+from heddle_sim.profile_parts import CostEstimate, Decode, Prefill, TpTable
 
 Floats = NDArray[np.float64]
 
@@ -115,7 +115,7 @@ def table_entry(
             ms=tuple(round(s * 1e3, 4) for s in prefill.knots_s),
             pair_ns=round(prefill.pair_s * 1e9, 6),
         ),
-        belief=Belief(
+        belief=CostEstimate(
             t0_s=round(estimate.t0_s, 7),
             t1_s=round(estimate.t1_s, 9),
             t2_s=float(f"{estimate.t2_s:.6g}"),

@@ -26,7 +26,7 @@ from heddle_calibrate.fit.loops import loop_errors
 from heddle_calibrate.fit.prompts import PromptFit, fit_prompts, prompt_iterations
 from heddle_calibrate.sweeps import DecodeTrial, PrefillTrial, Sweep, Trial
 from heddle_sim.profile_files import Profile, expand
-from heddle_sim.profile_parts import EngineSettings, Host, Source, TpTable
+from heddle_sim.profile_parts import EngineSettings, Host, ProfileSource, TpTable
 
 T = TypeVar("T", bound=Trial)
 
@@ -225,7 +225,7 @@ def _profile(sweep: Sweep, entries: dict[str, TpTable], per_prompt_s: float, fil
         schema="heddle.profile/1",
         model=sweep.model,
         gpu=sweep.gpu,
-        source=Source(
+        source=ProfileSource(
             package="heddle calibrate",
             version=sweep.versions.get("heddle", "unknown"),
             backend=sweep.engine,

@@ -20,7 +20,7 @@ from heddle_calibrate.fit.kernel_tables import (
     prefill_errors,
 )
 from heddle_sim.profile_files import Profile
-from heddle_sim.profile_parts import Host, Roofline, Source, TpTable, Transfer
+from heddle_sim.profile_parts import Host, ProfileSource, Roofline, TpTable, Transfer
 
 TPS = (1, 2, 4, 8)
 MEASURED_ON = (
@@ -128,7 +128,7 @@ def fit_kernels(
         schema="heddle.profile/1",
         model=model,
         gpu=gpu,
-        source=Source(
+        source=ProfileSource(
             package="aiconfigurator-core",
             version=version,
             backend="vllm",

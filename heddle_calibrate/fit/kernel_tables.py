@@ -30,7 +30,7 @@ UNREAL_WEIGHT = 0.25
 """Rows whose KV does not fit are extrapolations of the source: kept, at less weight."""
 PREFILL_KNOTS = (128, 512, 2048, 8192)
 PAIR_ROW = (32768, 32256)
-"""512 tokens on a long prefix: the row that tells what a (query, key) pair costs."""
+"""512 tokens on a long prefix: the row that determines the cost of a (query, key) pair."""
 CHUNK = 512
 LONGEST_STEP = 8192
 """A longer prompt is prefilled in chunks of this many tokens."""

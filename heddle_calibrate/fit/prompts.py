@@ -83,14 +83,14 @@ def _iterations(trial: PrefillTrial, budget: int) -> Iterator[list[tuple[int, in
     the budget goes."""
     left = [trial.cached] * trial.together
     while left:
-        room, now = max(budget, 1), []
+        tokens_left, now = max(budget, 1), []
         for i, start in enumerate(left):
-            n = min(room, trial.prompt - start)
+            n = min(tokens_left, trial.prompt - start)
             if not n:
                 break
             now.append((start, n))
             left[i] += n
-            room -= n
+            tokens_left -= n
         left = [start for start in left if start < trial.prompt]
         yield now
 
@@ -135,7 +135,7 @@ def fit_prompts(
 def _knots(iterations: Sequence[PromptIterations], max_batched_tokens: int) -> Floats:
     """0, and the prompt lengths that were measured whole and alone, but for the shortest.
 
-    The shortest tells, against the straight line to the next, what a prompt costs however short.
+    The shortest prompt, against the straight line to the next, shows the fixed cost of a prompt.
     """
     whole = [s.chunks[0] for s in iterations if s.idle == len(s.chunks) == s.prompts == 1]
     known = sorted(dict.fromkeys(n for n in whole if n <= max_batched_tokens))

@@ -84,8 +84,8 @@ class Limits:
 
     def longest(self, sequences: int, output: int) -> int:
         """The longest context that so many sequences can have and still make `output` tokens."""
-        room = int(self.kv_capacity_tokens * KV_SHARE) // sequences
-        return min(self.max_context, room) - output
+        space = int(self.kv_capacity_tokens * KV_SHARE) // sequences
+        return min(self.max_context, space) - output
 
     def most(self, tokens: int) -> int:
         """How many sequences of so many tokens can run at once; 0 when not even one fits."""
@@ -124,20 +124,20 @@ def prefill_cells(size: SweepSize, limits: Limits) -> list[PrefillCell]:
     for group, held_out in ((seen, False), (between([1, *seen]), True)):
         for batch in filter(None, group):
             known = contexts(size, limits, batch)
-            # The batch has its own room, as if it had one sequence more: that is the prompt's.
-            room = limits.longest(batch + 1, 0)
+            # The batch has KV for one sequence more, which is for the prompt.
+            space = limits.longest(batch + 1, 0)
             context = min(
-                known[(len(known) - 1) // 2], room - size.output - SPARE_OUTPUT * size.joiners
+                known[(len(known) - 1) // 2], space - size.output - SPARE_OUTPUT * size.joiners
             )
             # Longer prompts add in the same way, and keep an engine for seconds.
-            lengths = [n for n in (between(grid) if held_out else grid) if n <= room // 4]
+            lengths = [n for n in (between(grid) if held_out else grid) if n <= space // 4]
             cells += [PrefillCell(batch, context, n, 0, held_out) for n in lengths]
-            cells += _cached(batch, context, [room // 2], lengths[1:2], room, held_out=held_out)
+            cells += _cached(batch, context, [space // 2], lengths[1:2], space, held_out=held_out)
             cells += [
                 PrefillCell(batch, context, n, 0, held_out, together)
                 for together in ((3,) if held_out else (2, 4))
                 for n in lengths[:2]
-                if batch + together <= most and n * together <= room
+                if batch + together <= most and n * together <= space
             ]
     return cells
 

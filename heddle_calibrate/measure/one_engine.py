@@ -74,8 +74,8 @@ async def prefill(session: Session, engine: EngineClient, cell: PrefillCell) -> 
         joiners = [[session.cold(cell.prompt) for _ in range(cell.together)] for _ in groups]
     batch = session.warm(0, cell.batch)
     await session.fill_cache(engine, batch, cell.context)
-    room = session.limits.longest(cell.batch + 1, 0) - cell.context
-    output = min(room, session.size.output + SPARE_OUTPUT * len(groups))
+    space = session.limits.longest(cell.batch + 1, 0) - cell.context
+    output = min(space, session.size.output + SPARE_OUTPUT * len(groups))
     load = session.load(engine, batch, cell.context, output)
     joined = []
     for group in joiners:

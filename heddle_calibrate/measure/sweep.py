@@ -97,7 +97,7 @@ async def _stop(session: Session, engine: EngineClient, start_s: float, *, other
 
 
 async def _with_two(session: Session, engine: EngineClient) -> None:
-    """Measure with a second engine, of the first TP degree, if there is room for one."""
+    """Measure with a second engine, of the first TP degree, if another engine fits."""
     session.expect(1)
     try:
         other, start_s = await _start(session, session.spec.tps[0])

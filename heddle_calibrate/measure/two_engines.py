@@ -54,8 +54,8 @@ async def move(
     for engine in (source, target):
         sequences = [session.cold(SHORTEST) for _ in range(batch)]
         await session.fill_cache(engine, sequences, SHORTEST)
-        room = session.limits.longest(2 * MOVE_BATCH, 0) - SHORTEST
-        loads.append(session.load(engine, sequences, SHORTEST, room))
+        space = session.limits.longest(2 * MOVE_BATCH, 0) - SHORTEST
+        loads.append(session.load(engine, sequences, SHORTEST, space))
     kv, export_s = None, 0.0
     if by_kv:
         kv, export_s = await probe.export(source, moving.trajectory, ids)

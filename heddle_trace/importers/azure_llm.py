@@ -10,8 +10,8 @@ from heddle_trace.importers.clocks import elapsed, seconds
 from heddle_trace.importers.generations import identifier
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
-from heddle_trace.importers.protocol import Desk, Found
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.sources import SourceFile
 from heddle_trace.schema import StepRecord, TrajectoryRecord
 
 _HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -26,29 +26,31 @@ class AzureLlm:
         """The header of the table."""
         return head.first_line.replace(" ", "").lower() == _HEADER.lower()
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """One record a line; times count from the earliest first line of all files."""
-        aside = Notes(skip_bad=True)
-        starts = [next((row[1] for row in _rows(source, aside)), None) for source in sources]
+        unreported = Notes(skip_bad=True)
+        starts = [next((row[1] for row in _rows(source, unreported)), None) for source in sources]
         began_s = min((start for start in starts if start is not None), default=0.0)
         for source in sources:
-            for where, time_s, context, generated in _rows(source, desk.notes):
-                with desk.notes.guard(where):
+            for where, time_s, prompt, generated in _rows(source, context.notes):
+                with context.notes.guard(where):
                     number = where.rpartition(" ")[2]
                     name = identifier(f"{source.label}/{number}")
                     record = TrajectoryRecord(
                         trajectory_id=name,
                         group_id=name,
-                        workload=desk.workload_or("completion"),
-                        prompt_tokens=context,
-                        arrival_s=elapsed(began_s, time_s, "from the first line", desk.notes),
+                        workload=context.workload_or("completion"),
+                        prompt_tokens=prompt,
+                        arrival_s=elapsed(began_s, time_s, "from the first line", context.notes),
                         steps=(StepRecord(output_tokens=generated),),
                         source=source.path.name,
                     )
-                    yield Found(where, record)
+                    yield ParsedRecord(where, record)
 
 
-def _rows(source: Source, notes: Notes) -> Iterator[tuple[str, float, int, int]]:
+def _rows(source: SourceFile, notes: Notes) -> Iterator[tuple[str, float, int, int]]:
     for where, line in source.lines(notes):
         text = line.decode(errors="replace").strip()
         if text.lower().startswith("timestamp"):

@@ -18,8 +18,8 @@ from heddle_trace.importers.generations import (
     steps_of,
 )
 from heddle_trace.importers.heads import Head
-from heddle_trace.importers.protocol import Desk, Found
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.sources import SourceFile
 from heddle_trace.limits import Tokens
 from heddle_trace.schema import TrajectoryRecord
 
@@ -65,7 +65,9 @@ class CcProxy:
         """A document with `requests` and the size of its hashed blocks."""
         return head.has("requests", "block_size") or head.has("id", "block_size", "hash_id_scope")
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """The session of each file, after the sub-agents it called."""
         for source in sources:
             where = str(source.path)
@@ -73,21 +75,23 @@ class CcProxy:
             name = source.first("id", str) or source.label
             main = _Agent(id=identifier(name), agent="claude-code", parent=None, generations=[])
             nested: list[_Agent] = []
-            before = desk.notes.damaged
-            for at, request in source.items(desk.notes, "requests.item", _Request):
-                with desk.notes.guard(at):
-                    _take(main, request, block, nested, desk)
+            before = context.notes.damaged
+            for at, request in source.items(context.notes, "requests.item", _Request):
+                with context.notes.guard(at):
+                    _take(main, request, block, nested, context)
             for agent in (*nested, main):
-                with desk.notes.guard(where):
-                    if agent is main and desk.notes.damaged > before:
-                        desk.notes.drop("trajectories of which a part is damaged")
+                with context.notes.guard(where):
+                    if agent is main and context.notes.damaged > before:
+                        context.notes.drop("trajectories of which a part is damaged")
                     elif agent.generations:
-                        yield Found(where, _record(agent, desk))
+                        yield ParsedRecord(where, _record(agent, context))
                     else:
-                        desk.notes.drop("sessions without a generation")
+                        context.notes.drop("sessions without a generation")
 
 
-def _take(agent: _Agent, request: _Request, block: int, nested: list[_Agent], desk: Desk) -> None:
+def _take(
+    agent: _Agent, request: _Request, block: int, nested: list[_Agent], context: ImportContext
+) -> None:
     if request.type == "subagent":
         number = len(nested) + 1
         child = _Agent(
@@ -98,10 +102,10 @@ def _take(agent: _Agent, request: _Request, block: int, nested: list[_Agent], de
         )
         nested.append(child)
         for inner in request.requests:
-            _take(child, inner, block, nested, desk)
+            _take(child, inner, block, nested, context)
         return
     if request.output is None:
-        desk.notes.drop("requests without a count of output tokens")
+        context.notes.drop("requests without a count of output tokens")
         return
     shared = 0
     if agent.last is not None:
@@ -123,12 +127,12 @@ def _take(agent: _Agent, request: _Request, block: int, nested: list[_Agent], de
 
 
 def _close(g: Generation, before: _Request, after: _Request, shared: int, block: int) -> None:
-    """Say what came between two requests of one agent."""
-    spoke = before.stop == "end_turn" and "tool_result" not in after.input_types
-    g.tools = (USER,) if spoke else (UNNAMED,)
+    """Record what happened between two requests of one agent."""
+    by_user = before.stop == "end_turn" and "tool_result" not in after.input_types
+    g.tools = (USER,) if by_user else (UNNAMED,)
     g.wait_s = after.think_time
     pair = [g, Generation(output=None, input=after.input)]
-    # Where the next prompt does not begin with this one, what was added cannot be told. The last
+    # Where the next prompt does not begin with this one, the added tokens are unknown. The last
     # block may differ: what follows it decides how its end was cut into tokens.
     if before.input is None or shared + 1 >= min(before.input // block, len(before.hash_ids)):
         derive_added(pair)
@@ -141,13 +145,13 @@ def _shared(before: Sequence[int], after: Sequence[int]) -> int:
     return min(len(before), len(after))
 
 
-def _record(agent: _Agent, desk: Desk) -> TrajectoryRecord:
+def _record(agent: _Agent, context: ImportContext) -> TrajectoryRecord:
     return TrajectoryRecord(
         trajectory_id=agent.id,
         group_id=agent.id,
-        workload=desk.workload_or("coding-session"),
+        workload=context.workload_or("coding-session"),
         prompt_tokens=agent.generations[0].input,
-        steps=steps_of(agent.generations, desk.notes),
+        steps=steps_of(agent.generations, context.notes),
         model=agent.model,
         agent=agent.agent,
         parent_id=agent.parent,

@@ -1,6 +1,6 @@
-"""Messages of a chat, made into generations: what many formats have in common.
+"""Messages of a chat, converted to generations; many formats share this.
 
-A generation is a message of the assistant. What stands between it and the next one was appended
+A generation is a message of the assistant. The messages between it and the next one were appended
 to the context: results of tools, or words of a person. A message's time is when it was written: for
 one of the assistant's, the end of its generation.
 """
@@ -34,7 +34,7 @@ class Message(msgspec.Struct, array_like=True):
     """A message without its text. Times in Unix seconds; tokens counted, or recorded ones.
 
     `output`, `input`, `cached` are the source's own counts for a generation; `start_s` is when it
-    was asked for. `failed` is what a tool said of itself.
+    was requested. `failed` is the tool's own report.
     """
 
     role: Role
@@ -63,51 +63,51 @@ def generations_of(
 ) -> list[Generation]:
     """The generations of a chat.
 
-    With a simulated user, who is part of the environment, words after the last generation count;
-    those of a person do not. Raises DamagedError for a log whose calls have no results at all.
+    With a simulated user, a part of the environment, words after the last generation count; those
+    of a person do not. Raises DamagedError for a log whose calls have no results at all.
     """
-    turns = list(_turns(messages))
-    generations = [_generation(said, after) for said, after in turns]
-    for g, following, (said, after) in zip(generations, generations[1:], turns, strict=False):
-        broken_off = said.calls and not any(m.role == "tool" for m in after)
+    answers = list(_answers(messages))
+    generations = [_generation(answer, after) for answer, after in answers]
+    for g, following, (answer, after) in zip(generations, generations[1:], answers, strict=False):
+        broken_off = answer.calls and not any(m.role == "tool" for m in after)
         if g.tools and g.until_s is None and not broken_off:
             g.until_s = following.start_s
     if generations and is_user(generations[-1]) and not simulated_user:
         generations[-1].tools, generations[-1].added = (), None
     derive_added(generations)
-    _check_results(turns, notes)
+    _check_results(answers, notes)
     return generations
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
+def _answers(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
     """Each message of the assistant, with what follows it up to the next one."""
-    said: Message | None = None
+    answer: Message | None = None
     after: list[Message] = []
     for message in messages:
         if message.role == "assistant":
-            if said is not None:
-                yield said, after
-            said, after = message, []
-        elif said is not None:
+            if answer is not None:
+                yield answer, after
+            answer, after = message, []
+        elif answer is not None:
             after.append(message)
-    if said is not None:
-        yield said, after
+    if answer is not None:
+        yield answer, after
 
 
-def _generation(said: Message, after: Sequence[Message]) -> Generation:
+def _generation(answer: Message, after: Sequence[Message]) -> Generation:
     results = [m for m in after if m.role == "tool"]
     words = [m for m in after if m.role == "user"]
     g = Generation(
-        output=said.output if said.output is not None else said.tokens,
-        input=said.input,
-        cached=said.cached,
-        start_s=said.start_s,
-        end_s=said.time_s,
+        output=answer.output if answer.output is not None else answer.tokens,
+        input=answer.input,
+        cached=answer.cached,
+        start_s=answer.start_s,
+        end_s=answer.time_s,
     )
-    if said.calls or results:
-        g.tools = said.calls or tuple(UNNAMED for _ in results)
-        told = [m.failed for m in results if m.failed is not None]
-        g.ok = not any(told) if told else None
+    if answer.calls or results:
+        g.tools = answer.calls or tuple(UNNAMED for _ in results)
+        failures = [m.failed for m in results if m.failed is not None]
+        g.ok = not any(failures) if failures else None
         # A call without a result was broken off; how long a person then thought is no tool time.
         g.until_s = max((m.time_s for m in results if m.time_s is not None), default=None)
         g.added = sum(m.tokens for m in after) if results else None
@@ -120,20 +120,22 @@ def _generation(said: Message, after: Sequence[Message]) -> Generation:
     return g
 
 
-def _check_results(turns: Sequence[tuple[Message, Sequence[Message]]], notes: Notes) -> None:
+def _check_results(answers: Sequence[tuple[Message, Sequence[Message]]], notes: Notes) -> None:
     """Note calls without a result; refuse a log that has calls and never a result.
 
     The last generation of a chat that was cut off may well wait for one.
     """
-    calling = [(said, after) for said, after in turns[:-1] if said.calls]
-    unanswered = [said for said, after in calling if not any(m.role == "tool" for m in after)]
+    calling = [(answer, after) for answer, after in answers[:-1] if answer.calls]
+    unanswered = [answer for answer, after in calling if not any(m.role == "tool" for m in after)]
     if calling and len(unanswered) == len(calling):
         raise DamagedError(
             f"calls {unanswered[0].calls[0]!r} and others, and has no result of any tool; "
             "export the log with its tool messages"
         )
     if unanswered:
-        notes.assume("steps whose tool gave no result: its time and size not told", len(unanswered))
+        notes.assume(
+            "steps whose tool gave no result: its time and size not recorded", len(unanswered)
+        )
 
 
 def text_of(content: object, tokens: Counter, notes: Notes) -> int:

@@ -1,7 +1,7 @@
-"""A JSON document on its way to the parser, refused where the parser would take too much memory.
+"""A check of JSON documents before the parser, which would need too much memory for some.
 
-The parser keeps, for each level, the path that leads to it: memory grows with the square of the
-depth, and 200 KB of brackets would take a hundred gigabytes. A text or a number it holds whole.
+The parser keeps the path of each level: memory grows with the square of the depth, and 200 KB of
+brackets would take a hundred gigabytes. It also keeps each text or number whole.
 """
 
 from typing import BinaryIO, Final
@@ -9,7 +9,7 @@ from typing import BinaryIO, Final
 import ijson
 
 MAX_DEPTH: Final = 512
-"""Logs nest a dozen levels deep; what they quote is text."""
+"""Logs nest about a dozen levels deep; quoted documents are text."""
 
 MAX_TEXT_BYTES: Final = 64 * 1024**2
 """Of one text or number, about: it is counted in the pieces that are read."""
@@ -24,7 +24,7 @@ _OPENING = b"[{"
 
 
 class CheckedReader:
-    """What the parser reads from: the stream without a byte order mark, checked as it passes."""
+    """The parser's input: the stream without a byte order mark, checked while it is read."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream

@@ -19,9 +19,9 @@ from heddle_trace.importers.generations import (
     steps_of,
 )
 from heddle_trace.importers.heads import Head
-from heddle_trace.importers.protocol import Desk, Found
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sessions import Sessions
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.sources import SourceFile
 from heddle_trace.limits import Tokens
 from heddle_trace.schema import TrajectoryRecord
 
@@ -99,30 +99,32 @@ class ClaudeCode:
         """Lines of a session with messages, or with what comes before the first."""
         return any("type" in row and ("sessionId" in row or "leafUuid" in row) for row in head.rows)
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """One record a session, and one for each of its sub-agents."""
         with Sessions(_Part) as sessions:
             for source in sources:
-                for where, line in source.rows(desk.notes, _LINES):
-                    with desk.notes.guard(where):
-                        part = _part(line, where, source, desk)
+                for where, line in source.rows(context.notes, _LINES):
+                    with context.notes.guard(where):
+                        part = _part(line, where, source, context)
                         if part is not None:
                             sessions.add(identifier(line.session_id or source.label), part)
             for session, parts in sessions:
-                for lane, members in _lanes(parts, desk).items():
-                    with desk.notes.guard(members[0].where):
-                        record = _record(session, lane, members, desk)
+                for lane, members in _lanes(parts, context).items():
+                    with context.notes.guard(members[0].where):
+                        record = _record(session, lane, members, context)
                         if record is not None:
-                            yield Found(members[0].where, record)
+                            yield ParsedRecord(members[0].where, record)
 
 
-def _part(line: _Line, where: str, source: Source, desk: Desk) -> _Part | None:
+def _part(line: _Line, where: str, source: SourceFile, context: ImportContext) -> _Part | None:
     body = line.message
     if line.type not in ("user", "assistant") or body is None:
-        desk.notes.drop("lines that are no message")
+        context.notes.drop("lines that are no message")
         return None
     if line.is_api_error_message or body.model == "<synthetic>":
-        desk.notes.drop("messages that no model made, such as errors")
+        context.notes.drop("messages that no model made, such as errors")
         return None
     part = _Part(
         where=where,
@@ -137,13 +139,13 @@ def _part(line: _Line, where: str, source: Source, desk: Desk) -> _Part | None:
     )
     blocks = body.content if isinstance(body.content, list) else [body.content]
     if line.type == "assistant":
-        _generated(part, body, blocks, desk)
+        _generated(part, body, blocks, context)
     else:
-        _appended(part, line, blocks, desk)
+        _appended(part, line, blocks, context)
     return part
 
 
-def _generated(part: _Part, body: _Body, blocks: Sequence[Any], desk: Desk) -> None:
+def _generated(part: _Part, body: _Body, blocks: Sequence[Any], context: ImportContext) -> None:
     usage = body.usage or _Usage()
     cached = usage.cache_read_input_tokens or 0
     part.message_id, part.model = body.id or part.uuid, body.model
@@ -155,16 +157,16 @@ def _generated(part: _Part, body: _Body, blocks: Sequence[Any], desk: Desk) -> N
             name = str(block.get("name") or UNNAMED)
             part.calls = (*part.calls, name)
             given = msgspec.json.encode(block.get("input")).decode()
-            part.tokens += desk.tokens.count(name + given)
+            part.tokens += context.tokens.count(name + given)
         elif not (isinstance(block, dict) and block.get("type") == "redacted_thinking"):
-            part.tokens += text_of(block, desk.tokens, desk.notes)
+            part.tokens += text_of(block, context.tokens, context.notes)
 
 
-def _appended(part: _Part, line: _Line, blocks: Sequence[Any], desk: Desk) -> None:
+def _appended(part: _Part, line: _Line, blocks: Sequence[Any], context: ImportContext) -> None:
     results = [b for b in blocks if isinstance(b, dict) and b.get("type") == "tool_result"]
     for block in blocks:
         inner = block.get("content") if isinstance(block, dict) and block in results else block
-        part.tokens += text_of(inner, desk.tokens, desk.notes)
+        part.tokens += text_of(inner, context.tokens, context.notes)
     if results:
         part.role = "tool"
         part.failed = any(bool(block.get("is_error")) for block in results)
@@ -174,13 +176,13 @@ def _appended(part: _Part, line: _Line, blocks: Sequence[Any], desk: Desk) -> No
         part.began = fingerprint(line.cwd, msgspec.json.encode(blocks))
 
 
-def _lanes(parts: Sequence[_Part], desk: Desk) -> dict[str, list[_Part]]:
+def _lanes(parts: Sequence[_Part], context: ImportContext) -> dict[str, list[_Part]]:
     """The lines of a session by the agent they belong to, each line once."""
     lanes: dict[str, list[_Part]] = {}
     roots: dict[str, str] = {}
     for part in parts:
         if part.uuid in roots:
-            desk.notes.drop("lines that repeat an earlier one of their session")
+            context.notes.drop("lines that repeat an earlier one of their session")
             continue
         lane = part.agent
         if part.side and not lane:
@@ -191,20 +193,22 @@ def _lanes(parts: Sequence[_Part], desk: Desk) -> dict[str, list[_Part]]:
     return lanes
 
 
-def _record(session: str, lane: str, parts: Sequence[_Part], desk: Desk) -> TrajectoryRecord | None:
+def _record(
+    session: str, lane: str, parts: Sequence[_Part], context: ImportContext
+) -> TrajectoryRecord | None:
     messages = _messages(parts)
-    generations = generations_of(messages, desk.notes)
+    generations = generations_of(messages, context.notes)
     if not generations:
-        desk.notes.drop("sessions without a generation")
+        context.notes.drop("sessions without a generation")
         return None
     began = next((part.began for part in parts if part.began), "")
     first = next(part for part in parts if part.role == "assistant")
     return TrajectoryRecord(
         trajectory_id=identifier(f"{session}/{lane}") if lane else session,
         group_id=f"prompt-{began}" if began else session,
-        workload=desk.workload_or("coding-session"),
+        workload=context.workload_or("coding-session"),
         prompt_tokens=prompt_of(messages),
-        steps=steps_of(generations, desk.notes),
+        steps=steps_of(generations, context.notes),
         source=first.file,
         model=first.model,
         agent="claude-code/sub-agent" if lane else "claude-code",

@@ -21,9 +21,9 @@ from heddle_trace.importers.generations import (
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.joining import PrefixJoin
 from heddle_trace.importers.notes import DamagedError, Notes
-from heddle_trace.importers.protocol import Desk, Found
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sessions import Sessions
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.sources import SourceFile
 from heddle_trace.limits import Tokens
 from heddle_trace.schema import TrajectoryRecord
 
@@ -142,40 +142,44 @@ class Dynamo:
             for row in head.rows
         )
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """One record a session; all files are one trace."""
-        rows = _Rows(desk)
+        rows = _Rows(context)
         with Sessions(_Part) as sessions:
             for source in sources:
-                for where, row in source.rows(desk.notes, _ROWS):
-                    with desk.notes.guard(where):
+                for where, row in source.rows(context.notes, _ROWS):
+                    with context.notes.guard(where):
                         kept = rows.part(row.event or row, where, source)
                         if kept is not None:
                             sessions.add(*kept)
             if rows.join.forgotten:
-                desk.notes.assume(
+                context.notes.assume(
                     "requests too old to be continued, to bound memory", rows.join.forgotten
                 )
             for session, parts in sessions:
                 where = parts[0].where
-                with desk.notes.guard(where):
-                    generations = _generations(parts, desk)
+                with context.notes.guard(where):
+                    generations = _generations(parts, context)
                     if generations:
-                        yield Found(where, _record(session, parts, generations, rows.began_s, desk))
+                        yield ParsedRecord(
+                            where, _record(session, parts, generations, rows.began_s, context)
+                        )
                     else:
-                        desk.notes.drop("sessions without a generation")
+                        context.notes.drop("sessions without a generation")
 
 
 class _Rows:
     """Makes parts of rows; knows when the trace began."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, context: ImportContext) -> None:
         self.join = PrefixJoin()
         self.began_s = float("inf")
-        self._desk = desk
+        self._context = context
 
-    def part(self, row: _Row, where: str, source: Source) -> tuple[str, _Part] | None:
-        """The session of a row and what it tells; None for what is no generation and no tool."""
+    def part(self, row: _Row, where: str, source: SourceFile) -> tuple[str, _Part] | None:
+        """The session and the part of a row; None unless it is a generation or a tool."""
         if row.event_type in ("tool_end", "tool_error"):
             return self._tool(row, where)
         if row.event_type == "request_end" and row.request is not None:
@@ -184,13 +188,13 @@ class _Rows:
             return self._agentic(row, row.request_id, where)
         if row.event_type is None:
             raise DamagedError("is neither an event of a request trace nor a request with an id")
-        self._desk.notes.drop(f"{identifier(row.event_type)} rows")
+        self._context.notes.drop(f"{identifier(row.event_type)} rows")
         return None
 
     def _request(
-        self, row: _Row, request: _Request, where: str, source: Source
+        self, row: _Row, request: _Request, where: str, source: SourceFile
     ) -> tuple[str, _Part]:
-        context, replay = row.agent_context or _Context(), request.replay or _Replay()
+        agent_context, replay = row.agent_context or _Context(), request.replay or _Replay()
         input_tokens = (
             request.input_tokens if request.input_tokens is not None else replay.input_length
         )
@@ -201,7 +205,7 @@ class _Rows:
         if request.total_time_ms is not None and start_s is not None:
             end_s = start_s + request.total_time_ms / 1e3
         finish = request.finish_reason_metadata or _Finish()
-        session = context.trajectory_id or context.session_id
+        session = agent_context.trajectory_id or agent_context.session_id
         trajectory = tree = identifier(session or request.request_id)
         cached = request.cached_tokens
         if session is None and replay.trace_block_size > 0 and input_tokens is not None:
@@ -218,7 +222,7 @@ class _Rows:
         return trajectory, _Part(
             where=where,
             tree=tree,
-            parent=context.parent_trajectory_id or context.parent_session_id,
+            parent=agent_context.parent_trajectory_id or agent_context.parent_session_id,
             start_s=start_s,
             end_s=end_s,
             output=request.output_tokens,
@@ -230,10 +234,10 @@ class _Rows:
         )
 
     def _tool(self, row: _Row, where: str) -> tuple[str, _Part] | None:
-        context, tool = row.agent_context or _Context(), row.tool
-        session = context.trajectory_id or context.session_id or row.session_id
+        agent_context, tool = row.agent_context or _Context(), row.tool
+        session = agent_context.trajectory_id or agent_context.session_id or row.session_id
         if session is None or tool is None:
-            self._desk.notes.drop("tool rows without a session")
+            self._context.notes.drop("tool rows without a session")
             return None
         end_ms = (
             tool.ended_at_unix_ms if tool.ended_at_unix_ms is not None else row.event_time_unix_ms
@@ -282,13 +286,13 @@ def _failed(tool: _Tool) -> bool:
     return (tool.status or "succeeded").lower() not in ("succeeded", "success", "ok", "completed")
 
 
-def _generations(parts: Sequence[_Part], desk: Desk) -> list[Generation]:
+def _generations(parts: Sequence[_Part], context: ImportContext) -> list[Generation]:
     """The generations of a session in the order of their starts, with the tools between them."""
     requests = [part for part in parts if part.tool is None]
     if all(part.start_s is not None for part in requests):
         ordered = sorted(requests, key=lambda part: (part.start_s or 0.0, part.end_s or 0.0))
         if ordered != requests:
-            desk.notes.assume("sessions whose lines were not in the order of time, put in order")
+            context.notes.assume("sessions whose lines were not in the order of time, put in order")
         requests = ordered
     tools = [part for part in parts if part.tool is not None]
     generations = [
@@ -304,7 +308,7 @@ def _generations(parts: Sequence[_Part], desk: Desk) -> list[Generation]:
     ]
     for index, g in enumerate(generations):
         after = requests[index + 1] if index + 1 < len(requests) else None
-        _follow(g, requests[index], after, tools, desk.notes)
+        _follow(g, requests[index], after, tools, context.notes)
     derive_added(generations)
     return generations
 
@@ -312,7 +316,7 @@ def _generations(parts: Sequence[_Part], desk: Desk) -> list[Generation]:
 def _follow(
     g: Generation, part: _Part, after: _Part | None, tools: Sequence[_Part], notes: Notes
 ) -> None:
-    """Say what came between a generation and the next one of its session."""
+    """Record what happened between a generation and the next one of its session."""
     until_s = after.start_s if after is not None else None
     ran = [
         tool
@@ -334,7 +338,7 @@ def _follow(
     g.wait_s, g.until_s = after.waited_s, until_s
     if any(name != part.name for name in after.waits_for):
         g.wait_s = None  # recorded from the end of another session's request, not from this one's
-        notes.assume("steps that waited for another session: how long, not told")
+        notes.assume("steps that waited for another session: how long, not recorded")
 
 
 def _record(
@@ -342,16 +346,16 @@ def _record(
     parts: Sequence[_Part],
     generations: Sequence[Generation],
     began_s: float,
-    desk: Desk,
+    context: ImportContext,
 ) -> TrajectoryRecord:
     first_s = generations[0].start_s
     return TrajectoryRecord(
         trajectory_id=session,
         group_id=parts[0].tree,
-        workload=desk.workload_or("agent"),
+        workload=context.workload_or("agent"),
         prompt_tokens=generations[0].input,
         arrival_s=None if first_s is None else round(first_s - began_s, 6),
-        steps=steps_of(generations, desk.notes),
+        steps=steps_of(generations, context.notes),
         model=next((part.model for part in parts if part.model), None),
         parent_id=next((part.parent for part in parts if part.parent), None),
     )

@@ -11,12 +11,12 @@ import msgspec
 from heddle_trace.importers.generations import Generation, identifier, steps_of
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.openai_messages import ChatMessage
-from heddle_trace.importers.protocol import Desk, Found
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.sources import SourceFile
 from heddle_trace.schema import TrajectoryRecord
 
 _ACTION = re.compile(r"^Action:\s*(\w+)", re.MULTILINE)
-_TURN = re.compile(r"^(?=Thought:)|^(?=Observation:)", re.MULTILINE)
+_PART = re.compile(r"^(?=Thought:)|^(?=Observation:)", re.MULTILINE)
 _LAST = "finish"
 
 
@@ -40,23 +40,25 @@ class Fireact:
         first = next(iter(head.document.values()))
         return isinstance(first, dict) and "traj" in first and "prompt" in first
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """One record a question and file."""
         for source in sources:
-            for where, (question, run) in source.pairs(desk.notes, _Run):
-                with desk.notes.guard(where):
-                    generations, prompt = _generations(run, desk)
+            for where, (question, run) in source.pairs(context.notes, _Run):
+                with context.notes.guard(where):
+                    generations, prompt = _generations(run, context)
                     if not generations:
-                        desk.notes.drop("runs without a generation")
+                        context.notes.drop("runs without a generation")
                         continue
-                    yield Found(
+                    yield ParsedRecord(
                         where,
                         TrajectoryRecord(
                             trajectory_id=identifier(f"{source.label}/{question}"),
                             group_id=identifier(question),
-                            workload=desk.workload_or("search-hotpotqa"),
+                            workload=context.workload_or("search-hotpotqa"),
                             prompt_tokens=prompt,
-                            steps=steps_of(generations, desk.notes),
+                            steps=steps_of(generations, context.notes),
                             source=source.path.name,
                             agent="fireact",
                             outcome=run.reward,
@@ -64,21 +66,21 @@ class Fireact:
                     )
 
 
-def _generations(run: _Run, desk: Desk) -> tuple[list[Generation], int]:
+def _generations(run: _Run, context: ImportContext) -> tuple[list[Generation], int]:
     """Thoughts with their actions, and the observations between them."""
     if isinstance(run.traj, str):
-        prompt, *turns = [turn.strip() for turn in _TURN.split(run.traj)]
+        prompt, *parts = [part.strip() for part in _PART.split(run.traj)]
     else:
         texts = [str(message.content or "") for message in run.traj]
-        prompt, turns = (texts[0], texts[1:]) if texts else ("", [])
+        prompt, parts = (texts[0], texts[1:]) if texts else ("", [])
     generations: list[Generation] = []
-    for turn in turns:
-        if turn.startswith("Observation:"):
+    for part in parts:
+        if part.startswith("Observation:"):
             if generations and generations[-1].tools:
-                generations[-1].added = desk.tokens.count(turn)
+                generations[-1].added = context.tokens.count(part)
             continue
-        action = _ACTION.search(turn)
+        action = _ACTION.search(part)
         named = action[1].lower() if action else None
         tools = (named,) if named and named != _LAST else ()
-        generations.append(Generation(output=desk.tokens.count(turn), tools=tools))
-    return generations, desk.tokens.count(prompt)
+        generations.append(Generation(output=context.tokens.count(part), tools=tools))
+    return generations, context.tokens.count(prompt)

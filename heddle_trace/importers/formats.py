@@ -1,4 +1,4 @@
-"""The formats that can be imported, and which of them a file is."""
+"""The formats that can be imported, and their detection."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -17,7 +17,7 @@ from heddle_trace.importers.mint import Mint
 from heddle_trace.importers.mooncake import Mooncake
 from heddle_trace.importers.openai_chat import OpenaiChat
 from heddle_trace.importers.protocol import Importer
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.sources import SourceFile
 from heddle_trace.importers.swe_agent import SweAgent
 from heddle_trace.importers.tau2 import Tau2
 from heddle_trace.importers.tau_bench import TauBench
@@ -47,27 +47,29 @@ def recognised(head: Head) -> list[str]:
     return [name for name, importer in FORMATS.items() if importer.recognises(head)]
 
 
-def format_of(sources: Sequence[Source], asked: str) -> str:
-    """The format of all files: the one that was asked for, or the one they show.
+def format_of(sources: Sequence[SourceFile], requested: str) -> str:
+    """The format of all files: the requested one, or the one that they show.
 
-    Raises TraceError when they show none or several, or another than was asked for.
+    Raises TraceError when they show none or several, or another than the requested one.
     """
-    if asked != AUTO and asked not in FORMATS:
-        raise TraceError(f"format {asked!r} is not known; use auto or one of {', '.join(FORMATS)}")
-    shown: dict[str, Source] = {}
+    if requested != AUTO and requested not in FORMATS:
+        raise TraceError(
+            f"format {requested!r} is not known; use auto or one of {', '.join(FORMATS)}"
+        )
+    shown: dict[str, SourceFile] = {}
     for source in sources:
         head = head_of(source)
         found = recognised(head)
-        if asked in found:
+        if requested in found:
             continue
         if found:
             shown.setdefault(found[0], source)
-        elif asked == AUTO:
+        elif requested == AUTO:
             raise TraceError(f"{source.path}: {_unknown(head)}")
-    if asked != AUTO:
+    if requested != AUTO:
         for name, source in shown.items():
-            raise TraceError(f"{source.path}: this is {name}, not {asked}; use --format {name}")
-        return asked
+            raise TraceError(f"{source.path}: this is {name}, not {requested}; use --format {name}")
+        return requested
     if len(shown) > 1:
         (one, first), (other, second) = list(shown.items())[:2]
         raise TraceError(
@@ -77,7 +79,7 @@ def format_of(sources: Sequence[Source], asked: str) -> str:
 
 
 def suspicion(line: bytes, name: str) -> str:
-    """What a line looks like that is damaged as one of format `name`: another, or nothing."""
+    """The format that a line shows, if it is damaged as one of format `name`; or nothing."""
     found = recognised(head_of_bytes(line))
     if not found or name in found:
         return ""

@@ -1,4 +1,4 @@
-"""What importers share: generations as a log tells them, made into the steps of a record."""
+"""Generations as a log records them, converted to steps; all importers share this."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.schema import StepRecord
 
 UNNAMED: Final = "unspecified"
-"""A tool ran whose name the log does not tell."""
+"""A tool whose name the log does not record."""
 
 _NAME_LENGTH = 1_000
 _ID_LENGTH = 200
@@ -24,7 +24,7 @@ _ID_LENGTH = 200
 class Generation:
     """One generation and what followed it. Tokens, and seconds on the clock of the log.
 
-    `tools` names each call, or is (`USER`,) where a person spoke next. The wait is `wait_s` where
+    `tools` names each call, or is (`USER`,) if a person wrote next. The wait is `wait_s` where
     it was recorded, else from `end_s` to `until_s`. `added` are the tokens appended after it.
     """
 
@@ -124,5 +124,5 @@ def fingerprint(*parts: object) -> str:
 
 
 def is_user(g: Generation) -> bool:
-    """Whether a person, or a simulated one, spoke after it."""
+    """Whether a person, or a simulated one, wrote after it."""
     return g.tools == (USER,)

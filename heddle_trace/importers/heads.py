@@ -1,4 +1,4 @@
-"""The beginning of a file, parsed as far as it goes, for formats to recognise themselves in."""
+"""The beginning of a file, parsed as far as possible, by which formats are recognised."""
 
 import io
 import json
@@ -8,13 +8,13 @@ from typing import Any, Final, TypeAlias
 
 import ijson
 
-from heddle_trace.importers.sources import BREAKS, Source, said_of
+from heddle_trace.importers.sources import BREAKS, SourceFile, break_message
 
 HEAD_BYTES: Final = 1024**2
 _ROWS = 200
 
 Json: TypeAlias = Any
-"""What a file holds is anybody's guess here; formats look before they read."""
+"""A value of unknown structure; formats check it before they use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Head:
     """What the first megabyte of a file shows.
 
     `rows` are the first lines that are JSON objects. `document` is the first JSON value of the
-    file, cut off where the megabyte ends. `zipped`: the file is a zip archive. `broken` says why
-    its head could not be read to its end.
+    file, cut off where the megabyte ends. `zipped`: the file is a zip archive. `broken` is the
+    reason why its head could not be read completely.
     """
 
     first_line: str
@@ -48,7 +48,7 @@ class Head:
         return {}
 
 
-def head_of(source: Source) -> Head:
+def head_of(source: SourceFile) -> Head:
     """Read the head of a file. Raises TraceError when it cannot be read at all."""
     if source.zipped:
         return Head(first_line="", rows=(), document=None, zipped=True)
@@ -60,7 +60,7 @@ def head_of(source: Source) -> Head:
             while chunk := stream.readline(HEAD_BYTES - len(start)):
                 start += chunk
         except BREAKS as error:
-            broken = said_of(error)
+            broken = break_message(error)
     return replace(head_of_bytes(bytes(start)), broken=broken)
 
 

@@ -20,8 +20,8 @@ from heddle_trace.importers.generations import (
 )
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.openai_messages import ChatMessage, message_of
-from heddle_trace.importers.protocol import Desk, Found
-from heddle_trace.importers.sources import Source, converted, decoded
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.sources import SourceFile, converted, decoded
 from heddle_trace.limits import Tokens
 from heddle_trace.schema import TrajectoryRecord
 
@@ -96,54 +96,58 @@ class Inspect:
     )
 
     def recognises(self, head: Head) -> bool:
-        """A zip archive, or a document that says what was evaluated."""
+        """A zip archive, or a document with the evaluation."""
         return head.zipped or (head.has("eval", "version") and "status" in head.document)
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """The records of each sample."""
         for source in sources:
-            evaluation, samples = _opened(source, desk)
+            evaluation, samples = _opened(source, context)
             for where, sample in samples:
-                with desk.notes.guard(where):
-                    for record in _records(sample, evaluation, source, desk):
-                        yield Found(where, record)
+                with context.notes.guard(where):
+                    for record in _records(sample, evaluation, source, context):
+                        yield ParsedRecord(where, record)
 
 
-def _opened(source: Source, desk: Desk) -> tuple[_Eval, Iterator[tuple[str, _Sample]]]:
+def _opened(
+    source: SourceFile, context: ImportContext
+) -> tuple[_Eval, Iterator[tuple[str, _Sample]]]:
     if not source.zipped:
         evaluation = source.first("eval", _Eval) or _Eval()
-        return evaluation, source.items(desk.notes, "samples.item", _Sample)
+        return evaluation, source.items(context.notes, "samples.item", _Sample)
     evaluation = _Eval()
-    for where, header in source.members(desk.notes, r"header\.json|_journal/start\.json"):
-        with desk.notes.guard(where):
+    for where, header in source.members(context.notes, r"header\.json|_journal/start\.json"):
+        with context.notes.guard(where):
             evaluation = decoded(header, _HEADERS).eval
-    return evaluation, _unpacked(source, desk)
+    return evaluation, _unpacked(source, context)
 
 
-def _unpacked(source: Source, desk: Desk) -> Iterator[tuple[str, _Sample]]:
-    for where, data in source.members(desk.notes, r"samples/.*\.json"):
-        desk.notes.read += 1
-        with desk.notes.guard(where):
+def _unpacked(source: SourceFile, context: ImportContext) -> Iterator[tuple[str, _Sample]]:
+    for where, data in source.members(context.notes, r"samples/.*\.json"):
+        context.notes.read += 1
+        with context.notes.guard(where):
             yield where, decoded(data, _SAMPLES)
 
 
 def _records(
-    sample: _Sample, evaluation: _Eval, source: Source, desk: Desk
+    sample: _Sample, evaluation: _Eval, source: SourceFile, context: ImportContext
 ) -> Iterator[TrajectoryRecord]:
     group = identifier(f"{evaluation.task}/{sample.id}")
     run = evaluation.eval_id or evaluation.run_id or source.label
     base = identifier(f"{group}/{run}/{sample.epoch}")
-    lanes = _Lanes(sample, desk)
-    made = lanes.generations or _from_messages(sample, desk)
+    lanes = _Lanes(sample, context)
+    made = lanes.generations or _from_messages(sample, context)
     if not made:
-        desk.notes.drop("samples without a generation")
+        context.notes.drop("samples without a generation")
     for number, (lane, generations) in enumerate(made.items()):
         yield TrajectoryRecord(
             trajectory_id=base if not number else identifier(f"{base}/{lanes.name(lane)}-{number}"),
             group_id=group if not number else identifier(f"{group}/{lanes.name(lane)}"),
-            workload=desk.workload_or(evaluation.task or "inspect"),
+            workload=context.workload_or(evaluation.task or "inspect"),
             prompt_tokens=generations[0].input,
-            steps=steps_of(generations, desk.notes),
+            steps=steps_of(generations, context.notes),
             source=source.path.name,
             model=evaluation.model,
             agent="inspect",
@@ -154,7 +158,7 @@ def _records(
 
 
 def _outcome(sample: _Sample) -> bool | None:
-    """The first score, where it says yes or no."""
+    """The first score, if it is yes or no."""
     for score in (sample.scores or {}).values():
         match score.value:
             case "C" | True | 1:
@@ -165,15 +169,15 @@ def _outcome(sample: _Sample) -> bool | None:
     return None
 
 
-def _from_messages(sample: _Sample, desk: Desk) -> dict[str, list[Generation]]:
-    """What a log without events tells: who said what, not when."""
+def _from_messages(sample: _Sample, context: ImportContext) -> dict[str, list[Generation]]:
+    """Messages of a log without events, which have roles but no times."""
     messages = []
     for raw in sample.messages:
-        message = message_of(converted(raw, ChatMessage), desk)
+        message = message_of(converted(raw, ChatMessage), context)
         if message.role == "tool":
             message.failed = bool(raw.get("error"))
         messages.append(message)
-    generations = generations_of(messages, desk.notes, simulated_user=True)
+    generations = generations_of(messages, context.notes, simulated_user=True)
     if not generations:
         return {}
     generations[0].input = generations[0].input or prompt_of(messages)
@@ -183,9 +187,9 @@ def _from_messages(sample: _Sample, desk: Desk) -> dict[str, list[Generation]]:
 class _Lanes:
     """The generations of a sample, apart by the agent that made them."""
 
-    def __init__(self, sample: _Sample, desk: Desk) -> None:
+    def __init__(self, sample: _Sample, context: ImportContext) -> None:
         self.generations: dict[str, list[Generation]] = {}
-        self._desk = desk
+        self._context = context
         self._attachments = sample.attachments
         self._parents: dict[str, str | None] = {}
         self._agents: dict[str, str] = {}
@@ -234,11 +238,11 @@ class _Lanes:
     def _model(self, event: _Event, nested_in: str) -> None:
         lane = self._lane(event, nested_in)
         if lane is None:
-            self._desk.notes.drop("generations by scorers")
+            self._context.notes.drop("generations by scorers")
             return
         output = event.output
         if output is None or output.usage is None or output.usage.output_tokens is None:
-            self._desk.notes.drop("generations that failed, or have no usage")
+            self._context.notes.drop("generations that failed, or have no usage")
             return
         usage = output.usage
         start_s = seconds(event.timestamp)
@@ -279,4 +283,4 @@ class _Lanes:
         """Tokens of a result, whose text may be kept once for the whole sample."""
         text = result if isinstance(result, str) else msgspec.json.encode(result).decode()
         text = self._attachments.get(text.removeprefix("attachment://"), text)
-        return self._desk.tokens.count(text)
+        return self._context.tokens.count(text)

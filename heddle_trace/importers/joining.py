@@ -1,4 +1,4 @@
-"""Requests without a session, joined to conversations by what their prompts begin with."""
+"""Requests without a session, joined to conversations by common prefixes of their prompts."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ OPEN_PREFIXES: Final = 200_000
 """Prefixes that may still be continued, at most; older ones are forgotten, to bound memory."""
 
 LEAST_BLOCKS: Final = 2
-"""Full blocks that a request needs to be found again: one alone may be a prompt that all share."""
+"""Full blocks that a prefix needs: a single block may be a prompt that all share."""
 
 SAME_PREFIX: Final = 64
 """Requests of one prefix that may be continued, at most, the latest of them."""
@@ -28,7 +28,7 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request belongs. `shared` counts the blocks that it repeats of the one before."""
+    """The trajectory of a request. `shared` counts the blocks that it repeats of the one before."""
 
     trajectory: str
     tree: str

@@ -1,9 +1,9 @@
 """Libra's history: one training step a line with its sequences, or one sequence a line.
 
 Source: NetX-lab/Libra, infra/observability/history_collector.py and workflow/. Per sequence
-`input_len`, `output_len`, `prompt_id` and `tool_returns`, of which each tells type, status, tokens,
+`input_len`, `output_len`, `prompt_id` and `tool_returns`, each with type, status, tokens,
 and where in the sequence it stands. In the release positions and `total_output_tokens` count what
-tools added; in the paper they count generated tokens alone. Which of the two it is, the sums tell.
+tools added; in the paper they count generated tokens alone. The sums show which of the two applies.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,8 @@ import msgspec
 from heddle_trace.importers.generations import UNNAMED, Generation, identifier, steps_of
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError
-from heddle_trace.importers.protocol import Desk, Found
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.sources import SourceFile
 from heddle_trace.limits import Tokens
 from heddle_trace.schema import TrajectoryRecord
 
@@ -66,20 +66,22 @@ class LibraHistory:
         """Rows with sequences, or rows that are one."""
         return head.any_row("step", "sequences") or head.any_row("input_len", "output_len")
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """One record a sequence."""
         for source in sources:
-            for number, (where, row) in enumerate(source.rows(desk.notes, _ROWS), start=1):
+            for number, (where, row) in enumerate(source.rows(context.notes, _ROWS), start=1):
                 sequences: Sequence[_Sequence] = ()
-                with desk.notes.guard(where):
+                with context.notes.guard(where):
                     sequences = _sequences(row)
                     if not sequences:
-                        desk.notes.drop("training steps without sequences")
+                        context.notes.drop("training steps without sequences")
                 for index, sequence in enumerate(sequences):
                     at = f"{where}: sequence {index}" if row.sequences else where
-                    with desk.notes.guard(at):
+                    with context.notes.guard(at):
                         name = f"{source.label}/{number}/{index}"
-                        yield Found(at, _record(sequence, name, source, desk))
+                        yield ParsedRecord(at, _record(sequence, name, source, context))
 
 
 def _sequences(row: _Row) -> Sequence[_Sequence]:
@@ -98,26 +100,28 @@ def _sequences(row: _Row) -> Sequence[_Sequence]:
     ]
 
 
-def _record(sequence: _Sequence, name: str, source: Source, desk: Desk) -> TrajectoryRecord:
+def _record(
+    sequence: _Sequence, name: str, source: SourceFile, context: ImportContext
+) -> TrajectoryRecord:
     prompt = sequence.prompt_id
-    generations = _generations(sequence, desk)
+    generations = _generations(sequence, context)
     return TrajectoryRecord(
         trajectory_id=identifier(name),
         group_id=identifier(name if prompt in (None, "") else str(prompt)),
-        workload=desk.workload_or("rollout"),
+        workload=context.workload_or("rollout"),
         prompt_tokens=sequence.input_len,
-        steps=steps_of(generations, desk.notes),
+        steps=steps_of(generations, context.notes),
         source=source.path.name,
         agent="libra",
     )
 
 
-def _generations(sequence: _Sequence, desk: Desk) -> list[Generation]:
+def _generations(sequence: _Sequence, context: ImportContext) -> list[Generation]:
     returns = sequence.tool_returns
     if not returns:
         return [Generation(output=sequence.output_len)]
-    sizes = [_payload(r, desk) for r in returns]
-    outputs = _outputs(sequence, sizes, desk)
+    sizes = [_payload(r, context) for r in returns]
+    outputs = _outputs(sequence, sizes, context)
     generations = [
         Generation(
             output=output,
@@ -132,11 +136,11 @@ def _generations(sequence: _Sequence, desk: Desk) -> list[Generation]:
     return generations
 
 
-def _payload(r: _Return, desk: Desk) -> int:
-    return r.payload_tokens if r.payload_tokens is not None else desk.tokens.count(r.output)
+def _payload(r: _Return, context: ImportContext) -> int:
+    return r.payload_tokens if r.payload_tokens is not None else context.tokens.count(r.output)
 
 
-def _outputs(sequence: _Sequence, sizes: Sequence[int], desk: Desk) -> list[int]:
+def _outputs(sequence: _Sequence, sizes: Sequence[int], context: ImportContext) -> list[int]:
     """Tokens generated before each tool return and after the last, from where returns stand."""
     added = sum(sizes)
     generated = sequence.output_len
@@ -146,7 +150,7 @@ def _outputs(sequence: _Sequence, sizes: Sequence[int], desk: Desk) -> list[int]
         return with_tools
     without = _cut(sequence, generated, [0] * len(sizes))
     if without is not None:
-        desk.notes.assume("sequences whose positions count generated tokens alone")
+        context.notes.assume("sequences whose positions count generated tokens alone")
         return without
     raise DamagedError(
         f"tool_returns: their positions do not fit {generated:,} generated tokens"

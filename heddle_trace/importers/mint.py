@@ -11,8 +11,8 @@ import msgspec
 
 from heddle_trace.importers.generations import Generation, fingerprint, identifier, steps_of
 from heddle_trace.importers.heads import Head
-from heddle_trace.importers.protocol import Desk, Found
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.sources import SourceFile
 from heddle_trace.schema import TrajectoryRecord
 
 _SEARCH = "wikipedia_search"
@@ -60,55 +60,57 @@ class Mint:
             for row in head.rows
         )
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """One record a line."""
         for source in sources:
-            for where, row in source.rows(desk.notes, _ROWS):
-                with desk.notes.guard(where):
-                    generations = _generations(row.state.history, desk)
+            for where, row in source.rows(context.notes, _ROWS):
+                with context.notes.guard(where):
+                    generations = _generations(row.state.history, context)
                     if not generations:
-                        desk.notes.drop("runs without a generation")
+                        context.notes.drop("runs without a generation")
                         continue
-                    yield Found(where, _record(row, generations, source, desk))
+                    yield ParsedRecord(where, _record(row, generations, source, context))
 
 
 def _record(
-    row: _Row, generations: Sequence[Generation], source: Source, desk: Desk
+    row: _Row, generations: Sequence[Generation], source: SourceFile, context: ImportContext
 ) -> TrajectoryRecord:
     task = row.task
-    # Numbers of tasks are told apart by what they ask: every task set counts from 0.
+    # Task numbers are unique only with their prompts: every task set counts from 0.
     group = f"{task.task_id}-{fingerprint(task.prompt)[:8]}" if task.prompt else str(task.task_id)
     return TrajectoryRecord(
         trajectory_id=identifier(f"{source.label}/{task.task_id}"),
         group_id=identifier(group),
-        workload=desk.workload_or(task.task_name or "mint"),
-        prompt_tokens=desk.tokens.count(row.state.history[0].content),
-        steps=steps_of(generations, desk.notes),
+        workload=context.workload_or(task.task_name or "mint"),
+        prompt_tokens=context.tokens.count(row.state.history[0].content),
+        steps=steps_of(generations, context.notes),
         source=source.path.name,
         agent="mint",
         outcome=row.state.success,
     )
 
 
-def _generations(history: Sequence[_Message], desk: Desk) -> list[Generation]:
+def _generations(history: Sequence[_Message], context: ImportContext) -> list[Generation]:
     generations: list[Generation] = []
-    said = ""
+    generated = ""
     for message in history:
         if message.role == "assistant":
-            said = message.content
-            generations.append(Generation(output=desk.tokens.count(said)))
+            generated = message.content
+            generations.append(Generation(output=context.tokens.count(generated)))
         elif generations:
             g = generations[-1]
-            g.added = (g.added or 0) + desk.tokens.count(message.content)
-            g.tools, g.ok = _called(said, message.content)
+            g.added = (g.added or 0) + context.tokens.count(message.content)
+            g.tools, g.ok = _called(generated, message.content)
     return generations
 
 
-def _called(said: str, answer: str) -> tuple[tuple[str, ...], bool | None]:
+def _called(generated: str, answer: str) -> tuple[tuple[str, ...], bool | None]:
     """What a turn that was answered had called, and whether it worked."""
-    code = re.search(r"<execute>(.*?)</execute>", said, re.DOTALL)
+    code = re.search(r"<execute>(.*?)</execute>", generated, re.DOTALL)
     if code:
         return (_SEARCH if _SEARCH in code[1] else "python",), "Traceback" not in answer
-    if "<solution>" in said:
+    if "<solution>" in generated:
         return ("submit",), False
     return (), None

@@ -2,7 +2,7 @@
 
 Source: kvcache-ai/Mooncake, FAST'25 traces (512 tokens a block); the aliases of the keys and
 `session_id`, `delay` are those of Dynamo's replay (ai-dynamo/dynamo, lib/data-gen). A file whose
-later rows hold only what was added to a prompt ("mooncake-delta") cannot be told apart and is
+later rows hold only what was added to a prompt ("mooncake-delta") cannot be distinguished and is
 not meant.
 """
 
@@ -20,9 +20,9 @@ from heddle_trace.importers.generations import (
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.joining import PrefixJoin
 from heddle_trace.importers.notes import DamagedError
-from heddle_trace.importers.protocol import Desk, Found
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sessions import Sessions
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.sources import SourceFile
 from heddle_trace.limits import Tokens
 from heddle_trace.schema import TrajectoryRecord
 
@@ -60,7 +60,8 @@ class Mooncake:
     """Requests of a chat service, joined to conversations."""
 
     assumes = (
-        "between two requests of a conversation a person spoke; how long, the source does not tell",
+        "between two requests of a conversation a person spoke; how long, the source does not "
+        "record",
         "requests without a session are joined where one begins with all full blocks of an earlier "
         "one, two or more, and is as long as its prompt and output; a group is a tree of such "
         "conversations; the hashes of each file are its own",
@@ -76,25 +77,27 @@ class Mooncake:
             for row in head.rows
         )
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """One record a conversation; a session id may go on from file to file, hashes may not."""
         began_s = float("inf")
         with Sessions(_Part) as sessions:
             for source in sources:
                 join = PrefixJoin()
-                for number, (where, row) in enumerate(source.rows(desk.notes, _ROWS), start=1):
-                    with desk.notes.guard(where):
+                for number, (where, row) in enumerate(source.rows(context.notes, _ROWS), start=1):
+                    with context.notes.guard(where):
                         trajectory, part = _part(row, f"{source.label}/{number}", where, join)
                         sessions.add(trajectory, part)
                         if part.time_s is not None:
                             began_s = min(began_s, part.time_s)
                 if join.forgotten:
-                    desk.notes.assume(
+                    context.notes.assume(
                         "requests too old to be continued, to bound memory", join.forgotten
                     )
             for trajectory, parts in sessions:
-                with desk.notes.guard(parts[0].where):
-                    yield Found(parts[0].where, _record(trajectory, parts, began_s, desk))
+                with context.notes.guard(parts[0].where):
+                    yield ParsedRecord(parts[0].where, _record(trajectory, parts, began_s, context))
 
 
 def _part(row: _Row, name: str, where: str, join: PrefixJoin) -> tuple[str, _Part]:
@@ -145,7 +148,7 @@ def _block_tokens(input_tokens: int, blocks: int) -> int:
 
 
 def _record(
-    trajectory: str, parts: Sequence[_Part], began_s: float, desk: Desk
+    trajectory: str, parts: Sequence[_Part], began_s: float, context: ImportContext
 ) -> TrajectoryRecord:
     generations = [
         Generation(output=p.output, input=p.input, cached=p.cached, start_s=p.time_s) for p in parts
@@ -158,8 +161,8 @@ def _record(
     return TrajectoryRecord(
         trajectory_id=trajectory,
         group_id=first.tree,
-        workload=desk.workload_or("conversation"),
+        workload=context.workload_or("conversation"),
         prompt_tokens=first.input,
         arrival_s=None if first.time_s is None else round(first.time_s - began_s, 6),
-        steps=steps_of(generations, desk.notes),
+        steps=steps_of(generations, context.notes),
     )

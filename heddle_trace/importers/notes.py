@@ -1,4 +1,4 @@
-"""What an import says about itself: what it read, left out, assumed, and found damaged."""
+"""Counts of an import: what it read, left out, assumed, and found damaged."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,19 +14,19 @@ _LIMITS: Final[Mapping[type[BaseException], str]] = {
     RecursionError: "is nested too deeply",
     OverflowError: "holds a number that is too large",
 }
-"""What a record can run into wherever it is looked at, and what that says of the record."""
+"""Errors that any access to a record can raise, and their meaning for the record."""
 
 
 class DamagedError(Exception):
-    """A record that cannot be kept. The message says what is wrong with it, not where."""
+    """A record that cannot be kept. The message names the fault, not the place."""
 
 
 @dataclass(slots=True)
 class Notes:
-    """Counts of one import, each under the words that a user reads.
+    """Counts of one import, each under the text that a user reads.
 
     `read` counts what the files hold: lines, items of a document, or members of an archive.
-    `line` is the line that is being read, and `suspect` says what else a damaged one looks like.
+    `line` is the current line; `suspect` returns which other format a damaged line has.
     """
 
     skip_bad: bool = False
@@ -43,18 +43,18 @@ class Notes:
         self.dropped[what] = self.dropped.get(what, 0) + count
 
     def assume(self, what: str, count: int = 1) -> None:
-        """Count something that the source does not say and that was taken to be so."""
+        """Count an assumption about what the source does not record."""
         self.assumed[what] = self.assumed.get(what, 0) + count
 
-    def guard(self, where: str) -> "Guard":
-        """Deal with a record: where it is damaged, stop the import, or count it and go on.
+    def guard(self, where: str) -> "BadRecordPolicy":
+        """Apply the policy for bad records: stop the import, or count the record and continue.
 
-        A context manager. Raises TraceError for a damaged record unless those are to be skipped.
+        A context manager. Raises TraceError for a damaged record unless they are skipped.
         """
-        return Guard(self, where)
+        return BadRecordPolicy(self, where)
 
     def damage(self, where: str, what: str) -> None:
-        """Count a damaged record. Raises TraceError unless those are to be skipped."""
+        """Count a damaged record. Raises TraceError unless they are skipped."""
         if self.line:
             what += self.suspect(self.line)
         if not self.skip_bad:
@@ -64,8 +64,8 @@ class Notes:
             self.first_damaged.append(f"{where}: {what}")
 
 
-class Guard:
-    """See `Notes.guard`. A class, since a line passes through several of them."""
+class BadRecordPolicy:
+    """See `Notes.guard`. A class, not a generator, because it runs several times for each line."""
 
     __slots__ = ("_notes", "_where")
 
@@ -79,7 +79,7 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> bool:
-        """Take damage; let everything else through."""
+        """Handle damage; raise everything else."""
         if error is None or not isinstance(error, (DamagedError, *_LIMITS)):
             return False
         self._notes.damage(self._where, _LIMITS.get(type(error)) or str(error))

@@ -27,9 +27,9 @@ from heddle_trace.importers.heads import Head, head_of
 from heddle_trace.importers.joining import PrefixJoin
 from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.openai_messages import ChatMessage, Usage, message_of
-from heddle_trace.importers.protocol import Desk, Found
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sessions import Sessions
-from heddle_trace.importers.sources import Source, converted
+from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.schema import TrajectoryRecord
 
 _IDS: Final = ("trajectory_id", "session_id", "conversation_id", "thread_id", "trace_id")
@@ -107,29 +107,31 @@ class OpenaiChat:
             return "role" in item or _has_messages(item)
         return any(_has_messages(row) for row in head.rows) or _has_messages(document)
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """One record a conversation."""
         with Sessions(_Part) as sessions:
-            calls = _Calls(desk)
+            calls = _Calls(context)
             for source in sources:
-                for number, (where, raw) in enumerate(_objects(source, desk), start=1):
-                    with desk.notes.guard(where):
+                for number, (where, raw) in enumerate(_objects(source, context), start=1):
+                    with context.notes.guard(where):
                         row = converted(raw, _Row)
                         name = f"{source.label}/{number}"
                         answer = _answer(row)
                         if answer is None:
-                            record = _conversation(row, raw, name, source, desk)
+                            record = _conversation(row, raw, name, source, context)
                             if record is not None:
-                                yield Found(where, record)
+                                yield ParsedRecord(where, record)
                         else:
                             sessions.add(*calls.part(row, raw, answer, name, where, source))
             if calls.join.forgotten:
-                desk.notes.assume(
+                context.notes.assume(
                     "calls too old to be continued, to bound memory", calls.join.forgotten
                 )
             for session, parts in sessions:
-                with desk.notes.guard(parts[0].where):
-                    yield Found(parts[0].where, _joined(session, parts, desk))
+                with context.notes.guard(parts[0].where):
+                    yield ParsedRecord(parts[0].where, _joined(session, parts, context))
 
 
 def _has_messages(value: Any) -> bool:
@@ -143,23 +145,23 @@ def _has_messages(value: Any) -> bool:
     )
 
 
-def _objects(source: Source, desk: Desk) -> Iterator[tuple[str, dict[str, Any]]]:
+def _objects(source: SourceFile, context: ImportContext) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a file: its lines, the items of its array, or all of it."""
     head = head_of(source)
     if head.rows and not isinstance(head.document, list):
-        yield from source.rows(desk.notes, msgspec.json.Decoder(dict[str, Any]))
+        yield from source.rows(context.notes, msgspec.json.Decoder(dict[str, Any]))
     elif "role" in head.item():
         # One array of messages is one conversation; its messages are read one by one.
-        before = desk.notes.damaged
-        messages = [message for _, message in source.items(desk.notes, "item", dict[str, Any])]
-        if desk.notes.damaged > before:
-            desk.notes.drop("trajectories of which a part is damaged")
+        before = context.notes.damaged
+        messages = [message for _, message in source.items(context.notes, "item", dict[str, Any])]
+        if context.notes.damaged > before:
+            context.notes.drop("trajectories of which a part is damaged")
         else:
             yield str(source.path), {"messages": messages}
     elif isinstance(head.document, list):
-        yield from source.items(desk.notes, "item", dict[str, Any])
+        yield from source.items(context.notes, "item", dict[str, Any])
     else:
-        yield from source.items(desk.notes, "", dict[str, Any])
+        yield from source.items(context.notes, "", dict[str, Any])
 
 
 def _answer(row: _Row) -> ChatMessage | None:
@@ -196,27 +198,27 @@ def _group(raw: dict[str, Any], messages: Sequence[ChatMessage]) -> str:
 
 
 def _conversation(
-    row: _Row, raw: dict[str, Any], name: str, source: Source, desk: Desk
+    row: _Row, raw: dict[str, Any], name: str, source: SourceFile, context: ImportContext
 ) -> TrajectoryRecord | None:
     if row.messages is None:
         raise DamagedError("has neither messages nor a request and its response")
     messages: list[Message] = []
     for chat in row.messages:
-        message = message_of(chat, desk)
+        message = message_of(chat, context)
         if message.role == "assistant" and messages:
             message.start_s = messages[-1].time_s
         messages.append(message)
-    generations = generations_of(messages, desk.notes)
+    generations = generations_of(messages, context.notes)
     if not generations:
-        desk.notes.drop("conversations without a generation")
+        context.notes.drop("conversations without a generation")
         return None
     outcome = raw.get("success", raw.get("resolved"))
     return TrajectoryRecord(
         trajectory_id=identifier(_named(raw, (*_IDS, "id", "uuid")) or name),
         group_id=_group(raw, row.messages),
-        workload=desk.workload_or("chat"),
+        workload=context.workload_or("chat"),
         prompt_tokens=prompt_of(messages),
-        steps=steps_of(generations, desk.notes),
+        steps=steps_of(generations, context.notes),
         source=source.path.name,
         model=row.model,
         outcome=outcome if isinstance(outcome, bool) else None,
@@ -226,9 +228,9 @@ def _conversation(
 class _Calls:
     """Puts calls into conversations."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, context: ImportContext) -> None:
         self.join = PrefixJoin()
-        self._desk = desk
+        self._context = context
 
     def part(
         self,
@@ -237,9 +239,9 @@ class _Calls:
         answer: ChatMessage,
         name: str,
         where: str,
-        source: Source,
+        source: SourceFile,
     ) -> tuple[str, _Part]:
-        """The conversation of a call, and what the call tells."""
+        """The conversation of a call, and the call's part."""
         request = row.request or _Request(messages=row.messages, model=row.model)
         if request.messages is None:
             raise DamagedError("request.messages is missing")
@@ -249,8 +251,8 @@ class _Calls:
             name, blocks, full=len(blocks), input_tokens=len(blocks) - 1, output_tokens=1
         )
         session = _named(raw, _IDS)
-        told = message_of(answer, self._desk)
-        new = [message_of(message, self._desk) for message in request.messages[place.shared :]]
+        parsed = message_of(answer, self._context)
+        new = [message_of(message, self._context) for message in request.messages[place.shared :]]
         start_s, end_s = _times(raw)
         counted = sum(message.tokens for message in new)
         return identifier(session) if session is not None else place.trajectory, _Part(
@@ -259,11 +261,11 @@ class _Calls:
             file=source.path.name,
             start_s=start_s,
             end_s=end_s,
-            output=usage.generated if usage.generated is not None else told.tokens,
+            output=usage.generated if usage.generated is not None else parsed.tokens,
             input=usage.prompt if usage.prompt is not None or place.shared else counted,
             cached=usage.cached,
             new=counted,
-            calls=told.calls,
+            calls=parsed.calls,
             after_tool=any(message.role == "tool" for message in new),
             failed=None,
             model=row.model or request.model or (row.response.model if row.response else None),
@@ -282,7 +284,7 @@ def _block(message: ChatMessage) -> int:
 
 
 def _times(raw: dict[str, Any]) -> tuple[float | None, float | None]:
-    """When a call was sent and answered, as far as the log tells."""
+    """When a call was sent and answered, as far as the log records it."""
     places = [p for p in (raw, raw.get("metadata"), raw.get("response")) if isinstance(p, dict)]
     start_s = next((_time(p[k]) for p in places for k in _STARTS if p.get(k) is not None), None)
     end_s = next((_time(p[k]) for p in places for k in _ENDS if p.get(k) is not None), None)
@@ -300,7 +302,7 @@ def _time(value: object) -> float | None:
     return seconds(value)
 
 
-def _joined(session: str, parts: Sequence[_Part], desk: Desk) -> TrajectoryRecord:
+def _joined(session: str, parts: Sequence[_Part], context: ImportContext) -> TrajectoryRecord:
     ordered = list(parts)
     if all(part.start_s is not None for part in parts):
         ordered.sort(key=lambda part: part.start_s or 0.0)
@@ -321,9 +323,9 @@ def _joined(session: str, parts: Sequence[_Part], desk: Desk) -> TrajectoryRecor
     return TrajectoryRecord(
         trajectory_id=session,
         group_id=ordered[0].group,
-        workload=desk.workload_or("chat"),
+        workload=context.workload_or("chat"),
         prompt_tokens=generations[0].input,
-        steps=steps_of(generations, desk.notes),
+        steps=steps_of(generations, context.notes),
         source=ordered[0].file,
         model=ordered[0].model,
     )

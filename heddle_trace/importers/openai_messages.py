@@ -8,7 +8,7 @@ from heddle_trace.importers.chat import ROLES, Message, text_of
 from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.generations import UNNAMED
 from heddle_trace.importers.notes import DamagedError
-from heddle_trace.importers.protocol import Desk
+from heddle_trace.importers.protocol import ImportContext
 from heddle_trace.limits import Tokens
 
 
@@ -59,7 +59,7 @@ class Usage(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """A message; times and usage are additions of those who log."""
+    """A message; times and usage are additions of logging tools."""
 
     role: str
     content: Any = None
@@ -72,7 +72,7 @@ class ChatMessage(msgspec.Struct):
     name: str | None = None
 
 
-def message_of(message: ChatMessage, desk: Desk) -> Message:
+def message_of(message: ChatMessage, context: ImportContext) -> Message:
     """The message without its text. Raises DamagedError for a role that is none."""
     role = ROLES.get(message.role)
     if role is None:
@@ -83,9 +83,9 @@ def message_of(message: ChatMessage, desk: Desk) -> Message:
     usage = message.usage if role == "assistant" and message.usage is not None else Usage()
     tokens = 0
     if usage.generated is None:
-        tokens = text_of(message.content, desk.tokens, desk.notes)
-        tokens += desk.tokens.count(message.reasoning_content)
-        tokens += sum(desk.tokens.count(name + _text(arguments)) for name, arguments in calls)
+        tokens = text_of(message.content, context.tokens, context.notes)
+        tokens += context.tokens.count(message.reasoning_content)
+        tokens += sum(context.tokens.count(name + _text(arguments)) for name, arguments in calls)
     time = message.timestamp if message.timestamp is not None else message.created_at
     return Message(
         role=role,

@@ -1,4 +1,4 @@
-"""An import from beginning to end: files in, a trace and a report out."""
+"""One import: files in, a trace and a report out."""
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from heddle_trace.errors import TraceError
 from heddle_trace.importers.formats import AUTO, FORMATS, format_of, suspicion
 from heddle_trace.importers.notes import DamagedError, Notes
-from heddle_trace.importers.protocol import Desk
+from heddle_trace.importers.protocol import ImportContext
 from heddle_trace.importers.sources import sources as sources_of
 from heddle_trace.importers.tokens import CHARS_PER_TOKEN, counter
 from heddle_trace.writing import TraceWriter
@@ -17,10 +17,10 @@ from heddle_trace.writing import TraceWriter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
-    """What an import read, wrote, left out and assumed.
+    """Counts of an import: read, written, left out, assumed.
 
     `read` counts lines, items of documents, or members of archives. `damaged` of them were left
-    out under `skip_bad`; `first_damaged` says of some which, and why.
+    out under `skip_bad`; `first_damaged` has the place and fault of the first ones.
     """
 
     format: str
@@ -46,16 +46,16 @@ def import_trace(
     tokenizer: str | None = None,
     chars_per_token: float = CHARS_PER_TOKEN,
     workload: str | None = None,
-    hear: Callable[[int, int], None] = lambda read, written: None,
+    on_progress: Callable[[int, int], None] = lambda read, written: None,
 ) -> ImportReport:
     """Read logs of one format and write them as a trace: counts and times only.
 
     Memory does not grow with the files, beyond the largest record. `tokenizer` and
-    `chars_per_token` say how tokens are counted where the log does not (`tokens.counter`).
-    `workload` replaces what the format would call the task. `hear` is told records read and
-    trajectories written, after each of these.
+    `chars_per_token` control the token counts that the log lacks (`tokens.counter`).
+    `workload` replaces the format's own name of the task. `on_progress` gets the numbers of records
+    read and trajectories written, after each trajectory.
 
-    Raises TraceError, naming file and line, for files that are not as their format wants them; with
+    Raises TraceError, naming file and line, for files that violate their format; with
     `skip_bad` damaged records are left out and counted instead. The trace is then not written.
     """
     files = sources_of(paths)
@@ -69,7 +69,7 @@ def import_trace(
     steps = output_tokens = 0
     try:
         with TraceWriter(out) as writer:
-            for found in FORMATS[name].records(files, Desk(notes, tokens, workload)):
+            for found in FORMATS[name].records(files, ImportContext(notes, tokens, workload)):
                 with notes.guard(found.where):
                     try:
                         writer.write(found.record)
@@ -77,12 +77,12 @@ def import_trace(
                         raise DamagedError(str(error)) from None
                     steps += len(found.record.steps)
                     output_tokens += sum(step.output_tokens or 0 for step in found.record.steps)
-                hear(notes.read, writer.trajectories)
+                on_progress(notes.read, writer.trajectories)
             if not writer.trajectories:
                 raise TraceError(f"{files[0].path}: {_empty(notes)}; nothing was written")
     except sqlite3.OperationalError as error:
         raise TraceError(
-            f"no room for temporary files ({error}); set TMPDIR to another disk"
+            f"no space for temporary files ({error}); set TMPDIR to another disk"
         ) from None
     if tokens.texts:
         notes.assume(f"texts counted {tokens.name}, for counts not recorded", tokens.texts)

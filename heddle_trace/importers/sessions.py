@@ -1,4 +1,4 @@
-"""Sessions that a log interleaves, put together again in memory that does not grow with the log."""
+"""Sessions that a log interleaves, grouped in memory that does not grow with the log."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ _CACHE_KIB = 16 * 1024
 
 
 class Sessions(Generic[T]):
-    """Parts of sessions, given back session by session, each in the order in which they came.
+    """Parts of sessions, returned session by session, each in its original order.
 
-    A context manager. The parts are in a database without a name: in memory while it is small,
-    beyond its cache in a file that vanishes with it.
+    A context manager. The parts are in a temporary SQLite database: in memory while it is small,
+    then in a file that SQLite removes.
     """
 
     def __init__(self, part: type[T]) -> None:
@@ -42,7 +42,7 @@ class Sessions(Generic[T]):
         error: BaseException | None,
         _: TracebackType | None,
     ) -> None:
-        """Forget everything."""
+        """Drop all parts."""
         self._db.close()
 
     def add(self, session: str, part: T) -> None:

@@ -1,7 +1,7 @@
 """Files of logs, read as a stream: lines, items of one big JSON document, members of an archive.
 
-Nothing here holds more than one line or item. What is wrong with a file as a whole is a TraceError;
-what is wrong with a part of it goes to `Notes`, which stops or counts.
+Memory holds at most one line or item. A fault of a whole file is a TraceError. A fault of a part
+goes to `Notes`, which stops the import or counts it.
 """
 
 import gzip
@@ -41,14 +41,14 @@ BREAKS: Final = (
     NotImplementedError,
     ijson.JSONError,
 )
-"""What a file that breaks off in its middle can raise; `said_of` says it in a user's words."""
+"""Errors of a truncated or damaged file; `break_message` explains them to a user."""
 _END: Final = object()
-_QUOTED = 100  # characters of what a library says; some quote the damage itself
+_QUOTED = 100  # characters of a library's message; some quote the damage itself
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """One file. `label` tells it from the others of an import, and is what ids are made of."""
+class SourceFile:
+    """One file. `label` is unique in an import; ids are made of it."""
 
     path: Path
     label: str
@@ -56,7 +56,7 @@ class Source:
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
         """The uncompressed bytes. Raises TraceError when they cannot be read."""
-        with _told(self.path), ExitStack() as stack:
+        with _as_trace_error(self.path), ExitStack() as stack:
             stream: BinaryIO = stack.enter_context(self.path.open("rb"))
             start = stream.read(4)
             stream.seek(0)
@@ -67,7 +67,7 @@ class Source:
             yield stream
 
     def lines(self, notes: Notes) -> Iterator[tuple[str, bytes]]:
-        """Each line that is not blank, with the words for where it stands."""
+        """Each line that is not blank, with its place for messages."""
         number = 0
         with self.opened() as stream:
             while True:
@@ -79,7 +79,7 @@ class Source:
                         line = stream.readline(MAX_LINE_BYTES) or b"\n"
                 except BREAKS as error:
                     notes.line = b""
-                    notes.damage(where, said_of(error))
+                    notes.damage(where, break_message(error))
                     return
                 if not line:
                     notes.line = b""
@@ -120,7 +120,7 @@ class Source:
             try:
                 value = next(found, _END)
             except BREAKS as error:
-                notes.damage(f"{self.path}: after record {number}", said_of(error))
+                notes.damage(f"{self.path}: after record {number}", break_message(error))
                 return
             if value is _END:
                 return
@@ -133,7 +133,7 @@ class Source:
     def first(self, prefix: str, kind: type[T]) -> T | None:
         """The first value at `prefix`, or None: where the document has none, or is damaged.
 
-        Damage is told by the pass that reads the records.
+        The pass that reads the records reports damage.
         """
         with self.opened() as stream, suppress(DamagedError, *BREAKS):
             for value in ijson.items(
@@ -144,7 +144,7 @@ class Source:
 
     def members(self, notes: Notes, pattern: str) -> Iterator[tuple[str, bytes]]:
         """The content of each member of a zip archive whose name matches, in its order."""
-        with _told(self.path), _archive(self.path) as archive:
+        with _as_trace_error(self.path), _archive(self.path) as archive:
             for name in archive.namelist():
                 if re.fullmatch(pattern, name):
                     where = f"{self.path}: {name}"
@@ -154,12 +154,12 @@ class Source:
     @property
     def zipped(self) -> bool:
         """Whether it is a zip archive."""
-        with _told(self.path), self.path.open("rb") as stream:
+        with _as_trace_error(self.path), self.path.open("rb") as stream:
             return stream.read(4) == _ZIP
 
 
-def sources(paths: Sequence[str | Path]) -> list[Source]:
-    """Files of an import, each with a label of its own: as much of its path as tells it apart.
+def sources(paths: Sequence[str | Path]) -> list[SourceFile]:
+    """Files of an import, each labelled with the shortest unique end of its path.
 
     Raises TraceError for what is no readable file, and for a file that is named twice.
     """
@@ -167,8 +167,8 @@ def sources(paths: Sequence[str | Path]) -> list[Source]:
     seen: dict[Path, Path] = {}
     for path in named:
         if _NO_TEXT.search(str(path)):
-            said = "the name holds line ends, or bytes that are no text; rename the file"
-            raise TraceError(f"{str(path)!a}: {said}")
+            fault = "the name holds line ends, or bytes that are no text; rename the file"
+            raise TraceError(f"{str(path)!a}: {fault}")
         if path.is_dir():
             raise TraceError(f"{path}: is a folder; name the files in it")
         if not path.exists():
@@ -177,11 +177,11 @@ def sources(paths: Sequence[str | Path]) -> list[Source]:
             raise TraceError(f"{path}: is a pipe or a device; save it to a file first")
         if seen.setdefault(path.resolve(), path) is not path:
             raise TraceError(f"{path}: is named twice; name each file once")
-    return [Source(path, label) for path, label in zip(named, _labels(named), strict=True)]
+    return [SourceFile(path, label) for path, label in zip(named, _labels(named), strict=True)]
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
-    """As much of the end of each path as tells it from the others, endings left out if need be."""
+    """The shortest unique end of each path, without file name endings if possible."""
     plain = [path.absolute() for path in paths]
     for candidates in ([path.with_name(_stem(path.name)) for path in plain], plain):
         for depth in range(1, max((len(path.parts) for path in plain), default=0) + 1):
@@ -192,7 +192,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 
 
 def decoded(line: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """One JSON value. Raises DamagedError in a user's words."""
+    """One JSON value. Raises DamagedError with a message for users."""
     try:
         return decoder.decode(line)
     except msgspec.ValidationError as error:
@@ -204,7 +204,7 @@ def decoded(line: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def _parsed(line: bytes) -> object:
-    """Parse what msgspec refused: it takes no lone surrogates, which logs of cut text hold."""
+    """Parse what msgspec refused: it accepts no lone surrogates, which logs with cut text have."""
     try:
         # Decoded here: json would guess at UTF-16.
         value = json.loads(line.decode().rstrip(), parse_constant=_no_number)
@@ -223,7 +223,7 @@ def _no_number(constant: str) -> NoReturn:
 
 
 def converted(value: object, kind: type[T]) -> T:
-    """A parsed JSON value as a struct. Raises DamagedError in a user's words."""
+    """A parsed JSON value as a struct. Raises DamagedError with a message for users."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -233,7 +233,7 @@ def converted(value: object, kind: type[T]) -> T:
 
 
 def _field_first(message: str) -> str:
-    """msgspec's message with the field in front, as the rest of Heddle has it."""
+    """msgspec's message with the field first, as in Heddle's other messages."""
     match = re.fullmatch(r"(.*) - at `(?:key in )?\$\.?(.*)`", message, re.DOTALL)
     text, where = match.groups() if match else (message, "")
     missing = re.fullmatch(r"Object missing required field `(.*)`", text)
@@ -251,8 +251,8 @@ def _stem(name: str) -> str:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Failures of the disk and of permissions, as one message about the file that is read."""
+def _as_trace_error(path: Path) -> Iterator[None]:
+    """Report failures of the disk and of permissions as a TraceError about the file."""
     try:
         yield
     except OSError as error:
@@ -278,11 +278,11 @@ def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
     try:
         return archive.read(name)
     except BREAKS as error:
-        raise DamagedError(said_of(error)) from None
+        raise DamagedError(break_message(error)) from None
 
 
-def said_of(error: BaseException) -> str:
-    """What breaks a file off in its middle, in a user's words; what came before it was sound."""
+def break_message(error: BaseException) -> str:
+    """A user's message for an error of `BREAKS`; the data before it was sound."""
     match error:
         case EOFError():
             return "the gzip data ends too early: the file was cut off; copy it again"
@@ -295,17 +295,17 @@ def said_of(error: BaseException) -> str:
         case zipfile.BadZipFile():
             return f"is damaged ({str(error)[:_QUOTED]}); copy it again"
         case _:
-            said = error.args[0] if error.args else ""  # bytes where it quotes what is no text
-            return _json_fault(said.decode(errors="replace") if isinstance(said, bytes) else said)
+            text = error.args[0] if error.args else ""  # bytes where it quotes what is no text
+            return _json_fault(text.decode(errors="replace") if isinstance(text, bytes) else text)
 
 
 def _json_fault(message: str) -> str:
-    """What ijson's parser says, which is for a programmer, in a user's words."""
+    """A user's message for an error of ijson's parser."""
     if "premature EOF" in message:
         return "the JSON document ends too early: the file was cut off; copy it again"
     if "UTF8" in message:
         return "is not UTF-8 from here on; save the file in UTF-8"
     if re.search(r"\bNaN\b|\bInfinity\b", message):
         return "holds NaN or Infinity, which JSON does not have; nothing after it can be read"
-    said = message.partition("\n")[0].rpartition(":")[2].strip(" .'")
-    return f"malformed JSON ({said}); nothing after it can be read"
+    fault = message.partition("\n")[0].rpartition(":")[2].strip(" .'")
+    return f"malformed JSON ({fault}); nothing after it can be read"

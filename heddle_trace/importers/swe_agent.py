@@ -15,8 +15,8 @@ from heddle_trace.importers.chat import text_of
 from heddle_trace.importers.generations import UNNAMED, Generation, identifier, steps_of
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import Notes
-from heddle_trace.importers.protocol import Desk, Found
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.sources import SourceFile
 from heddle_trace.importers.tokens import apportioned
 from heddle_trace.limits import Tokens
 from heddle_trace.schema import TrajectoryRecord
@@ -67,7 +67,7 @@ class SweAgent:
 
     assumes = (
         "a tool is named by the first word of its command; its time is `execution_time`, which "
-        "versions before 1 do not record; whether it succeeded is not told",
+        "versions before 1 do not record; whether it succeeded is not recorded",
         "the prompt is what `history` holds before the first answer, without schemas of tools",
         "generated tokens are counted over response and command, and brought to the total of "
         "`tokens_received` where the file has one",
@@ -80,38 +80,44 @@ class SweAgent:
         steps = head.document["trajectory"]
         return not steps or (isinstance(steps[0], dict) and "action" in steps[0])
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """One record a file."""
         for source in sources:
-            before = desk.notes.damaged
-            steps = source.items(desk.notes, "trajectory.item", _Step)
+            before = context.notes.damaged
+            steps = source.items(context.notes, "trajectory.item", _Step)
             generations = []
             for where, step in steps:
-                with desk.notes.guard(where):
-                    generations.append(_generation(step, desk))
-            if desk.notes.damaged > before:
-                desk.notes.drop("trajectories of which a part is damaged")
+                with context.notes.guard(where):
+                    generations.append(_generation(step, context))
+            if context.notes.damaged > before:
+                context.notes.drop("trajectories of which a part is damaged")
                 continue
-            with desk.notes.guard(str(source.path)):
-                yield Found(str(source.path), _record(source, generations, desk))
+            with context.notes.guard(str(source.path)):
+                yield ParsedRecord(str(source.path), _record(source, generations, context))
 
 
-def _record(source: Source, generations: Sequence[Generation], desk: Desk) -> TrajectoryRecord:
+def _record(
+    source: SourceFile, generations: Sequence[Generation], context: ImportContext
+) -> TrajectoryRecord:
     info = source.first("info", _Info) or _Info()
     received = info.model_stats.tokens_received if info.model_stats else None
     if received and generations:
         shares = apportioned(received, [g.output or 0 for g in generations])
         for g, share in zip(generations, shares, strict=True):
             g.output = share
-        desk.notes.assume("outputs from a recorded total, shared out by length", len(generations))
+        context.notes.assume(
+            "outputs from a recorded total, shared out by length", len(generations)
+        )
     config = _config(source)
     problem = config.problem_statement.id if config.problem_statement else None
     return TrajectoryRecord(
         trajectory_id=identifier(source.label),
         group_id=identifier(problem or source.label.rpartition("/")[2]),
-        workload=desk.workload_or("coding"),
-        prompt_tokens=_prompt(source, desk),
-        steps=steps_of(generations, desk.notes),
+        workload=context.workload_or("coding"),
+        prompt_tokens=_prompt(source, context),
+        steps=steps_of(generations, context.notes),
         source=source.path.name,
         model=config.agent.model.name if config.agent and config.agent.model else None,
         agent="swe-agent",
@@ -119,30 +125,30 @@ def _record(source: Source, generations: Sequence[Generation], desk: Desk) -> Tr
     )
 
 
-def _prompt(source: Source, desk: Desk) -> int | None:
+def _prompt(source: SourceFile, context: ImportContext) -> int | None:
     """Tokens before the first answer; None when the file has no history."""
     tokens = None
-    aside = Notes(skip_bad=True)  # what is damaged here, the pass over the steps tells
-    for _, message in source.items(aside, "history.item", _Message):
+    unreported = Notes(skip_bad=True)  # the pass over the steps reports damage
+    for _, message in source.items(unreported, "history.item", _Message):
         if message.role == "assistant":
             break
-        tokens = (tokens or 0) + text_of(message.content, desk.tokens, desk.notes)
+        tokens = (tokens or 0) + text_of(message.content, context.tokens, context.notes)
     return tokens
 
 
-def _generation(step: _Step, desk: Desk) -> Generation:
-    said, action = step.response or "", step.action or ""
+def _generation(step: _Step, context: ImportContext) -> Generation:
+    response, action = step.response or "", step.action or ""
     # With function calling the command is in the call, and not in the words of the response.
-    text = said if action.strip() in said else f"{said}\n{action}"
+    text = response if action.strip() in response else f"{response}\n{action}"
     command = _COMMAND.match(action)
-    added = text_of(step.observation, desk.tokens, desk.notes)
-    g = Generation(output=desk.tokens.count(text), added=added, wait_s=step.execution_time)
+    added = text_of(step.observation, context.tokens, context.notes)
+    g = Generation(output=context.tokens.count(text), added=added, wait_s=step.execution_time)
     if action.strip():
         g.tools = (command[1] if command else UNNAMED,)
     return g
 
 
-def _config(source: Source) -> _Config:
+def _config(source: SourceFile) -> _Config:
     """The configuration of the run, which some versions keep as a text of JSON."""
     found = source.first("replay_config", object)
     try:

@@ -15,8 +15,8 @@ from heddle_trace.importers.generations import identifier, steps_of
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.openai_messages import Usage
-from heddle_trace.importers.protocol import Desk, Found
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.sources import SourceFile
 from heddle_trace.schema import TrajectoryRecord
 
 _CUT_OFF = ("max_steps", "timeout", "too_many_errors", "context_window_exceeded")
@@ -83,26 +83,30 @@ class Tau2:
             return True
         return head.has("info", "tasks") and "environment_info" in (head.document["info"] or {})
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """One record a simulation."""
         for source in sources:
             info = source.first("info", _Info) or _Info()
-            for where, simulation in source.items(desk.notes, "simulations.item", _Simulation):
-                with desk.notes.guard(where):
-                    yield Found(where, _record(simulation, info, source, desk))
+            for where, simulation in source.items(context.notes, "simulations.item", _Simulation):
+                with context.notes.guard(where):
+                    yield ParsedRecord(where, _record(simulation, info, source, context))
 
 
-def _record(run: _Simulation, info: _Info, source: Source, desk: Desk) -> TrajectoryRecord:
-    messages = list(_messages(run.messages, desk))
+def _record(
+    run: _Simulation, info: _Info, source: SourceFile, context: ImportContext
+) -> TrajectoryRecord:
+    messages = list(_messages(run.messages, context))
     domain = info.environment_info and info.environment_info.domain_name
     group = f"{domain or source.label}-{run.task_id}"
     reward = run.reward_info.reward if run.reward_info else None
     return TrajectoryRecord(
         trajectory_id=identifier(f"{identifier(group)}/{run.id}"),
         group_id=identifier(group),
-        workload=desk.workload_or("customer-service"),
+        workload=context.workload_or("customer-service"),
         prompt_tokens=prompt_of(messages),
-        steps=steps_of(generations_of(messages, desk.notes, simulated_user=True), desk.notes),
+        steps=steps_of(generations_of(messages, context.notes, simulated_user=True), context.notes),
         source=source.path.name,
         model=info.agent_info.llm if info.agent_info else None,
         agent="tau2-bench",
@@ -111,30 +115,30 @@ def _record(run: _Simulation, info: _Info, source: Source, desk: Desk) -> Trajec
     )
 
 
-def _messages(raw: Sequence[_Message], desk: Desk) -> Iterator[Message]:
+def _messages(raw: Sequence[_Message], context: ImportContext) -> Iterator[Message]:
     spoken = False
     for message in raw:
         role = ROLES.get(message.role)
         if role is None:
             raise DamagedError(f"role {message.role[:40]!r} is not known; use {', '.join(ROLES)}")
         if message.requestor == "user" and role == "tool":
-            desk.notes.drop("answers of the simulated user's own tools")
+            context.notes.drop("answers of the simulated user's own tools")
             continue
         spoken = spoken or role == "user"
         if role == "assistant" and not spoken and message.usage is None:
             role = "system"
-        yield _message(message, role, desk)
+        yield _message(message, role, context)
 
 
-def _message(message: _Message, role: str, desk: Desk) -> Message:
+def _message(message: _Message, role: str, context: ImportContext) -> Message:
     usage = (message.usage if role == "assistant" else None) or Usage()
     raw_usage = (message.raw_data.usage if message.raw_data else None) or Usage()
     calls = (message.tool_calls or []) if role == "assistant" else []
     tokens = 0
     if usage.generated is None:
-        tokens = text_of(message.content, desk.tokens, desk.notes)
+        tokens = text_of(message.content, context.tokens, context.notes)
         for call in calls:
-            tokens += desk.tokens.count(call.name + msgspec.json.encode(call.arguments).decode())
+            tokens += context.tokens.count(call.name + msgspec.json.encode(call.arguments).decode())
     time_s = seconds(message.timestamp)
     took_s = message.generation_time_seconds
     return Message(

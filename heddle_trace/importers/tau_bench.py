@@ -12,8 +12,8 @@ from heddle_trace.importers.chat import Message, generations_of, prompt_of
 from heddle_trace.importers.generations import fingerprint, identifier, steps_of
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.openai_messages import ChatMessage, message_of
-from heddle_trace.importers.protocol import Desk, Found
-from heddle_trace.importers.sources import Source
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.sources import SourceFile
 from heddle_trace.schema import TrajectoryRecord
 
 
@@ -37,16 +37,18 @@ class TauBench:
         """A list of runs with `traj` and `task_id`."""
         return "traj" in head.item() and "task_id" in head.item()
 
-    def records(self, sources: Sequence[Source], desk: Desk) -> Iterator[Found]:
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
         """One record a run."""
         for source in sources:
-            for where, run in source.items(desk.notes, "item", _Run):
-                with desk.notes.guard(where):
-                    yield Found(where, _record(run, source, desk))
+            for where, run in source.items(context.notes, "item", _Run):
+                with context.notes.guard(where):
+                    yield ParsedRecord(where, _record(run, source, context))
 
 
-def _record(run: _Run, source: Source, desk: Desk) -> TrajectoryRecord:
-    messages = [_told(message_of(m, desk), m) for m in run.traj]
+def _record(run: _Run, source: SourceFile, context: ImportContext) -> TrajectoryRecord:
+    messages = [_with_failure(message_of(m, context), m) for m in run.traj]
     task = (run.info or {}).get("task")
     # The task itself, not its number: number 3 of the airline is not number 3 of the shop.
     group = (
@@ -55,16 +57,16 @@ def _record(run: _Run, source: Source, desk: Desk) -> TrajectoryRecord:
     return TrajectoryRecord(
         trajectory_id=identifier(f"{source.label}/{run.task_id}/{run.trial}"),
         group_id=identifier(group),
-        workload=desk.workload_or("customer-service"),
+        workload=context.workload_or("customer-service"),
         prompt_tokens=prompt_of(messages),
-        steps=steps_of(generations_of(messages, desk.notes, simulated_user=True), desk.notes),
+        steps=steps_of(generations_of(messages, context.notes, simulated_user=True), context.notes),
         source=source.path.name,
         agent="tau-bench",
         outcome=None if run.reward is None else run.reward >= 1.0,
     )
 
 
-def _told(message: Message, raw: ChatMessage) -> Message:
+def _with_failure(message: Message, raw: ChatMessage) -> Message:
     if message.role == "tool":
         message.failed = isinstance(raw.content, str) and raw.content.startswith("Error")
     return message

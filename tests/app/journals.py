@@ -42,27 +42,29 @@ def ready(engine: str, *, at: float = 0.0, tp: int = 1) -> EngineReady:
     )
 
 
-def arrived(who: str, *, at: float = 0.0, prompt: int = 100) -> TrajectoryArrived:
+def arrived(trajectory: str, *, at: float = 0.0, prompt: int = 100) -> TrajectoryArrived:
     return TrajectoryArrived(
         time_s=at,
         rollout=RolloutId("r"),
-        trajectory=TrajectoryId(who),
+        trajectory=TrajectoryId(trajectory),
         group=GroupId("g"),
         task="coding",
         prompt_tokens=prompt,
     )
 
 
-def dispatch(who: str, step: int, engine: str, priority: float = 0.0) -> Dispatch:
+def dispatch(trajectory: str, step: int, engine: str, priority: float = 0.0) -> Dispatch:
     return Dispatch(
-        trajectory=TrajectoryId(who), step=step, engine=EngineId(engine), priority=priority
+        trajectory=TrajectoryId(trajectory), step=step, engine=EngineId(engine), priority=priority
     )
 
 
-def done(who: str, step: int, engine: str, *, at: float, tokens: int, **more: Any) -> StepFinished:
+def done(
+    trajectory: str, step: int, engine: str, *, at: float, tokens: int, **more: Any
+) -> StepFinished:
     return StepFinished(
         time_s=at,
-        trajectory=TrajectoryId(who),
+        trajectory=TrajectoryId(trajectory),
         step=step,
         engine=EngineId(engine),
         output_tokens=tokens,

@@ -14,7 +14,7 @@ from heddle_calibrate.sweeps import read_sweep
 from heddle_core.ids import EngineId
 from heddle_rollout.clock import Clock
 from heddle_runtime.virtual_time import run_virtual
-from heddle_runtime.vllm_settings import SUPPORTED, Installed
+from heddle_runtime.vllm.settings import SUPPORTED, Installed
 from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import PROFILE_FOLDER, load_profile, read_profile
 from tests.app.journals import Heddle
@@ -75,11 +75,11 @@ def test_a_fit_prints_and_keeps_its_error_on_what_was_held_out(
     assert again == read_profile(profile)
     assert again.at(1).errors["decode_unseen"]["worst_pct"] < 1.0
     assert again.errors["measured"]["unseen"]["makespan_worst_pct"] < 2.0
-    told = json.loads(
+    fitted = json.loads(
         done(heddle, "calibrate", "fit", "sweep.json", "-o", "again.json", "--force", "--json")
     )
-    assert told["schema"] == "heddle.fit/1"
-    assert told["errors"]["tables"]["1"] == again.at(1).errors
+    assert fitted["schema"] == "heddle.fit/1"
+    assert fitted["errors"]["tables"]["1"] == again.at(1).errors
 
 
 def test_several_sweeps_are_fitted_together(
@@ -141,7 +141,7 @@ def test_a_sweep_that_cannot_be_begun_says_why(
     args: tuple[object, ...],
     said: str,
 ) -> None:
-    monkeypatch.setattr("heddle_runtime.vllm_checks.installed_vllm", lambda: None)
+    monkeypatch.setattr("heddle_runtime.vllm.checks.installed_vllm", lambda: None)
     status = 1 if "measuring takes" in said else 2
     out = () if "-o" in args else ("-o", "sweep.json")
     message = refused("calibrate", "measure", *SMALL, *args, *out, status=status)
@@ -157,7 +157,7 @@ def test_a_model_that_is_none_or_too_short_is_refused(
     from heddle_runtime.tiny_model import make_tiny_model
 
     installed = Installed(SUPPORTED["cpu"], "cpu")
-    monkeypatch.setattr("heddle_runtime.vllm_checks.installed_vllm", lambda: installed)
+    monkeypatch.setattr("heddle_runtime.vllm.checks.installed_vllm", lambda: installed)
     measure = ("calibrate", "measure", "--engine", "vllm", "--model-dir", "model", "-o", "s.json")
     assert "there is no such model folder" in refused(*measure)
     make_tiny_model("model")

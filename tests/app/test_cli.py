@@ -73,7 +73,7 @@ def test_replay_says_the_same_and_notices_a_change(heddle: Heddle, trace: Path):
     same = heddle("replay", row["run"])
     assert same.exit_code == 0
     assert "commands: the same" in same.stdout
-    # As if the policy had been told something else: its commands are not those recorded.
+    # As if the policy had another context: its commands are not those recorded.
     context = Path(row["run"]) / "context.json"
     context.chmod(0o644)
     context.write_text(context.read_text().replace('"max_running": 2', '"max_running": 3'))

@@ -21,7 +21,7 @@ from heddle.setup import load_cluster_profile, simulated_world
 from heddle_core.defaults import ENGINE_START_S, REPORT_DELAY_S, REPORT_INTERVAL_S, SPARE_SLOTS
 from heddle_core.policy import PolicyContext
 from heddle_rollout.driver import Driver
-from heddle_runtime.vllm_settings import VllmSettings
+from heddle_runtime.vllm.settings import VllmSettings
 from heddle_sim.config import SimulationConfig
 
 

@@ -14,7 +14,7 @@ import pytest
 from heddle.cli.options import CLUSTER
 from heddle.comparison import compare
 from heddle.config import RunConfig
-from heddle.config_files import Source, resolve
+from heddle.config_files import ConfigSource, resolve
 from heddle.planning import plan
 from heddle.runs.metrics import measure
 from heddle.setup import Workspace
@@ -66,18 +66,18 @@ def test_the_late_predictions_are_those_of_tools_that_are_faster():
     page = (DOCS / "policies" / "heddle-paper.md").read_text()
     rows = re.findall(r"^\| `(\w+-512)` \| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|", page, re.MULTILINE)
     assert len(rows) == 3
-    for name, prediction_s, asked, late in rows:
+    for name, prediction_s, predictions, late in rows:
         trace = str(DOCS.parent / "traces" / f"{name}.jsonl.gz")
         scripts, _ = Workspace().completed(RunConfig(trace=trace))
         tools = [step.tool_s for script in scripts for step in script.steps[:-1]]
-        assert int(asked.replace(",", "")) == len(tools)
+        assert int(predictions.replace(",", "")) == len(tools)
         assert int(late.replace(",", "")) == sum(s < float(prediction_s) for s in tools)
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
 def test_every_configuration_in_the_pages_loads(path: Path):
     for block in re.findall(r"```toml\n(.*?)```", path.read_text(), re.DOTALL):
-        resolve([Source(path.name, tomllib.loads(block))])
+        resolve([ConfigSource(path.name, tomllib.loads(block))])
 
 
 def test_tables_read_back_with_the_types_they_were_written_with():

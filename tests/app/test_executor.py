@@ -80,7 +80,7 @@ def test_a_killed_process_is_an_error_with_a_remedy():
 
 
 class Touching(NamedTuple):
-    """A job that marks its begin and its end; it fails if it is told to, else it goes on."""
+    """A job that marks its begin and its end; it fails on request, else it goes on."""
 
     folder: str
     fails: bool = False
@@ -113,7 +113,7 @@ def test_an_error_closes_the_jobs_under_way(tmp_path: Path):
 
 
 class Slow(NamedTuple):
-    """A problem whose search takes a while, and says when it has begun."""
+    """A problem whose search takes a while, and reports its start."""
 
     seconds: float
     begun: str

@@ -1,4 +1,4 @@
-"""What policies are told: history and priors, oracles by name, a prediction service; and again."""
+"""What policies know: history and priors, oracles by name, a prediction service; and again."""
 
 import json
 import shutil
@@ -72,13 +72,13 @@ def test_a_known_workload_gets_its_prior_and_the_run_says_so(heddle: Heddle, cod
 
 def test_a_trace_of_earlier_rollouts_is_told_and_named(heddle: Heddle, coding: Path, earlier: Path):
     row = simulated(heddle, coding, "--policy", "heddle", "--history", earlier)
-    told = manifest(row)["history"]
-    assert (told["name"], len(told["sha256"])) == (str(earlier), 64)
+    known = manifest(row)["history"]
+    assert (known["name"], len(known["sha256"])) == (str(earlier), 64)
     assert load_run(row["run"]).config.history == str(earlier)
     compared = heddle(
         "compare", coding, "--policies", "heddle", "--history", earlier, *CLUSTER, "--json"
     )
-    assert json.loads(compared.stdout)["history"] == told
+    assert json.loads(compared.stdout)["history"] == known
     shown = heddle("compare", coding, "--policies", "heddle", "--history", earlier, *CLUSTER)
     assert f"history  {earlier}" in shown.stdout.splitlines()
 
@@ -96,12 +96,12 @@ def test_history_tells_the_part_of_that_name_its_prompts(
     assert with_prior["makespan_s"] != with_trace["makespan_s"]
 
 
-@pytest.mark.parametrize("asked", ["none", "prior"])
-def test_no_history_is_no_history(heddle: Heddle, coding: Path, asked: str):
-    # A workload that nothing is shipped for, or none asked for.
-    if asked == "prior":
+@pytest.mark.parametrize("source", ["none", "prior"])
+def test_no_history_is_no_history(heddle: Heddle, coding: Path, source: str):
+    # A workload that nothing is shipped for, or none wanted.
+    if source == "prior":
         coding.write_text(coding.read_text().replace('"workload":"coding"', '"workload":"poetry"'))
-    row = simulated(heddle, coding, "--policy", "heddle", "--history", asked)
+    row = simulated(heddle, coding, "--policy", "heddle", "--history", source)
     assert manifest(row)["history"] is None
     run = load_run(row["run"])
     assert run.config.history == "none"
@@ -133,7 +133,7 @@ def test_the_replayed_trace_is_refused_as_history(
     shutil.copy(coding, copied)
     said = refused(verb, coding, "--history", copied)
     assert "is the replayed trace itself" in said
-    assert "told the future" in said
+    assert "know the future" in said
 
 
 @pytest.mark.parametrize(
@@ -246,18 +246,18 @@ def test_math_tools_are_faster_than_predictions(heddle: Heddle, tmp_path: Path):
     write_trace(trace, synth("math", 48, seed=7))
     policy = ("--policy", "heddle-paper", "--prediction-s")
     slow, fast = (simulated(heddle, trace, *policy, s) for s in ("0.27", "0.001"))
-    asked, late = predictions(slow)
+    made, late = predictions(slow)
     # Tools of 0.05 s against predictions of 0.27 s, Table 1 of the paper: hardly any is in time.
-    assert asked > 48
-    assert late / asked > 0.95
+    assert made > 48
+    assert late / made > 0.95
     assert predictions(fast)[1] / predictions(fast)[0] < 0.05
     for row in (slow, fast):
         same_again(heddle, row)
 
 
 def test_coding_tools_hide_some_predictions_and_not_others(heddle: Heddle, coding: Path):
-    asked, late = predictions(simulated(heddle, coding, "--policy", "heddle-paper"))
-    assert 0.2 < late / asked < 0.8
+    made, late = predictions(simulated(heddle, coding, "--policy", "heddle-paper"))
+    assert 0.2 < late / made < 0.8
 
 
 def test_predictors_that_answer_at_once_ask_no_service(heddle: Heddle, coding: Path):

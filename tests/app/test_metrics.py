@@ -23,8 +23,8 @@ from tests.app.journals import arrived, dispatch, done, entry, numbered, ready, 
 A, B, E0, E1 = TrajectoryId("a"), TrajectoryId("b"), EngineId("e0"), EngineId("e1")
 
 
-def finished(who: str, at: float, outcome: Any = "completed") -> TrajectoryFinished:
-    return TrajectoryFinished(time_s=at, trajectory=TrajectoryId(who), outcome=outcome)
+def finished(trajectory: str, at: float, outcome: Any = "completed") -> TrajectoryFinished:
+    return TrajectoryFinished(time_s=at, trajectory=TrajectoryId(trajectory), outcome=outcome)
 
 
 def story() -> list[Entry]:
@@ -203,7 +203,7 @@ def test_chunks_of_the_journal_make_no_difference():
 
 
 def test_an_answer_is_late_once_its_tool_has_ended():
-    def asked(at: float, step: int) -> Entry:
+    def predicted(at: float, step: int) -> Entry:
         return entry(
             ToolStarted(time_s=at, trajectory=A, step=step, tool="bash"),
             Predict(trajectory=A, step=step, estimate=9.0),
@@ -232,10 +232,10 @@ def test_an_answer_is_late_once_its_tool_has_ended():
     journal = [
         entry(ready("e0")),
         entry(arrived("a"), dispatch("a", 0, "e0")),
-        *(made(0, 1.0), asked(1.0, 0), answered(1.1, 0), returned(1.2, 0)),
-        *(made(1, 2.0), asked(2.0, 1), returned(2.0, 1), answered(2.1, 1)),
-        *(made(2, 3.0), asked(3.0, 2), returned(3.1, 2)),
-        *(made(3, 3.2), asked(3.2, 3), answered(3.3, 2)),
+        *(made(0, 1.0), predicted(1.0, 0), answered(1.1, 0), returned(1.2, 0)),
+        *(made(1, 2.0), predicted(2.0, 1), returned(2.0, 1), answered(2.1, 1)),
+        *(made(2, 3.0), predicted(3.0, 2), returned(3.1, 2)),
+        *(made(3, 3.2), predicted(3.2, 3), answered(3.3, 2)),
         entry(finished("a", 3.4)),
     ]
     summary = measure(table(journal)).summary

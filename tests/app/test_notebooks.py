@@ -70,8 +70,8 @@ def test_a_notebook_reads_well_without_running(path: Path):
 def test_cells_call_and_do_not_compute(path: Path):
     lines = [line for cell in cells(path) for line in "".join(cell.source).splitlines()]
     assert not [line for line in lines if line.lstrip().startswith(("for ", "while ", "try:"))]
-    taught = [line for line in lines if line.lstrip().startswith(("def ", "class "))]
-    assert not taught or path.stem == "04_write_a_policy"
+    definitions = [line for line in lines if line.lstrip().startswith(("def ", "class "))]
+    assert not definitions or path.stem == "04_write_a_policy"
 
 
 def test_the_table_names_every_notebook():

@@ -101,19 +101,23 @@ def test_hovering_a_slot_tells_what_ran_there(browser: Chrome, small: Made):
         int(step["step"]),
     )
     arrived_s = run.trajectories.to_pandas()["arrived_s"].min()
-    told = shown.hover("slots", (step["dispatched_s"] + step["ended_s"]) / 2 - arrived_s, slot)
-    assert told.startswith(f"{step['trajectory']}, step {step['step']}\non {step['engine']} from ")
-    assert f"\n{step['output_tokens']:,} tokens in " in told
+    shown_text = shown.hover(
+        "slots", (step["dispatched_s"] + step["ended_s"]) / 2 - arrived_s, slot
+    )
+    assert shown_text.startswith(
+        f"{step['trajectory']}, step {step['step']}\non {step['engine']} from "
+    )
+    assert f"\n{step['output_tokens']:,} tokens in " in shown_text
     assert shown.errors() == []
 
 
 def test_hovering_an_engine_tells_how_full_it_is(browser: Chrome, small: Made):
     shown = Page(browser, small.path)
-    told = shown.hover("engines", 20.0, 0)
-    assert told.startswith("e0, TP ")
-    assert "running" in told
-    assert "KV cache in use" in told
-    assert "failed at 40 s" in told
+    shown_text = shown.hover("engines", 20.0, 0)
+    assert shown_text.startswith("e0, TP ")
+    assert "running" in shown_text
+    assert "KV cache in use" in shown_text
+    assert "failed at 40 s" in shown_text
 
 
 def test_zooming_in_shows_one_stretch_in_all_three_and_a_double_click_all(

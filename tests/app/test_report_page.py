@@ -149,13 +149,13 @@ def test_each_migration_has_its_own_end(tmp_path: Path):
     a, b = TrajectoryId("a"), TrajectoryId("b")
     e0, e1 = EngineId("e0"), EngineId("e1")
 
-    def ended(who: TrajectoryId, at: float, ok: bool) -> MigrationFinished:
+    def ended(trajectory: TrajectoryId, at: float, ok: bool) -> MigrationFinished:
         return MigrationFinished(
-            time_s=at, trajectory=who, source=e0, target=e1, ok=ok, kv_tokens=int(at)
+            time_s=at, trajectory=trajectory, source=e0, target=e1, ok=ok, kv_tokens=int(at)
         )
 
-    def moved(who: TrajectoryId) -> Migrate:
-        return Migrate(trajectory=who, source=e0, target=e1)
+    def moved(trajectory: TrajectoryId) -> Migrate:
+        return Migrate(trajectory=trajectory, source=e0, target=e1)
 
     entries = [
         entry(ready("e0")),

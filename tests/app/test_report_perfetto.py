@@ -34,13 +34,13 @@ NEEDS: Mapping[str, set[str]] = {
 
 
 @pytest.fixture(scope="module")
-def told(small: Made) -> Record:
+def run_record(small: Made) -> Record:
     return record(small.runs[-1])
 
 
 @pytest.fixture(scope="module")
-def events(told: Record) -> list[Event]:
-    return list(json.loads(trace_events(told, packed=False))["traceEvents"])
+def events(run_record: Record) -> list[Event]:
+    return list(json.loads(trace_events(run_record, packed=False))["traceEvents"])
 
 
 def by_thread(events: list[Event]) -> Mapping[tuple[int, int], list[Event]]:
@@ -132,8 +132,8 @@ def test_the_check_sees_what_it_should(
     assert any(said in each for each in found)
 
 
-def test_slices_flows_and_counters_are_those_of_the_run(told: Record, events: list[Event]):
-    d, summary = told.dispatches, told.run.summary
+def test_slices_flows_and_counters_are_those_of_the_run(run_record: Record, events: list[Event]):
+    d, summary = run_record.dispatches, run_record.run.summary
     steps = [e for e in events if e["ph"] == "X" and e["cat"] == "step"]
     assert len(steps) == summary["dispatches"]
     assert sum(e["dur"] for e in steps) / 1e6 == pytest.approx(
@@ -162,7 +162,7 @@ def test_slices_flows_and_counters_are_those_of_the_run(told: Record, events: li
         if name != "KV":
             assert counts[-1] == 0
     reported = [n for (_, name), counts in counters.items() if name == "KV" for n in counts]
-    assert sorted(reported) == sorted(told.reports["kv_used_tokens"].tolist())
+    assert sorted(reported) == sorted(run_record.reports["kv_used_tokens"].tolist())
 
 
 def test_a_flow_leads_from_the_step_before_a_migration_to_the_step_after(events: list[Event]):
@@ -230,9 +230,9 @@ const [sql, done] = arguments;
 
 
 def test_perfetto_s_own_trace_processor_reads_it_without_loss(
-    browser: Chrome, told: Record, events: list[Event]
+    browser: Chrome, run_record: Record, events: list[Event]
 ):
-    with perfetto_ui(trace_events(told, packed=True)) as (address, _):
+    with perfetto_ui(trace_events(run_record, packed=True)) as (address, _):
         browser.get(address)
         WebDriverWait(browser, PATIENCE_S).until(
             lambda b: b.execute_script("return Boolean(window.app && window.app.trace)")
@@ -252,12 +252,12 @@ def test_perfetto_s_own_trace_processor_reads_it_without_loss(
         ]
         assert rows("select distinct depth from slice where category = 'decode'") == [[1]]
         assert rows("select count(*) from flow") == [[sum(e["ph"] in "tf" for e in events)]]
-        d = told.dispatches
+        d = run_record.dispatches
         held = "select p.name, sum(s.dur) from slice s join thread_track t on s.track_id = t.id"
         held += " join thread using (utid) join process p using (upid)"
         held += " where s.category = 'step' group by 1"
         for name, dur in rows(held):
-            code = told.journal.words("engine").index(name.split()[1])
+            code = run_record.journal.words("engine").index(name.split()[1])
             mine = d.engine == code
             lasted = float(np.sum((d.ended_s - d.dispatched_s)[mine]))
             assert dur / 1e9 == pytest.approx(lasted, abs=1e-6 * mine.sum())
@@ -277,9 +277,9 @@ return [model.importWarnings.map((w) => w.message), Object.keys(model.processes)
 
 
 def test_the_viewer_of_chrome_tracing_reads_it_without_a_warning(
-    browser: Chrome, told: Record, events: list[Event]
+    browser: Chrome, run_record: Record, events: list[Event]
 ):
-    text = trace_events(told, packed=False)
+    text = trace_events(run_record, packed=False)
     with perfetto_ui(b"") as (_, assets):
         browser.get(f"{assets}/catapult_trace_viewer.html")
         WebDriverWait(browser, PATIENCE_S).until(
@@ -288,6 +288,6 @@ def test_the_viewer_of_chrome_tracing_reads_it_without_a_warning(
         warnings, processes, flows, steps = browser.execute_script(IMPORT, text.decode())
         browser.get("about:blank")
     assert warnings == []
-    assert processes == 2 + told.run.summary["engines"]
+    assert processes == 2 + run_record.run.summary["engines"]
     assert flows == sum(e["ph"] in "tf" for e in events)
-    assert steps == told.run.summary["dispatches"]
+    assert steps == run_record.run.summary["dispatches"]

@@ -74,27 +74,27 @@ def test_a_terminal_is_told_what_runs_and_how_much_is_done(trace: Path, tmp_path
 
 
 def test_worker_processes_say_how_far_they_are(config: RunConfig, tmp_path: Path):
-    heard: list[list[int]] = []
+    calls: list[list[int]] = []
     compare(
         config,
         ["verl", "slime"],
         out=tmp_path / "runs",
         jobs=2,
-        on_progress=lambda done, each: heard.append([*done]),
+        on_progress=lambda done, each: calls.append([*done]),
     )
-    assert heard
-    assert all(len(done) == 2 for done in heard)
-    for before, after in pairwise(heard):
+    assert calls
+    assert all(len(done) == 2 for done in calls)
+    for before, after in pairwise(calls):
         assert all(x <= y <= 6 for x, y in zip(before, after, strict=True))
 
 
 def test_a_run_counts_its_trajectories_and_is_the_same_for_it(config: RunConfig, tmp_path: Path):
-    heard: list[tuple[int, int]] = []
-    told = simulate(
-        config, out=tmp_path / "runs", on_progress=lambda done, total: heard.append((done, total))
+    calls: list[tuple[int, int]] = []
+    result = simulate(
+        config, out=tmp_path / "runs", on_progress=lambda done, total: calls.append((done, total))
     )
-    assert heard == [(n, 6) for n in range(1, 7)]
-    assert told.summary == simulate(config, out=tmp_path / "runs").summary
+    assert calls == [(n, 6) for n in range(1, 7)]
+    assert result.summary == simulate(config, out=tmp_path / "runs").summary
 
 
 def test_what_runs_is_named_by_what_has_begun():
@@ -122,14 +122,14 @@ def test_a_pipe_gets_no_progress_and_bars_of_ascii(trace: Path, tmp_path: Path):
 
 def test_bars_are_as_long_as_makespans(heddle: Heddle, trace: Path):
     options = ("compare", trace, "--policies", "verl,slime", "--gpus", "2", "--max-running", "2")
-    told = json.loads(heddle(*options, "--json").stdout)
+    result = json.loads(heddle(*options, "--json").stdout)
     lines = heddle(*options, "--seeds", "1").stdout.splitlines()[-2:]
-    means = [p["makespan_s"]["mean"] for p in told["policies"]]
-    for line, policy, mean in zip(lines, told["policies"], means, strict=True):
+    means = [p["makespan_s"]["mean"] for p in result["policies"]]
+    for line, policy, mean in zip(lines, result["policies"], means, strict=True):
         name, bar, value = line.split()
         assert name == policy["policy"]
         assert len(bar) == round(60 * mean / max(means))
-        assert bar.count("#") == round(60 * told["bound"]["makespan_s"] / max(means))
+        assert bar.count("#") == round(60 * result["bound"]["makespan_s"] / max(means))
         assert bar == "#" * bar.count("#") + "-" * bar.count("-")
         assert float(value.replace(",", "")) == pytest.approx(mean, abs=0.05)
 

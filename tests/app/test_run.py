@@ -45,8 +45,8 @@ def test_a_fake_run_is_never_faster_than_its_simulation_and_makes_every_token(
     made = sum(
         e.event.output_tokens for e in journal.entries() if isinstance(e.event, StepFinished)
     )
-    asked = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert made == sum(s["output_tokens"] for t in asked for s in t["steps"])
+    recorded = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert made == sum(s["output_tokens"] for t in recorded for s in t["steps"])
 
 
 def test_a_run_replays_on_a_fresh_controller(heddle: Heddle, trace: Path):
@@ -166,7 +166,7 @@ def test_who_cannot_wait_leaves_a_run_that_says_interrupted(tmp_path: Path):
 def test_the_manifest_says_what_each_engine_was(heddle: Heddle, trace: Path):
     run = load_run(row_of(heddle, trace, "--engines", 2, "--tp", "1,2")["run"])
     ready = [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
-    told = run.manifest["world"]["engines"]
+    engines = run.manifest["world"]["engines"]
     assert [(e.engine, e.shape.tp, e.kv_capacity_tokens) for e in ready] == [
-        (name, facts["tp"], facts["kv_capacity_tokens"]) for name, facts in told.items()
+        (name, facts["tp"], facts["kv_capacity_tokens"]) for name, facts in engines.items()
     ]

@@ -1,4 +1,4 @@
-"""`heddle run --live`: the sandbox is asked before any engine, and what it lacks is told."""
+"""`heddle run --live`: the sandbox is probed before any engine starts, and its notes are shown."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ import heddle.running
 from heddle.runs import load_run
 from heddle_core.ids import EngineId
 from heddle_rollout.engines import StepRequest
-from heddle_runtime.sandbox import Sandbox, SandboxUnavailableError
-from heddle_runtime.tokenizer import FileTokenizer
+from heddle_runtime.agents.tokenizer import FileTokenizer
+from heddle_runtime.sandbox.runner import Sandbox, SandboxUnavailableError
 from tests.app.journals import Heddle
 from tests.runtime.scripted import ScriptedLauncher
 from tests.runtime.test_live import library
@@ -53,40 +53,40 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]
     return ("run", path, "--live", "--engine", "vllm", "--model-dir", model, "--engines", "1")
 
 
-def test_what_the_sandbox_does_not_limit_is_told_and_kept(
+def test_what_the_sandbox_does_not_limit_is_shown_and_kept(
     heddle: Heddle, tasks: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("heddle.live.Sandbox", only("filter"))
     done = heddle(*tasks, "--json")
-    if "cannot fence in programs" in done.stderr:
+    if "cannot isolate programs" in done.stderr:
         pytest.skip(done.stderr)
     assert done.exit_code == 0, done.output
     said = done.stderr.splitlines()
     assert said[0] == "Note: this release was not tested"
-    assert said[1].startswith("Note: tool calls run without namespaces of their own (as was asked")
+    assert said[1].startswith("Note: tool calls run without namespaces of their own (as chosen")
     world = load_run(json.loads(done.stdout)["run"]).manifest["world"]
     assert world["sandbox"] == "filter"
     assert [f"Note: {note}" for note in world["notes"]] == said
     assert list(world["engines"]) == ["e0"]
 
 
-def only(way: str) -> Callable[..., Sandbox]:
-    """The sandbox, as on a machine that permits this way only."""
+def only(mode: str) -> Callable[..., Sandbox]:
+    """The sandbox, as on a machine that permits this mode only."""
 
     def make(*args: Any, **options: Any) -> Sandbox:
-        return Sandbox(*args, **{**options, "way": way})
+        return Sandbox(*args, **{**options, "mode": mode})
 
     return make
 
 
-def test_a_machine_that_cannot_fence_says_so_before_anything_is_started(
+def test_a_machine_without_isolation_is_refused_before_anything_starts(
     refused: Callable[..., str], tasks: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ):
     async def nothing(self: Sandbox) -> None:
-        raise SandboxUnavailableError("this machine cannot fence in programs")
+        raise SandboxUnavailableError("this machine cannot isolate programs")
 
-    monkeypatch.setattr(Sandbox, "_find_way", nothing)
+    monkeypatch.setattr(Sandbox, "_find_mode", nothing)
     said = refused(*tasks)
-    assert said == "Error: this machine cannot fence in programs\n"
+    assert said == "Error: this machine cannot isolate programs\n"
     assert Launcher.started == 0
     assert not list(Path().glob("runs/*"))

@@ -85,9 +85,9 @@ def test_a_workspace_tells_apart_what_configurations_tell_apart(config: RunConfi
 
 
 def test_a_run_prepared_before_is_the_run_of_its_configuration(config: RunConfig, tmp_path: Path):
-    asked = with_policy(config, "heddle")
-    prepared = simulate(prepare(asked), out=tmp_path / "runs")
-    assert prepared.summary == simulate(asked, out=tmp_path / "runs").summary
+    config_heddle = with_policy(config, "heddle")
+    prepared = simulate(prepare(config_heddle), out=tmp_path / "runs")
+    assert prepared.summary == simulate(config_heddle, out=tmp_path / "runs").summary
 
 
 def test_a_set_up_names_the_history_that_it_found(config: RunConfig):

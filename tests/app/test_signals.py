@@ -1,4 +1,4 @@
-"""Signals that ask a run on engines to end: which are raised, where, and which are not."""
+"""Signals that end a run on engines: which are raised, where, and which are not."""
 
 import os
 import signal
@@ -54,19 +54,19 @@ def test_an_error_goes_before_what_was_deferred():
 
 
 def test_a_callback_is_called_for_each_and_for_those_before():
-    heard: list[int] = []
+    received: list[int] = []
 
     def work() -> None:
         with StopSignals() as signals, signals.deferred():
             send(signal.SIGINT)
-            with signals.on_signal(heard.append):
+            with signals.on_signal(received.append):
                 send(signal.SIGTERM)
                 send(signal.SIGINT)
             send(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    assert heard == [1, 2, 3]
+    assert received == [1, 2, 3]
 
 
 def test_handlers_are_given_back_and_what_is_ignored_stays_so():

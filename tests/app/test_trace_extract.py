@@ -36,7 +36,7 @@ def same(before: TrajectoryScript, after: TrajectoryScript, *, shared: bool = Tr
         assert a.tool_s == pytest.approx(b.tool_s, abs=1e-6)
         if shared:
             assert a.shared_tokens == b.shared_tokens
-        if index < len(before.steps) - 1:  # what the last tool says is read by nobody
+        if index < len(before.steps) - 1:  # no generation reads the last tool's output
             assert (a.tool_ok, a.tool_tokens) == (b.tool_ok, b.tool_tokens)
 
 
@@ -78,7 +78,7 @@ def test_a_recorded_trace_with_compactions_comes_back_from_a_run(heddle: Heddle)
     after = scripts(read_trace("back.jsonl"), MissingRules(tool_tokens="zero"))
     assert list(after) == list(before)
     for script in before.values():
-        # How much of a compacted prompt repeats the one before, no event tells.
+        # How much of a compacted prompt repeats the one before, no event records.
         same(script, after[script.id], shared=False)
 
 

@@ -86,7 +86,7 @@ def test_resampling_says_what_it_drew_and_repeated(heddle: Heddle, made: Path):
     done = heddle("trace", "resample", made, *more)
     assert "repeated  3 groups stand for a task a second time" in done.stdout
     assert "repeated  132 trajectories are copies" in done.stdout
-    assert "repeated  9 groups have fewer samples than asked for" in done.stdout
+    assert "repeated  9 groups have fewer samples than requested" in done.stdout
     assert len(read_trace("b.jsonl").records) == 180
     answer = json.loads(heddle("trace", "resample", made, *more, "--force", "--json").stdout)
     assert answer["schema"] == "heddle.trace.resample/1"

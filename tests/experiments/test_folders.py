@@ -1,4 +1,4 @@
-"""Every experiment has its parts, cites its sources, and is told about."""
+"""Every experiment has its parts, cites its sources, and is documented."""
 
 import inspect
 import json
@@ -18,7 +18,7 @@ from experiments.harness.experiment import (
     experiments,
     judged_all,
 )
-from experiments.harness.jobs import REDUCED, asked_of
+from experiments.harness.jobs import REDUCED, planned_runs
 from experiments.harness.report import pages
 from experiments.harness.running import Skipped
 from experiments.harness.store import Store
@@ -60,7 +60,7 @@ def test_every_run_of_a_configuration_can_be_made(experiment: Experiment):
     policy_context = PolicyContext(
         pools={"h100": 8}, shape=shapes[0], shape_choices=shapes, max_running=8, cost=cost
     )
-    for policy in {a.job.policy for a in asked_of(experiment.config, REDUCED)}:
+    for policy in {a.job.policy for a in planned_runs(experiment.config, REDUCED)}:
         plain = re.sub(r"\+(noisy-)?oracle(:[\d.]+)?", "", policy)
         assert load_policy(plain, policy_context).planner is not None
     assert Oracle([]).served is False

@@ -10,7 +10,7 @@ from experiments.harness import running
 from experiments.harness.experiment import EXPERIMENTS, LOCAL, Place
 from experiments.harness.experiment import FIGURES as PICTURES
 from experiments.harness.extract import FIGURES, QUANTILES
-from experiments.harness.jobs import FULL, REDUCED, Job, Rollout, asked_of, content_key
+from experiments.harness.jobs import FULL, REDUCED, Job, Rollout, content_key, planned_runs
 from experiments.harness.running import Skipped, records_of, run_missing, trace_of
 from experiments.harness.store import ROOT, Store
 from heddle.config import ClusterConfig
@@ -61,10 +61,10 @@ def test_a_run_is_kept_whole_and_never_made_again(store: Store):
 def test_two_processes_make_what_one_makes(tmp_path: Path):
     jobs = [JOB, replace(JOB, policy="slime")]
     alone, shared = Store(tmp_path / "alone"), Store(tmp_path / "shared")
-    heard: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     run_missing(jobs, alone, processes=1, on_progress=unheard)
-    assert run_missing(jobs, shared, processes=2, on_progress=lambda *t: heard.append(t)) == 2
-    assert heard == [(0, 2), (1, 2), (2, 2)]
+    assert run_missing(jobs, shared, processes=2, on_progress=lambda *t: calls.append(t)) == 2
+    assert calls == [(0, 2), (1, 2), (2, 2)]
     for job in jobs:
         one, two = dict(alone.get(job.key)), dict(shared.get(job.key))
         assert one.pop("wall_s") > 0
@@ -83,10 +83,10 @@ def test_what_had_finished_before_an_interrupt_is_not_run_again(store: Store, mo
         into.put(job.key, "asked", {"seed": job.seed})
 
     monkeypatch.setattr(running, "run_one", fake)
-    heard: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     with pytest.raises(KeyboardInterrupt):
-        run_missing(jobs, store, processes=1, on_progress=lambda *told: heard.append(told))
-    assert heard == [(0, 5), (1, 5), (2, 5), (3, 5)]
+        run_missing(jobs, store, processes=1, on_progress=lambda *counts: calls.append(counts))
+    assert calls == [(0, 5), (1, 5), (2, 5), (3, 5)]
     first, ran = ran, []
     assert run_missing(jobs, store, processes=1, on_progress=unheard) == 2
     assert sorted(first + ran) == list(range(5))
@@ -135,36 +135,36 @@ def test_a_forgotten_result_is_made_again(store: Store):
         made.append(1)
         return {"n": len(made)}
 
-    asked = {"question": 1}
-    assert [store.memo(asked, make)["n"] for _ in range(3)] == [1, 1, 1]
-    store.forget(content_key(asked))
-    assert store.memo(asked, make)["n"] == 2
+    question = {"question": 1}
+    assert [store.memo(question, make)["n"] for _ in range(3)] == [1, 1, 1]
+    store.forget(content_key(question))
+    assert store.memo(question, make)["n"] == 2
     with pytest.raises(KeyError, match="run the experiment"):
         store.get("none")
 
 
 def test_lists_in_a_configuration_stand_for_each_of_their_values():
     config = {"runs": [{"workload": ["coding", "math"], "policy": ["verl", "heddle"]}]}
-    asked = asked_of(config, REDUCED)
-    assert len(asked) == 2 * 2 * REDUCED.seeds
-    assert {a.job.rollout.trajectories for a in asked} == {100 * REDUCED.gpus}
-    assert {a.job.rollout.seed for a in asked} == {101, 102}
-    assert {a.job.cluster.prediction_s for a in asked} == {0.10, 0.27}
-    large = asked_of({"runs": [{"model": "qwen3-32b"}]}, FULL)
+    runs = planned_runs(config, REDUCED)
+    assert len(runs) == 2 * 2 * REDUCED.seeds
+    assert {a.job.rollout.trajectories for a in runs} == {100 * REDUCED.gpus}
+    assert {a.job.rollout.seed for a in runs} == {101, 102}
+    assert {a.job.cluster.prediction_s for a in runs} == {0.10, 0.27}
+    large = planned_runs({"runs": [{"model": "qwen3-32b"}]}, FULL)
     assert {(a.job.cluster.tp, a.job.rollout.trajectories) for a in large} == {(2, 3200)}
 
 
 def test_every_policy_is_given_the_same_rollouts():
     config = {"runs": [{"policy": ["verl", "heddle"], "max_running": [50, 100]}]}
     by_seed: dict[int, set[Rollout]] = {}
-    for asked in asked_of(config, FULL):
-        by_seed.setdefault(asked.job.rollout.seed, set()).add(asked.job.rollout)
+    for run in planned_runs(config, FULL):
+        by_seed.setdefault(run.job.rollout.seed, set()).add(run.job.rollout)
     assert [len(rollouts) for rollouts in by_seed.values()] == [1, 1, 1]
 
 
 def test_a_key_that_nothing_reads_is_refused():
     with pytest.raises(ValueError, match="polcy"):
-        asked_of({"runs": [{"polcy": "verl"}]}, REDUCED)
+        planned_runs({"runs": [{"polcy": "verl"}]}, REDUCED)
 
 
 def test_tools_can_be_scaled_and_nothing_else_moves():

@@ -54,10 +54,10 @@ def test_values_read_well_in_a_table(value: Value, text: str):
 
 
 def runs() -> Results:
-    """Two seeds, the second a rollout twice as slow for everybody."""
-    told = [("verl", 100.0), ("verl", 50.0), ("heddle", 150.0), ("heddle", 80.0)]
+    """Two seeds, the second a rollout twice as slow for every policy."""
+    runs = [("verl", 100.0), ("verl", 50.0), ("heddle", 150.0), ("heddle", 80.0)]
     return Results(
-        [({"policy": p, "workload": "coding"}, {"throughput_tok_s": t, "x": None}) for p, t in told]
+        [({"policy": p, "workload": "coding"}, {"throughput_tok_s": t, "x": None}) for p, t in runs]
     )
 
 

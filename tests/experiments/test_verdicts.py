@@ -10,15 +10,15 @@ from experiments.harness.values import Value, estimate, exactly
 from experiments.harness.verdicts import Claim, Expected, judge, read_expected
 
 
-def claim(**told) -> Claim:
-    return Claim(id="gain", what="gain", source="Figure 12", **told)
+def claim(**fields) -> Claim:
+    return Claim(id="gain", what="gain", source="Figure 12", **fields)
 
 
 RANGE = {"low": 1.4, "high": 2.3, "direction": "above"}
 
 
 @pytest.mark.parametrize(
-    ("told", "mean", "verdict"),
+    ("fields", "mean", "verdict"),
     [
         (RANGE, 1.4, "agrees"),
         (RANGE, 1.37, "agrees"),  # the range is widened by 10 % of its distance from neutral
@@ -37,8 +37,8 @@ RANGE = {"low": 1.4, "high": 2.3, "direction": "above"}
         ({"value": 1.0, "tolerance": 1e-9}, 1.0 + 1e-6, "disagrees"),
     ],
 )
-def test_verdicts(told, mean: float, verdict: str):
-    assert judge(claim(**told), exactly(mean)).verdict == verdict
+def test_verdicts(fields, mean: float, verdict: str):
+    assert judge(claim(**fields), exactly(mean)).verdict == verdict
 
 
 def test_a_confidence_interval_that_meets_the_range_agrees_and_a_range_of_cells_does_not():
@@ -63,16 +63,16 @@ def test_ratio_is_over_the_middle_of_the_claim():
 
 
 @pytest.mark.parametrize(
-    ("told", "said"), [({}, "claims nothing"), ({"low": 1.0, "direction": "above"}, "one end")]
+    ("fields", "said"), [({}, "claims nothing"), ({"low": 1.0, "direction": "above"}, "one end")]
 )
-def test_half_a_claim_is_refused(told, said: str):
+def test_half_a_claim_is_refused(fields, said: str):
     with pytest.raises(ValueError, match=said):
-        claim(**told)
+        claim(**fields)
 
 
 def write(path: Path, *claims: dict) -> Path:
-    told = {"figure": "F0", "title": "t", "source": "s", "claims": list(claims)}
-    path.write_text(json.dumps(told))
+    fields = {"figure": "F0", "title": "t", "source": "s", "claims": list(claims)}
+    path.write_text(json.dumps(fields))
     return path
 
 

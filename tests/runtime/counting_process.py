@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heddle_runtime import wire
-from heddle_runtime.engine_process import connect, serve
-from heddle_runtime.stepped_core import Activity, Output
-from heddle_runtime.vllm_settings import VllmSettings
-from heddle_runtime.wire import Channel, Order
+from heddle_runtime.process import wire
+from heddle_runtime.process.engine_core import Activity, CoreOutput
+from heddle_runtime.process.loop import connect, serve
+from heddle_runtime.process.wire import Channel, Order
+from heddle_runtime.vllm.settings import VllmSettings
 
 BLOCK = 32
 CAPACITY = 64_000
@@ -38,13 +38,13 @@ class _Running:
 
 @dataclass(slots=True)
 class CountingCore:
-    """Implements `stepped_core.Core`."""
+    """Implements `EngineCore`."""
 
     folder: Path
     weights: str
     block_tokens: int = BLOCK
     hold_pulls: bool = False
-    """Pulls stay in the queue, as they do where there is no room."""
+    """Pulls stay in the queue, as they do without free blocks."""
     requests: dict[str, _Running] = field(default_factory=dict)
     cached: dict[tuple[str, tuple[int, ...]], None] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ class CountingCore:
         if running is not None and running.scheduled_s:
             self._remember(running, running.context[:-1])
 
-    def step(self) -> Iterator[Output]:
+    def step(self) -> Iterator[CoreOutput]:
         time.sleep(ITERATION_S)
         for name, running in list(self.requests.items()):
             if running.kv is not None and self.hold_pulls:
@@ -82,7 +82,7 @@ class CountingCore:
                 running.scheduled_s = time.monotonic()
                 if running.kv is not None and not self._pull(running):
                     del self.requests[name]
-                    yield Output(name, [], "error", 0.0, 0, -1, None)
+                    yield CoreOutput(name, [], "error", 0.0, 0, -1, None)
                     continue
                 running.cached = self._found(running)
             token = next_token(running.context, self.weights)
@@ -95,7 +95,7 @@ class CountingCore:
                 if running.export:
                     kv = {"file": str(self.folder / f"{os.getpid()}-{name}.json")}
                     Path(kv["file"]).write_text(json.dumps(running.context[:-1]))
-            yield Output(
+            yield CoreOutput(
                 name,
                 [token],
                 "" if running.left else "length",

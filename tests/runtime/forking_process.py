@@ -3,8 +3,8 @@
 import os
 import time
 
-from heddle_runtime.vllm_settings import VllmSettings
-from heddle_runtime.wire import Channel, Order
+from heddle_runtime.process.wire import Channel, Order
+from heddle_runtime.vllm.settings import VllmSettings
 from tests.runtime import counting_process
 
 

@@ -1,4 +1,4 @@
-"""What processes are there, as the kernel tells: for tests that nothing is left behind."""
+"""The processes that run, from /proc: for tests that none is left."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Engines that say what they were told to, as token ids: live agents without a model."""
+"""Engines with scripted outputs, as token ids: live agents without a model."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from heddle_rollout.engines import (
 )
 
 Model = Callable[[StepRequest], Sequence[int]]
-"""Returns what is generated for a prompt; longer than asked for, it is cut there."""
+"""Returns the generation for a prompt; it is cut at the requested length."""
 
 
 def end_of(request: StepRequest, ids: Sequence[int], *, finished: bool = True) -> StepResult:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from heddle_runtime import wire
-from heddle_runtime.engine_process import serve
-from heddle_runtime.stepped_core import Output
-from heddle_runtime.vllm_settings import VllmSettings
-from heddle_runtime.wire import Channel, ClosedError, Report, pack_ids, unpack_ids
+from heddle_runtime.process import wire
+from heddle_runtime.process.engine_core import CoreOutput
+from heddle_runtime.process.loop import serve
+from heddle_runtime.process.wire import Channel, ClosedError, Report, pack_ids, unpack_ids
+from heddle_runtime.vllm.settings import VllmSettings
 from tests.patience import PATIENCE_S
 from tests.runtime.contract import ids
 from tests.runtime.counting_process import CountingCore
@@ -39,7 +39,7 @@ class SpiedCore(CountingCore):
         self.calls.append(("abort", request))
         CountingCore.abort(self, request)
 
-    def step(self) -> Iterator[Output]:
+    def step(self) -> Iterator[CoreOutput]:
         if self.stall_pulls:
             for running in self.requests.values():
                 running.scheduled_s = running.scheduled_s or time.monotonic()
@@ -54,7 +54,7 @@ class Driver:
 
     def __init__(self, sock: socket.socket) -> None:
         self.channel: Channel[Report] = Channel(sock, Report)
-        self.told: list[Report] = []
+        self.reports: list[Report] = []
 
     def send(self, order: wire.Order) -> None:
         self.channel.send(order)
@@ -63,12 +63,12 @@ class Driver:
         until_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < until_s:
             self.channel.flush()
-            for report in self.told:
+            for report in self.reports:
                 if isinstance(report, kind):
-                    self.told.remove(report)
+                    self.reports.remove(report)
                     return report
             if select.select([self.channel], [], [], 0.1)[0]:
-                self.told += self.channel.receive()
+                self.reports += self.channel.receive()
         raise AssertionError(f"no {kind.__name__} came")
 
     def step(self, id_: int, trajectory: str, context: list[int], output: int) -> list[int]:
@@ -76,8 +76,8 @@ class Driver:
         sent_s = time.monotonic()
         self.send(wire.Start(id_, trajectory, pack_ids(context), output, True, sent_s))
         ended = self.take(wire.Ended)
-        made = [m.tokens for r in self.told if isinstance(r, wire.Progress) for m in r.made]
-        self.told.clear()
+        made = [m.tokens for r in self.reports if isinstance(r, wire.Progress) for m in r.made]
+        self.reports.clear()
         return unpack_ids(b"".join([*made, ended.tokens]))
 
 
@@ -193,7 +193,7 @@ def test_a_pinned_step_goes_on_in_the_request_of_the_one_before(core):
     assert (len(first), len(second)) == (3, 3)
 
 
-@pytest.mark.parametrize("why", ["another context", "time", "room", "forget", "export", "weights"])
+@pytest.mark.parametrize("why", ["another context", "time", "space", "forget", "export", "weights"])
 def test_a_pinned_step_is_let_go(core, why, tmp_path):
     context = ids("gone", 50)
     with at_work(core, pin_s=0.2 if why == "time" else 60.0) as driver:
@@ -204,9 +204,9 @@ def test_a_pinned_step_is_let_go(core, why, tmp_path):
                 driver.step(2, "gone", ids("compacted", 40), 3)
             case "time":
                 until(lambda: ("abort", "1.0") in core.calls)
-            case "room":
+            case "space":
                 core.crowded = True
-                driver.step(2, "somebody", ids("somebody", 40), 30)
+                driver.step(2, "another", ids("another", 40), 30)
                 until(lambda: ("abort", "1.0") in core.calls)
             case "forget":
                 driver.send(wire.Forget("gone"))

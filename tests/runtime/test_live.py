@@ -18,20 +18,26 @@ from heddle_core.events import StepFinished, ToolReturned, ToolStarted, Trajecto
 from heddle_rollout.agents import NextAction, ToolAnswer
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.engines import StepRequest, StepResult
+from heddle_runtime.agents.dialogue import (
+    GiveAnswer,
+    RunProgram,
+    opening,
+    output_of,
+    read_generation,
+)
+from heddle_runtime.agents.live import AgentLimitError, AgentLimits, LiveAgent, live_agents
+from heddle_runtime.agents.tasks import Task, TaskFileError, read_tasks
+from heddle_runtime.agents.tokenizer import FileTokenizer, TokenizerError, load_tokenizer
+from heddle_runtime.agents.transcripts import Transcript, transcript_file
 from heddle_runtime.clock import RunClock
-from heddle_runtime.dialogue import GiveAnswer, RunProgram, opening, output_of, read_generation
-from heddle_runtime.live import AgentLimitError, AgentLimits, LiveAgent, live_agents
 from heddle_runtime.rollout import RolloutRun
-from heddle_runtime.sandbox import (
+from heddle_runtime.sandbox.runner import (
     Sandbox,
     SandboxError,
     SandboxLimits,
     SandboxResult,
     SandboxUnavailableError,
 )
-from heddle_runtime.tasks import Task, TaskFileError, read_tasks
-from heddle_runtime.tokenizer import FileTokenizer, TokenizerError, load_tokenizer
-from heddle_runtime.transcripts import Transcript, transcript_file
 from tests.conformance.scenario import Scenario, policy_of
 from tests.runtime.processes import descendants
 from tests.runtime.scripted import ScriptedLauncher
@@ -68,7 +74,7 @@ def ran(**changes: Any) -> SandboxResult:
 
 
 class Played:
-    """An agent that is asked as a driver would ask it, with chosen generations."""
+    """An agent called as by a driver, with chosen generations."""
 
     def __init__(
         self,
@@ -223,21 +229,21 @@ def test_a_program_is_run_its_output_read_and_the_answer_given(tokenizer):
     assert END not in second.prompt_ids
 
     assert played.say("Answer: 42") == NextAction(reason="answer", outcome="completed")
-    (told,) = played.ended
-    assert (told.outcome, told.answer, told.expected, told.correct) == (
+    (transcript,) = played.ended
+    assert (transcript.outcome, transcript.answer, transcript.expected, transcript.correct) == (
         "completed",
         "42",
         "42",
         True,
     )
-    assert [s.generation for s in told.steps] == [CALL, "Answer: 42"]
-    assert (told.steps[0].tool, told.steps[0].status, told.steps[0].tool_s) == (
+    assert [s.generation for s in transcript.steps] == [CALL, "Answer: 42"]
+    assert (transcript.steps[0].tool, transcript.steps[0].status, transcript.steps[0].tool_s) == (
         "python",
         "ok",
         0.25,
     )
-    assert told.steps[0].observation == "\n\nOutput:\n42\n\nStep 2:\n"
-    assert told == played.agent.transcript
+    assert transcript.steps[0].observation == "\n\nOutput:\n42\n\nStep 2:\n"
+    assert transcript == played.agent.transcript
 
 
 def test_a_wrong_answer_is_recorded_as_such(tokenizer):
@@ -291,8 +297,8 @@ def test_an_observation_that_leaves_no_room_ends_the_trajectory(tokenizer):
     prompt_tokens = Played(tokenizer).agent.prompt_tokens
     made = len(CALL)
     observation = len("\n\nOutput:\n42\n\nStep 2:\n")
-    for room, outcome in ((0, "truncated"), (1, None)):
-        limit = prompt_tokens + made + observation + room
+    for spare, outcome in ((0, "truncated"), (1, None)):
+        limit = prompt_tokens + made + observation + spare
         played = Played(tokenizer, context_tokens=limit)
         played.say(CALL)
         answer = played.use_tool()
@@ -640,11 +646,11 @@ GOOD = {"id": "a", "prompt": "x"}
 )  # fmt: skip
 def test_a_faulty_task_file_is_told_by_line_and_field(tmp_path, lines, said):
     path = write(tmp_path / "t.jsonl", *lines)
-    with pytest.raises(TaskFileError) as told:
+    with pytest.raises(TaskFileError) as raised:
         read_tasks(path)
-    assert str(told.value).startswith(f"{path}: ")
-    assert said in str(told.value)
-    assert "\n" not in str(told.value)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_what_is_no_task_file_is_told(tmp_path):
@@ -699,9 +705,9 @@ def test_a_folder_without_a_tokenizer_is_told(tmp_path):
     with pytest.raises(TokenizerError, match="no such file; live agents need it"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(TokenizerError, match="is not a tokenizer") as told:
+    with pytest.raises(TokenizerError, match="is not a tokenizer") as raised:
         load_tokenizer(tmp_path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_missing_library_is_named(tmp_path, monkeypatch):

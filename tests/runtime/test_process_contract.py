@@ -18,10 +18,10 @@ import pytest
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import EngineRefusedError
-from heddle_runtime.engine_child import group_members
-from heddle_runtime.vllm_engine import VllmEngine
-from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_runtime.vllm_settings import VllmSettings
+from heddle_runtime.process.child import group_members
+from heddle_runtime.vllm.engine import VllmEngine
+from heddle_runtime.vllm.launcher import VllmLauncher
+from heddle_runtime.vllm.settings import VllmSettings
 from tests.rollout.contract import (
     LONG_OUTPUT,
     PROMPT,
@@ -42,10 +42,16 @@ DRIVER = """
 import asyncio
 from heddle_core.ids import EngineShape
 from heddle_core.plans import EngineSpec
-from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_runtime.vllm_settings import VllmSettings
-from heddle_runtime.engine_child import group_members
+from heddle_runtime.vllm.launcher import VllmLauncher
+from heddle_runtime.vllm.settings import VllmSettings
+from heddle_runtime.process.child import group_members
 from tests.rollout.contract import Recorder, until
+from heddle_core.ids import EngineId, EngineShape
+from heddle_core.plans import EngineSpec
+from heddle_runtime.vllm.launcher import VllmLauncher
+from heddle_runtime.vllm.settings import VllmSettings
+from heddle_runtime.process.child import group_members
+from tests.runtime.contract import Recorder, until
 
 async def main():
     recorder = Recorder()
@@ -242,7 +248,7 @@ def test_an_engine_that_waits_for_a_dead_thread_at_start_is_quoted(bench, tmp_pa
 
 
 def test_a_port_that_was_found_is_kept_for_its_engine(bench, tmp_path):
-    """From before its process is there until it is gone; who is to listen there can."""
+    """From before its process starts until it is gone; the engine itself can bind it."""
 
     def bound(port: int, *, again: bool) -> bool:
         with socket.socket() as sock:
@@ -260,8 +266,8 @@ def test_a_port_that_was_found_is_kept_for_its_engine(bench, tmp_path):
         spec = EngineSpec(engine=EngineId("p"), shape=EngineShape("cpu", 1), max_running=1)
         engine = launcher.start(spec, bench.recorder)
         await bench.recorder.take("ready")
-        told = Path(f"/proc/{engine.pid}/environ").read_bytes().decode()
-        port = int(told.partition("VLLM_NIXL_SIDE_CHANNEL_PORT=")[2].partition("\0")[0])
+        environ = Path(f"/proc/{engine.pid}/environ").read_bytes().decode()
+        port = int(environ.partition("VLLM_NIXL_SIDE_CHANNEL_PORT=")[2].partition("\0")[0])
         assert not bound(port, again=False)
         assert bound(port, again=True)
         await launcher.close()

@@ -1,4 +1,4 @@
-"""Programs of every kind, run for real behind the fence, by each way that this machine permits."""
+"""Programs of every kind, run in the sandbox in each mode that this machine permits."""
 
 import asyncio
 import ctypes
@@ -19,58 +19,62 @@ from pathlib import Path
 
 import pytest
 
-from heddle_runtime import sandbox as module
-from heddle_runtime.fence import kernel
-from heddle_runtime.fence.remove import remove_folder
-from heddle_runtime.sandbox import (
+from heddle_runtime.sandbox.remove import remove_folder
+from heddle_runtime.sandbox.runner import (
+    IsolationMode,
     Sandbox,
     SandboxError,
     SandboxLimitError,
     SandboxLimits,
     SandboxResult,
     SandboxUnavailableError,
-    Way,
+    kernel,
 )
+from heddle_runtime.sandbox.runner import runner as module
 from tests.runtime.processes import descendants, wait_until_gone
 
 QUICK = SandboxLimits(wall_s=20.0)
 """Far more than any program here needs that is not meant to be cut."""
 
 
-async def _all(way: Way, limits: SandboxLimits, sources: tuple[str, ...]) -> list[SandboxResult]:
-    async with Sandbox(limits, way=way) as sandbox:
+async def _all(
+    mode: IsolationMode, limits: SandboxLimits, sources: tuple[str, ...]
+) -> list[SandboxResult]:
+    async with Sandbox(limits, mode=mode) as sandbox:
         return await asyncio.gather(*(sandbox.run(textwrap.dedent(s)) for s in sources))
 
 
-def run_all(way: Way, *sources: str, limits: SandboxLimits = QUICK) -> list[SandboxResult]:
-    return asyncio.run(_all(way, limits, sources))
+def run_all(
+    mode: IsolationMode, *sources: str, limits: SandboxLimits = QUICK
+) -> list[SandboxResult]:
+    return asyncio.run(_all(mode, limits, sources))
 
 
-def run(way: Way, source: str, limits: SandboxLimits = QUICK) -> SandboxResult:
-    return run_all(way, source, limits=limits)[0]
+def run(mode: IsolationMode, source: str, limits: SandboxLimits = QUICK) -> SandboxResult:
+    return run_all(mode, source, limits=limits)[0]
 
 
-def _permitted(way: Way) -> str:
-    """Why a way is not to be had here; "" when it is."""
+def _permitted(mode: IsolationMode) -> str:
+    """Why a mode is not to be had here; "" when it is."""
     try:
-        run_all(way)
+        run_all(mode)
     except SandboxUnavailableError as error:
         return str(error)
     return ""
 
 
-REFUSED = {way: _permitted(way) for way in ("namespaces", "filter")}
+REFUSED = {mode: _permitted(mode) for mode in ("namespaces", "filter")}
 
 
 @pytest.fixture(params=["namespaces", "filter"])
-def way(request: pytest.FixtureRequest) -> Way:
+def mode(request: pytest.FixtureRequest) -> IsolationMode:
     if REFUSED[request.param]:
         pytest.skip(REFUSED[request.param])
     return request.param
 
 
 @pytest.fixture
-def namespaces() -> Way:
+def namespaces() -> IsolationMode:
     if REFUSED["namespaces"]:
         pytest.skip(REFUSED["namespaces"])
     return "namespaces"
@@ -83,30 +87,30 @@ def _nothing_is_left() -> Iterator[None]:
     assert [p for p in descendants() if p not in before] == []
 
 
-def test_a_way_is_refused_only_where_the_machine_refuses_it():
+def test_a_mode_is_refused_only_where_the_machine_refuses_it():
     release = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
     command = [shutil.which("unshare") or "false", "-r", "-n", "-m", "-p", "-f", "true"]
     permitted = subprocess.run(command, capture_output=True, check=False).returncode == 0
     if permitted and release >= (5, 14):
         assert REFUSED["namespaces"] == ""
-    ask_version = (444, None, 0, 1)  # landlock_create_ruleset
-    if sys.platform == "linux" and ctypes.CDLL(None).syscall(*ask_version) >= 1:
+    query_version = (444, None, 0, 1)  # landlock_create_ruleset
+    if sys.platform == "linux" and ctypes.CDLL(None).syscall(*query_version) >= 1:
         assert REFUSED["filter"] == ""
 
 
 # -- ordinary programs -----------------------------------------------------------------------------
 
 
-def test_a_program_tells_what_it_printed_and_how_it_ended(way):
-    done = run(way, "import sys; print('héddle ⇒ 1'); print('oops', file=sys.stderr); sys.exit(3)")
+def test_a_result_has_what_a_program_printed_and_how_it_ended(mode):
+    done = run(mode, "import sys; print('héddle ⇒ 1'); print('oops', file=sys.stderr); sys.exit(3)")
     assert (done.status, done.ok, done.exit_code, done.signal) == ("error", False, 3, "")
     assert (done.stdout, done.stderr) == ("héddle ⇒ 1\n", "oops\n")
-    fine = run(way, "")
+    fine = run(mode, "")
     assert (fine.status, fine.ok, fine.exit_code, fine.stdout) == ("ok", True, 0, "")
 
 
-def test_an_exception_is_told_with_its_line(way):
-    done = run(way, "x = 1\nx / 0\n")
+def test_an_exception_is_reported_with_its_line(mode):
+    done = run(mode, "x = 1\nx / 0\n")
     assert done.status == "error"
     assert 'File "/call.py", line 2' in done.stderr
     assert "x / 0" in done.stderr
@@ -124,64 +128,64 @@ def test_an_exception_is_told_with_its_line(way):
         ("raise SystemExit('sorry')", "sorry"),
     ],
 )
-def test_what_is_no_program_fails_like_one(way, source, said):
-    done = run(way, source)
+def test_what_is_no_program_fails_like_one(mode, source, said):
+    done = run(mode, source)
     assert done.status == "error"
     assert said in done.stderr
 
 
-def test_a_nul_byte_reaches_the_interpreter(way):
-    done = run(way, "print(1)\nx\0 = 2\n")
+def test_a_nul_byte_reaches_the_interpreter(mode):
+    done = run(mode, "print(1)\nx\0 = 2\n")
     assert done.status in ("ok", "error")  # as releases differ
     assert done.status == "ok" or "null bytes" in done.stderr
 
 
-def test_bytes_that_are_no_text_are_replaced(way):
-    done = run(way, r"import sys; sys.stdout.buffer.write(b'a\xff\x00\xe2\x82')")
+def test_bytes_that_are_no_text_are_replaced(mode):
+    done = run(mode, r"import sys; sys.stdout.buffer.write(b'a\xff\x00\xe2\x82')")
     assert done.stdout == "a\ufffd\x00\ufffd"
 
 
-def test_a_program_of_a_megabyte_runs(way):
-    done = run(way, f"x = '{'é' * 500_000}'\nprint(len(x))")
+def test_a_program_of_a_megabyte_runs(mode):
+    done = run(mode, f"x = '{'é' * 500_000}'\nprint(len(x))")
     assert done.stdout == "500000\n"
 
 
-def test_a_program_killed_by_a_signal_says_which(way):
-    done = run(way, "import os; print('now', flush=True); os.kill(os.getpid(), 11)")
+def test_a_program_killed_by_a_signal_says_which(mode):
+    done = run(mode, "import os; print('now', flush=True); os.kill(os.getpid(), 11)")
     assert (done.status, done.signal, done.exit_code) == ("signal", "SIGSEGV", None)
     assert done.stdout == "now\n"
-    assert run(way, "import os; os.abort()").signal == "SIGABRT"
-    real_time = run(way, "import os; os.kill(os.getpid(), 40)")
+    assert run(mode, "import os; os.abort()").signal == "SIGABRT"
+    real_time = run(mode, "import os; os.kill(os.getpid(), 40)")
     assert (real_time.status, real_time.signal) == ("signal", "signal 40")
 
 
-def test_equal_programs_tell_the_same(way):
+def test_equal_programs_give_equal_results(mode):
     source = """
         import os, sys
         print(os.getcwd(), __file__, os.listdir(), sorted(os.environ), sys.argv)
         print({str(i) for i in range(50)}, hash("x"))
         raise KeyError(os.path.abspath("x"))
     """
-    one, other = run_all(way, source, source)
+    one, other = run_all(mode, source, source)
     assert (one.stdout, one.stderr) == (other.stdout, other.stderr)
     assert one.stdout.startswith("/sandbox /call.py [] ")
 
 
-def test_a_program_has_the_standard_library_only(way):
-    done = run(way, "import json, decimal, sqlite3, heddle_runtime")
+def test_a_program_has_the_standard_library_only(mode):
+    done = run(mode, "import json, decimal, sqlite3, heddle_runtime")
     assert done.stderr.endswith("ModuleNotFoundError: No module named 'heddle_runtime'\n")
-    assert "No module named 'numpy'" in run(way, "import numpy").stderr
+    assert "No module named 'numpy'" in run(mode, "import numpy").stderr
 
 
-def test_a_program_has_no_input_and_nothing_of_our_environment(way, monkeypatch):
+def test_a_program_has_no_input_and_nothing_of_our_environment(mode, monkeypatch):
     monkeypatch.setenv("HEDDLE_SECRET", "do not tell")
-    assert "EOFError" in run(way, "input()").stderr
-    environment = run(way, "import os; print(dict(os.environ))").stdout
+    assert "EOFError" in run(mode, "input()").stderr
+    environment = run(mode, "import os; print(dict(os.environ))").stdout
     assert "HEDDLE_SECRET" not in environment
     assert "'HOME': '/sandbox'" in environment
 
 
-def test_its_folder_is_empty_and_shared_with_nobody(way):
+def test_its_folder_is_empty_and_shared_with_no_other_program(mode):
     source = """
         import os, tempfile, time
         print(os.listdir())
@@ -191,18 +195,18 @@ def test_its_folder_is_empty_and_shared_with_nobody(way):
         time.sleep(0.2)
         print(len(os.listdir()), os.path.dirname(file.name) == os.getcwd())
     """
-    assert [d.stdout for d in run_all(way, source, source, source)] == ["[]\n3 True\n"] * 3
+    assert [d.stdout for d in run_all(mode, source, source, source)] == ["[]\n3 True\n"] * 3
 
 
-def test_sixty_four_at_once(way):
-    done = run_all(way, *(f"print({i} * {i})" for i in range(64)))
+def test_sixty_four_at_once(mode):
+    done = run_all(mode, *(f"print({i} * {i})" for i in range(64)))
     assert [d.stdout for d in done] == [f"{i * i}\n" for i in range(64)]
 
 
-def test_programs_beyond_the_room_wait_their_time_uncounted(way):
+def test_programs_beyond_the_limit_wait_their_time_uncounted(mode):
     async def main() -> list[SandboxResult]:
         limits = SandboxLimits(wall_s=20.0)
-        async with Sandbox(limits, way=way, max_running=1) as sandbox:
+        async with Sandbox(limits, mode=mode, max_running=1) as sandbox:
             source = "import time; time.sleep(0.1); print(time.monotonic())"
             return await asyncio.gather(*(sandbox.run(source) for _ in range(4)))
 
@@ -214,14 +218,14 @@ def test_programs_beyond_the_room_wait_their_time_uncounted(way):
 # -- limits ----------------------------------------------------------------------------------------
 
 
-def test_a_program_that_hangs_is_cut_and_what_it_said_is_kept(way):
+def test_a_program_that_hangs_is_cut_and_what_it_said_is_kept(mode):
     limits = SandboxLimits(wall_s=3.0)
-    done = run(way, "import time; print('before'); time.sleep(1000); print('after')", limits)
+    done = run(mode, "import time; print('before'); time.sleep(1000); print('after')", limits)
     assert (done.status, done.exit_code, done.stdout) == ("time", None, "before\n")
     assert 3.0 <= done.wall_s < 100.0
 
 
-def test_no_way_of_hanging_helps(way):
+def test_no_way_of_hanging_helps(mode):
     ignoring_signals = """
         import signal, time
         for number in range(1, 32):
@@ -244,21 +248,21 @@ def test_no_way_of_hanging_helps(way):
         "import os, time; os.close(1); os.close(2); time.sleep(1000)",
         "import os; r, w = os.pipe(); os.read(r, 1)",
     )
-    done = run_all(way, *sources, limits=SandboxLimits(wall_s=2.0))
+    done = run_all(mode, *sources, limits=SandboxLimits(wall_s=2.0))
     assert [d.status for d in done] == ["time"] * 6
 
 
-def test_a_busy_program_is_cut_at_its_cpu_limit(way):
+def test_a_busy_program_is_cut_at_its_cpu_limit(mode):
     limits = SandboxLimits(cpu_s=1, wall_s=60.0)
     stubborn = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    done = run_all(way, "while True: pass", stubborn, limits=limits)
+    done = run_all(mode, "while True: pass", stubborn, limits=limits)
     assert [d.status for d in done] == ["cpu", "cpu"]
 
 
-def test_endless_output_is_cut(way):
+def test_endless_output_is_cut(mode):
     limits = SandboxLimits(wall_s=60.0, output_bytes=1000)
     out, err, late = run_all(
-        way,
+        mode,
         "while True: print('x' * 99)",
         "import sys\nwhile True: sys.stderr.write('y' * 100)",
         "print('z' * 2000)",
@@ -267,20 +271,20 @@ def test_endless_output_is_cut(way):
     assert (out.status, len(out.stdout), out.stderr) == ("output", 1000, "")
     assert (err.status, len(err.stderr), err.stdout) == ("output", 1000, "")
     assert (late.status, late.stdout) == ("output", "z" * 1000)
-    assert run(way, "print('z' * 999)", limits).status == "ok"
+    assert run(mode, "print('z' * 999)", limits).status == "ok"
 
 
-def test_a_memory_hog_gets_no_more(way):
+def test_a_memory_hog_gets_no_more(mode):
     limits = SandboxLimits(memory_bytes=128 << 20)
-    done = run(way, "x = []\nwhile True: x.append(bytearray(1 << 20))", limits)
+    done = run(mode, "x = []\nwhile True: x.append(bytearray(1 << 20))", limits)
     assert done.status == "error"
     assert "MemoryError" in done.stderr
 
 
-def test_a_file_is_cut_and_no_more_are_opened_than_allowed(way):
+def test_a_file_is_cut_and_no_more_are_opened_than_allowed(mode):
     limits = SandboxLimits(file_bytes=100_000, open_files=20)
     big, many = run_all(
-        way,
+        mode,
         "import os\nf = open('x', 'wb')\ntry:\n while True: f.write(b'x' * 4096); f.flush()\n"
         "except OSError as e: print(e.errno, os.stat('x').st_size)",
         "kept = []\ntry:\n while True: kept.append(open('/dev/null'))\n"
@@ -291,9 +295,9 @@ def test_a_file_is_cut_and_no_more_are_opened_than_allowed(way):
     assert many.stdout == "24 True\n"
 
 
-def test_files_are_counted_and_so_is_their_room(namespaces):
+def test_files_are_counted_and_so_is_their_size(namespaces):
     limits = SandboxLimits(files=50, disk_bytes=1 << 20, file_bytes=1 << 19)
-    count, room = run_all(
+    count, size = run_all(
         namespaces,
         "n = 0\ntry:\n while True: open(f'{n}', 'w').close(); n += 1\n"
         "except OSError as e: print(e.errno, n)",
@@ -303,7 +307,7 @@ def test_files_are_counted_and_so_is_their_room(namespaces):
         limits=limits,
     )
     assert count.stdout == "28 50\n"
-    assert room.stdout == "28 10\n"
+    assert size.stdout == "28 10\n"
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -362,7 +366,7 @@ def test_a_program_is_gone_before_its_result_is_there():
 def test_a_program_shares_no_namespace_with_heddle(namespaces):
     async def main() -> list[str]:
         before = descendants()
-        async with Sandbox(SandboxLimits(wall_s=500.0), way=namespaces) as sandbox:
+        async with Sandbox(SandboxLimits(wall_s=500.0), mode=namespaces) as sandbox:
             call = asyncio.create_task(sandbox.run(SLEEPS))
             program = (await _until_running(before, 3))[-1]
             kinds = ["user", "net", "mnt", "pid", "ipc", "uts"]
@@ -399,12 +403,12 @@ def test_without_namespaces_there_is_one_process():
     assert run("filter", threads).stdout == "1\n"
 
 
-def test_a_program_that_kills_its_own_group_kills_itself_only(way):
-    done = run(way, "import os; os.kill(0, 9)")
+def test_a_program_that_kills_its_own_group_kills_itself_only(mode):
+    done = run(mode, "import os; os.kill(0, 9)")
     assert (done.status, done.signal) == ("signal", "SIGKILL")
 
 
-def test_no_signal_leaves_the_fence(way):
+def test_no_signal_leaves_the_sandbox(mode):
     canary = subprocess.Popen(["sleep", "1000"])
     try:
         source = f"""
@@ -417,7 +421,7 @@ def test_no_signal_leaves_the_fence(way):
             except OSError: pass
             print("alive")
         """
-        assert run(way, source).stdout == "alive\n"
+        assert run(mode, source).stdout == "alive\n"
         assert canary.poll() is None
     finally:
         canary.kill()
@@ -427,7 +431,7 @@ def test_no_signal_leaves_the_fence(way):
 # -- what is kept out ------------------------------------------------------------------------------
 
 
-def test_nothing_listening_here_is_reached(way, tmp_path):
+def test_nothing_listening_here_is_reached(mode, tmp_path):
     path = str(tmp_path / "s")
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
@@ -452,7 +456,7 @@ def test_nothing_listening_here_is_reached(way, tmp_path):
                 except OSError as error:
                     print(type(error).__name__)
         """
-        assert run(way, source).stdout == "PermissionError\n" * 3
+        assert run(mode, source).stdout == "PermissionError\n" * 3
         for listening in (tcp, local):
             listening.setblocking(False)
             with pytest.raises(BlockingIOError):
@@ -462,7 +466,7 @@ def test_nothing_listening_here_is_reached(way, tmp_path):
             udp.recv(1)
 
 
-def test_our_files_can_neither_be_read_nor_changed(way, tmp_path):
+def test_our_files_can_neither_be_read_nor_changed(mode, tmp_path):
     mine = tmp_path / "mine"
     mine.write_text("keep")
     mine.chmod(0o640)
@@ -494,14 +498,14 @@ def test_our_files_can_neither_be_read_nor_changed(way, tmp_path):
             except (OSError, ValueError):
                 pass
     """
-    done = run(way, source)
+    done = run(mode, source)
     assert (done.status, done.stdout) == ("ok", ""), done
     assert mine.read_text() == "keep"
     assert (mine.stat().st_mode & 0o777, mine.stat().st_mtime_ns) == (0o640, times)
     assert list(tmp_path.iterdir()) == [mine]
 
 
-def test_a_program_has_no_privileges_and_gets_none(way):
+def test_a_program_has_no_privileges_and_gets_none(mode):
     source = """
         import ctypes, os
         libc = ctypes.CDLL(None, use_errno=True)
@@ -526,11 +530,11 @@ def test_a_program_has_no_privileges_and_gets_none(way):
             if ctypes.get_errno() != 1:
                 print("x32", ctypes.get_errno())
     """
-    done = run(way, source)
+    done = run(mode, source)
     assert (done.status, done.stdout) == ("ok", "")
 
 
-def test_limits_cannot_be_raised_again(way):
+def test_limits_cannot_be_raised_again(mode):
     source = """
         import os, resource
         for name in ("CPU", "AS", "FSIZE", "NOFILE", "CORE"):
@@ -547,11 +551,11 @@ def test_limits_cannot_be_raised_again(way):
         try: print(os.nice(-1))
         except PermissionError: pass
     """
-    done = run(way, source)
+    done = run(mode, source)
     assert (done.status, done.stdout) == ("ok", "")
 
 
-def test_other_processes_and_their_memory_are_out_of_sight(way):
+def test_other_processes_and_their_memory_are_out_of_sight(mode):
     source = f"""
         import os
         for path in ("/proc/{os.getpid()}/mem", "/proc/{os.getpid()}/environ", "/proc/1/cmdline"):
@@ -560,7 +564,7 @@ def test_other_processes_and_their_memory_are_out_of_sight(way):
             except OSError:
                 pass
     """
-    assert run(way, source).stdout == ""
+    assert run(mode, source).stdout == ""
 
 
 # -- the ends of a call ----------------------------------------------------------------------------
@@ -570,7 +574,7 @@ SLEEPS = "import time; print('x', flush=True); time.sleep(1000)"
 
 
 async def _until_running(before: list[int], least: int) -> list[int]:
-    """Wait until a program itself is there, and not only its warden."""
+    """Wait until a program itself is there, and not only its supervisor."""
     for _ in range(3000):
         new = [p for p in descendants() if p not in before]
         if len(new) >= least:
@@ -579,10 +583,10 @@ async def _until_running(before: list[int], least: int) -> list[int]:
     raise AssertionError("the program never began")
 
 
-def test_a_cancelled_call_leaves_nothing(way):
+def test_a_cancelled_call_leaves_nothing(mode):
     async def main() -> None:
         before = descendants()
-        async with Sandbox(SandboxLimits(wall_s=500.0), way=way) as sandbox:
+        async with Sandbox(SandboxLimits(wall_s=500.0), mode=mode) as sandbox:
             for moment_s in (0.0, 0.01, 0.03, 0.06, 0.1, 0.3):
                 call = asyncio.create_task(sandbox.run(SLEEPS))
                 await asyncio.sleep(moment_s)
@@ -595,10 +599,10 @@ def test_a_cancelled_call_leaves_nothing(way):
     asyncio.run(main())
 
 
-def test_a_call_cancelled_twice_leaves_nothing_either(way):
+def test_a_call_cancelled_twice_leaves_nothing_either(mode):
     async def main() -> None:
         before = descendants()
-        async with Sandbox(SandboxLimits(wall_s=500.0), way=way) as sandbox:
+        async with Sandbox(SandboxLimits(wall_s=500.0), mode=mode) as sandbox:
             call = asyncio.create_task(sandbox.run(SLEEPS))
             await _until_running(before, 3)
             call.cancel()
@@ -611,13 +615,13 @@ def test_a_call_cancelled_twice_leaves_nothing_either(way):
     asyncio.run(main())
 
 
-def test_programs_end_with_heddle_however_it_ends(way, tmp_path):
+def test_programs_end_with_heddle_however_it_ends(mode, tmp_path):
     script = f"""
 import asyncio
-from heddle_runtime.sandbox import *
+from heddle_runtime.sandbox.runner import *
 
 async def main():
-    async with Sandbox(SandboxLimits(wall_s=500.0), way={way!r}) as sandbox:
+    async with Sandbox(SandboxLimits(wall_s=500.0), mode={mode!r}) as sandbox:
         await asyncio.gather(*(sandbox.run({SLEEPS!r}) for _ in range(3)))
 
 asyncio.run(main())
@@ -638,16 +642,18 @@ asyncio.run(main())
             heddle.wait()
 
 
-def test_a_warden_that_is_killed_takes_its_program_along(way):
+def test_a_supervisor_that_is_killed_takes_its_program_along(mode):
     async def main() -> None:
         before = descendants()
-        async with Sandbox(SandboxLimits(wall_s=500.0), way=way) as sandbox:
+        async with Sandbox(SandboxLimits(wall_s=500.0), mode=mode) as sandbox:
             call = asyncio.create_task(sandbox.run(SLEEPS))
             programs = await _until_running(before, 3)
             assert os.getsid(programs[0]) == programs[0]  # Ctrl-C does not reach it
             await asyncio.sleep(0.2)
             os.kill(programs[0], signal.SIGKILL)
-            with pytest.raises(SandboxError, match="the warden of a program failed with status -9"):
+            with pytest.raises(
+                SandboxError, match="the supervisor of a program failed with status -9"
+            ):
                 await call
             assert wait_until_gone(programs) == []
 
@@ -662,7 +668,7 @@ def far_folder() -> Iterator[Path]:
     remove_folder(folder)
 
 
-def test_what_a_program_leaves_on_disk_is_gone(way, far_folder, monkeypatch):
+def test_what_a_program_leaves_on_disk_is_gone(mode, far_folder, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(far_folder))
     deep = """
         import os
@@ -675,7 +681,7 @@ def test_what_a_program_leaves_on_disk_is_gone(way, far_folder, monkeypatch):
 
     async def main() -> None:
         limits = SandboxLimits(files=4000, wall_s=60.0)
-        async with Sandbox(limits, way=way) as sandbox:
+        async with Sandbox(limits, mode=mode) as sandbox:
             done = await sandbox.run(textwrap.dedent(deep))
             assert done.status == "ok", done
             (folder,) = far_folder.iterdir()
@@ -697,7 +703,7 @@ def test_a_folder_with_closed_doors_is_removed(tmp_path):
     assert tmp_path.exists()
 
 
-# -- what cannot be had, and what is asked for wrongly ---------------------------------------------
+# -- what is not available, and wrong arguments ---------------------------------------------------
 
 
 def says(**report: str | float) -> str:
@@ -717,7 +723,7 @@ def says(**report: str | float) -> str:
         ),
     ],
 )
-def test_a_machine_that_has_no_fence_runs_nothing(monkeypatch, tmp_path, boot, error, said):
+def test_a_machine_without_isolation_runs_nothing(monkeypatch, tmp_path, boot, error, said):
     monkeypatch.setattr(module, "_BOOT", boot)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
@@ -730,15 +736,17 @@ def test_a_machine_that_has_no_fence_runs_nothing(monkeypatch, tmp_path, boot, e
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_second_way_is_taken_where_the_first_is_not_permitted(monkeypatch):
+def test_the_second_mode_is_taken_where_the_first_is_not_permitted(monkeypatch):
     if REFUSED["filter"]:
         pytest.skip(REFUSED["filter"])
-    boot = "from heddle_runtime.fence import namespaces as n; n.enter = lambda: n.call('setns', -1)"
+    boot = (
+        "from heddle_runtime.sandbox import namespaces as n; n.enter = lambda: n.call('setns', -1)"
+    )
     monkeypatch.setattr(module, "_BOOT", module._BOOT.replace("main()", f"{boot}; main()"))
 
     async def main() -> None:
         async with Sandbox() as sandbox:
-            assert sandbox.way == "filter"
+            assert sandbox.mode == "filter"
             assert "namespaces" in sandbox.note
             assert "they can start no processes" in sandbox.note
             assert (await sandbox.run("print(1)")).stdout == "1\n"
@@ -757,9 +765,9 @@ def test_no_more_processes_to_be_had_is_said(monkeypatch):
         asyncio.run(main())
 
 
-def test_a_closed_sandbox_runs_nothing(way):
+def test_a_closed_sandbox_runs_nothing(mode):
     async def main() -> None:
-        sandbox = Sandbox(way=way)
+        sandbox = Sandbox(mode=mode)
         with pytest.raises(SandboxError, match="is closed"):
             await sandbox.run("print(1)")
 
@@ -788,16 +796,16 @@ def test_a_limit_out_of_range_is_named(name, value):
         SandboxLimits(**{name: value})
 
 
-def test_room_for_nobody_is_refused():
+def test_a_limit_of_no_programs_is_refused():
     with pytest.raises(SandboxLimitError, match="max_running: found 0; give at least 1"):
         Sandbox(max_running=0)
 
 
-def test_the_warden_needs_the_standard_library_only():
+def test_the_supervisor_needs_the_standard_library_only():
     code = module._BOOT.replace(
         "main()", "print([m for m in sys.modules if m in ('asyncio', 'numpy', 'msgspec')])"
     )
-    command = [sys.executable, "-s", "-S", "-P", "-c", code, str(Path(module.__file__).parents[1])]
+    command = [sys.executable, "-s", "-S", "-P", "-c", code, str(Path(module.__file__).parents[2])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

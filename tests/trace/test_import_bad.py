@@ -186,7 +186,7 @@ def test_some_calls_without_a_result_are_noted(tmp_path):
     done, _ = kept(tmp_path, path)
     assert (
         json.loads(done.stdout)["assumed"][
-            "steps whose tool gave no result: its time and size not told"
+            "steps whose tool gave no result: its time and size not recorded"
         ]
         == 1
     )

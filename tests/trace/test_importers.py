@@ -1,4 +1,4 @@
-"""Every format on a small log of our own: who, in which group, and what each step was."""
+"""Every format on a small log of our own: trajectories, groups and steps."""
 
 import gzip
 from collections.abc import Mapping
@@ -591,7 +591,7 @@ def test_what_was_assumed_is_counted(tmp_path):
     }
     assert imported(tmp_path, "mooncake.jsonl")[0].assumed == {}
     report, _ = imported(tmp_path, "agentic_mooncake.jsonl")
-    assert report.assumed == {"steps that waited for another session: how long, not told": 1}
+    assert report.assumed == {"steps that waited for another session: how long, not recorded": 1}
     for name, importer in FORMATS.items():
         assert importer.assumes, name
         assert all(sentence == sentence.strip() for sentence in importer.assumes)
@@ -630,7 +630,7 @@ def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
     import_trace(paths, tmp_path / "t.jsonl")
     records = read_trace(tmp_path / "t.jsonl").records
     assert [r.trajectory_id for r in records][::3] == ["a/run/3/0", "b/run/3/0"]
-    assert len({r.group_id for r in records}) == 2  # the same tasks, whoever ran them
+    assert len({r.group_id for r in records}) == 2  # the same tasks, run twice
 
 
 def test_a_log_may_be_compressed(tmp_path):

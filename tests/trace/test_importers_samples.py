@@ -1,4 +1,4 @@
-"""Every format on real files of those who made it; skipped where they are not at hand."""
+"""Every format on real files of its origin; skipped where they are not at hand."""
 
 import gzip
 import json
@@ -125,7 +125,7 @@ def test_requests_of_mooncake_are_joined_as_others_joined_them(tmp_path):
         requests = key(row["arrival_s"], row["steps"], dict.__getitem__)
         theirs.add(tuple(request for request in requests if request in here))
     theirs.discard(())
-    # Where one request continues two others equally well, the choice is anybody's.
+    # Where one request continues two others equally well, either choice is right.
     assert len(ours & theirs) >= 0.99 * len(theirs)
 
 

@@ -1,4 +1,4 @@
-"""Shipped histories: made by the recorded command, and told as what they are."""
+"""Shipped histories: made by the recorded command, and labelled as such."""
 
 import msgspec
 import pytest

@@ -111,7 +111,7 @@ def test_nothing_recorded_is_none_and_never_nan():
     assert measured([record()])["seen_correlation"] is None
 
 
-def told(i, group):
+def signalled(i, group):
     """The first tool's payload decides what follows."""
     follows = step(10 * 2 ** (i % 8))
     return record(
@@ -120,9 +120,9 @@ def told(i, group):
 
 
 def test_signals_see_what_is_there_and_only_that():
-    seen, group = signals([told(i, i % 8) for i in range(80)], 1)
+    seen, group = signals([signalled(i, i % 8) for i in range(80)], 1)
     assert seen > 0.95
     assert group == pytest.approx(1.0)
-    _, mixed = signals([told(i, i % 5) for i in range(80)], 1)
+    _, mixed = signals([signalled(i, i % 5) for i in range(80)], 1)
     assert mixed < 0.1
-    assert signals([told(i, 0) for i in range(80)], 2) == (None, None)
+    assert signals([signalled(i, 0) for i in range(80)], 2) == (None, None)

@@ -1,4 +1,4 @@
-"""What the page knows of a run: columns of whole numbers, and words they are codes of.
+"""A run's data on the page: columns of integers, and the words that codes stand for.
 
 Times are ticks since the first arrival of the run, so that they fit into 32 bits and compress.
 """
@@ -17,7 +17,7 @@ from heddle.runs.tables import Floats, Ints
 TICK_S = 1e-4
 MAX_TICKS = 2**32 - 2
 NONE = 2**32 - 1
-"""A time that has not come, and a code of nothing."""
+"""A time that was not reached, and the code of no value."""
 
 OPEN, PREEMPTED, LOST = 1, 2, 4
 """Flags of a dispatch: still going on at the end; ended by a preemption; by its engine's failure.
@@ -187,8 +187,10 @@ def _plan(record: Record, names: Mapping[str, int]) -> dict[str, Any] | None:
     plan = upgraded("resource_plan", record.journal.payloads(rows)[0]["resource_plan"])
     return {
         "solved_s": float(record.journal.floats("time_s", rows)[0]) - record.start_s,
-        "believed_makespan_s": plan["estimated_makespan_s"],
-        "homes": {engine: [names[who] for who in members] for engine, members in plan["homes"]},
+        "estimated_makespan_s": plan["estimated_makespan_s"],
+        "homes": {
+            engine: [names[member] for member in members] for engine, members in plan["homes"]
+        },
     }
 
 

@@ -1,4 +1,4 @@
-"""What the page says of a run in words and figures: summary, bound, how it was run."""
+"""A run's facts on the page: summary, bound, settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -80,7 +80,7 @@ def _summary(record: Record) -> Mapping[str, Any]:
 
 
 def _how(run: Run) -> dict[str, str]:
-    """What decided the run, for people."""
+    """The settings of the run, for readers."""
     manifest, config = run.manifest, run.config
     cluster = config.cluster
     history = manifest.get("history") or {}

@@ -31,9 +31,9 @@ SCRIPTS = (
 
 
 def page(
-    runs: Sequence[Run], bound_of: BoundOf, *, doing: Callable[[str], None] = lambda _: None
+    runs: Sequence[Run], bound_of: BoundOf, *, on_progress: Callable[[str], None] = lambda _: None
 ) -> bytes:
-    """Make the page about runs of one trace; `doing` is called with what is worked on next.
+    """Make the page about runs of one trace; `on_progress` gets a text about the next stage.
 
     Raises:
         RunError: the runs are of different traces, or one of them is damaged or empty.
@@ -41,11 +41,11 @@ def page(
     same_trace(runs)
     records: list[Record] = []
     for run in runs:
-        doing(f"reading {run.label}")
+        on_progress(f"reading {run.label}")
         records.append(record(run))
-    doing("bounds")
-    told = facts(records, bound_of)
-    doing("writing")
+    on_progress("bounds")
+    run_facts = facts(records, bound_of)
+    on_progress("writing")
     names = names_of(records)
     parts = [columns(each, names) for each in records]
     head = {
@@ -53,11 +53,11 @@ def page(
         "trace": str(records[0].run.manifest["trace"]["name"]),
         "names": list(names),
         "opens": opening(records),
-        "runs": [{**fact, **part.facts} for fact, part in zip(told, parts, strict=True)],
+        "runs": [{**fact, **part.facts} for fact, part in zip(run_facts, parts, strict=True)],
     }
     static = files("heddle.reports.page") / "static"
     text = (static / "page.html").read_text(encoding="utf-8")
-    title = ", ".join(fact["label"] for fact in told)
+    title = ", ".join(fact["label"] for fact in run_facts)
     filled = {
         "title": _plain(f"{head['trace']}: {title}"),
         "style": style_sheet() + (static / "page.css").read_text(encoding="utf-8"),

@@ -41,8 +41,8 @@ function mix(run) {
   const again = run.engines.length - first.length;
   const said = `${parts.join(" + ")} = ${gpus} GPUs${again ? `, and ${again} started again after a failure` : ""}.`;
   if (!run.plan) return `${said} Not planned: the policy takes the engines it is given.`;
-  const believed = run.plan.believed_makespan_s;
-  return `${said} Planned at ${seconds(run.plan.solved_s)}${believed === null ? "" : `, when the rollout was believed to take ${seconds(believed)}; it took ${seconds(run.end_s)}`}.`;
+  const estimated = run.plan.estimated_makespan_s;
+  return `${said} Planned at ${seconds(run.plan.solved_s)}${estimated === null ? "" : `, with an estimated makespan of ${seconds(estimated)}; it took ${seconds(run.end_s)}`}.`;
 }
 
 function block(page, engine, e, rows) {

@@ -10,16 +10,16 @@ from pathlib import Path
 from heddle_core.ids import EngineId
 from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import EngineListener
-from heddle_runtime.vllm_engine import Place, VllmEngine
-from heddle_runtime.vllm_settings import Platform, VllmSettings, environment, installed_vllm
-from heddle_runtime.wire import Ready
+from heddle_runtime.process.wire import Ready
+from heddle_runtime.vllm.engine import LaunchSpec, VllmEngine
+from heddle_runtime.vllm.settings import Platform, VllmSettings, environment, installed_vllm
 
 
 class VllmLauncher:
-    """Knows which cores and GPUs there are, and who has which.
+    """Starts engines and assigns them CPU cores and GPUs.
 
-    To be made and used inside a running event loop. Run the checks of `heddle_runtime.vllm_checks`
-    first: they say in one line what would otherwise be found out in the middle of a start.
+    Use it inside a running event loop. Run the checks of `heddle_runtime.vllm.checks` first: they
+    report in one line what would otherwise fail in the middle of a start.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class VllmLauncher:
         devices: Sequence[int] = (),
         engines_per_device: int = 1,
         start_limit_s: float = 600.0,
-        module: str = "heddle_runtime.vllm_process",
+        module: str = "heddle_runtime.vllm.process",
     ) -> None:
-        """Engines write what vLLM prints to `log_dir`/<engine>.log; None: nobody wants it.
+        """vLLM's output goes to `log_dir`/<engine>.log; None: to a temporary folder.
 
-        `cores` are sets of CPU cores; each engine is pinned to the least used set, or to none if
-        none are given. `devices` are GPU numbers, each for `engines_per_device` engines; empty:
-        one GPU for each, as many as are asked for. `module` is what runs in an engine's process.
+        `cores` are sets of CPU cores; each engine is pinned to the least used set, if there are
+        any. `devices` are GPU numbers, each for `engines_per_device` engines; empty: CUDA's choice.
+        `module` runs in an engine's process.
         """
         self._settings = settings
         installed = installed_vllm()
@@ -54,10 +54,10 @@ class VllmLauncher:
         self._on: dict[EngineId, tuple[int, ...]] = {}
         self._port = settings.kv_port
         self._held: dict[EngineId, socket.socket] = {}
-        """Ports that were found for engines, kept from all others."""
+        """Ports reserved for engines."""
         self._queue: list[VllmEngine] = []
-        """Engines that wait for others to be ready: vLLM measures what memory a GPU has left, and
-        two that measure at once each count the other's."""
+        """Engines that wait until others are ready: vLLM measures the free memory of a GPU, and two
+        that measure at once count each other's."""
         self._all_gone = asyncio.Event()
 
     def start(self, spec: EngineSpec, listener: EngineListener) -> VllmEngine:
@@ -65,22 +65,22 @@ class VllmLauncher:
         engine = VllmEngine(spec, listener, self._settings, changed=self._changed)
         self._engines[spec.engine] = engine
         self._queue.append(engine)
-        # Not now: it may fail at once, and failures are told from the event loop.
+        # Not now: it may fail at once, and failures come from the event loop.
         asyncio.get_running_loop().call_soon(self._launch_next)
         return engine
 
     def pid(self, engine: EngineId) -> int | None:
-        """Return the process, and process group, of an engine that is there."""
+        """Return the process id, also of the process group, of a running engine."""
         client = self._engines.get(engine)
         return client.pid if client is not None else None
 
     def facts(self, engine: EngineId) -> Ready | None:
-        """Return what an engine that is there said of itself; None before it is ready."""
+        """Return what a running engine reported; None before it is ready."""
         client = self._engines.get(engine)
         return client.facts if client is not None else None
 
     async def close(self) -> None:
-        """End every engine that is still there; afterwards no process of theirs is left."""
+        """End every engine; afterwards none of their processes is left."""
         self._queue.clear()
         for engine in self._engines.values():
             engine.kill()
@@ -107,20 +107,20 @@ class VllmLauncher:
         self._launch_next()
 
     def _launch_next(self) -> None:
-        """Start who waits: on GPUs one at a time, and only where there is room."""
+        """Start waiting engines: on shared GPUs one at a time, and only on free ones."""
         while self._queue:
             engine = self._queue[0]
             one_at_a_time = self._platform == "cuda" and self._per_device > 1
             if one_at_a_time and any(other.starting for other in self._engines.values()):
                 return
-            place = self._place(engine.spec)
-            if place is None:
+            spec = self._launch_spec(engine.spec)
+            if spec is None:
                 return
             self._queue.pop(0)
-            engine.launch(place)
+            engine.launch(spec)
 
-    def _place(self, spec: EngineSpec) -> Place | None:
-        """Choose cores and GPUs; None while other engines have them all."""
+    def _launch_spec(self, spec: EngineSpec) -> LaunchSpec | None:
+        """Choose cores and GPUs; None while too few GPUs are free."""
         devices: tuple[int, ...] = ()
         if self._devices:
             free = [d for d in self._devices if self._used(d) < self._per_device]
@@ -135,7 +135,7 @@ class VllmLauncher:
             self._core_set[spec.engine] = chosen
             cores = self._cores[chosen]
         name = re.sub(r"[^\w.+-]", "_", spec.engine)
-        return Place(
+        return LaunchSpec(
             module=self._module,
             environment=environment(
                 self._settings,
@@ -157,9 +157,8 @@ class VllmLauncher:
         if self._port is not None:
             self._port += 1
             return self._port - 1
-        # Held, not only looked for: it is used seconds later, and each engine opens dozens of
-        # ports that the system chooses. Who asks for this very one, and lets it be used again,
-        # as ZeroMQ does, gets it all the same, since nobody listens there.
+        # Reserved, not only found: the engine uses it seconds later, and meanwhile the system may
+        # give it to another socket. ZeroMQ sets SO_REUSEADDR, and so can bind it all the same.
         held = self._held[engine] = socket.socket()
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))

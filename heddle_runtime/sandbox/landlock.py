@@ -1,7 +1,7 @@
 """Landlock: which files a process without namespaces of its own can reach.
 
-Needs no privilege. It does not hide that a file is there, nor its size, owner and times; to change
-what it does not cover is refused by `syscall_filter`.
+Needs no privilege. It does not hide that a file exists, nor its size, owner and times.
+`syscall_filter` refuses changes that Landlock does not cover.
 See https://docs.kernel.org/userspace-api/landlock.html.
 """
 
@@ -10,7 +10,7 @@ import stat
 import struct
 from collections.abc import Iterable
 
-from heddle_runtime.fence.kernel import call
+from heddle_runtime.sandbox.kernel import call
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _ABI_1 = (1 << 13) - 1
@@ -21,12 +21,12 @@ _VERSION = 1
 
 
 def apply(*, readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Leave this process, and all that come of it, these folders and files only, for good.
+    """Restrict this process and its descendants to these folders and files, permanently.
 
     Needs `no_new_privs` to be set.
 
     Raises:
-        FenceError: no Landlock in this kernel (before 5.13, or not switched on).
+        IsolationError: no Landlock in this kernel (before 5.13, or not switched on).
     """
     version = call("landlock_create_ruleset", 0, 0, _VERSION, about="(is Landlock switched on?)")
     handled = _ABI_1 | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)

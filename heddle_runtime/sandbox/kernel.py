@@ -1,4 +1,4 @@
-"""System calls that Python has no name for. Linux on x86-64 and ARM64; elsewhere all is refused.
+"""System calls that Python has no name for. Linux on x86-64 and ARM64 only.
 
 Numbers and constants are those of the kernel's headers (asm/unistd_64.h, asm-generic/unistd.h,
 linux/prctl.h, linux/capability.h).
@@ -137,19 +137,19 @@ _NUMBERS: Final[Mapping[str, Mapping[str, int]]] = {"x86_64": _X86_64, "aarch64"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class FenceError(Exception):
-    """Something of the fence cannot be had here; the message says what and why."""
+class IsolationError(Exception):
+    """This machine does not permit a part of the isolation; the message says which and why."""
 
 
 def numbers() -> Mapping[str, int]:
     """Return this machine's system call numbers, by name.
 
     Raises:
-        FenceError: not Linux, or an architecture whose numbers are not written down here.
+        IsolationError: not Linux, or an architecture without a table of numbers here.
     """
     system = os.uname()
     if system.sysname != "Linux" or system.machine not in _NUMBERS:
-        raise FenceError(
+        raise IsolationError(
             f"{system.sysname} on {system.machine} is not supported, "
             "only Linux on x86_64 and aarch64"
         )
@@ -160,7 +160,7 @@ def call(name: str, *arguments: int | bytes | ctypes.Structure, about: str = "")
     """Make a system call; `about` is added to the message of its failure.
 
     Raises:
-        FenceError: the kernel said no.
+        IsolationError: the kernel refused.
     """
     passed = [
         ctypes.c_long(argument)
@@ -177,7 +177,7 @@ def prctl(option: int, value: int, structure: ctypes.Structure | None = None) ->
     """Change an attribute of this process.
 
     Raises:
-        FenceError: the kernel said no.
+        IsolationError: the kernel refused.
     """
     third = ctypes.c_long(0) if structure is None else ctypes.byref(structure)
     zero = ctypes.c_long(0)
@@ -188,10 +188,10 @@ def prctl(option: int, value: int, structure: ctypes.Structure | None = None) ->
 
 
 def give_up_capabilities() -> None:
-    """Keep nothing of what root may do beyond others, whoever this process runs as.
+    """Drop all capabilities, also when this process runs as root.
 
     Raises:
-        FenceError: the kernel said no.
+        IsolationError: the kernel refused.
     """
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
@@ -200,5 +200,5 @@ def give_up_capabilities() -> None:
 def checked(result: int, what: str) -> int:
     """Return `result`, or raise what the failed call left behind."""
     if result == -1:
-        raise FenceError(f"{what.strip()}: {os.strerror(ctypes.get_errno())}")
+        raise IsolationError(f"{what.strip()}: {os.strerror(ctypes.get_errno())}")
     return result

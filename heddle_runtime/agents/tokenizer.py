@@ -1,4 +1,4 @@
-"""Text to token ids and back, for live agents: engines are given ids only."""
+"""Text to token ids and back, for live agents; engines get ids only."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,12 +9,12 @@ class TokenizerError(ValueError):
 
 
 class Tokenizer(Protocol):
-    """What a live agent needs of one."""
+    """The interface that live agents need."""
 
     def encode(self, text: str, *, begins: bool) -> list[int]:
         """Return the ids of a text; `begins`: with the special tokens that a context begins with.
 
-        A special token that is spelt out in the text is ordinary text.
+        The text of a special token is encoded as ordinary text.
         """
         ...
 
@@ -23,7 +23,7 @@ class Tokenizer(Protocol):
         ...
 
     def is_special(self, id_: int) -> bool:
-        """Whether an id is no text, such as the end of one."""
+        """Whether an id is a special token, such as end of text."""
         ...
 
 
@@ -34,9 +34,9 @@ class FileTokenizer:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._special = frozenset(id_ for id_, token in added.items() if token.special)
-        # A program that prints "<|im_end|>" must not end anything.
+        # A program that prints "<|im_end|>" must not end a text.
         tokenizer.encode_special_tokens = True
-        # Settings for training that some files carry.
+        # Some files have settings for training.
         tokenizer.no_truncation()
         tokenizer.no_padding()
 
@@ -46,12 +46,12 @@ class FileTokenizer:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of ids; ids that the tokenizer does not know are left out."""
+        """Return the text of ids; unknown ids are left out."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
     def is_special(self, id_: int) -> bool:
-        """Whether an id is no text."""
+        """Whether an id is a special token."""
         return id_ in self._special
 
 

@@ -1,7 +1,7 @@
-"""What can be known to be wrong with real engines before one is started.
+"""Checks of real engines before one starts.
 
-Each check ends in one line that says what, where and how to mend it. What only shows on the way,
-such as a GPU that another program fills meanwhile, fails the engine, with vLLM's own words.
+A failed check gives one line with the fault, its place and the remedy. Later faults, such as a GPU
+that another program fills, fail the engine with vLLM's own message.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from heddle_runtime.vllm_settings import (
+from heddle_runtime.vllm.settings import (
     CPU_BLOCK_TOKENS,
     CPU_KV_BYTES,
     EXTRAS,
@@ -28,17 +28,17 @@ from heddle_runtime.vllm_settings import (
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 
 ENGINE_BYTES, PART_BYTES = 900 << 20, 700 << 20
-"""Memory of an engine on CPU beside weights and KV, and of each TP process where there are several:
-what vLLM 0.32.0 was seen to take."""
+"""Memory of an engine on CPU beside weights and KV, and of each TP process if there are several:
+measured with vLLM 0.32.0."""
 
 
 class EngineSetupError(ValueError):
-    """Real engines cannot run as asked; the message says why and what to do."""
+    """Real engines cannot run as configured; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What a model folder says of its model."""
+    """Facts of a model, read from its folder."""
 
     vocabulary: int
     max_context: int
@@ -61,12 +61,12 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginesChecked:
-    """What was found while checking."""
+    """Results of the checks."""
 
     installed: Installed
     model: ModelFacts
     notes: tuple[str, ...]
-    """What a user should be told, such as an untested release of vLLM."""
+    """Notes for the user, such as an untested release of vLLM."""
 
 
 def check_engines(
@@ -76,13 +76,13 @@ def check_engines(
     largest_tokens: int,
     devices: Sequence[int] = (),
 ) -> EnginesChecked:
-    """Check what a run on vLLM asks for.
+    """Check what a run on vLLM needs.
 
-    `tp_degrees` has the TP degree of each engine that is to run at once; `largest_tokens` is the
+    `tp_degrees` has the TP degree of each engine that runs at once; `largest_tokens` is the
     largest context of the workload; `devices` are the GPUs to use, all by default.
 
     Raises:
-        EngineSetupError: the first thing that is wrong.
+        EngineSetupError: the first fault.
     """
     installed, notes = check_release(settings)
     model = read_model(settings.model_dir, weights=settings.load_format != "dummy")
@@ -95,7 +95,7 @@ def check_engines(
 
 
 def check_release(settings: VllmSettings) -> tuple[Installed, tuple[str, ...]]:
-    """Check which vLLM there is, and return what to tell of it."""
+    """Check which vLLM is installed, and return it with notes for the user."""
     installed = installed_vllm()
     if installed is None:
         raise EngineSetupError(
@@ -118,7 +118,7 @@ def read_model(model_dir: str, *, weights: bool = True) -> ModelFacts:
     """Read a model folder; `weights`: whether it must have some.
 
     Raises:
-        EngineSetupError: there is none, or what is missing in it.
+        EngineSetupError: there is no such folder, or a part of it is missing.
     """
     folder = Path(model_dir)
     if not model_dir or not folder.is_dir():
@@ -160,7 +160,7 @@ def _weight_files(folder: Path) -> list[Path]:
     """Return the files with weights.
 
     Raises:
-        EngineSetupError: the folder's own list names one that is not there.
+        EngineSetupError: a file that the folder's index names is missing.
     """
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
@@ -189,12 +189,12 @@ def check_context(settings: VllmSettings, model: ModelFacts, largest_tokens: int
         raise EngineSetupError(
             f"max_context is {limit:,} tokens, and the model was made for {model.max_context:,}"
         )
-    room = limit if limit is not None else model.max_context
-    if largest_tokens > room:
-        whose = "max_context is" if limit is not None else "the model takes"
+    largest = limit if limit is not None else model.max_context
+    if largest_tokens > largest:
+        source = "max_context is" if limit is not None else "the model takes"
         raise EngineSetupError(
-            f"the longest trajectory has a context of {largest_tokens:,} tokens, and {whose} "
-            f"{room:,}: take a model with a longer context, or leave such trajectories out"
+            f"the longest trajectory has a context of {largest_tokens:,} tokens, and {source} "
+            f"{largest:,}: take a model with a longer context, or leave such trajectories out"
         )
 
 
@@ -225,7 +225,7 @@ def count_gpus() -> int:
 
 
 def check_transfer(settings: VllmSettings, *, engines: int) -> None:
-    """Check that KV can be moved, if that is asked for."""
+    """Check that KV can be moved, if the settings say so."""
     if settings.kv_transfer == "none":
         return
     if not has_nixl():
@@ -253,16 +253,16 @@ def check_memory(
     """Check KV space against the longest context, and all engines against the machine's memory."""
     kv_bytes = settings.kv_bytes or CPU_KV_BYTES
     block = settings.block_tokens or CPU_BLOCK_TOKENS
-    # vLLM wants room for the longest context that it is told of, be there one or not.
+    # vLLM needs space for its configured longest context, whether the workload has one or not.
     needed = max(largest_tokens, settings.max_context or 0)
     per_token = model.kv_bytes_per_token(settings.dtype)
     for tp in tp_degrees:
-        # One block is vLLM's own.
-        room = (kv_bytes * tp // (per_token * block) - 1) * block
-        if room < needed:
+        # vLLM reserves one block.
+        holds = (kv_bytes * tp // (per_token * block) - 1) * block
+        if holds < needed:
             more_mib = -(-(needed // block + 2) * block * per_token // tp >> 20)
             raise EngineSetupError(
-                f"KV space of {kv_bytes >> 20} MiB holds {max(room, 0):,} tokens at TP {tp}, and "
+                f"KV space of {kv_bytes >> 20} MiB holds {max(holds, 0):,} tokens at TP {tp}, and "
                 f"a context may have {needed:,}: give an engine {more_mib} MiB, or lower "
                 "max_context"
             )
@@ -280,9 +280,9 @@ def check_memory(
 
 
 def free_memory() -> int:
-    """Return the bytes of memory that programs can still have."""
+    """Return the bytes of memory that are still available."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) << 10
-    raise AssertionError("Linux tells MemAvailable")
+    raise AssertionError("Linux reports MemAvailable")

@@ -1,4 +1,4 @@
-"""Task files: what live agents are to do. One JSON object a line, strictly read."""
+"""Task files of live agents: one JSON object a line, checked strictly."""
 
 import hashlib
 import json
@@ -35,9 +35,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     group: Name | None = None
     """Tasks may share one; None: its own."""
     task: Name = "live"
-    """What kind of task it is; policies and tables tell kinds apart."""
+    """The kind of task, which policies and tables distinguish."""
     answer: str | None = None
-    """The right one, where it is known; never shown to the model."""
+    """The right answer, if known; never shown to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class TaskFile:
 
 
 def read_tasks(path: str | Path) -> TaskFile:
-    """Read and check a whole task file; empty lines are passed over.
+    """Read and check a task file; empty lines are skipped.
 
     Raises:
         TaskFileError: the first fault.
@@ -111,7 +111,7 @@ def _task(path: Path, number: int, line: bytes) -> Task:
 
 
 def _faults(line: bytes) -> Iterator[str]:
-    """What is wrong with a line, more exactly than the decoder says it."""
+    """Faults of a line, more exact than the decoder's message."""
     try:
         parsed: Any = json.loads(line)
     except json.JSONDecodeError as error:

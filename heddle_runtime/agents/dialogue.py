@@ -1,13 +1,12 @@
-"""What live agents and models say to each other: plain text, written and read here only.
+"""The plain-text format between live agents and models; docs/live-agents.md shows it.
 
-docs/live-agents.md shows it. It is no chat template: tokens of the model's own format are neither
-written nor understood.
+It is no chat template: it neither writes nor reads special tokens of the model's own format.
 """
 
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from heddle_runtime.sandbox import SandboxLimits, SandboxResult
+from heddle_runtime.sandbox.runner import SandboxLimits, SandboxResult
 
 _OPENING: Final = """\
 You answer a question step by step. You can run Python programs on the way.
@@ -41,7 +40,7 @@ _AROUND: Final = " \t\r*"
 
 @dataclass(frozen=True, slots=True)
 class RunProgram:
-    """The model wants a program run."""
+    """The model wrote a program."""
 
     source: str
 
@@ -53,7 +52,7 @@ class GiveAnswer:
     text: str
 
 
-Said: TypeAlias = RunProgram | GiveAnswer | None
+ModelAction: TypeAlias = RunProgram | GiveAnswer | None
 """None: neither."""
 
 
@@ -62,13 +61,12 @@ def opening(prompt: str) -> str:
     return _OPENING.format(prompt=prompt.strip())
 
 
-def read_generation(text: str, *, whole: bool) -> Said:
+def read_generation(text: str, *, whole: bool) -> ModelAction:
     """Read what a model wrote in one step.
 
-    A ```python block that nothing follows is a program to run. Else the last line outside of blocks
-    that begins with "Answer:" and goes on is the answer; asterisks around either are passed over.
-    `whole`: whether the model stopped by itself; if not, its last line may have been cut, and is no
-    answer.
+    A ```python block at the end is a program to run. Otherwise the answer is the last line outside
+    of blocks with text after "Answer:"; asterisks around either part are ignored. `whole`: whether
+    the model stopped by itself; if not, the last line may be incomplete and is no answer.
     """
     answer: str | None = None
     program: str | None = None
@@ -76,16 +74,16 @@ def read_generation(text: str, *, whole: bool) -> Said:
     is_python = False
     lines = text.split("\n")
     for index, line in enumerate(lines):
-        fence = _fence(line)
+        language = _block_language(line)
         if block is not None:
-            if fence != "":
+            if language != "":
                 block.append(line)
             elif is_python:
                 program, block = "\n".join(block) + "\n", None
             else:
                 block = None
-        elif fence is not None:
-            block, is_python = [], fence in _PYTHON
+        elif language is not None:
+            block, is_python = [], language in _PYTHON
             program = None
         elif line.strip():
             program = None
@@ -96,8 +94,8 @@ def read_generation(text: str, *, whole: bool) -> Said:
     return GiveAnswer(answer) if answer is not None else None
 
 
-def _fence(line: str) -> str | None:
-    """Return the language that a line opens a block in, "" for a bare fence; None for no fence."""
+def _block_language(line: str) -> str | None:
+    """Return the language after a line's three backticks, "" if it has none; None without them."""
     text = line.strip()
     if not text.startswith("```") or "`" in text[3:]:
         return None
@@ -110,7 +108,7 @@ def _answer(line: str) -> str:
 
 
 def output_of(result: SandboxResult, limits: SandboxLimits) -> str:
-    """Return what a model is shown of a program."""
+    """Return a program's result as the model sees it."""
     parts = [result.stdout.rstrip("\n")]
     if result.stderr.strip():
         parts.append(result.stderr.rstrip("\n"))
@@ -131,15 +129,15 @@ def output_of(result: SandboxResult, limits: SandboxLimits) -> str:
 
 
 def next_step(body: str, number: int) -> tuple[str, str, str]:
-    """Return what comes before, in and after a program's output; `number` counts steps from 1.
+    """Return the text before a program's output, the output, and the text after it.
 
-    In parts, since only the middle one may be shortened.
+    Only the output may be shortened. `number` counts steps from 1.
     """
     before, after = _NEXT.format(heading="Output", body="\0", number=number).split("\0")
     return before, body, after
 
 
 def reminder(number: int) -> tuple[str, str, str]:
-    """Return what is said to a model that has said nothing that could be followed."""
+    """Return the reminder for a generation with neither a program nor an answer."""
     before, after = _NEXT.format(heading="Note", body="\0", number=number).split("\0")
     return before, _REMINDER, after

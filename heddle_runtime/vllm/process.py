@@ -1,12 +1,11 @@
-"""One engine: a process with vLLM in it. The one file that imports vllm.
+"""The process of one engine. The only file that imports vllm.
 
-It runs vLLM's `LLMEngine` with scheduler and model runner in this very process, and steps it by
-hand: orders are carried out between two iterations, so that an abort is exact, and outputs are read
-as the engine core makes them, before vLLM's front end turns them into requests' outputs.
+It runs vLLM's `LLMEngine` with scheduler and model runner in this process, one iteration at a time.
+Orders are executed between two iterations, so that an abort is exact. Outputs are those of the
+engine core, before vLLM's front end turns them into outputs of requests.
 
-What differs between the supported releases is hidden here; `heddle_runtime.vllm_settings` names
-them. What vLLM does not promise to keep (`engine_core.engine_core.scheduler` and below) is used in
-`VllmCore` only, and each use says for what.
+This file hides differences between the supported releases, which `heddle_runtime.vllm.settings`
+names. Only `VllmCore` uses internals of vLLM (`engine_core.engine_core.scheduler` and below).
 """
 
 import contextlib
@@ -23,25 +22,25 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
-from heddle_runtime import wire
-from heddle_runtime.engine_child import PART_DIED, group_members
-from heddle_runtime.engine_process import connect, serve
-from heddle_runtime.giving_up import give_up, threads_matter
-from heddle_runtime.stepped_core import Activity, Finish, Output
-from heddle_runtime.vllm_settings import (
+from heddle_runtime.process import wire
+from heddle_runtime.process.child import PART_DIED, group_members
+from heddle_runtime.process.engine_core import Activity, CoreOutput, Finish
+from heddle_runtime.process.fatal_error import fail_on_thread_death, fatal_error
+from heddle_runtime.process.loop import connect, serve
+from heddle_runtime.process.wire import ClosedError
+from heddle_runtime.vllm.settings import (
     CPU_BLOCK_TOKENS,
     CPU_KV_BYTES,
     VllmSettings,
     installed_vllm,
 )
-from heddle_runtime.wire import ClosedError
 
 NIXL_PAUSE_US = 500
-"""Adds so much to a pull at most; without a pause, decoding was seen at half its speed."""
+"""The largest delay of a pull; without a pause, decoding ran at half its speed."""
 
 
 class VllmCore:
-    """vLLM, stepped by hand; implements `stepped_core.Core`."""
+    """vLLM behind our loop; implements `EngineCore`."""
 
     def __init__(self, engine: Any, settings: VllmSettings, eos_ids: list[int]) -> None:
         from vllm.inputs.engine import tokens_input
@@ -51,17 +50,17 @@ class VllmCore:
 
         self._engine, self._settings, self._eos_ids = engine, settings, eos_ids
         self._core = engine.engine_core
-        # Read for what no call tells: whether anything is left to step for, and how much is there.
+        # Internals: no call returns whether `step` has anything to do, nor the load.
         self._inner = engine.engine_core.engine_core
         self._scheduler = self._inner.scheduler
         self._stuck = False
-        """Whether requests wait although nothing runs: their room is on loan to other engines."""
+        """Whether requests wait although nothing runs: exported KV holds the blocks."""
         self._tasks = engine.get_supported_tasks()
         self._tokens_input, self._params = tokens_input, SamplingParams
         self._event, self._status = EngineCoreEventType, RequestStatus
         cache = engine.vllm_config.cache_config
         self.block_tokens: int = cache.block_size
-        # One block is vLLM's own, as a place for nothing.
+        # vLLM reserves one block as the null block.
         self.kv_capacity_tokens: int = (cache.num_gpu_blocks - 1) * cache.block_size
 
     def add(
@@ -78,7 +77,7 @@ class VllmCore:
         pin: bool = False,
         known: int = 0,
     ) -> None:
-        """Take a request; see `Core.add`."""
+        """Take a request; see `EngineCore.add`."""
         transfer = {"do_remote_decode": True} if export else kv
         params = self._params(
             max_tokens=max_tokens,
@@ -109,10 +108,10 @@ class VllmCore:
         return chosen
 
     def abort(self, request: str) -> None:
-        """Drop a request; see `Core.abort`."""
+        """Drop a request; see `EngineCore.abort`."""
         self._core.abort_requests([request])
 
-    def step(self) -> Iterator[Output]:
+    def step(self) -> Iterator[CoreOutput]:
         """Run one iteration."""
         outputs = self._core.get_output().outputs
         self._stuck = bool(self._scheduler.waiting) and not self._scheduler.running
@@ -124,7 +123,7 @@ class VllmCore:
                 elif event.type == self._event.PREEMPTED:
                     preemptions += 1
             stats = output.prefill_stats
-            yield Output(
+            yield CoreOutput(
                 output.request_id,
                 output.new_token_ids,
                 _FINISHES.get(str(output.finish_reason), "error"),
@@ -135,14 +134,14 @@ class VllmCore:
             )
 
     def activity(self) -> Activity:
-        """Whether there is anything to step for."""
+        """Whether `step` has anything to do."""
         scheduler = self._scheduler
         if scheduler.running or scheduler.finished_req_ids or self._inner.batch_queue:
             return "computing"
         if scheduler.waiting and not self._stuck:
             return "computing"
-        # Left are requests that wait for blocks of another engine, and finished ones whose own
-        # blocks wait to be pulled.
+        # What remains: requests that wait for blocks of another engine, and finished requests whose
+        # blocks wait for a pull.
         return "waiting" if scheduler.has_requests() else "idle"
 
     def has_begun(self, request: str) -> bool:
@@ -151,27 +150,27 @@ class VllmCore:
         return known is None or known.status != self._status.WAITING
 
     def release(self, exported: str) -> None:
-        """Let the lease of an exported request's KV end now; vLLM has no call for it."""
+        """End the lease of an exported request's KV now; vLLM has no call for it."""
         self._engine.collective_rpc(_end_lease, args=(exported,))
 
     def load_weights(self, path: str) -> None:
         """Replace the weights."""
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
-        self._engine.reset_prefix_cache()  # only to make room: False while blocks are on loan
+        self._engine.reset_prefix_cache()  # only to free blocks: False while a pull is awaited
 
     def counters(self) -> tuple[int, int, int]:
         """Return requests running and waiting, and tokens of KV in use."""
         running, waiting = self._scheduler.get_request_counts()
-        waiting -= self._scheduler.num_waiting_for_streaming_input  # pinned ones wait for nothing
+        waiting -= self._scheduler.num_waiting_for_streaming_input  # pinned requests are not queued
         used = self._scheduler.kv_cache_manager.usage * self.kv_capacity_tokens
         return running, waiting, round(used)
 
     def sleep(self, level: int) -> None:
-        """Give memory back: `level` 1 keeps the weights in main memory, 2 drops them."""
+        """Free memory: `level` 1 keeps the weights in main memory, 2 drops them."""
         self._engine.sleep(level)
 
     def wake(self) -> None:
-        """Take it again."""
+        """Allocate it again."""
         self._engine.wake_up()
 
 
@@ -182,27 +181,27 @@ _FINISHES: Mapping[str, Finish] = MappingProxyType(
 
 
 def _number(seed: str) -> int:
-    """Make a number of a seed's text; equal in every process."""
+    """Return a number for a seed's text, equal in every process."""
     return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:6], "little")
 
 
 def _end_lease(process: Any, exported: str) -> None:
-    """Run in each process of an engine: the connector finds the lease over at its next look."""
+    """Runs in each process of an engine: at its next check the connector finds the lease over."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     leases = get_kv_transfer_group().connector_worker._reqs_to_send
     if leases.pop(exported, None) is not None:
-        # To the front: older releases look no further than the first that is not over.
+        # To the front: older releases stop at the first lease that is not over.
         others = dict(leases)
         leases.clear()
         leases |= {exported: 0.0, **others}
 
 
 def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
-    """Make the engine that was asked for."""
+    """Build the engine that `Boot` specifies."""
     settings = order.settings
     installed = installed_vllm()
-    assert installed is not None, "the launcher looked"
+    assert installed is not None, "the launcher checked"
     began_s = time.monotonic()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
@@ -214,7 +213,7 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
         "model": settings.model_dir,
         "dtype": settings.dtype,
         "load_format": settings.load_format,
-        # -1: what the model was made for, or less if KV space holds less.
+        # -1: the model's limit, or less if KV space holds less.
         "max_model_len": -1 if settings.max_context is None else settings.max_context,
         "max_num_seqs": order.max_running + settings.spare_slots,
         "max_num_batched_tokens": settings.max_batched_tokens,
@@ -224,9 +223,9 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
         "enable_sleep_mode": settings.sleep_mode,
         "gpu_memory_utilization": settings.gpu_memory_share,
         "skip_tokenizer_init": True,
-        # A model's own sampling defaults would make greedy outputs something else.
+        # A model's sampling defaults would change greedy outputs.
         "generation_config": "vllm",
-        "disable_log_stats": False,  # the core's events tell queueing and preemptions
+        "disable_log_stats": False,  # events of the core report queueing and preemptions
         "seed": settings.seed,
     }
     if on_cpu or settings.kv_bytes is not None:
@@ -238,13 +237,13 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
     if settings.kv_transfer == "nixl":
         wanted["kv_transfer_config"] = _nixl(settings, on_cpu=on_cpu)
         if on_cpu:
-            _calm_nixl()
+            _pause_nixl()
     engine = LLMEngine.from_engine_args(EngineArgs(**wanted))
     model = engine.vllm_config.model_config
     core = VllmCore(engine, settings, _eos_ids(model))
     if order.tp > 1:
-        _watch_parts()
-        _unname_shared_memory()
+        _watch_tp_processes()
+        _unlink_shared_memory()
     one = model.get_total_num_kv_heads() * model.get_head_size() * model.dtype.itemsize
     return core, wire.Ready(
         kv_capacity_tokens=core.kv_capacity_tokens,
@@ -266,16 +265,16 @@ def _nixl(settings: VllmSettings, *, on_cpu: bool) -> Any:
         kv_connector="NixlConnector",
         kv_role="kv_both",
         kv_buffer_device="cpu" if on_cpu else "cuda",
-        # The other policy, recompute, was seen to hang when the source is dead.
+        # With the other policy, recompute, vLLM hung when the source was dead.
         kv_load_failure_policy="fail",
         kv_connector_extra_config={"kv_lease_duration": settings.kv_lease_s},
     )
 
 
-def _calm_nixl() -> None:
-    """Let NIXL's progress thread pause between two looks: it would keep a core of its own busy.
+def _pause_nixl() -> None:
+    """Let NIXL's progress thread pause between two polls: it would occupy a CPU core.
 
-    Its Python face does not let one choose; on a machine with cores to spare it does not matter.
+    NIXL's Python API has no option for it. With spare cores it does not matter.
     """
     from nixl import _api
 
@@ -296,10 +295,10 @@ def _eos_ids(model: Any) -> list[int]:
     return [eos] if isinstance(eos, int) else list(eos)
 
 
-def _watch_parts() -> None:
+def _watch_tp_processes() -> None:
     """End this process as soon as one of its TP processes does.
 
-    vLLM tells it only after it has waited for the others, which wait for the dead one: 10 s.
+    vLLM reports it after 10 s: it waits for the others, and they wait for the dead one.
     """
     parts = [part.sentinel for part in multiprocessing.active_children()]
 
@@ -310,10 +309,10 @@ def _watch_parts() -> None:
     threading.Thread(target=watch, name="heddle-parts", daemon=True).start()
 
 
-def _unname_shared_memory() -> None:
-    """Take the names from the shared memory of vLLM's CPU collectives, which all have open by now.
+def _unlink_shared_memory() -> None:
+    """Unlink the shared memory of vLLM's CPU collectives, which every process has open by now.
 
-    Nobody else removes it when the processes are killed.
+    Otherwise it would stay when the processes are killed.
     """
     for process in group_members(os.getpgrp()):
         with contextlib.suppress(OSError):
@@ -324,11 +323,10 @@ def _unname_shared_memory() -> None:
 
 
 def _use_cores(cores: Sequence[int]) -> None:
-    """Put every thread of this engine on these cores, those of its TP processes included.
+    """Pin every thread of this engine, and of its TP processes, to these cores.
 
-    NIXL's connector puts whatever thread sets it up on the last core of the machine, to keep
-    another one free for the model; that thread runs the model here, and every engine's would be on
-    that one core.
+    NIXL's connector pins the thread that creates it to the last core of the machine. Here that
+    thread runs the model, so all engines would share this core.
     """
     for process in group_members(os.getpgrp()):
         with contextlib.suppress(OSError):  # it has just ended
@@ -337,7 +335,7 @@ def _use_cores(cores: Sequence[int]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Become an engine; `arguments` are the descriptor of the socket to the driver."""
+    """Run an engine; `arguments` holds the descriptor of the socket to the driver."""
     try:
         channel, boot = connect(int(arguments[0]))
     except ClosedError:
@@ -345,7 +343,7 @@ def main(arguments: list[str]) -> None:
     cores = boot.cores or tuple(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores)
     try:
-        with threads_matter(channel):
+        with fail_on_thread_death(channel):
             core, ready = build(boot)
         _use_cores(cores)
         channel.send(ready)
@@ -353,16 +351,16 @@ def main(arguments: list[str]) -> None:
     except ClosedError:
         return
     except Exception as error:
-        give_up(channel, error)
+        fatal_error(channel, error)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit)
     main(sys.argv[1:])
-    # Not by the usual way out: vLLM's and NIXL's threads have been seen to crash in it. Whoever
-    # started this process ends the whole process group once it is gone.
+    # Not a normal exit: threads of vLLM and NIXL crashed in it. The driver ends the whole process
+    # group afterwards.
     os._exit(0)

@@ -1,6 +1,6 @@
-"""A real agent: a model that runs Python programs until it has answered, or may go on no longer.
+"""A live agent: a model writes Python programs until it answers or reaches a limit.
 
-Token ids go to engines and come back; text is made and read here, by `heddle_runtime.dialogue`.
+Token ids go to engines and come back. `heddle_runtime.agents.dialogue` writes and reads the text.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,24 +13,24 @@ from heddle_core.events import Outcome
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_rollout.agents import NextAction, ToolAnswer, ToolListener
 from heddle_rollout.engines import StepRequest, StepResult
-from heddle_runtime.dialogue import (
+from heddle_runtime.agents.dialogue import (
     GiveAnswer,
+    ModelAction,
     RunProgram,
-    Said,
     next_step,
     opening,
     output_of,
     read_generation,
     reminder,
 )
-from heddle_runtime.sandbox import SandboxError, SandboxLimits, SandboxResult
-from heddle_runtime.tasks import Task, TaskFileError
-from heddle_runtime.tokenizer import Tokenizer
+from heddle_runtime.agents.tasks import Task, TaskFileError
+from heddle_runtime.agents.tokenizer import Tokenizer
+from heddle_runtime.agents.transcripts import OnEnd, Transcript, TranscriptStep
+from heddle_runtime.sandbox.runner import SandboxError, SandboxLimits, SandboxResult
 from heddle_runtime.tool_tasks import ToolTasks
-from heddle_runtime.transcripts import OnEnd, Transcript, TranscriptStep
 
 RunPython: TypeAlias = Callable[[str], Awaitable[SandboxResult]]
-"""`Sandbox.run`. Raises SandboxError when a program could not be run at all."""
+"""`Sandbox.run`. Raises SandboxError when a program could not be run."""
 
 _LEFT_OUT: Final = "\n[... the middle is left out ...]\n"
 _TOOL, _REMINDER = "python", "reminder"
@@ -42,7 +42,7 @@ class AgentLimitError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLimits:
-    """How far a trajectory may go.
+    """Limits of a trajectory.
 
     Raises:
         AgentLimitError: a limit below 1.
@@ -53,7 +53,7 @@ class AgentLimits:
     step_tokens: int = 2048
     """Tokens of one generation."""
     observation_tokens: int = 2048
-    """Tokens of a program's output that the model is shown; of more, the middle is left out."""
+    """Tokens of a program's output that the model sees; of longer output the middle is left out."""
     context_tokens: int = 32_768
     """Tokens of prompt, generations and observations together."""
 
@@ -81,11 +81,11 @@ class LiveAgent:
         tool_tasks: ToolTasks | None = None,
         on_end: OnEnd = lambda transcript: None,
     ) -> None:
-        """`sandbox_limits`: of `run_python`, for what the model is told of them. `tool_tasks` runs
+        """`sandbox_limits`: the limits of `run_python`, which the prompt states. `tool_tasks` runs
         the programs of several agents; without it, this one's alone.
 
         Raises:
-            TaskFileError: the prompt leaves no room for a token within the context limit.
+            TaskFileError: the prompt fills the context limit.
         """
         self._task, self._id = task, TrajectoryId(f"{task.id}/{sample}")
         self._group = GroupId(task.group or task.id)
@@ -102,21 +102,21 @@ class LiveAgent:
                 "if the model allows it, or shorten the prompt"
             )
         self._shared = 0
-        """How much of the context was there when the last dispatch ended."""
+        """Length of the context when the last dispatch ended."""
         self._begins = self._prompt_tokens
-        """Where in the context the present step begins."""
-        self._said: Said = None
+        """Start of the current step in the context."""
+        self._action: ModelAction = None
         self._steps: list[TranscriptStep] = []
         self._outcome: Outcome | None = None
 
     @property
     def id(self) -> TrajectoryId:
-        """The task's, and which sample of it."""
+        """The task's id and the number of the sample."""
         return self._id
 
     @property
     def group(self) -> GroupId:
-        """The task's, shared by its samples."""
+        """The task's group, shared by its samples."""
         return self._group
 
     @property
@@ -126,7 +126,7 @@ class LiveAgent:
 
     @property
     def arrival_s(self) -> float:
-        """All are there from the beginning."""
+        """All trajectories arrive at the start."""
         return 0.0
 
     @property
@@ -141,8 +141,8 @@ class LiveAgent:
 
     @property
     def transcript(self) -> Transcript:
-        """What was said so far; `on_end` gets it when the trajectory ends by itself."""
-        answer = self._said.text if isinstance(self._said, GiveAnswer) else None
+        """The text so far; `on_end` gets it when the trajectory ends by itself."""
+        answer = self._action.text if isinstance(self._action, GiveAnswer) else None
         expected = self._task.answer
         known = expected is not None and self._outcome is not None
         return Transcript(
@@ -158,13 +158,13 @@ class LiveAgent:
         )
 
     def request(self) -> StepRequest:
-        """Ask for as much as the limits leave of the step."""
+        """Request as many tokens as the limits permit."""
         return StepRequest(
             trajectory=self._id,
             group=self._group,
             prompt_tokens=len(self._ids),
             shared_tokens=self._shared,
-            # A step whose engine died with its last token made, but not told, is asked for again.
+            # At least 1: a step runs again if its engine died before it reported the last token.
             max_tokens=max(1, self._left()),
             exact=False,
             prompt_ids=self._ids,
@@ -181,15 +181,15 @@ class LiveAgent:
         whole = self._left() > 0 or (bool(made) and self._tokenizer.is_special(made[-1]))
         text = self._tokenizer.decode(made)
         self._steps.append(TranscriptStep(generation=text, output_tokens=len(made)))
-        self._said = read_generation(text, whole=whole)
-        match self._said:
+        self._action = read_generation(text, whole=whole)
+        match self._action:
             case GiveAnswer():
                 self._end("completed")
                 return NextAction(reason="answer", outcome="completed")
             case None if not whole:
                 pass
             case _ if len(self._steps) < self._limits.steps:
-                called = isinstance(self._said, RunProgram)
+                called = isinstance(self._action, RunProgram)
                 return NextAction(reason="tool_call", tool=_TOOL if called else _REMINDER)
         self._end("truncated")
         return NextAction(reason="length_limit", outcome="truncated")
@@ -203,12 +203,12 @@ class LiveAgent:
         self._tool_tasks.cancel(self._id)
 
     async def run_tool(self) -> ToolAnswer:
-        """Run the program that the model wrote; remind it, where it wrote none."""
+        """Run the program that the model wrote, or return a reminder if there is none."""
         number = len(self._steps) + 1
-        if not isinstance(self._said, RunProgram):
+        if not isinstance(self._action, RunProgram):
             return self._observe(reminder(number), ok=False, tool=_REMINDER)
         try:
-            result = await self._run_python(self._said.source)
+            result = await self._run_python(self._action.source)
         except SandboxError as error:
             self._note_tool(_TOOL, observation=f"{error}", status="failed")
             self._end("failed")
@@ -219,14 +219,14 @@ class LiveAgent:
         )
 
     def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
-        """Tell the model that its program took too long."""
+        """Return an observation that the program exceeded the time limit."""
         shown = f"[cut off after {limit_s:g} s]"
         return self._observe(
             next_step(shown, len(self._steps) + 1), ok=False, status="cut", tool_s=limit_s
         )
 
     def _left(self) -> int:
-        """How many tokens the present step may still make."""
+        """Tokens that the current step may still generate."""
         of_step = self._limits.step_tokens - (len(self._ids) - self._begins)
         return min(of_step, self._limits.context_tokens - len(self._ids))
 
@@ -239,11 +239,11 @@ class LiveAgent:
         status: str = "",
         tool_s: float = 0.0,
     ) -> ToolAnswer:
-        """Append what a tool answered, and go on to the next step, if there is room for one."""
+        """Append a tool's answer, and begin the next step if the context limit permits."""
         encode = self._tokenizer.encode
         before, body, after = (encode(part, begins=False) for part in parts)
         added = [*before, *self._shortened(body), *after]
-        # The end of a text in the middle of one would tell the model to forget what was before.
+        # An end-of-text token inside the context would make the model ignore the text before it.
         while len(self._ids) > self._begins and self._tokenizer.is_special(self._ids[-1]):
             self._ids = self._ids[:-1]
         self._shared = len(self._ids)
@@ -310,10 +310,10 @@ def live_agents(
     tool_tasks: ToolTasks | None = None,
     on_end: OnEnd = lambda transcript: None,
 ) -> list[LiveAgent]:
-    """Return an agent for each of the `samples` of each task, in order.
+    """Return an agent for each sample of each task, in order.
 
     Raises:
-        TaskFileError: a prompt leaves no room within the context limit.
+        TaskFileError: a prompt fills the context limit.
         AgentLimitError: `samples` below 1.
     """
     if samples < 1:

@@ -1,13 +1,12 @@
-"""What a driver and the process of an engine say to each other, and how it is put on a socket.
+"""Messages between a driver and the process of an engine, and their format on a socket.
 
-One message is four bytes of length and a msgpack map that carries its own name. Nothing is said
-per token: an engine tells the end of a dispatch, and every `progress_s` what it has made so far,
-so that little is lost when it is killed.
+A message is four bytes of length and a msgpack map with its name. There is no message per token: an
+engine reports the end of a step, and its new tokens every `progress_s`, so that little is lost when
+it is killed.
 
-Token ids travel as the bytes of an array of 32-bit integers: a context of 30,000 tokens is then
-packed and unpacked in microseconds.
+Token ids are the bytes of an array of 32-bit integers: packing 30,000 of them takes microseconds.
 
-Times are seconds of `time.monotonic`, which is one clock for all processes of a machine.
+Times are seconds of `time.monotonic`, one clock for all processes of a machine.
 """
 
 import socket
@@ -19,7 +18,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from heddle_core.events import MoveWay
-from heddle_runtime.vllm_settings import VllmSettings
+from heddle_runtime.vllm.settings import VllmSettings
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -30,13 +29,13 @@ class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Boot(_Message, frozen=True):
-    """First of all: what kind of engine to become. Ends in `Ready` or `Broken`."""
+    """The first order: what engine to build. Ends in `Ready` or `Broken`."""
 
     settings: VllmSettings
     tp: int
     max_running: int
     parent: int
-    """The driver's process id: with it dies the engine."""
+    """The driver's process id; the engine ends with it."""
     cores: tuple[int, ...] = ()
     """CPU cores that it may use; empty: any."""
 
@@ -45,7 +44,7 @@ class Start(_Message, frozen=True):
     """Run a step. Ends in one `Ended`."""
 
     id: int
-    """Of this dispatch, unique to the engine."""
+    """Of this step, unique to the engine."""
     trajectory: str
     prompt: bytes
     max_tokens: int
@@ -54,13 +53,13 @@ class Start(_Message, frozen=True):
 
 
 class Abort(_Message, frozen=True):
-    """End a dispatch early; nothing happens if it has ended."""
+    """End a step early; ignored if it has ended."""
 
     id: int
 
 
 class Forget(_Message, frozen=True):
-    """A trajectory's KV is of no more use."""
+    """A trajectory's KV is not needed any more."""
 
     trajectory: str
 
@@ -79,7 +78,7 @@ class Import(_Message, frozen=True):
     id: int
     prompt: bytes
     kv: dict[str, Any] | None = None
-    """What `Exported.kv` said; None: prefill."""
+    """The value of `Exported.kv`; None: prefill."""
     deadline_s: float = 0.0
     """No pull may begin after that."""
 
@@ -92,13 +91,13 @@ class LoadWeights(_Message, frozen=True):
 
 
 class Sleep(_Message, frozen=True):
-    """Give the accelerator's memory back. Ends in `Slept`."""
+    """Free the accelerator's memory. Ends in `Slept`."""
 
     level: int
 
 
 class Wake(_Message, frozen=True):
-    """Take it again. Ends in `Woke`."""
+    """Allocate it again. Ends in `Woke`."""
 
 
 class Stop(_Message, frozen=True):
@@ -114,7 +113,7 @@ Order: TypeAlias = (
 
 
 class Ready(_Message, frozen=True):
-    """The engine takes steps from now on."""
+    """The engine accepts steps from now on."""
 
     kv_capacity_tokens: int
     block_tokens: int
@@ -135,7 +134,7 @@ class Ready(_Message, frozen=True):
 
 
 class Made(msgspec.Struct, frozen=True, array_like=True):
-    """What a running dispatch has made since the last `Progress`."""
+    """New tokens of a running step since the last `Progress`."""
 
     id: int
     tokens: bytes
@@ -145,17 +144,17 @@ class Made(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Progress(_Message, frozen=True):
-    """Sent on an interval while anything was made."""
+    """Sent at an interval if there are new tokens."""
 
     made: list[Made]
 
 
 class Ended(_Message, frozen=True):
-    """How a dispatch ended; the meaning of each value as in `engine.StepEnd`."""
+    """How a step ended; for each value see the driver's step result."""
 
     id: int
     tokens: bytes
-    """Those that no `Progress` has told."""
+    """Those that no `Progress` has reported."""
     finished: bool
     queued_s: float
     prefill_s: float
@@ -180,7 +179,7 @@ class Placed(_Message, frozen=True):
     way: MoveWay
     tokens: int
     why: str = ""
-    """Why a handle was not made use of."""
+    """Why a handle was not used."""
 
 
 class Sampled(_Message, frozen=True):
@@ -211,7 +210,7 @@ class Woke(_Message, frozen=True):
 
 
 class Broken(_Message, frozen=True):
-    """The engine cannot go on and ends."""
+    """The engine ends after a fatal error."""
 
     reason: str
 
@@ -236,7 +235,7 @@ class ClosedError(EOFError):
 class Channel(Generic[In]):
     """One end of a stream socket; reads messages of one direction, writes those of the other.
 
-    Never blocks: what the socket does not take is kept for the next `flush`.
+    Never blocks: it keeps what the socket does not accept for the next `flush`.
     """
 
     def __init__(self, sock: socket.socket, reads: Any) -> None:
@@ -255,14 +254,14 @@ class Channel(Generic[In]):
 
     @property
     def clogged(self) -> bool:
-        """Whether something waits for the other side to read."""
+        """Whether data waits to be sent."""
         return bool(self._to_go)
 
     def send(self, message: Order | Report) -> None:
-        """Send a message, or keep it.
+        """Send a message, or keep it until `flush`.
 
         Raises:
-            ClosedError: nobody will ever read it.
+            ClosedError: the other side is gone.
         """
         body = self._encode.encode(message)
         self._to_go += _LENGTH.pack(len(body))
@@ -270,7 +269,7 @@ class Channel(Generic[In]):
         self.flush()
 
     def flush(self) -> None:
-        """Send what was kept, as far as the socket takes it."""
+        """Send kept data, as much as the socket accepts."""
         try:
             while self._to_go:
                 sent = self._socket.send(self._to_go)
@@ -281,7 +280,7 @@ class Channel(Generic[In]):
             raise ClosedError(str(error)) from None
 
     def receive(self) -> list[In]:
-        """Return every whole message that has come.
+        """Return every complete message received.
 
         Raises:
             ClosedError: there is none, and no more can come.

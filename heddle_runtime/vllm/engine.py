@@ -19,21 +19,21 @@ from heddle_rollout.engines import (
     KvPlaced,
     StepRequest,
 )
-from heddle_runtime import wire
-from heddle_runtime.engine_child import EngineChild
-from heddle_runtime.in_flight import InFlight
-from heddle_runtime.vllm_settings import VllmSettings
-from heddle_runtime.wire import Report, pack_ids
+from heddle_runtime.process import wire
+from heddle_runtime.process.child import EngineChild
+from heddle_runtime.process.in_flight import InFlight
+from heddle_runtime.process.wire import Report, pack_ids
+from heddle_runtime.vllm.settings import VllmSettings
 
 STOP_LIMIT_S = 20.0
-"""How long an engine may take to end after it was told so."""
+"""How long an engine may take to end after `Stop`."""
 
 State: TypeAlias = Literal["waiting", "starting", "ready", "stopping", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingTransfer:
-    """An export or import under way."""
+    """An export or import of KV under way."""
 
     trajectory: TrajectoryId
     move: int
@@ -41,8 +41,8 @@ class _PendingTransfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where an engine runs on this machine, and how."""
+class LaunchSpec:
+    """How the process of an engine is started."""
 
     module: str
     """What `python -m` runs."""
@@ -53,7 +53,7 @@ class Place:
 
 
 class VllmEngine:
-    """One engine; made by `heddle_runtime.vllm_launcher.VllmLauncher`."""
+    """One engine; made by `heddle_runtime.vllm.launcher.VllmLauncher`."""
 
     def __init__(
         self,
@@ -71,22 +71,22 @@ class VllmEngine:
         self._state: State = "waiting"
         self._ready: wire.Ready | None = None
         self._reason = ""
-        """What the process itself said before it ended, or else how it did."""
+        """The reason that the process reported, or its exit status."""
         self._limit: asyncio.TimerHandle | None = None
-        self._asked = 0
+        self._last_id = 0
         self._running = InFlight()
-        self._pending_transfers: dict[int, _PendingTransfer] = {}
+        self._transfers: dict[int, _PendingTransfer] = {}
         self._seen: dict[TrajectoryId, None] = {}
-        """Trajectories of which it may have KV."""
+        """Trajectories whose KV it may have."""
         self._sample = EngineSample(0, 0, 0, 0)
-        self._sleeping: asyncio.Future[float] | None = None
+        self._sleep_done: asyncio.Future[float] | None = None
         self._killed = False
 
-    # -- what it is -------------------------------------------------------------------------------
+    # -- properties -------------------------------------------------------------------------------
 
     @property
     def spec(self) -> EngineSpec:
-        """What was asked for."""
+        """The engine's specification."""
         return self._spec
 
     @property
@@ -97,45 +97,45 @@ class VllmEngine:
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """Tokens of KV that it holds; 0 until it is ready."""
+        """Size of its KV space; 0 until it is ready."""
         return self._ready.kv_capacity_tokens if self._ready is not None else 0
 
     @property
     def facts(self) -> wire.Ready | None:
-        """What it said of itself when it became ready: sizes, release, seconds of its start."""
+        """What it reported when it became ready: sizes, release, seconds of its start."""
         return self._ready
 
     @property
     def pid(self) -> int | None:
-        """The id of its process and of its process group; None before there is one."""
+        """Its process id, also that of its process group; None before it has a process."""
         return self._child.pid if self._child is not None else None
 
     @property
     def gone(self) -> bool:
-        """Whether nothing of it is left."""
+        """Whether its processes have ended."""
         return self._state == "gone"
 
     @property
     def starting(self) -> bool:
-        """Whether its process is there and not ready yet."""
+        """Whether its process runs and is not ready yet."""
         return self._state == "starting"
 
-    def launch(self, place: Place) -> None:
+    def launch(self, spec: LaunchSpec) -> None:
         """Start the process. Ends in `engine_ready` or `engine_failed`."""
         if self._state != "waiting":
             return
         self._state = "starting"
         try:
             self._child = EngineChild(
-                place.module,
-                environment=place.environment,
-                log=place.log,
-                hear=self._on_report,
-                ended=self._ended,
+                spec.module,
+                environment=spec.environment,
+                log=spec.log,
+                on_report=self._on_report,
+                on_exit=self._on_exit,
             )
         except OSError as error:
             reason = f"its process cannot be started: {error}"
-            self._loop.call_soon(self._ended, reason)
+            self._loop.call_soon(self._on_exit, reason)
             return
         self._child.send(
             wire.Boot(
@@ -143,11 +143,11 @@ class VllmEngine:
                 tp=self._spec.shape.tp,
                 max_running=self._spec.max_running,
                 parent=os.getpid(),
-                cores=place.cores,
+                cores=spec.cores,
             )
         )
-        late = f"it was not ready after {place.start_limit_s:g} s; see {place.log}"
-        self._limit = self._loop.call_later(place.start_limit_s, self._too_late, late)
+        late = f"it was not ready after {spec.start_limit_s:g} s; see {spec.log}"
+        self._limit = self._loop.call_later(spec.start_limit_s, self._start_timed_out, late)
 
     # -- orders -----------------------------------------------------------------------------------
 
@@ -164,13 +164,13 @@ class VllmEngine:
                 f"a prompt of {request.prompt_tokens} tokens"
             )
         if request.max_tokens < 1:
-            raise EngineRefusedError(f"engine {name}: {request.trajectory} asks for no tokens")
+            raise EngineRefusedError(f"engine {name}: {request.trajectory} has max_tokens below 1")
         needed = request.prompt_tokens + request.max_tokens
-        room = min(self._ready.kv_capacity_tokens, self._ready.max_context)
-        if needed > room:
+        limit = min(self._ready.kv_capacity_tokens, self._ready.max_context)
+        if needed > limit:
             raise EngineRefusedError(
                 f"engine {name}: {request.trajectory} needs {request.prompt_tokens} + "
-                f"{request.max_tokens} tokens, and the engine has room for {room}"
+                f"{request.max_tokens} tokens, and the engine holds {limit}"
             )
         dispatch = self._running.begin(self._next_id(), request.trajectory)
         self._seen[request.trajectory] = None
@@ -192,7 +192,7 @@ class VllmEngine:
             self._send(wire.Abort(dispatch.id))
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Take the hint: blocks held for the trajectory go; its prefix cache ages out by itself."""
+        """Free blocks held for the trajectory; the prefix cache evicts the others by itself."""
         if self._seen.pop(trajectory, 0) is None:
             self._send(wire.Forget(trajectory))
 
@@ -201,15 +201,15 @@ class VllmEngine:
     ) -> bool:
         """Keep KV ready for a pull; see `EngineClient.export_kv`.
 
-        What has left the prefix cache is prefilled again for it. vLLM samples a token after a
-        prefill; that token is thrown away.
+        vLLM prefills again what the prefix cache has evicted, and samples one token, which is
+        dropped.
         """
         if self._settings.kv_transfer == "none" or trajectory not in self._seen or not prompt_ids:
             return False
         id_ = self._next_id()
-        # The lease begins when the request has ended; counted from now, it is over too early.
+        # The real lease begins when the request has ended, so this end is never too late.
         expires_s = self._loop.time() + self._settings.kv_lease_s
-        self._pending_transfers[id_] = _PendingTransfer(trajectory, move, expires_s)
+        self._transfers[id_] = _PendingTransfer(trajectory, move, expires_s)
         self._send(wire.Export(id_, trajectory, pack_ids(prompt_ids)))
         return True
 
@@ -223,16 +223,16 @@ class VllmEngine:
         move: int = 0,
     ) -> KvPlaced | None:
         """Bring a context into the prefix cache; see `EngineClient.import_kv`."""
-        room = 0
+        limit = 0
         if self._ready is not None:
-            room = min(self._ready.kv_capacity_tokens, self._ready.max_context)
-        if not 0 < len(prompt_ids) < room:
+            limit = min(self._ready.kv_capacity_tokens, self._ready.max_context)
+        if not 0 < len(prompt_ids) < limit:
             return KvPlaced("none", 0)
         id_ = self._next_id()
-        self._pending_transfers[id_] = _PendingTransfer(trajectory, move)
+        self._transfers[id_] = _PendingTransfer(trajectory, move)
         self._seen[trajectory] = None
         if kv is not None and kv.source == self._spec.engine:
-            kv = None  # it is its own: the prefix cache has it
+            kv = None  # its own KV is in its prefix cache
         deadline_s = 0.0
         if kv is not None:
             left_s = kv.expires_s - self._settings.kv_margin_s - self._loop.time()
@@ -245,7 +245,7 @@ class VllmEngine:
         return None
 
     def sample(self) -> EngineSample:
-        """Return the newest counters that have come."""
+        """Return the newest counters received."""
         return self._sample
 
     def update_weights(self, version: int, path: str) -> None:
@@ -253,7 +253,7 @@ class VllmEngine:
         self._send(wire.LoadWeights(version, path))
 
     async def sleep(self, level: int = 1) -> float:
-        """Give GPU memory back and return the seconds it took; the engine may have no step.
+        """Free GPU memory and return the seconds it took; the engine may run no step.
 
         Level 1 keeps the weights in main memory, level 2 drops them. All KV is lost.
 
@@ -263,7 +263,7 @@ class VllmEngine:
         return await self._sleep(wire.Sleep(level))
 
     async def wake(self) -> float:
-        """Take the memory again and return the seconds it took.
+        """Allocate the memory again and return the seconds it took.
 
         Raises:
             EngineRefusedError: as for `sleep`.
@@ -276,7 +276,7 @@ class VllmEngine:
             return
         was, self._state = self._state, "stopping"
         if self._child is None:
-            self._loop.call_soon(self._ended, "")
+            self._loop.call_soon(self._on_exit, "")
         elif was == "starting":
             self._child.kill()
         else:
@@ -290,11 +290,11 @@ class VllmEngine:
         self._state = "stopping"
         self._killed = True
         if self._child is None:
-            self._loop.call_soon(self._ended, "")
+            self._loop.call_soon(self._on_exit, "")
         else:
             self._child.kill(silent=True)
 
-    # -- what it says -----------------------------------------------------------------------------
+    # -- reports ----------------------------------------------------------------------------------
 
     def _on_report(self, report: Report) -> None:
         if self._killed:
@@ -310,20 +310,20 @@ class VllmEngine:
                     report.running, report.waiting, report.kv_used_tokens, report.preemptions
                 )
             case wire.Exported():
-                pending = self._pending_transfers.pop(report.id)
-                handle = self._handle(pending, report)
-                self._listener.kv_exported(name, pending.trajectory, handle, pending.move)
+                transfer = self._transfers.pop(report.id)
+                handle = self._handle(transfer, report)
+                self._listener.kv_exported(name, transfer.trajectory, handle, transfer.move)
             case wire.Placed():
-                pending = self._pending_transfers.pop(report.id)
+                transfer = self._transfers.pop(report.id)
                 placed = KvPlaced(report.way, report.tokens)
-                self._listener.kv_placed(name, pending.trajectory, placed, pending.move)
+                self._listener.kv_placed(name, transfer.trajectory, placed, transfer.move)
             case wire.WeightsLoaded():
                 self._listener.weights_updated(name, report.version)
             case wire.Ready():
                 self._is_ready(report)
             case wire.Slept() | wire.Woke():
-                if self._sleeping is not None and not self._sleeping.done():
-                    self._sleeping.set_result(report.seconds)
+                if self._sleep_done is not None and not self._sleep_done.done():
+                    self._sleep_done.set_result(report.seconds)
             case wire.Broken():
                 self._reason = report.reason
             case _:
@@ -337,39 +337,41 @@ class VllmEngine:
         self._changed(self)
         self._listener.engine_ready(self._spec.engine, report.kv_capacity_tokens)
 
-    def _handle(self, pending: _PendingTransfer, report: wire.Exported) -> KvHandle | None:
+    def _handle(self, transfer: _PendingTransfer, report: wire.Exported) -> KvHandle | None:
         if report.kv is None or report.kv_tokens == 0 or self._ready is None:
             return None
         return KvHandle(
             source=self._spec.engine,
-            trajectory=pending.trajectory,
+            trajectory=transfer.trajectory,
             kv_tokens=report.kv_tokens,
             kv_bytes=report.kv_tokens * self._ready.kv_bytes_per_token,
-            expires_s=pending.expires_s,
+            expires_s=transfer.expires_s,
             params=report.kv,
         )
 
     # -- its end ----------------------------------------------------------------------------------
 
-    def _too_late(self, reason: str) -> None:
+    def _start_timed_out(self, reason: str) -> None:
         self._reason = reason
         if self._child is not None:
             self._child.kill()
 
-    def _ended(self, reason: str) -> None:
+    def _on_exit(self, reason: str) -> None:
         if self._state == "gone":
             return
-        asked, self._state = self._state == "stopping", "gone"
+        expected, self._state = self._state == "stopping", "gone"
         self._set_limit(None)
         self._reason = reason = self._reason or reason
         salvaged = self._running.salvage()
-        self._pending_transfers.clear()
-        if self._sleeping is not None and not self._sleeping.done():
-            self._sleeping.set_exception(EngineRefusedError(f"engine {self._spec.engine} is gone"))
+        self._transfers.clear()
+        if self._sleep_done is not None and not self._sleep_done.done():
+            self._sleep_done.set_exception(
+                EngineRefusedError(f"engine {self._spec.engine} is gone")
+            )
         self._changed(self)
         if self._killed:
             return
-        if asked:
+        if expected:
             self._listener.engine_stopped(self._spec.engine)
         else:
             self._listener.engine_failed(self._spec.engine, reason, salvaged)
@@ -377,8 +379,8 @@ class VllmEngine:
     # -- inside -----------------------------------------------------------------------------------
 
     def _next_id(self) -> int:
-        self._asked += 1
-        return self._asked
+        self._last_id += 1
+        return self._last_id
 
     def _send(self, order: wire.Order) -> None:
         if self._child is not None and self._state == "ready":
@@ -395,6 +397,6 @@ class VllmEngine:
             raise EngineRefusedError(f"engine {name} is not ready")
         if not self._settings.sleep_mode:
             raise EngineRefusedError(f"engine {name} was started without sleep_mode")
-        self._sleeping = self._loop.create_future()
+        self._sleep_done = self._loop.create_future()
         self._send(order)
-        return await self._sleeping
+        return await self._sleep_done

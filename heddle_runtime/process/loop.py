@@ -1,7 +1,7 @@
 """The loop inside an engine's process: orders in, iterations, reports out.
 
-It is written against `heddle_runtime.stepped_core.Core`. Everything here happens in one thread:
-between two iterations, the orders that have come are carried out.
+The loop uses the protocol `heddle_runtime.process.engine_core.EngineCore`. It has one
+thread, and executes new orders between two iterations.
 """
 
 import ctypes
@@ -14,23 +14,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, assert_never
 
-from heddle_runtime import wire
-from heddle_runtime.in_flight import split_time
-from heddle_runtime.sessions import Sessions
-from heddle_runtime.stepped_core import Activity, Core, Finish, Output
-from heddle_runtime.vllm_settings import VllmSettings
-from heddle_runtime.wire import Channel, ClosedError, Order, pack_ids, unpack_ids
+from heddle_runtime.process import wire
+from heddle_runtime.process.engine_core import Activity, CoreOutput, EngineCore, Finish
+from heddle_runtime.process.in_flight import split_time
+from heddle_runtime.process.pinned_requests import PinnedRequests
+from heddle_runtime.process.wire import Channel, ClosedError, Order, pack_ids, unpack_ids
+from heddle_runtime.vllm.settings import VllmSettings
 
-LINGER_S = 0.005
-"""How often a core is stepped that has nothing to compute but waits for a transfer."""
+TRANSFER_POLL_S = 0.005
+"""Interval of steps while there is nothing to compute but a transfer is under way."""
 _PR_SET_PDEATHSIG = 1
 DRAIN_STEPS = 1000
-"""Iterations that an idle core may need at most to let go of what was aborted."""
+"""At most this many iterations until an idle core has freed aborted requests."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A request on the core, with what it is for."""
+    """A request on the core, with the order that it serves."""
 
     id: int
     order: wire.Start | wire.Export | wire.Import
@@ -42,24 +42,24 @@ class _Job:
     cached_tokens: int = 0
     recomputes: int = 0
     made: list[int] = field(default_factory=list)
-    told: int = 0
-    """How many of `made` a `Progress` has told."""
+    reported_tokens: int = 0
+    """How many of `made` a `Progress` has reported."""
     kv: dict[str, Any] | None = None
-    """The handle that an import still means to pull."""
+    """The handle that an import will pull."""
     why: str = ""
-    """Why it does not pull any more."""
+    """Why the import prefills instead of a pull."""
 
 
 class EngineLoop:
-    """Serves one driver until it says stop or is gone."""
+    """Serves one driver until it sends `Stop` or is gone."""
 
-    def __init__(self, core: Core, channel: Channel[Order], settings: VllmSettings) -> None:
+    def __init__(self, core: EngineCore, channel: Channel[Order], settings: VllmSettings) -> None:
         self._core, self._channel, self._settings = core, channel, settings
         self._jobs: dict[int, _Job] = {}
         self._by_request: dict[str, _Job] = {}
-        self._sessions = Sessions(core, settings.pin_s)
+        self._pinned = PinnedRequests(core, settings.pin_s)
         self._exported: dict[str, tuple[str, float]] = {}
-        """By trajectory: a request whose KV is kept for a pull, and until when."""
+        """By trajectory: a request whose KV waits for a pull, and the end of its lease."""
         self._version = 0
         self._preemptions = 0
         self._progress_due_s = self._sample_due_s = 0.0
@@ -75,18 +75,18 @@ class EngineLoop:
         while not self._stopping:
             activity = self._core.activity()
             if activity != "computing":
-                self._rest(activity)
+                self._wait(activity)
             for order in self._channel.receive():
-                self._obey(order)
+                self._execute(order)
             if self._core.activity() != "idle":
-                self._take(self._core.step())
+                self._process_outputs(self._core.step())
             self._report()
 
-    def _rest(self, activity: Activity) -> None:
-        """Wait for an order, and for nothing else unless a transfer or a report is due."""
+    def _wait(self, activity: Activity) -> None:
+        """Wait for an order, or for a transfer or a report that is due."""
         writes = [self._channel] if self._channel.clogged else []
-        timeout_s: float | None = LINGER_S if activity == "waiting" else None
-        if timeout_s is None and (self._sampled != self._sample() or self._sessions.any):
+        timeout_s: float | None = TRANSFER_POLL_S if activity == "waiting" else None
+        if timeout_s is None and (self._sampled != self._sample() or self._pinned.any):
             timeout_s = self._settings.sample_s
         select.select([self._channel], writes, [], timeout_s)
         if writes:
@@ -94,7 +94,7 @@ class EngineLoop:
 
     # -- orders -----------------------------------------------------------------------------------
 
-    def _obey(self, order: Order) -> None:
+    def _execute(self, order: Order) -> None:
         match order:
             case wire.Start():
                 self._release(order.trajectory)
@@ -103,10 +103,10 @@ class EngineLoop:
                 self._abort(order.id)
             case wire.Forget():
                 self._release(order.trajectory)
-                self._sessions.drop(order.trajectory)
+                self._pinned.drop(order.trajectory)
             case wire.Export():
                 self._release(order.trajectory)
-                self._sessions.drop(order.trajectory)
+                self._pinned.drop(order.trajectory)
                 self._submit(_Job(order.id, order, unpack_ids(order.prompt)))
             case wire.Import():
                 self._submit(_Job(order.id, order, unpack_ids(order.prompt), kv=order.kv))
@@ -128,7 +128,7 @@ class EngineLoop:
                 assert_never(order)
 
     def _submit(self, job: _Job) -> None:
-        """Give a job to the core, or answer at once what cannot be done."""
+        """Add a job to the core; answer at once if the core refuses it."""
         order = job.order
         if isinstance(order, wire.Import):
             self._check_handle(job, order)
@@ -137,7 +137,7 @@ class EngineLoop:
         try:
             if isinstance(order, wire.Start):
                 context = job.prompt + job.made
-                pinned, known = self._sessions.take(order.trajectory, context)
+                pinned, known = self._pinned.take(order.trajectory, context)
                 job.request = pinned or job.request
                 job.cached_tokens = known
                 self._core.add(
@@ -147,7 +147,7 @@ class EngineLoop:
                     exact=order.exact,
                     seed=f"{self._settings.seed}/{order.trajectory}/{len(job.prompt)}",
                     salt=salt,
-                    pin=self._sessions.on,
+                    pin=self._pinned.on,
                     known=known,
                 )
             else:
@@ -160,7 +160,7 @@ class EngineLoop:
                     export=isinstance(order, wire.Export),
                 )
         except ValueError as error:
-            self._core.abort(job.request)  # one that was pinned
+            self._core.abort(job.request)  # drops a pinned request
             self._jobs.pop(job.id, None)
             self._answer(job, "error", str(error))
             return
@@ -189,12 +189,12 @@ class EngineLoop:
             self._core.release(exported[0])
 
     def _load_weights(self, order: wire.LoadWeights) -> None:
-        """Take every request off the core, load, and put them back on.
+        """Remove every request from the core, load the weights, and add the requests again.
 
-        Salted with the version, no prompt can find KV of other weights; so nothing depends on the
-        cache being cleared, which vLLM cannot do while a pull of some blocks is awaited.
+        The salt has the version, so no prompt finds KV of other weights. A cleared cache is not
+        needed; vLLM cannot clear it while other engines may pull blocks.
         """
-        self._sessions.clear()
+        self._pinned.clear()
         jobs = list(self._jobs.values())
         for job in jobs:
             self._core.abort(job.request)
@@ -217,7 +217,7 @@ class EngineLoop:
 
     # -- iterations -------------------------------------------------------------------------------
 
-    def _take(self, outputs: Iterable[Output]) -> None:
+    def _process_outputs(self, outputs: Iterable[CoreOutput]) -> None:
         now_s = 0.0
         for output in outputs:
             job = self._by_request.get(output.request)
@@ -239,7 +239,7 @@ class EngineLoop:
             if output.finish:
                 self._finished(job, output)
 
-    def _finished(self, job: _Job, output: Output) -> None:
+    def _finished(self, job: _Job, output: CoreOutput) -> None:
         if isinstance(job.order, wire.Export) and output.kv is not None:
             until_s = time.monotonic() + self._settings.kv_lease_s
             self._exported[job.order.trajectory] = job.request, until_s
@@ -250,9 +250,9 @@ class EngineLoop:
             self._prefill_instead(job, "the pull failed")
         else:
             order = job.order
-            if isinstance(order, wire.Start) and self._sessions.on and output.finish != "error":
+            if isinstance(order, wire.Start) and self._pinned.on and output.finish != "error":
                 context = job.prompt + job.made
-                self._sessions.keep(order.trajectory, job.request, context, time.monotonic())
+                self._pinned.keep(order.trajectory, job.request, context, time.monotonic())
             self._end(job, output.finish)
 
     def _prefill_instead(self, job: _Job, why: str) -> None:
@@ -262,7 +262,7 @@ class EngineLoop:
         self._submit(job)
 
     def _watch_pulls(self, now_s: float) -> None:
-        """Give up pulls that have not begun in time, or that are still going on much later."""
+        """Replace pulls that began too late or take too long by a prefill."""
         for job in list(self._jobs.values()):
             order = job.order
             if not isinstance(order, wire.Import) or job.kv is None:
@@ -281,14 +281,14 @@ class EngineLoop:
         if now_s >= self._progress_due_s:
             self._progress_due_s = now_s + self._settings.progress_s
             made = [
-                wire.Made(job.id, self._untold(job), job.started_s, job.first_s)
+                wire.Made(job.id, self._unreported(job), job.started_s, job.first_s)
                 for job in self._jobs.values()
-                if len(job.made) > job.told and isinstance(job.order, wire.Start)
+                if len(job.made) > job.reported_tokens and isinstance(job.order, wire.Start)
             ]
             if made:
                 self._channel.send(wire.Progress(made))
             self._watch_pulls(now_s)
-            self._sessions.tidy(now_s)
+            self._pinned.tidy(now_s)
         if now_s >= self._sample_due_s:
             self._sample_due_s = now_s + self._settings.sample_s
             sampled = self._sample()
@@ -301,9 +301,9 @@ class EngineLoop:
     def _sample(self) -> wire.Sampled:
         return wire.Sampled(*self._core.counters(), preemptions=self._preemptions)
 
-    def _untold(self, job: _Job) -> bytes:
-        packed = pack_ids(job.made[job.told :])
-        job.told = len(job.made)
+    def _unreported(self, job: _Job) -> bytes:
+        packed = pack_ids(job.made[job.reported_tokens :])
+        job.reported_tokens = len(job.made)
         return packed
 
     def _whole_blocks(self, job: _Job) -> int:
@@ -334,13 +334,13 @@ class EngineLoop:
                 assert_never(order)
 
     def _ended(self, job: _Job, order: wire.Start, finish: Finish, error: str) -> wire.Ended:
-        """Time runs from the driver's call to now, and falls into three parts."""
+        """Split the time from the driver's call until now into three parts."""
         queued_s, prefill_s, decode_s = split_time(
             order.sent_s, job.started_s, job.first_s, time.monotonic()
         )
         return wire.Ended(
             id=job.id,
-            tokens=self._untold(job),
+            tokens=self._unreported(job),
             finished=finish != "abort",
             queued_s=queued_s,
             prefill_s=prefill_s,
@@ -352,20 +352,19 @@ class EngineLoop:
 
 
 def connect(descriptor: int) -> tuple[Channel[Order], wire.Boot]:
-    """Take up the socket that this process was started with, and hear what to become.
+    """Open the socket that this process inherited, and read `Boot`.
 
-    Whatever becomes of the driver from now on, this process and those that it forks do not outlive
-    it.
+    From now on, this process and those that it forks end with the driver.
 
     Raises:
-        ClosedError: the driver is gone already.
+        ClosedError: the driver is gone.
     """
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
     own = os.getpid()
 
     def in_child() -> None:
-        # A copy of the socket would keep the driver from seeing this process die.
+        # With a copy of the socket open, the driver would not see that this process died.
         os.close(sock.detach())
         _die_with(own)
 
@@ -376,20 +375,20 @@ def connect(descriptor: int) -> tuple[Channel[Order], wire.Boot]:
         select.select([channel], [], [])
         orders = channel.receive()
     boot = orders[0]
-    assert isinstance(boot, wire.Boot), "the first order says what to become"
+    assert isinstance(boot, wire.Boot), "the first order is Boot"
     _die_with(boot.parent)
     return channel, boot
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, however that comes about."""
+    """Let the kernel kill this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it died before
+        os._exit(1)  # the parent died before this call
 
 
-def serve(core: Core, channel: Channel[Order], settings: VllmSettings) -> None:
-    """Run the loop until the driver says stop or is gone."""
+def serve(core: EngineCore, channel: Channel[Order], settings: VllmSettings) -> None:
+    """Run the loop until the driver sends `Stop` or is gone."""
     try:
         EngineLoop(core, channel, settings).run()
     except ClosedError:

@@ -1,13 +1,13 @@
-"""Requests that keep their KV blocks after a step, for a tool call that is over soon.
+"""Requests that keep their KV blocks after a step, during a short tool call.
 
-The prefix cache alone keeps whole blocks, as long as nobody needs the room. A pinned request keeps
-everything until its time is up, and the next step computes only what the tool has added. Where
-anything waits for room, nothing is pinned.
+The prefix cache keeps whole blocks, and only until other requests need them. A pinned request keeps
+all of its blocks until its time is over, and the next step computes only the tool's output. While
+requests wait for KV space, nothing is pinned.
 """
 
 from typing import NamedTuple
 
-from heddle_runtime.stepped_core import Core
+from heddle_runtime.process.engine_core import EngineCore
 
 
 class _Pinned(NamedTuple):
@@ -16,17 +16,17 @@ class _Pinned(NamedTuple):
     until_s: float
 
 
-class Sessions:
+class PinnedRequests:
     """At most one pinned request for each trajectory."""
 
-    def __init__(self, core: Core, pin_s: float) -> None:
-        """`pin_s` 0: none at all."""
+    def __init__(self, core: EngineCore, pin_s: float) -> None:
+        """`pin_s` 0: pin nothing."""
         self._core, self._pin_s = core, pin_s
         self._pinned: dict[str, _Pinned] = {}
 
     @property
     def on(self) -> bool:
-        """Whether steps are to be pinned."""
+        """Whether requests are pinned after a step."""
         return self._pin_s > 0
 
     @property
@@ -35,14 +35,14 @@ class Sessions:
         return bool(self._pinned)
 
     def keep(self, trajectory: str, request: str, context: list[int], now_s: float) -> None:
-        """Note that a step's request has ended with this context and holds its blocks."""
+        """Pin a request that has ended with this context."""
         self._pinned[trajectory] = _Pinned(request, context, now_s + self._pin_s)
 
     def take(self, trajectory: str, context: list[int]) -> tuple[str, int]:
-        """Return the request that a step can go on with, and how many tokens it has KV of.
+        """Return the pinned request that a step continues, and for how many tokens it has KV.
 
-        The empty name where there is none: a context that does not continue the pinned one lets go
-        of it.
+        The name is empty if there is none. A context that does not continue the pinned one drops
+        it.
         """
         pinned = self._pinned.get(trajectory)
         if pinned is None:
@@ -54,19 +54,19 @@ class Sessions:
         return pinned.request, len(pinned.context) - 1  # the last token was never computed
 
     def drop(self, trajectory: str) -> None:
-        """Let go of what is pinned for a trajectory, if anything is."""
+        """Drop the pinned request of a trajectory, if there is one."""
         pinned = self._pinned.pop(trajectory, None)
         if pinned is not None:
             self._core.abort(pinned.request)
 
     def tidy(self, now_s: float) -> None:
-        """Let go of what has been pinned long enough, and of all where room is short."""
-        crowded = bool(self._pinned) and self._core.counters()[1] > 0
+        """Drop requests whose time is over, or all of them while requests wait for KV space."""
+        queueing = bool(self._pinned) and self._core.counters()[1] > 0
         for trajectory, pinned in list(self._pinned.items()):
-            if crowded or now_s >= pinned.until_s:
+            if queueing or now_s >= pinned.until_s:
                 self.drop(trajectory)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop every pinned request."""
         for trajectory in list(self._pinned):
             self.drop(trajectory)

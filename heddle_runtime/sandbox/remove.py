@@ -1,4 +1,4 @@
-"""Removes a folder that a program has left behind, whatever the program did to it."""
+"""Removes the folder of a program, whatever the program did to it."""
 
 import os
 from itertools import count
@@ -7,8 +7,8 @@ from itertools import count
 def remove_folder(folder: str) -> None:
     """Remove a folder and all that is in it.
 
-    A folder inside is emptied by moving its content up. So folders may be nested deeper than a
-    path can be long, or than Python calls itself.
+    It empties an inner folder by moving its content up. So folders may be nested deeper than the
+    longest path or Python's recursion limit.
     """
     names = count()
     inner = True

@@ -1,4 +1,4 @@
-"""What was said in a trajectory, for people and trainers to read: `transcripts.jsonl`."""
+"""Texts of trajectories, for users and trainers: `transcripts.jsonl`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,18 +11,18 @@ from heddle_core.events import Outcome
 
 
 class TranscriptStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation and what the agent answered to it."""
+    """One generation and the agent's answer."""
 
     generation: str
     """Special tokens left out."""
     output_tokens: int
     tool: str | None = None
-    """What the agent did; None when the trajectory ended with the generation."""
+    """The agent's tool; None when the trajectory ended with the generation."""
     observation: str = ""
-    """What it appended to the context, shortened as the model saw it."""
+    """The text appended to the context, shortened as the model saw it."""
     observation_tokens: int = 0
     status: str = ""
-    """How the program ended, see `heddle_runtime.sandbox.Status`; "cut" when the driver cut it."""
+    """How the program ended, see `heddle_runtime.sandbox.runner.Status`; "cut": by the driver."""
     tool_s: float = 0.0
 
 
@@ -33,24 +33,24 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     task: str
     opening: str
-    """The text that it began with, the prompt in it."""
+    """The first text, with the prompt in it."""
     steps: tuple[TranscriptStep, ...]
     outcome: Outcome | None
     """None when it did not end by itself: cancelled, or refused by its engine."""
     answer: str | None
     expected: str | None
-    """The right answer, where the task told it."""
+    """The right answer, if the task has one."""
     correct: bool | None
-    """Whether they are the same text but for space around; None where there is no right one."""
+    """Whether both texts are equal without surrounding space; None without a right answer."""
 
 
 OnEnd: TypeAlias = Callable[[Transcript], None]
-"""Told once, when a trajectory has ended by itself."""
+"""Called once, when a trajectory has ended by itself."""
 
 
 @contextmanager
 def transcript_file(path: str | Path) -> Iterator[OnEnd]:
-    """Begin a new file, and yield what writes a line to it for each transcript, at once.
+    """Create a file, and yield a function that writes each transcript to it at once, as a line.
 
     Raises:
         OSError: it cannot be written, or is there already.

@@ -1,8 +1,8 @@
-"""The process of an engine, seen from the driver: started, watched, and ended without remains.
+"""The process of an engine, seen from the driver: started, watched, and ended with all it started.
 
-It leads a process group of its own, so that Ctrl-C at the terminal reaches only the driver, and so
-that whatever it started can be ended with it. If the driver is killed, the kernel kills the engine
-(see `heddle_runtime.engine_process`), which also sees its socket close.
+It leads its own process group: Ctrl-C at the terminal reaches only the driver, and the driver can
+end everything that the engine started. If the driver is killed, the kernel kills the engine (see
+`_die_with` in `heddle_runtime.process.loop`), and its socket closes.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from heddle_runtime.wire import Channel, ClosedError, Order, Report
+from heddle_runtime.process.wire import Channel, ClosedError, Order, Report
 
 HANG_S = 10.0
 """How long a process may take to end after it has closed its socket."""
 TAIL_BYTES = 4096
 PART_DIED = 71
-"""Exit status of an engine one of whose TP processes died. Told by number: the others write to the
-log while they end, so that its last line may be theirs."""
+"""Exit status of an engine that lost a TP process. A number, because the last line of the log may
+come from the other TP processes."""
 
 
 class EngineChild:
-    """A running process, its socket, and two callbacks that the event loop makes."""
+    """A running process, its socket, and two callbacks from the event loop."""
 
     def __init__(
         self,
@@ -34,18 +34,18 @@ class EngineChild:
         *,
         environment: Mapping[str, str],
         log: Path,
-        hear: Callable[[Report], None],
-        ended: Callable[[str], None],
+        on_report: Callable[[Report], None],
+        on_exit: Callable[[str], None],
     ) -> None:
         """Start `python -m module`, its output appended to `log`.
 
-        `hear` is called with every message; then `ended`, once, with the reason, when the process
-        is gone and reaped.
+        `on_report` gets every message. Then `on_exit` gets the reason, once, when the process is
+        reaped.
 
         Raises:
-            OSError: the process or its log cannot be made.
+            OSError: the process cannot be started or its log cannot be written.
         """
-        self._hear, self._ended, self._log = hear, ended, log
+        self._on_report, self._on_exit, self._log = on_report, on_exit, log
         self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         try:
@@ -67,7 +67,7 @@ class EngineChild:
         self._open = True
         self._pidfd = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._channel.fileno(), self._readable)
-        # Its death is seen by itself: a process that it started may keep the socket open.
+        # Watched apart from the socket, which a process that it started may keep open.
         self._loop.add_reader(self._pidfd, self._exited)
 
     @property
@@ -76,7 +76,7 @@ class EngineChild:
         return self._process.pid
 
     def send(self, order: Order) -> None:
-        """Send an order; one to a process that is gone is lost, as its end will be told."""
+        """Send an order; an order to a dead process is lost, since its exit is reported anyway."""
         if not self._open:
             return
         with contextlib.suppress(ClosedError):
@@ -85,7 +85,7 @@ class EngineChild:
                 self._loop.add_writer(self._channel.fileno(), self._writable)
 
     def kill(self, *, silent: bool = False) -> None:
-        """End the whole group now. `silent`: nothing is heard any more, its end included."""
+        """End the whole group now. `silent`: report nothing more, not even its exit reason."""
         self._silent = self._silent or silent
         for member in group_members(self.pid) if self._open else ():
             if not _is_tracker(member):
@@ -110,18 +110,18 @@ class EngineChild:
             return
         for report in reports:
             if not self._silent:
-                self._hear(report)
+                self._on_report(report)
 
     def _exited(self) -> None:
-        """Hear what was said last, then let nothing remain."""
+        """Deliver the last reports, then end the rest of the group."""
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         with contextlib.suppress(ClosedError):
             while reports := self._channel.receive():
                 for report in reports:
                     if not self._silent:
-                        self._hear(report)
-        # Before it is reaped: until then its number, and so the group's, is not given away.
+                        self._on_report(report)
+        # Before it is reaped: until then no other process gets its number or the group's.
         self.kill()
         self._open = False
         status = self._process.wait()
@@ -132,7 +132,7 @@ class EngineChild:
         self._when_empty(reason, self._loop.time() + HANG_S)
 
     def _when_empty(self, reason: str, limit_s: float) -> None:
-        """Tell its end once the rest of the group is gone too, and what it held is free."""
+        """Report the exit once the whole group is gone, and its resources are free."""
         members = group_members(self.pid)
         if members and self._loop.time() < limit_s:
             self._loop.call_later(0.01, self._when_empty, reason, limit_s)
@@ -140,7 +140,7 @@ class EngineChild:
         for member in members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member, signal.SIGKILL)
-        self._ended(reason)
+        self._on_exit(reason)
 
     def _describe(self, status: int) -> str:
         if status < 0:
@@ -164,9 +164,9 @@ class EngineChild:
 
 
 def _is_tracker(process: int) -> bool:
-    """Whether it is the helper of Python's multiprocessing that removes what others leave behind.
+    """Whether it is the resource tracker of Python's multiprocessing.
 
-    It ends by itself once they are gone; killed, it would leave their shared memory.
+    It ends by itself and removes shared memory that others leave; killed, it could not.
     """
     try:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{process}/cmdline").read_bytes()
@@ -175,7 +175,7 @@ def _is_tracker(process: int) -> bool:
 
 
 def group_members(group: int) -> list[int]:
-    """Return the processes of a process group that are alive: zombies hold nothing any more."""
+    """Return the live processes of a process group; zombies hold no resources."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -183,7 +183,7 @@ def group_members(group: int) -> list[int]:
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
-            # After the name, which may hold anything: state, parent, group.
+            # After the name, which may have any characters: state, parent, group.
             fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # gone meanwhile

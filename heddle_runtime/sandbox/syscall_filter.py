@@ -1,7 +1,7 @@
-"""A seccomp filter: which system calls a tool call may not make, whatever else holds.
+"""A seccomp filter: the system calls that a tool call may not make.
 
 Needs no privilege, and works where namespaces are not permitted, such as in most containers. It
-looks at numbers and at the lower half of the first argument only.
+checks numbers and the lower half of the first argument only.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from heddle_runtime.fence.kernel import (
+from heddle_runtime.sandbox.kernel import (
     PR_SET_SECCOMP,
     SECCOMP_MODE_FILTER,
     numbers,
@@ -27,7 +27,7 @@ _NEVER: Final[Sequence[str]] = (
     "process_vm_readv",
     "process_vm_writev",
     "pidfd_getfd",
-    # Privileges over mounts and namespaces, which a namespace of one's own would give.
+    # Privileges over mounts and namespaces, which a new namespace would give.
     "mount",
     "umount2",
     "pivot_root",
@@ -42,7 +42,7 @@ _NEVER: Final[Sequence[str]] = (
     "setns",
     "open_by_handle_at",
     "name_to_handle_at",
-    # Parts of the kernel that no calculation needs.
+    # Parts of the kernel that no computation needs.
     "bpf",
     "perf_event_open",
     "userfaultfd",
@@ -88,9 +88,9 @@ _ALONE: Final[Sequence[str]] = (
     "fremovexattr",
     "removexattrat",
 )
-"""Refused as well where the process shares its process numbers and files with all others."""
+"""Also refused where the process shares process ids and files with all others."""
 _SELF_ONLY: Final[Sequence[str]] = ("kill", "tgkill", "prlimit64")
-"""There, these may name the process itself only (0 means it too)."""
+"""There, these may name only the process itself (0 too)."""
 
 _NEW_NAMESPACES = 0x7E020000
 """The CLONE_NEW* flags that clone takes."""
@@ -111,12 +111,12 @@ class _Program(ctypes.Structure):
 
 
 def apply(*, alone: bool) -> None:
-    """Filter the system calls of this process, and of all that come of it, for good.
+    """Filter the system calls of this process and its descendants, permanently.
 
-    `alone`: for a process without namespaces of its own: no other process may be made or signalled.
+    `alone`: for a process without its own namespaces; it may start and signal no other process.
 
     Raises:
-        FenceError: no seccomp here.
+        IsolationError: no seccomp here.
     """
 
     code = b"".join(_program(alone))
@@ -135,7 +135,7 @@ def _program(alone: bool) -> Iterator[bytes]:
     for name in (*_NEVER, *(_ALONE if alone else ())):
         if name in of:
             yield from _when(_EQUAL, of[name], _DENY)
-    # Its flags are in memory, where no filter can look; C libraries then use clone.
+    # A filter cannot read its flags, which are in memory; C libraries then use clone.
     yield from _when(_EQUAL, of["clone3"], _ABSENT)
     if alone:
         for name in _SELF_ONLY:
@@ -160,5 +160,5 @@ def _when(test: int, value: int, then: int) -> Iterator[bytes]:
 
 
 def _one(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
-    """One instruction; `yes` and `no`: how many of the next to skip when a test holds or fails."""
+    """One instruction; `yes` and `no`: instructions to skip when the test holds or fails."""
     return struct.pack("=HBBI", code, yes, no, value)

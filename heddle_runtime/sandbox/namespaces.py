@@ -1,6 +1,6 @@
 """Namespaces: a tool call's own users, files, processes, network and shared memory.
 
-Needs no privilege where the kernel lets anybody make a user namespace. See namespaces(7),
+Needs no privilege where the kernel permits unprivileged user namespaces. See namespaces(7),
 user_namespaces(7), pivot_root(2) and mount_setattr(2).
 """
 
@@ -8,7 +8,7 @@ import os
 import struct
 from collections.abc import Sequence
 
-from heddle_runtime.fence.kernel import FenceError, call
+from heddle_runtime.sandbox.kernel import IsolationError, call
 
 _NEW_NS, _NEW_UTS, _NEW_IPC = 0x00020000, 0x04000000, 0x08000000
 _NEW_USER, _NEW_PID, _NEW_NET = 0x10000000, 0x20000000, 0x40000000
@@ -17,48 +17,52 @@ _MNT_DETACH = 2
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
-NOBODY = 65534
-"""Whom a tool call runs as outside when root makes it: the kernel counts no processes of root."""
+UNPRIVILEGED_ID = 65534
+"""Outside user of a tool call that root starts: the kernel does not count root's processes."""
 INSIDE = 1000
-"""Its user and group inside; not 0, so that starting a program gives up every capability."""
+"""Its user and group inside; not 0, so that starting a program drops every capability."""
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def enter() -> None:
-    """Give this process namespaces of its own, but for its files; children get the processes.
+    """Move this process to new namespaces, except that of files; children get the new process ids.
 
     Raises:
-        FenceError: not permitted here.
+        IsolationError: not permitted here.
     """
     user, group, this = os.geteuid(), os.getegid(), os.getpid()
-    told, tell = os.pipe()
+    unshared, signal_unshared = os.pipe()
     # Only a process outside may map more than its own user, and only root may do it.
     outside = os.fork()
     if outside == 0:
         status = 1
         try:
-            os.close(tell)
-            if os.read(told, 1):
+            os.close(signal_unshared)
+            if os.read(unshared, 1):
                 _map_users(this, user, group)
             status = 0
         finally:
             os._exit(status)
-    os.close(told)
+    os.close(unshared)
     try:
         call("unshare", _NEW_USER | _NEW_UTS | _NEW_IPC | _NEW_PID | _NEW_NET)
-        os.write(tell, b"x")
+        os.write(signal_unshared, b"x")
     finally:
-        os.close(tell)
+        os.close(signal_unshared)
         _, status = os.waitpid(outside, 0)
     if status:
-        raise FenceError(f"users of a new namespace cannot be mapped (user {user}, group {group})")
+        raise IsolationError(
+            f"users of a new namespace cannot be mapped (user {user}, group {group})"
+        )
 
 
 def _map_users(process: int, user: int, group: int) -> None:
-    """Let the user be `INSIDE` there; or, for root, stay root and let nobody be `INSIDE`."""
-    users = f"0 0 1\n{INSIDE} {NOBODY} 1\n" if user == 0 else f"{INSIDE} {user} 1\n"
-    groups = f"0 {group} 1\n{INSIDE} {NOBODY} 1\n" if user == 0 else f"{INSIDE} {group} 1\n"
+    """Map the user to `INSIDE`; root stays root, and `UNPRIVILEGED_ID` becomes `INSIDE`."""
+    users = f"0 0 1\n{INSIDE} {UNPRIVILEGED_ID} 1\n" if user == 0 else f"{INSIDE} {user} 1\n"
+    groups = (
+        f"0 {group} 1\n{INSIDE} {UNPRIVILEGED_ID} 1\n" if user == 0 else f"{INSIDE} {group} 1\n"
+    )
     for name, text in (("setgroups", "deny"), ("uid_map", users), ("gid_map", groups)):
         with open(f"/proc/{process}/{name}", "w", encoding="ascii") as file:
             file.write(text)
@@ -69,12 +73,12 @@ def build_root(
 ) -> None:
     """Make `folder` the root of a file system of its own, for this process and its children.
 
-    In it are `shown` and a few devices, to be read; /call.py, which holds `source`; and the
-    working folder /sandbox, the only one to be written, with room for `disk_bytes` and `files`.
-    Nothing of it is seen outside, and it is gone with its last process.
+    It has `shown` and a few devices, read-only; /call.py with `source`; and the only writable
+    folder, /sandbox, limited to `disk_bytes` and `files`. It is invisible outside and disappears
+    with its last process.
 
     Raises:
-        FenceError: not permitted here.
+        IsolationError: not permitted here.
     """
     call("unshare", _NEW_NS)
     call("mount", b"none", b"/", 0, _MS_REC | _MS_PRIVATE, 0)
@@ -93,7 +97,7 @@ def build_root(
 
 
 def become_inside() -> None:
-    """Become `INSIDE`, for good."""
+    """Become user and group `INSIDE`, permanently."""
     os.setresgid(INSIDE, INSIDE, INSIDE)
     os.setresuid(INSIDE, INSIDE, INSIDE)
 

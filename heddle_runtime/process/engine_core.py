@@ -1,6 +1,6 @@
-"""An inference engine as its process sees it: a thing that is stepped by hand.
+"""The interface of an inference engine whose iterations our own loop runs one by one.
 
-`heddle_runtime.vllm_process` makes one of vLLM; tests make one of nothing.
+`heddle_runtime.vllm.process` implements it with vLLM; tests implement it without a model.
 """
 
 from collections.abc import Iterable
@@ -8,27 +8,27 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 Finish: TypeAlias = Literal["", "length", "stop", "abort", "error"]
 Activity: TypeAlias = Literal["computing", "waiting", "idle"]
-"""`waiting`: nothing to compute, but a transfer to watch."""
+"""`waiting`: nothing to compute, but a transfer is under way."""
 
 
-class Output(NamedTuple):
+class CoreOutput(NamedTuple):
     """What one iteration did for one request."""
 
     request: str
     tokens: list[int]
     finish: Finish
     scheduled_s: float
-    """When it first began to run, told once; 0 otherwise."""
+    """When it first began to run, reported once; 0 otherwise."""
     preemptions: int
-    """How often its KV was taken away since the last output."""
+    """Preemptions since the last output."""
     cached_tokens: int
-    """Told with the first token; -1 otherwise."""
+    """Reported with the first token; -1 otherwise."""
     kv: dict[str, Any] | None
-    """Where its KV can be pulled from, if that was asked for."""
+    """Where its KV can be pulled from; None unless exported."""
 
 
-class Core(Protocol):
-    """An inference engine that is stepped by hand."""
+class EngineCore(Protocol):
+    """An inference engine; each call of `step` runs one iteration."""
 
     block_tokens: int
 
@@ -48,20 +48,21 @@ class Core(Protocol):
     ) -> None:
         """Take a request; raises ValueError if it can never run.
 
-        `salt` keeps KV of other weights from being found; `kv` is to be pulled, `export` asks to
-        keep the request's own KV for a pull. A pinned one (`pin`) keeps its blocks when it ends,
-        until it is aborted or goes on: then `known` tokens of the prompt are in them.
+        `salt` separates KV of different weights in the prefix cache. `kv` is the handle of KV to
+        pull. `export` keeps the request's KV for a pull. A pinned request (`pin`) keeps its blocks
+        after its end, until it is aborted or continued; then they hold `known` tokens of the
+        prompt.
         """
 
     def abort(self, request: str) -> None:
         """Drop a request; its KV stays in the prefix cache."""
 
-    def step(self) -> Iterable[Output]:
+    def step(self) -> Iterable[CoreOutput]:
         """Run one iteration."""
         ...
 
     def activity(self) -> Activity:
-        """Whether there is anything to step for."""
+        """Whether `step` has anything to do."""
         ...
 
     def has_begun(self, request: str) -> bool:
@@ -69,17 +70,17 @@ class Core(Protocol):
         ...
 
     def release(self, exported: str) -> None:
-        """Keep an exported request's KV no longer, where that is possible."""
+        """Release an exported request's KV early, where that is possible."""
 
     def load_weights(self, path: str) -> None:
-        """Replace the weights; nothing is running."""
+        """Replace the weights while nothing runs."""
 
     def counters(self) -> tuple[int, int, int]:
         """Return requests running and waiting, and tokens of KV in use."""
         ...
 
     def sleep(self, level: int) -> None:
-        """Give memory back."""
+        """Free accelerator memory."""
 
     def wake(self) -> None:
-        """Take it again."""
+        """Allocate it again."""

@@ -1,17 +1,17 @@
-"""The dispatches that an engine has not ended yet, with what has been heard of each."""
+"""Steps that an engine has not ended yet, with the tokens it has reported of each."""
 
 import time
 from dataclasses import dataclass, field
 
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.engines import StepResult
-from heddle_runtime import wire
-from heddle_runtime.wire import unpack_ids
+from heddle_runtime.process import wire
+from heddle_runtime.process.wire import unpack_ids
 
 
 @dataclass(slots=True, eq=False)
-class Dispatch:
-    """A step that runs there. Moments are of `time.monotonic`; 0 before they are known."""
+class InFlightStep:
+    """A dispatched step. Times are of `time.monotonic`; 0 until known."""
 
     id: int
     trajectory: TrajectoryId
@@ -22,39 +22,39 @@ class Dispatch:
 
 
 class InFlight:
-    """Dispatches by trajectory and by number: an engine has one of a trajectory at a time."""
+    """Steps by trajectory and by id; an engine has at most one of a trajectory."""
 
     def __init__(self) -> None:
-        self._by_trajectory: dict[TrajectoryId, Dispatch] = {}
-        self._by_id: dict[int, Dispatch] = {}
+        self._by_trajectory: dict[TrajectoryId, InFlightStep] = {}
+        self._by_id: dict[int, InFlightStep] = {}
 
     def __contains__(self, trajectory: TrajectoryId) -> bool:
         return trajectory in self._by_trajectory
 
-    def begin(self, id_: int, trajectory: TrajectoryId) -> Dispatch:
-        """Note a dispatch that is sent now."""
-        dispatch = Dispatch(id_, trajectory, time.monotonic())
-        self._by_trajectory[trajectory] = self._by_id[id_] = dispatch
-        return dispatch
+    def begin(self, id_: int, trajectory: TrajectoryId) -> InFlightStep:
+        """Add a step that is sent now."""
+        step = InFlightStep(id_, trajectory, time.monotonic())
+        self._by_trajectory[trajectory] = self._by_id[id_] = step
+        return step
 
-    def get(self, trajectory: TrajectoryId) -> Dispatch | None:
-        """Return the trajectory's dispatch, if it has one."""
+    def get(self, trajectory: TrajectoryId) -> InFlightStep | None:
+        """Return the trajectory's step, if it has one."""
         return self._by_trajectory.get(trajectory)
 
     def keep(self, progress: wire.Progress) -> None:
-        """Keep tokens that were made so far."""
+        """Add the tokens generated since the last report."""
         for made in progress.made:
-            dispatch = self._by_id[made.id]
-            dispatch.made += unpack_ids(made.tokens)
-            dispatch.started_s, dispatch.first_s = made.started_s, made.first_s
+            step = self._by_id[made.id]
+            step.made += unpack_ids(made.tokens)
+            step.started_s, step.first_s = made.started_s, made.first_s
 
     def end(self, report: wire.Ended) -> StepResult:
-        """Put together what a dispatch came to, and forget it."""
-        dispatch = self._by_id.pop(report.id)
-        del self._by_trajectory[dispatch.trajectory]
-        made = (*dispatch.made, *unpack_ids(report.tokens))
+        """Remove a step and return its result."""
+        step = self._by_id.pop(report.id)
+        del self._by_trajectory[step.trajectory]
+        made = (*step.made, *unpack_ids(report.tokens))
         return StepResult(
-            trajectory=dispatch.trajectory,
+            trajectory=step.trajectory,
             tokens=len(made),
             finished=report.finished,
             queued_s=report.queued_s,
@@ -67,15 +67,15 @@ class InFlight:
         )
 
     def salvage(self) -> list[tuple[TrajectoryId, StepResult]]:
-        """Empty it; what was heard of each is what is left of it, the newest tokens missing."""
+        """Remove all steps; return of each what was reported, without the newest tokens."""
         salvaged = []
-        for dispatch in self._by_trajectory.values():
+        for step in self._by_trajectory.values():
             queued_s, prefill_s, decode_s = split_time(
-                dispatch.sent_s, dispatch.started_s, dispatch.first_s, time.monotonic()
+                step.sent_s, step.started_s, step.first_s, time.monotonic()
             )
-            made = tuple(dispatch.made)
+            made = tuple(step.made)
             result = StepResult(
-                trajectory=dispatch.trajectory,
+                trajectory=step.trajectory,
                 tokens=len(made),
                 finished=False,
                 queued_s=queued_s,
@@ -83,7 +83,7 @@ class InFlight:
                 decode_s=decode_s,
                 output_ids=made,
             )
-            salvaged.append((dispatch.trajectory, result))
+            salvaged.append((step.trajectory, result))
         self._by_trajectory.clear()
         self._by_id.clear()
         return salvaged
@@ -92,7 +92,7 @@ class InFlight:
 def split_time(
     sent_s: float, started_s: float, first_s: float, ended_s: float
 ) -> tuple[float, float, float]:
-    """Return seconds queued, in prefill and in decode; a moment that never came is 0."""
+    """Return seconds queued, in prefill and in decode; 0 for a time that was not reached."""
     moments = [sent_s]
     for moment_s in (started_s or ended_s, first_s or ended_s, ended_s):
         moments.append(max(moments[-1], moment_s))

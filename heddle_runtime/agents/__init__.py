@@ -1,0 +1,1 @@
+"""Live agents: a model's text becomes tool calls, and tools' answers become context."""

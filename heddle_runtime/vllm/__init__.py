@@ -1,0 +1,1 @@
+"""vLLM engines on this machine. Only `process` imports vllm."""
