@@ -18,7 +18,7 @@ from heddle_runtime.process.loop import serve
 from heddle_runtime.process.wire import Channel, ClosedError, Report, pack_ids, unpack_ids
 from heddle_runtime.vllm.settings import VllmSettings
 from tests.patience import PATIENCE_S
-from tests.runtime.contract import ids
+from tests.rollout.contract import ids
 from tests.runtime.counting_process import CountingCore
 
 HERE = {"params": {"file": "/nowhere"}, "version": 0}

@@ -51,7 +51,7 @@ from heddle_core.plans import EngineSpec
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import VllmSettings
 from heddle_runtime.process.child import group_members
-from tests.runtime.contract import Recorder, until
+from tests.rollout.contract import Recorder, until
 
 async def main():
     recorder = Recorder()

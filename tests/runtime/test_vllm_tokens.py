@@ -20,7 +20,7 @@ from heddle_core.ids import GroupId, TrajectoryId
 from heddle_rollout.engines import EngineClient, KvPlaced
 from heddle_runtime.process.child import group_members
 from heddle_runtime.vllm.engine import VllmEngine
-from tests.runtime.contract import Bench, grown, ids, request, until
+from tests.rollout.contract import Bench, grown, ids, request, until
 from tests.runtime.vllm_bench import needs_nixl, needs_vllm, vllm_bench
 
 pytestmark = needs_vllm

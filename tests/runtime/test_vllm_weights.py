@@ -13,7 +13,7 @@ from heddle_rollout.engines import EngineClient, StepResult
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import VllmSettings
-from tests.runtime.contract import Bench, ids, request
+from tests.rollout.contract import Bench, ids, request
 from tests.runtime.vllm_bench import needs_vllm, vllm_bench
 
 pytestmark = needs_vllm

@@ -14,7 +14,7 @@ from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.engine import VllmEngine
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import SUPPORTED, VllmSettings, has_nixl, installed_vllm
-from tests.runtime.contract import Bench, Recorder
+from tests.rollout.contract import Bench, Recorder
 
 VLLM_GROUP = "vllm"
 """Tests of real engines run in one process after the other: at most two engines at once."""
