@@ -267,7 +267,7 @@ class Driver:
             self._clock.call_at(deadline_s, self._tick, deadline_s)
         if not self._rollouts:
             self._become_idle()
-        elif not self._tools.running:
+        elif not self._tools.active:
             self._check_soon()
 
     def _execute(self, command: Command) -> None:
@@ -521,7 +521,7 @@ class Driver:
     def _busy(self) -> bool:
         """Whether anything will happen without another call from outside."""
         return bool(
-            self._tools.running
+            self._tools.active
             or self._arriving
             or self._requests
             or self._tick_at is not None

@@ -32,15 +32,15 @@ class ToolPool:
         """Seconds that calls waited for a place, summed over those that got one."""
         self._clock, self._listener = clock, listener
         self._capacity, self._limit_s = capacity, limit_s
-        self._running: dict[TrajectoryId, tuple[Agent, int]] = {}
-        """Each with the number of its call: a timer may be of an earlier one."""
+        self.active: dict[TrajectoryId, tuple[Agent, int]] = {}
+        """Calls that run now, each with its number: a timer may be of an earlier one."""
         self._waiting: deque[tuple[float, Agent]] = deque()
         self._calls = 0
 
     @property
     def running(self) -> int:
         """Calls that run now."""
-        return len(self._running)
+        return len(self.active)
 
     @property
     def waiting(self) -> int:
@@ -49,7 +49,7 @@ class ToolPool:
 
     def call(self, agent: Agent) -> None:
         """Begin an agent's call when it has a place; the listener is called at its end."""
-        if self._capacity is not None and len(self._running) >= self._capacity:
+        if self._capacity is not None and len(self.active) >= self._capacity:
             self._waiting.append((self._clock.now_s, agent))
         else:
             self._begin(agent)
@@ -57,13 +57,13 @@ class ToolPool:
     def close(self) -> None:
         """Cancel every call; none is answered any more."""
         self._waiting.clear()
-        for agent, _ in self._running.values():
+        for agent, _ in self.active.values():
             agent.cancel_tool()
-        self._running.clear()
+        self.active.clear()
 
     def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
         """See `ToolListener`."""
-        del self._running[trajectory]
+        del self.active[trajectory]
         # The place goes to the call that waits longest, before the listener can ask for another.
         if self._waiting:
             since_s, agent = self._waiting.popleft()
@@ -73,17 +73,17 @@ class ToolPool:
 
     def tool_failed(self, trajectory: TrajectoryId, error: BaseException) -> None:
         """See `ToolListener`."""
-        del self._running[trajectory]
+        del self.active[trajectory]
         self._listener.tool_failed(trajectory, error)
 
     def _begin(self, agent: Agent) -> None:
         self._calls += 1
-        self._running[agent.id] = agent, self._calls
+        self.active[agent.id] = agent, self._calls
         if self._limit_s is not None:
             self._clock.call_after(self._limit_s, self._cut, agent, self._calls, self._limit_s)
         agent.call_tool(self)
 
     def _cut(self, agent: Agent, call: int, limit_s: float) -> None:
-        if self._running.get(agent.id) == (agent, call):
+        if self.active.get(agent.id) == (agent, call):
             agent.cancel_tool()
             self.tool_returned(agent.id, agent.on_tool_timeout(limit_s))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import simpy
-from simpy.events import NORMAL, Event, EventPriority, Timeout
+from simpy.events import NORMAL, Event, EventPriority
 
 from heddle_rollout.clock import Clock
 
@@ -30,7 +30,7 @@ class SimClock(simpy.Environment):
 
     def call_after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` once `delay_s` have passed."""
-        _Call(self, delay_s, act, args)
+        self.schedule(_Call(act, args), delay=delay_s)
 
     def freeze(self) -> None:
         """Let engines start in no time."""
@@ -41,20 +41,13 @@ class SimClock(simpy.Environment):
         self.frozen = False
 
 
-class _Call(Timeout):
-    """A call that is due: an event without a closure, since a run makes several for each step."""
+class _Call(Event):
+    """A call that is due: what SimPy needs of an event and no more, since a run makes many."""
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        delay_s: float,
-        act: Callable[..., None],
-        args: tuple[Any, ...],
-    ) -> None:
-        super().__init__(env, delay_s)
+    def __init__(self, act: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self.callbacks = [_make]
+        self._ok, self._value = True, None
         self.act, self.args = act, args
-        assert self.callbacks is not None
-        self.callbacks.append(_make)
 
 
 def _make(call: Any) -> None:

@@ -95,7 +95,11 @@ class SimEngineClient:
 
     def start(self, request: StepRequest) -> None:
         """Run a step; see `EngineClient.start`."""
-        self._alive().start(
+        model = self._model
+        if model is None:
+            raise EngineRefusedError(f"engine {self._spec.engine} is not there")
+        self._follow()
+        model.start(
             request.trajectory,
             request.group,
             prompt_tokens=request.prompt_tokens,
