@@ -92,7 +92,7 @@ def test_more_gpus_hold_more_kv(profile: Profile) -> None:
     assert capacity[0] > 0
 
 
-def test_belief_is_near_the_truth_but_another_fit(profile: Profile) -> None:
+def test_the_cost_estimate_is_near_the_ground_truth_but_another_fit(profile: Profile) -> None:
     cost = profile.cost_estimate()
     assert tuple(cost.by_tp) == profile.tps
     for tp, step in cost.by_tp.items():
@@ -152,7 +152,7 @@ def test_a_tiny_capacity_is_allowed() -> None:
         ("nowhere/mine.json", "h100", "cannot read the profile nowhere/mine.json"),
     ],
 )
-def test_unknown_names_are_told_what_there_is(model: str, gpu: str, message: str) -> None:
+def test_unknown_names_are_refused_with_the_known_ones(model: str, gpu: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         load_profile(model, gpu)
 
