@@ -142,8 +142,8 @@ def evaluate(
         tasks = dict.fromkeys(script.task for script in source.scripts)
         strange = [repr(task) for task in tasks if task not in artefact.header.tasks]
         if strange:
-            said = f"the model has not met {', '.join(strange)}, about which runs ask progressive"
-            click.echo(f"{source.name}: {said}", err=True)
+            note = f"the model has not met {', '.join(strange)}, for which runs use progressive"
+            click.echo(f"{source.name}: {note}", err=True)
     if as_json:
         click.echo(json.dumps(_plain(model, artefact, sources, found), allow_nan=False))
         return

@@ -144,8 +144,8 @@ def _width(table: Table) -> int:
     return Console(width=WIDEST).measure(table).maximum
 
 
-def _turned(table: Table, room: int) -> list[Table]:
-    """The same cells with rows for columns, in as many tables as `room` makes necessary."""
+def _turned(table: Table, width: int) -> list[Table]:
+    """The same cells with rows for columns, in as many tables as `width` makes necessary."""
     first, *others = ([column.header, *column.cells] for column in table.columns)
 
     def part(begin: int, end: int) -> Table:
@@ -156,7 +156,7 @@ def _turned(table: Table, room: int) -> list[Table]:
 
     made, begin = [], 1
     for end in range(2, len(first) + 1):
-        if end == len(first) or _width(part(begin, end + 1)) > room:
+        if end == len(first) or _width(part(begin, end + 1)) > width:
             made.append(part(begin, end))
             begin = end
     return made

@@ -59,7 +59,7 @@ class _Line(msgspec.Struct, rename="camel"):
 
 
 class _Part(msgspec.Struct, array_like=True):
-    """One line, without its text. `began` is the fingerprint of a person's words."""
+    """One line, without its text. `began` is the fingerprint of a person's message."""
 
     where: str
     file: str
@@ -186,7 +186,7 @@ def _lanes(parts: Sequence[_Part], context: ImportContext) -> dict[str, list[_Pa
             continue
         lane = part.agent
         if part.side and not lane:
-            # A sub-agent without a name is known by the line that its lines go back to.
+            # A sub-agent without a name is identified by the root of its lines.
             lane = roots.get(part.parent) or f"side-{fingerprint(part.uuid)[:8]}"
         roots[part.uuid] = lane if part.side else _MAIN
         lanes.setdefault(lane, []).append(part)

@@ -1,7 +1,7 @@
 """Dynamo: request traces (`dynamo.request.trace.v1`) and Agentic Mooncake rows.
 
 Source: ai-dynamo/dynamo, docs/agents and lib/data-gen. A trace holds `request_end` rows and, where
-a harness reports them, `tool_end` and `tool_error` rows; a session may go on from shard to shard.
+a harness reports them, `tool_end` and `tool_error` rows; a session may span several shards.
 Agentic Mooncake rows name what they wait for, and how long after it.
 """
 
@@ -171,7 +171,7 @@ class Dynamo:
 
 
 class _Rows:
-    """Makes parts of rows; knows when the trace began."""
+    """Converts rows to parts; times count from the start of the trace."""
 
     def __init__(self, context: ImportContext) -> None:
         self.join = PrefixJoin()

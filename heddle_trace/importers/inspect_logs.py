@@ -1,7 +1,7 @@
 """Inspect: a log of one evaluation, as `.json` or as `.eval`, which is a zip of one JSON a sample.
 
-Source: UKGovernmentBEIS/inspect_ai, `log/_log.py` and `event/`. A sample's `events` tell
-generations and tool calls with times and usage; logs without events have the messages alone.
+Source: UKGovernmentBEIS/inspect_ai, `log/_log.py` and `event/`. A sample's `events` are
+generations and tool calls with times and usage; logs without events have only messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -185,7 +185,7 @@ def _from_messages(sample: _Sample, context: ImportContext) -> dict[str, list[Ge
 
 
 class _Lanes:
-    """The generations of a sample, apart by the agent that made them."""
+    """The generations of a sample by agent."""
 
     def __init__(self, sample: _Sample, context: ImportContext) -> None:
         self.generations: dict[str, list[Generation]] = {}
@@ -200,12 +200,12 @@ class _Lanes:
             derive_added(generations)
 
     def name(self, lane: str) -> str:
-        """What the agent of a lane is called."""
+        """The name of a lane's agent."""
         return identifier(self._agents.get(lane) or "agent")
 
     def _walk(self, events: Sequence[dict[str, Any]], nested_in: str) -> None:
         for raw in events:
-            # The same key means one thing to one kind of event and another to the next.
+            # The meaning of a key depends on the kind of event.
             match raw.get("event"):
                 case "span_begin":
                     self._span(converted(raw, _Event))

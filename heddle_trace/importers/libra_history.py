@@ -159,7 +159,7 @@ def _outputs(sequence: _Sequence, sizes: Sequence[int], context: ImportContext) 
 
 
 def _cut(sequence: _Sequence, total: int, sizes: Sequence[int]) -> list[int] | None:
-    """Spans between positions less what tools added; None where one would be negative."""
+    """Spans between positions without the tools' tokens; None where one would be negative."""
     outputs, end = [], 0
     for r, size in zip(sequence.tool_returns, sizes, strict=True):
         position = r.token_position

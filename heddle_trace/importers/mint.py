@@ -107,7 +107,7 @@ def _generations(history: Sequence[_Message], context: ImportContext) -> list[Ge
 
 
 def _called(generated: str, answer: str) -> tuple[tuple[str, ...], bool | None]:
-    """What a turn that was answered had called, and whether it worked."""
+    """The tool calls of an answered generation, and whether they succeeded."""
     code = re.search(r"<execute>(.*?)</execute>", generated, re.DOTALL)
     if code:
         return (_SEARCH if _SEARCH in code[1] else "python",), "Traceback" not in answer

@@ -138,7 +138,7 @@ def _either(value: int | None, alias: int | None, field: str) -> int:
 
 
 def _block_tokens(input_tokens: int, blocks: int) -> int:
-    """Tokens of a block: 512, or the power of two that the number of hashes speaks for."""
+    """Tokens of a block: 512, or the power of two that fits the number of hashes."""
     for size in (_BLOCK_TOKENS, *_POWERS):
         if -(-input_tokens // size) == blocks or input_tokens // size == blocks:
             return size

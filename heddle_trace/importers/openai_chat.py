@@ -1,6 +1,6 @@
 """Chat logs with tool calls, in OpenAI's message format.
 
-Source: OpenAI's chat completions API; what is around the messages differs from logger to logger.
+Source: OpenAI's chat completions API; the fields around the messages depend on the logger.
 Two kinds are read. *Conversations*: objects with `messages`, as JSON lines, or in a JSON array, or
 one array of messages. *Calls*: JSON lines with a `request` (or its `messages`) and the `response`,
 as proxies write them; they are joined by a session id where there is one, else where the messages
@@ -273,7 +273,7 @@ class _Calls:
 
 
 def _block(message: ChatMessage) -> int:
-    """A number that stands for a message, however the log writes what is empty in it."""
+    """A hash of a message, independent of how the log writes empty fields."""
     calls = [
         (str(call.function.name), str(call.function.arguments))
         if not isinstance(call.function, str) and call.function is not None

@@ -1,4 +1,4 @@
-"""A message as OpenAI's chat API has it, which half of all logs do."""
+"""A message in the format of OpenAI's chat API, which many logs use."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ class CachedTokens(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """What a provider counted for one generation, in either of its two spellings."""
+    """A provider's counts for one generation, in either of two spellings."""
 
     prompt_tokens: Tokens | None = None
     completion_tokens: Tokens | None = None

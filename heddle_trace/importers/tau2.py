@@ -1,7 +1,7 @@
 """tau2-bench: one JSON document a run, `simulations` in it, each a chat with times and usage.
 
 Source: sierra-research/tau2-bench, `results.json`. In some domains the simulated user has tools
-too; they are the user's business, and their messages never reach the agent's context.
+too; their messages never reach the agent's context.
 """
 
 from collections.abc import Iterator, Sequence

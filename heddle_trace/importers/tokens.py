@@ -37,7 +37,7 @@ class Counter:
 def apportioned(total: int, weights: Sequence[int]) -> list[int]:
     """Whole numbers that add up to `total`, in proportion to the weights as near as can be.
 
-    What rounding leaves goes to the largest remainders. Equal shares where all weights are 0.
+    Rounding differences go to the largest remainders. Equal shares where all weights are 0.
     """
     whole = sum(weights)
     exact = [total * w / whole if whole else total / len(weights) for w in weights]
@@ -53,7 +53,7 @@ def counter(tokenizer: str | None = None, chars_per_token: float = CHARS_PER_TOK
 
     `tokenizer` is the path of a `tokenizer.json` or of a folder with one (library tokenizers), the
     path of a `*.tiktoken` ranks file, or the name of an encoding of the library tiktoken. Raises
-    TraceError when it cannot be had, or when the ratio is not a positive number.
+    TraceError when it cannot be loaded, or when the ratio is not a positive number.
     """
     if tokenizer is not None:
         return Counter(f"with {Path(tokenizer).name}", _tokenizer(tokenizer))

@@ -81,7 +81,7 @@ def test_means_intervals_speedup_and_bound_fraction_follow_from_the_runs(
     assert all(r["makespan_s"] >= plain["bound"]["makespan_s"] for r in plain["runs"])
 
 
-def test_one_seed_tells_no_spread(config: RunConfig, tmp_path: Path):
+def test_one_seed_has_no_spread(config: RunConfig, tmp_path: Path):
     (policy,) = compare(config, ["verl"], out=tmp_path / "runs").plain()["policies"]
     assert policy["makespan_s"]["ci95"] is None
 

@@ -90,7 +90,7 @@ def test_a_killed_worker_is_one_message(tmp_path: Path):
     assert "fewer --jobs" in err
 
 
-def test_workers_end_with_the_process_that_asked(tmp_path: Path):
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path):
     process = _comparison(tmp_path, 2)
     process.kill()
     # Standard error is held by every worker: it ends when the last of them has.
@@ -299,7 +299,7 @@ def test_a_second_report_passes_over_the_figures_of_the_first(heddle: Heddle, tr
     assert heddle("report", "runs/figures").exit_code == 2
 
 
-def test_runs_of_one_policy_and_seed_are_told_apart(heddle: Heddle, trace: Path):
+def test_runs_of_one_policy_and_seed_are_distinguished(heddle: Heddle, trace: Path):
     names = []
     for gpus in (1, 2):
         row = json.loads(heddle("simulate", trace, "--json", "--gpus", gpus).stdout)

@@ -83,7 +83,7 @@ def test_infinities_survive_in_nested_values():
     assert list(decode(table(entries))) == entries
 
 
-def test_rows_tell_order_and_cause():
+def test_rows_have_order_and_cause():
     entries = [
         entry(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=1)),
         entry(arrived("a", at=1.5), dispatch("a", 0, "e0"), dispatch("a", 1, "e0")),

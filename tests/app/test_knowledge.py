@@ -70,7 +70,7 @@ def test_a_known_workload_gets_its_prior_and_the_run_says_so(heddle: Heddle, cod
     assert len(run.context.history.output_quantiles) == 256
 
 
-def test_a_trace_of_earlier_rollouts_is_told_and_named(heddle: Heddle, coding: Path, earlier: Path):
+def test_a_trace_of_earlier_rollouts_is_used_and_named(heddle: Heddle, coding: Path, earlier: Path):
     row = simulated(heddle, coding, "--policy", "heddle", "--history", earlier)
     known = manifest(row)["history"]
     assert (known["name"], len(known["sha256"])) == (str(earlier), 64)
@@ -83,7 +83,7 @@ def test_a_trace_of_earlier_rollouts_is_told_and_named(heddle: Heddle, coding: P
     assert f"history  {earlier}" in shown.stdout.splitlines()
 
 
-def test_history_tells_the_part_of_that_name_its_prompts(
+def test_history_gives_the_part_of_that_name_its_prompts(
     heddle: Heddle, coding: Path, earlier: Path
 ):
     policy = ("--policy", "heddle+history")
@@ -120,7 +120,7 @@ def test_a_prior_is_named_in_a_file_too(heddle: Heddle, coding: Path):
     assert manifest(simulated(heddle, "a.toml"))["history"]["name"] == "prior:search"
 
 
-def test_baselines_decide_alike_whatever_history_tells(heddle: Heddle, coding: Path):
+def test_baselines_decide_alike_with_any_history(heddle: Heddle, coding: Path):
     rows = [simulated(heddle, coding, "--history", h) for h in ("none", "prior")]
     assert rows[0]["makespan_s"] == rows[1]["makespan_s"]
 
@@ -260,7 +260,7 @@ def test_coding_tools_hide_some_predictions_and_not_others(heddle: Heddle, codin
     assert 0.2 < late / made < 0.8
 
 
-def test_predictors_that_answer_at_once_ask_no_service(heddle: Heddle, coding: Path):
+def test_predictors_that_answer_at_once_use_no_service(heddle: Heddle, coding: Path):
     row = simulated(heddle, coding, "--policy", "heddle", "--prediction-s", 5)
     assert predictions(row) == (0, 0)
 

@@ -176,7 +176,7 @@ def test_a_trajectory_that_ends_twice_refuses_a_summary():
         measure(table([*story(), entry(finished("b", 12.0))]))
 
 
-def test_an_asked_for_preemption_that_lost_the_race_is_none():
+def test_a_requested_preemption_that_lost_the_race_is_none():
     entries = [
         entry(ready("e0")),
         entry(arrived("a"), dispatch("a", 0, "e0")),

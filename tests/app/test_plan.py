@@ -118,7 +118,7 @@ def test_the_table_says_what_the_plan_knows_and_the_time_goes_to_stderr(
     assert "searched" not in done.stdout
 
 
-def test_predictions_that_tell_nothing_apart_are_named_as_such(heddle: Heddle, coding: Path):
+def test_equal_predictions_are_named_as_such(heddle: Heddle, coding: Path):
     done = heddle("plan", coding, "--predictor", "none", "--history", "none")
     assert "alike for all, so that groups differ in number only" in done.stdout
 
@@ -150,7 +150,9 @@ def test_what_cannot_be_planned_is_refused(
     assert says in refused("plan", coding, *args)
 
 
-def test_a_model_that_fits_nowhere_is_told_what_it_needs(refused: Callable[..., str], coding: Path):
+def test_a_model_that_fits_nowhere_is_refused_with_its_needs(
+    refused: Callable[..., str], coding: Path
+):
     long = json.loads(coding.read_text().splitlines()[0]) | {"prompt_tokens": 9_000_000}
     coding.write_text(json.dumps(long) + "\n")
     said = refused("plan", coding, "--gpus", "2")
@@ -171,6 +173,8 @@ def test_a_run_makes_the_plan_that_was_shown(coding: Path, tmp_path: Path):
     assert isinstance(shown.problem, JointProblem)
 
 
-def test_a_model_that_needs_more_gpus_is_told_how_many(refused: Callable[..., str], coding: Path):
+def test_a_model_that_needs_more_gpus_is_refused_with_their_number(
+    refused: Callable[..., str], coding: Path
+):
     said = refused("plan", coding, "--model", "qwen3-32b", "--gpu", "l40s", "--gpus", 1)
     assert "qwen3-32b on l40s needs at least 2 GPUs, not 1" in said

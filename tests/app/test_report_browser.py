@@ -84,7 +84,7 @@ def test_the_summary_says_what_the_runs_came_to(browser: Chrome, small: Made):
     assert "no policy ends this trace on this cluster before" in shown.find("#bound").text
 
 
-def test_hovering_a_slot_tells_what_ran_there(browser: Chrome, small: Made):
+def test_hovering_a_slot_shows_what_ran_there(browser: Chrome, small: Made):
     shown = Page(browser, small.path)
     run = small.runs[-1]
     steps = run.steps.to_pandas()
@@ -111,7 +111,7 @@ def test_hovering_a_slot_tells_what_ran_there(browser: Chrome, small: Made):
     assert shown.errors() == []
 
 
-def test_hovering_an_engine_tells_how_full_it_is(browser: Chrome, small: Made):
+def test_hovering_an_engine_shows_how_full_it_is(browser: Chrome, small: Made):
     shown = Page(browser, small.path)
     shown_text = shown.hover("engines", 20.0, 0)
     assert shown_text.startswith("e0, TP ")
@@ -201,7 +201,7 @@ def test_a_chosen_trajectory_is_drawn_under_both_policies(browser: Chrome, small
     assert drawn == pytest.approx(ends, abs=0.01)
 
 
-def test_the_difference_says_who_gained_and_who_lost(browser: Chrome, small: Made):
+def test_the_difference_says_which_trajectories_gained_and_which_lost(browser: Chrome, small: Made):
     shown = Page(browser, small.path)
     ends = [r.trajectories.to_pandas().set_index("trajectory")["finished_s"] for r in small.runs]
     change = (ends[1] - ends[0]).round(3)

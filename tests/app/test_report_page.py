@@ -133,7 +133,9 @@ def test_what_is_under_way_when_a_journal_breaks_off_is_shown_so(tmp_path: Path)
         (9, [np.nan, np.nan]),  # `a` is in its tool
     ],
 )
-def test_who_waits_at_the_end_is_known(tmp_path: Path, entries: int, since: list[float]):
+def test_the_waiting_trajectories_at_the_end_are_known(
+    tmp_path: Path, entries: int, since: list[float]
+):
     found = record(by_hand(tmp_path, story()[:entries]))
     np.testing.assert_array_equal(found.waiting_since_s - found.start_s, since)
 
@@ -203,7 +205,7 @@ def test_report_writes_a_page_and_says_where(heddle: Heddle, trace: Path):
     assert json.loads(again.stdout)["page"] == "report.html"
 
 
-def test_runs_of_one_policy_are_told_apart_by_when_they_started(heddle: Heddle, trace: Path):
+def test_runs_of_one_policy_are_distinguished_by_their_start(heddle: Heddle, trace: Path):
     for gpus in (1, 2):
         heddle("simulate", trace, "--gpus", gpus)
     runs = sorted(Path("runs").iterdir())

@@ -54,7 +54,7 @@ def on_terminal(
     return out.decode(), seen.decode()
 
 
-def test_a_terminal_is_told_what_runs_and_how_much_is_done(trace: Path, tmp_path: Path):
+def test_a_terminal_shows_what_runs_and_how_much_is_done(trace: Path, tmp_path: Path):
     out, seen = on_terminal(
         "compare", trace, "--policies", "verl,slime", "--gpus", 2, "--json", folder=tmp_path
     )
@@ -197,7 +197,7 @@ def test_json_has_no_bars(heddle: Heddle, trace: Path):
         ({"PYTHONIOENCODING": "ascii"}, True, False),
     ],
 )
-def test_a_terminal_gets_blocks_and_colour_unless_it_asks_for_less(
+def test_a_terminal_gets_blocks_and_colour_unless_it_is_limited(
     trace: Path, tmp_path: Path, environment: dict[str, str], coloured: bool, blocks: bool
 ):
     _, seen = on_terminal(

@@ -54,14 +54,14 @@ def test_a_run_replays_on_a_fresh_controller(heddle: Heddle, trace: Path):
     assert "the same" in heddle("replay", run["run"]).stdout
 
 
-def test_engines_of_several_degrees_are_told_apart(heddle: Heddle, trace: Path):
+def test_engines_of_several_degrees_are_distinguished(heddle: Heddle, trace: Path):
     run = load_run(row_of(heddle, trace, "--engines", 2, "--tp", "1,2")["run"])
     ready = [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
     assert [(e.engine, e.shape.tp) for e in ready] == [("e0", 1), ("e1", 2)]
     assert run.config.cluster.gpus == 3
 
 
-def test_a_failure_that_was_asked_for_happens_and_loses_nothing(heddle: Heddle, trace: Path):
+def test_a_requested_failure_happens_and_loses_nothing(heddle: Heddle, trace: Path):
     row = row_of(heddle, trace, "--failures", "e0@0.4", "--set", "cluster.engine_start_s=1")
     run = load_run(row["run"])
     events = [e.event for e in run.entries()]
@@ -150,7 +150,7 @@ def test_a_signal_cancels_what_runs_and_leaves_a_journal(
     assert "cancelled" in [e.outcome for e in ends]
 
 
-def test_who_cannot_wait_leaves_a_run_that_says_interrupted(tmp_path: Path):
+def test_many_interrupts_leave_a_run_that_says_interrupted(tmp_path: Path):
     process = started(tmp_path)
     while process.poll() is None:
         process.send_signal(signal.SIGINT)

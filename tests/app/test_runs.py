@@ -142,7 +142,7 @@ def test_a_killed_process_leaves_the_journal_up_to_its_last_chunk(
     run._file.close()
 
 
-def test_a_dead_process_is_told_from_a_running_one(tmp_path: Path):
+def test_a_dead_process_is_distinguished_from_a_running_one(tmp_path: Path):
     run = filled(tmp_path / "runs", story())
     with pytest.raises(RunError, match="is still running"):
         load_run(run.path)
@@ -175,7 +175,7 @@ def test_a_full_disk_leaves_no_half_written_file(tmp_path: Path, monkeypatch: py
     assert list(load_run(run.path, unfinished=True).entries()) == story()
 
 
-def test_a_disk_without_room_for_the_status_leaves_it_running(
+def test_a_disk_without_space_for_the_status_leaves_it_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run = filled(tmp_path / "runs", story())

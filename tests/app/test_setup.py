@@ -71,7 +71,7 @@ def test_two_set_ups_share_scripts_and_never_a_policy(config: RunConfig):
     assert one.policy.predictor is not other.policy.predictor
 
 
-def test_a_workspace_tells_apart_what_configurations_tell_apart(config: RunConfig):
+def test_a_workspace_distinguishes_what_configurations_distinguish(config: RunConfig):
     shared = Workspace()
     first = prepare(config, workspace=shared)
     cluster = replace(config.cluster, gpus=4)

@@ -102,7 +102,7 @@ def test_what_a_policy_preempts_does_not_change_what_comes_back(heddle: Heddle, 
         same(script, made["heddle-paper"][name])
 
 
-def test_runs_that_cannot_be_extracted_are_told(heddle: Heddle, refused, trace: Path):
+def test_runs_that_cannot_be_extracted_are_reported(heddle: Heddle, refused, trace: Path):
     assert "not a run directory" in refused("trace", "extract", "none", "-o", "t.jsonl")
     run = simulate(RunConfig(trace=str(trace)), out=Path("runs"))
     Path("t.jsonl").write_text("mine")

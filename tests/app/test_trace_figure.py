@@ -55,14 +55,14 @@ def test_whatever_a_trace_lacks_it_can_be_drawn(heddle: Heddle, tmp_path: Path, 
     assert Path("odd.png").stat().st_size > 5_000
 
 
-def test_figures_that_cannot_be_are_told(refused, made: Path):
+def test_figures_that_are_impossible_are_reported(refused, made: Path):
     said = refused("trace", "describe", made, "--figure", "a.jpg")
     assert "a.jpg: a figure must be named *.png, *.svg, *.pdf" in said
     refused("trace", "describe", made, "--figure", "none/a.png")
     assert list(Path().iterdir()) == []
 
 
-def test_step_tails_and_the_longest_wait_of_a_tool_are_told(heddle: Heddle, tmp_path: Path):
+def test_step_tails_and_the_longest_wait_of_a_tool_are_shown(heddle: Heddle, tmp_path: Path):
     records = [
         record(*(call(10, tool_s=1.0 + i) for i in range(n)), trajectory_id=f"t{n}")
         for n in (1, 2, 9)
@@ -94,7 +94,7 @@ def test_resampling_says_what_it_drew_and_repeated(heddle: Heddle, made: Path):
     assert heddle("trace", "validate", "b.jsonl").exit_code == 0
 
 
-def test_draws_that_cannot_be_are_told(refused, made: Path):
+def test_draws_that_are_impossible_are_reported(refused, made: Path):
     assert "no such file" in refused(
         "trace", "resample", "none.jsonl", "--groups", 1, "--samples", 1, "-o", "a.jsonl"
     )

@@ -144,7 +144,7 @@ def test_all_the_rest_comes_back(fitted: Profile, known: Sweep) -> None:
     assert fitted.conditions["hardware"] == {"cores": 2}
 
 
-def test_loops_that_nobody_fitted_are_predicted(fitted: Profile) -> None:
+def test_loops_that_were_not_fitted_are_predicted(fitted: Profile) -> None:
     unseen = fitted.errors["measured"]["unseen"]
     assert unseen["runs"] == 4
     assert unseen["makespan_worst_pct"] < 1.0

@@ -125,7 +125,7 @@ def test_every_cell_fits_into_the_engine(capacity: int, max_running: int) -> Non
 
 @pytest.mark.parametrize("size", list(SIZES))
 @pytest.mark.parametrize(("max_running", "max_context"), [(1, 200), (2, 230), (6, 400), (9, 1000)])
-def test_no_step_asks_for_more_than_the_longest_context(
+def test_no_step_exceeds_the_longest_context(
     monkeypatch: pytest.MonkeyPatch, size: SizeName, max_running: int, max_context: int
 ) -> None:
     requested: list[int] = []

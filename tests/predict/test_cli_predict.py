@@ -76,7 +76,7 @@ def test_judging_on_a_strange_task_is_said(here: Path):
     assert heddle("predict", "fit", "seen.jsonl", "-o", "m.heddle").exit_code == 0
     judged = heddle("predict", "evaluate", "m.heddle", "other.jsonl", "--json")
     assert judged.exit_code == 0
-    assert "other: the model has not met 'math', about which runs ask progressive" in judged.stderr
+    assert "other: the model has not met 'math', for which runs use progressive" in judged.stderr
 
 
 def test_too_few_groups_cannot_be_split(here: Path):

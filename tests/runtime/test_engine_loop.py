@@ -176,7 +176,7 @@ def test_kv_kept_for_a_pull_is_let_go_when_the_trajectory_runs_there_again(core)
     assert core.released == ["1.0"]
 
 
-def test_steps_are_not_pinned_unless_that_is_asked_for(core):
+def test_steps_are_pinned_only_on_request(core):
     with at_work(core) as driver:
         driver.step(1, "plain", ids("plain", 50), 2)
     assert core.calls == [("add", "1.0", 50, False, 0)]

@@ -196,7 +196,7 @@ def test_anything_can_be_read(text, whole):
         ),
     ],
 )
-def test_a_model_is_told_how_its_program_ended(result, shown):
+def test_a_model_sees_how_its_program_ended(result, shown):
     assert output_of(result, SandboxLimits()) == shown
 
 
@@ -252,7 +252,7 @@ def test_a_wrong_answer_is_recorded_as_such(tokenizer):
     assert played.ended[0].correct is False
 
 
-def test_who_does_neither_is_reminded_until_no_step_is_left(tokenizer):
+def test_a_model_without_program_or_answer_is_reminded_until_no_step_is_left(tokenizer):
     played = Played(tokenizer, steps=3)
     for number in (2, 3):
         assert played.say("Hm.") == NextAction(reason="tool_call", tool="reminder")
@@ -293,7 +293,7 @@ def test_a_generation_may_fill_the_context_but_not_more(tokenizer):
     assert len(played.agent.context_ids) == prompt_tokens + 30
 
 
-def test_an_observation_that_leaves_no_room_ends_the_trajectory(tokenizer):
+def test_an_observation_that_fills_the_context_ends_the_trajectory(tokenizer):
     prompt_tokens = Played(tokenizer).agent.prompt_tokens
     made = len(CALL)
     observation = len("\n\nOutput:\n42\n\nStep 2:\n")
@@ -323,7 +323,7 @@ def test_a_long_output_loses_its_middle(tokenizer):
 
 
 @pytest.mark.parametrize("observation_tokens", [1, 5, 33, 34, 35])
-def test_even_the_smallest_room_for_an_output_is_kept_to(tokenizer, observation_tokens):
+def test_even_the_smallest_limit_of_an_output_is_kept(tokenizer, observation_tokens):
     played = Played(tokenizer, observation_tokens=observation_tokens, result=ran(stdout="x" * 99))
     played.say(CALL)
     marker = len("\n[... the middle is left out ...]\n")
@@ -356,7 +356,7 @@ def test_a_preempted_step_goes_on_where_it_was(tokenizer):
     assert played.ended[0].steps[0].generation == "Answer: 42"
 
 
-def test_a_step_lost_with_its_last_token_is_asked_for_again(tokenizer):
+def test_a_step_lost_with_its_last_token_is_requested_again(tokenizer):
     played = Played(tokenizer, step_tokens=4)
     request = played.agent.request()
     begun = tuple(tokenizer.encode("abcd", begins=False))
@@ -376,7 +376,7 @@ def test_a_request_is_not_changed_by_what_comes_after_it(tokenizer):
     assert list(request.prompt_ids) == before
 
 
-def test_a_tool_that_is_cut_is_told_to_the_model(tokenizer):
+def test_the_model_sees_that_a_tool_was_cut(tokenizer):
     played = Played(tokenizer)
     played.say(CALL)
     answer = played.agent.on_tool_timeout(2.5)
@@ -406,7 +406,7 @@ def test_ids_that_are_no_text_are_passed_over(tokenizer):
     assert played.agent.transcript.answer == "42"
 
 
-def test_a_prompt_without_room_is_refused_before_anything_runs(tokenizer):
+def test_a_prompt_that_fills_the_context_is_refused_before_anything_runs(tokenizer):
     with pytest.raises(TaskFileError, match=r"task 'q': its prompt is [\d,]+ tokens .* limit 50:"):
         Played(tokenizer, context_tokens=50)
 
@@ -644,7 +644,7 @@ GOOD = {"id": "a", "prompt": "x"}
         ([""], "holds no tasks; write one JSON object a line"),
     ],
 )  # fmt: skip
-def test_a_faulty_task_file_is_told_by_line_and_field(tmp_path, lines, said):
+def test_a_faulty_task_file_is_reported_by_line_and_field(tmp_path, lines, said):
     path = write(tmp_path / "t.jsonl", *lines)
     with pytest.raises(TaskFileError) as raised:
         read_tasks(path)
@@ -653,7 +653,7 @@ def test_a_faulty_task_file_is_told_by_line_and_field(tmp_path, lines, said):
     assert "\n" not in str(raised.value)
 
 
-def test_what_is_no_task_file_is_told(tmp_path):
+def test_what_is_no_task_file_is_reported(tmp_path):
     with pytest.raises(TaskFileError, match="no such file"):
         read_tasks(tmp_path / "missing.jsonl")
     with pytest.raises(TaskFileError, match="is a folder"):
@@ -699,7 +699,7 @@ def test_settings_for_training_shorten_no_prompt(tmp_path):
     assert len(read.encode("a", begins=False)) == 1
 
 
-def test_a_folder_without_a_tokenizer_is_told(tmp_path):
+def test_a_folder_without_a_tokenizer_is_reported(tmp_path):
     with pytest.raises(TokenizerError, match="is not a model folder"):
         load_tokenizer(tmp_path / "missing")
     with pytest.raises(TokenizerError, match="no such file; live agents need it"):

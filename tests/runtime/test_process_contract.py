@@ -368,7 +368,7 @@ def test_steps_of_a_length_the_wire_takes_in_pieces(bench):
     bench.run(main())
 
 
-def test_a_long_step_tells_its_progress_only_to_the_client(bench):
+def test_a_long_step_reports_its_progress_only_to_the_client(bench):
     async def main() -> None:
         engine = await bench.engine()
         engine.start(request("quiet", ids("quiet", 64), LONG_OUTPUT))

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from heddle_runtime.sandbox import kernel
+from heddle_runtime.sandbox import runner as module
 from heddle_runtime.sandbox.remove import remove_folder
 from heddle_runtime.sandbox.runner import (
     IsolationMode,
@@ -28,9 +30,7 @@ from heddle_runtime.sandbox.runner import (
     SandboxLimits,
     SandboxResult,
     SandboxUnavailableError,
-    kernel,
 )
-from heddle_runtime.sandbox.runner import runner as module
 from tests.runtime.processes import descendants, wait_until_gone
 
 QUICK = SandboxLimits(wall_s=20.0)

@@ -62,7 +62,7 @@ def refusal(model, **settings) -> str:
     return str(error.value)
 
 
-def test_what_is_right_passes_and_tells_the_model(model):
+def test_what_is_right_passes_and_returns_the_model(model):
     found = check(model, tp=(1, 2))
     assert found.notes == ()
     assert found.model.kv_bytes_per_token("float32") == 2 * 2 * 2 * 32 * 4
@@ -154,7 +154,7 @@ def test_engines_that_do_not_fit_into_memory(model, monkeypatch):
     assert "2.0 are free" in message
 
 
-def test_the_memory_of_this_machine_can_be_told():
+def test_the_memory_of_this_machine_can_be_read():
     assert free_memory() > 1 << 20
 
 

@@ -210,7 +210,7 @@ def test_what_is_kept_for_a_pull_is_let_go_when_the_trajectory_goes_on_there(ben
     bench.run(main())
 
 
-def test_an_engine_that_is_killed_loses_no_token_that_was_told(bench):
+def test_an_engine_that_is_killed_loses_no_reported_token(bench):
     async def main() -> None:
         survivor, victim = await bench.engine(0), await bench.engine(1)
         names = [f"rescued{i}" for i in range(3)]

@@ -92,7 +92,7 @@ def test_more_gpus_hold_more_kv(profile: Profile) -> None:
     assert capacity[0] > 0
 
 
-def test_the_cost_estimate_is_near_the_truth_but_another_fit(profile: Profile) -> None:
+def test_the_cost_estimate_is_near_the_ground_truth_but_another_fit(profile: Profile) -> None:
     cost = profile.cost_estimate()
     assert tuple(shape.tp for shape in cost.by_shape) == profile.tps
     for shape, step in cost.by_shape.items():

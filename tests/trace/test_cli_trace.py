@@ -113,7 +113,7 @@ def test_synth_writes_what_the_library_makes(tmp_path):
     assert read_trace(path).records == synth("search", 20, 3, 4)
 
 
-def test_synth_replaces_only_when_told(good):
+def test_synth_replaces_only_on_request(good):
     before = good.read_bytes()
     refused = run("synth", "math", "--trajectories", 4, "-o", good)
     assert refused.exit_code == 2
@@ -123,14 +123,14 @@ def test_synth_replaces_only_when_told(good):
     assert len(read_trace(good).records) == 4
 
 
-def test_synth_tells_when_the_folder_is_missing(tmp_path):
+def test_synth_reports_a_missing_folder(tmp_path):
     done = run("synth", "math", "--trajectories", 4, "-o", tmp_path / "none" / "t.jsonl")
     assert done.exit_code == 2
     assert "no such file or folder" in " ".join(done.stderr.split())
     assert "Traceback" not in done.output
 
 
-def test_synth_tells_when_the_disk_is_full(tmp_path, monkeypatch):
+def test_synth_reports_a_full_disk(tmp_path, monkeypatch):
     def full(_fd):
         raise OSError(28, "No space left on device")
 

@@ -66,7 +66,7 @@ def test_where_nothing_is_recorded_the_refusal_does_not_advise_sampling():
         complete(trace(record(call(tool_s=None))), rules=MissingRules(), seed=0)
 
 
-def test_zero_is_zero_only_when_asked_and_is_counted():
+def test_zero_is_zero_only_on_request_and_is_counted():
     script, report = only(
         record(call(tool_s=None, tool_tokens=None), step(), prompt_tokens=None), ZERO
     )

@@ -122,11 +122,11 @@ def test_trajectories_without_an_end_are_left_out_and_counted():
         [arrived(), returned(1.0, 0, 3, 4)],
     ],
 )
-def test_events_that_no_run_has_are_told(events):
+def test_events_that_no_run_has_are_reported(events):
     with pytest.raises(TraceError, match="the journal does not add up at"):
         extract(events)
 
 
-def test_a_run_without_a_whole_trajectory_is_told():
+def test_a_run_without_a_whole_trajectory_is_reported():
     with pytest.raises(TraceError, match="no trajectory of this run came to its end"):
         extract([arrived()])

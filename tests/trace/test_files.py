@@ -165,7 +165,7 @@ def test_duplicate_ids_are_refused_with_both_lines(tmp_path):
         read_trace(path)
 
 
-def test_all_problems_of_a_file_are_told_up_to_the_limit(tmp_path):
+def test_all_problems_of_a_file_are_reported_up_to_the_limit(tmp_path):
     bad_steps = '{"output_tokens":-1,"tool_s":"x"},{"tool_tokens":0.5}'
     text = LINE % bad_steps + "{\n" + LINE % STEP + LINE % STEP
     path = written(tmp_path, text)
@@ -207,7 +207,7 @@ def test_a_bad_file_is_refused_with_the_remedy(tmp_path, name, content, says):
     assert str(refused.value) == f"{path}: {problem}"
 
 
-def test_a_folder_and_a_missing_file_are_told(tmp_path):
+def test_a_folder_and_a_missing_file_are_reported(tmp_path):
     with pytest.raises(TraceError, match="is a folder; name the"):
         read_trace(tmp_path)
     with pytest.raises(TraceError, match="no such file"):
@@ -264,7 +264,7 @@ def test_a_refused_write_leaves_the_old_file_whole(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_writing_into_a_missing_folder_is_told(tmp_path):
+def test_writing_into_a_missing_folder_is_reported(tmp_path):
     path = tmp_path / "none" / "t.jsonl"
     with pytest.raises(FileNotFoundError) as refused:
         write_trace(path, [record()])

@@ -60,7 +60,7 @@ def test_quantiles_are_those_of_the_totals_whatever_the_order():
     assert len(past.group_totals) == 25
 
 
-def test_history_gives_its_own_quantiles_back_to_who_knows_nothing():
+def test_history_gives_its_own_quantiles_without_other_knowledge():
     records = synth("math", 64, 3)
     scripts, _ = complete(Trace("t", records, ""), rules=MissingRules(), seed=0)
     past = history_of(scripts)

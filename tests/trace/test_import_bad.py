@@ -88,7 +88,7 @@ def test_a_damaged_line_is_named_with_file_and_line(tmp_path, line, says):
     assert answer["first_damaged"][0].startswith(f"{path}: line 3: ")
 
 
-def test_a_clock_that_goes_backwards_is_told(tmp_path):
+def test_a_clock_that_goes_backwards_is_reported(tmp_path):
     def log(second_s: float) -> str:
         return chat(
             {"role": "user", "content": "q", "timestamp": 1_700_000_000},
@@ -108,7 +108,7 @@ def test_a_clock_that_goes_backwards_is_told(tmp_path):
     assert record.steps[0].tool_s == 0.0
 
 
-def test_requests_in_the_wrong_order_of_time_are_told(tmp_path):
+def test_requests_in_the_wrong_order_of_time_are_reported(tmp_path):
     text = (FIXTURES / "mooncake.jsonl").read_text().replace('"timestamp": 60000', '"timestamp": 9')
     refused(tmp_path, file(tmp_path, text), says="the clock goes backwards by 29.991 s after")
 
@@ -135,11 +135,11 @@ NEGATIVE = {
 
 
 @pytest.mark.parametrize(("name", "old", "new", "says"), NEGATIVE.values(), ids=NEGATIVE.keys())
-def test_negative_durations_are_told(tmp_path, name, old, new, says):
+def test_negative_durations_are_reported(tmp_path, name, old, new, says):
     refused(tmp_path, file(tmp_path, edited(name, old, new), name), says=says)
 
 
-def test_times_that_are_none_are_told(tmp_path):
+def test_times_that_are_none_are_reported(tmp_path):
     for old, new, says in (
         ("2026-02-04T22:00:02.000Z", "yesterday", "'yesterday' is no time; ISO 8601 is expected"),
         ('"2026-02-04T22:00:02.000Z"', "12.5", "12.5 is no Unix time"),
@@ -149,7 +149,7 @@ def test_times_that_are_none_are_told(tmp_path):
         assert "line 4: " in refused(tmp_path, file(tmp_path, text), says=says)
 
 
-def test_a_wait_beyond_all_measure_is_told(tmp_path):
+def test_a_wait_beyond_all_measure_is_reported(tmp_path):
     text = edited("cc_proxy.json", '"think_time": 89.5', '"think_time": 9e9')
     said = refused(
         tmp_path, file(tmp_path, text, "c.json"), says="steps[1].tool_s: found 9000000000"
@@ -158,7 +158,7 @@ def test_a_wait_beyond_all_measure_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("results", ["openai", "claude"])
-def test_a_log_without_tool_results_is_told(tmp_path, results):
+def test_a_log_without_tool_results_is_reported(tmp_path, results):
     if results == "claude":
         lines = (FIXTURES / "claude_code.jsonl").read_text().splitlines()
         text = "\n".join(line for line in lines if "tool_result" not in line)
@@ -192,7 +192,7 @@ def test_some_calls_without_a_result_are_noted(tmp_path):
     )
 
 
-def test_ids_that_are_taken_are_told(tmp_path):
+def test_ids_that_are_taken_are_reported(tmp_path):
     path = file(tmp_path, "\n".join(CHAT % name for name in ("a", "b", "a")))
     said = refused(tmp_path, path, says="trajectory_id 'a' is taken by an earlier record")
     assert f"{path}: line 3: " in said
@@ -202,23 +202,23 @@ def test_ids_that_are_taken_are_told(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "\n \n\n"])
-def test_an_empty_file_is_told(tmp_path, content):
+def test_an_empty_file_is_reported(tmp_path, content):
     refused(tmp_path, file(tmp_path, content), says="log.jsonl: is empty; nothing to import")
 
 
-def test_an_empty_file_of_a_named_format_is_told(tmp_path):
+def test_an_empty_file_of_a_named_format_is_reported(tmp_path):
     path = file(tmp_path, "")
     refused(tmp_path, path, "--format", "mint", says="holds no trajectory of this format; nothing")
 
 
-def test_binary_rubbish_is_told(tmp_path):
+def test_binary_rubbish_is_reported(tmp_path):
     path = file(tmp_path, bytes(range(256)) * 40)
     refused(tmp_path, path, says="is binary, or not UTF-8; give a log in one of the formats")
     refused(tmp_path, path, "--format", "tau2", says="after record 0: malformed JSON")
     refused(tmp_path, path, "--format", "mooncake", says="line 1: ")
 
 
-def test_a_format_that_is_not_the_files_is_told(tmp_path):
+def test_a_format_that_is_not_the_files_is_reported(tmp_path):
     for name, expected in EXPECTED.items():
         wrong = "mint" if expected.format != "mint" else "tau2"
         refused(
@@ -230,7 +230,7 @@ def test_a_format_that_is_not_the_files_is_told(tmp_path):
         )
 
 
-def test_a_file_that_is_no_log_is_told(tmp_path):
+def test_a_file_that_is_no_log_is_reported(tmp_path):
     path = file(tmp_path, '{"hello": "world"}')
     assert "mooncake" in refused(tmp_path, path, says="no known format is recognised; name one")
     refused(tmp_path, path, "--format", "tau2", says="holds no trajectory of this format")
@@ -242,12 +242,12 @@ def test_a_trace_is_not_imported_again(tmp_path):
     refused(tmp_path, path, says="is a trace of Heddle's already; nothing to import")
 
 
-def test_files_of_two_formats_are_told(tmp_path):
+def test_files_of_two_formats_are_reported(tmp_path):
     says = "cc_proxy.json is cc-proxy, "
     refused(tmp_path, FIXTURES / "cc_proxy.json", FIXTURES / "mint.jsonl", says=says)
 
 
-def test_gzip_that_was_cut_off_is_told(tmp_path):
+def test_gzip_that_was_cut_off_is_reported(tmp_path):
     packed = gzip.compress((FIXTURES / "claude_code.jsonl").read_bytes())
     path = file(tmp_path, packed[: len(packed) * 2 // 3], "log.jsonl.gz")
     says = "the gzip data ends too early: the file was cut off; copy it again"
@@ -268,14 +268,14 @@ def test_what_a_cut_file_still_holds_can_be_kept(tmp_path):
     assert json.loads(done.stdout)["damaged"] == 1
 
 
-def test_gzip_that_is_damaged_is_told(tmp_path):
+def test_gzip_that_is_damaged_is_reported(tmp_path):
     packed = bytearray(gzip.compress((FIXTURES / "claude_code.jsonl").read_bytes()))
     packed[-6] ^= 0xFF  # of the sum over what it holds
     path = file(tmp_path, bytes(packed), "log.jsonl.gz")
     refused(tmp_path, path, says="the gzip data is damaged (CRC check failed")
 
 
-def test_zstd_is_told(tmp_path):
+def test_zstd_is_reported(tmp_path):
     path = file(tmp_path, b"\x28\xb5\x2f\xfd" + bytes(40), "log.jsonl.zst")
     refused(tmp_path, path, says="is compressed with zstd; unpack it first")
 
@@ -303,7 +303,7 @@ def test_a_damaged_item_of_a_document_is_left_out_alone(tmp_path):
     assert kept(tmp_path, path)[1] == 2
 
 
-def test_a_role_that_is_none_is_told(tmp_path):
+def test_a_role_that_is_none_is_reported(tmp_path):
     path = file(tmp_path, chat({"role": "narrator", "content": "q"}))
     refused(tmp_path, path, says="line 1: role 'narrator' is not known; use system, ")
 
@@ -318,7 +318,7 @@ def test_a_trajectory_of_which_a_part_is_damaged_is_left_out_whole(tmp_path):
     assert json.loads(done.stdout)["dropped"] == {"trajectories of which a part is damaged": 1}
 
 
-def test_positions_that_add_up_to_nothing_are_told(tmp_path):
+def test_positions_that_add_up_to_nothing_are_reported(tmp_path):
     text = edited("libra_history.jsonl", '"token_position": 70', '"token_position": 170')
     refused(
         tmp_path, file(tmp_path, text), says="line 1: sequence 0: tool_returns: their positions"
@@ -327,7 +327,7 @@ def test_positions_that_add_up_to_nothing_are_told(tmp_path):
     refused(tmp_path, file(tmp_path, text), says="neither token_position nor remaining_length")
 
 
-def test_a_table_with_odd_cells_is_told(tmp_path):
+def test_a_table_with_odd_cells_is_reported(tmp_path):
     head = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     for row, says in (
         ("2023-11-16 18:17:03,10", "line 2: has 2 cells"),
@@ -349,7 +349,7 @@ def zipped(path: Path, **members: str | bytes) -> Path:
     return path
 
 
-def test_archives_that_are_no_log_are_told(tmp_path):
+def test_archives_that_are_no_log_are_reported(tmp_path):
     path = zipped(tmp_path / "a.eval", notes="{}")
     refused(tmp_path, path, says="a.eval: holds no trajectory of this format")
     path = zipped(tmp_path / "b.eval", samples__1="{", header="{}")
@@ -363,14 +363,14 @@ def test_archives_that_are_no_log_are_told(tmp_path):
     assert "samples/q1_epoch_1.json" in refused(tmp_path, path, says="d.eval: ")
 
 
-def test_a_line_that_does_not_end_is_told(tmp_path, monkeypatch):
+def test_a_line_that_does_not_end_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "MAX_LINE_BYTES", 200)
     path = file(tmp_path, f"{MOONCAKE}\n" + "x" * 1_000 + f"\n{MOONCAKE}\n")
     refused(tmp_path, path, says="line 2: is longer than")
     assert kept(tmp_path, path)[1] == 2
 
 
-def test_files_that_cannot_be_read_are_told(tmp_path):
+def test_files_that_cannot_be_read_are_reported(tmp_path):
     refused(tmp_path, tmp_path / "none.jsonl", says="none.jsonl: no such file; check the path")
     refused(tmp_path, tmp_path, says="is a folder; name the files in it")
     path = file(tmp_path, MOONCAKE)
@@ -378,7 +378,7 @@ def test_files_that_cannot_be_read_are_told(tmp_path):
     refused(tmp_path, "/dev/null", says="is a pipe or a device")
 
 
-def test_outputs_that_cannot_be_are_told(tmp_path):
+def test_outputs_that_are_impossible_are_reported(tmp_path):
     path = file(tmp_path, MOONCAKE)
 
     def said(out: Path, *more: str) -> str:
@@ -441,7 +441,7 @@ def test_an_interrupt_leaves_nothing(tmp_path, monkeypatch):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_wrong_ratios_and_tokenizers_are_told(tmp_path):
+def test_wrong_ratios_and_tokenizers_are_reported(tmp_path):
     path = FIXTURES / "mint.jsonl"
     refused(tmp_path, path, "--chars-per-token", "0", says="give a number from 0.1 to 100")
     refused(tmp_path, path, "--chars-per-token", "nan", says="give a number from 0.1 to 100")

@@ -107,7 +107,7 @@ def test_any_byte_may_be_anything(tmp_path, name):
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":'])
-def test_a_document_that_nests_too_deeply_is_told_before_it_takes_memory(tmp_path, opening):
+def test_a_document_that_nests_too_deeply_is_reported_before_it_takes_memory(tmp_path, opening):
     apart = " " * checked.PIECE_BYTES  # the record before is not in one piece with the damage
     text = edited("tau_bench.json", '"trial": 1', f'{apart}"trial": {opening * 20_000}')
     path = file(tmp_path, text, "runs.json")
@@ -146,7 +146,7 @@ def test_depth_is_followed_from_piece_to_piece(tmp_path, size):
                 assert read.decode().removeprefix("\ufeff") == text
 
 
-def test_a_text_without_end_is_told(tmp_path, monkeypatch):
+def test_a_text_without_end_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(checked, "MAX_TEXT_BYTES", 3 * 1024**2)
     for longest, fits in (
         ("x" * 2_000_000, True),
@@ -170,7 +170,7 @@ def test_a_document_may_begin_with_a_byte_order_mark(tmp_path):
     assert kept(tmp_path, path)[1] == 3
 
 
-def test_lines_in_utf_16_are_told(tmp_path):
+def test_lines_in_utf_16_are_reported(tmp_path):
     says = "is binary, or not UTF-8; give a log in one of the formats"
     refused(tmp_path, file(tmp_path, MOONCAKE.encode("utf-16-le")), says=says)
     path = file(tmp_path, MOONCAKE.encode("utf-16"))
@@ -198,7 +198,7 @@ def test_half_a_character_is_shown_as_a_question_mark(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a\nb.jsonl", "a\x1b[31m.jsonl", "a\udcff.jsonl"])
-def test_names_that_cannot_be_shown_are_told(tmp_path, name):
+def test_names_that_cannot_be_shown_are_reported(tmp_path, name):
     path = file(tmp_path, MOONCAKE, name)
     refused(tmp_path, path, says="the name holds line ends, or bytes that are no text; rename")
 
@@ -229,7 +229,7 @@ def test_a_damaged_message_leaves_its_conversation_out(tmp_path):
     refused(tmp_path, path, "--skip-bad", says=says)
 
 
-def test_archives_that_cannot_be_unpacked_are_told(tmp_path, monkeypatch):
+def test_archives_that_cannot_be_unpacked_are_reported(tmp_path, monkeypatch):
     path = zipped(tmp_path / "a.eval", header="{", samples__1="{}")
     refused(tmp_path, path, says="a.eval: header.json: malformed JSON at column 2")
     spoilt = bytearray((FIXTURES / "inspect.eval").read_bytes())
@@ -249,7 +249,7 @@ def test_archives_that_cannot_be_unpacked_are_told(tmp_path, monkeypatch):
     refused(tmp_path, path, says="samples/1.json: unpacks to 1,001 bytes; 1,000 at most")
 
 
-def test_a_workload_that_is_no_name_is_told(tmp_path):
+def test_a_workload_that_is_no_name_is_reported(tmp_path):
     path = file(tmp_path, MOONCAKE)
     refused(tmp_path, path, "--workload", "w" * 1_001, says="workload: found")
     refused(tmp_path, path, "--workload", "\udc80", says="it holds half of a character")
@@ -265,7 +265,7 @@ def test_one_bad_file_of_several_is_named(tmp_path):
     assert (json.loads(done.stdout)["damaged"], trajectories) == (1, 3)
 
 
-def test_ranks_that_leave_bytes_out_are_told(tmp_path):
+def test_ranks_that_leave_bytes_out_are_reported(tmp_path):
     pytest.importorskip("tiktoken", reason="heddle[tokens] is not installed")
     ranks = file(tmp_path, "YQ== 0\n", "tiny.tiktoken")
     says = "tiny.tiktoken: is no file of tiktoken ranks (not every single byte has a rank)"

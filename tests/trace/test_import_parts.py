@@ -126,7 +126,7 @@ def test_a_tokenizer_is_a_file_a_folder_or_a_name(libraries, tmp_path):
         assert counter(str(named)).count("three words here") == 3
 
 
-def test_tokenizers_that_cannot_be_had_are_told(libraries, tmp_path):
+def test_tokenizers_that_cannot_be_loaded_are_reported(libraries, tmp_path):
     (tmp_path / "bad.json").write_text("{}")
     for named, says in (
         (tmp_path / "bad.json", "is no tokenizer.json"),
@@ -315,7 +315,7 @@ def test_a_head_shows_lines_or_the_beginning_of_a_document():
     assert head_of_bytes("café".encode()[:-1]).readable  # a letter cut in two by the head's end
 
 
-def test_labels_are_as_much_of_a_path_as_tells_files_apart(tmp_path):
+def test_labels_are_the_shortest_unique_ends_of_paths(tmp_path):
     paths = []
     for name in ("a/run.json", "b/run.json", "b/other.jsonl.gz"):
         path = tmp_path / name

@@ -476,7 +476,7 @@ def short(record: TrajectoryRecord) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_log_becomes_the_trajectories_that_it_tells(tmp_path, name):
+def test_a_log_becomes_the_trajectories_that_it_records(tmp_path, name):
     expected = EXPECTED[name]
     report, records = imported(tmp_path, name)
     assert (report.format, report.read) == (expected.format, expected.read)
@@ -622,7 +622,7 @@ def test_sessions_may_be_interleaved_line_by_line(tmp_path):
     assert [s.tool for s in records["S-2"].steps] == [s.tool for s in alone[0].steps]
 
 
-def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
+def test_files_of_one_name_in_two_folders_are_distinguished(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "run.json").write_bytes((FIXTURES / "tau_bench.json").read_bytes())

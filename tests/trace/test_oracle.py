@@ -54,7 +54,7 @@ def test_without_noise_the_noisy_oracle_is_exact():
 
 
 @given(order=st.permutations(range(12)), seed=st.integers(0, 5))
-def test_an_error_belongs_to_its_step_whatever_is_asked_before(order, seed):
+def test_an_error_belongs_to_its_step_whatever_is_predicted_before(order, seed):
     def drawn(which):
         oracle = noisy(0.5, seed, ("t0", "t1", "t2", "t3"))
         ts = {i: trajectory(f"t{i % 4}", step=i // 4) for i in which}

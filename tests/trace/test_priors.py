@@ -38,7 +38,7 @@ def test_a_prior_is_a_distribution_and_knows_no_prompt(workload: str):
     assert len(sha256) == 64
 
 
-def test_an_unknown_workload_is_told_what_there_is():
+def test_an_unknown_workload_is_refused_with_the_known_ones():
     with pytest.raises(TraceError, match="workload 'poetry'; there is one for coding, math, sear"):
         read_prior("poetry")
 
