@@ -96,10 +96,10 @@ Command: TypeAlias = (
 
 
 class CommandList(list[Command]):
-    """The commands that one event causes, in order; `cause` is its sequence number."""
+    """The commands that one event causes, in order."""
 
     __slots__ = ("cause",)
 
-    def __init__(self, cause: int) -> None:
-        super().__init__()
-        self.cause = cause
+    cause: int
+    """Sequence number of the event. Set after construction: an `__init__` would cost as much as a
+    command, for every event."""

@@ -52,6 +52,8 @@ class Controller:
         self.policy = policy
         self.ledger = Ledger()
         self.rollouts = Rollouts()
+        self.deadline_s: float | None = None
+        """A driver delivers a `Tick` no later than this."""
         self._queues = Queues(policy, self.ledger)
         self._events = 0
         """Events so far; the sequence number of the next."""
@@ -65,15 +67,11 @@ class Controller:
         self._fleet = Fleet()
         self._homes = PlannedHomes(self.ledger, self._queues)
 
-    @property
-    def deadline_s(self) -> float | None:
-        """A driver delivers a `Tick` no later than this."""
-        return self.rollouts.deadline_s
-
     def handle(self, event: Event) -> tuple[Command, ...]:  # noqa: C901 -- one case per event
         """Take one event in; return the commands it causes."""
         self.ledger.advance(event.time_s)
-        out = CommandList(self._events)
+        out = CommandList()
+        out.cause = self._events
         self._events += 1
         match event:
             case StepFinished():
@@ -290,7 +288,7 @@ class Controller:
         if rollout.complete or rollout.announced is None or not waits:
             self._all_arrived(rollout, out)
         else:
-            self.rollouts.wait_until(rollout, e.time_s + ARRIVAL_GRACE_S)
+            self.deadline_s = self.rollouts.wait_until(rollout, e.time_s + ARRIVAL_GRACE_S)
 
     def _on_rollout_closed(self, e: RolloutClosed, out: CommandList) -> None:
         rollout = self.rollouts.get(e.rollout)
@@ -303,7 +301,7 @@ class Controller:
 
     def _all_arrived(self, rollout: Rollout, out: CommandList) -> None:
         """Go on with what has arrived: all, or all that came in time."""
-        self.rollouts.wait_until(rollout, None)
+        self.deadline_s = self.rollouts.wait_until(rollout, None)
         if rollout.stage == "awaiting":
             self._plan(rollout, out)
         self._release_held(out)

@@ -84,8 +84,6 @@ class Rollouts:
     def __init__(self) -> None:
         self.open: dict[RolloutId, Rollout] = {}
         self.summaries: dict[RolloutId, RolloutSummary] = {}
-        self.deadline_s: float | None = None
-        """The earliest deadline of an open rollout."""
 
     @property
     def settled(self) -> bool:
@@ -141,11 +139,11 @@ class Rollouts:
         del self.open[rollout.id]
         self.summaries[rollout.id] = rollout.summary(now_s)
 
-    def wait_until(self, rollout: Rollout, deadline_s: float | None) -> None:
-        """Set or clear the deadline of an open rollout."""
+    def wait_until(self, rollout: Rollout, deadline_s: float | None) -> float | None:
+        """Set or clear the deadline of an open rollout; return the earliest of all."""
         rollout.deadline_s = deadline_s
         deadlines = [r.deadline_s for r in self.open.values() if r.deadline_s is not None]
-        self.deadline_s = min(deadlines, default=None)
+        return min(deadlines, default=None)
 
     def waiting(self, now_s: float) -> Iterable[Rollout]:
         """Open rollouts whose deadline has passed."""

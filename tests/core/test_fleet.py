@@ -20,6 +20,12 @@ def plan_of(*shapes: int | tuple[int, int]) -> ResourcePlan:
     )
 
 
+def no_commands() -> CommandList:
+    out = CommandList()
+    out.cause = 0
+    return out
+
+
 class Told:
     """A fleet, and the world's books: what was started, runs, and is to stop."""
 
@@ -45,13 +51,13 @@ class Told:
         return out
 
     def plan(self, plan: ResourcePlan) -> tuple[list[EngineId], dict[EngineId, EngineId]]:
-        out = CommandList(0)
+        out = no_commands()
         answer = self.fleet.change_to(plan, out)
         self.obey(out)
         return answer
 
     def ready(self, name: str) -> bool:
-        out = CommandList(0)
+        out = no_commands()
         engine = EngineId(name)
         self.alive[engine] = self.starting.pop(engine)
         wanted = self.fleet.ready(engine, out)
@@ -59,14 +65,14 @@ class Told:
         return wanted
 
     def stopped(self, name: str) -> list[Command]:
-        out = CommandList(0)
+        out = no_commands()
         self.stopping.remove(EngineId(name))
         del self.alive[EngineId(name)]
         self.fleet.stopped(EngineId(name), out)
         return self.obey(out)
 
     def failed(self, name: str) -> list[Command]:
-        out = CommandList(0)
+        out = no_commands()
         engine = EngineId(name)
         self.starting.pop(engine, None)
         self.alive.pop(engine, None)
