@@ -16,7 +16,13 @@ from heddle_runtime.agents.tokenizer import FileTokenizer
 from heddle_runtime.agents.transcripts import Transcript
 from heddle_runtime.clock import RunClock
 from heddle_runtime.rollout import RolloutRun
-from heddle_runtime.sandbox.runner import Sandbox, SandboxLimits, SandboxUnavailableError
+from heddle_runtime.sandbox.runner import (
+    Sandbox,
+    SandboxLimits,
+    SandboxResult,
+    SandboxUnavailableError,
+)
+from heddle_runtime.tool_tasks import ToolTasks
 from tests.conformance.scenario import Scenario, policy_of
 from tests.runtime.live.played import END
 from tests.runtime.processes import descendants
@@ -69,6 +75,7 @@ async def rollout(
     tasks = [Task(id=name, prompt=name) for name in SCRIPT]
     clock = RunClock(asyncio.get_running_loop())
     controller = Controller(policy_of(policy, Scenario(trajectories=16, faults=())))
+    tool_tasks = ToolTasks()
     async with Sandbox(sandbox_limits) as sandbox:
         run = RolloutRun(
             live_agents(
@@ -78,12 +85,14 @@ async def rollout(
                 run_python=sandbox.run,
                 limits=AgentLimits(steps=3),
                 sandbox_limits=sandbox_limits,
+                tool_tasks=tool_tasks,
                 on_end=transcripts.append,
             ),
             RecordedCore(controller, entries.append),
             ScriptedLauncher(model_of(tokenizer)),
             clock,
             tool_limit_s=tool_limit_s,
+            tool_tasks=tool_tasks,
         )
         other = asyncio.create_task(meanwhile(run)) if meanwhile else None
         await run.run()
@@ -162,3 +171,45 @@ def test_an_interrupted_rollout_leaves_no_program(tokenizer):
     ends = {e.trajectory: e.outcome for e in events(entries, TrajectoryFinished)}
     assert len(ends) == 16
     assert {ends[f"hang/{i}"] for i in range(4)} == {"cancelled"}
+
+
+def test_an_interrupted_rollout_ends_after_its_tool_calls_have_cleaned_up(tokenizer):
+    cleaned_up: list[bool] = []
+
+    async def main() -> None:
+        called = asyncio.Event()
+
+        async def run_python(source: str) -> SandboxResult:
+            called.set()
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                cleaned_up.append(True)
+            raise AssertionError("it is cancelled")
+
+        tool_tasks = ToolTasks()
+        agents = live_agents(
+            [Task(id="hang", prompt="hang")],
+            1,
+            tokenizer=tokenizer,
+            run_python=run_python,
+            limits=AgentLimits(),
+            sandbox_limits=SandboxLimits(),
+            tool_tasks=tool_tasks,
+        )
+        run = RolloutRun(
+            agents,
+            Controller(policy_of("verl", Scenario(trajectories=16, faults=()))),
+            ScriptedLauncher(model_of(tokenizer)),
+            RunClock(asyncio.get_running_loop()),
+            tool_tasks=tool_tasks,
+        )
+        running = asyncio.create_task(run.run())
+        await called.wait()
+        await run.interrupt()
+        await running
+        assert cleaned_up == [True]
+
+    asyncio.run(main())

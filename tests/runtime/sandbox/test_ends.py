@@ -51,6 +51,18 @@ def test_a_call_cancelled_twice_leaves_nothing_either(mode):
     asyncio.run(main())
 
 
+def test_leaving_a_sandbox_ends_the_programs_that_run(mode):
+    async def main() -> None:
+        before = descendants()
+        async with Sandbox(SandboxLimits(wall_s=500.0), mode=mode) as sandbox:
+            call = asyncio.create_task(sandbox.run(SLEEPS))
+            await until_running(before, 3)
+        assert [p for p in descendants() if p not in before] == []
+        assert call.cancelled()
+
+    asyncio.run(main())
+
+
 def test_programs_end_with_heddle_however_it_ends(mode, tmp_path):
     script = f"""
 import asyncio
