@@ -57,13 +57,13 @@ def tables(results: Results) -> str:
     names = [name for name in NAMES if any(full.split("/")[0] == name for full in results)]
     paces = [pace for pace in PACES if pace in next(iter(results.values()))["paces"]]
     parts = [
-        "# Prediction, step by step\n\nWritten by `python experiments/predictor/run.py`; "
-        "[README.md](README.md) explains the columns. Means over seeds. Figures at 30 % at a time, "
-        "step by step, are in `results.json`.\n"
+        "# Prediction\n\nWritten by `python experiments/predictor/run.py`; "
+        "[README.md](README.md) explains the columns. Means over seeds. `results.json` has all "
+        "figures, step by step; `sharpening.png` shows them.\n"
     ]
     parts += [_summary(results, names, pace) for pace in paces]
     parts.append(_calibration(results, names, paces[0]))
-    parts += [_one(results, name, paces[0]) for name in names]
+    parts.append(_data(results, names))
     return "\n".join(parts)
 
 
@@ -109,40 +109,23 @@ def _calibration(results: Results, names: Sequence[str], pace: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _one(results: Results, name: str, pace: str) -> str:
-    runs = [run for full, run in results.items() if full.split("/")[0] == name]
-    (seen, held), groups = runs[0]["trajectories"], runs[0]["groups"]
-    icc = runs[0]["icc"]
-    limit = (
-        f" A prompt alone decides {icc:.0%} of the variance of totals, so Pearson before the "
-        f"first token cannot exceed {math.sqrt(icc):.2f}."
-        if icc is not None
-        else ""
-    )
+def _data(results: Results, names: Sequence[str]) -> str:
     lines = [
-        f"## {NAMES[name]}, {pace}\n",
-        f"About {seen:,} trajectories of {groups[0]:,} groups to fit on, {held:,} of "
-        f"{groups[1]:,} to evaluate on, {len(runs)} seeds.{limit} "
-        "Recall / Pearson / Spearman; the median error in tokens, step by step.\n",
-        "| predictor | " + " | ".join(f"{step} steps" for step in STEPS) + " | median error |",
-        "|---" * (len(STEPS) + 2) + "|",
+        "## Data\n",
+        "Trajectories (groups) of one split. The variance of totals that a prompt alone decides "
+        "limits Pearson before the first token to its square root.\n",
+        "| trace | to fit on | to evaluate on | seeds | variance by prompt |",
+        "|---" * 5 + "|",
     ]
-    for predictor in ORDER:
-        if not any(predictor in run["paces"][pace] for run in runs):
-            continue
-        cells = []
-        for step in STEPS:
-            found = [
-                over_seeds(results, name, pace, predictor, step, key)
-                for key in ("recall", "pearson", "spearman")
-            ]
-            cells.append(" / ".join(f"{f[0]:.2f}" for f in found) if found[0][2] else "-")
-        errors = [
-            over_seeds(results, name, pace, predictor, step, "median_error_tokens")
-            for step in STEPS
-        ]
-        shown = ", ".join(f"{e[0]:,.0f}" for e in errors if e[2])
-        lines.append(f"| {predictor} | " + " | ".join(cells) + f" | {shown} |")
+    for name in names:
+        runs = [run for full, run in results.items() if full.split("/")[0] == name]
+        fitted, evaluated = (
+            f"{trajectories:,} ({groups:,})"
+            for trajectories, groups in zip(runs[0]["trajectories"], runs[0]["groups"], strict=True)
+        )
+        icc = runs[0]["icc"]
+        share = "-" if icc is None else f"{icc:.0%}"
+        lines.append(f"| {NAMES[name]} | {fitted} | {evaluated} | {len(runs)} | {share} |")
     return "\n".join(lines) + "\n"
 
 
