@@ -84,11 +84,14 @@ def _section(outcome: Outcome, figures: str) -> Iterator[str]:
         for judged in outcome.judged:
             yield _row(judged)
         yield ""
+    reasons: dict[str, list[str]] = {}
     for judged in outcome.judged:
         if judged.verdict != "agrees":
             why = judged.claim.why or "Reason not known."
-            yield f"- *{judged.claim.what}*: {why}"
-    if any(j.verdict != "agrees" for j in outcome.judged):
+            reasons.setdefault(why, []).append(f"*{judged.claim.what}*")
+    for why, claims in reasons.items():
+        yield f"- {', '.join(claims)}: {why}"
+    if reasons:
         yield ""
     yield f"![{outcome.expected.title}]({figures}/{outcome.name}.png)"
     yield ""

@@ -30,7 +30,7 @@ NAMES = {
     "search": "synth search",
     "math": "synth math",
 }
-PACES = ("at once", "30 % at a time")
+PACE = "at once"
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 
 TITLES = {"recall": "recall of the longest 20 %", "pearson": "Pearson with what remains"}
@@ -55,21 +55,20 @@ def over_seeds(results: Results, name: str, pace: str, predictor: str, step: str
 def tables(results: Results) -> str:
     """Write everything as Markdown."""
     names = [name for name in NAMES if any(full.split("/")[0] == name for full in results)]
-    paces = [pace for pace in PACES if pace in next(iter(results.values()))["paces"]]
     parts = [
         "# Prediction\n\nWritten by `python experiments/predictor/run.py`; "
         "[README.md](README.md) explains the columns. Means over seeds. `results.json` has all "
-        "figures, step by step; `sharpening.png` shows them.\n"
+        "figures, step by step and also at 30 % at a time; `sharpening.png` shows them.\n"
     ]
-    parts += [_summary(results, names, pace) for pace in paces]
-    parts.append(_calibration(results, names, paces[0]))
+    parts.append(_summary(results, names))
+    parts.append(_calibration(results, names))
     parts.append(_data(results, names))
     return "\n".join(parts)
 
 
-def _summary(results: Results, names: Sequence[str], pace: str) -> str:
+def _summary(results: Results, names: Sequence[str]) -> str:
     lines = [
-        f"## After two steps, {pace}\n",
+        f"## After two steps, {PACE}\n",
         "Recall of the longest 20 % / Pearson with the remaining tokens; ± is the standard "
         "deviation of the trees' figures over seeds.\n",
         "| trace | " + " | ".join(ORDER) + " | ± |",
@@ -78,19 +77,19 @@ def _summary(results: Results, names: Sequence[str], pace: str) -> str:
     for name in names:
         cells = []
         for predictor in ORDER:
-            recall = over_seeds(results, name, pace, predictor, "2", "recall")
-            pearson = over_seeds(results, name, pace, predictor, "2", "pearson")
+            recall = over_seeds(results, name, PACE, predictor, "2", "recall")
+            pearson = over_seeds(results, name, PACE, predictor, "2", "pearson")
             cells.append(f"{recall[0]:.2f} / {pearson[0]:.2f}" if recall[2] else "-")
-        recall = over_seeds(results, name, pace, "trees", "2", "recall")
-        pearson = over_seeds(results, name, pace, "trees", "2", "pearson")
+        recall = over_seeds(results, name, PACE, "trees", "2", "recall")
+        pearson = over_seeds(results, name, PACE, "trees", "2", "pearson")
         cells.append(f"{recall[1]:.2f} / {pearson[1]:.2f}")
         lines.append(f"| {NAMES[name]} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _calibration(results: Results, names: Sequence[str], pace: str) -> str:
+def _calibration(results: Results, names: Sequence[str]) -> str:
     lines = [
-        f"## Calibration, {pace}\n",
+        f"## Calibration, {PACE}\n",
         "Share of the truths at or below each quantile, over the steps above; a column's head is "
         "the ideal share.\n",
         "| trace | model | " + " | ".join(f"{level:g}" for level in LEVELS) + " |",
@@ -100,7 +99,7 @@ def _calibration(results: Results, names: Sequence[str], pace: str) -> str:
         for model in ("trees", "sequence"):
             shares = []
             for full, run in results.items():
-                judged = run["paces"][pace].get(model)
+                judged = run["paces"][PACE].get(model)
                 if full.split("/")[0] == name and judged:
                     shares += [f["coverage"] for f in judged.values() if f is not None]
             if shares:
@@ -154,7 +153,7 @@ def _panel(
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def figure(results: Results, path: Path, pace: str = "at once") -> None:
+def figure(results: Results, path: Path, pace: str = PACE) -> None:
     """Draw recall and Pearson over steps, one panel for each trace (the paper's Figure 13)."""
     import matplotlib as mpl
 
