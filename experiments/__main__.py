@@ -1,4 +1,4 @@
-"""Runs experiments and writes RESULTS.md: `python -m experiments [NAME...] [--full]`.
+"""Runs experiments and writes their page of results: `python -m experiments [NAME...] [--full]`.
 
 Only --full writes results that are part of the source; other sizes have a folder of their own.
 """
@@ -21,7 +21,7 @@ from experiments.harness.experiment import (
     experiments,
 )
 from experiments.harness.jobs import FULL, REDUCED, Job, Size
-from experiments.harness.report import pages, write
+from experiments.harness.report import page, write
 from experiments.harness.running import Skipped, run_missing
 from experiments.harness.store import Store
 from heddle.executor import WorkerError
@@ -54,7 +54,7 @@ def main(
     refresh: str | None,
     fresh: bool,
 ) -> None:
-    """Run experiments (all, or those whose name begins with a NAME) and write RESULTS.md.
+    """Run experiments (all, or those whose name begins with a NAME) and write the page of results.
 
     Results of --full replace the committed ones, in experiments/ and docs/. Those of any other
     size go to experiments/reduced, which git ignores.
@@ -101,9 +101,9 @@ def main(
 
 
 def _write_results(place: Place) -> None:
-    for path, page in pages(place).items():
-        write(page, path)
-        _say(f"wrote {path.relative_to(EXPERIMENTS.parent)}")
+    path, text = page(place)
+    write(text, path)
+    _say(f"wrote {path.relative_to(EXPERIMENTS.parent)}")
 
 
 def _chosen(names: Sequence[str], place: Place) -> list[Experiment]:

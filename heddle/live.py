@@ -86,29 +86,27 @@ def probe_sandbox(work: LiveWork) -> SandboxInfo:
 
 @asynccontextmanager
 async def running_agents(
-    work: LiveWork, folder: Path, sandbox_info: SandboxInfo
+    work: LiveWork, folder: Path, sandbox_info: SandboxInfo, tool_tasks: ToolTasks
 ) -> AsyncIterator[Sequence[LiveAgent]]:
     """The agents of a run, with their sandbox, writing what was said into `folder`.
+
+    Their programs run in `tool_tasks`; close it before this context ends.
 
     Raises:
         SandboxUnavailableError: what `probe_sandbox` found is not permitted any more.
     """
     async with Sandbox(work.sandbox_limits, mode=sandbox_info.mode) as sandbox:
         with transcript_file(folder / TRANSCRIPTS) as write:
-            tool_tasks = ToolTasks()
-            try:
-                yield live_agents(
-                    work.file.tasks,
-                    work.samples,
-                    tokenizer=work.tokenizer,
-                    run_python=sandbox.run,
-                    limits=work.limits,
-                    sandbox_limits=work.sandbox_limits,
-                    tool_tasks=tool_tasks,
-                    on_end=write,
-                )
-            finally:
-                await tool_tasks.close()
+            yield live_agents(
+                work.file.tasks,
+                work.samples,
+                tokenizer=work.tokenizer,
+                run_python=sandbox.run,
+                limits=work.limits,
+                sandbox_limits=work.sandbox_limits,
+                tool_tasks=tool_tasks,
+                on_end=write,
+            )
 
 
 def _validate_prompts(work: LiveWork) -> None:

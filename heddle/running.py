@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
 from heddle_rollout.services import ChargedSolver, CoreEstimates, ServiceListener, Solver
 from heddle_runtime.clock import RunClock
 from heddle_runtime.rollout import RolloutRun
+from heddle_runtime.tool_tasks import ToolTasks
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_sim.engine_client import SimLauncher
 from heddle_trace.schema import Trace
@@ -75,6 +76,7 @@ class _Stage:
     tokens: TokenSource | None
     tool_scale: float
     report_delay_s: float
+    tool_tasks: ToolTasks = field(default_factory=ToolTasks)
     facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
     """What an engine that has just become ready said of itself."""
 
@@ -212,6 +214,7 @@ def _rollout(
         stage.clock,
         tool_capacity=cluster.tool_capacity,
         tool_limit_s=setup.config.runtime.tool_limit_s,
+        tool_tasks=stage.tool_tasks,
         predictions=CoreEstimates(stage.clock, cluster.prediction_s),
         solver=stage.solver,
         report_interval_s=cluster.report_interval_s,
@@ -224,7 +227,7 @@ async def _agents(
     setup: RunSetup, live: _Live | None, stage: _Stage, path: Path
 ) -> AsyncIterator[Sequence[Agent]]:
     if live is not None:
-        async with running_agents(live.work, path, live.sandbox) as agents:
+        async with running_agents(live.work, path, live.sandbox, stage.tool_tasks) as agents:
             yield agents
         return
     scripts = setup.workload.scripts
@@ -250,7 +253,7 @@ async def _interruptible(rollout: RolloutRun, signals: StopSignals) -> None:
     def end(count: int) -> None:
         if count == 1:
             ending.append(loop.create_task(rollout.interrupt()))
-        else:
+        elif count == 2:
             running.cancel()
 
     # Out of a signal handler: the loop may be asleep, and wakes up for such a call only.
@@ -312,7 +315,7 @@ def _vllm(config: RunConfig, path: Path) -> _Stage:
     tokens = TokenSource(vocabulary_of(config.runtime.model_dir), seed=config.seed)
     scale = config.runtime.time_scale
     facts = partial(facts_of, launcher)
-    return _Stage(clock, launcher, ProcessSolver(), tokens, scale, 0.0, facts)
+    return _Stage(clock, launcher, ProcessSolver(), tokens, scale, 0.0, facts=facts)
 
 
 def _kill(launcher: VllmLauncher, name: EngineId) -> None:

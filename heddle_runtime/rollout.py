@@ -11,6 +11,7 @@ from heddle_rollout.driver import ROLLOUT, Driver
 from heddle_rollout.engines import Launcher
 from heddle_rollout.services import Predictions, Solver
 from heddle_runtime.clock import RunClock
+from heddle_runtime.tool_tasks import ToolTasks
 
 DRAIN_S = 5.0
 """How long an interrupted run waits for the engines to hand over the tokens of running steps."""
@@ -30,11 +31,13 @@ class RolloutRun:
         solver: Solver | None = None,
         tool_capacity: int | None = None,
         tool_limit_s: float | None = None,
+        tool_tasks: ToolTasks | None = None,
         report_interval_s: float = REPORT_INTERVAL_S,
         report_delay_s: float = REPORT_DELAY_S,
     ) -> None:
-        """See `Driver`, which gets all of it."""
+        """`tool_tasks`: the tool calls of `agents` that are coroutines. `Driver` gets the rest."""
         self._agents, self._clock = agents, clock
+        self._tool_tasks = tool_tasks
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.driver = Driver(
             core,
@@ -51,7 +54,7 @@ class RolloutRun:
         )
 
     async def run(self) -> None:
-        """Return when all trajectories are finished.
+        """Return when all trajectories are finished and no tool call runs.
 
         Engines are left as they are; the launcher ends them.
 
@@ -68,7 +71,11 @@ class RolloutRun:
             await self._over
         finally:
             self.driver.close()
-            loop.set_exception_handler(None)
+            try:
+                if self._tool_tasks is not None:
+                    await self._tool_tasks.close()
+            finally:
+                loop.set_exception_handler(None)
 
     async def interrupt(self) -> None:
         """Wind up early: running steps hand over their tokens, every trajectory is cancelled."""

@@ -39,7 +39,8 @@ class ToolTasks:
         """Cancel all calls and wait until they have cleaned up."""
         for trajectory in list(self._running):
             self.cancel(trajectory)
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        if self._ending:
+            await asyncio.wait(list(self._ending))
 
     def _ended(
         self, trajectory: TrajectoryId, listener: ToolListener, task: asyncio.Task[ToolAnswer]

@@ -1,4 +1,4 @@
-"""F8: parts of the policy, events, commands and drivers, read from the packages."""
+"""F8: the parts of a policy, events, commands and the driver, read from the packages."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +13,7 @@ from heddle.plugins import load_policy
 from heddle_core.commands import Command
 from heddle_core.estimate.cost import CostModel
 from heddle_core.events import Event
-from heddle_core.policy import NoConsolidation, Policy, PolicyContext
+from heddle_core.policy import Policy, PolicyContext
 from heddle_sim.profile_files import load_profile
 
 ANSWERS = {
@@ -43,7 +43,6 @@ def measure(context: Context) -> Measured:
     parts = [
         [kind, type(getattr(part, "inner", part)).__name__, ANSWERS[kind]]
         for kind, part in chosen.items()
-        if not isinstance(part, NoConsolidation)
     ]
     return Measured(
         values={},
@@ -57,28 +56,39 @@ def measure(context: Context) -> Measured:
 
 
 def draw(data: Any, path: Path) -> None:
-    """The controller with its parts, above the two worlds that drive it."""
-    figure, axes = page(height=4.4)
-    axes.set(xlim=(0, 12), ylim=(0, 8))
+    """The controller with its parts, the driver below it, and the two clocks and their engines."""
+    figure, axes = page(height=5.4)
+    axes.set(xlim=(0, 12), ylim=(0, 10))
     axes.axis("off")
-    _box(axes, 0.2, 3.6, 11.6, 4.2, "#eef3f8", f"heddle_core: controller with {data['policy']}")
+    _box(axes, 0.2, 5.7, 11.6, 4.1, "#eef3f8", f"heddle_core: controller with {data['policy']}")
     for index, (kind, name, question) in enumerate(data["parts"]):
-        x, y = 0.5 + 3.8 * (index % 3), 5.65 - 1.75 * (index // 3)
-        _box(axes, x, y, 3.5, 1.4, "white", kind)
-        axes.text(x + 1.75, y + 0.68, name, ha="center", fontsize=9, color=COLOURS[0])
-        axes.text(x + 1.75, y + 0.22, question, ha="center", fontsize=8.5, style="italic")
-    _box(axes, 0.2, 0.2, 5.4, 1.3, "#f7efe4", "heddle_sim: simulated engines")
-    _box(axes, 6.4, 0.2, 5.4, 1.3, "#f7efe4", "heddle_runtime: vLLM engines")
-    for x, world in ((2.9, "trace, latency profile"), (9.1, "processes, GPUs, tools")):
-        axes.text(x, 0.45, world, ha="center", fontsize=8.5)
-        axes.annotate("", (x - 0.4, 3.55), (x - 0.4, 1.75), arrowprops={"arrowstyle": "->"})
-        axes.annotate("", (x + 0.4, 1.75), (x + 0.4, 3.55), arrowprops={"arrowstyle": "->"})
+        row, column = divmod(index, 4)
+        x, y = 0.4 + (2.83 * column if row == 0 else 1.41 + 2.83 * column), 7.65 - 1.75 * row
+        _box(axes, x, y, 2.7, 1.45, "white", kind)
+        axes.text(x + 1.35, y + 0.68, name, ha="center", fontsize=8.5, color=COLOURS[0])
+        axes.text(x + 1.35, y + 0.22, question, ha="center", fontsize=8, style="italic")
+    _box(axes, 0.2, 3.0, 11.6, 1.0, "#edf4ec", "heddle_rollout: one driver")
+    axes.text(6.0, 3.2, "agents, tool calls, migrations; reads one clock", ha="center", fontsize=8)
+    for x, world, clock in (
+        (0.2, "heddle_sim", "SimPy clock, simulated engines"),
+        (6.3, "heddle_runtime", "asyncio clock, vLLM engines"),
+    ):
+        _box(axes, x, 0.2, 5.5, 1.2, "#f7efe4", world)
+        axes.text(x + 2.75, 0.45, clock, ha="center", fontsize=8.5)
+        _arrows(axes, x + 2.75, 2.95, 1.45, "step\nresults", "step\nrequests")
     events = f"{len(data['events'])} kinds of events:\n" + ",\n".join(data["events"][2:5])
     commands = f"{len(data['commands'])} kinds of commands:\n" + ",\n".join(data["commands"][:3])
-    axes.text(2.3, 2.6, events, ha="right", va="center", fontsize=8)
-    axes.text(3.5, 2.6, commands, ha="left", va="center", fontsize=8)
-    axes.text(9.7, 2.6, "the same events\nand commands", ha="left", va="center", fontsize=8)
+    _arrows(axes, 6.0, 5.65, 4.05, events, commands)
     save(figure, path)
+
+
+def _arrows(axes: Any, x: float, above: float, below: float, up: str, down: str) -> None:
+    """An arrow up with its text on the left, one down with its text on the right."""
+    axes.annotate("", (x - 0.25, above), (x - 0.25, below), arrowprops={"arrowstyle": "->"})
+    axes.annotate("", (x + 0.25, below), (x + 0.25, above), arrowprops={"arrowstyle": "->"})
+    middle = (above + below) / 2
+    axes.text(x - 0.45, middle, up, ha="right", va="center", fontsize=8)
+    axes.text(x + 0.45, middle, down, ha="left", va="center", fontsize=8)
 
 
 def _box(axes: Any, x: float, y: float, width: float, height: float, shade: str, name: str) -> None:

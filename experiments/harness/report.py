@@ -1,4 +1,4 @@
-"""RESULTS.md and docs/results.md: claims of sources beside our measurements."""
+"""The page of results: claims of sources beside our measurements."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -6,8 +6,6 @@ from pathlib import Path
 
 from experiments.harness.experiment import (
     COMMITTED,
-    FIGURES,
-    MEASURED,
     Outcome,
     Place,
     experiments,
@@ -28,15 +26,13 @@ confidence interval over seeds (Student's t), `(a to b)` the least and the great
 cells, whose mean is judged. *ratio* is ours over the middle of the claim. The paper is Heddle,
 arXiv 2603.28101v1; it publishes neither traces nor lengths, so ratios and orders can be compared,
 absolute throughput cannot. Sources of all claims are in each `expected.json`, the numbers of each
-figure in its `measured.json`.
+figure in its `measured.json`. A section ends with its experiment, and with the GPUs and the
+rollouts of each cell unless `config.toml` says otherwise.
 """
 
 
-def results_page(outcomes: Sequence[Outcome], *, figures: str, folders: str | None) -> str:
-    """Return the page; `figures` and `folders` lead from it to pictures and to experiments.
-
-    Without `folders` experiments are named, not linked.
-    """
+def results_page(outcomes: Sequence[Outcome], *, figures: str) -> str:
+    """Return the page; `figures` leads from it to the folder of pictures."""
     counts = {
         verdict: sum(j.verdict == verdict for o in outcomes for j in o.judged)
         for verdict in ("agrees", "direction only", "disagrees")
@@ -57,7 +53,7 @@ def results_page(outcomes: Sequence[Outcome], *, figures: str, folders: str | No
     for heading, chosen in _parts(outcomes):
         lines += [f"## {heading}", ""]
         for outcome in chosen:
-            lines += _section(outcome, figures, folders)
+            lines += _section(outcome, figures)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -75,7 +71,7 @@ def _parts(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
         yield "Beyond the paper", beyond
 
 
-def _section(outcome: Outcome, figures: str, folders: str | None) -> Iterator[str]:
+def _section(outcome: Outcome, figures: str) -> Iterator[str]:
     yield f"### {outcome.expected.figure}: {outcome.expected.title}"
     yield ""
     if outcome.skipped:
@@ -88,20 +84,18 @@ def _section(outcome: Outcome, figures: str, folders: str | None) -> Iterator[st
         for judged in outcome.judged:
             yield _row(judged)
         yield ""
+    reasons: dict[str, list[str]] = {}
     for judged in outcome.judged:
         if judged.verdict != "agrees":
             why = judged.claim.why or "Reason not known."
-            yield f"- *{judged.claim.what}*: {why}"
-    if any(j.verdict != "agrees" for j in outcome.judged):
+            reasons.setdefault(why, []).append(f"*{judged.claim.what}*")
+    for why, claims in reasons.items():
+        yield f"- {', '.join(claims)}: {why}"
+    if reasons:
         yield ""
     yield f"![{outcome.expected.title}]({figures}/{outcome.name}.png)"
     yield ""
-    name = outcome.name
-    if folders is None:
-        yield f"{_size(outcome)}`experiments/{name}`."
-    else:
-        runs, numbers = f"{folders}{name}/config.toml", f"{folders}{name}/{MEASURED}"
-        yield f"{_size(outcome)}[Runs]({runs}), [numbers]({numbers})."
+    yield f"`experiments/{outcome.name}`{_size(outcome)}."
     yield ""
 
 
@@ -109,10 +103,7 @@ def _size(outcome: Outcome) -> str:
     size = outcome.size
     if size is None:
         return ""
-    return (
-        f"{size.gpus} GPUs, {size.seeds} rollout{'s' if size.seeds > 1 else ''} for each cell "
-        "unless its configuration says otherwise. "
-    )
+    return f", {size.gpus} GPUs, {size.seeds} rollout{'s' if size.seeds > 1 else ''}"
 
 
 def _row(judged: Judged) -> str:
@@ -123,18 +114,12 @@ def _row(judged: Judged) -> str:
     return f"| {claim.what}{unit} | {claim.text()} | {judged.value.text()} | {ratio} | {verdict} |"
 
 
-def pages(place: Place = COMMITTED) -> dict[Path, str]:
-    """The pages of results in `place`, of every experiment as it was measured last."""
+def page(place: Place = COMMITTED) -> tuple[Path, str]:
+    """The page of results in `place`, of every experiment as it was measured last."""
     outcomes = [experiment.outcome() for experiment in experiments(place)]
-    page, figures = place.numbers / "RESULTS.md", os.path.relpath(place.figures, place.numbers)
-    if not place.committed:
-        return {page: results_page(outcomes, figures=figures, folders=None)}
-    return {
-        page: results_page(outcomes, figures=figures, folders=""),
-        ROOT / "docs" / "results.md": results_page(
-            outcomes, figures=os.path.relpath(FIGURES, ROOT / "docs"), folders=None
-        ),
-    }
+    path = ROOT / "docs" / "results.md" if place.committed else place.numbers / "results.md"
+    figures = os.path.relpath(place.figures, path.parent)
+    return path, results_page(outcomes, figures=figures)
 
 
 def write(page: str, path: Path) -> None:

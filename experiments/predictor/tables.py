@@ -30,7 +30,7 @@ NAMES = {
     "search": "synth search",
     "math": "synth math",
 }
-PACES = ("at once", "30 % at a time")
+PACE = "at once"
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 
 TITLES = {"recall": "recall of the longest 20 %", "pearson": "Pearson with what remains"}
@@ -55,21 +55,20 @@ def over_seeds(results: Results, name: str, pace: str, predictor: str, step: str
 def tables(results: Results) -> str:
     """Write everything as Markdown."""
     names = [name for name in NAMES if any(full.split("/")[0] == name for full in results)]
-    paces = [pace for pace in PACES if pace in next(iter(results.values()))["paces"]]
     parts = [
-        "# Prediction, step by step\n\nWritten by `python experiments/predictor/run.py`; "
-        "[README.md](README.md) explains the columns. Means over seeds. Figures at 30 % at a time, "
-        "step by step, are in `results.json`.\n"
+        "# Prediction\n\nWritten by `python experiments/predictor/run.py`; "
+        "[README.md](README.md) explains the columns. Means over seeds. `results.json` has all "
+        "figures, step by step and also at 30 % at a time; `sharpening.png` shows them.\n"
     ]
-    parts += [_summary(results, names, pace) for pace in paces]
-    parts.append(_calibration(results, names, paces[0]))
-    parts += [_one(results, name, paces[0]) for name in names]
+    parts.append(_summary(results, names))
+    parts.append(_calibration(results, names))
+    parts.append(_data(results, names))
     return "\n".join(parts)
 
 
-def _summary(results: Results, names: Sequence[str], pace: str) -> str:
+def _summary(results: Results, names: Sequence[str]) -> str:
     lines = [
-        f"## After two steps, {pace}\n",
+        f"## After two steps, {PACE}\n",
         "Recall of the longest 20 % / Pearson with the remaining tokens; ± is the standard "
         "deviation of the trees' figures over seeds.\n",
         "| trace | " + " | ".join(ORDER) + " | ± |",
@@ -78,19 +77,19 @@ def _summary(results: Results, names: Sequence[str], pace: str) -> str:
     for name in names:
         cells = []
         for predictor in ORDER:
-            recall = over_seeds(results, name, pace, predictor, "2", "recall")
-            pearson = over_seeds(results, name, pace, predictor, "2", "pearson")
+            recall = over_seeds(results, name, PACE, predictor, "2", "recall")
+            pearson = over_seeds(results, name, PACE, predictor, "2", "pearson")
             cells.append(f"{recall[0]:.2f} / {pearson[0]:.2f}" if recall[2] else "-")
-        recall = over_seeds(results, name, pace, "trees", "2", "recall")
-        pearson = over_seeds(results, name, pace, "trees", "2", "pearson")
+        recall = over_seeds(results, name, PACE, "trees", "2", "recall")
+        pearson = over_seeds(results, name, PACE, "trees", "2", "pearson")
         cells.append(f"{recall[1]:.2f} / {pearson[1]:.2f}")
         lines.append(f"| {NAMES[name]} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _calibration(results: Results, names: Sequence[str], pace: str) -> str:
+def _calibration(results: Results, names: Sequence[str]) -> str:
     lines = [
-        f"## Calibration, {pace}\n",
+        f"## Calibration, {PACE}\n",
         "Share of the truths at or below each quantile, over the steps above; a column's head is "
         "the ideal share.\n",
         "| trace | model | " + " | ".join(f"{level:g}" for level in LEVELS) + " |",
@@ -100,7 +99,7 @@ def _calibration(results: Results, names: Sequence[str], pace: str) -> str:
         for model in ("trees", "sequence"):
             shares = []
             for full, run in results.items():
-                judged = run["paces"][pace].get(model)
+                judged = run["paces"][PACE].get(model)
                 if full.split("/")[0] == name and judged:
                     shares += [f["coverage"] for f in judged.values() if f is not None]
             if shares:
@@ -109,40 +108,23 @@ def _calibration(results: Results, names: Sequence[str], pace: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _one(results: Results, name: str, pace: str) -> str:
-    runs = [run for full, run in results.items() if full.split("/")[0] == name]
-    (seen, held), groups = runs[0]["trajectories"], runs[0]["groups"]
-    icc = runs[0]["icc"]
-    limit = (
-        f" A prompt alone decides {icc:.0%} of the variance of totals, so Pearson before the "
-        f"first token cannot exceed {math.sqrt(icc):.2f}."
-        if icc is not None
-        else ""
-    )
+def _data(results: Results, names: Sequence[str]) -> str:
     lines = [
-        f"## {NAMES[name]}, {pace}\n",
-        f"About {seen:,} trajectories of {groups[0]:,} groups to fit on, {held:,} of "
-        f"{groups[1]:,} to evaluate on, {len(runs)} seeds.{limit} "
-        "Recall / Pearson / Spearman; the median error in tokens, step by step.\n",
-        "| predictor | " + " | ".join(f"{step} steps" for step in STEPS) + " | median error |",
-        "|---" * (len(STEPS) + 2) + "|",
+        "## Data\n",
+        "Trajectories (groups) of one split. The variance of totals that a prompt alone decides "
+        "limits Pearson before the first token to its square root.\n",
+        "| trace | to fit on | to evaluate on | seeds | variance by prompt |",
+        "|---" * 5 + "|",
     ]
-    for predictor in ORDER:
-        if not any(predictor in run["paces"][pace] for run in runs):
-            continue
-        cells = []
-        for step in STEPS:
-            found = [
-                over_seeds(results, name, pace, predictor, step, key)
-                for key in ("recall", "pearson", "spearman")
-            ]
-            cells.append(" / ".join(f"{f[0]:.2f}" for f in found) if found[0][2] else "-")
-        errors = [
-            over_seeds(results, name, pace, predictor, step, "median_error_tokens")
-            for step in STEPS
-        ]
-        shown = ", ".join(f"{e[0]:,.0f}" for e in errors if e[2])
-        lines.append(f"| {predictor} | " + " | ".join(cells) + f" | {shown} |")
+    for name in names:
+        runs = [run for full, run in results.items() if full.split("/")[0] == name]
+        fitted, evaluated = (
+            f"{trajectories:,} ({groups:,})"
+            for trajectories, groups in zip(runs[0]["trajectories"], runs[0]["groups"], strict=True)
+        )
+        icc = runs[0]["icc"]
+        share = "-" if icc is None else f"{icc:.0%}"
+        lines.append(f"| {NAMES[name]} | {fitted} | {evaluated} | {len(runs)} | {share} |")
     return "\n".join(lines) + "\n"
 
 
@@ -171,7 +153,7 @@ def _panel(
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def figure(results: Results, path: Path, pace: str = "at once") -> None:
+def figure(results: Results, path: Path, pace: str = PACE) -> None:
     """Draw recall and Pearson over steps, one panel for each trace (the paper's Figure 13)."""
     import matplotlib as mpl
 

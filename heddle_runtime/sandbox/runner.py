@@ -155,6 +155,8 @@ class Sandbox:
         """What the user should know about the mode; "" for the best one."""
         self._wanted, self._mode = mode, mode
         self._slots = asyncio.Semaphore(max_running)
+        self._calls: dict[asyncio.Task[Any], None] = {}
+        """Those with a program."""
         self._ending: dict[asyncio.Task[None], None] = {}
         self._folder = ""
 
@@ -180,7 +182,7 @@ class Sandbox:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End all programs; it can be entered again."""
+        """End all programs by cancelling their calls; it can be entered again."""
         await self._close()
 
     async def run(self, source: str) -> SandboxResult:
@@ -195,7 +197,13 @@ class Sandbox:
         async with self._slots:
             if not self._folder:
                 raise SandboxError("the sandbox is closed")
-            report = await self._run_supervised(source)
+            call = asyncio.current_task()
+            assert call is not None
+            self._calls[call] = None
+            try:
+                report = await self._run_supervised(source)
+            finally:
+                del self._calls[call]
         if "refused" in report:
             raise SandboxUnavailableError(f"a program could not be isolated: {report['refused']}")
         return SandboxResult(
@@ -284,8 +292,11 @@ class Sandbox:
 
     async def _close(self) -> None:
         folder, self._folder = self._folder, ""
-        if self._ending:
-            await asyncio.wait(list(self._ending))
+        for call in self._calls:
+            if not call.cancelling():  # a second time would cut its clean-up short
+                call.cancel()
+        while waited := [*self._calls, *self._ending]:
+            await asyncio.wait(waited)
         shutil.rmtree(folder, ignore_errors=True)
 
 

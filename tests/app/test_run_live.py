@@ -15,8 +15,8 @@ from heddle_rollout.engines import StepRequest
 from heddle_runtime.agents.tokenizer import FileTokenizer
 from heddle_runtime.sandbox.runner import Sandbox, SandboxUnavailableError
 from tests.app.journals import Heddle
+from tests.runtime.live.played import library
 from tests.runtime.scripted import ScriptedLauncher
-from tests.runtime.test_live import library
 
 WORLD = {"engine": "vllm", "vllm": "0.0", "notes": ["this release was not tested"]}
 

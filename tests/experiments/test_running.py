@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from experiments import __main__ as command
 from experiments.harness import running
-from experiments.harness.experiment import EXPERIMENTS, LOCAL, Place
 from experiments.harness.experiment import FIGURES as PICTURES
+from experiments.harness.experiment import LOCAL, Place
 from experiments.harness.extract import FIGURES, QUANTILES
 from experiments.harness.jobs import FULL, REDUCED, Job, Rollout, content_key, planned_runs
 from experiments.harness.running import Skipped, records_of, run_missing, trace_of
@@ -103,7 +103,7 @@ def test_only_the_paper_size_writes_results_that_are_part_of_the_source(
     monkeypatch.setattr(command, "EXPERIMENTS", tmp_path / "experiments")
     monkeypatch.setattr(command, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(command, "run_missing", lambda jobs, store, **_: 0)
-    kept = {path: path.read_bytes() for path in (EXPERIMENTS / "RESULTS.md", PICTURE)}
+    kept = {path: path.read_bytes() for path in (ROOT / "docs" / "results.md", PICTURE)}
 
     def run(*options: str) -> None:
         done = CliRunner().invoke(command.main, ["f10_placement", "--jobs", "1", *options])
@@ -113,10 +113,10 @@ def test_only_the_paper_size_writes_results_that_are_part_of_the_source(
         run(*options)
         assert (local.numbers / "f10_placement" / "measured.json").is_file()
         assert (local.figures / "f10_placement.png").is_file()
-        assert "f10_placement.png" in (local.numbers / "RESULTS.md").read_text()
+        assert "f10_placement.png" in (local.numbers / "results.md").read_text()
         assert not committed.numbers.exists()
     assert {path: path.read_bytes() for path in kept} == kept
-    monkeypatch.setattr(command, "pages", lambda place: {})
+    monkeypatch.setattr(command, "page", lambda place: (tmp_path / "results.md", ""))
     run("--full")
     assert (committed.numbers / "f10_placement" / "measured.json").is_file()
     assert (committed.figures / "f10_placement.png").is_file()

@@ -108,7 +108,7 @@ def page() -> str:
         Outcome(name="f01", expected=expected, judged=judged, size=FULL),
         Outcome(name="a_own", expected=own, skipped="no trace"),
     ]
-    return results_page(outcomes, figures="pictures", folders="")
+    return results_page(outcomes, figures="pictures")
 
 
 def test_the_page_puts_paper_and_ours_side_by_side():
@@ -127,6 +127,6 @@ def test_the_page_says_how_large_its_runs_are():
     assert "Of 2 claims 1 agree, 0 in direction only, 1 disagree." in text
     assert "1 of 1 sets of runs have the paper's size" in text
     assert "0 experiments are small worked examples, 1 were skipped." in text
-    assert "64 GPUs, 3 rollouts for each cell" in text
+    assert "`experiments/f01`, 64 GPUs, 3 rollouts." in text
     assert FULL.full
     assert not REDUCED.full

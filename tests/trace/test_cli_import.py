@@ -9,7 +9,7 @@ from heddle.cli.trace_import import FORMATS as OFFERED
 from heddle_trace import read_trace
 from heddle_trace.importers import FORMATS
 from heddle_trace.importers.tokens import CHARS_PER_TOKEN
-from tests.trace.test_importers import EXPECTED, FIXTURES
+from tests.trace.imported_logs import EXPECTED, FIXTURES
 
 
 def run(*arguments):

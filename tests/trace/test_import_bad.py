@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from heddle.cli import main
 from heddle_trace import read_trace
 from heddle_trace.importers import sources as reading
-from tests.trace.test_importers import EXPECTED, FIXTURES
+from tests.trace.imported_logs import EXPECTED, FIXTURES
 
 MOONCAKE = '{"timestamp":0,"input_length":10,"output_length":5,"hash_ids":[1]}'
 LMCACHE = '{"timestamp":1760428000000000,"input":"a","output":"b","session_id":"s"}'

@@ -13,8 +13,8 @@ from heddle_trace.importers import sources as reading
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.writing import TraceWriter
 from tests.trace.builders import call, record
+from tests.trace.imported_logs import EXPECTED, FIXTURES
 from tests.trace.test_import_bad import MOONCAKE, chat, edited, file, kept, refused, zipped
-from tests.trace.test_importers import EXPECTED, FIXTURES
 
 ODD = (
     *("null", "true", "-1", "0", "1.5", "1e308", "9" * 30, "9" * 400, "1e999", "NaN", "-Infinity"),

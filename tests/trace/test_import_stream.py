@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trace.test_importers import FIXTURES
+from tests.trace.imported_logs import FIXTURES
 
 SMALL, LARGE = 4_000_000, 24_000_000
 """Bytes of the two files."""

@@ -1,0 +1,452 @@
+"""What a small log of our own becomes in each format."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+class Expected(NamedTuple):
+    """Per trajectory: id, group, prompt; per step: output, tool, seconds, tokens added, success."""
+
+    format: str
+    read: int
+    trajectories: tuple[Any, ...]
+    dropped: Mapping[str, int] = MappingProxyType({})
+
+
+EXPECTED = {
+    "agentic_mooncake.jsonl": Expected(
+        format="dynamo",
+        read=4,
+        trajectories=(
+            (
+                "x",
+                "x",
+                100,
+                (
+                    (10, "grep", 0.5, 30, True),
+                    (20, "unspecified", None, 40, None),
+                    (30, None, None, None, None),
+                ),
+            ),
+            ("y", "y", 50, ((5, None, None, None, None),)),
+        ),
+    ),
+    "azure_llm.csv": Expected(
+        format="azure-llm",
+        read=2,
+        trajectories=(
+            ("azure_llm/2", "azure_llm/2", 4808, ((10, None, None, None, None),)),
+            ("azure_llm/3", "azure_llm/3", 110, ((27, None, None, None, None),)),
+        ),
+    ),
+    "cc_proxy.json": Expected(
+        format="cc-proxy",
+        read=5,
+        trajectories=(
+            (
+                "trace_7/agent_001",
+                "trace_7/agent_001",
+                100,
+                (
+                    (10, "unspecified", 2.0, 30, None),
+                    (12, None, None, None, None),
+                ),
+            ),
+            (
+                "trace_7",
+                "trace_7",
+                200,
+                (
+                    (20, "unspecified", 7.0, 30, None),
+                    (30, "user", 89.5, 20, None),
+                    (40, "unspecified", 2.0, None, None),
+                    (5, None, None, None, None),
+                ),
+            ),
+        ),
+    ),
+    "claude_code.jsonl": Expected(
+        format="claude-code",
+        read=15,
+        trajectories=(
+            (
+                "S-1",
+                "prompt-636f53ce5b1746f0",
+                1503,
+                (
+                    (26, "Read+Grep", 1.5, 126, False),
+                    (40, "user", 30.0, 20, None),
+                    (25, None, None, None, None),
+                ),
+            ),
+            ("S-1/side-66accdcc", "prompt-d2e44f4fc214cf89", 302, ((11, None, None, None, None),)),
+        ),
+        dropped={"lines that are no message": 2, "messages that no model made, such as errors": 1},
+    ),
+    "claude_code_agent.jsonl": Expected(
+        format="claude-code",
+        read=2,
+        trajectories=(
+            ("S-1/abc123", "prompt-d84b405c6b5322ee", 201, ((9, None, None, None, None),)),
+        ),
+    ),
+    "dynamo.jsonl": Expected(
+        format="dynamo",
+        read=8,
+        trajectories=(
+            (
+                "plan",
+                "plan",
+                128,
+                (
+                    (16, "web_search", 1.0, 56, True),
+                    (30, "read", 0.5, 30, False),
+                    (12, "user", 6.0, 28, None),
+                    (7, None, None, None, None),
+                ),
+            ),
+            ("plan/sub", "plan/sub", 64, ((8, None, None, None, None),)),
+        ),
+        dropped={"request_payload rows": 1},
+    ),
+    "dynamo_hashes.jsonl": Expected(
+        format="dynamo",
+        read=3,
+        trajectories=(
+            (
+                "a",
+                "a",
+                130,
+                (
+                    (10, "unspecified", 4.9, 60, None),
+                    (10, None, None, None, None),
+                ),
+            ),
+            ("c", "c", 70, ((10, None, None, None, None),)),
+        ),
+    ),
+    "fireact.json": Expected(
+        format="fireact",
+        read=2,
+        trajectories=(
+            (
+                "fireact/17",
+                "17",
+                10,
+                (
+                    (12, "search", None, 6, None),
+                    (11, None, None, None, None),
+                ),
+            ),
+            ("fireact/18", "18", 2, ((10, None, None, None, None),)),
+        ),
+    ),
+    "inspect.eval": Expected(
+        format="inspect",
+        read=2,
+        trajectories=(
+            (
+                "quiz/q1/E2/1",
+                "quiz/q1",
+                100,
+                (
+                    (20, "search", 2.5, 100, False),
+                    (30, None, None, None, None),
+                ),
+            ),
+            (
+                "quiz/q1/E2/1/helper-1",
+                "quiz/q1/helper",
+                50,
+                (
+                    (7, "bash", 0.5, 33, True),
+                    (9, None, None, None, None),
+                ),
+            ),
+            (
+                "quiz/q2/E2/1",
+                "quiz/q2",
+                20,
+                (
+                    (14, "bash", None, 20, False),
+                    (5, None, None, None, None),
+                ),
+            ),
+        ),
+        dropped={"generations by scorers": 1},
+    ),
+    "inspect.json": Expected(
+        format="inspect",
+        read=3,
+        trajectories=(
+            (
+                "quiz/q1/E1/1",
+                "quiz/q1",
+                100,
+                (
+                    (20, "search", 2.5, 100, False),
+                    (30, None, None, None, None),
+                ),
+            ),
+            (
+                "quiz/q1/E1/1/helper-1",
+                "quiz/q1/helper",
+                50,
+                (
+                    (7, "bash", 0.5, 33, True),
+                    (9, None, None, None, None),
+                ),
+            ),
+            (
+                "quiz/q2/E1/1",
+                "quiz/q2",
+                20,
+                (
+                    (14, "bash", None, 20, False),
+                    (5, None, None, None, None),
+                ),
+            ),
+        ),
+        dropped={"generations by scorers": 1, "samples without a generation": 1},
+    ),
+    "libra_history.jsonl": Expected(
+        format="libra-history",
+        read=3,
+        trajectories=(
+            (
+                "libra_history/1/0",
+                "p-1",
+                100,
+                (
+                    (30, "web_search", None, 40, True),
+                    (40, "web_search", None, 20, False),
+                    (20, None, None, None, None),
+                ),
+            ),
+            (
+                "libra_history/1/1",
+                "p-1",
+                100,
+                (
+                    (25, "code", None, 500, False),
+                    (35, None, None, None, None),
+                ),
+            ),
+            ("libra_history/1/2", "libra_history/1/2", 80, ((33, None, None, None, None),)),
+            ("libra_history/3/0", "p-2", 12, ((34, None, None, None, None),)),
+        ),
+        dropped={"training steps without sequences": 1},
+    ),
+    "lmcache_agent.jsonl": Expected(
+        format="lmcache-agent",
+        read=4,
+        trajectories=(
+            (
+                "aa",
+                "aa",
+                100,
+                (
+                    (10, "unspecified", None, 10, None),
+                    (10, "unspecified", None, 20, None),
+                    (20, None, None, None, None),
+                ),
+            ),
+            ("bb", "bb", 50, ((5, None, None, None, None),)),
+        ),
+    ),
+    "mint.jsonl": Expected(
+        format="mint",
+        read=1,
+        trajectories=(
+            (
+                "mint/5",
+                "5-034430c2",
+                100,
+                (
+                    (17, "wikipedia_search", None, 6, True),
+                    (7, "python", None, 13, False),
+                    (7, "submit", None, 9, False),
+                    (4, None, None, 12, None),
+                    (7, None, None, None, None),
+                ),
+            ),
+        ),
+    ),
+    "mooncake.jsonl": Expected(
+        format="mooncake",
+        read=5,
+        trajectories=(
+            (
+                "mooncake/1",
+                "mooncake/1",
+                1100,
+                (
+                    (50, "user", None, 30, None),
+                    (70, "user", None, 1350, None),
+                    (5, None, None, None, None),
+                ),
+            ),
+            ("mooncake/2", "mooncake/2", 600, ((20, None, None, None, None),)),
+            ("mooncake/4", "mooncake/1", 1200, ((10, None, None, None, None),)),
+        ),
+    ),
+    "mooncake_sessions.jsonl": Expected(
+        format="mooncake",
+        read=2,
+        trajectories=(
+            (
+                "s1",
+                "s1",
+                2048,
+                (
+                    (128, "user", 0.05, 384, None),
+                    (100, None, None, None, None),
+                ),
+            ),
+        ),
+    ),
+    "openai_chat.jsonl": Expected(
+        format="openai-chat",
+        read=3,
+        trajectories=(
+            (
+                "conv-1",
+                "t-9",
+                50,
+                (
+                    (30, "search+fetch", 2.5, 40, None),
+                    (10, "user", 60.0, 10, None),
+                    (6, None, None, None, None),
+                ),
+            ),
+            (
+                "conv-2",
+                "prompt-358d829e28091ffb",
+                10,
+                (
+                    (12, "legacy", None, 10, None),
+                    (5, None, None, None, None),
+                ),
+            ),
+        ),
+        dropped={
+            "parts of messages that are no text (image_url): 0 tokens": 1,
+            "conversations without a generation": 1,
+        },
+    ),
+    "openai_chat_array.json": Expected(
+        format="openai-chat",
+        read=2,
+        trajectories=(
+            ("one", "prompt-29d3522789eb6784", 10, ((10, None, None, None, None),)),
+            ("two", "prompt-29d3522789eb6784", 10, ((20, None, None, None, None),)),
+        ),
+    ),
+    "openai_chat_calls.jsonl": Expected(
+        format="openai-chat",
+        read=4,
+        trajectories=(
+            (
+                "openai_chat_calls/1",
+                "prompt-a99a21e345603195",
+                20,
+                (
+                    (9, "open", 3.0, 11, None),
+                    (4, None, None, None, None),
+                ),
+            ),
+            (
+                "sess",
+                "prompt-f9e448e04a79d6b8",
+                10,
+                (
+                    (10, "user", 58.5, 20, None),
+                    (5, None, None, None, None),
+                ),
+            ),
+        ),
+    ),
+    "openai_chat_messages.json": Expected(
+        format="openai-chat",
+        read=3,
+        trajectories=(
+            (
+                "openai_chat_messages/1",
+                "prompt-157ba860e21f0a13",
+                20,
+                ((10, None, None, None, None),),
+            ),
+        ),
+    ),
+    "swe_agent.traj": Expected(
+        format="swe-agent",
+        read=3,
+        trajectories=(
+            (
+                "swe_agent",
+                "acme__widget-7",
+                100,
+                (
+                    (24, "ls", 0.25, 20, None),
+                    (32, "edit", 1.5, 10, None),
+                    (5, "submit", 0.125, 0, None),
+                ),
+            ),
+        ),
+    ),
+    "tau2.json": Expected(
+        format="tau2",
+        read=2,
+        trajectories=(
+            (
+                "telecom-no_signal/sim-1",
+                "telecom-no_signal",
+                1000,
+                (
+                    (30, "get_line+get_bill", 0.5, 70, False),
+                    (12, "user", 3.0, 13, None),
+                    (4, "user", 0.5, 3, None),
+                ),
+            ),
+            ("telecom-no_signal/sim-2", "telecom-no_signal", 990, ((5, None, None, None, None),)),
+        ),
+        dropped={"answers of the simulated user's own tools": 1},
+    ),
+    "tau_bench.json": Expected(
+        format="tau-bench",
+        read=3,
+        trajectories=(
+            (
+                "tau_bench/3/0",
+                "3-8990360e",
+                108,
+                (
+                    (6, "find_parcel", None, 5, True),
+                    (5, "user", None, 5, None),
+                ),
+            ),
+            (
+                "tau_bench/3/1",
+                "3-8990360e",
+                108,
+                (
+                    (6, "find_parcel", None, 5, False),
+                    (5, "user", None, 5, None),
+                ),
+            ),
+            (
+                "tau_bench/8/0",
+                "8-9a43483e",
+                108,
+                (
+                    (6, "find_parcel", None, 5, True),
+                    (5, "user", None, 5, None),
+                ),
+            ),
+        ),
+    ),
+}
