@@ -94,7 +94,6 @@ class _Task:
     prompt: float | None
     ended: int = 0
     log_totals: float = 0.0
-    totals: list[int] = field(default_factory=list)
     outputs: _Mean = field(default_factory=_Mean)
     seen_outputs: _Mean = field(default_factory=_Mean)
     seen_payloads: _Mean = field(default_factory=_Mean)
@@ -177,9 +176,9 @@ class Features:
         group.running_steps -= own.steps
         group.running_made -= math.log1p(own.made)
         made = t.output_tokens
-        for ended in (task, group):
-            insort(ended.totals, made)
-            ended.log_totals += math.log(made)
+        insort(group.totals, made)
+        group.log_totals += math.log(made)
+        task.log_totals += math.log(made)
         group.ended_steps += own.steps
         task.ended += 1
 
@@ -194,7 +193,7 @@ class Features:
         own = self._own.get(t.id, nothing)
         row = self._of_own(t, task, own)
         row += self._of_siblings(t, task, group, own)
-        ended = len(task.totals)
+        ended = task.ended
         row += (
             math.log1p(ended),
             _shrunk_mean(task.log_totals, ended, task.total, 10.0),
