@@ -60,8 +60,8 @@ class Controller:
         """Searches under way by number, and the rollout of each; None for a consolidation."""
         self._newest_plan = 0
         """Number of the search whose plan is or will be in force; 0 for a plan without search."""
-        self._asked: dict[tuple[TrajectoryId, int], int] = {}
-        """Output made when the prediction service was asked, by trajectory and step."""
+        self._predict_requests: dict[tuple[TrajectoryId, int], int] = {}
+        """Output tokens at the moment of each open request, by trajectory and step."""
         self._fleet = Fleet()
         self._homes = PlannedHomes(self.ledger, self._queues)
 
@@ -163,7 +163,7 @@ class Controller:
         predictor = self.policy.predictor
         if predictor.served:
             estimate = predictor.remaining_tokens(t)
-            self._asked[t.id, t.step] = t.output_tokens
+            self._predict_requests[t.id, t.step] = t.output_tokens
             t.predictions_due += 1
             out.append(Predict(trajectory=t.id, step=t.step, estimate=estimate, cause=out.cause))
         else:
@@ -201,10 +201,10 @@ class Controller:
 
     def _on_predicted(self, e: Predicted, out: CommandList) -> None:
         t = self.ledger.answered(e.trajectory)
-        asked_at = self._asked.pop((t.id, e.step), None)
-        if asked_at is None:
+        tokens_at_request = self._predict_requests.pop((t.id, e.step), None)
+        if tokens_at_request is None:
             raise LedgerError(f"no prediction of step {e.step} of {t.id!r} is due")
-        made_since = t.output_tokens - asked_at
+        made_since = t.output_tokens - tokens_at_request
         t.predictions_due -= 1
         if t.phase == "finished":
             self.ledger.release(t)
@@ -357,9 +357,9 @@ class Controller:
         self._release_held(out)
 
     def _carry_out(self, plan: ResourcePlan, out: CommandList) -> None:
-        leaving, carriers = self._fleet.change_to(plan, out)
+        draining, carriers = self._fleet.change_to(plan, out)
         self._homes.replace({carriers[name]: members for name, members in plan.homes})
-        closed = [self.ledger.engine(name) for name in leaving]
+        closed = [self.ledger.engine(name) for name in draining]
         for engine in closed:
             self.ledger.close_engine(engine)
         for engine in closed:

@@ -56,7 +56,7 @@ class Fleet:
             else:
                 carriers[spec.engine] = name
                 del present[name]
-        leaving = [name for name in present if name in self._running]
+        draining = [name for name in present if name in self._running]
         for name in present:
             if name in self._running:
                 del self._running[name]
@@ -72,7 +72,7 @@ class Fleet:
             carriers[spec.engine] = carrier.engine
             self._after_stops.append(carrier)
         self._start(out)
-        return leaving, carriers
+        return draining, carriers
 
     def ready(self, engine: EngineId, out: CommandList) -> bool:
         """Note that an engine has started; return whether it is still wanted."""

@@ -64,8 +64,8 @@ class Engine:
         """Say whether a slot and estimated KV are free; an idle engine takes what it can hold."""
         if len(self.running) >= self.max_running:
             return False
-        room = self.kv_capacity_tokens - self.estimated_kv_tokens - self.parked_kv_tokens
-        return t.context_tokens + t.reserved_tokens <= room or not self.running
+        free_tokens = self.kv_capacity_tokens - self.estimated_kv_tokens - self.parked_kv_tokens
+        return t.context_tokens + t.reserved_tokens <= free_tokens or not self.running
 
 
 class Ledger:

@@ -32,7 +32,7 @@ class TransferQueue(Generic[T]):
         """By engine, in order; a move stands under both of its engines."""
         self._moving: dict[EngineId, Move[T]] = {}
         """By engine, under both as well."""
-        self._asked = 0
+        self._requests = 0
         self._freed: dict[EngineId, None] = {}
         """Engines whose moves may have become possible since the last look."""
 
@@ -51,16 +51,16 @@ class TransferQueue(Generic[T]):
         """Whether `begin` may have an answer."""
         return bool(self._freed)
 
-    def ask(self, source: EngineId, target: EngineId, size: float, what: T) -> Move[T]:
-        """Queue a transfer of `size`, in whatever unit all of them are told in.
+    def request(self, source: EngineId, target: EngineId, size: float, what: T) -> Move[T]:
+        """Queue a transfer of `size`, in the unit that all transfers share.
 
         Raises:
             ValueError: the two engines are one, or the size is negative.
         """
         if source == target or not size >= 0:
             raise ValueError(f"cannot move {size} bytes of KV from {source} to {target}")
-        self._asked += 1
-        move = Move((-size, self._asked), source, target, what)
+        self._requests += 1
+        move = Move((-size, self._requests), source, target, what)
         for engine in (source, target):
             insort(self._pending.setdefault(engine, []), move)
             self._freed[engine] = None

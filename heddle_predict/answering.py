@@ -16,7 +16,7 @@ Answer: TypeAlias = Callable[[Source, Pace], tuple[Examples, Floats]]
 
 
 def answering(artefact: Artefact, label: Path, texts: Sequence[Path] = ()) -> Answer:
-    """Make a model ready to be asked.
+    """Make a model ready to be questions.
 
     Raises:
         PredictError: its file is damaged, texts are given to a model that reads none, or a library
@@ -31,7 +31,7 @@ def answering(artefact: Artefact, label: Path, texts: Sequence[Path] = ()) -> An
     model = model_from(artefact, label)
 
     def answer(source: Source, pace: Pace) -> tuple[Examples, Floats]:
-        asked = examples(source.scripts, model.vocabulary, pace)
-        return asked, answers(model, asked)
+        questions = examples(source.scripts, model.vocabulary, pace)
+        return questions, answers(model, questions)
 
     return answer

@@ -36,7 +36,7 @@ class Source:
     sha256: str
     scripts: tuple[TrajectoryScript, ...]
     dropped: int = 0
-    """Trajectories left out because the length of one of their steps is not told."""
+    """Trajectories left out because the length of one of their steps is not known."""
 
     def groups(self) -> list[str]:
         """Names of its groups, in order of appearance."""
@@ -59,18 +59,18 @@ def source_of(trace: Trace, label: str) -> Source:
     Raises:
         PredictError: none is left.
     """
-    told = tuple(r for r in trace.records if all(s.output_tokens is not None for s in r.steps))
-    if not told:
+    known = tuple(r for r in trace.records if all(s.output_tokens is not None for s in r.steps))
+    if not known:
         raise PredictError(
             f"{label}: no trajectory tells the output_tokens of all its steps, so there is nothing "
             "to learn from or to compare with; use a trace that records them"
         )
-    scripts, _ = complete(replace(trace, records=told), rules=_GAPS, seed=0)
+    scripts, _ = complete(replace(trace, records=known), rules=_GAPS, seed=0)
     return Source(
         name=trace.name,
         sha256=trace.sha256,
         scripts=scripts,
-        dropped=len(trace.records) - len(told),
+        dropped=len(trace.records) - len(known),
     )
 
 

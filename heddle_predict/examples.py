@@ -83,7 +83,7 @@ class _Collector:
     survival: Survival
     totals: list[int]
     rows: list[list[float]] = field(default_factory=list)
-    told: list[tuple[float, float, int, bool, int]] = field(default_factory=list)
+    labels: list[tuple[float, float, int, bool, int]] = field(default_factory=list)
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         self.features.observe_step(t, event)
@@ -97,11 +97,11 @@ class _Collector:
         self.features.observe_finish(t)
         self.survival.observe_finish(t)
 
-    def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
+    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
         survival = self.survival.log_tokens(t)
         left = self.totals[index] - t.output_tokens
         self.rows.append(self.features.row(t, survival))
-        self.told.append((left, survival, t.step, moment == "queued", index))
+        self.labels.append((left, survival, t.step, moment == "queued", index))
 
 
 def examples(scripts: Sequence[TrajectoryScript], vocabulary: Vocabulary, pace: Pace) -> Examples:
@@ -110,7 +110,7 @@ def examples(scripts: Sequence[TrajectoryScript], vocabulary: Vocabulary, pace: 
         Features(vocabulary), Survival(vocabulary), [total_tokens(s) for s in scripts]
     )
     play(scripts, pace, collector)
-    left, survival, step, queued, index = (np.array(c) for c in zip(*collector.told, strict=True))
+    left, survival, step, queued, index = (np.array(c) for c in zip(*collector.labels, strict=True))
     names = {name: i for i, name in enumerate(dict.fromkeys(s.group for s in scripts))}
     groups = np.array([names[s.group] for s in scripts])
     run = index.astype(np.int64)
@@ -186,22 +186,24 @@ def _regrouped(
     return [script for index in rng.permutation(len(members)) for script in members[index]]
 
 
-def answers(model: Model, asked: Examples) -> Floats:
+def answers(model: Model, questions: Examples) -> Floats:
     """Quantiles of the remaining tokens by a model of the core, (questions, levels)."""
-    found = model.quantiles(states_at(model, asked), asked.rows)
-    return np.asarray(np.maximum(np.exp(np.clip(found + asked.survival[:, None], -50, 50)), 1.0))
+    found = model.quantiles(states_at(model, questions), questions.rows)
+    return np.asarray(
+        np.maximum(np.exp(np.clip(found + questions.survival[:, None], -50, 50)), 1.0)
+    )
 
 
-def states_at(model: Model, asked: Examples) -> Floats:
+def states_at(model: Model, questions: Examples) -> Floats:
     """The state of each question's trajectory, after the tool calls behind it."""
     start = model.initial_state()
-    states = np.tile(start, (len(asked), 1))
+    states = np.tile(start, (len(questions), 1))
     if not start.size:
         return states
-    last = np.tile(start, (int(asked.run.max()) + 1, 1))
-    for step in range(int(asked.step.max()) + 1):
-        here = np.flatnonzero(asked.step == step)
-        moved = here[asked.queued[here] & (asked.step[here] > 0)]
-        last[asked.run[moved]] = model.update(last[asked.run[moved]], asked.rows[moved])
-        states[here] = last[asked.run[here]]
+    last = np.tile(start, (int(questions.run.max()) + 1, 1))
+    for step in range(int(questions.step.max()) + 1):
+        here = np.flatnonzero(questions.step == step)
+        moved = here[questions.queued[here] & (questions.step[here] > 0)]
+        last[questions.run[moved]] = model.update(last[questions.run[moved]], questions.rows[moved])
+        states[here] = last[questions.run[here]]
     return states

@@ -17,9 +17,9 @@ from heddle_trace.schema import Trace
 from heddle_trace.synth import synth
 from heddle_trace.workloads import WORKLOADS
 
-LENT_SEED: Final = 880_001
-"""Of the synthetic trajectories lent to every fit; no experiment and no shipped trace uses it."""
-LENT_TRAJECTORIES = 160
+AUGMENT_SEED: Final = 880_001
+"""Seed of the synthetic trajectories of other workloads; no experiment or shipped trace uses it."""
+AUGMENT_TRAJECTORIES = 160
 ENOUGH_ROWS = 30_000
 """Questions up to which a small source is played again in another order."""
 
@@ -33,11 +33,11 @@ def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Ar
     Raises:
         PredictError: the traces have too few groups, or torch is needed and absent.
     """
-    vocabulary, seen, lent = prepared(sources, seed)
+    vocabulary, seen, augmented = prepared(sources, seed)
     if kind == "trees":
         from heddle_predict.trees import fit_trees
 
-        found = fit_trees(seen, lent, vocabulary, seed)
+        found = fit_trees(seen, augmented, vocabulary, seed)
         settings = {"trees": str(found.rounds)}
         return artefact_of(
             sources,
@@ -52,7 +52,7 @@ def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Ar
         )
     from heddle_predict.sequence import fit_sequence
 
-    learned = fit_sequence(seen, lent, vocabulary, seed)
+    learned = fit_sequence(seen, augmented, vocabulary, seed)
     return artefact_of(
         sources,
         kind=kind,
@@ -75,13 +75,13 @@ def prepared(sources: Sequence[Source], seed: int) -> tuple[Vocabulary, Examples
     check_groups(sources)
     vocabulary = vocabulary_of(sources)
     seen = training_examples(sources, lambda _: vocabulary, seed, enough_rows=ENOUGH_ROWS)
-    lent = training_examples(
-        lenders(),
+    augmented = training_examples(
+        augmentation_sources(),
         lambda s: replace(vocabulary, anywhere=levels_of(s.scripts)),
         seed,
         enough_rows=0,
     )
-    return vocabulary, seen, lent
+    return vocabulary, seen, augmented
 
 
 def check_groups(sources: Sequence[Source]) -> None:
@@ -94,11 +94,11 @@ def check_groups(sources: Sequence[Source]) -> None:
         )
 
 
-def lenders() -> list[Source]:
+def augmentation_sources() -> list[Source]:
     """Synthetic trajectories of tasks that no model knows by name."""
     sources = []
     for workload in WORKLOADS:
-        records = synth(workload, LENT_TRAJECTORIES, LENT_SEED)
+        records = synth(workload, AUGMENT_TRAJECTORIES, AUGMENT_SEED)
         source = source_of(Trace(workload, records, ""), workload)
         strangers = tuple(replace(script, task="") for script in source.scripts)
         sources.append(replace(source, scripts=strangers))

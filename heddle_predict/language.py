@@ -159,19 +159,21 @@ def answering_language(
     vocabulary, shifts = artefact.header.vocabulary(), artefact.arrays["shifts"]
 
     def answer(source: Source, pace: Pace) -> tuple[Examples, Floats]:
-        asked = examples(source.scripts, vocabulary, pace)
-        contexts = _contexts(asked, source.scripts, written)
-        found = _answers(network, contexts, asked.rows) + shifts
-        logs = np.clip(found, -12.0, 12.0) + asked.survival[:, None]
-        return asked, np.maximum(np.exp(logs), 1.0)
+        questions = examples(source.scripts, vocabulary, pace)
+        contexts = _contexts(questions, source.scripts, written)
+        found = _answers(network, contexts, questions.rows) + shifts
+        logs = np.clip(found, -12.0, 12.0) + questions.survival[:, None]
+        return questions, np.maximum(np.exp(logs), 1.0)
 
     return answer
 
 
-def _contexts(asked: Examples, scripts: Sequence[TrajectoryScript], texts: Texts) -> list[str]:
+def _contexts(questions: Examples, scripts: Sequence[TrajectoryScript], texts: Texts) -> list[str]:
     return [
         context_of(scripts[script], int(step), bool(queued), texts)
-        for script, step, queued in zip(asked.script, asked.step, asked.queued, strict=True)
+        for script, step, queued in zip(
+            questions.script, questions.step, questions.queued, strict=True
+        )
     ]
 
 

@@ -53,7 +53,7 @@ class Watcher(Protocol):
         """A trajectory ended."""
         ...
 
-    def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
+    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
         """A controller would ask about `t` now, the trajectory of script number `index`."""
         ...
 
@@ -213,7 +213,7 @@ class _Shown:
         if moment is None:
             self._moments[t.id] = "queued"
         else:
-            self._watcher.asked(t, self._index[t.id], moment)
+            self._watcher.on_question(t, self._index[t.id], moment)
         return 0.0
 
 

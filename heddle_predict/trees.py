@@ -45,8 +45,10 @@ class TreesFit:
     """Weighted root mean squared error of the logarithm, on groups that were not seen."""
 
 
-def fit_trees(seen: Examples, lent: Examples | None, vocabulary: Vocabulary, seed: int) -> TreesFit:
-    """Learn from `seen`, and with little weight from `lent`, other workloads' examples.
+def fit_trees(
+    seen: Examples, augmented: Examples | None, vocabulary: Vocabulary, seed: int
+) -> TreesFit:
+    """Learn from `seen`, and with little weight from `augmented`, other workloads' examples.
 
     The number of trees is the one that does best on groups left out, four times a quarter of them.
     What is wrong there also gives the spread and the quantiles.
@@ -57,7 +59,7 @@ def fit_trees(seen: Examples, lent: Examples | None, vocabulary: Vocabulary, see
     curves, outside = [], np.zeros((MOST_ROUNDS, len(seen)))
     for k in range(FOLDS):
         held = np.flatnonzero(fold == k)
-        forest = booster.location(seen.where(fold != k), lent, MOST_ROUNDS)
+        forest = booster.location(seen.where(fold != k), augmented, MOST_ROUNDS)
         outside[:, held] = _by_round(forest, seen.rows[held])
         wrong = np.square(seen.targets[held] - outside[:, held])
         curves.append((wrong * seen.weights[held]).sum(axis=1))
@@ -71,7 +73,7 @@ def fit_trees(seen: Examples, lent: Examples | None, vocabulary: Vocabulary, see
     model = TreesModel(
         vocabulary=vocabulary,
         levels=LEVELS,
-        location=flat(booster.location(seen, lent, rounds), columns),
+        location=flat(booster.location(seen, augmented, rounds), columns),
         log_spread=spread,
         errors=errors,
     )
@@ -93,13 +95,15 @@ class Booster:
     rising: list[int]
     rows: int
 
-    def location(self, seen: Examples, lent: Examples | None, rounds: int) -> lightgbm.Booster:
+    def location(self, seen: Examples, augmented: Examples | None, rounds: int) -> lightgbm.Booster:
         """Learn where the logarithm of what remains lies."""
         rows, targets, weights = seen.rows, seen.targets, seen.weights
-        if lent is not None:
-            rows = np.concatenate((rows, lent.rows))
-            targets = np.concatenate((targets, lent.targets))
-            weights = np.concatenate((weights, lent.weights * _lent_weight(seen, lent)))
+        if augmented is not None:
+            rows = np.concatenate((rows, augmented.rows))
+            targets = np.concatenate((targets, augmented.targets))
+            weights = np.concatenate(
+                (weights, augmented.weights * _augmented_weight(seen, augmented))
+            )
         rising = {"monotone_constraints": self.rising}
         return self._train(rows, targets, weights, rounds, rising)
 
@@ -139,10 +143,10 @@ class Booster:
         return lightgbm.train(parameters, data, num_boost_round=rounds)
 
 
-def _lent_weight(seen: Examples, lent: Examples) -> float:
+def _augmented_weight(seen: Examples, augmented: Examples) -> float:
     """What makes other workloads' examples weigh as much as a hundred trajectories of our own."""
     own = len(np.unique(seen.script))
-    return float(seen.weights.sum() / lent.weights.sum() * min(1.0, 100.0 / own))
+    return float(seen.weights.sum() / augmented.weights.sum() * min(1.0, 100.0 / own))
 
 
 def _by_round(booster: lightgbm.Booster, rows: Floats) -> Floats:

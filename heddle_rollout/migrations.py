@@ -78,7 +78,9 @@ class Migrations:
         if kv is None or target is None or not target.capabilities.import_kv:
             self._begin(migration)
             return
-        migration.transfer = self._queue.ask(command.source, command.target, kv.kv_bytes, migration)
+        migration.transfer = self._queue.request(
+            command.source, command.target, kv.kv_bytes, migration
+        )
         self._review()
 
     def placed(self, trajectory: TrajectoryId, placed: KvPlaced, move: int) -> None:

@@ -23,7 +23,7 @@ class RunClock:
         self._origin_s = loop.time()
         self._frozen_s: float | None = 0.0
         self._calls: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._asked = 0
+        self._requests = 0
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
         """The moment of the call that is being made: a timer may be late, its call is not."""
@@ -69,9 +69,9 @@ class RunClock:
 
     def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` at `time_s`, or as soon as possible after."""
-        self._asked += 1
-        heappush(self._calls, (time_s, self._asked, act, args))
-        if self._calls[0][1] == self._asked:
+        self._requests += 1
+        heappush(self._calls, (time_s, self._requests, act, args))
+        if self._calls[0][1] == self._requests:
             self._arm()
 
     async def sleep(self, delay_s: float) -> None:

@@ -193,7 +193,7 @@ class SimEngine:
             batch.waiting.remove(request)
             self._reconsider_waiting()
         batch.ended.append(request.result(self._env.now, finished=False))
-        self._call_after(0.0, self._tell_ends)
+        self._call_after(0.0, self._report_ends)
 
     def release(self, trajectory: TrajectoryId) -> None:
         """Drop a trajectory's cached KV; a running step keeps its own."""
@@ -368,7 +368,7 @@ class SimEngine:
             for request in self._aborts:
                 batch.abort(request, now)
             self._aborts.clear()
-            self._tell_ends(event)
+            self._report_ends(event)
         if self._state == _FAILED:
             return
         iterations, duration_s = batch.begin(now)
@@ -383,7 +383,7 @@ class SimEngine:
             self._state = _IDLE
             self._wake_s = -1.0
 
-    def _tell_ends(self, _: simpy.Event) -> None:
+    def _report_ends(self, _: simpy.Event) -> None:
         ended = self._batch.ended
         while ended:
             self._on_end(ended.popleft())

@@ -46,7 +46,7 @@ class History:
     tasks: Mapping[str, Levels] = field(default_factory=dict)
     """What was usual in each task; empty where that is not known task by task."""
 
-    def tells_apart(self, predicted: Sequence[float]) -> bool:
+    def predictions_vary(self, predicted: Sequence[float]) -> bool:
         """Whether predictions spread as outputs did, or are one hedged mean for all."""
         import numpy as np
 
@@ -68,7 +68,7 @@ class History:
         import numpy as np
 
         values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
-        if self.tells_apart(predicted):
+        if self.predictions_vary(predicted):
             return values
         quantiles = np.maximum(np.asarray(self.output_quantiles), 1.0)
         order = np.argsort(values, kind="stable")

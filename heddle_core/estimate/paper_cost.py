@@ -51,8 +51,8 @@ def group_end_s(lengths: FloatArray, tpot: FloatArray) -> float:
     """Seconds until the longest of `lengths` (descending) ends; all start together, none waits."""
     if not len(lengths):
         return 0.0
-    leaving = lengths - np.append(lengths[1:], 0.0)
-    return float(leaving @ tpot[1 : len(lengths) + 1])
+    tokens_at_batch = lengths - np.append(lengths[1:], 0.0)
+    return float(tokens_at_batch @ tpot[1 : len(lengths) + 1])
 
 
 def group_slowdown(lengths: FloatArray, tpot: FloatArray) -> float:
@@ -129,12 +129,12 @@ def simulated_table(lengths: FloatArray, tpot: FloatArray, cuts: IntArray) -> Ta
     """
     units = len(cuts) - 1
     ends = np.zeros((units + 1, units + 1))
-    leaving = lengths - np.append(lengths[1:], 0.0)
+    tokens_at_batch = lengths - np.append(lengths[1:], 0.0)
     after = np.append(lengths, 0.0)
     for u in range(units):
         first = int(cuts[u])
         size = cuts[u + 1 :] - first
-        total = np.cumsum(leaving[first:] * tpot[1 : len(lengths) - first + 1])
+        total = np.cumsum(tokens_at_batch[first:] * tpot[1 : len(lengths) - first + 1])
         # Trajectories behind the segment would have kept the batch larger: none does.
         ends[u, u + 1 :] = total[size - 1] + tpot[size] * after[cuts[u + 1 :]]
     return TableCost(ends=ends)

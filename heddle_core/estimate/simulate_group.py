@@ -86,9 +86,11 @@ def simulate_group(
             rank = min(active - 1, int(active * grain))
             iterations = float(np.partition(needed, rank)[rank])
             if active > 1:
-                room = cost.kv_capacity_tokens * (1 + grain / 2) - float(share @ head.context)
+                free_kv_tokens = cost.kv_capacity_tokens * (1 + grain / 2) - float(
+                    share @ head.context
+                )
                 growth = float(share @ (share * head.growth))
-                iterations = min(iterations, max(room, 1.0) / growth)
+                iterations = min(iterations, max(free_kv_tokens, 1.0) / growth)
             part = np.minimum(1.0, needed / iterations)
             # Halfway through its part, as context grows steadily and time is linear in it.
             context = head.context + head.growth * (part * share * iterations / 2)

@@ -35,7 +35,7 @@ class Asked:
         self.observe_tool = predictor.observe_tool
         self.observe_finish = predictor.observe_finish
 
-    def asked(self, t, index, moment):
+    def on_question(self, t, index, moment):
         self.found.append(self.predictor.remaining_quantiles(t))
         self.questions.append((moment, t.id, t.step))
 
@@ -96,7 +96,7 @@ def test_an_estimate_is_raised_by_all_and_lowered_by_little():
     found = []
 
     class Both(Asked):
-        def asked(self, t, index, moment):
+        def on_question(self, t, index, moment):
             survival = math.exp(hedged._survival.log_tokens(t))
             found.append((hedged.remaining_tokens(t), plain.remaining_tokens(t), survival))
 
@@ -158,7 +158,7 @@ class Estimates(Asked):
         super().__init__(predictor)
         self.found = {}
 
-    def asked(self, t, index, moment):
+    def on_question(self, t, index, moment):
         self.found[t.id, t.step, moment] = self.predictor.remaining_tokens(t)
 
 

@@ -25,8 +25,8 @@ def learned():
     seen, held = split(synthetic("coding", 320), share=0.3, seed=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sequence, "EPOCHS", 6)
-        vocabulary, asked, lent = prepared([seen], 1)
-        found = sequence.fit_sequence(asked, lent, vocabulary, 1)
+        vocabulary, asked, augmented = prepared([seen], 1)
+        found = sequence.fit_sequence(asked, augmented, vocabulary, 1)
     return found, examples(held.scripts, vocabulary, Pace())
 
 
@@ -74,7 +74,7 @@ def test_training_sees_what_a_run_would_ask(learned):
         observe_tool = staticmethod(predictor.observe_tool)
         observe_finish = staticmethod(predictor.observe_finish)
 
-        def asked(self, t, index, moment):
+        def on_question(self, t, index, moment):
             found.append(predictor.remaining_quantiles(t))
             anew.append(moment == "in tool")  # else it holds what was said before
 

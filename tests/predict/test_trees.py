@@ -101,8 +101,8 @@ def test_a_group_is_in_one_fold():
 
 def test_trees_learn_what_siblings_and_steps_tell():
     seen, held = split(synthetic("coding", 480), share=0.4, seed=1)
-    vocabulary, asked, lent = prepared([seen], 1)
-    found = fit_trees(asked, lent, vocabulary, 1)
+    vocabulary, asked, augmented = prepared([seen], 1)
+    found = fit_trees(asked, augmented, vocabulary, 1)
     test = examples(held.scripts, vocabulary, Pace())
     quantiles = answers(found.model, test)
     assert (np.diff(quantiles, axis=1) >= 0).all()

@@ -356,4 +356,4 @@ def test_a_transfer_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="bytes_per_s > 0"):
         SimulationConfig(**config | {"transfer_bytes_per_s": 0.0})
     with pytest.raises(ValueError, match="cannot move"):
-        TransferQueue[None]().ask(A, A, 1.0, None)
+        TransferQueue[None]().request(A, A, 1.0, None)

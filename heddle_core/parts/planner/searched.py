@@ -60,7 +60,10 @@ class SearchedPlan:
             max_running=context.max_running,
             seed=context.seed,
             homes=self._assignment == "planner"
-            or (self._assignment == "auto" and (history is None or history.tells_apart(remaining))),
+            or (
+                self._assignment == "auto"
+                and (history is None or history.predictions_vary(remaining))
+            ),
             charged_s=CHARGED_S[self._solver],
         )
 
