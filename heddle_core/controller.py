@@ -57,7 +57,7 @@ class Controller:
         """Events so far; the sequence number of the next."""
         self._plans = 0
         self._searches: dict[int, Rollout | None] = {}
-        """Searches under way by number, and the rollout of each; None for a consolidation."""
+        """Running searches by number, and the rollout of each; None for a consolidation."""
         self._newest_plan = 0
         """Number of the search whose plan is or will be in force; 0 for a plan without search."""
         self._predict_requests: dict[tuple[TrajectoryId, int], int] = {}
@@ -211,7 +211,7 @@ class Controller:
             return
         if e.remaining_tokens is None:
             return
-        # A late answer speaks of the end of its step; what was made since is no longer ahead.
+        # The prediction holds as of its request; subtract the tokens generated since.
         self.ledger.estimate(t, max(0.0, e.remaining_tokens - made_since))
         if t.phase == "tool" and t.step == e.step:
             self._consider_migration(t, out)
@@ -236,7 +236,7 @@ class Controller:
         elif not source.accepting:
             self.ledger.set_home(t, target.id if target.accepting else None)
         if t.phase == "migrating":
-            # The move was this step's placement: asking again could send it straight back.
+            # The migration placed this step; placing it again could send it straight back.
             if t.home is None:
                 self._queues.place(t, out)
             else:
@@ -302,7 +302,7 @@ class Controller:
             self._all_arrived(rollout, out)
 
     def _all_arrived(self, rollout: Rollout, out: CommandList) -> None:
-        """Go on with what has arrived: all, or all that came in time."""
+        """Plan or place the trajectories that have arrived: all, or those before the deadline."""
         self.rollouts.wait_until(rollout, None)
         if rollout.stage == "awaiting":
             self._plan(rollout, out)
@@ -351,7 +351,7 @@ class Controller:
         if rollout is not None:
             rollout.stage = "closed" if rollout.over else "running"
         elif not (self._fleet.steady and self.rollouts.settled):
-            return  # a consolidation of engines or trajectories that are no longer what they were
+            return  # the engines or trajectories of this consolidation have changed since
         if e.plan == self._newest_plan:
             self._carry_out(e.resource_plan, out)
         self._release_held(out)
@@ -416,7 +416,7 @@ class Controller:
         return waiting
 
     def _abandon_homes(self, engine: Engine) -> None:
-        """Trajectories in a tool lose a home whose KV is gone; they get another on return."""
+        """Clear the home of trajectories in a tool: its KV is gone; they get another on return."""
         if engine.sessions:
             for t in self.ledger.trajectories.values():
                 if t.home == engine.id and t.phase in ("tool", "migrating"):

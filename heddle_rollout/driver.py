@@ -1,6 +1,6 @@
-"""Drives the core in any world: executes its commands and delivers what happened as events.
+"""Drives the core, simulated or real: delivers events and executes the core's commands.
 
-The driver has no loop of its own and reads no clock but the one it is given. Engines, agents and
+The driver has no loop of its own and reads only the clock that it is given. Engines, agents and
 services call it; it delivers an event, executes the commands that come back, and returns. Each
 command ends in exactly one event.
 """
@@ -56,7 +56,7 @@ class StuckError(RuntimeError):
 
 
 class RolloutError(ValueError):
-    """A rollout or an agent that cannot be taken in; the message names it."""
+    """A rollout or an agent that cannot be admitted; the message names it."""
 
 
 class _Rollout:
@@ -76,7 +76,7 @@ class _Rollout:
 
 
 class _Trajectory:
-    """Where the driver stands with one agent."""
+    """The driver's state of one agent."""
 
     __slots__ = ("agent", "arrived", "id", "rollout", "step", "tool")
 
@@ -109,15 +109,15 @@ class Driver:
         on_idle: Callable[[], None] = lambda: None,
         on_error: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        """Without a prediction service the core's own estimate comes back; without a solver a plan
-        is searched for in place and its charged time waited for.
+        """Without a prediction service the core's own estimate is returned. Without a solver a plan
+        is searched in place, after its charged time.
 
         Tool calls beyond `tool_capacity` wait in order; those over `tool_limit_s` are cut. Samples
-        of engines are delivered `report_delay_s` after they were taken; interval 0: none are.
-        `on_idle` is called when the last rollout that was open is over and no engine is stopping;
-        more rollouts may be opened then.
-        `on_error` is called once, for an error after which nothing is delivered any more:
-        `StuckError`, or a defect of the core, an agent or a service.
+        of engines are delivered `report_delay_s` after they were taken; at interval 0 none are.
+        `on_idle` is called when the last open rollout is over and no engine is stopping; it may
+        open more rollouts.
+        `on_error` is called once, for an error after which no event is delivered: `StuckError`, or
+        a defect of the core, an agent or a service.
         """
         self._core, self._clock = core, clock
         self._predictions = predictions or CoreEstimates(clock)
@@ -150,10 +150,10 @@ class Driver:
         self._interrupted = False
         self._closed = False
 
-    # -- what the world asks for ------------------------------------------------------------------
+    # -- calls of the owner -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Let time run. Called once, first."""
+        """Start the clock. Called once, first."""
         if self._report_interval_s > 0:
             self._clock.call_after(self._report_interval_s, self._sample)
         self._clock.thaw()
@@ -182,7 +182,7 @@ class Driver:
         self._end_if_over(state)
 
     def close_rollout(self, rollout: RolloutId) -> None:
-        """Announce that no more agents will be admitted; what was admitted goes on.
+        """Announce that no more agents will be admitted; admitted ones go on.
 
         Raises:
             RolloutError: it is not open.
@@ -217,7 +217,7 @@ class Driver:
         self._deliver(WeightsUpdated(time_s=self._clock.now_s, version=version))
 
     def interrupt(self, drain_s: float) -> None:
-        """Wind up early: engines hand over the tokens of running steps, for `drain_s` at most.
+        """End early: engines hand over the tokens of running steps, for `drain_s` at most.
 
         Then every trajectory that has arrived is cancelled, and all rollouts are over.
         """
@@ -240,7 +240,7 @@ class Driver:
     # -- events in, commands out -----------------------------------------------------------------
 
     def _deliver(self, event: Event) -> None:
-        """Hand an event over, then execute the answer; events born meanwhile wait their turn."""
+        """Deliver an event, then execute its commands; events caused meanwhile are queued."""
         if self._closed:
             return
         if self._delivering:
@@ -315,7 +315,7 @@ class Driver:
         if self._interrupted:
             return
         if self._clock.frozen:
-            # The first engines count as ready from before: no arrival finds them missing.
+            # The first engines count as ready before the run: no arrival comes earlier.
             self._held.append(live)
             return
         self._arriving -= 1
@@ -352,9 +352,9 @@ class Driver:
             self._keep_tokens(live, result)
 
     def _keep_tokens(self, live: _Trajectory, result: StepResult) -> NextAction | None:
-        """Hand an agent its tokens; ask it about a step that has finished without an error.
+        """Hand an agent its tokens; after a step without an error, read its next action.
 
-        An engine calls this: an agent's defect is not the engine's, and ends the run.
+        An engine calls this. A defect of an agent must not fail the engine: it ends the run.
         """
         try:
             live.agent.on_step_end(result)
@@ -483,7 +483,7 @@ class Driver:
         self._deliver(PlanSolved(time_s=self._clock.now_s, plan=command.plan, resource_plan=plan))
 
     def service_failed(self, error: BaseException) -> None:
-        """End everything with an error of a core, an agent or a service; the first one counts."""
+        """End the run with an error of the core, an agent or a service; the first one counts."""
         if not self._closed:
             self._closed = True
             self._on_error(error)
@@ -529,7 +529,7 @@ class Driver:
         )
 
     def _check_soon(self) -> None:
-        """Look whether the run is stuck, but not at once: the caller may have more to do."""
+        """Check later whether the run is stuck: the caller may have more to do."""
         if not (self._check_is_due or self._idle or self._busy()):
             self._check_is_due = True
             self._clock.call_after(0.0, self._check)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from heddle_core.ids import GroupId
 
-if TYPE_CHECKING:  # every policy imports this module, and most never ask for lengths
+if TYPE_CHECKING:  # every policy imports this module, and few compute lengths
     import numpy as np
     from numpy.typing import NDArray
 
 _HEDGING = 0.7
-"""Predictions whose log spread is below this share of history's are taken for hedged means: their
-order is used, their sizes are not. An exact predictor spreads as much as history did, a prompt that
-tells nothing spreads not at all; 0.7 stands between what was measured for either."""
+"""Predictions whose log spread is below this share of history's count as hedged means: their order
+is used, their sizes are not. An exact predictor spreads as much as history did. Predictions from an
+uninformative prompt do not spread. 0.7 lies between the values measured for the two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +61,9 @@ class History:
     def lengths(self, predicted: Sequence[float]) -> "NDArray[np.float64]":
         """Estimated output tokens, one per prediction and in its order.
 
-        A predictor that hardly tells trajectories apart gives means, and a plan made from means has
-        no long trajectory to plan for. So where predictions spread less than history did, only
-        their ranks are kept: the r-th longest of n gets history's r-th of n quantile.
+        A predictor that hardly distinguishes trajectories returns means, and a plan from means has
+        no long trajectory. Where predictions spread less than history did, only their ranks are
+        kept: the r-th longest of n gets history's r-th of n quantile.
         """
         import numpy as np
 

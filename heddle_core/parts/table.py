@@ -80,7 +80,7 @@ class Parts:
 
 
 def progressive(context: PolicyContext) -> ProgressivePredictor:
-    """Begin with history's mean, as if a hundred trajectories had already ended with it."""
+    """Start from history's mean, with the weight of a hundred ended trajectories."""
     if context.history is None:
         return ProgressivePredictor()
     typical = max(context.history.mean_output_tokens(), 1.0)
@@ -88,7 +88,7 @@ def progressive(context: PolicyContext) -> ProgressivePredictor:
 
 
 def learned(context: PolicyContext, *, quantile: float = 0.5) -> Predictor:
-    """Read the trained model that the caller knows; without one, `progressive`.
+    """Use the trained model of the context; without one, `progressive`.
 
     Raises:
         ValueError: the quantile is not one of the model's.

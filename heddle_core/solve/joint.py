@@ -56,7 +56,7 @@ class JointProblem:
         return self.resource_plan(self.search())
 
     def _fallback_plan(self) -> ResourcePlan:
-        """No trajectory has arrived in time: all engines have the least shape."""
+        """Return engines of the least shape: no trajectory has arrived in time."""
         shape = min(self.by_shape)
         engines = tuple(
             EngineSpec(

@@ -63,7 +63,7 @@ class Presorted:
         return min(view.engines, key=lambda e: e.sessions / e.shape.tp).id
 
     def finished(self, t: TrajectoryView) -> None:
-        """Forget nothing: homes are the ledger's."""
+        """Forget nothing: the ledger holds the homes."""
 
 
 def _interleaved(sizes: Sequence[int]) -> IntArray:
