@@ -22,7 +22,7 @@ _MOST_TOOLS: Final = 8
 _LEAST_TOOL_SHARE: Final = 0.01  # of all calls: a rarer tool has too few examples to say anything
 _MOST_TASKS: Final = 12
 
-# What a trace does not tell is no evidence: 0 seconds and 0 tokens, the same in every trajectory.
+# Missing values carry no information: 0 seconds and 0 tokens, the same in every trajectory.
 _GAPS: Final = MissingRules(
     tool_s="zero", tool_tokens="zero", prompt_tokens="zero", output_tokens="error"
 )
@@ -48,7 +48,7 @@ def read_source(path: Path) -> Source:
 
     Raises:
         TraceError: it cannot be read.
-        PredictError: it tells no output lengths.
+        PredictError: it has no output lengths.
     """
     return source_of(read_trace(path), str(path))
 
@@ -62,7 +62,7 @@ def source_of(trace: Trace, label: str) -> Source:
     known = tuple(r for r in trace.records if all(s.output_tokens is not None for s in r.steps))
     if not known:
         raise PredictError(
-            f"{label}: no trajectory tells the output_tokens of all its steps, so there is nothing "
+            f"{label}: no trajectory has the output_tokens of all its steps, so there is nothing "
             "to learn from or to compare with; use a trace that records them"
         )
     scripts, _ = complete(replace(trace, records=known), rules=_GAPS, seed=0)

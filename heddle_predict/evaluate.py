@@ -1,4 +1,4 @@
-"""Plays a trace to predictors and judges what they said."""
+"""Plays a trace to predictors and measures their errors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ ByStep = Mapping[int, Figures | None]
 
 @dataclass(slots=True)
 class _Recorder:
-    """A watcher that asks a predictor whenever a step is queued."""
+    """A watcher that records a predictor's estimate whenever a step is queued."""
 
     predictor: Predictor
     totals: list[int]
@@ -57,7 +57,7 @@ def judge(predictor: Predictor, scripts: Sequence[TrajectoryScript], pace: Pace)
 def judge_quantiles(
     questions: Examples, quantiles: Floats, levels: Sequence[float], *, ranked_by: float = 0.5
 ) -> ByStep:
-    """Figures of a model that answered `questions` with quantiles of the remaining tokens."""
+    """Figures of a model from its quantiles of the remaining tokens for `questions`."""
     at, middle = levels.index(ranked_by), levels.index(0.5)
     judged: dict[int, Figures | None] = {}
     for step in AFTER:

@@ -1,4 +1,4 @@
-"""Questions with their answers: rows of features as a controller would meet them, and the truth."""
+"""Questions with their answers: rows of features as in a rollout, and the truth."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -27,17 +27,17 @@ _MOST_ROWS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Questions in the order in which they were asked, one a line."""
+    """Questions in order of time, one a line."""
 
     rows: Floats
     remaining: Floats
     """The truth, in tokens."""
     survival: Floats
-    """Logarithm of what `ProgressivePredictor` expects: targets are relative to it."""
+    """Logarithm of the estimate of `ProgressivePredictor`: targets are relative to it."""
     step: Ints
-    """Tool calls behind it."""
+    """Tool calls before it."""
     queued: NDArray[np.bool_]
-    """Asked as a step is queued, not as a tool starts."""
+    """True when a step is queued, False when a tool starts."""
     run: Ints
     """Number of the trajectory within one play: its questions belong together, in order."""
     group: Ints
@@ -54,7 +54,7 @@ class Examples:
 
     @property
     def weights(self) -> Floats:
-        """One over the root of a trajectory's questions: more for long ones, but not by length."""
+        """1 over the root of a trajectory's questions: long ones weigh more, below proportion."""
         return np.asarray(1.0 / np.sqrt(np.bincount(self.run)[self.run]))
 
     def where(self, chosen: NDArray[Any]) -> "Examples":
@@ -77,7 +77,7 @@ class Examples:
 
 @dataclass(slots=True)
 class _Collector:
-    """A watcher that writes down each question's row."""
+    """A watcher that records each question's row."""
 
     features: Features
     survival: Survival
@@ -135,9 +135,9 @@ def training_examples(
 ) -> Examples:
     """Play each source several times, in its own and in other orders of groups, at other paces.
 
-    A model so learns from siblings that have ended, that run and that have not begun, with like
-    prompts around a trajectory (as sources list them) and with any. Small sources
-    are played more often, until there are `enough_rows`; of large ones only the questions of some
+    A model thus learns from siblings that have ended, that run and that have not begun, with
+    similar prompts around a trajectory (as sources list them) and with any. Small sources are
+    played more often, until there are `enough_rows`. Of large ones only the questions of some
     trajectories are kept.
     """
     parts = [_played_often(source, vocabulary(source), seed, enough_rows) for source in sources]
@@ -195,7 +195,7 @@ def answers(model: Model, questions: Examples) -> Floats:
 
 
 def states_at(model: Model, questions: Examples) -> Floats:
-    """The state of each question's trajectory, after the tool calls behind it."""
+    """The state of each question's trajectory, after the tool calls before it."""
     start = model.initial_state()
     states = np.tile(start, (len(questions), 1))
     if not start.size:

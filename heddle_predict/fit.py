@@ -27,8 +27,9 @@ ENOUGH_ROWS = 30_000
 def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Artefact:
     """Learn to predict from traces; `kind` is trees or sequence.
 
-    Other workloads lend examples, weighed as a hundred trajectories: what holds everywhere (that a
-    group's samples are alike, that failures are made good) need not be learned from a few groups.
+    Synthetic examples of other workloads are added, with the weight of a hundred trajectories.
+    General relations (samples of a group are similar, failed calls are repeated) then need not be
+    learned from a few groups.
 
     Raises:
         PredictError: the traces have too few groups, or torch is needed and absent.
@@ -67,7 +68,7 @@ def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Ar
 
 
 def prepared(sources: Sequence[Source], seed: int) -> tuple[Vocabulary, Examples, Examples]:
-    """The vocabulary of the sources, their examples, and those that other workloads lend.
+    """The vocabulary of the sources, their examples, and those of other workloads.
 
     Raises:
         PredictError: there are too few groups to leave some out.
@@ -95,7 +96,7 @@ def check_groups(sources: Sequence[Source]) -> None:
 
 
 def augmentation_sources() -> list[Source]:
-    """Synthetic trajectories of tasks that no model knows by name."""
+    """Synthetic trajectories without a task name."""
     sources = []
     for workload in WORKLOADS:
         records = synth(workload, AUGMENT_TRAJECTORIES, AUGMENT_SEED)
@@ -118,7 +119,7 @@ def artefact_of(
     arrays: Arrays,
     files: Mapping[str, bytes] | None = None,
 ) -> Artefact:
-    """Put a model and what is known of its origin together."""
+    """Combine a model with the facts of its origin."""
     try:
         heddle = version("heddle")
     except PackageNotFoundError:

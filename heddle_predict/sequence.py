@@ -1,4 +1,4 @@
-"""A recurrent network over a trajectory's steps: torch learns it, the core answers with numpy."""
+"""A recurrent network over a trajectory's steps: torch trains it, inference uses numpy alone."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,7 +27,7 @@ _LEFT_OUT: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SequenceFit:
-    """A model, and what its training showed."""
+    """A model, and the results of its training."""
 
     model: SequenceModel
     epochs: int
@@ -40,8 +40,8 @@ def fit_sequence(
 ) -> SequenceFit:
     """Learn from `seen`, and from `augmented` with the weight of a hundred trajectories.
 
-    A fifth of the groups is left out: they say when to stop, and by how much each quantile is to be
-    shifted.
+    A fifth of the groups is held out. They determine when training stops, and the shift of each
+    quantile.
 
     Raises:
         PredictError: torch is not installed.
@@ -98,7 +98,7 @@ class _Trainer:
         self._levels = torch.tensor(LEVELS)
 
     def train(self, seen: Examples, weights: Floats, checking: Examples) -> int:
-        """Train until the checked groups get no better; return the epochs of the best weights."""
+        """Train until the held-out loss stops falling; return the epochs of the best weights."""
         torch = self._torch
         parameters = [p for part in self._parts for p in part.parameters()]
         optimiser = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=_DECAY)
@@ -106,7 +106,7 @@ class _Trainer:
         best, best_epoch, kept = np.inf, 0, [p.detach().clone() for p in parameters]
         steps = 0
         for epoch in range(1, EPOCHS + 1):
-            # Runs of like length together, so that little is padded; their batches in any order.
+            # Runs of similar length together, to reduce padding; their batches in any order.
             order = sorted(self._rng.permutation(len(runs)), key=lambda i: len(runs[i]))
             batches = [order[i : i + _BATCH] for i in range(0, len(order), _BATCH)]
             for chosen in self._rng.permutation(len(batches)):
@@ -141,7 +141,7 @@ class _Trainer:
         return found
 
     def network(self) -> Recurrent:
-        """Return the weights as the core takes them."""
+        """Return the weights as arrays for inference."""
         gru, hidden, head = self._gru, self._hidden, self._head
         found = {
             "centre": self._centre,
@@ -177,7 +177,7 @@ class _Trainer:
         every = np.concatenate(lines)
         seen = states[which, torch.from_numpy(questions.step[every])]
         rows = self._scaled(questions.rows[every])
-        if training:  # whole columns of a question are taken away at times
+        if training:  # dropout of whole columns of a question
             keep = torch.rand(rows.shape, generator=self._generator) >= _DROPPED
             rows = rows * keep / (1.0 - _DROPPED)
         hidden = torch.relu(self._hidden(torch.cat((seen, rows), dim=1)))

@@ -1,4 +1,4 @@
-"""Gradient-boosted trees with quantiles: LightGBM learns them, the core answers with arrays."""
+"""Gradient-boosted trees with quantiles: LightGBM trains them, inference uses arrays alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ RISING: Final = (
     "mean_output",
     "rollout_mean_total",
 )
-"""Columns that can only raise an estimate: what is so by its meaning need not be learned, and
-cannot be learned wrongly from a few groups."""
+"""Columns that can only raise an estimate: their meaning implies it, and a few groups could
+teach the opposite."""
 
 FOLDS: Final = 4
 MOST_ROUNDS = 160
@@ -37,7 +37,7 @@ _LEAST_ERROR: Final = 0.05  # of a logarithm: an error of nothing says nothing a
 
 @dataclass(frozen=True, slots=True)
 class TreesFit:
-    """A model, and what its training showed."""
+    """A model, and the results of its training."""
 
     model: TreesModel
     rounds: int
@@ -50,8 +50,8 @@ def fit_trees(
 ) -> TreesFit:
     """Learn from `seen`, and with little weight from `augmented`, other workloads' examples.
 
-    The number of trees is the one that does best on groups left out, four times a quarter of them.
-    What is wrong there also gives the spread and the quantiles.
+    The number of trees is the best one on held-out groups, a quarter in each of four folds. The
+    errors there also determine the spread and the quantiles.
     """
     rising = [int(name in RISING) for name in vocabulary.names()]
     fold = folds(seen.group, seed)
@@ -108,7 +108,7 @@ class Booster:
         return self._train(rows, targets, weights, rounds, rising)
 
     def spread(self, rows: Floats, targets: Floats, seen: Examples) -> lightgbm.Booster:
-        """Few and coarse trees: how wide errors are is seen less well than where they lie."""
+        """Few and coarse trees: the spread of errors is harder to learn than their location."""
         coarse = {"num_leaves": 6, "min_data_in_leaf": max(50, self.rows // 50)}
         return self._train(rows, targets, seen.weights, _SPREAD_ROUNDS, coarse)
 
@@ -144,7 +144,7 @@ class Booster:
 
 
 def _augmented_weight(seen: Examples, augmented: Examples) -> float:
-    """What makes other workloads' examples weigh as much as a hundred trajectories of our own."""
+    """Factor by which other workloads' examples weigh as much as a hundred own trajectories."""
     own = len(np.unique(seen.script))
     return float(seen.weights.sum() / augmented.weights.sum() * min(1.0, 100.0 / own))
 

@@ -1,7 +1,7 @@
 """Profiles from AIConfigurator's kernel times, queried point by point instead of read from tables.
 
 The package `aiconfigurator-core` (NVIDIA, Apache-2.0; the extra `heddle[aiconfigurator]`) puts
-measured kernel times end to end. The shipped profiles were fitted to tables made with it; this
+measured kernel times end to end. The shipped profiles were fitted to tables made with it. This
 module queries the same points and makes the same fit. The package has no host time and no
 transfers: those of the shipped profiles are used. Mixture-of-experts models are refused, because
 the fit has no term for experts.
@@ -123,7 +123,7 @@ def _with_carried_host(profile: Profile) -> Profile:
     return with_host(profile, carried, HostFit(**measured["belief_host"]), measured)
 
 
-# -- what the package knows ------------------------------------------------------------------------
+# -- models and GPUs of the package ----------------------------------------------------------------
 
 
 def _package() -> Path:

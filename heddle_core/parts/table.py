@@ -46,7 +46,7 @@ from heddle_core.policy import (
 Kind: TypeAlias = Literal[
     "predictor", "scheduler", "admission", "placement", "migration", "planner", "consolidation"
 ]
-"""What a part is, and the field of `Policy` that it fills."""
+"""A kind of part: the field of `Policy` that it fills."""
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
@@ -182,9 +182,9 @@ PARTS: Final = Parts(
         ),
     },
 )
-"""Names are unique over all kinds, so that a name alone says which part it replaces."""
+"""Names are unique over all kinds, so that a name alone identifies the part it replaces."""
 
 
 def kind_of(name: str) -> Kind | None:
-    """Return what kind of part `name` is; None for a name that is not in the table."""
+    """Return the kind of the part `name`; None for a name that is not in the table."""
     return next((kind for kind in KINDS if name in PARTS.of(kind)), None)

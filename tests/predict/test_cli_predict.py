@@ -118,7 +118,7 @@ def test_a_trace_without_sizes_of_steps_teaches_nothing(here: Path):
     records = synth("coding", 48, seed=4, samples_per_group=2)
     Path("none.jsonl").write_text(lengthless(records, 0))
     said = refused("predict", "fit", "none.jsonl", "-o", "m.heddle")
-    assert "none.jsonl: no trajectory tells the output_tokens of all its steps" in said
+    assert "none.jsonl: no trajectory has the output_tokens of all its steps" in said
     Path("some.jsonl").write_text(lengthless(records, 40))
     done = heddle("predict", "fit", "some.jsonl", "-o", "m.heddle")
     assert done.exit_code == 0, done.output
