@@ -32,12 +32,11 @@ from heddle_runtime.vllm.engine import VllmEngine
 from heddle_sim.engine_client import SimLauncher
 
 GPU_LIMITS, CPU_LIMITS = (128, 16384), (32, 2048)
-"""The largest batch and the longest context, where nothing is said: what a sweep of minutes
-holds."""
+"""Default for the largest batch and the longest context: a sweep then takes minutes."""
 
 
 class MeasuringError(ValueError):
-    """A sweep that cannot be begun; the message says what is missing."""
+    """A sweep that cannot begin; the message states what is missing."""
 
 
 def choose_sweep(
@@ -50,7 +49,7 @@ def choose_sweep(
     max_running: int | None,
     max_context: int | None,
 ) -> tuple[SweepSpec, str]:
-    """What to measure, and the name of the model; None: derived from the machine and the model.
+    """The sweep, and the name of the model; None: derived from the machine and the model.
 
     Raises:
         ValueError: vLLM, the model or the profile is not there, or a number is out of range.
@@ -96,7 +95,7 @@ def _gpu_class() -> str:
 
 @dataclass(slots=True)
 class _EngineFacts:
-    """What ready engines report of themselves."""
+    """Facts reported by ready engines."""
 
     block_tokens: int = 0
     kv_bytes_per_token: int = 0
@@ -113,7 +112,7 @@ def sweep_engines(
 ) -> Sweep:
     """Sweep engines as `config.runtime` describes them, and save the sweep.
 
-    A sweep that breaks off is saved as far as it got, with a note that gives the reason.
+    After a failure the measured part of the sweep is saved, with a note that gives the reason.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before anything is started.
@@ -193,7 +192,7 @@ def _sweep_fake(
     async def swept() -> None:
         clock = RunClock(asyncio.get_running_loop())
         clock.thaw()
-        # As many seconds for every degree as for the first: they all start alike in a sweep.
+        # The same time for every degree as for the first: all start the same way in a sweep.
         launcher = SimLauncher(
             replace(world, engine_start_s=world.start_s(spec.tps[0]), engine_start_s_at={}), clock
         )
@@ -248,7 +247,7 @@ def _sweep_vllm(
         measured.notes.update(dict.fromkeys(engine.facts.notes))
 
     async def swept(logs: Path) -> None:
-        # At most two engines run at once, each with the cores that it has in such a run.
+        # At most two engines run at once, each with the same cores as in a run of two engines.
         widest = max(spec.tps)
         alive = replace(config.cluster, tp=widest, gpus=2 * widest)
         # vLLM reserves KV for the longest permitted context, so permit only what is measured.

@@ -1,7 +1,7 @@
 """A plan for a trace without replaying it: engines, homes and the estimated end.
 
 It is the plan that a run with the same planner makes once all trajectories have arrived, from the
-same cost estimates; only the predictor `oracle` looks at the lengths in the trace.
+same cost estimates. Only the predictor `oracle` reads the lengths in the trace.
 """
 
 import time
@@ -30,7 +30,7 @@ SCHEMA = "heddle.plan/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What `heddle plan` reports."""
+    """The report of `heddle plan`."""
 
     config: RunConfig
     trace: Trace
@@ -44,7 +44,7 @@ class Planned:
     predictor_model: Mapping[str, Any] | None
     """Name and hash of the model that the predictor used; None if it used none."""
     spread: bool
-    """Whether lengths are history's, in the order of predictions that spread less."""
+    """Whether lengths are history's quantiles, in the order of the predictions."""
     problem: JointProblem
     solved: SolvedPlan
     bound_s: float
@@ -120,7 +120,7 @@ def plan(
 
     Raises:
         ConfigError: the portfolio with another cost than its own, no predictor of this name, or a
-            history or a model that knows the trace itself.
+            history or a model made from the trace itself.
         CapacityError: no TP degree holds the largest context of the trace.
         ValueError: any other of the packages' errors for bad input.
     """

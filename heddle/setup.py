@@ -1,7 +1,7 @@
 """A run, set up once: its workload, profile, history, model, policy and simulated world.
 
-`prepare` is the only way from a configuration to these. Runs that have inputs in common are
-prepared with one `Workspace`, which reads each input once.
+Only `prepare` makes these from a configuration. Runs with common inputs are prepared with one
+`Workspace`, which reads each input once.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetup:
-    """All that one run needs. Its policy learns during the run: one set-up serves one run."""
+    """All inputs of one run. The policy learns during the run: one set-up serves one run."""
 
     config: RunConfig
     """With the name of the history that was found."""
@@ -58,7 +58,7 @@ class RunSetup:
         return makespan_bound(self.workload, self.profile, self.config.cluster)
 
     def facts(self, driver: str, world: Mapping[str, Any] | None = None) -> RunFacts:
-        """What the manifest of the run says; `world` describes real engines."""
+        """The manifest of the run; `world` describes real engines."""
         return RunFacts(
             driver=driver,
             trace_name=self.workload.trace.name,
@@ -74,8 +74,8 @@ class RunSetup:
 class Workspace:
     """Inputs that several runs have in common, each read once.
 
-    Give one to every `prepare` of a comparison. It keeps the last inputs of each kind, so that its
-    size does not grow with the number of runs.
+    Give the same one to every `prepare` of a comparison. It keeps the last inputs of each kind, so
+    that its size does not grow with the number of runs.
     """
 
     def __init__(self) -> None:
@@ -161,9 +161,9 @@ class Workspace:
 def prepare(
     config: RunConfig, *, workspace: Workspace | None = None, workload: Workload | None = None
 ) -> RunSetup:
-    """Set a run up: read and check all its inputs, and make its policy.
+    """Set up a run: read and check all its inputs, and make its policy.
 
-    `workload` is what live agents work on, where `config.trace` is no trace.
+    `workload` has the tasks of live agents, where `config.trace` is no trace.
 
     Raises:
         ValueError: one of the packages' errors for bad input, with the remedy.
@@ -194,7 +194,7 @@ def prepare(
 def make_policy(
     config: RunConfig, context: PolicyContext, scripts: Sequence[TrajectoryScript] = ()
 ) -> Policy:
-    """Make the policy of a run; `scripts` are what an oracle knows."""
+    """Make the policy of a run; `scripts` are the input of oracles."""
     preset = config.policy.preset
     return load_policy(preset, context, extra=knowledge.extras(preset, scripts, config.seed))
 
@@ -272,10 +272,10 @@ def _context(
     history: knowledge.HistorySource,
     model: knowledge.LoadedModel,
 ) -> PolicyContext:
-    """What a policy may know: the cluster, estimated costs, and what came before.
+    """Inputs of a policy: the cluster, estimated costs, and history.
 
-    `largest_tokens` is the context that any engine must be able to hold, as a framework knows it
-    from its limits on lengths: TP degrees whose engines cannot are no choice.
+    `largest_tokens` is the context that every engine must hold, as a framework derives it from its
+    limits on lengths. TP degrees whose engines cannot hold it are left out.
     """
     cluster = config.cluster
     tps = cluster.tp_choices or tuple(

@@ -111,7 +111,7 @@ def test_defaults_that_several_packages_use_are_equal_in_all_of_them():
     assert [text.endswith(f"or {ENGINE_START_S:g}]") for text in texts] == [True]
 
 
-def test_the_table_of_an_engine_has_room_for_its_spare_slots():
+def test_the_table_of_an_engine_covers_its_spare_slots():
     cluster = ClusterConfig(gpus=1, max_running=600)
     table = simulated_world(cluster, load_cluster_profile(cluster)).table("h100", 1)
     assert len(table.base_s) - 1 >= cluster.max_running + SPARE_SLOTS

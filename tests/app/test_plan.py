@@ -67,7 +67,7 @@ def test_equal_inputs_give_equal_plans_but_for_the_time(heddle: Heddle, coding: 
     assert {**first, "solver_s": 0.0} == {**second, "solver_s": 0.0}
 
 
-def test_the_oracle_knows_the_true_lengths_and_says_so(heddle: Heddle, coding: Path):
+def test_the_oracle_reads_the_true_lengths_and_is_marked(heddle: Heddle, coding: Path):
     scripts, _ = Workspace().completed(RunConfig(trace=str(coding)))
     true = sorted(sum(step.output_tokens for step in s.steps) for s in scripts)
     found = planned(heddle, coding, "--predictor", "oracle", "--planner", "exact")
@@ -99,7 +99,7 @@ def test_groups_are_cut_from_longest_to_shortest(heddle: Heddle, coding: Path):
         assert wider["shortest_tokens"] >= 0.8 * narrower["longest_tokens"]
 
 
-def test_the_table_says_what_the_plan_knows_and_the_time_goes_to_stderr(
+def test_the_table_lists_the_inputs_of_the_plan_and_the_time_goes_to_stderr(
     heddle: Heddle, coding: Path
 ):
     done = heddle("plan", coding, "--gpus", 4)

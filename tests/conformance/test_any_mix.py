@@ -76,7 +76,7 @@ def scripts_for(rng: Random, scenario: Scenario) -> Sequence[TrajectoryScript]:
 
 
 @pytest.mark.parametrize("case", range(60))
-def test_any_mix_of_parts_in_any_world(case: int) -> None:
+def test_any_mix_of_parts_in_any_scenario(case: int) -> None:
     rng = Random(f"any-mix/{case}")
     name, scenario = mixed(rng), world(rng)
     scripts = scripts_for(rng, scenario)

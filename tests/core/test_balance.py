@@ -86,7 +86,7 @@ def test_an_even_load_is_left_alone():
     assert [balance.target(t, 1_000.0, ledger) for t in ledger.trajectories.values()] == [None] * 30
 
 
-def test_asked_in_turn_it_evens_out_a_crowd_and_then_rests():
+def test_repeated_calls_balance_a_full_engine_and_then_change_nothing():
     s = policy_context(tps=(1, 2), history=HISTORY)
     ledger = ledger_of(1, 1, 2)
     for i in range(60):
@@ -133,7 +133,7 @@ def test_a_transfer_that_its_tools_hide_is_free():
     assert balance.target(t, t.remaining_tokens, ledger) == "e1"
 
 
-def test_who_has_no_home_or_a_dying_one_stays():
+def test_a_trajectory_without_a_home_or_on_a_stopping_engine_stays():
     ledger, t = crowded()
     balance = Balance(policy_context(tps=(1,)))
     assert balance.target(add_trajectory(ledger, "new"), 1.0, ledger) is None
@@ -154,7 +154,7 @@ def test_an_engine_that_comes_is_used_and_one_that_goes_is_not():
     assert balance.target(t, t.remaining_tokens, ledger) == "e9+1"
 
 
-def test_finished_trajectories_drop_out_whoever_they_were():
+def test_finished_trajectories_drop_out_of_the_sums():
     ledger, t = crowded()
     balance = Balance(policy_context(tps=(1,)))
     balance.target(t, t.remaining_tokens, ledger)
@@ -178,7 +178,7 @@ OPS = st.lists(
 
 @settings(max_examples=60)
 @given(ops=OPS)
-def test_the_sums_are_those_of_who_was_told_where_however_long_it_runs(ops):
+def test_the_sums_follow_the_targets_of_all_trajectories_for_any_run_length(ops):
     s = policy_context(tps=(1, 2), history=HISTORY)
     ledger = ledger_of(1, 2, 1)
     for i in range(8):

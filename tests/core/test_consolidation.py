@@ -75,7 +75,7 @@ def start_wide() -> StartEngine:
     return StartEngine(engine=WIDE, shape=EngineShape("h100", 2), max_running=1)
 
 
-def test_the_part_is_asked_when_a_trajectory_has_ended_and_not_while_its_problem_is_searched():
+def test_the_part_is_called_when_a_trajectory_has_ended_and_not_during_its_search():
     part = Merge()
     told = at_work(part, A, B, C)
     assert part.asked == 0
@@ -84,7 +84,7 @@ def test_the_part_is_asked_when_a_trajectory_has_ended_and_not_while_its_problem
     assert part.asked == 1
 
 
-def test_it_is_not_asked_before_all_have_arrived():
+def test_it_is_not_called_before_all_have_arrived():
     part = Merge()
     policy = replace(PLAIN, planner=Engines((E0, E1, E2, E3)), consolidation=part)
     told = Told(policy)
@@ -107,7 +107,7 @@ def test_idle_engines_stop_and_their_gpus_become_a_wide_one():
     assert stopped(told, E2) == [start_wide()]
 
 
-def test_who_runs_on_an_engine_that_stops_is_asked_to_leave_and_keeps_its_tokens():
+def test_steps_on_a_stopping_engine_are_preempted_and_keep_their_tokens():
     told = at_work(Merge(), A, B, C, D)
     end(told, B, E1)
     assert solved(told) == [
@@ -146,7 +146,7 @@ def test_a_straggler_in_a_tool_moves_on_return_and_one_that_begins_a_tool_migrat
     assert told.tool(B) == [Migrate(trajectory=B, source=E1, target=WIDE)]
 
 
-def test_a_promise_holds_whatever_migration_wants():
+def test_a_planned_home_holds_against_migration():
     homes = ((E1, (A,)),)
     told = at_work(Merge(homes), A, C, B)  # e1 will be free
     end(told, C, E1)
@@ -155,7 +155,7 @@ def test_a_promise_holds_whatever_migration_wants():
     assert told.tool(A) == [Migrate(trajectory=A, source=E0, target=E1)]
 
 
-def test_who_waits_moves_at_once():
+def test_waiting_trajectories_move_at_once():
     homes = ((E1, (C,)),)
     policy = replace(PLAIN, planner=Engines((E0, E1)), consolidation=Merge(homes))
     told = Told(policy, (A, 10), (B, 10), (C, 10))
@@ -202,7 +202,7 @@ def test_a_solution_of_the_last_rollout_is_dropped():
     assert solved(told) == []
 
 
-def test_a_new_engine_that_fails_is_started_again_and_everybody_goes_on_meanwhile():
+def test_a_new_engine_that_fails_is_started_again_and_all_trajectories_go_on_meanwhile():
     homes = ((E2, (A,)),)
     told = at_work(Merge(homes), A, B, C)
     end(told, C, E2)

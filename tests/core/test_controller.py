@@ -289,7 +289,7 @@ def test_an_engine_that_keeps_dying_is_given_up() -> None:
     assert starts == 3
 
 
-def test_a_served_estimate_is_asked_for_as_the_tool_starts_and_reorders_when_late() -> None:
+def test_a_served_estimate_is_requested_as_the_tool_starts_and_reorders_when_late() -> None:
     known = Known({A: 1.0, B: 2.0, C: 3.0}, served=True)
     told = Told(replace(PLAIN, predictor=known, scheduler=LongestPreempts()), (C, 10), (A, 10))
     told.finish(C)
@@ -368,7 +368,7 @@ def test_a_plan_of_another_shape_stops_engines_before_it_starts_new_ones() -> No
         ),
     ],
 )
-def test_a_driver_that_breaks_the_protocol_is_told_so(event: Event, complaint: str) -> None:
+def test_a_driver_that_breaks_the_protocol_gets_an_error(event: Event, complaint: str) -> None:
     told = Told(PLAIN, (A, 10))
     with pytest.raises(LedgerError, match=complaint):
         told.tell(event)

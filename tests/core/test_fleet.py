@@ -135,7 +135,7 @@ def test_an_engine_that_dies_while_draining_frees_its_gpus_and_is_not_restarted(
     assert started(told.failed("e1")) == [("e0+1", 2)]
 
 
-def test_a_start_that_a_newer_plan_does_not_want_is_stopped_once_ready():
+def test_a_start_that_a_newer_plan_does_not_need_is_stopped_once_ready():
     told = Told()
     told.plan(plan_of(1))
     leaving, carriers = told.plan(plan_of(2))
@@ -147,14 +147,14 @@ def test_a_start_that_a_newer_plan_does_not_want_is_stopped_once_ready():
     assert started(told.stopped("e0")) == [("e0+1", 2)]
 
 
-def test_a_start_that_is_unwanted_and_fails_frees_its_gpus():
+def test_a_start_that_is_not_needed_and_fails_frees_its_gpus():
     told = Told()
     told.plan(plan_of(1))
     told.plan(plan_of(2))
     assert started(told.failed("e0")) == [("e0+1", 2)]
 
 
-def test_a_restart_that_a_newer_plan_does_not_want_is_stopped_once_ready():
+def test_a_restart_that_a_newer_plan_does_not_need_is_stopped_once_ready():
     told = running(1)
     assert started(told.failed("e0")) == [("e0+1", 1)]
     assert told.fleet.settled, "a restart does not hold the rest up"

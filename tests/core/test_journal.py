@@ -22,7 +22,7 @@ def saying(*answers: tuple[Command, ...]):
     return lambda event: next(left)
 
 
-def test_a_recorded_handle_answers_as_before_and_tells_the_sink():
+def test_a_recorded_handle_returns_the_same_commands_and_calls_the_sink():
     told: list[Entry] = []
     handle = recorded(saying((dispatch(A),), ()), told.append)
     first, second = Tick(time_s=0.0), Tick(time_s=1.0)

@@ -105,7 +105,7 @@ def second_rollout() -> Told:
     return told
 
 
-def test_who_waits_at_an_engine_that_must_go_waits_elsewhere():
+def test_waiting_trajectories_of_a_stopping_engine_wait_at_another():
     told = second_rollout()
     told.finish(A)  # c, which waited at e0, runs there
     told.arrive(TrajectoryId("d"))
@@ -143,7 +143,7 @@ def test_a_home_that_drained_away_is_left_on_return():
     assert home(told, B) == E0
 
 
-def test_an_engine_that_nobody_wants_any_more_takes_no_work_when_it_is_ready():
+def test_an_engine_that_no_plan_needs_any_more_takes_no_work_when_it_is_ready():
     told = Told(replace(PLAIN, planner=Shrinking()), (A, 10), (B, 10))
     assert told.tell(failed(E1, (B, 0))) == [restart("e1+1")]
     told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=1))
@@ -302,7 +302,7 @@ def test_salvaged_tokens_are_no_longer_ahead():
     assert remaining(told) == 7.0
 
 
-def test_an_answer_for_who_has_ended_changes_nothing():
+def test_an_answer_for_an_ended_trajectory_changes_nothing():
     told = served(A, a=10.0)
     told.finish(A)
     told.tool(A)
@@ -339,7 +339,7 @@ def test_a_home_too_small_for_a_grown_context_gives_way_to_the_largest():
 
 
 @pytest.mark.parametrize("announced", [None, 2])
-def test_who_is_not_in_a_plans_homes_is_placed(announced):
+def test_a_trajectory_without_a_planned_home_is_placed(announced):
     @dataclass
     class ForA(Engines):
         needs_all: bool = True

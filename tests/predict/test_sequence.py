@@ -30,7 +30,7 @@ def learned():
     return found, examples(held.scripts, vocabulary, Pace())
 
 
-def test_it_learns_what_siblings_and_steps_tell(learned):
+def test_it_learns_from_siblings_and_steps(learned):
     found, test = learned
     quantiles = answers(found.model, test)
     assert (np.diff(quantiles, axis=1) >= -1e-9).all()
@@ -63,7 +63,7 @@ def test_numpy_answers_as_torch_does():
     assert np.allclose(network.quantiles(states, rows[:, -1]), out.cumsum(axis=1), atol=1e-5)
 
 
-def test_training_sees_what_a_run_would_ask(learned):
+def test_training_uses_the_questions_of_a_run(learned):
     """A batch's states are those that the predictor holds, one tool call after another."""
     model = learned[0].model
     found, anew = [], []

@@ -99,7 +99,7 @@ def test_a_group_is_in_one_fold():
         assert len(set(fold[asked.group == group])) == 1
 
 
-def test_trees_learn_what_siblings_and_steps_tell():
+def test_trees_learn_from_siblings_and_steps():
     seen, held = split(synthetic("coding", 480), share=0.4, seed=1)
     vocabulary, asked, augmented = prepared([seen], 1)
     found = fit_trees(asked, augmented, vocabulary, 1)

@@ -204,7 +204,7 @@ async def until(holds: Callable[[], bool]) -> None:
 class EngineContract:
     """The tests."""
 
-    def test_it_is_ready_once_and_says_how_much_kv_it_holds(self, bench: Bench) -> None:
+    def test_it_is_ready_once_and_reports_its_kv_capacity(self, bench: Bench) -> None:
         async def main() -> None:
             spec = EngineSpec(
                 engine=EngineId("new"), shape=EngineShape(bench.gpu, 1), max_running=8
@@ -219,7 +219,7 @@ class EngineContract:
 
         bench.run(main())
 
-    def test_a_step_makes_exactly_the_tokens_that_were_asked_for(self, bench: Bench) -> None:
+    def test_a_step_makes_exactly_the_requested_tokens(self, bench: Bench) -> None:
         async def main() -> None:
             engine = await bench.engine()
             engine.start(request("exact", ids("exact", PROMPT), OUTPUT))
@@ -255,7 +255,7 @@ class EngineContract:
 
         bench.run(main())
 
-    def test_nothing_is_told_from_inside_a_call(self, bench: Bench) -> None:
+    def test_no_report_comes_from_inside_a_call(self, bench: Bench) -> None:
         async def main() -> None:
             engine = await bench.engine()
             context = ids("inside", PROMPT)
@@ -405,7 +405,7 @@ class EngineContract:
 
         bench.run(main())
 
-    def test_an_answer_says_which_move_it_is_for(self, bench: Bench) -> None:
+    def test_an_answer_names_its_move(self, bench: Bench) -> None:
         async def main() -> None:
             engine = await bench.engine()
             context, name = ids("asked", PROMPT), TrajectoryId("asked")
@@ -472,7 +472,7 @@ class EngineContract:
 
         bench.run(main())
 
-    def test_a_stopped_engine_says_so_once_and_takes_nothing_more(self, bench: Bench) -> None:
+    def test_a_stopped_engine_reports_once_and_accepts_nothing_more(self, bench: Bench) -> None:
         async def main() -> None:
             engine = await bench.give()
             engine.stop()
@@ -508,7 +508,7 @@ class EngineContract:
 
         bench.run(main())
 
-    def test_a_killed_engine_tells_nobody(self, bench: Bench) -> None:
+    def test_a_killed_engine_reports_nothing(self, bench: Bench) -> None:
         async def main() -> None:
             engine = await bench.give()
             engine.start(request("silent", ids("silent", PROMPT), LONG_OUTPUT))

@@ -53,7 +53,7 @@ def test_engines_that_start_before_the_first_step_stand_ready_however_late_it_is
     assert [e.time_s for e in run.all(EngineReady)] == [0.0, 9.0]
 
 
-def test_an_engine_says_what_it_is():
+def test_an_engine_reports_its_shape_and_capacity():
     ready = Run(answer("a", 100, 1)).one(EngineReady)
     assert (ready.shape.tp, ready.shape.gpu, ready.max_running, ready.kv_capacity_tokens) == (
         1,
@@ -172,7 +172,7 @@ def test_a_fault_names_every_step_that_ran():
     assert {t: made[t] + salvaged[t] for t in made} == {"a": 50, "b": 50, "c": 50}
 
 
-def test_a_fault_of_an_engine_that_does_not_live_is_none():
+def test_a_fault_of_an_engine_that_does_not_run_has_no_effect():
     faults = ((1.0, E2), (9.0, E0), (9.0, E0))
     run = Run(answer("a", 100, 1), answer("b", 100, 1, arrival_s=9.0), faults=faults, extra=last_e1)
     assert [e.engine for e in run.all(EngineFailed)] == ["e0"]
@@ -344,7 +344,7 @@ def test_a_move_fails_with_either_of_its_engines(engine):
 
 
 @pytest.mark.parametrize("engine", [E0, E1], ids=["source", "target"])
-def test_a_move_whose_engine_died_before_it_was_asked_for_fails(engine):
+def test_a_move_whose_engine_died_before_the_request_fails(engine):
     def extra(event):
         match event:
             case TrajectoryArrived(trajectory="b"):

@@ -212,7 +212,7 @@ def test_a_cancelled_trajectorys_tool_is_not_waited_for():
     assert [e.outcome for e in run.all(TrajectoryFinished)] == ["cancelled", "completed"]
 
 
-def test_a_policy_that_forgets_a_trajectory_is_stuck_and_says_so():
+def test_a_policy_that_forgets_a_trajectory_ends_in_a_stuck_error():
     def extra(event):
         return [] if isinstance(event, TrajectoryArrived) and event.trajectory == B else None
 
@@ -305,7 +305,7 @@ def test_a_search_takes_the_time_it_is_charged():
     assert run.one(StepFinished).time_s == 5.0
 
 
-def test_a_deadline_is_told_when_it_is_reached_and_a_newer_one_counts():
+def test_a_tick_comes_at_the_deadline_and_a_newer_deadline_counts():
     deadlines = [10.0]
 
     def extra(event):

@@ -272,7 +272,7 @@ def test_whatever_is_commanded_each_command_ends_once(seed, deadly, tool_capacit
     st.sampled_from([0.0, 0.001, 0.5, 3.0, 20.0, 60.0]),
     st.sampled_from(["interrupt", "cancel", "both"]),
 )
-def test_a_run_that_is_broken_off_ends_and_leaves_no_task(seed, policy, deadly, after_s, how):
+def test_an_aborted_run_ends_and_leaves_no_task(seed, policy, deadly, after_s, how):
     rng = Random(seed)
     entries: list[Entry] = []
 

@@ -87,7 +87,7 @@ async def instant() -> None:
     await asyncio.sleep(0.001)
 
 
-def test_a_move_ends_once_with_what_its_own_target_says():
+def test_a_move_ends_once_with_the_report_of_its_own_target():
     async def play(stage: Stage) -> None:
         stage.migrations.migrate(migrate(A, B), G, ())
         (move,) = stage.engines[A].exports

@@ -105,7 +105,7 @@ def test_a_step_that_finishes_at_the_boundary_of_its_abort_has_finished() -> Non
     assert bench.end_s(A) == pytest.approx(4.2)
 
 
-def test_an_abort_of_a_waiting_step_is_told_at_once_but_not_from_inside() -> None:
+def test_an_abort_of_a_waiting_step_is_reported_at_once_but_not_from_inside() -> None:
     bench = Bench(max_running=1)
     bench.start(A, prompt=100, output=10)
     bench.start(B, prompt=100, output=10)
@@ -120,7 +120,7 @@ def test_an_abort_of_a_waiting_step_is_told_at_once_but_not_from_inside() -> Non
     assert (now, values(result)) == (1.5, (B, 0, False, 1.5, 0.0, 0.0, 0, 0))
 
 
-def test_a_failed_engine_names_the_tokens_made_and_says_nothing_more() -> None:
+def test_a_failed_engine_returns_the_tokens_made_and_reports_nothing_more() -> None:
     bench = Bench(max_running=2)
     for name in (A, B, C):
         bench.start(name, prompt=100, output=10)
