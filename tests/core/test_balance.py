@@ -185,7 +185,7 @@ def test_the_sums_follow_the_targets_of_all_trajectories_for_any_run_length(ops)
         add_trajectory(ledger, f"t{i}", f"e{i % 3}", remaining_tokens=1_000.0 * i)
     balance = Balance(s, min_gain_s=0.0, margin=0.0)
     known: list[EngineId] = []
-    told: dict[TrajectoryId, tuple[EngineId, int, float]] = {}
+    placed: dict[TrajectoryId, tuple[EngineId, int, float]] = {}
     engines, arrived = 3, 8
     for op, which, remaining, context in ops:
         live = list(ledger.trajectories.values())
@@ -197,7 +197,7 @@ def test_the_sums_follow_the_targets_of_all_trajectories_for_any_run_length(ops)
         elif op == "finish":
             ledger.finish(t)
             balance.finished(t)
-            told.pop(t.id, None)
+            placed.pop(t.id, None)
         elif op == "join":
             add_engine(ledger, f"e{engines}", 1 + which % 2)
             engines += 1
@@ -207,7 +207,7 @@ def test_the_sums_follow_the_targets_of_all_trajectories_for_any_run_length(ops)
             names = [e.id for e in ledger.engines]
             if sorted(names) != sorted(known) or not known:
                 known = names
-                told = {
+                placed = {
                     o.id: (o.home, o.context_tokens, o.remaining_tokens)
                     for o in live
                     if o.home in names
@@ -218,10 +218,10 @@ def test_the_sums_follow_the_targets_of_all_trajectories_for_any_run_length(ops)
                 assert t.home in names
                 ledger.set_home(t, target)
             if t.home in names:
-                told[t.id] = (t.home, context, remaining)
+                placed[t.id] = (t.home, context, remaining)
     if known:
         for name in known:
-            adds = [terms(s, ledger, c, r, name) for home, c, r in told.values() if home == name]
+            adds = [terms(s, ledger, c, r, name) for home, c, r in placed.values() if home == name]
             at = balance._index[name]
             assert balance._full[at] == pytest.approx(sum(a[0] for a in adds), rel=1e-9, abs=1e-6)
             assert balance._work[at] == pytest.approx(sum(a[1] for a in adds), rel=1e-9, abs=1e-6)

@@ -46,8 +46,8 @@ def test_progressive_priority_is_longest_first_with_eviction(remaining):
     assert not ShortestFirst().preemptive
 
 
-class Told(GroupPredictor):
-    """Knows what a test says is left."""
+class KnownTotals(GroupPredictor):
+    """Returns the totals of the test."""
 
     def __init__(self, totals):
         super().__init__()
@@ -60,7 +60,7 @@ class Told(GroupPredictor):
 def one_slot(scheduler, totals):
     """A controller with one engine of one slot, to which all trajectories arrive in turn."""
     policy = load_policy("verl", replace(policy_context(gpus=1), max_running=1))
-    controller = Controller(replace(policy, scheduler=scheduler, predictor=Told(totals)))
+    controller = Controller(replace(policy, scheduler=scheduler, predictor=KnownTotals(totals)))
     out = list(
         controller.handle(
             RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=len(totals))

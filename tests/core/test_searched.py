@@ -106,11 +106,11 @@ def test_engines_alone_leave_homes_to_placement(solver, cost):
 
 
 @pytest.mark.parametrize(
-    ("outputs", "told"), [([3_000.0] * 9, False), ([9.0, 900.0, 30_000.0], True)]
+    ("outputs", "planned"), [([3_000.0] * 9, False), ([9.0, 900.0, 30_000.0], True)]
 )
-def test_homes_are_planned_only_from_predictions_that_vary(outputs, told):
+def test_homes_are_planned_only_from_predictions_that_vary(outputs, planned):
     plan = problem_of("exact", "context", outputs, assignment="auto", past=history()).solve()
-    assert bool(plan.homes) == told
+    assert bool(plan.homes) == planned
     assert plan.engines
 
 

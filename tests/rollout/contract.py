@@ -34,7 +34,7 @@ LONG_OUTPUT = 4000
 """Enough to be still at it when something else has been done."""
 
 
-class Told(NamedTuple):
+class Report(NamedTuple):
     """One call of the listener."""
 
     kind: str
@@ -46,46 +46,46 @@ class Recorder:
     """Keeps what engines tell; implements `EngineListener`."""
 
     def __init__(self) -> None:
-        self.told: list[Told] = []
+        self.reports: list[Report] = []
         self.moves: dict[TrajectoryId, list[int]] = {}
         """Which moves of a trajectory were answered."""
         self._news = asyncio.Event()
 
-    def _tell(self, told: Told) -> None:
-        self.told.append(told)
+    def _report(self, report: Report) -> None:
+        self.reports.append(report)
         self._news.set()
 
     def engine_ready(self, engine: EngineId, kv_capacity_tokens: int) -> None:
-        self._tell(Told("ready", engine, kv_capacity_tokens))
+        self._report(Report("ready", engine, kv_capacity_tokens))
 
     def step_ended(self, engine: EngineId, end: StepResult) -> None:
-        self._tell(Told("ended", engine, end))
+        self._report(Report("ended", engine, end))
 
     def kv_exported(
         self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None, move: int
     ) -> None:
         self.moves.setdefault(trajectory, []).append(move)
-        self._tell(Told("exported", engine, (trajectory, kv)))
+        self._report(Report("exported", engine, (trajectory, kv)))
 
     def kv_placed(
         self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced, move: int
     ) -> None:
         self.moves.setdefault(trajectory, []).append(move)
-        self._tell(Told("placed", engine, (trajectory, placed)))
+        self._report(Report("placed", engine, (trajectory, placed)))
 
     def weights_updated(self, engine: EngineId, version: int) -> None:
-        self._tell(Told("updated", engine, version))
+        self._report(Report("updated", engine, version))
 
     def engine_stopped(self, engine: EngineId) -> None:
-        self._tell(Told("stopped", engine))
+        self._report(Report("stopped", engine))
 
     def engine_failed(
         self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepResult]]
     ) -> None:
-        self._tell(Told("failed", engine, (reason, dict(salvaged))))
+        self._report(Report("failed", engine, (reason, dict(salvaged))))
 
-    def of(self, engine: EngineClient) -> list[Told]:
-        return [told for told in self.told if told.engine == engine.spec.engine]
+    def of(self, engine: EngineClient) -> list[Report]:
+        return [report for report in self.reports if report.engine == engine.spec.engine]
 
     async def take(
         self,
@@ -100,12 +100,12 @@ class Recorder:
         """
         async with asyncio.timeout(LIMIT_S):
             while True:
-                for told in self.told:
-                    if told.kind == kind and matches(told.what):
-                        self.told.remove(told)
-                        return told.what
-                    if told.kind == "failed" and unless(told.what):
-                        pytest.fail(f"engine {told.engine} failed: {told.what[0]}")
+                for report in self.reports:
+                    if report.kind == kind and matches(report.what):
+                        self.reports.remove(report)
+                        return report.what
+                    if report.kind == "failed" and unless(report.what):
+                        pytest.fail(f"engine {report.engine} failed: {report.what[0]}")
                 self._news.clear()
                 await self._news.wait()
 
@@ -195,7 +195,7 @@ class Bench:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that is not told."""
+    """Wait for a condition that no report announces."""
     async with asyncio.timeout(LIMIT_S):
         while not holds():
             await asyncio.sleep(0.02)
@@ -448,7 +448,7 @@ class EngineContract:
             assert end.finished
             assert placed.tokens - 64 <= end.cached_tokens <= len(context)
             source.forget(name)
-            assert bench.recorder.told == []
+            assert bench.recorder.reports == []
 
         bench.run(main())
 

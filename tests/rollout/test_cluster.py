@@ -99,10 +99,10 @@ def test_an_engine_stops_after_all_steps_that_end_in_its_last_instant(drain):
         return None
 
     run = Run(answer("a", 100, 9), answer("b", 100, 9), engines=(E0, E1), extra=extra)
-    told = [e for e in run.events if isinstance(e, StepFinished | StepPreempted | EngineStopped)]
-    at_e0 = [type(e) for e in told if e.engine == E0]
+    ends = [e for e in run.events if isinstance(e, StepFinished | StepPreempted | EngineStopped)]
+    at_e0 = [type(e) for e in ends if e.engine == E0]
     assert at_e0 == [StepFinished if drain else StepPreempted] * 2 + [EngineStopped]
-    assert told[1].time_s == told[0].time_s
+    assert ends[1].time_s == ends[0].time_s
 
 
 def test_an_engine_that_need_not_drain_stops_its_steps_first():

@@ -94,7 +94,7 @@ def test_step_tool_step_answer():
             step(110, 2, shared=103, tool=None),
         )
     )
-    assert run.told() == [
+    assert run.event_times() == [
         ("StepFinished", 4.2),  # 2.0 + 2 * 1.1
         ("ToolStarted", 4.2),
         ("ToolReturned", 9.2),
@@ -129,7 +129,11 @@ def test_a_rollout_of_nothing_is_over_at_once():
 
 def test_a_last_step_with_a_tool_ends_when_the_tool_has():
     run = Run(script("a", step(100, 1, tool_s=4.0)))
-    assert run.told() == [("StepFinished", 2.0), ("ToolStarted", 2.0), ("TrajectoryFinished", 6.0)]
+    assert run.event_times() == [
+        ("StepFinished", 2.0),
+        ("ToolStarted", 2.0),
+        ("TrajectoryFinished", 6.0),
+    ]
 
 
 def test_a_truncated_source_ends_at_its_length_limit():
@@ -252,8 +256,10 @@ def predicting(tool_s: float, prediction_s: float):
     policy = replace(PLAIN, predictor=Served(NoPrediction()))
     a = script("a", step(100, 1, tool_s=tool_s), step(120, 1, tool=None))
     events = under(policy, a, prediction_s=prediction_s)
-    told = [(type(e).__name__, e.time_s) for e in events if isinstance(e, Predicted | ToolReturned)]
-    return [(name, round(time_s, 6)) for name, time_s in told]
+    answers = [
+        (type(e).__name__, e.time_s) for e in events if isinstance(e, Predicted | ToolReturned)
+    ]
+    return [(name, round(time_s, 6)) for name, time_s in answers]
 
 
 def test_a_prediction_overlaps_a_longer_tool():

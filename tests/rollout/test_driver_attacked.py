@@ -295,16 +295,16 @@ def test_an_aborted_run_ends_and_leaves_no_task(seed, policy, deadly, after_s, h
             await winding_up
             assert running.exception() is None or isinstance(running.exception(), StuckError)
             controller.ledger.check()
-            told = [e.event for e in entries]
-            arrived = [e.trajectory for e in told if isinstance(e, TrajectoryArrived)]
-            ended = [e.trajectory for e in told if isinstance(e, TrajectoryFinished)]
+            delivered = [e.event for e in entries]
+            arrived = [e.trajectory for e in delivered if isinstance(e, TrajectoryArrived)]
+            ended = [e.trajectory for e in delivered if isinstance(e, TrajectoryFinished)]
             if running.exception() is None:
                 assert sorted(arrived) == sorted(ended)
         elif how == "both":
             await winding_up
         assert loop.time() - began_s <= FOREVER_S + 10.0
         heard = len(entries)
-        await asyncio.sleep(100.0)  # engines go on telling; nobody listens
+        await asyncio.sleep(100.0)  # engines go on reporting, without a listener
         assert len(entries) == heard
         assert asyncio.all_tasks() == {asyncio.current_task()}
 

@@ -112,7 +112,7 @@ def test_the_token_of_a_prefill_move_is_dropped() -> None:
 
 
 def test_a_context_that_the_target_cannot_hold_is_not_prefilled_there() -> None:
-    """e1 has another table than e0, which the kind of GPU tells apart."""
+    """e1 has another table than e0, by the GPU class."""
     sizes = {"g": roomy(), "small": roomy(kv_capacity_tokens=320)}
 
     def extra(event: Event) -> Sequence[Command] | None:
