@@ -19,11 +19,11 @@ from heddle.setup import (
     load_cluster_profile,
     make_policy,
     prepare,
-    simulated_world,
+    simulation_config,
     solo_tpot,
 )
 from heddle.workload import Workload
-from heddle_calibrate.check import Checked, compare_figures, finish_order, world_of_run
+from heddle_calibrate.check import Checked, compare_figures, finish_order, simulation_of_run
 from heddle_core.controller import Controller
 from heddle_core.journal import Entry
 from heddle_rollout.core import RecordedCore
@@ -115,7 +115,7 @@ def _simulate(run: Run, config: RunConfig) -> Measured:
     simulate_rollout(
         _scripts(config, workload),
         RecordedCore(controller, entries.append),
-        _world(run, config, profile),
+        _simulation(run, config, profile),
     )
     table = pa.Table.from_batches([encode(entries, 0)]).unify_dictionaries()
     return measure(table, solo_tpot(profile, config.cluster))
@@ -138,13 +138,13 @@ def _scripts(config: RunConfig, workload: Workload) -> list[TrajectoryScript]:
     ]
 
 
-def _world(run: Run, config: RunConfig, profile: Profile) -> SimulationConfig:
-    """The profile's world with what is known of this run's own engines."""
-    world = world_of_run(run.entries(), simulated_world(config.cluster, profile))
+def _simulation(run: Run, config: RunConfig, profile: Profile) -> SimulationConfig:
+    """The profile's simulation with the KV space and failures of this run's engines."""
+    simulation = simulation_of_run(run.entries(), simulation_config(config.cluster, profile))
     if config.runtime.engine == "fake":
-        return world
+        return simulation
     return replace(
-        world,
+        simulation,
         moves_by="prefill" if config.runtime.kv_transfer == "none" else "kv",
         max_batched_tokens=config.runtime.max_batched_tokens,
     )

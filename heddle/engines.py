@@ -35,7 +35,7 @@ def vllm_settings(config: RunConfig) -> VllmSettings:
     )
 
 
-def world_of_engines(config: RunConfig, largest_tokens: int) -> dict[str, Any]:
+def engine_facts(config: RunConfig, largest_tokens: int) -> dict[str, Any]:
     """Check that the engines of a run are available, and return their facts for the manifest.
 
     `largest_tokens` is the largest context of the trace. Facts of a running engine, such as its KV

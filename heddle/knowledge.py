@@ -30,7 +30,7 @@ from heddle_trace.schema import Trace, TrajectoryScript
 NONE, PRIOR = "none", "prior"
 
 ORACLES = {
-    "oracle": "knows the scripts exactly; a comparison, not a result",
+    "oracle": "reads the scripts exactly; a comparison, not a result",
     "noisy-oracle:SIGMA": "the oracle with a log-normal error, as in noisy-oracle:0.5",
 }
 """Predictors that only a replay can offer, for listings."""

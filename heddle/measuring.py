@@ -18,7 +18,7 @@ from heddle.config import MAX_RUNNING, RunConfig
 from heddle.engines import open_vllm, vllm_settings
 from heddle.hardware import gpus, hardware
 from heddle.runs.files import git_commit
-from heddle.setup import load_cluster_profile, simulated_world
+from heddle.setup import load_cluster_profile, simulation_config
 from heddle_calibrate.measure.cells import SizeName
 from heddle_calibrate.measure.session import Measurements, OnProgress, SweepSpec
 from heddle_calibrate.measure.sweep import measure
@@ -167,7 +167,7 @@ def _fake_facts(config: RunConfig, spec: SweepSpec) -> dict[str, Any]:
     for tp in spec.tps:
         profile.at(tp)
     return {
-        "max_batched_tokens": simulated_world(config.cluster, profile).max_batched_tokens,
+        "max_batched_tokens": simulation_config(config.cluster, profile).max_batched_tokens,
         "precision": profile.source.precision,
         "model_config": {"profile": f"{profile.model} {profile.gpu}"},
         "settings": {},
@@ -183,9 +183,9 @@ def _sweep_fake(
 ) -> None:
     """In virtual time: a sweep of hours takes seconds."""
     profile = load_cluster_profile(config.cluster)
-    world = simulated_world(config.cluster, profile)
+    simulation = simulation_config(config.cluster, profile)
     reported.block_tokens, reported.kv_bytes_per_token = (
-        world.block_size,
+        simulation.block_size,
         profile.kv_bytes_per_token,
     )
 
@@ -194,7 +194,10 @@ def _sweep_fake(
         clock.thaw()
         # The same time for every degree as for the first: all start the same way in a sweep.
         launcher = SimLauncher(
-            replace(world, engine_start_s=world.start_s(spec.tps[0]), engine_start_s_at={}), clock
+            replace(
+                simulation, engine_start_s=simulation.start_s(spec.tps[0]), engine_start_s_at={}
+            ),
+            clock,
         )
         await measure(launcher, spec, tokens=None, on_progress=on_progress, measured=measured)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.engines import facts_of, open_vllm, vocabulary_of, world_of_engines
+from heddle.engines import engine_facts, facts_of, open_vllm, vocabulary_of
 from heddle.executor import Worker
 from heddle.knowledge import needs_oracle
 from heddle.live import LiveWork, SandboxInfo, load_live_work, probe_sandbox, running_agents
@@ -109,10 +109,10 @@ def run(
     else:
         setup = prepare(run)
     config, workload = setup.config, setup.workload
-    world = _world_facts(setup, live)
-    for note in world["notes"]:
+    engines = _facts_of_engines(setup, live)
+    for note in engines["notes"]:
         on_note(note)
-    facts = setup.facts("heddle_runtime", world)
+    facts = setup.facts("heddle_runtime", engines)
     began_s = time.perf_counter()
     # Signals are deferred: between the rollout and `finish`, nothing is open that must be closed.
     with (
@@ -146,13 +146,13 @@ def _live(config: RunConfig) -> _Live:
     return _Live(work, probe_sandbox(work))
 
 
-def _world_facts(setup: RunSetup, live: _Live | None) -> dict[str, Any]:
+def _facts_of_engines(setup: RunSetup, live: _Live | None) -> dict[str, Any]:
     """The manifest's facts of engines, machine and sandbox, after their checks."""
-    world = world_of_engines(setup.config, setup.workload.largest_tokens)
+    facts = engine_facts(setup.config, setup.workload.largest_tokens)
     if live is None:
-        return world
-    notes = [*world["notes"], *([live.sandbox.note] if live.sandbox.note else [])]
-    return {**world, "sandbox": live.sandbox.mode, "notes": notes}
+        return facts
+    notes = [*facts["notes"], *([live.sandbox.note] if live.sandbox.note else [])]
+    return {**facts, "sandbox": live.sandbox.mode, "notes": notes}
 
 
 class _Sink:
@@ -265,11 +265,11 @@ async def _interruptible(rollout: RolloutRun, signals: StopSignals) -> None:
 
 
 def _fake(setup: RunSetup) -> _Stage:
-    world = setup.world
+    simulation = setup.simulation
     clock = RunClock(asyncio.get_running_loop(), speed=1.0 / setup.config.runtime.time_scale)
-    launcher = SimLauncher(world, clock)
+    launcher = SimLauncher(simulation, clock)
     launcher.schedule_faults()
-    return _Stage(clock, launcher, ChargedSolver(clock), None, 1.0, world.report_delay_s)
+    return _Stage(clock, launcher, ChargedSolver(clock), None, 1.0, simulation.report_delay_s)
 
 
 # -- vLLM -------------------------------------------------------------------------------------

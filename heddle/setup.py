@@ -1,4 +1,4 @@
-"""A run, set up once: its workload, profile, history, model, policy and simulated world.
+"""A run, set up once: its workload, profile, history, model, policy and simulation.
 
 Only `prepare` makes these from a configuration. Runs with common inputs are prepared with one
 `Workspace`, which reads each input once.
@@ -50,7 +50,7 @@ class RunSetup:
     """Name and hash of `model` if the policy's predictor uses it, else None."""
     context: PolicyContext
     policy: Policy
-    world: SimulationConfig
+    simulation: SimulationConfig
     """The simulated cluster."""
 
     def bound(self) -> Bound:
@@ -175,8 +175,8 @@ def prepare(
     profile = shared.profile(config.cluster)
     history = shared.history(config, workload.trace)
     model = shared.model(config.predictor_model)
-    world = simulated_world(config.cluster, profile)
-    context = _context(config, profile, world, workload.largest_tokens, history, model)
+    simulation = simulation_config(config.cluster, profile)
+    context = _context(config, profile, simulation, workload.largest_tokens, history, model)
     policy = make_policy(config, context, workload.scripts)
     return RunSetup(
         config=replace(config, history=history.name),
@@ -187,7 +187,7 @@ def prepare(
         predictor_model=knowledge.model_used(model, policy.predictor, workload.trace),
         context=context,
         policy=policy,
-        world=world,
+        simulation=simulation,
     )
 
 
@@ -222,7 +222,7 @@ def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig)
     )
 
 
-def simulated_world(cluster: ClusterConfig, profile: Profile) -> SimulationConfig:
+def simulation_config(cluster: ClusterConfig, profile: Profile) -> SimulationConfig:
     """Describe the simulated cluster to the driver."""
     tables: dict[int, LatencyTable] = {}
 
@@ -267,7 +267,7 @@ def solo_tpot(profile: Profile, cluster: ClusterConfig) -> SoloTpot:
 def _context(
     config: RunConfig,
     profile: Profile,
-    world: SimulationConfig,
+    simulation: SimulationConfig,
     largest_tokens: int,
     history: knowledge.HistorySource,
     model: knowledge.LoadedModel,
@@ -295,7 +295,7 @@ def _context(
         history=history.history,
         learned=model.factory,
         seed=config.seed,
-        engine_start_s=world.start_s(max(tps, default=cluster.tp)),
+        engine_start_s=simulation.start_s(max(tps, default=cluster.tp)),
     )
 
 

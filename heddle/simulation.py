@@ -84,7 +84,7 @@ def simulate(
         if on_progress is not None:
             sink = _counting(sink, workload.trajectories, on_progress)
         core = RecordedCore(Controller(setup.policy), sink)
-        simulate_rollout(workload.scripts, core, setup.world)
+        simulate_rollout(workload.scripts, core, setup.simulation)
         measured = directory.finish(
             solo_tpot=solo_tpot(setup.profile, config.cluster), notes=workload.notes
         )

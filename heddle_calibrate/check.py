@@ -1,7 +1,7 @@
 """Stage three: measured runs beside their simulation, and the order of policies in both.
 
-A run is simulated with the KV space, failures and search times of its own engines (`world_of_run`),
-so that the error is that of profile and simulator together.
+A run is simulated with the KV space, failures and search times of its own engines
+(`simulation_of_run`), so that the error is that of profile and simulator together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,7 +84,7 @@ class Ranking:
     """The widest range of makespans of one policy over repeated runs; None without repeats."""
 
 
-def world_of_run(entries: Iterable[Entry], of_profile: SimulationConfig) -> SimulationConfig:
+def simulation_of_run(entries: Iterable[Entry], of_profile: SimulationConfig) -> SimulationConfig:
     """The simulated cluster of a profile, with the KV space and failures of a run's own engines.
 
     A plan search takes as long as in the run.

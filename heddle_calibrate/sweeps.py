@@ -296,7 +296,7 @@ _MAY_DIFFER = ("made", "command", "seed", "spoiled", "notes", *TRIALS)
 
 
 def pooled(sweeps: Mapping[Path, Sweep]) -> Sweep:
-    """All trials together, one sweep after the other; the first says when it was made.
+    """All trials together, one sweep after the other, with the date of the first.
 
     Raises:
         SweepError: they are of different engines, or none is given.
@@ -331,7 +331,7 @@ def _without_commit(value: Any) -> Any:
 
 
 def _renumbered(sweeps: list[Sweep], name: str) -> tuple[Any, ...]:
-    """Trials whose order continues from one sweep to the next, so that drift shows."""
+    """Trials whose order continues from one sweep to the next, so that drift is visible."""
     trials: list[Any] = []
     begin = 0
     for sweep in sweeps:

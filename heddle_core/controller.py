@@ -1,8 +1,8 @@
 """Decides when, where and how every step runs, in every open rollout.
 
-This file may not read a clock, do I/O, draw an unseeded number or know an engine's type. Events
-come in, commands go out, and nothing else changes the ledger. It is the only caller of a policy's
-parts.
+This file may not read a clock, do I/O, draw an unseeded number or depend on an engine's type.
+Events come in, commands go out, and nothing else changes the ledger. It is the only caller of a
+policy's parts.
 """
 
 from typing import assert_never
@@ -46,7 +46,7 @@ from heddle_core.trajectory import Trajectory
 
 
 class Controller:
-    """The one object that decides, in the simulator as on real engines."""
+    """Makes all decisions, in the simulator and on real engines."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -54,7 +54,7 @@ class Controller:
         self.rollouts = Rollouts()
         self._queues = Queues(policy, self.ledger)
         self._events = 0
-        """Events so far; the sequence number of the next."""
+        """Number of events so far: the sequence number of the next."""
         self._plans = 0
         self._searches: dict[int, Rollout | None] = {}
         """Running searches by number, and the rollout of each; None for a consolidation."""

@@ -77,7 +77,7 @@ class Ledger:
         self.trajectories: dict[TrajectoryId, Trajectory] = {}
         """Unfinished ones, in order of arrival."""
         self.ended: dict[TrajectoryId, Trajectory] = {}
-        """Finished ones whose migration or prediction has not been answered yet."""
+        """Finished ones that still await the end of a migration or a prediction."""
         self.known_engines: dict[EngineId, Engine] = {}
         self.engines: list[Engine] = []
         """Engines that accept work, in the order in which they became ready."""

@@ -40,7 +40,7 @@ _DAMAGE: Final = (
     zlib.error,
     struct.error,
     EOFError,
-    NotImplementedError,  # a method of compression, or a version, that nobody wrote
+    NotImplementedError,  # an unknown method of compression, or version
     RuntimeError,  # an encrypted member
     UnicodeDecodeError,
     OverflowError,
@@ -214,7 +214,7 @@ def _member(path: Path, file: zipfile.ZipFile, name: str, header: Header) -> byt
 def leaves_folder(name: str) -> bool:
     """Whether a member's name could lead out of the folder that it is unpacked into.
 
-    On any system: an absolute rest shows as an empty part, a drive as a colon.
+    On any system: an absolute path has an empty part, a drive a colon.
     """
     return any(part in ("", ".", "..") for part in name.split("/")) or bool({*"\\:\0"} & {*name})
 

@@ -19,7 +19,7 @@ LEAST_GROUPS: Final = 8
 """Fewer cannot be split into groups to learn from and groups to check on."""
 
 _MOST_TOOLS: Final = 8
-_LEAST_TOOL_SHARE: Final = 0.01  # of all calls: a rarer tool has too few examples to say anything
+_LEAST_TOOL_SHARE: Final = 0.01  # of all calls: a rarer tool has too few examples
 _MOST_TASKS: Final = 12
 
 # Missing values carry no information: 0 seconds and 0 tokens, the same in every trajectory.

@@ -23,8 +23,8 @@ _LEAST_S: Final = 1e-3
 
 _KNOWN_WEIGHT: Final = 500.0
 _STRANGER_WEIGHT: Final = 10.0
-"""Steps that a prior level weighs, where the model knows the task and where not:
-lengths drift as a policy is trained, and a rollout soon shows by how much."""
+"""Weight of a prior level in steps, for tasks of the model and for others: lengths drift as a
+policy is trained, and a rollout soon gives better levels."""
 
 
 @dataclass(slots=True)
@@ -321,5 +321,5 @@ def _relative(value: float, level: float) -> float:
 
 
 def _shrunk_mean(total: float, count: int, level: float, weight: float) -> float:
-    """A mean less its level, shrunk to 0 as if `weight` usual values had been seen as well."""
+    """A mean minus its level, shrunk to 0 by `weight` additional values at the level."""
     return (total - count * level) / (count + weight) if count > 0 else 0.0

@@ -32,7 +32,7 @@ FOLDS: Final = 4
 MOST_ROUNDS = 160
 _LEAST_ROUNDS: Final = 10
 _SPREAD_ROUNDS: Final = 40
-_LEAST_ERROR: Final = 0.05  # of a logarithm: an error of nothing says nothing about the spread
+_LEAST_ERROR: Final = 0.05  # of a logarithm: an error of 0 gives no spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def folds(group: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Booster:
-    """LightGBM with our parameters; `rising` says which columns can only raise an estimate."""
+    """LightGBM with our parameters; `rising` marks columns that can only raise an estimate."""
 
     seed: int
     rising: list[int]

@@ -18,7 +18,7 @@ class Clock(Protocol):
 
     @property
     def frozen(self) -> bool:
-        """Whether time stands still."""
+        """Whether time is stopped."""
         ...
 
     def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:

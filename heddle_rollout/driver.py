@@ -85,7 +85,7 @@ class _Trajectory:
         self.arrived = False
         self.step = 0
         self.tool = ""
-        """Of the last call."""
+        """Tool of the last call."""
 
 
 class Driver:
@@ -135,13 +135,13 @@ class Driver:
         )
         self._rollouts: dict[RolloutId, _Rollout] = {}
         self._trajectories: dict[TrajectoryId, _Trajectory] = {}
-        """Those that were admitted and are not finished."""
+        """Admitted agents that are not finished."""
         self._arriving = 0
-        """Those that have not arrived."""
+        """Number of admitted agents that have not arrived."""
         self._held: list[_Trajectory] = []
-        """Those that would have arrived while the clock stood still."""
+        """Agents that would have arrived while the clock was stopped."""
         self._requests = 0
-        """Predictions and plans that have not been answered."""
+        """Predictions and plans that are due."""
         self._events: deque[Event] = deque()
         self._delivering = False
         self._tick_at: float | None = None
@@ -207,9 +207,9 @@ class Driver:
         state.admitted += 1
         state.unfinished += 1
         self._arriving += 1
-        live = self._trajectories[agent.id] = _Trajectory(agent, state)
+        tracked = self._trajectories[agent.id] = _Trajectory(agent, state)
         open_for_s = self._clock.now_s - state.opened_s
-        self._clock.call_after(max(0.0, agent.arrival_s - open_for_s), self._arrive, live)
+        self._clock.call_after(max(0.0, agent.arrival_s - open_for_s), self._arrive, tracked)
 
     def update_weights(self, version: int, path: str) -> None:
         """Push other weights to every engine; steps under way go on under them."""
@@ -311,20 +311,20 @@ class Driver:
 
     # -- one trajectory: step, tool, step ... ------------------------------------------------------
 
-    def _arrive(self, live: _Trajectory) -> None:
+    def _arrive(self, tracked: _Trajectory) -> None:
         if self._interrupted:
             return
         if self._clock.frozen:
             # The first engines count as ready before the run: no arrival comes earlier.
-            self._held.append(live)
+            self._held.append(tracked)
             return
         self._arriving -= 1
-        live.arrived = True
-        agent = live.agent
+        tracked.arrived = True
+        agent = tracked.agent
         self._deliver(
             TrajectoryArrived(
                 time_s=self._clock.now_s,
-                rollout=live.rollout.id,
+                rollout=tracked.rollout.id,
                 trajectory=agent.id,
                 group=agent.group,
                 task=agent.task,
@@ -334,8 +334,8 @@ class Driver:
 
     def _arrive_held(self) -> None:
         held, self._held = self._held, []
-        for live in held:
-            self._arrive(live)
+        for tracked in held:
+            self._arrive(tracked)
 
     def _dispatch(self, command: Dispatch) -> None:
         request = self._trajectories[command.trajectory].agent.request()
@@ -347,33 +347,33 @@ class Driver:
             self._step_ended(command.engine, result)
 
     def _salvage(self, result: StepResult) -> None:
-        live = self._trajectories.get(result.trajectory)
-        if live is not None:
-            self._keep_tokens(live, result)
+        tracked = self._trajectories.get(result.trajectory)
+        if tracked is not None:
+            self._keep_tokens(tracked, result)
 
-    def _keep_tokens(self, live: _Trajectory, result: StepResult) -> NextAction | None:
+    def _keep_tokens(self, tracked: _Trajectory, result: StepResult) -> NextAction | None:
         """Hand an agent its tokens; after a step without an error, read its next action.
 
         An engine calls this. A defect of an agent must not fail the engine: it ends the run.
         """
         try:
-            live.agent.on_step_end(result)
-            return live.agent.next_action() if result.finished and not result.error else None
+            tracked.agent.on_step_end(result)
+            return tracked.agent.next_action() if result.finished and not result.error else None
         except Exception as error:
             self.service_failed(error)
             return None
 
     def _step_ended(self, engine: EngineId, result: StepResult) -> None:
-        live = self._trajectories.get(result.trajectory)
-        if live is None:
+        tracked = self._trajectories.get(result.trajectory)
+        if tracked is None:
             return  # it was cancelled meanwhile
-        action = self._keep_tokens(live, result)
+        action = self._keep_tokens(tracked, result)
         if not result.finished:
             self._deliver(
                 StepPreempted(
                     time_s=self._clock.now_s,
                     trajectory=result.trajectory,
-                    step=live.step,
+                    step=tracked.step,
                     engine=engine,
                     output_tokens=result.tokens,
                     queued_s=result.queued_s,
@@ -388,7 +388,7 @@ class Driver:
                 StepFinished(
                     time_s=self._clock.now_s,
                     trajectory=result.trajectory,
-                    step=live.step,
+                    step=tracked.step,
                     engine=engine,
                     output_tokens=result.tokens,
                     reason=action.reason if action is not None else "error",
@@ -399,50 +399,50 @@ class Driver:
                     recomputes=result.recomputes,
                 )
             )
-            self._continue(live, action)
+            self._continue(tracked, action)
         if self._interrupted and not self._cluster.computes:
             self._cancel_all()
 
-    def _continue(self, live: _Trajectory, action: NextAction | None) -> None:
+    def _continue(self, tracked: _Trajectory, action: NextAction | None) -> None:
         """Run the tool that a step ended in, or close the trajectory."""
         if action is None:
-            self._finish(live, "failed")
+            self._finish(tracked, "failed")
         elif action.tool is None:
-            self._finish(live, action.outcome)
+            self._finish(tracked, action.outcome)
         else:
-            live.tool = action.tool
+            tracked.tool = action.tool
             self._deliver(
                 ToolStarted(
                     time_s=self._clock.now_s,
-                    trajectory=live.id,
-                    step=live.step,
+                    trajectory=tracked.id,
+                    step=tracked.step,
                     tool=action.tool,
                 )
             )
             if self._closed:
                 return
             try:
-                self._tools.call(live.agent)
+                self._tools.call(tracked.agent)
             except Exception as error:
                 self.service_failed(error)
 
     def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
         """See `ToolListener`."""
-        live = self._trajectories.get(trajectory)
-        if live is None:
+        tracked = self._trajectories.get(trajectory)
+        if tracked is None:
             self._check_soon()
             return
         if answer.outcome is not None:
-            self._finish(live, answer.outcome)
+            self._finish(tracked, answer.outcome)
             return
         self._cluster.migrations.tool_returned(trajectory)
-        live.step += 1
+        tracked.step += 1
         self._deliver(
             ToolReturned(
                 time_s=self._clock.now_s,
                 trajectory=trajectory,
-                step=live.step - 1,
-                tool=live.tool,
+                step=tracked.step - 1,
+                tool=tracked.tool,
                 ok=answer.ok,
                 observation_tokens=answer.observation_tokens,
                 context_tokens=answer.context_tokens,
@@ -453,8 +453,8 @@ class Driver:
         """See `ToolListener`."""
         self.service_failed(error)
 
-    def _finish(self, live: _Trajectory, outcome: Outcome) -> None:
-        trajectory, rollout = live.id, live.rollout
+    def _finish(self, tracked: _Trajectory, outcome: Outcome) -> None:
+        trajectory, rollout = tracked.id, tracked.rollout
         if self._trajectories.pop(trajectory, None) is None:
             return
         rollout.unfinished -= 1
@@ -511,9 +511,9 @@ class Driver:
     def _cancel_all(self) -> None:
         if self._closed or self._idle:
             return
-        for live in list(self._trajectories.values()):
-            if live.arrived:
-                self._finish(live, "cancelled")
+        for tracked in list(self._trajectories.values()):
+            if tracked.arrived:
+                self._finish(tracked, "cancelled")
         self._trajectories.clear()
         self._rollouts.clear()
         self._become_idle()

@@ -41,7 +41,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @_clock_resolution.setter
     def _clock_resolution(self, value: float) -> None:
-        """The base class measures its own clock; that is of no meaning here."""
+        """Ignore the resolution that the base class measures."""
 
     def time(self) -> float:
         """Return the virtual time, in seconds."""

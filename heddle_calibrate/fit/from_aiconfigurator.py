@@ -66,11 +66,11 @@ def profile_from_aiconfigurator(
     backend_version: str | None = None,
     name: str | None = None,
 ) -> Profile:
-    """Fit a profile of `model`, by a name that the package knows or as a folder with a
+    """Fit a profile of `model`, by a name of the package or as a folder with a
     ``config.json``, on a GPU class, for vLLM in bfloat16.
 
     Raises:
-        EstimatorError: the package is not installed, or does not know the model, the GPU class or
+        EstimatorError: the package is not installed, or does not have the model, the GPU class or
             the version; or the model fits at none of the degrees, or has experts.
     """
     own_config = Path(model) / "config.json"

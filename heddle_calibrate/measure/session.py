@@ -143,7 +143,7 @@ class Session:
         self.position += 1
 
     async def shuffled(self, trials: Sequence[PlannedTrial]) -> None:
-        """Make each measurement as often as the size says, in an order drawn by the seed."""
+        """Make each measurement as often as the size requires, in an order drawn by the seed."""
         chosen = [*trials] * self.size.repeats
         self._rng.shuffle(chosen)
         self.expect(len(chosen))

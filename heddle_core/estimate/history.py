@@ -1,4 +1,4 @@
-"""What earlier rollouts of a workload showed: distributions, nothing about one trajectory."""
+"""Statistics of earlier rollouts of a workload: distributions, nothing about one trajectory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ uninformative prompt do not spread. 0.7 lies between the values measured for the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """What is usual in a task: arithmetic means, in tokens."""
+    """Typical sizes of a task: arithmetic means, in tokens."""
 
     total_tokens: float
     """Output of a trajectory."""
     step_tokens: float
     """Output of a step."""
     payload_tokens: float
-    """What a tool's answer appends."""
+    """Tokens that a tool's result appends."""
     prompt_tokens: float
 
 
@@ -44,7 +44,7 @@ class History:
     group_totals: Mapping[GroupId, Sequence[int]] = field(default_factory=dict)
     """Total output tokens of earlier samples, by prompt; empty where prompts do not recur."""
     tasks: Mapping[str, Levels] = field(default_factory=dict)
-    """What was usual in each task; empty where that is not known task by task."""
+    """Levels of each task; empty where they are not known by task."""
 
     def predictions_vary(self, predicted: Sequence[float]) -> bool:
         """Whether predictions spread as outputs did, or are one hedged mean for all."""
