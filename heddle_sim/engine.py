@@ -128,7 +128,7 @@ class SimEngine:
         if prompt_tokens + output_tokens > batch.total_blocks * self._block_size:
             raise EngineRefusedError(
                 f"engine {self.engine}: {trajectory} needs KV for {prompt_tokens + output_tokens} "
-                f"tokens, the engine has room for {self.kv_capacity_tokens}; "
+                f"tokens, the engine holds {self.kv_capacity_tokens}; "
                 f"use a higher TP degree or a shorter step"
             )
         if self._state == _FAILED:

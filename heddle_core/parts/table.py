@@ -109,8 +109,8 @@ PARTS: Final = Parts(
         "prefix_tree": Part(
             lambda _: PrefixTreePredictor(), "Libra's tree: trajectories with the same tool answers"
         ),
-        "progressive": Part(progressive, "revised at every step from what was shown"),
-        "learned": Part(learned, "a trained model (--predictor-model) on tasks that it has met"),
+        "progressive": Part(progressive, "revised at every step from observations"),
+        "learned": Part(learned, "a trained model (--predictor-model) for its own tasks"),
         "served": Part(
             lambda s: Served(progressive(s)),
             "progressive, behind a prediction service that takes time",
@@ -121,7 +121,7 @@ PARTS: Final = Parts(
         "round_robin": Part(lambda _: RoundRobin(), "fewest steps done first, ties by arrival"),
         "lpt": Part(lambda _: LongestFirst(), "most remaining tokens first (LPT)"),
         "longest_total": Part(
-            lambda _: LongestTotal(), "most tokens in all first: started ones go on"
+            lambda _: LongestTotal(), "most tokens in all first: started ones continue"
         ),
         "sjf": Part(lambda _: ShortestFirst(), "fewest remaining tokens first (SJF)"),
         "progressive_priority": Part(
@@ -132,7 +132,7 @@ PARTS: Final = Parts(
     admission={
         "fitting": Part(lambda _: PromptOnly(), "a prompt's KV must fit, as in vLLM"),
         "headroom": Part(
-            ReserveOutput, "room for the step's output too; KV kept through tool calls"
+            ReserveOutput, "KV for the step's output too; KV kept through tool calls"
         ),
     },
     placement={

@@ -167,7 +167,7 @@ def test_two_engines_end_when_the_slower_share_ends() -> None:
 @pytest.mark.parametrize(
     ("prompt", "output", "shared", "says"),
     [
-        (15_990, 11, 0, "needs KV for 16001 tokens, the engine has room for 16000"),
+        (15_990, 11, 0, "needs KV for 16001 tokens, the engine holds 16000"),
         (0, 1, 0, "at least one prompt and one output token"),
         (5, 0, 0, "at least one prompt and one output token"),
         (5, 1, 6, "shared_tokens <= prompt_tokens"),
