@@ -131,9 +131,7 @@ PARTS: Final = Parts(
     },
     admission={
         "fitting": Part(lambda _: PromptOnly(), "a prompt's KV must fit, as in vLLM"),
-        "headroom": Part(
-            ReserveOutput, "KV for the step's output too; KV kept through tool calls"
-        ),
+        "headroom": Part(ReserveOutput, "KV for the step's output too; KV kept through tool calls"),
     },
     placement={
         "least_loaded": Part(lambda _: LeastLoaded(), "fewest steps in flight, anew at every step"),

@@ -1,4 +1,4 @@
-"""Any mix of parts in any world: drawn at random, the invariants checked after every event.
+"""Any mix of parts in any scenario: drawn at random, the invariants checked after every event.
 
 Beyond the storm of `test_presets`: staggered arrivals, compacted histories, tools that take no
 time, contexts that no engine holds, engines with one slot, transfers and predictions that are late.

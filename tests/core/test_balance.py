@@ -43,7 +43,7 @@ def gain_s(s: PolicyContext, ledger: Ledger, t: Trajectory, source: str, target:
 
 
 def crowded(*, tool_s: float = 100.0) -> tuple[Ledger, Trajectory]:
-    """Forty long trajectories at e0, one at e1; the first of e0 asks."""
+    """Forty long trajectories at e0, one at e1; the target of the first of e0."""
     ledger = ledger_of(1, 1)
     for i in range(40):
         add_trajectory(ledger, f"t{i}", "e0", remaining_tokens=5_000.0, tool_s=tool_s, step=1)

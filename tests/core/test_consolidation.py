@@ -1,4 +1,4 @@
-"""Engines that change while a rollout runs: who is asked, what stops, who moves, what fails."""
+"""Engines that change while a rollout runs: calls of the part, stops, moves and failures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

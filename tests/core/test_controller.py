@@ -65,7 +65,7 @@ class Engines:
 
 @dataclass
 class Known(NoPrediction):
-    """Remaining tokens as the test says."""
+    """Remaining tokens given by the test."""
 
     tokens: dict[TrajectoryId, float]
     served: bool = False
@@ -318,7 +318,7 @@ def test_a_plan_that_needs_all_waits_for_the_last_arrival() -> None:
     ]
 
 
-def test_a_plan_does_not_wait_for_ever_for_arrivals_that_were_promised() -> None:
+def test_a_plan_does_not_wait_for_ever_for_announced_arrivals() -> None:
     harness = Harness(replace(PLAIN, planner=Engines(needs_all=True)))
     harness.handle(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=2))
     harness.arrive(A)

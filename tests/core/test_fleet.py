@@ -21,7 +21,7 @@ def plan_of(*shapes: int | tuple[int, int]) -> ResourcePlan:
 
 
 class Harness:
-    """A fleet, and the world's books: what was started, runs, and is to stop."""
+    """A fleet, and the driver's books: engines that start, run and stop."""
 
     def __init__(self) -> None:
         self.fleet = Fleet()

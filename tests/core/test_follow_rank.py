@@ -14,7 +14,7 @@ from tests.core.ledgers import add_engine, add_trajectory, ledger_of
 def literal(
     totals: dict[str, float], asked: str, sizes: list[tuple[EngineId, int]]
 ) -> EngineId | None:
-    """The engine of the group that the rank of `asked` falls into: ``s_i * n / n_0``."""
+    """The engine of the group that contains the rank of `asked`: ``s_i * n / n_0``."""
     n, n0 = len(totals), sum(size for _, size in sizes)
     rank = sum(total > totals[asked] for total in totals.values())
     edge = Fraction(0)

@@ -74,7 +74,7 @@ class World:
 
 
 def play(predictor, moves):
-    """Apply moves (who, tokens, ok, what) and return every estimate on the way."""
+    """Apply moves (trajectory, tokens, ok, kind) and return every estimate on the way."""
     world, ended, estimates = World(predictor), [], []
     for who, tokens, ok, what in moves:
         name = f"g{who // 4}/{who % 4}"

@@ -24,7 +24,7 @@ def lengths_ledger(tps, outputs, contexts):
 
 
 def estimated(cost, s, ts, remaining, tps):
-    """Order of trajectories and cost of each engine, widest first, as the part says it does."""
+    """Order of trajectories and cost of each engine, widest first, as documented by the part."""
     output = np.maximum(np.asarray(remaining), 1.0)
     work = work_of(
         output,

@@ -88,7 +88,7 @@ def home(harness: Harness, name: TrajectoryId = A) -> EngineId | None:
 
 
 def in_tool(policy=TWO, **fields) -> Harness:
-    """A's first step has ended at e0 and its tool runs; the move to e1 was asked for."""
+    """A's first step has ended at e0 and its tool runs; the move to e1 was requested."""
     harness = Harness(policy, (A, 10), **fields)
     harness.finish(A)
     assert harness.tool(A) == [Migrate(trajectory=A, source=E0, target=E1)]

@@ -1,4 +1,4 @@
-"""Tail consolidation: when the problem is stated, and what it says."""
+"""Tail consolidation: the time of the problem, and its contents."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The model of the tail: ends as the formula says, kept up to date; no move makes them later."""
+"""The model of the tail: ends by the formula, kept up to date; no move makes them later."""
 
 import hypothesis.strategies as st
 import numpy as np

@@ -35,7 +35,7 @@ def members(path: Path) -> dict[str, bytes]:
 
 
 def rewritten(path: Path, changes: dict[str, bytes | None]) -> None:
-    """Replace or drop members, as somebody with an editor would."""
+    """Replace or drop members, as with an editor."""
     found = members(path) | changes
     with zipfile.ZipFile(path, "w") as opened:
         for name, data in found.items():

@@ -31,7 +31,7 @@ def rows_by_question(scripts):
 @settings(max_examples=60)
 @given(st.lists(lives, min_size=3, max_size=6), lives, st.data())
 def test_another_future_of_a_trajectory_changes_no_earlier_question(all_lives, new, data):
-    """With others beside it: what it will do reaches nobody's rows until it has done it."""
+    """With others beside it: its future steps change no row before they happen."""
     scripts = [script(f"g{i % 2}/{i}", life) for i, life in enumerate(all_lives)]
     who = data.draw(st.integers(0, len(scripts) - 1))
     kept = data.draw(st.integers(0, len(scripts[who].steps) - 1))

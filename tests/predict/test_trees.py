@@ -57,7 +57,7 @@ def arrays(**changes):
     ("row", "leaf"), [((0, 0), 1.0), ((1, 0), 2.0), ((0, 1), 3.0), ((1, 1), 3.0)]
 )
 def test_a_tree_by_hand(row, leaf):
-    """The root asks column 1; left of it a node asks column 0."""
+    """The root tests column 1; left of it a node tests column 0."""
     forest = Forest.of(**arrays(), columns=2)
     assert forest.sums(np.array([row], np.float64)) == [leaf]
 

@@ -43,7 +43,7 @@ class Report(NamedTuple):
 
 
 class Recorder:
-    """Keeps what engines tell; implements `EngineListener`."""
+    """Keeps the reports of engines; implements `EngineListener`."""
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
@@ -188,7 +188,7 @@ class Bench:
         return self._engines[which]
 
     async def give(self) -> EngineClient:
-        """Return an engine that nobody else will use."""
+        """Return an engine for this test alone."""
         if len(self._engines) > 1:
             return self._engines.pop()
         return await self.begin()

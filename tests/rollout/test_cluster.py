@@ -258,7 +258,7 @@ MOVE = Migrate(trajectory=A, source=E0, target=E1)
 
 
 def moving(tool_s: float, **changes):
-    """A step of 20 blocks at e0, a move to e1 asked for as its tool starts, the next step at e1.
+    """A step of 20 blocks at e0, a move to e1 requested as its tool starts, the next step at e1.
 
     The next step goes out once both the tool and the move have ended, as the controller does it.
     """

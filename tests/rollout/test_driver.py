@@ -1,4 +1,4 @@
-"""The driver: what a trajectory's environment does and when it says so, on times solved by hand."""
+"""The driver: events of a trajectory's environment, at times solved by hand."""
 
 from dataclasses import dataclass, replace
 

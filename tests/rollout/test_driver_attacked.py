@@ -361,7 +361,7 @@ def test_simulated_engines_may_die_at_any_moment(policy, deaths, transfer_s, pus
 
 
 class Faulty(HostileAgent):
-    """Fails in whatever `place` says, in its second step."""
+    """Fails in the call named by `place`, in its second step."""
 
     place = ""
 

@@ -26,7 +26,7 @@ A, B, C = EngineId("a"), EngineId("b"), EngineId("c")
 
 
 class Puppet:
-    """Keeps what it is asked for; the test answers."""
+    """Keeps its requests; the test answers."""
 
     def __init__(self) -> None:
         self.capabilities = EngineCapabilities()
@@ -62,7 +62,7 @@ def handle(source: EngineId, tokens: int = 64) -> KvHandle:
 
 
 class Stage:
-    """Moves between puppets."""
+    """Moves between engines that the test controls."""
 
     def __init__(self) -> None:
         self.clock = RunClock(asyncio.get_running_loop())
@@ -323,7 +323,7 @@ def test_a_move_that_has_not_begun_when_its_tool_returns_is_given_up() -> None:
 
 
 def test_an_engine_that_exports_none_or_imports_none_needs_no_turn() -> None:
-    """The target is asked at once: it prefills, beside whatever is on the link."""
+    """The target prefills at once, beside transfers on the link."""
     asked: list[tuple[str, bool]] = []
 
     class Prefills(End):

@@ -1,4 +1,4 @@
-"""Scripted trajectories: what they ask for, and the tokens they invent."""
+"""Scripted trajectories: their requests, and their random tokens."""
 
 import asyncio
 from dataclasses import replace

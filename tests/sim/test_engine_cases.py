@@ -11,7 +11,7 @@ from tests.sim.one_engine import A, B, Bench, C, table
 
 
 def values(result: StepResult) -> tuple[Any, ...]:
-    """All that a simulated engine says of a step."""
+    """All reports of a simulated engine on a step."""
     *said, output_ids, error = msgspec.structs.astuple(result)
     assert (output_ids, error) == ((), "")
     return tuple(said)

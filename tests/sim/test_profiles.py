@@ -1,4 +1,4 @@
-"""Shipped profiles are physical, load fast, and say what is wrong."""
+"""Shipped profiles are physical and load fast; errors name the cause."""
 
 import json
 import subprocess
