@@ -106,7 +106,7 @@ def decisions(trace: str, policy: str, gpus: int) -> tuple[list[float], int]:
         return commands
 
     gc.set_threshold(100_000)  # as `simulate` does
-    simulate_rollout(work.scripts, Timed(controller, timed), setup.world)
+    simulate_rollout(work.scripts, Timed(controller, timed), setup.simulation)
     return took_us, crowded
 
 

@@ -53,7 +53,7 @@ class Timed:
         """Observe, timed."""
         self._observe(lambda: self._predictor.observe_finish(t))
 
-    def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
+    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
         """Predict, timed."""
         begun_s = process_time()
         self._predictor.remaining_tokens(t)

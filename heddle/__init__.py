@@ -1,7 +1,7 @@
 """Heddle schedules agentic RL rollout by trajectory.
 
-What users import: `simulate`, `compare`, `plan`, `run`, `replay`, `load_run`, `PRESETS`, and
-`RunConfig` with its sections; `prepare` and `Workspace`, for many runs of one trace.
+Public names: `simulate`, `compare`, `plan`, `run`, `replay`, `load_run`, `PRESETS`, and `RunConfig`
+with its sections; `prepare` and `Workspace`, for many runs of one trace.
 Names are imported when first used, so that ``import heddle`` costs nothing.
 """
 

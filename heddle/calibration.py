@@ -1,8 +1,8 @@
-"""`heddle calibrate check`: what the simulator makes of a run on engines, beside what it was.
+"""`heddle calibrate check`: a run on engines beside its simulation.
 
 A run is simulated again with its own trace, configuration, policy, seed and context, on engines of
-the profile with the KV space that its own engines had, which die when its own did; a search for a
-plan takes as long as it took. Its error is then that of profile and simulator together.
+the profile. They have the KV space and the failures of the run's own engines, and a search for a
+plan takes as long as in the run. The error is then that of profile and simulator together.
 """
 
 from dataclasses import replace
@@ -19,11 +19,11 @@ from heddle.setup import (
     load_cluster_profile,
     make_policy,
     prepare,
-    simulated_world,
+    simulation_config,
     solo_tpot,
 )
 from heddle.workload import Workload
-from heddle_calibrate.check import Checked, compare_figures, finish_order, world_of_run
+from heddle_calibrate.check import Checked, compare_figures, finish_order, simulation_of_run
 from heddle_core.controller import Controller
 from heddle_core.journal import Entry
 from heddle_rollout.core import RecordedCore
@@ -39,17 +39,17 @@ def check(run: Run, profile_path: Path | None = None) -> Checked:
     """Simulate a finished run on engines again.
 
     Raises:
-        RunError: it was simulated itself, or its trace is gone or another.
+        RunError: the run was simulated, or its trace is gone or another.
         ProfileError: the profile is of another model or GPU class, or lacks a TP degree.
     """
     if run.manifest["driver"] != "heddle_runtime":
         raise RunError(
-            f"{run.path}: was simulated itself (driver {run.manifest['driver']!r}), which checks "
+            f"{run.path}: is a simulated run (driver {run.manifest['driver']!r}), which checks "
             f"nothing; give runs of `heddle run`"
         )
     if run.config.live.agents:
         raise RunError(
-            f"{run.path}: its agents were live, and no trace says what they would do; "
+            f"{run.path}: its agents were live, and no trace has their steps; "
             f"give replays (`heddle trace extract` makes a trace of it that can be replayed)"
         )
     config = _profiled(run, profile_path)
@@ -78,7 +78,7 @@ def _profiled(run: Run, path: Path | None) -> RunConfig:
     try:
         own = load_cluster_profile(config.cluster)
     except ProfileError:
-        # The file that it was run with is gone: then the name in the path has to do.
+        # The profile file of the run is gone: use the name in the path.
         if Path(config.cluster.model).stem != profile.model:
             raise
     for what, mine, theirs in (
@@ -115,7 +115,7 @@ def _simulate(run: Run, config: RunConfig) -> Measured:
     simulate_rollout(
         _scripts(config, workload),
         RecordedCore(controller, entries.append),
-        _world(run, config, profile),
+        _simulation(run, config, profile),
     )
     table = pa.Table.from_batches([encode(entries, 0)]).unify_dictionaries()
     return measure(table, solo_tpot(profile, config.cluster))
@@ -138,13 +138,13 @@ def _scripts(config: RunConfig, workload: Workload) -> list[TrajectoryScript]:
     ]
 
 
-def _world(run: Run, config: RunConfig, profile: Profile) -> SimulationConfig:
-    """The profile's world with what is known of this run's own engines."""
-    world = world_of_run(run.entries(), simulated_world(config.cluster, profile))
+def _simulation(run: Run, config: RunConfig, profile: Profile) -> SimulationConfig:
+    """The profile's simulation with the KV space and failures of this run's engines."""
+    simulation = simulation_of_run(run.entries(), simulation_config(config.cluster, profile))
     if config.runtime.engine == "fake":
-        return world
+        return simulation
     return replace(
-        world,
+        simulation,
         moves_by="prefill" if config.runtime.kv_transfer == "none" else "kv",
         max_batched_tokens=config.runtime.max_batched_tokens,
     )

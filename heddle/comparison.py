@@ -34,7 +34,7 @@ OnProgress: TypeAlias = Callable[[Sequence[int], int], None]
 class Estimate:
     """Mean over seeds, and the half-width of its 95 % confidence interval (Student's t).
 
-    `ci95` is None with one seed: one run says nothing about spread.
+    `ci95` is None with one seed: one run gives no spread.
     """
 
     mean: float
@@ -127,9 +127,9 @@ def compare(
 ) -> Comparison:
     """Run each policy under seeds `config.seed`, `config.seed` + 1, ...; put the results together.
 
-    A seed draws values that the trace lacks and permutes the order of its groups, in
-    the same way for every policy. `jobs` processes (default: as many as pay) change no
-    result. `on_progress` is called some times a second; it lists runs by seed first, then by
+    A seed draws values that the trace lacks and permutes the order of its groups, in the same way
+    for every policy. The number of processes `jobs` (default: as many as are useful) changes no
+    result. `on_progress` is called a few times a second; it lists runs by seed first, then by
     policy.
 
     Raises:
@@ -137,8 +137,8 @@ def compare(
         ValueError: any other of the packages' errors for bad input, before the first run.
         OSError: a run directory cannot be written.
         WorkerError: a process of `jobs` was killed.
-        KeyboardInterrupt: a signal ended the run; runs under way say interrupted. More signals
-            change nothing.
+        KeyboardInterrupt: a signal ended the run; unfinished runs are marked interrupted. More
+            signals change nothing.
     """
     _check(policies, seeds, config.seed, jobs)
     # By seed first: the trace is filled in once for all policies.
@@ -233,7 +233,7 @@ def _bound(config: RunConfig, shared: Workspace, seeds: int) -> Bound:
 
 
 def _processes(runs: int, steps: int) -> int:
-    """As many processes as there are cores and runs, if there is work enough to pay for them."""
+    """As many processes as there are cores and runs, if the work outweighs their start."""
     return max(1, min(os.cpu_count() or 1, runs, steps // MIN_STEPS_PER_PROCESS))
 
 
@@ -256,7 +256,7 @@ def _by_policy(
 
 
 def _estimate(values: Sequence[float]) -> Estimate:
-    # Imported here: half of scipy's weight is not worth paying for `heddle --help`.
+    # Imported here: `heddle --help` should not wait for scipy.
     from scipy.special import stdtrit
 
     n = len(values)

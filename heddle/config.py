@@ -1,7 +1,7 @@
 """The configuration of a run: small frozen values, one docstring per field.
 
-Nothing here reads a file or knows a policy; `heddle.config_files` makes these from TOML and
-options. Each part of a run is handed the one value it needs; no part sees a `RunConfig`.
+This module reads no file and imports no policy; `heddle.config_files` makes these values from TOML
+and options. Each part of a run receives only the value that it needs, never a `RunConfig`.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ MissingRule: TypeAlias = Literal["error", "zero", "sample"]
 OverCapacityRule: TypeAlias = Literal["error", "drop"]
 
 MAX_GPUS = 100_000
-"""More than any cluster; a larger number is a slip of the keyboard and would exhaust memory."""
+"""More than any cluster; a larger number is a typing error and would exhaust memory."""
 MAX_RUNNING = 8192
 """Tokens that one iteration of an engine carries: each running step needs one of them."""
 MIN_REPORT_INTERVAL_S = 0.01
@@ -27,7 +27,7 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingConfig:
-    """What to do with values that the trace lacks: refuse, take zero, or draw from its records."""
+    """Rule for values that the trace lacks: refuse, take zero, or draw from its records."""
 
     tool_s: MissingRule = "error"
     """Seconds of a tool call; `sample` draws from the same tool's recorded times."""
@@ -70,10 +70,10 @@ class ClusterConfig:
     report_interval_s: float = REPORT_INTERVAL_S
     """Seconds between two reports of an engine's counters to the policy."""
     engine_start_s: float | None = None
-    """Seconds from the start of an engine until it is ready, once the rollout is under way. None:
-    as the profile has it measured, and 60 where it has not.
+    """Seconds from the start of an engine until it is ready, while a rollout runs. None: the
+    measured time of the profile, or 60 without one.
 
-    Engines that are started before the first dispatch stand ready from before.
+    Engines that are started before the first dispatch take no time of the run.
     """
     prediction_s: float = 0.1
     """Response time of a prediction service, in seconds; for `served` predictors only.
@@ -85,7 +85,7 @@ class ClusterConfig:
     """Engines that die, as ``ENGINE@SECONDS`` with commas between: ``e0@120,e3@300``. Each is
     started again under a new name, ``e0+1``, three times at most."""
     over_capacity: OverCapacityRule = "error"
-    """What to do with a trajectory whose context exceeds an engine's KV: refuse all, or drop it."""
+    """Rule for a trajectory whose context exceeds an engine's KV: refuse all, or drop it."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.gpus <= MAX_GPUS, f"gpus must be from 1 to {MAX_GPUS:,}")
@@ -157,30 +157,30 @@ class RuntimeConfig:
     time_scale: float = 1.0
     """Real seconds for a recorded one: of tool calls, and of everything with fake engines."""
     tool_limit_s: float | None = None
-    """Tool calls are cut after this many seconds. None: they may take as long as they like."""
+    """Tool calls are cut after this many seconds. None: no limit."""
     kv_transfer: Literal["none", "nixl"] = "none"
-    """How KV gets from engine to engine; `none`: a migrated context is prefilled again."""
+    """Transport of KV between engines; `none`: a migrated context is prefilled again."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of weights and KV. Equal tokens whatever the batch can be had in float32 only."""
+    """Of weights and KV. Only float32 gives the same tokens for any batch."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the model's shapes, for timing."""
     max_context: int | None = None
-    """Longest prompt and output together. None: what the model was made for."""
+    """Longest prompt and output together. None: the limit of the model."""
     max_batched_tokens: int = 2048
     """Tokens that one iteration of an engine may process."""
     kv_mib: int | None = None
-    """KV space of an engine on each of its GPUs. None: 512 MiB on CPU, what vLLM finds on a GPU."""
+    """KV space of an engine on each of its GPUs. None: 512 MiB on CPU, vLLM's choice on a GPU."""
     gpu_memory_share: float = 0.9
     """Of a GPU, for one engine."""
     engines_per_gpu: int = 1
     """Engines that share one card, each with its `gpu_memory_share`."""
     pin_cores: bool = True
-    """On CPU: each engine keeps to cores of its own, as far as there are enough."""
+    """On CPU: each engine runs on cores of its own, as far as there are enough."""
     pin_s: float = 0.0
-    """An engine holds a trajectory's KV so many seconds after a step, for a tool call that is over
-    soon; 0: the prefix cache has to do."""
+    """Seconds that an engine holds a trajectory's KV after a step, for short tool calls; 0: only
+    the prefix cache keeps it."""
     start_limit_s: float = 600.0
-    """An engine that is not ready by then is ended, and started anew."""
+    """An engine that is not ready after this time is ended and started again."""
     temperature: float = 0.0
     """Of live agents' sampling; replays are greedy."""
     allow_unknown_vllm: bool = False
@@ -215,7 +215,7 @@ class LiveConfig:
     step_tokens: int = 2048
     """Tokens of one generation."""
     observation_tokens: int = 2048
-    """Tokens of a program's output that the model is shown."""
+    """Tokens of a program's output in the model's context."""
     context_tokens: int = 32_768
     """Tokens of prompt, generations and observations together."""
     tool_s: float = 30.0
@@ -233,7 +233,7 @@ class LiveConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """Which policy decides."""
+    """The policy of a run."""
 
     preset: str = "verl"
     """Name of a preset, of an installed policy, or ``package.module:factory``; ``+PART`` after it
@@ -245,7 +245,7 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Everything that decides what a run does; equal values give equal journals."""
+    """All inputs of a run; equal values give equal journals."""
 
     trace: str
     """Path of the trace to replay, from the working directory."""
@@ -254,11 +254,11 @@ class RunConfig:
     missing: MissingConfig = field(default_factory=MissingConfig)
     """Rules for values that the trace lacks."""
     history: str = "prior"
-    """What policies know of earlier rollouts: the path of their trace; ``prior:WORKLOAD``, a
-    history that is shipped; ``prior``, the shipped one of the trace's workload if there is one; or
+    """History of earlier rollouts for policies: the path of their trace; ``prior:WORKLOAD``, a
+    shipped history; ``prior``, the shipped one of the trace's workload if there is one; or
     ``none``."""
     predictor_model: str = "shipped"
-    """What a `learned` predictor has learned: the path of a model file, or ``shipped``."""
+    """Model of a `learned` predictor: the path of a model file, or ``shipped``."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     """The cluster that the trace is replayed on."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)

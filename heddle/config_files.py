@@ -27,7 +27,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """Values from one place. `label` says where in messages: a file, or an option."""
+    """Values from one source. `label` names it in messages: a file, or an option."""
 
     label: str
     values: Mapping[str, Any]
@@ -40,7 +40,7 @@ def read_toml(path: Path) -> ConfigSource:
         ConfigError: it is missing, not UTF-8, or not TOML; with the line where the parser stopped.
     """
     try:
-        # With or without a byte-order mark, which some editors write unasked.
+        # With or without a byte-order mark, which some editors write.
         return ConfigSource(str(path), tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
@@ -158,7 +158,7 @@ def _explain(message: str, origin: Mapping[str, str]) -> str:
         ]
         key, label = (names[0], origin[names[0]]) if names else (key, "configuration")
     said = f"{text[:1].lower()}{text[1:]}{_allowed(key)}"
-    # An option's own name says which key it is.
+    # The name of an option identifies its key.
     return f"{label}: {said}" if label.startswith("--") or not key else f"{label}: {key}: {said}"
 
 

@@ -17,7 +17,7 @@ from heddle_sim.profile_files import load_profile
 
 
 def vllm_settings(config: RunConfig) -> VllmSettings:
-    """What all vLLM engines of a run have in common."""
+    """The common settings of all vLLM engines of a run."""
     runtime = config.runtime
     return VllmSettings(
         model_dir=runtime.model_dir,
@@ -35,14 +35,14 @@ def vllm_settings(config: RunConfig) -> VllmSettings:
     )
 
 
-def world_of_engines(config: RunConfig, largest_tokens: int) -> dict[str, Any]:
+def engine_facts(config: RunConfig, largest_tokens: int) -> dict[str, Any]:
     """Check that the engines of a run are available, and return their facts for the manifest.
 
-    `largest_tokens` is the largest context of the trace. What only a running engine knows, such as
-    its KV space, is added as each becomes ready; see `facts_of`.
+    `largest_tokens` is the largest context of the trace. Facts of a running engine, such as its KV
+    space, are added when it becomes ready; see `facts_of`.
 
     Raises:
-        ValueError: in one line what is missing, and how to mend it.
+        ValueError: something is missing; the message has one line, with the remedy.
     """
     runtime, cluster = config.runtime, config.cluster
     if runtime.engine == "fake":

@@ -1,8 +1,8 @@
 """Runs jobs: in this process, or in spawned ones. Every pool of the package is made here.
 
-`Executor` admits clusters: jobs and results are picklable, a job reads nothing but its arguments,
-and results are handed out as jobs finish. Objects that jobs have in common, such as a trace that is
-read once, are made in each process by `make_shared`.
+The interface of `Executor` also suits clusters: jobs and results are picklable, a job reads only
+its arguments, and results come as jobs finish. `make_shared` makes the objects that jobs have in
+common, such as a trace, once in each process.
 """
 
 import multiprocessing
@@ -18,7 +18,7 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 from heddle.signals import Interrupts, WorkerSignals, interrupt, keyboard_interrupt_blocked
 
 POLL_S = 0.2
-"""Seconds between two looks at how far the jobs in other processes are."""
+"""Seconds between two reads of the progress of jobs in other processes."""
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -27,9 +27,9 @@ S_co = TypeVar("S_co", covariant=True)
 P = ParamSpec("P")
 
 Report: TypeAlias = Callable[[int], None]
-"""Called by a job with how much of it is done."""
+"""Called by a job with the amount that is done."""
 OnProgress: TypeAlias = Callable[[Sequence[int]], None]
-"""Called with how much of each job is done, in the order of the jobs."""
+"""Called with the amount of each job that is done, in the order of the jobs."""
 
 
 class WorkerError(RuntimeError):
@@ -91,7 +91,7 @@ class Processes(Generic[S]):
     ) -> Iterator[tuple[int, R]]:
         """See `Executor.map`."""
         context = multiprocessing.get_context("spawn")
-        # Without a lock, which a killed process would keep: each number has one writer.
+        # Without a lock, which a killed process would hold: each number has one writer.
         counts = context.RawArray("q", len(jobs)) if on_progress else None
         stop = context.Event()
         pool = _pool(self._processes, stop, self._interrupts, self._make_shared, counts)
@@ -166,7 +166,7 @@ def _reporter(done: list[int], index: int, on_progress: OnProgress) -> Report:
 
 
 def _polling(counts: Any, on_progress: OnProgress | None) -> threading.Event:
-    """Look at the counts of worker processes from time to time, until the event is set."""
+    """Read the counts of worker processes from time to time, until the event is set."""
     over = threading.Event()
     if on_progress is not None:
 
@@ -194,7 +194,7 @@ def _pool(
 
 
 class _Process:
-    """What a worker process holds."""
+    """The state of a worker process."""
 
     def __init__(
         self, stop: Event, interrupts: Interrupts, make_shared: Callable[[], Any], counts: Any

@@ -1,4 +1,4 @@
-"""What a policy knows before a rollout beyond the cluster: history, a model, an oracle by name.
+"""Inputs of a policy besides the cluster: history, a model, and oracles by name.
 
 History comes from a trace of earlier rollouts or from a shipped prior, never from the trace that is
 replayed. An oracle is the exception, named in the policy: ``heddle+oracle``.
@@ -30,7 +30,7 @@ from heddle_trace.schema import Trace, TrajectoryScript
 NONE, PRIOR = "none", "prior"
 
 ORACLES = {
-    "oracle": "knows the scripts exactly; a comparison, not a result",
+    "oracle": "reads the scripts exactly; a comparison, not a result",
     "noisy-oracle:SIGMA": "the oracle with a log-normal error, as in noisy-oracle:0.5",
 }
 """Predictors that only a replay can offer, for listings."""
@@ -46,7 +46,7 @@ SHIPPED = "shipped"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistorySource:
-    """The history that a policy was given, and its source."""
+    """The history of a policy, and its source."""
 
     name: str
     """``none``, ``prior:WORKLOAD`` or the path of a trace; as a configuration's `history` again."""
@@ -60,7 +60,7 @@ class HistorySource:
 
 
 def missing_rules(missing: MissingConfig) -> MissingRules:
-    """Hand a run's rules for missing values to the trace package."""
+    """Return a run's rules for missing values in the form of the trace package."""
     return MissingRules(
         tool_s=missing.tool_s,
         tool_tokens=missing.tool_tokens,
@@ -105,7 +105,7 @@ def extras(
 def oracles(
     policy: str, scripts: Sequence[TrajectoryScript], seed: int
 ) -> dict[str, Part[Predictor]]:
-    """Predictors that know `scripts`, by the names that a policy uses."""
+    """Oracles that read `scripts`, by the names that a policy uses."""
     found: dict[str, Part[Predictor]] = {
         "oracle": Part(lambda _: Oracle(scripts), ORACLES["oracle"])
     }
@@ -130,7 +130,7 @@ class LoadedModel:
 
     @property
     def factory(self) -> LearnedFactory:
-        """What a policy is given of it."""
+        """The factory for a policy's context."""
         return LearnedFactory(self.model)
 
     def plain(self) -> dict[str, Any]:
@@ -188,14 +188,14 @@ def needs_oracle(policy: str) -> bool:
 
 
 def sees_the_future(policy: Policy) -> bool:
-    """Whether a part, or what it wraps, is of the package that knows the future."""
+    """Whether a part, or one that it wraps, is from `heddle_trace`, which reads future steps."""
     parts = [getattr(policy, field.name) for field in fields(policy)]
     layers = [layer for part in parts for layer in _layers(part)]
     return any(type(layer).__module__.startswith("heddle_trace.") for layer in layers)
 
 
 def _layers(part: object) -> Iterator[object]:
-    """A part, what it wraps as `inner`, what that wraps, and so on."""
+    """A part, the part that it wraps as `inner`, and so on."""
     while part is not None:
         yield part
         part = getattr(part, "inner", None)

@@ -36,15 +36,15 @@ class LiveWork:
 
 
 class SandboxInfo(NamedTuple):
-    """How this machine isolates programs that a model wrote."""
+    """The isolation of programs written by a model on this machine."""
 
     mode: IsolationMode
     note: str
-    """What it does not limit; empty if it limits all."""
+    """Limits that it does not enforce; empty if it enforces all."""
 
 
 def load_live_work(config: RunConfig) -> LiveWork:
-    """Read and check what live agents need.
+    """Read and check the inputs of live agents.
 
     Raises:
         ValueError: tasks, tokenizer or a limit cannot be used; in one line, with the remedy.
@@ -88,12 +88,12 @@ def probe_sandbox(work: LiveWork) -> SandboxInfo:
 async def running_agents(
     work: LiveWork, folder: Path, sandbox_info: SandboxInfo, tool_tasks: ToolTasks
 ) -> AsyncIterator[Sequence[LiveAgent]]:
-    """The agents of a run, with their sandbox, writing what was said into `folder`.
+    """The agents of a run, with their sandbox, writing transcripts into `folder`.
 
     Their programs run in `tool_tasks`; close it before this context ends.
 
     Raises:
-        SandboxUnavailableError: what `probe_sandbox` found is not permitted any more.
+        SandboxUnavailableError: the isolation that `probe_sandbox` found is not permitted now.
     """
     async with Sandbox(work.sandbox_limits, mode=sandbox_info.mode) as sandbox:
         with transcript_file(folder / TRANSCRIPTS) as write:

@@ -18,7 +18,7 @@ from heddle.config import MAX_RUNNING, RunConfig
 from heddle.engines import open_vllm, vllm_settings
 from heddle.hardware import gpus, hardware
 from heddle.runs.files import git_commit
-from heddle.setup import load_cluster_profile, simulated_world
+from heddle.setup import load_cluster_profile, simulation_config
 from heddle_calibrate.measure.cells import SizeName
 from heddle_calibrate.measure.session import Measurements, OnProgress, SweepSpec
 from heddle_calibrate.measure.sweep import measure
@@ -32,12 +32,11 @@ from heddle_runtime.vllm.engine import VllmEngine
 from heddle_sim.engine_client import SimLauncher
 
 GPU_LIMITS, CPU_LIMITS = (128, 16384), (32, 2048)
-"""The largest batch and the longest context, where nothing is said: what a sweep of minutes
-holds."""
+"""Default for the largest batch and the longest context: a sweep then takes minutes."""
 
 
 class MeasuringError(ValueError):
-    """A sweep that cannot be begun; the message says what is missing."""
+    """A sweep that cannot begin; the message states what is missing."""
 
 
 def choose_sweep(
@@ -50,7 +49,7 @@ def choose_sweep(
     max_running: int | None,
     max_context: int | None,
 ) -> tuple[SweepSpec, str]:
-    """What to measure, and the name of the model; None: derived from the machine and the model.
+    """The sweep, and the name of the model; None: derived from the machine and the model.
 
     Raises:
         ValueError: vLLM, the model or the profile is not there, or a number is out of range.
@@ -96,7 +95,7 @@ def _gpu_class() -> str:
 
 @dataclass(slots=True)
 class _EngineFacts:
-    """What ready engines report of themselves."""
+    """Facts reported by ready engines."""
 
     block_tokens: int = 0
     kv_bytes_per_token: int = 0
@@ -113,7 +112,7 @@ def sweep_engines(
 ) -> Sweep:
     """Sweep engines as `config.runtime` describes them, and save the sweep.
 
-    A sweep that breaks off is saved as far as it got, with a note that gives the reason.
+    After a failure the measured part of the sweep is saved, with a note that gives the reason.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before anything is started.
@@ -168,7 +167,7 @@ def _fake_facts(config: RunConfig, spec: SweepSpec) -> dict[str, Any]:
     for tp in spec.tps:
         profile.at(tp)
     return {
-        "max_batched_tokens": simulated_world(config.cluster, profile).max_batched_tokens,
+        "max_batched_tokens": simulation_config(config.cluster, profile).max_batched_tokens,
         "precision": profile.source.precision,
         "model_config": {"profile": f"{profile.model} {profile.gpu}"},
         "settings": {},
@@ -184,18 +183,21 @@ def _sweep_fake(
 ) -> None:
     """In virtual time: a sweep of hours takes seconds."""
     profile = load_cluster_profile(config.cluster)
-    world = simulated_world(config.cluster, profile)
+    simulation = simulation_config(config.cluster, profile)
     reported.block_tokens, reported.kv_bytes_per_token = (
-        world.block_size,
+        simulation.block_size,
         profile.kv_bytes_per_token,
     )
 
     async def swept() -> None:
         clock = RunClock(asyncio.get_running_loop())
         clock.thaw()
-        # As many seconds for every degree as for the first: they all start alike in a sweep.
+        # The same time for every degree as for the first: all start the same way in a sweep.
         launcher = SimLauncher(
-            replace(world, engine_start_s=world.start_s(spec.tps[0]), engine_start_s_at={}), clock
+            replace(
+                simulation, engine_start_s=simulation.start_s(spec.tps[0]), engine_start_s_at={}
+            ),
+            clock,
         )
         await measure(launcher, spec, tokens=None, on_progress=on_progress, measured=measured)
 
@@ -248,7 +250,7 @@ def _sweep_vllm(
         measured.notes.update(dict.fromkeys(engine.facts.notes))
 
     async def swept(logs: Path) -> None:
-        # At most two engines run at once, each with the cores that it has in such a run.
+        # At most two engines run at once, each with the same cores as in a run of two engines.
         widest = max(spec.tps)
         alive = replace(config.cluster, tp=widest, gpus=2 * widest)
         # vLLM reserves KV for the longest permitted context, so permit only what is measured.

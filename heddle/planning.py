@@ -1,7 +1,7 @@
 """A plan for a trace without replaying it: engines, homes and the estimated end.
 
 It is the plan that a run with the same planner makes once all trajectories have arrived, from the
-same cost estimates; only the predictor `oracle` looks at the lengths in the trace.
+same cost estimates. Only the predictor `oracle` reads the lengths in the trace.
 """
 
 import time
@@ -19,7 +19,7 @@ from heddle_core.estimate.ordered import Cost
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.policy import PolicyContext, Predictor
-from heddle_core.solve.joint import Found, JointProblem, Solver
+from heddle_core.solve.joint import JointProblem, SolvedPlan, Solver
 from heddle_core.trajectory import Trajectory
 from heddle_sim.profile_files import Profile, load_profile
 from heddle_trace.complete import FillReport
@@ -30,7 +30,7 @@ SCHEMA = "heddle.plan/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What `heddle plan` reports."""
+    """The report of `heddle plan`."""
 
     config: RunConfig
     trace: Trace
@@ -44,9 +44,9 @@ class Planned:
     predictor_model: Mapping[str, Any] | None
     """Name and hash of the model that the predictor used; None if it used none."""
     spread: bool
-    """Whether lengths are history's, in the order of predictions that spread less."""
+    """Whether lengths are history's quantiles, in the order of the predictions."""
     problem: JointProblem
-    found: Found
+    solved: SolvedPlan
     bound_s: float
     """No plan of contiguous groups ends earlier under the same (closed-form) cost."""
     solver_s: float
@@ -55,14 +55,14 @@ class Planned:
     @property
     def tp_mix(self) -> dict[int, int]:
         """Engines of each TP degree, widest first."""
-        tps = [group.shape.tp for group in self.found.groups]
+        tps = [group.shape.tp for group in self.solved.groups]
         return {tp: tps.count(tp) for tp in dict.fromkeys(tps)}
 
     def groups(self) -> list[dict[str, Any]]:
         """One row for each engine: members, their estimated lengths and end."""
         lengths = self.problem.output_tokens
         rows = []
-        for number, group in enumerate(self.found.groups):
+        for number, group in enumerate(self.solved.groups):
             tokens = [lengths[k] for k in group.members]
             rows.append(
                 {
@@ -71,7 +71,7 @@ class Planned:
                     "members": len(tokens),
                     "longest_tokens": max(tokens, default=None),
                     "shortest_tokens": min(tokens, default=None),
-                    "believed_end_s": group.end_s,
+                    "estimated_end_s": group.end_s,
                 }
             )
         return rows
@@ -103,7 +103,7 @@ class Planned:
             "cost": problem.cost,
             "tp_mix": {str(tp): count for tp, count in self.tp_mix.items()},
             "groups": self.groups(),
-            "believed_makespan_s": self.found.makespan_s,
+            "estimated_makespan_s": self.solved.makespan_s,
             "bound_s": self.bound_s,
             "solver_s": self.solver_s,
         }
@@ -120,7 +120,7 @@ def plan(
 
     Raises:
         ConfigError: the portfolio with another cost than its own, no predictor of this name, or a
-            history or a model that knows the trace itself.
+            history or a model made from the trace itself.
         CapacityError: no TP degree holds the largest context of the trace.
         ValueError: any other of the packages' errors for bad input.
     """
@@ -155,9 +155,9 @@ def plan(
     remaining = [predicts.remaining_tokens(t) for t in ts]
     problem = SearchedPlan(context, solver=planner, cost=cost).plan(ts, remaining)
     began_s = time.perf_counter()
-    found = problem.search()
+    solved = problem.search()
     solver_s = time.perf_counter() - began_s
-    exact = found if planner == "exact" else replace(problem, solver="exact").search()
+    exact = solved if planner == "exact" else replace(problem, solver="exact").search()
     return Planned(
         config=config,
         trace=trace,
@@ -170,7 +170,7 @@ def plan(
         predictor_model=used,
         spread=list(problem.output_tokens) != [max(1.0, r) for r in remaining],
         problem=problem,
-        found=found,
+        solved=solved,
         bound_s=exact.bound_s,
         solver_s=solver_s,
     )

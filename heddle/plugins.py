@@ -2,8 +2,8 @@
 
 ``PRESET`` or ``PRESET+PART+PART``. A name is one of `PRESETS` or of `PARTS`, an entry point of the
 group ``heddle.policies`` or ``heddle.parts``, or ``package.module:factory``. The factory of a part
-declares what it makes by its return annotation: ``def mine(context: PolicyContext) -> Placement``.
-What is loaded is compared with the protocols of `heddle_core.policy` before it is used;
+declares its kind by its return annotation: ``def mine(context: PolicyContext) -> Placement``.
+Loaded objects are compared with the protocols of `heddle_core.policy` before use;
 docs/write-a-policy.md shows how to write one.
 """
 
@@ -37,7 +37,7 @@ def load_policy(
     *,
     extra: Mapping[str, Part[Predictor]] = MappingProxyType({}),
 ) -> Policy:
-    """Return the policy called `name`, fresh.
+    """Return a new policy by its `name`.
 
     ``+PART`` puts a part in place of the preset's own: ``heddle+never``, ``verl+lpt+progressive``.
     `extra` adds predictors that only the caller can make, such as an oracle.
@@ -71,7 +71,7 @@ def load_part(
     *,
     extra: Mapping[str, Part[Predictor]] = MappingProxyType({}),
 ) -> tuple[Kind, Any]:
-    """Return the kind of a part, which is the field of `Policy` that it fills, and the part, fresh.
+    """Return the kind of a part, which is the field of `Policy` that it fills, and a new part.
 
     Raises:
         PolicyNotFound: nothing has this name.
@@ -115,7 +115,7 @@ def check(name: str, parts: Mapping[Kind, object]) -> None:
 
 
 def _lacks(part: object, protocol: type) -> list[str]:
-    """What `part` lacks of `protocol`, each as the end of a sentence."""
+    """Members of `protocol` that `part` lacks, each as the end of a sentence."""
     found = []
     for name, member in vars(protocol).items():
         if name.startswith("_"):
@@ -154,7 +154,7 @@ def _declared(name: str, make: Callable[..., Any]) -> Kind:
             return kind
     names = ", ".join(protocols[kind].__name__ for kind in KINDS)
     raise PolicyError(
-        f"part {name!r}: its factory does not say what it makes. Annotate its return as one of "
+        f"part {name!r}: its factory declares no kind of part. Annotate its return as one of "
         f"{names} (heddle_core.policy)"
     )
 

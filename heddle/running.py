@@ -13,7 +13,7 @@ from typing import Any
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.engines import facts_of, open_vllm, vocabulary_of, world_of_engines
+from heddle.engines import engine_facts, facts_of, open_vllm, vocabulary_of
 from heddle.executor import Worker
 from heddle.knowledge import needs_oracle
 from heddle.live import LiveWork, SandboxInfo, load_live_work, probe_sandbox, running_agents
@@ -41,12 +41,12 @@ from heddle_sim.engine_client import SimLauncher
 from heddle_trace.schema import Trace
 
 FLUSH_S = 5.0
-"""A run on engines cannot be had again for nothing: its journal is on disk this often."""
+"""Seconds between writes of the journal: a run on engines is expensive to repeat."""
 
 OnProgress = Callable[[int, int], None]
-"""Called with how many trajectories have finished, and of how many."""
+"""Called with the numbers of finished and of all trajectories."""
 OnNote = Callable[[str], None]
-"""Called before anything is started, with what the user should know; a line each."""
+"""Called before anything is started, with notes for the user, a line each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """What a run needs of its engines."""
+    """The requirements of a run on its engines."""
 
     clock: RunClock
     launcher: Launcher
@@ -78,7 +78,7 @@ class _Stage:
     report_delay_s: float
     tool_tasks: ToolTasks = field(default_factory=ToolTasks)
     facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
-    """What an engine that has just become ready said of itself."""
+    """Facts reported by an engine that has just become ready."""
 
 
 def run(
@@ -89,12 +89,12 @@ def run(
     on_progress: OnProgress = lambda done, total: None,
     on_note: OnNote = lambda note: None,
 ) -> RunResult:
-    """Roll a trace, or live agents, out under a policy on the engines that `config.runtime` names.
+    """Roll out a trace, or live agents, under a policy on the engines that `config.runtime` names.
 
-    Live agents are set up here: give their configuration, and of a replay its `RunSetup` if there
-    is one. Ctrl-C, SIGTERM or SIGHUP ends the run in order: the tokens of running steps are handed
-    over, all trajectories are cancelled, engines end, and the run directory is closed as
-    interrupted. A second signal ends it without the tokens; more change nothing.
+    For live agents give their configuration; for a replay the `RunSetup` if there is one. Ctrl-C,
+    SIGTERM or SIGHUP ends the run in order: engines hand over the tokens of running steps, all
+    trajectories are cancelled, engines end, and the run directory is closed as interrupted. A
+    second signal ends it without the tokens; more change nothing.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before anything is started.
@@ -111,10 +111,10 @@ def run(
     else:
         setup = prepare(run)
     config, workload = setup.config, setup.workload
-    world = _world_facts(setup, live)
-    for note in world["notes"]:
+    engines = _facts_of_engines(setup, live)
+    for note in engines["notes"]:
         on_note(note)
-    facts = setup.facts("heddle_runtime", world)
+    facts = setup.facts("heddle_runtime", engines)
     began_s = time.perf_counter()
     # Signals are deferred: between the rollout and `finish`, nothing is open that must be closed.
     with (
@@ -148,22 +148,22 @@ def _live(config: RunConfig) -> _Live:
     return _Live(work, probe_sandbox(work))
 
 
-def _world_facts(setup: RunSetup, live: _Live | None) -> dict[str, Any]:
-    """What the manifest says of engines, machine and sandbox, these being checked."""
-    world = world_of_engines(setup.config, setup.workload.largest_tokens)
+def _facts_of_engines(setup: RunSetup, live: _Live | None) -> dict[str, Any]:
+    """The manifest's facts of engines, machine and sandbox, after their checks."""
+    facts = engine_facts(setup.config, setup.workload.largest_tokens)
     if live is None:
-        return world
-    notes = [*world["notes"], *([live.sandbox.note] if live.sandbox.note else [])]
-    return {**world, "sandbox": live.sandbox.mode, "notes": notes}
+        return facts
+    notes = [*facts["notes"], *([live.sandbox.note] if live.sandbox.note else [])]
+    return {**facts, "sandbox": live.sandbox.mode, "notes": notes}
 
 
 class _Sink:
-    """Appends to the journal, at once for what cannot be had again, and counts the finished."""
+    """Appends to the journal and counts finished trajectories."""
 
     def __init__(self, directory: RunDirectory, total: int, on_progress: OnProgress) -> None:
         self.path = directory.path
         self.facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
-        """What an engine that has just become ready said of itself."""
+        """Facts reported by an engine that has just become ready."""
         self._directory, self._total, self._on_progress = directory, total, on_progress
         self._engines: dict[EngineId, Mapping[str, Any]] = {}
         self._done = 0
@@ -256,7 +256,7 @@ async def _interruptible(rollout: RolloutRun, signals: StopSignals) -> None:
         elif count == 2:
             running.cancel()
 
-    # Out of a signal handler: the loop may be asleep, and wakes up for such a call only.
+    # From a signal handler: only such a call wakes a waiting loop.
     with (
         signals.on_signal(lambda count: loop.call_soon_threadsafe(end, count)),
         suppress(asyncio.CancelledError),
@@ -268,21 +268,21 @@ async def _interruptible(rollout: RolloutRun, signals: StopSignals) -> None:
 
 
 def _fake(setup: RunSetup) -> _Stage:
-    world = setup.world
+    simulation = setup.simulation
     clock = RunClock(asyncio.get_running_loop(), speed=1.0 / setup.config.runtime.time_scale)
-    launcher = SimLauncher(world, clock)
+    launcher = SimLauncher(simulation, clock)
     launcher.schedule_faults()
-    return _Stage(clock, launcher, ChargedSolver(clock), None, 1.0, world.report_delay_s)
+    return _Stage(clock, launcher, ChargedSolver(clock), None, 1.0, simulation.report_delay_s)
 
 
 # -- vLLM -------------------------------------------------------------------------------------
 
 
 class ProcessSolver:
-    """Searches for plans in another process, so that the event loop goes on; a `Solver`."""
+    """Searches for plans in another process, without blocking the event loop; a `Solver`."""
 
     def __init__(self) -> None:
-        # Ctrl-C reaches every process of a terminal: the run decides what becomes of a search.
+        # Ctrl-C reaches every process of a terminal: the run ends the search itself.
         self._worker = Worker("ignored")
 
     def solve(self, command: SolvePlan, listener: ServiceListener) -> None:

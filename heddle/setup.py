@@ -1,7 +1,7 @@
-"""A run, set up once: its workload, profile, history, model, policy and simulated world.
+"""A run, set up once: its workload, profile, history, model, policy and simulation.
 
-`prepare` is the only way from a configuration to these. Runs that have inputs in common are
-prepared with one `Workspace`, which reads each input once.
+Only `prepare` makes these from a configuration. Runs with common inputs are prepared with one
+`Workspace`, which reads each input once.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetup:
-    """All that one run needs. Its policy learns during the run: one set-up serves one run."""
+    """All inputs of one run. The policy learns during the run: one set-up serves one run."""
 
     config: RunConfig
     """With the name of the history that was found."""
@@ -50,7 +50,7 @@ class RunSetup:
     """Name and hash of `model` if the policy's predictor uses it, else None."""
     context: PolicyContext
     policy: Policy
-    world: SimulationConfig
+    simulation: SimulationConfig
     """The simulated cluster."""
 
     def bound(self) -> Bound:
@@ -58,7 +58,7 @@ class RunSetup:
         return makespan_bound(self.workload, self.profile, self.config.cluster)
 
     def facts(self, driver: str, world: Mapping[str, Any] | None = None) -> RunFacts:
-        """What the manifest of the run says; `world` describes real engines."""
+        """The manifest of the run; `world` describes real engines."""
         return RunFacts(
             driver=driver,
             trace_name=self.workload.trace.name,
@@ -74,8 +74,8 @@ class RunSetup:
 class Workspace:
     """Inputs that several runs have in common, each read once.
 
-    Give one to every `prepare` of a comparison. It keeps the last inputs of each kind, so that its
-    size does not grow with the number of runs.
+    Give the same one to every `prepare` of a comparison. It keeps the last inputs of each kind, so
+    that its size does not grow with the number of runs.
     """
 
     def __init__(self) -> None:
@@ -161,9 +161,9 @@ class Workspace:
 def prepare(
     config: RunConfig, *, workspace: Workspace | None = None, workload: Workload | None = None
 ) -> RunSetup:
-    """Set a run up: read and check all its inputs, and make its policy.
+    """Set up a run: read and check all its inputs, and make its policy.
 
-    `workload` is what live agents work on, where `config.trace` is no trace.
+    `workload` has the tasks of live agents, where `config.trace` is no trace.
 
     Raises:
         ValueError: one of the packages' errors for bad input, with the remedy.
@@ -175,8 +175,8 @@ def prepare(
     profile = shared.profile(config.cluster)
     history = shared.history(config, workload.trace)
     model = shared.model(config.predictor_model)
-    world = simulated_world(config.cluster, profile)
-    context = _context(config, profile, world, workload.largest_tokens, history, model)
+    simulation = simulation_config(config.cluster, profile)
+    context = _context(config, profile, simulation, workload.largest_tokens, history, model)
     policy = make_policy(config, context, workload.scripts)
     return RunSetup(
         config=replace(config, history=history.name),
@@ -187,14 +187,14 @@ def prepare(
         predictor_model=knowledge.model_used(model, policy.predictor, workload.trace),
         context=context,
         policy=policy,
-        world=world,
+        simulation=simulation,
     )
 
 
 def make_policy(
     config: RunConfig, context: PolicyContext, scripts: Sequence[TrajectoryScript] = ()
 ) -> Policy:
-    """Make the policy of a run; `scripts` are what an oracle knows."""
+    """Make the policy of a run; `scripts` are the input of oracles."""
     preset = config.policy.preset
     return load_policy(preset, context, extra=knowledge.extras(preset, scripts, config.seed))
 
@@ -222,7 +222,7 @@ def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig)
     )
 
 
-def simulated_world(cluster: ClusterConfig, profile: Profile) -> SimulationConfig:
+def simulation_config(cluster: ClusterConfig, profile: Profile) -> SimulationConfig:
     """Describe the simulated cluster to the driver."""
     tables: dict[int, LatencyTable] = {}
 
@@ -267,15 +267,15 @@ def solo_tpot(profile: Profile, cluster: ClusterConfig) -> SoloTpot:
 def _context(
     config: RunConfig,
     profile: Profile,
-    world: SimulationConfig,
+    simulation: SimulationConfig,
     largest_tokens: int,
     history: knowledge.HistorySource,
     model: knowledge.LoadedModel,
 ) -> PolicyContext:
-    """What a policy may know: the cluster, estimated costs, and what came before.
+    """Inputs of a policy: the cluster, estimated costs, and history.
 
-    `largest_tokens` is the context that any engine must be able to hold, as a framework knows it
-    from its limits on lengths: TP degrees whose engines cannot are no choice.
+    `largest_tokens` is the context that every engine must hold, as a framework derives it from its
+    limits on lengths. TP degrees whose engines cannot hold it are left out.
     """
     cluster = config.cluster
     tps = cluster.tp_choices or tuple(
@@ -295,7 +295,7 @@ def _context(
         history=history.history,
         learned=model.factory,
         seed=config.seed,
-        engine_start_s=world.start_s(max(tps, default=cluster.tp)),
+        engine_start_s=simulation.start_s(max(tps, default=cluster.tp)),
     )
 
 

@@ -19,10 +19,10 @@ NUMBERS = [
 ]
 
 Interrupts: TypeAlias = Literal["relayed", "direct", "ignored"]
-"""What SIGINT does to a job in a worker process.
+"""Effect of SIGINT on a job in a worker process.
 
 ``relayed``: the parent interrupts its workers, each once; a job closes, and its process ends.
-``direct``: a job handles what the terminal sends. ``ignored``: a job that has begun ends normally.
+``direct``: a job handles the terminal's signal. ``ignored``: a job that has begun ends normally.
 """
 
 
@@ -65,7 +65,7 @@ class StopSignals:
 
     The first is raised where it arrives, as `KeyboardInterrupt` or `Terminated`; inside `deferred`,
     at the end of that block; inside `on_signal`, a callback handles it. Later ones are not raised:
-    they would break into the closing that the first has begun. A signal that is ignored, as under
+    they would interrupt the closing that the first has begun. A signal that is ignored, as under
     nohup, stays ignored.
     """
 
@@ -89,7 +89,7 @@ class StopSignals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Raise what arrives inside at the end of the block, unless something else is raised."""
+        """Raise a signal that arrives inside at the end of the block, unless the block raises."""
         with self.on_signal(lambda count: None):
             yield
         if self._came:
@@ -97,7 +97,7 @@ class StopSignals:
 
     @contextmanager
     def on_signal(self, callback: Callable[[int], object]) -> Iterator[None]:
-        """Call `callback` with how many signals have come, for each, and once for those before.
+        """Call `callback` for each signal with the number so far, and once for earlier ones.
 
         It is called between any two instructions, as signal handlers are.
         """
@@ -178,7 +178,7 @@ class WorkerSignals:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _interrupt_once(self, *_: object) -> None:
-        """Raise the first signal; a second one would break into the closing of the job."""
+        """Raise the first signal; a second one would interrupt the closing of the job."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 

@@ -62,13 +62,13 @@ def simulate(
 ) -> RunResult:
     """Replay a trace under a policy on a simulated cluster, into a new run directory in `out`.
 
-    `on_progress` is called, a few hundred times, with how many trajectories have finished, and of
-    how many.
+    `on_progress` is called a few hundred times, with the numbers of finished and of all
+    trajectories.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before a directory is made.
         OSError: the run directory cannot be written.
-        KeyboardInterrupt: a signal ended the run; the run directory says interrupted. More signals
+        KeyboardInterrupt: a signal ended the run; its directory is marked interrupted. More signals
             change nothing.
     """
     setup = run if isinstance(run, RunSetup) else prepare(run)
@@ -84,7 +84,7 @@ def simulate(
         if on_progress is not None:
             sink = _counting(sink, workload.trajectories, on_progress)
         core = RecordedCore(Controller(setup.policy), sink)
-        simulate_rollout(workload.scripts, core, setup.world)
+        simulate_rollout(workload.scripts, core, setup.simulation)
         measured = directory.finish(
             solo_tpot=solo_tpot(setup.profile, config.cluster), notes=workload.notes
         )
@@ -96,7 +96,7 @@ def simulate(
 def _counting(
     sink: Callable[[Entry], None], total: int, on_progress: Callable[[int, int], None]
 ) -> Callable[[Entry], None]:
-    """Pass entries on to `sink`, and report now and then how many trajectories have ended."""
+    """Pass entries on to `sink`, and report at intervals the number of ended trajectories."""
     done, every = 0, max(total // 200, 1)
 
     def counted(entry: Entry) -> None:
@@ -112,10 +112,9 @@ def _counting(
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Let the garbage collector look once in 100,000 new objects, not once in 700.
+    """Run the garbage collector once in 100,000 new objects, not once in 700.
 
-    A run makes no cycles, but holds many small objects: a sixth of its time went into finding them
-    all alive.
+    A run makes no cycles, but holds many small objects: the collector took a sixth of its time.
     """
     usual = gc.get_threshold()
     gc.set_threshold(100_000, *usual[1:])

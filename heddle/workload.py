@@ -1,4 +1,4 @@
-"""What a run rolls out: a trace made ready for one seed and cluster, or live agents' tasks."""
+"""The workload of a run: a trace made ready for one seed and cluster, or live agents' tasks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class CapacityError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a run rolls out: a trace made ready to replay under one seed, or live agents' tasks."""
+    """The workload of a run: a trace ready to replay under one seed, or live agents' tasks."""
 
     trace: Trace
     """Of live agents' tasks, name and hash only."""
     scripts: tuple[TrajectoryScript, ...] = ()
-    """What a replay follows; empty for live agents."""
+    """The trajectories of a replay; empty for live agents."""
     trajectories: int
     largest_tokens: int
     """The largest context that a trajectory grows to."""
@@ -40,12 +40,12 @@ class Workload:
 
     @property
     def filled(self) -> dict[str, int]:
-        """How many values of each field the trace lacked and a rule filled in."""
+        """Number of values of each field that the trace lacked and a rule filled in."""
         return {} if self.fill is None else filled_counts(self.fill)
 
     @property
     def notes(self) -> dict[str, int]:
-        """What a run's summary says of it; nothing for live agents."""
+        """Its entries in a run's summary; empty for live agents."""
         if self.fill is None:
             return {}
         return {**self.filled, "dropped_over_capacity": len(self.dropped)}
@@ -54,10 +54,10 @@ class Workload:
 def fitting(
     scripts: Sequence[TrajectoryScript], profile: Profile, cluster: ClusterConfig
 ) -> tuple[tuple[TrajectoryScript, ...], tuple[str, ...]]:
-    """Part trajectories that every engine can hold from those that one cannot.
+    """Separate trajectories that every engine can hold from the others.
 
     Raises:
-        CapacityError: there are some that one cannot hold, and they may not be dropped.
+        CapacityError: some engine cannot hold a trajectory, and it may not be dropped.
     """
     chosen = cluster.tp_choices or ()
     tp = min((*(cluster.mix or (cluster.tp,)), *chosen))
@@ -96,5 +96,5 @@ def capacity_tokens(profile: Profile, tp: int) -> int:
 
 
 def filled_counts(fill: FillReport) -> dict[str, int]:
-    """How many values of each field were filled in, by the key that reports give it."""
+    """Number of values of each field that were filled in, by the key of reports."""
     return {f"filled_{name}": f.zeroed + f.sampled for name, f in fill.fields.items()}

@@ -1,7 +1,7 @@
 """Stage three: measured runs beside their simulation, and the order of policies in both.
 
-A run is simulated with the KV space, failures and search times of its own engines (`world_of_run`),
-so that the error is that of profile and simulator together.
+A run is simulated with the KV space, failures and search times of its own engines
+(`simulation_of_run`), so that the error is that of profile and simulator together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ class Checked:
     seed: int
     trace: str
     kind: str
-    """What all runs that can be ranked together have in common."""
+    """Trace and cluster of runs that can be ranked together."""
     figures: Mapping[str, Figure]
     finish_order: float | None
     """Spearman's rank correlation of finish times over trajectories; None for a single one."""
@@ -84,10 +84,10 @@ class Ranking:
     """The widest range of makespans of one policy over repeated runs; None without repeats."""
 
 
-def world_of_run(entries: Iterable[Entry], of_profile: SimulationConfig) -> SimulationConfig:
-    """The world of a profile with what the journal of a run shows of its own engines.
+def simulation_of_run(entries: Iterable[Entry], of_profile: SimulationConfig) -> SimulationConfig:
+    """The simulated cluster of a profile, with the KV space and failures of a run's own engines.
 
-    They have its KV space and die when they did; a plan search takes as long as it took.
+    A plan search takes as long as in the run.
     """
     capacity: dict[int, int] = {}
     faults: list[tuple[float, EngineId]] = []
@@ -159,8 +159,8 @@ def finish_order(measured: pa.Table, simulated: pa.Table) -> float | None:
 def rankings(checked: Sequence[Checked], *, tie_pct: float) -> list[Ranking]:
     """Rank the policies of each trace and cluster that has two or more.
 
-    Measured makespans that differ by less than `tie_pct`, or by less than repeated runs of one
-    policy do, are no order that anything could get wrong.
+    Measured makespans count as a tie if they differ by less than `tie_pct`, or by less than
+    repeated runs of one policy.
     """
     groups: dict[str, list[Checked]] = {}
     for each in checked:

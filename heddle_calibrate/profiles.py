@@ -7,7 +7,7 @@ from heddle_sim.profile_files import Profile
 
 
 def encode_profile(profile: Profile) -> bytes:
-    """Format a profile as JSON in the order of its fields; what was not measured is left out."""
+    """Format a profile as JSON in the order of its fields, without fields that are None."""
     plain = {key: value for key, value in asdict(profile).items() if value is not None}
     return (_text(plain) + "\n").encode()
 

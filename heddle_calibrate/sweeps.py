@@ -1,4 +1,4 @@
-"""Sweeps: what was measured on an engine, as a file that a profile is fitted to.
+"""Sweeps: measurements of an engine, as a file that a profile is fitted to.
 
 `heddle_calibrate.measure` writes them and `heddle_calibrate.fit` reads them, usually on another
 machine. Times are seconds, sizes tokens.
@@ -21,10 +21,10 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What every measurement has."""
+    """Fields of every measurement."""
 
     order: int
-    """Its place in the sweep, which is shuffled: what drifts shows along it."""
+    """Its position in the sweep, which is shuffled, so that drift is visible."""
     tp: int
 
 
@@ -59,7 +59,7 @@ class PrefillTrial(Trial):
     """Prompts at once."""
     prompt: int
     cached: int
-    """As the engine found it."""
+    """As the engine reported it."""
     prefill_s: float
     """From the first prefill to the token."""
     queued_s: float
@@ -143,7 +143,7 @@ class LoopStep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopTrial(Trial):
     """Clients with growing contexts, each sending its next step when the last one ends. Never
-    fitted: what a profile makes of it is the test of all its parts together."""
+    fitted: its simulation tests all parts of a profile together."""
 
     clients: tuple[tuple[LoopStep, ...], ...]
     makespan_s: float
@@ -172,7 +172,7 @@ class Sweep:
     hardware: dict[str, Any]
     versions: dict[str, str]
     settings: dict[str, Any]
-    """What else the engines were started with."""
+    """Further settings of the engines."""
     max_running: int
     max_batched_tokens: int
     """The most tokens of one iteration."""
@@ -191,7 +191,7 @@ class Sweep:
     beside: tuple[ColocationTrial, ...] = ()
     loops: tuple[LoopTrial, ...] = ()
     spoiled: int = 0
-    """Measurements left out because the engine took KV away meanwhile."""
+    """Measurements left out because the engine preempted a step."""
     notes: tuple[str, ...] = field(default=())
     """What could not be measured, and why."""
 
@@ -296,7 +296,7 @@ _MAY_DIFFER = ("made", "command", "seed", "spoiled", "notes", *TRIALS)
 
 
 def pooled(sweeps: Mapping[Path, Sweep]) -> Sweep:
-    """All trials together, one sweep after the other; the first says when it was made.
+    """All trials together, one sweep after the other, with the date of the first.
 
     Raises:
         SweepError: they are of different engines, or none is given.
@@ -324,14 +324,14 @@ def pooled(sweeps: Mapping[Path, Sweep]) -> Sweep:
 
 
 def _without_commit(value: Any) -> Any:
-    """Versions without that of Heddle's source: a commit in between changes no engine."""
+    """Versions without that of Heddle's source: another commit changes no engine."""
     if isinstance(value, dict):
         return {key: item for key, item in value.items() if key != "git_commit"}
     return value
 
 
 def _renumbered(sweeps: list[Sweep], name: str) -> tuple[Any, ...]:
-    """Trials whose order continues from one sweep to the next, so that drift shows."""
+    """Trials whose order continues from one sweep to the next, so that drift is visible."""
     trials: list[Any] = []
     begin = 0
     for sweep in sweeps:

@@ -1,4 +1,4 @@
-"""Decides; knows only the past. No I/O, no clock, no engine: events in, commands out."""
+"""The policy core: events in, commands out. It reads only the past: no I/O, no clock, no engine."""
 
 from heddle_core.controller import Controller
 from heddle_core.journal import Entry, first_divergence, recorded

@@ -1,8 +1,8 @@
-"""What to do: frozen data, imperative, executed by a driver.
+"""Commands of the controller, executed by a driver: frozen data, imperative names.
 
-Each command ends in exactly one later event, which its docstring names. A driver never answers
-from inside `handle`. `cause` is the sequence number of the event that caused the command: the
-first event of a run has number 0.
+Each command ends in exactly one later event, which its docstring names. A driver never delivers it
+from inside `handle`. `cause` is the sequence number of the event that caused the command. The first
+event of a run has number 0.
 """
 
 from typing import TypeAlias
@@ -26,7 +26,7 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class Preempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Stop a running step, keep its tokens.
 
-    Ends in StepPreempted, StepFinished when the step won the race, or EngineFailed.
+    Ends in StepPreempted, in StepFinished when the step finished first, or in EngineFailed.
     """
 
     trajectory: TrajectoryId
@@ -45,7 +45,7 @@ class Migrate(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class SolvePlan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Search for a resource plan; too long for a decision to wait for. Ends in PlanSolved."""
+    """Search for a resource plan in the background. Ends in PlanSolved."""
 
     plan: int
     problem: PlanProblem
@@ -53,10 +53,10 @@ class SolvePlan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Predict(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Ask the prediction service for a trajectory's remaining tokens. Ends in Predicted.
+    """Request a trajectory's remaining tokens from the prediction service. Ends in Predicted.
 
-    `estimate` is the answer when the model lives in the core and only its running time is the
-    world's business; None asks the world's own model.
+    `estimate` is the policy's own estimate, which a service returns after its latency. With None
+    the service must use its own model.
     """
 
     trajectory: TrajectoryId
@@ -83,7 +83,7 @@ class StopEngine(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Give a trajectory up. Ends in TrajectoryFinished(outcome="cancelled")."""
+    """Cancel a trajectory. Ends in TrajectoryFinished(outcome="cancelled")."""
 
     trajectory: TrajectoryId
     reason: str

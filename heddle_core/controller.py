@@ -1,8 +1,8 @@
 """Decides when, where and how every step runs, in every open rollout.
 
-This file may not read a clock, do I/O, draw an unseeded number or know an engine's type. Events
-come in, commands go out, and nothing else changes the ledger. It is the only caller of a policy's
-parts.
+This file may not read a clock, do I/O, draw an unseeded number or depend on an engine's type.
+Events come in, commands go out, and nothing else changes the ledger. It is the only caller of a
+policy's parts.
 """
 
 from typing import assert_never
@@ -46,7 +46,7 @@ from heddle_core.trajectory import Trajectory
 
 
 class Controller:
-    """The one object that decides, in the simulator as on real engines."""
+    """Makes all decisions, in the simulator and on real engines."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -56,14 +56,14 @@ class Controller:
         """A driver delivers a `Tick` no later than this."""
         self._queues = Queues(policy, self.ledger)
         self._events = 0
-        """Events so far; the sequence number of the next."""
+        """Number of events so far: the sequence number of the next."""
         self._plans = 0
         self._searches: dict[int, Rollout | None] = {}
-        """Searches under way by number, and the rollout of each; None for a consolidation."""
+        """Running searches by number, and the rollout of each; None for a consolidation."""
         self._newest_plan = 0
         """Number of the search whose plan is or will be in force; 0 for a plan without search."""
-        self._asked: dict[tuple[TrajectoryId, int], int] = {}
-        """Output made when the prediction service was asked, by trajectory and step."""
+        self._predict_requests: dict[tuple[TrajectoryId, int], int] = {}
+        """Output tokens at the moment of each open request, by trajectory and step."""
         self._fleet = Fleet()
         self._homes = PlannedHomes(self.ledger, self._queues)
 
@@ -161,7 +161,7 @@ class Controller:
         predictor = self.policy.predictor
         if predictor.served:
             estimate = predictor.remaining_tokens(t)
-            self._asked[t.id, t.step] = t.output_tokens
+            self._predict_requests[t.id, t.step] = t.output_tokens
             t.predictions_due += 1
             out.append(Predict(trajectory=t.id, step=t.step, estimate=estimate, cause=out.cause))
         else:
@@ -199,17 +199,17 @@ class Controller:
 
     def _on_predicted(self, e: Predicted, out: CommandList) -> None:
         t = self.ledger.answered(e.trajectory)
-        asked_at = self._asked.pop((t.id, e.step), None)
-        if asked_at is None:
+        tokens_at_request = self._predict_requests.pop((t.id, e.step), None)
+        if tokens_at_request is None:
             raise LedgerError(f"no prediction of step {e.step} of {t.id!r} is due")
-        made_since = t.output_tokens - asked_at
+        made_since = t.output_tokens - tokens_at_request
         t.predictions_due -= 1
         if t.phase == "finished":
             self.ledger.release(t)
             return
         if e.remaining_tokens is None:
             return
-        # A late answer speaks of the end of its step; what was made since is no longer ahead.
+        # The prediction holds as of its request; subtract the tokens generated since.
         self.ledger.estimate(t, max(0.0, e.remaining_tokens - made_since))
         if t.phase == "tool" and t.step == e.step:
             self._consider_migration(t, out)
@@ -234,7 +234,7 @@ class Controller:
         elif not source.accepting:
             self.ledger.set_home(t, target.id if target.accepting else None)
         if t.phase == "migrating":
-            # The move was this step's placement: asking again could send it straight back.
+            # The migration placed this step; placing it again could send it straight back.
             if t.home is None:
                 self._queues.place(t, out)
             else:
@@ -300,7 +300,7 @@ class Controller:
             self._all_arrived(rollout, out)
 
     def _all_arrived(self, rollout: Rollout, out: CommandList) -> None:
-        """Go on with what has arrived: all, or all that came in time."""
+        """Plan or place the trajectories that have arrived: all, or those before the deadline."""
         self.deadline_s = self.rollouts.wait_until(rollout, None)
         if rollout.stage == "awaiting":
             self._plan(rollout, out)
@@ -349,15 +349,15 @@ class Controller:
         if rollout is not None:
             rollout.stage = "closed" if rollout.over else "running"
         elif not (self._fleet.steady and self.rollouts.settled):
-            return  # a consolidation of engines or trajectories that are no longer what they were
+            return  # the engines or trajectories of this consolidation have changed since
         if e.plan == self._newest_plan:
             self._carry_out(e.resource_plan, out)
         self._release_held(out)
 
     def _carry_out(self, plan: ResourcePlan, out: CommandList) -> None:
-        leaving, carriers = self._fleet.change_to(plan, out)
+        draining, carriers = self._fleet.change_to(plan, out)
         self._homes.replace({carriers[name]: members for name, members in plan.homes})
-        closed = [self.ledger.engine(name) for name in leaving]
+        closed = [self.ledger.engine(name) for name in draining]
         for engine in closed:
             self.ledger.close_engine(engine)
         for engine in closed:
@@ -414,7 +414,7 @@ class Controller:
         return waiting
 
     def _abandon_homes(self, engine: Engine) -> None:
-        """Trajectories in a tool lose a home whose KV is gone; they get another on return."""
+        """Clear the home of trajectories in a tool: its KV is gone; they get another on return."""
         if engine.sessions:
             for t in self.ledger.trajectories.values():
                 if t.home == engine.id and t.phase in ("tool", "migrating"):

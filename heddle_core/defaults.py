@@ -7,6 +7,6 @@ ENGINE_START_S: Final = 60.0
 REPORT_INTERVAL_S: Final = 5.0
 """Seconds between two reports of an engine's counters."""
 REPORT_DELAY_S: Final = 0.05
-"""Age of a report when it is delivered: no router sees counters of this very instant."""
+"""Age of a report when it is delivered: a router never sees current counters."""
 SPARE_SLOTS: Final = 4
 """Requests that an engine runs beyond `max_running` to receive or to export KV."""

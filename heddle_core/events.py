@@ -1,7 +1,7 @@
-"""What happened: frozen data, past tense, told to the controller by a driver.
+"""Events that a driver delivers to the controller: frozen data, names in the past tense.
 
-Nothing here acts. Every event carries the driver's clock in seconds since the run began, and only
-what a real engine or environment could have told at that moment: no future length, no later prompt.
+Every event carries the driver's clock in seconds since the run began. It holds only what a real
+engine or environment could report at that moment: no future length, no later prompt.
 """
 
 from typing import Literal, TypeAlias
@@ -51,10 +51,10 @@ class TrajectoryArrived(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class StepFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The engine ended a generation.
 
-    `output_tokens` counts this dispatch only: tokens kept from before a preemption were reported by
-    `StepPreempted`. `queued_s` is time inside the engine before the first prefill, `cached_tokens`
-    the part of the prompt served from the prefix cache, `recomputes` how often the engine itself
-    took the KV away and had to prefill again.
+    `output_tokens` counts this dispatch only: `StepPreempted` reported the tokens from before a
+    preemption. `queued_s` is the time inside the engine before the first prefill. `cached_tokens`
+    is the part of the prompt served from the prefix cache. `recomputes` counts the engine's own
+    preemptions, each of which evicts the KV and prefills again.
     """
 
     time_s: float
@@ -95,9 +95,9 @@ class ToolStarted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ToolReturned(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The tool's answer is in the context; the next generation can run.
+    """The tool's result is in the context; the next generation can run.
 
-    `observation_tokens` were appended; `context_tokens` is the size of the next prompt, which is
+    `observation_tokens` were appended. `context_tokens` is the size of the next prompt; it is
     smaller than the sum when the agent compacted its history.
     """
 
@@ -119,9 +119,9 @@ class TrajectoryFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class MigrationFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The move is over; unless `ok`, nothing is at `target` and the home stays where it was.
+    """The migration is over. Unless `ok`, nothing is at `target` and the home does not change.
 
-    `kv_tokens` are at the target now, whichever `way` they came.
+    `kv_tokens` are at the target now, by whichever `way`.
     """
 
     time_s: float
@@ -144,7 +144,7 @@ class EngineReady(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class EngineReported(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A sample of an engine's own counters; late by nature. `preemptions` counts from its start."""
+    """A sample of an engine's own counters, always late. `preemptions` counts from its start."""
 
     time_s: float
     engine: EngineId
@@ -155,7 +155,7 @@ class EngineReported(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class EngineStopped(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A stop that was asked for is done; the engine is drained."""
+    """A requested stop is done; the engine is drained."""
 
     time_s: float
     engine: EngineId
@@ -164,8 +164,8 @@ class EngineStopped(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class EngineFailed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An engine died: its running steps and its KV are gone.
 
-    `salvaged` lists the tokens of running steps that had already reached the client, so that
-    nothing is generated twice.
+    `salvaged` lists the tokens of running steps that had already reached the client, so that none
+    is generated twice.
     """
 
     time_s: float
@@ -175,7 +175,7 @@ class EngineFailed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class PlanSolved(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The search that `SolvePlan` asked for has ended."""
+    """The search that `SolvePlan` requested has ended."""
 
     time_s: float
     plan: int
@@ -183,7 +183,7 @@ class PlanSolved(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Predicted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The prediction service answered. `None`: it failed, and the last estimate holds."""
+    """The prediction service answered. `None`: it failed, and the last estimate stays valid."""
 
     time_s: float
     trajectory: TrajectoryId

@@ -1,19 +1,19 @@
-"""Which engines should exist, and the starts and stops that bring it about. No trajectories."""
+"""The planned engines, and the starts and stops that lead to them. No trajectories."""
 
 from heddle_core.commands import CommandList, StartEngine, StopEngine
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.plans import EngineSpec, ResourcePlan
 
 MAX_RESTARTS = 3
-"""Restarts of one engine's GPUs before they are given up: a card that fails thrice is broken."""
+"""Restarts on one engine's GPUs: after three failures they count as broken."""
 
 
 class Fleet:
     """Carries out resource plans: first the stops, then, on the freed GPUs, the starts.
 
-    An engine that runs already serves any part of a plan that has its shape. Names are never used
-    twice, so that a letter to a dead engine cannot reach its successor: a plan's name "e3" may be
-    carried by "e3+1".
+    A running engine takes the place of any planned engine of its shape. Ids are never used twice,
+    so that a late message for a dead engine cannot reach its successor: the engine of the plan's
+    name "e3" may have the id "e3+1".
     """
 
     def __init__(self) -> None:
@@ -22,10 +22,10 @@ class Fleet:
         self._restarting: dict[EngineId, EngineSpec] = {}
         self._stopping: dict[EngineId, None] = {}
         self._unwanted: dict[EngineId, None] = {}
-        """Still starting, though a newer plan has no use for them."""
+        """Still starting, though not part of a newer plan."""
         self._after_stops: list[EngineSpec] = []
         self._lives: dict[str, int] = {}
-        """How many engines have carried a plan's name."""
+        """Number of engines that have had a plan's name."""
         self._restarts: dict[str, int] = {}
 
     @property
@@ -43,7 +43,7 @@ class Fleet:
     ) -> tuple[list[EngineId], dict[EngineId, EngineId]]:
         """Begin to carry out `plan`.
 
-        Returns the engines that must take no more work, and who carries each name of the plan.
+        Returns the engines that must take no more work, and the engine for each name of the plan.
         """
         present = self._running | self._starting | self._restarting
         carriers: dict[EngineId, EngineId] = {}
@@ -56,7 +56,7 @@ class Fleet:
             else:
                 carriers[spec.engine] = name
                 del present[name]
-        leaving = [name for name in present if name in self._running]
+        draining = [name for name in present if name in self._running]
         for name in present:
             if name in self._running:
                 del self._running[name]
@@ -72,10 +72,10 @@ class Fleet:
             carriers[spec.engine] = carrier.engine
             self._after_stops.append(carrier)
         self._start(out)
-        return leaving, carriers
+        return draining, carriers
 
     def ready(self, engine: EngineId, out: CommandList) -> bool:
-        """Note that an engine has started; return whether it is still wanted."""
+        """Record that an engine has started; return whether the plan still needs it."""
         if engine in self._unwanted:
             del self._unwanted[engine]
             self._stopping[engine] = None
@@ -87,12 +87,12 @@ class Fleet:
         return True
 
     def stopped(self, engine: EngineId, out: CommandList) -> None:
-        """Note that an engine has drained; its GPUs are free."""
+        """Record that an engine has drained; its GPUs are free."""
         self._stopping.pop(engine, None)
         self._start(out)
 
     def failed(self, engine: EngineId, out: CommandList) -> None:
-        """Note that an engine died, at whatever point of its life; restart it if it is wanted."""
+        """Record that an engine died, in any state; restart it if the plan needs it."""
         wanted = (
             self._running.pop(engine, None)
             or self._starting.pop(engine, None)
@@ -120,7 +120,7 @@ class Fleet:
             out.append(_start_command(new, out.cause))
 
     def _carrier(self, spec: EngineSpec) -> EngineSpec:
-        """Return `spec` under a name that no engine has carried."""
+        """Return `spec` under an unused id."""
         name = spec.engine.name
         lives = self._lives.get(name, 0)
         self._lives[name] = lives + 1

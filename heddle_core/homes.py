@@ -1,8 +1,8 @@
-"""Homes that a plan gave to trajectories: each moves there as soon as it can.
+"""Homes that a plan assigned to trajectories: each moves there as soon as it can.
 
 A waiting trajectory moves at once. Running ones are preempted, one on each engine at a time. One in
-a tool moves at its next tool call or when its tool returns. Like the controller, of which this is a
-part, this file reads no clock and does no I/O.
+a tool moves at its next tool call or when its tool returns. This file is part of the controller: it
+reads no clock and does no I/O.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class PlannedHomes:
         return engine is not None and engine.accepting and engine.id != t.home
 
     def pop(self, t: Trajectory) -> Engine | None:
-        """Remove the planned home of `t`; return it if it takes work."""
+        """Remove the planned home of `t`; return it if it accepts work."""
         name = self._homes.pop(t.id, None)
         engine = self._ledger.known_engines.get(name) if name is not None else None
         return engine if engine is not None and engine.accepting else None
@@ -65,7 +65,7 @@ class PlannedHomes:
                 self.place(t, out)
 
     def preempt_next(self, engine: Engine, out: CommandList) -> None:
-        """Preempt the next step of `engine` that is to go on elsewhere."""
+        """Preempt the next step of `engine` whose planned home is another engine."""
         if (engine.accepting and not self._homes) or engine.preempting or not self._ledger.engines:
             return
         for t in engine.running.values():

@@ -1,4 +1,4 @@
-"""Names of things, as readable strings, and the shape of an engine."""
+"""Identifiers, as readable strings, and the shape of an engine."""
 
 from typing import Literal, NewType, TypeAlias
 
@@ -12,7 +12,7 @@ Role: TypeAlias = Literal["both", "prefill", "decode"]
 
 
 class EngineId(str):
-    """A plan's name for an engine, and which of its lives this is: ``"e3"``, then ``"e3+1"``.
+    """A plan's name for an engine, and the number of its restart: ``"e3"``, then ``"e3+1"``.
 
     Each start of an engine has its own id, so that a late message for a dead engine cannot reach
     its successor.
@@ -21,7 +21,7 @@ class EngineId(str):
     __slots__ = ()
 
     def __new__(cls, name: str, life: int = 0) -> "EngineId":
-        """Join the two; `name` alone may be an id as it was written."""
+        """Join name and restart; `name` alone may be a complete id as text."""
         return super().__new__(cls, f"{name}+{life}" if life else name)
 
     @property
@@ -36,7 +36,7 @@ class EngineId(str):
 
 
 class EngineShape(msgspec.Struct, frozen=True, cache_hash=True, order=True, gc=False):
-    """What an engine is made of: the key of cost estimates, plans and profiles."""
+    """GPU class, TP degree and role of an engine: the key of cost estimates, plans and profiles."""
 
     gpu: str
     """GPU class."""

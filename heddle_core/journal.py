@@ -1,4 +1,4 @@
-"""What a run did: every event, and the commands it caused. Metrics and replay read only this."""
+"""The journal of a run: every event and its commands. Metrics and replay read nothing else."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Handle: TypeAlias = Callable[[Event], Sequence[Command]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event and the commands that answered it."""
+    """One event and the commands that it caused."""
 
     event: Event
     commands: Sequence[Command]
@@ -20,7 +20,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first entry at which other code decides otherwise."""
+    """The first entry at which the commands differ."""
 
     index: int
     event: Event
@@ -39,7 +39,7 @@ class Divergence:
 
 
 def recorded(handle: Handle, sink: Callable[[Entry], None]) -> Handle:
-    """Return `handle` with every call also told to `sink`."""
+    """Return `handle` with every call also passed to `sink`."""
 
     def handle_and_record(event: Event) -> Sequence[Command]:
         commands = handle(event)

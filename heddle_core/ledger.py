@@ -1,7 +1,7 @@
-"""The only mutable state: which trajectory is where. The controller alone changes it.
+"""The only mutable state: the phase and home of each trajectory. Only the controller changes it.
 
-Policies read it as a `View`. Nothing here decides. A method either records a fact or raises
-`LedgerError`, which means that a driver broke the protocol, never that a policy chose badly.
+Policies read it as a `View`. This file decides nothing. A method records a fact or raises
+`LedgerError`: a driver broke the protocol. A bad choice of a policy never raises it.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ RUNNING = ("running", "preempting")
 
 
 class LedgerError(RuntimeError):
-    """An event contradicts what is known: a defect in a driver."""
+    """An event contradicts the recorded state: a defect in a driver."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -61,11 +61,11 @@ class Engine:
         return (t for _, ticket, t in self.queue if t.ticket == ticket)
 
     def fits(self, t: Trajectory) -> bool:
-        """Say whether a slot and estimated KV are free; an idle engine takes what it can hold."""
+        """Return whether a slot and enough estimated KV are free; an idle engine always fits."""
         if len(self.running) >= self.max_running:
             return False
-        room = self.kv_capacity_tokens - self.estimated_kv_tokens - self.parked_kv_tokens
-        return t.context_tokens + t.reserved_tokens <= room or not self.running
+        free_tokens = self.kv_capacity_tokens - self.estimated_kv_tokens - self.parked_kv_tokens
+        return t.context_tokens + t.reserved_tokens <= free_tokens or not self.running
 
 
 class Ledger:
@@ -77,7 +77,7 @@ class Ledger:
         self.trajectories: dict[TrajectoryId, Trajectory] = {}
         """Unfinished ones, in order of arrival."""
         self.ended: dict[TrajectoryId, Trajectory] = {}
-        """Finished ones whose migration or prediction has not been answered yet."""
+        """Finished ones that still await the end of a migration or a prediction."""
         self.known_engines: dict[EngineId, Engine] = {}
         self.engines: list[Engine] = []
         """Engines that accept work, in the order in which they became ready."""
@@ -105,7 +105,7 @@ class Ledger:
         return found
 
     def answered(self, trajectory: TrajectoryId) -> Trajectory:
-        """Return a trajectory that a late answer speaks of, finished or not."""
+        """Return the trajectory of a late answer, finished or not."""
         return self.ended.get(trajectory) or self.trajectory(trajectory)
 
     def move(self, t: Trajectory, phase: Phase) -> None:
@@ -185,13 +185,13 @@ class Ledger:
         self.move(t, "cancelling")
 
     def park(self, t: Trajectory, engine: Engine) -> None:
-        """Keep the KV of a trajectory in a tool from being given to others."""
+        """Reserve the KV of a trajectory in a tool."""
         t.parked = True
         t.estimated_kv_tokens = t.context_tokens
         engine.parked_kv_tokens += t.context_tokens
 
     def unpark(self, t: Trajectory) -> Engine | None:
-        """Its KV is no longer kept; returns the engine that has room again."""
+        """Release its reserved KV; return the engine on which it is free again."""
         if not t.parked or t.home is None:
             return None
         t.parked = False
@@ -254,7 +254,7 @@ class Ledger:
         engine.preempting += 1
 
     def finish(self, t: Trajectory) -> None:
-        """The trajectory is over, whatever it did before."""
+        """End the trajectory, from any phase."""
         if t.home is not None:
             engine = self.known_engines[t.home]
             self.unpark(t)
@@ -270,7 +270,7 @@ class Ledger:
         self.release(t)
 
     def release(self, t: Trajectory) -> None:
-        """Forget a finished trajectory once nothing about it is under way."""
+        """Remove a finished trajectory that awaits no migration and no prediction."""
         if t.phase == "finished" and t.migrating_to is None and not t.predictions_due:
             del self.ended[t.id]
 
@@ -312,7 +312,7 @@ class Ledger:
             assert len(e.running) <= e.max_running, f"{e.id} exceeds its slots"
             kv = sum(t.estimated_kv_tokens for t in e.running.values())
             assert kv == e.estimated_kv_tokens, f"{e.id} miscounts KV"
-            assert kv <= e.kv_capacity_tokens or len(e.running) == 1, f"{e.id} exceeds believed KV"
+            assert kv <= e.kv_capacity_tokens or len(e.running) == 1, f"{e.id} exceeds its KV"
             assert e.parked_kv_tokens == parked[e.id], f"{e.id} miscounts parked KV"
             assert e.preempting == sum(t.phase == "preempting" for t in e.running.values())
             assert e.preempting <= 1, f"{e.id} has more than one preemption under way"

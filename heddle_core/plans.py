@@ -1,4 +1,4 @@
-"""A resource plan, and the pure problem whose solution it is."""
+"""A resource plan, and the planning problem as plain data."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine that should exist, with `max_running` slots."""
+    """A planned engine, with `max_running` slots."""
 
     engine: EngineId
     shape: EngineShape
@@ -16,10 +16,10 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResourcePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Which engines exist and, when the planner also placed, the home of each trajectory.
+    """The engines and, when the planner also placed, the home of each trajectory.
 
-    `homes` lists (engine, members) with members by descending predicted length; an empty `homes`
-    leaves placement to the placement part. `estimated_makespan_s` is the planner's own estimate.
+    `homes` lists (engine, members) with members by descending predicted length. Empty `homes` leave
+    placement to the placement part. `estimated_makespan_s` is the planner's own estimate.
     """
 
     engines: tuple[EngineSpec, ...]
@@ -30,9 +30,9 @@ class ResourcePlan(msgspec.Struct, frozen=True, kw_only=True):
 class PlanProblem(Protocol):
     """Everything a search needs, its seed included, as plain data.
 
-    Solved in a worker process by the runtime and in place by the simulator, which charges
-    `charged_s`: a search is bounded by a number of moves, never by a clock, so that equal problems
-    have equal solutions.
+    The runtime solves it in a worker process. The simulator solves it in place and charges
+    `charged_s`. A search is bounded by a number of moves, never by a clock, so equal problems have
+    equal solutions.
     """
 
     @property

@@ -1,6 +1,6 @@
-"""A policy is six small parts, or seven. They look at a `View` and answer; the controller acts.
+"""A policy is seven small parts. They read a `View` and decide; the controller acts.
 
-A part that needs tuning takes its own small values in its constructor. Mixing parts is an ablation:
+A part takes its parameters in its constructor. Mixing parts is an ablation:
 ``replace(heddle(context), migration=Never())``.
 """
 
@@ -19,7 +19,7 @@ from heddle_core.trajectory import Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyContext:
-    """What a policy may know before the rollout: the cluster as asked for, cost estimates."""
+    """Inputs of a policy before the rollout: the requested cluster and cost estimates."""
 
     pools: Mapping[str, int]
     """GPUs of each class."""
@@ -33,7 +33,7 @@ class PolicyContext:
     """Engines of policies that do not plan, where they do not all have `shape`."""
     cost: CostModel
     history: History | None = None
-    """What earlier rollouts of this workload showed, if there were any."""
+    """Statistics of earlier rollouts of this workload, if there were any."""
     learned: "PredictorFactory | None" = field(default=None, repr=False, compare=False)
     """Makes the predictor that reads a trained model; None without a model."""
     seed: int = 0
@@ -42,7 +42,7 @@ class PolicyContext:
 
 
 class TrajectoryView(Protocol):
-    """A trajectory as policies see it: what has been observed, nothing that lies ahead."""
+    """A trajectory as policies see it: only what has been observed."""
 
     @property
     def id(self) -> TrajectoryId: ...
@@ -117,7 +117,7 @@ class EngineView(Protocol):
     def kv_capacity_tokens(self) -> int: ...
     @property
     def accepting(self) -> bool:
-        """Alive and not asked to stop."""
+        """Alive and not stopping."""
         ...
 
     @property
@@ -137,7 +137,7 @@ class EngineView(Protocol):
 
     @property
     def estimated_kv_tokens(self) -> int:
-        """Context of the running steps as of their dispatch; what they made since is not in it."""
+        """Context of the running steps at their dispatch, without tokens generated since."""
         ...
 
     @property
@@ -147,7 +147,7 @@ class EngineView(Protocol):
 
 
 class View(Protocol):
-    """The ledger's read-only face."""
+    """The ledger, read-only."""
 
     @property
     def now_s(self) -> float: ...
@@ -189,7 +189,7 @@ class Predictor(Protocol):
         ...
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Learn from a tool's answer."""
+        """Learn from a tool's result."""
         ...
 
     def observe_finish(self, t: TrajectoryView) -> None:
@@ -202,10 +202,10 @@ class Predictor(Protocol):
 
 
 class PredictorFactory(Protocol):
-    """Makes a predictor for one run; what it reads is known to the caller alone."""
+    """Makes a predictor for one run; the caller supplies the model."""
 
     def __call__(self, context: PolicyContext, /, *, quantile: float = 0.5) -> Predictor:
-        """Return a predictor that estimates by this quantile, fresh.
+        """Return a new predictor that estimates by this quantile.
 
         Raises:
             ValueError: the quantile is unknown.
@@ -227,7 +227,7 @@ class Scheduler(Protocol):
 
 
 class Admission(Protocol):
-    """Says how much KV a step must find free on its engine before it may run."""
+    """Chooses how much KV must be free on an engine before a step may run."""
 
     @property
     def keeps_kv(self) -> bool:
@@ -235,7 +235,7 @@ class Admission(Protocol):
         ...
 
     def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
-        """Tokens of output to set room aside for, beside the prompt; at least 0."""
+        """Tokens of output to reserve KV for, beside the prompt; at least 0."""
         ...
 
 
@@ -263,7 +263,7 @@ class Placement(Protocol):
 
 
 class Migration(Protocol):
-    """Decides whether a home moves while a tool runs; asked once per tool call, on its estimate."""
+    """Decides whether a home moves while a tool runs; called once per tool call."""
 
     def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
         """Return the engine to move to, or None to stay."""
@@ -293,10 +293,10 @@ class Consolidation(Protocol):
     """Changes engines and homes while a rollout runs."""
 
     def consolidate(self, view: View) -> PlanProblem | None:
-        """Return a problem whose solution is the engines from now on, None to go on as it is.
+        """Return a problem whose solution is the new set of engines, or None for no change.
 
-        Asked whenever a trajectory has ended, all have arrived, and no engine is starting or
-        stopping. The solution holds homes only of trajectories that move.
+        Called when a trajectory has ended, all have arrived, and no engine is starting or stopping.
+        The solution contains homes only of trajectories that move.
         """
         ...
 
@@ -305,7 +305,7 @@ class NoConsolidation:
     """The engines of the plan stay for the whole rollout."""
 
     def consolidate(self, view: View) -> PlanProblem | None:
-        """Return None: go on as it is."""
+        """Return None: no change."""
         return None
 
 

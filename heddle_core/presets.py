@@ -1,8 +1,7 @@
 """Named policies.
 
-A preset is one function below and one line in `PRESETS`; its page under ``docs/policies/`` says
-what of the original is modelled. Nothing registers itself; `heddle.plugins` finds policies and
-parts of other packages.
+A preset is one function below and one line in `PRESETS`. Its page under ``docs/policies/`` states
+what of the original is modelled. `heddle.plugins` finds policies and parts of other packages.
 """
 
 from collections.abc import Callable, Mapping
@@ -70,7 +69,7 @@ def slime_2026(context: PolicyContext) -> Policy:
 
 
 def heddle(context: PolicyContext) -> Policy:
-    """Our best honest configuration: no oracle, KV-aware, planned, balanced as it runs."""
+    """Our best configuration: no oracle, KV-aware, planned, balanced while it runs."""
     return Policy(
         predictor=learned(context),
         scheduler=LongestTotal(),
@@ -82,7 +81,7 @@ def heddle(context: PolicyContext) -> Policy:
 
 
 def heddle_paper(context: PolicyContext) -> Policy:
-    """Heddle to the letter of arXiv 2603.28101, with our untrained predictor as a service."""
+    """Heddle exactly as in arXiv 2603.28101, with our untrained predictor as a service."""
     return Policy(
         predictor=Served(progressive(context)),
         scheduler=ProgressivePriority(),
@@ -104,7 +103,7 @@ def heddle_no_plan(context: PolicyContext) -> Policy:
 
 
 def heddle_no_priority(context: PolicyContext) -> Policy:
-    """`heddle` with queues by arrival and no headroom: the engine decides when, as in vLLM."""
+    """`heddle` with queues by arrival and no reserved output, as in vLLM."""
     return replace(heddle(context), scheduler=Fcfs(), admission=PromptOnly())
 
 

@@ -1,6 +1,6 @@
 """Homes and queues: puts runnable trajectories in engines' queues and fills free slots from them.
 
-Like the controller, of which this is the inner half, it reads no clock and does no I/O.
+This file is part of the controller: it reads no clock and does no I/O.
 """
 
 from heddle_core.commands import Cancel, CommandList, Dispatch, Preempt
@@ -10,7 +10,7 @@ from heddle_core.trajectory import Trajectory
 
 
 class Queues:
-    """Decides, with the policy's parts, which step gets which slot."""
+    """Assigns steps to slots, with the policy's parts."""
 
     def __init__(self, policy: Policy, ledger: Ledger) -> None:
         self._policy = policy
@@ -37,7 +37,7 @@ class Queues:
         self.fill(engine, out, may_preempt=True)
 
     def _cancel(self, t: Trajectory, engine: Engine, out: CommandList) -> None:
-        """No engine can ever hold its context; waiting would block a queue for ever."""
+        """Cancel `t`: no engine can hold its context, and waiting would block a queue for ever."""
         self._ledger.begin_cancel(t)
         reason = f"context of {t.context_tokens} tokens, KV capacity {engine.kv_capacity_tokens}"
         out.append(Cancel(trajectory=t.id, reason=reason, cause=out.cause))

@@ -21,12 +21,12 @@ from heddle_core.trajectory import Trajectory
 Stage: TypeAlias = Literal["awaiting", "planning", "running", "closed"]
 
 ARRIVAL_GRACE_S = 30.0
-"""How long a rollout waits for announced arrivals: one dead sampler must not hold up the rest."""
+"""Seconds that a rollout waits for announced arrivals: one failed sampler must not block it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
-    """What is kept of a closed rollout. Times are seconds of the run's clock."""
+    """Summary of a closed rollout. Times are seconds of the run's clock."""
 
     rollout: RolloutId
     weights_version: int
@@ -44,13 +44,13 @@ class Rollout:
     id: RolloutId
     weights_version: int
     announced: int | None
-    """Trajectories in all; None while it is open for any number."""
+    """Announced number of trajectories; None while any number may arrive."""
     started_s: float
     stage: Stage = "awaiting"
     arrived: int = 0
     ended: int = 0
     deadline_s: float | None = None
-    """When it goes on with what has arrived; None when it does not wait."""
+    """When it starts with the trajectories that have arrived; None when it does not wait."""
     groups: dict[GroupId, None] = field(default_factory=dict)
     outcomes: dict[Outcome, int] = field(default_factory=dict)
     output_tokens: int = 0

@@ -78,7 +78,7 @@ class Trajectory:
     tool_s: float = 0.0
     tool_started_s: float = 0.0
     remaining_tokens: float = 0.0
-    """The last estimate less what was made since; holds until a newer one arrives."""
+    """The last estimate minus the tokens generated since; valid until a newer one arrives."""
     priority: float = 0.0
     """The key of its latest place in a queue."""
     ticket: int = -1
@@ -88,8 +88,8 @@ class Trajectory:
     predictions_due: int = 0
     """Predict commands that have no answer yet."""
     estimated_kv_tokens: int = 0
-    """What it counts against its engine's KV while it runs, and while parked in a tool."""
+    """Its share of its engine's KV while it runs, and while parked in a tool."""
     reserved_tokens: int = 0
-    """Output that its next step is expected to make: room for it is set aside."""
+    """Expected output of its next step, for which KV is reserved."""
     parked: bool = False
     """In a tool, its KV kept at home."""

@@ -2,7 +2,7 @@
 
 A transfer uses both of its engines alone: it may begin only when neither its source nor its target
 is in another transfer. Of those that could begin, the longest goes first, so that short ones fill
-in around it. Both worlds ask here; how long a transfer takes, and how it is done, they know.
+in around it. The engines know how long a transfer takes and how it is done.
 """
 
 from bisect import insort
@@ -15,26 +15,26 @@ T = TypeVar("T")
 
 
 class Move(NamedTuple, Generic[T]):
-    """One transfer that was asked for."""
+    """One requested transfer."""
 
     order: tuple[float, int]
-    """Longest first, equal ones as they were asked for; no two are the same."""
+    """Longest first, then by request; no two are equal."""
     source: EngineId
     target: EngineId
     what: T
 
 
 class TransferQueue(Generic[T]):
-    """Transfers that wait, and those under way."""
+    """Waiting transfers, and those under way."""
 
     def __init__(self) -> None:
         self._pending: dict[EngineId, list[Move[T]]] = {}
-        """By engine, in order; a move stands under both of its engines."""
+        """By engine, in order; each move is listed under both of its engines."""
         self._moving: dict[EngineId, Move[T]] = {}
-        """By engine, under both as well."""
-        self._asked = 0
+        """By engine, also under both."""
+        self._requests = 0
         self._freed: dict[EngineId, None] = {}
-        """Engines whose moves may have become possible since the last look."""
+        """Engines whose moves may have become possible since the last `begin`."""
 
     @property
     def waiting(self) -> int:
@@ -48,26 +48,26 @@ class TransferQueue(Generic[T]):
 
     @property
     def changed(self) -> bool:
-        """Whether `begin` may have an answer."""
+        """Whether `begin` may return any transfer."""
         return bool(self._freed)
 
-    def ask(self, source: EngineId, target: EngineId, size: float, what: T) -> Move[T]:
-        """Queue a transfer of `size`, in whatever unit all of them are told in.
+    def request(self, source: EngineId, target: EngineId, size: float, what: T) -> Move[T]:
+        """Queue a transfer of `size`, in the unit that all transfers share.
 
         Raises:
             ValueError: the two engines are one, or the size is negative.
         """
         if source == target or not size >= 0:
             raise ValueError(f"cannot move {size} bytes of KV from {source} to {target}")
-        self._asked += 1
-        move = Move((-size, self._asked), source, target, what)
+        self._requests += 1
+        move = Move((-size, self._requests), source, target, what)
         for engine in (source, target):
             insort(self._pending.setdefault(engine, []), move)
             self._freed[engine] = None
         return move
 
     def begin(self) -> list[Move[T]]:
-        """Take those that begin now. Only moves of engines freed since can have become possible."""
+        """Start and return all that can begin now; only engines freed since then are checked."""
         freed, self._freed = self._freed, {}
         free = {engine: None for engine in freed if engine not in self._moving}
         chosen: list[Move[T]] = []
@@ -86,7 +86,7 @@ class TransferQueue(Generic[T]):
         return chosen
 
     def end(self, move: Move[T]) -> bool:
-        """Note that a transfer is over; returns False when it had been dropped before."""
+        """End a transfer; return False when it had been dropped before."""
         if self._moving.get(move.source) is not move:
             return False
         for engine in (move.source, move.target):
@@ -95,14 +95,14 @@ class TransferQueue(Generic[T]):
         return True
 
     def withdraw(self, move: Move[T]) -> bool:
-        """Give up a transfer that has not begun; returns whether that was so."""
+        """Remove a transfer that has not begun; return whether there was one."""
         if move not in self._pending.get(move.source, ()):
             return False
         self._forget(move)
         return True
 
     def drop(self, engine: EngineId) -> list[Move[T]]:
-        """Give up and return every transfer from or to an engine that died."""
+        """Remove and return every transfer from or to a failed engine."""
         lost = list(self._pending.get(engine, ()))
         for move in lost:
             self._forget(move)

@@ -1,4 +1,4 @@
-"""One way to ask any model, whatever it runs on."""
+"""One interface to the inference of any kind of model."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +12,11 @@ from heddle_predict.models import model_from
 from heddle_predict.play import Pace
 
 Answer: TypeAlias = Callable[[Source, Pace], tuple[Examples, Floats]]
-"""Plays a source; gives its questions with quantiles of the remaining tokens."""
+"""Plays a source; returns its questions with quantiles of the remaining tokens."""
 
 
 def answering(artefact: Artefact, label: Path, texts: Sequence[Path] = ()) -> Answer:
-    """Make a model ready to be asked.
+    """Load a model for inference.
 
     Raises:
         PredictError: its file is damaged, texts are given to a model that reads none, or a library
@@ -31,7 +31,7 @@ def answering(artefact: Artefact, label: Path, texts: Sequence[Path] = ()) -> An
     model = model_from(artefact, label)
 
     def answer(source: Source, pace: Pace) -> tuple[Examples, Floats]:
-        asked = examples(source.scripts, model.vocabulary, pace)
-        return asked, answers(model, asked)
+        questions = examples(source.scripts, model.vocabulary, pace)
+        return questions, answers(model, questions)
 
     return answer

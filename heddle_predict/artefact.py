@@ -1,7 +1,7 @@
 """Model files: a zip of one JSON header and plain arrays, each with its hash. No pickle, no code.
 
-The header says what the model is, what it looks at, what it was trained on and by which command.
-Whatever does not fit is refused by name: another schema, a newer version, damage, other features.
+The header states the kind of the model, its features, its training data and the command. Files of
+another schema or a newer version, damaged files and other features are refused with the reason.
 """
 
 import io
@@ -40,7 +40,7 @@ _DAMAGE: Final = (
     zlib.error,
     struct.error,
     EOFError,
-    NotImplementedError,  # a method of compression, or a version, that nobody wrote
+    NotImplementedError,  # an unknown method of compression, or version
     RuntimeError,  # an encrypted member
     UnicodeDecodeError,
     OverflowError,
@@ -59,21 +59,21 @@ class TrainedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model file says of itself."""
+    """The header of a model file."""
 
     schema: str
     kind: Kind
     heddle: str
     """Version of Heddle that wrote it."""
     command: str
-    """What made it, to be run again."""
+    """The command that made it, to be run again."""
     seed: int
     trained_on: tuple[TrainedOn, ...]
     examples: int
     error: float
     """Root mean squared error of the natural logarithm, on groups left out of training."""
     settings: dict[str, str]
-    """What else decided the training, for people."""
+    """Further settings of the training, for information."""
     levels: tuple[float, ...]
     features: tuple[str, ...]
     tasks: dict[str, Levels]
@@ -214,13 +214,13 @@ def _member(path: Path, file: zipfile.ZipFile, name: str, header: Header) -> byt
 def leaves_folder(name: str) -> bool:
     """Whether a member's name could lead out of the folder that it is unpacked into.
 
-    On any system: an absolute rest shows as an empty part, a drive as a colon.
+    On any system: an absolute path has an empty part, a drive a colon.
     """
     return any(part in ("", ".", "..") for part in name.split("/")) or bool({*"\\:\0"} & {*name})
 
 
 def no_path(path: Path, name: str) -> str:
-    """Say that a model file is refused because of the path of a member."""
+    """Return the message that refuses a model file because of a member's path."""
     return (
         f"{path}: damaged: it should hold {name!r}, which is not a path inside a folder; "
         "do not use this file unless you know its source"

@@ -1,4 +1,4 @@
-"""What a trajectory has shown, in words: the context that a language model reads."""
+"""The history of a trajectory as text: the input of a language model."""
 
 import gzip
 import io
@@ -19,7 +19,7 @@ _ANSWER_CHARACTERS: Final = 800
 
 
 class StepText(msgspec.Struct, frozen=True):
-    """What one generation said, and what came back; unknown keys are ignored."""
+    """Text of one generation and of its tool result; unknown keys are ignored."""
 
     out: str = ""
     obs: str = ""
@@ -74,9 +74,9 @@ def _decoded(
 
 
 def context_of(script: TrajectoryScript, step: int, queued: bool, texts: Texts) -> str:
-    """Tell what is known of a trajectory when its step number `step` is queued, or in its tool.
+    """Describe a trajectory at the time when its step number `step` is queued, or in its tool.
 
-    Nothing after that moment is in it, of the sizes as of the texts.
+    Sizes and texts after that time are left out.
     """
     text = texts.get(script.id)
     lines = [f"task {script.task}, prompt of {script.steps[0].prompt_tokens} tokens"]

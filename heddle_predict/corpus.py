@@ -19,10 +19,10 @@ LEAST_GROUPS: Final = 8
 """Fewer cannot be split into groups to learn from and groups to check on."""
 
 _MOST_TOOLS: Final = 8
-_LEAST_TOOL_SHARE: Final = 0.01  # of all calls: a rarer tool has too few examples to say anything
+_LEAST_TOOL_SHARE: Final = 0.01  # of all calls: a rarer tool has too few examples
 _MOST_TASKS: Final = 12
 
-# What a trace does not tell is no evidence: 0 seconds and 0 tokens, the same in every trajectory.
+# Missing values carry no information: 0 seconds and 0 tokens, the same in every trajectory.
 _GAPS: Final = MissingRules(
     tool_s="zero", tool_tokens="zero", prompt_tokens="zero", output_tokens="error"
 )
@@ -36,7 +36,7 @@ class Source:
     sha256: str
     scripts: tuple[TrajectoryScript, ...]
     dropped: int = 0
-    """Trajectories left out because the length of one of their steps is not told."""
+    """Trajectories left out because the length of one of their steps is not known."""
 
     def groups(self) -> list[str]:
         """Names of its groups, in order of appearance."""
@@ -48,7 +48,7 @@ def read_source(path: Path) -> Source:
 
     Raises:
         TraceError: it cannot be read.
-        PredictError: it tells no output lengths.
+        PredictError: it has no output lengths.
     """
     return source_of(read_trace(path), str(path))
 
@@ -59,18 +59,18 @@ def source_of(trace: Trace, label: str) -> Source:
     Raises:
         PredictError: none is left.
     """
-    told = tuple(r for r in trace.records if all(s.output_tokens is not None for s in r.steps))
-    if not told:
+    known = tuple(r for r in trace.records if all(s.output_tokens is not None for s in r.steps))
+    if not known:
         raise PredictError(
-            f"{label}: no trajectory tells the output_tokens of all its steps, so there is nothing "
+            f"{label}: no trajectory has the output_tokens of all its steps, so there is nothing "
             "to learn from or to compare with; use a trace that records them"
         )
-    scripts, _ = complete(replace(trace, records=told), rules=_GAPS, seed=0)
+    scripts, _ = complete(replace(trace, records=known), rules=_GAPS, seed=0)
     return Source(
         name=trace.name,
         sha256=trace.sha256,
         scripts=scripts,
-        dropped=len(trace.records) - len(told),
+        dropped=len(trace.records) - len(known),
     )
 
 

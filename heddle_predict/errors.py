@@ -1,5 +1,5 @@
-"""The one error of this package that a user can mend."""
+"""The one error of this package that a user can correct."""
 
 
 class PredictError(ValueError):
-    """A trace, a model file or a request that cannot be used; the message says what to do."""
+    """A trace, a model file or a request that cannot be used; the message gives the remedy."""

@@ -1,4 +1,4 @@
-"""Plays a trace to predictors and judges what they said."""
+"""Plays a trace to predictors and measures their errors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ ByStep = Mapping[int, Figures | None]
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A watcher that asks a predictor whenever a step is queued."""
+class _Recorder:
+    """A watcher that records a predictor's estimate whenever a step is queued."""
 
     predictor: Predictor
     totals: list[int]
@@ -37,7 +37,7 @@ class _Asked:
     def observe_finish(self, t: TrajectoryView) -> None:
         self.predictor.observe_finish(t)
 
-    def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
+    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
         if moment == "queued" and t.step in self.found:
             truth = self.totals[index] - t.output_tokens
             self.found[t.step].append((self.predictor.remaining_tokens(t), truth))
@@ -45,26 +45,26 @@ class _Asked:
 
 def judge(predictor: Predictor, scripts: Sequence[TrajectoryScript], pace: Pace) -> ByStep:
     """Play `scripts` to a predictor; its figures after each number of steps."""
-    asked = _Asked(predictor, [total_tokens(script) for script in scripts])
-    play(scripts, pace, asked)
+    recorder = _Recorder(predictor, [total_tokens(script) for script in scripts])
+    play(scripts, pace, recorder)
     judged: dict[int, Figures | None] = {}
-    for step, pairs in asked.found.items():
+    for step, pairs in recorder.found.items():
         estimates, truths = np.array(pairs).reshape(-1, 2).T
         judged[step] = figures(estimates, truths)
     return judged
 
 
 def judge_quantiles(
-    asked: Examples, quantiles: Floats, levels: Sequence[float], *, ranked_by: float = 0.5
+    questions: Examples, quantiles: Floats, levels: Sequence[float], *, ranked_by: float = 0.5
 ) -> ByStep:
-    """Figures of a model that answered `asked` with quantiles of the remaining tokens."""
+    """Figures of a model from its quantiles of the remaining tokens for `questions`."""
     at, middle = levels.index(ranked_by), levels.index(0.5)
     judged: dict[int, Figures | None] = {}
     for step in AFTER:
-        chosen = asked.queued & (asked.step == step)
+        chosen = questions.queued & (questions.step == step)
         found = quantiles[chosen]
         judged[step] = figures(
-            found[:, at], asked.remaining[chosen], medians=found[:, middle], quantiles=found
+            found[:, at], questions.remaining[chosen], medians=found[:, middle], quantiles=found
         )
     return judged
 

@@ -1,4 +1,4 @@
-"""Questions with their answers: rows of features as a controller would meet them, and the truth."""
+"""Questions with their answers: rows of features as in a rollout, and the truth."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -27,17 +27,17 @@ _MOST_ROWS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Questions in the order in which they were asked, one a line."""
+    """Questions in order of time, one a line."""
 
     rows: Floats
     remaining: Floats
     """The truth, in tokens."""
     survival: Floats
-    """Logarithm of what `ProgressivePredictor` expects: targets are relative to it."""
+    """Logarithm of the estimate of `ProgressivePredictor`: targets are relative to it."""
     step: Ints
-    """Tool calls behind it."""
+    """Tool calls before it."""
     queued: NDArray[np.bool_]
-    """Asked as a step is queued, not as a tool starts."""
+    """True when a step is queued, False when a tool starts."""
     run: Ints
     """Number of the trajectory within one play: its questions belong together, in order."""
     group: Ints
@@ -54,7 +54,7 @@ class Examples:
 
     @property
     def weights(self) -> Floats:
-        """One over the root of a trajectory's questions: more for long ones, but not by length."""
+        """1 over the root of a trajectory's questions: long ones weigh more, below proportion."""
         return np.asarray(1.0 / np.sqrt(np.bincount(self.run)[self.run]))
 
     def where(self, chosen: NDArray[Any]) -> "Examples":
@@ -77,13 +77,13 @@ class Examples:
 
 @dataclass(slots=True)
 class _Collector:
-    """A watcher that writes down each question's row."""
+    """A watcher that records each question's row."""
 
     features: Features
     survival: Survival
     totals: list[int]
     rows: list[list[float]] = field(default_factory=list)
-    told: list[tuple[float, float, int, bool, int]] = field(default_factory=list)
+    labels: list[tuple[float, float, int, bool, int]] = field(default_factory=list)
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         self.features.observe_step(t, event)
@@ -97,11 +97,11 @@ class _Collector:
         self.features.observe_finish(t)
         self.survival.observe_finish(t)
 
-    def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
+    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
         survival = self.survival.log_tokens(t)
         left = self.totals[index] - t.output_tokens
         self.rows.append(self.features.row(t, survival))
-        self.told.append((left, survival, t.step, moment == "queued", index))
+        self.labels.append((left, survival, t.step, moment == "queued", index))
 
 
 def examples(scripts: Sequence[TrajectoryScript], vocabulary: Vocabulary, pace: Pace) -> Examples:
@@ -110,7 +110,7 @@ def examples(scripts: Sequence[TrajectoryScript], vocabulary: Vocabulary, pace: 
         Features(vocabulary), Survival(vocabulary), [total_tokens(s) for s in scripts]
     )
     play(scripts, pace, collector)
-    left, survival, step, queued, index = (np.array(c) for c in zip(*collector.told, strict=True))
+    left, survival, step, queued, index = (np.array(c) for c in zip(*collector.labels, strict=True))
     names = {name: i for i, name in enumerate(dict.fromkeys(s.group for s in scripts))}
     groups = np.array([names[s.group] for s in scripts])
     run = index.astype(np.int64)
@@ -135,9 +135,9 @@ def training_examples(
 ) -> Examples:
     """Play each source several times, in its own and in other orders of groups, at other paces.
 
-    A model so learns from siblings that have ended, that run and that have not begun, with like
-    prompts around a trajectory (as sources list them) and with any. Small sources
-    are played more often, until there are `enough_rows`; of large ones only the questions of some
+    A model thus learns from siblings that have ended, that run and that have not begun, with
+    similar prompts around a trajectory (as sources list them) and with any. Small sources are
+    played more often, until there are `enough_rows`. Of large ones only the questions of some
     trajectories are kept.
     """
     parts = [_played_often(source, vocabulary(source), seed, enough_rows) for source in sources]
@@ -186,22 +186,24 @@ def _regrouped(
     return [script for index in rng.permutation(len(members)) for script in members[index]]
 
 
-def answers(model: Model, asked: Examples) -> Floats:
+def answers(model: Model, questions: Examples) -> Floats:
     """Quantiles of the remaining tokens by a model of the core, (questions, levels)."""
-    found = model.quantiles(states_at(model, asked), asked.rows)
-    return np.asarray(np.maximum(np.exp(np.clip(found + asked.survival[:, None], -50, 50)), 1.0))
+    found = model.quantiles(states_at(model, questions), questions.rows)
+    return np.asarray(
+        np.maximum(np.exp(np.clip(found + questions.survival[:, None], -50, 50)), 1.0)
+    )
 
 
-def states_at(model: Model, asked: Examples) -> Floats:
-    """The state of each question's trajectory, after the tool calls behind it."""
+def states_at(model: Model, questions: Examples) -> Floats:
+    """The state of each question's trajectory, after the tool calls before it."""
     start = model.initial_state()
-    states = np.tile(start, (len(asked), 1))
+    states = np.tile(start, (len(questions), 1))
     if not start.size:
         return states
-    last = np.tile(start, (int(asked.run.max()) + 1, 1))
-    for step in range(int(asked.step.max()) + 1):
-        here = np.flatnonzero(asked.step == step)
-        moved = here[asked.queued[here] & (asked.step[here] > 0)]
-        last[asked.run[moved]] = model.update(last[asked.run[moved]], asked.rows[moved])
-        states[here] = last[asked.run[here]]
+    last = np.tile(start, (int(questions.run.max()) + 1, 1))
+    for step in range(int(questions.step.max()) + 1):
+        here = np.flatnonzero(questions.step == step)
+        moved = here[questions.queued[here] & (questions.step[here] > 0)]
+        last[questions.run[moved]] = model.update(last[questions.run[moved]], questions.rows[moved])
+        states[here] = last[questions.run[here]]
     return states

@@ -1,8 +1,8 @@
-"""What a learned predictor looks at: one row of numbers for a trajectory, from events alone.
+"""Inputs of a learned predictor: one row of numbers for a trajectory, from events alone.
 
-The same class watches a run and makes the rows that a model is trained on (`heddle_predict`), so
-that a model is asked exactly what it was taught. Sizes enter as natural logarithms relative to the
-*levels* of their task, so that a model of one workload is no stranger to another scale.
+The same class makes the rows in a run and in training (`heddle_predict`), so that inputs of both
+agree exactly. Sizes enter as natural logarithms relative to the *levels* of their task, so that a
+model of one workload also fits another scale.
 """
 
 import math
@@ -17,19 +17,19 @@ from heddle_core.policy import TrajectoryView
 from heddle_predict.model import Vocabulary
 
 _UNSEEN: Final = -math.inf
-"""Inside a record: not observed yet. A row then holds 0, which is what is usual in the task."""
+"""Inside a record: not observed yet. A row then holds 0, the level of the task."""
 _LEAST_S: Final = 1e-3
 """No tool answers faster; keeps logarithms finite."""
 
 _KNOWN_WEIGHT: Final = 500.0
 _STRANGER_WEIGHT: Final = 10.0
-"""Steps that a prior level weighs, where the model knows the task and where not:
-lengths drift as a policy is trained, and a rollout soon shows by how much."""
+"""Weight of a prior level in steps, for tasks of the model and for others: lengths drift as a
+policy is trained, and a rollout soon gives better levels."""
 
 
 @dataclass(slots=True)
 class _Mean:
-    """A sum that knows how many it holds."""
+    """A sum and the number of its terms."""
 
     count: int = 0
     total: float = 0.0
@@ -41,13 +41,13 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Shown:
-    """What steps and tools have shown, of one trajectory or of a whole group."""
+    """Sums over observed steps and tools, of one trajectory or of a whole group."""
 
     outputs: _Mean = field(default_factory=_Mean)
     payloads: _Mean = field(default_factory=_Mean)
     first_payloads: _Mean = field(default_factory=_Mean)
     known_calls: int = 0
-    """Calls that told whether they succeeded."""
+    """Calls of which it is known whether they succeeded."""
     failed: int = 0
     steps: int = 0
 
@@ -85,7 +85,7 @@ class _Group(_Shown):
 @dataclass(slots=True)
 class _Task:
     index: int
-    """Column among the known tasks; -1 for a stranger."""
+    """Column among the known tasks; -1 for any other."""
     levels: Levels
     step: float
     """Logarithms of the levels in force."""
@@ -101,10 +101,10 @@ class _Task:
 
 
 class Features:
-    """Watches a run as a predictor does and answers with rows of `Vocabulary.names()`.
+    """Observes a run as a predictor does and makes rows of `Vocabulary.names()`.
 
-    A row depends on what was observed by then and on nothing else. Siblings count only through what
-    they have shown: those that ended with their totals, those that run with how far they are.
+    A row depends only on past observations. Siblings that ended count with their totals, siblings
+    that run with their output so far.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -116,7 +116,7 @@ class Features:
         self._nothing = (_Group(), self._new_own())
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Take in a generation; its length is what `t` has made since its last one."""
+        """Add a generation; its length is the output of `t` since its last one."""
         task, group, own = self._records(t)
         length = t.output_tokens - own.made
         output = math.log1p(length)
@@ -139,7 +139,7 @@ class Features:
         self._learn_levels(task, length)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Take in a tool's answer: its size, outcome and time."""
+        """Add a tool's result: its size, outcome and time."""
         task, group, own = self._records(t)
         payload = math.log1p(event.observation_tokens)
         own.in_tool = False
@@ -185,7 +185,7 @@ class Features:
     def row(self, t: TrajectoryView, survival: float) -> list[float]:
         """Return the row of a trajectory that has not ended.
 
-        `survival` is the logarithm of what `ProgressivePredictor` expects, an input among others.
+        `survival` is the logarithm of the estimate of `ProgressivePredictor`, one of the inputs.
         """
         task = self._tasks.get(t.task) or self._new_task(t.task)
         no_group, nothing = self._nothing
@@ -242,7 +242,7 @@ class Features:
         ]
 
     def _of_siblings(self, t: TrajectoryView, task: _Task, group: _Group, own: _Own) -> list[float]:
-        """What others of the group have shown: the group's sums less its own part."""
+        """Sums over the others of the group: the group's sums minus its own."""
         totals, made = group.totals, t.output_tokens
         ended = len(totals)
         longer = totals[bisect_right(totals, made) :] if ended else totals
@@ -303,7 +303,7 @@ class Features:
         )
 
     def _learn_levels(self, task: _Task, length: int) -> None:
-        """Move the levels to what this rollout shows."""
+        """Move the levels towards the observations of this rollout."""
         task.seen_outputs.add(length)
         seen, paid, levels = task.seen_outputs, task.seen_payloads, task.levels
         weight = _KNOWN_WEIGHT if task.index >= 0 else _STRANGER_WEIGHT
@@ -320,5 +320,5 @@ def _relative(value: float, level: float) -> float:
 
 
 def _shrunk_mean(total: float, count: int, level: float, weight: float) -> float:
-    """A mean less its level, shrunk to 0 as if `weight` usual values had been seen as well."""
+    """A mean minus its level, shrunk to 0 by `weight` additional values at the level."""
     return (total - count * level) / (count + weight) if count > 0 else 0.0

@@ -17,9 +17,9 @@ from heddle_trace.schema import Trace
 from heddle_trace.synth import synth
 from heddle_trace.workloads import WORKLOADS
 
-LENT_SEED: Final = 880_001
-"""Of the synthetic trajectories lent to every fit; no experiment and no shipped trace uses it."""
-LENT_TRAJECTORIES = 160
+AUGMENT_SEED: Final = 880_001
+"""Seed of the synthetic trajectories of other workloads; no experiment or shipped trace uses it."""
+AUGMENT_TRAJECTORIES = 160
 ENOUGH_ROWS = 30_000
 """Questions up to which a small source is played again in another order."""
 
@@ -27,17 +27,18 @@ ENOUGH_ROWS = 30_000
 def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Artefact:
     """Learn to predict from traces; `kind` is trees or sequence.
 
-    Other workloads lend examples, weighed as a hundred trajectories: what holds everywhere (that a
-    group's samples are alike, that failures are made good) need not be learned from a few groups.
+    Synthetic examples of other workloads are added, with the weight of a hundred trajectories.
+    General relations (samples of a group are similar, failed calls are repeated) then need not be
+    learned from a few groups.
 
     Raises:
         PredictError: the traces have too few groups, or torch is needed and absent.
     """
-    vocabulary, seen, lent = prepared(sources, seed)
+    vocabulary, seen, augmented = prepared(sources, seed)
     if kind == "trees":
         from heddle_predict.trees import fit_trees
 
-        found = fit_trees(seen, lent, vocabulary, seed)
+        found = fit_trees(seen, augmented, vocabulary, seed)
         settings = {"trees": str(found.rounds)}
         return artefact_of(
             sources,
@@ -52,7 +53,7 @@ def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Ar
         )
     from heddle_predict.sequence import fit_sequence
 
-    learned = fit_sequence(seen, lent, vocabulary, seed)
+    learned = fit_sequence(seen, augmented, vocabulary, seed)
     return artefact_of(
         sources,
         kind=kind,
@@ -67,7 +68,7 @@ def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Ar
 
 
 def prepared(sources: Sequence[Source], seed: int) -> tuple[Vocabulary, Examples, Examples]:
-    """The vocabulary of the sources, their examples, and those that other workloads lend.
+    """The vocabulary of the sources, their examples, and those of other workloads.
 
     Raises:
         PredictError: there are too few groups to leave some out.
@@ -75,13 +76,13 @@ def prepared(sources: Sequence[Source], seed: int) -> tuple[Vocabulary, Examples
     check_groups(sources)
     vocabulary = vocabulary_of(sources)
     seen = training_examples(sources, lambda _: vocabulary, seed, enough_rows=ENOUGH_ROWS)
-    lent = training_examples(
-        lenders(),
+    augmented = training_examples(
+        augmentation_sources(),
         lambda s: replace(vocabulary, anywhere=levels_of(s.scripts)),
         seed,
         enough_rows=0,
     )
-    return vocabulary, seen, lent
+    return vocabulary, seen, augmented
 
 
 def check_groups(sources: Sequence[Source]) -> None:
@@ -94,11 +95,11 @@ def check_groups(sources: Sequence[Source]) -> None:
         )
 
 
-def lenders() -> list[Source]:
-    """Synthetic trajectories of tasks that no model knows by name."""
+def augmentation_sources() -> list[Source]:
+    """Synthetic trajectories without a task name."""
     sources = []
     for workload in WORKLOADS:
-        records = synth(workload, LENT_TRAJECTORIES, LENT_SEED)
+        records = synth(workload, AUGMENT_TRAJECTORIES, AUGMENT_SEED)
         source = source_of(Trace(workload, records, ""), workload)
         strangers = tuple(replace(script, task="") for script in source.scripts)
         sources.append(replace(source, scripts=strangers))
@@ -118,7 +119,7 @@ def artefact_of(
     arrays: Arrays,
     files: Mapping[str, bytes] | None = None,
 ) -> Artefact:
-    """Put a model and what is known of its origin together."""
+    """Combine a model with the facts of its origin."""
     try:
         heddle = version("heddle")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Gradient-boosted trees as arrays: what was trained elsewhere, answered here with numpy alone."""
+"""Gradient-boosted trees as arrays: inference with numpy alone."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -28,21 +28,21 @@ def _first_bits() -> NDArray[np.uint8]:
 class Forest:
     """A sum of trees over a row of numbers.
 
-    Every tree has as many inner nodes and leaves as the largest, the missing ones idle. The leaf of
-    a row is found without walking: each inner node whose test fails (``value > threshold``) rules
-    out the leaves to its left, which are the zeros of its mask; the first leaf left over is the
-    row's. So all nodes of all trees are tested at once (after QuickScorer, Lucchese et al.,
-    SIGIR 2015). They are tested node by node with the trees side by side, so that what one row
-    costs is a few passes over long arrays: a policy asks about one trajectory at a time.
+    Every tree has as many inner nodes and leaves as the largest; extra ones have no effect. A row's
+    leaf is found without traversal. Each inner node whose test fails (``value > threshold``)
+    excludes the leaves to its left, the zeros of its mask. The first remaining leaf is the row's.
+    So all nodes of all trees are tested at once (after QuickScorer, Lucchese et al., SIGIR 2015).
+    They are tested node by node with the trees side by side: one row costs a few passes over long
+    arrays, since a policy predicts one trajectory at a time.
     """
 
     feature: NDArray[np.int32]
-    """Column that each inner node looks at, (trees, nodes)."""
+    """Column that each inner node tests, (trees, nodes)."""
     threshold: NDArray[np.float64]
     mask: NDArray[np.uint16]
     """Leaves that remain when a node's test fails, as bits from the leftmost leaf on."""
     leaf: NDArray[np.float64]
-    """What each leaf adds, (trees, leaves)."""
+    """Value of each leaf, (trees, leaves)."""
     _column: NDArray[np.intp]
     """`feature`, (nodes, trees) and flat; the next two alike."""
     _at_most: NDArray[np.float64]
@@ -71,9 +71,9 @@ class Forest:
         if leaf.shape != (shape[0], shape[1] + 1) or leaf.shape[1] > MOST_LEAVES:
             raise ValueError(f"the trees have {shape[1]} nodes and leaves of shape {leaf.shape}")
         if feature.size and not 0 <= int(feature.min()) <= int(feature.max()) < columns:
-            raise ValueError(f"a tree looks at a column beyond the {columns} of a row")
+            raise ValueError(f"a tree tests a column beyond the {columns} of a row")
         if not (np.isfinite(leaf).all() and not np.isnan(threshold).any()):
-            raise ValueError("a tree holds a value that is no number")
+            raise ValueError("a tree contains a value that is no number")
         # A mask that keeps no leaf at all would have no first one.
         if not (np.bitwise_and.reduce(mask, axis=1, initial=_ALL) != 0).all():
             raise ValueError("a tree rules out all of its leaves")
@@ -122,7 +122,7 @@ class Forest:
         return np.asarray(self.each(rows).sum(axis=1), np.float64)
 
     def each(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What each tree gives for each row, (rows, trees)."""
+        """Value of each tree for each row, (rows, trees)."""
         if len(rows) <= _AT_ONCE:
             return self._each(rows)
         parts = [self._each(rows[i : i + _AT_ONCE]) for i in range(0, len(rows), _AT_ONCE)]

@@ -1,10 +1,10 @@
 """A causal language model with a regression head, as in the Heddle paper (arXiv 2603.28101).
 
 The paper fine-tunes a model of 0.6 billion parameters on (context, remaining length) pairs. Here
-any folder of a causal language model serves as the base. The head sees the model's last state
-beside the row of features that the other models see, so siblings count here too, and answers with
-rising quantiles. Where texts of the trajectories are at hand the context holds them; where they are
-not, it tells sizes and tools in words.
+any folder of a causal language model can be the base. The inputs of the head are the model's last
+state and the row of features of the other models, so siblings count here too. Its outputs are
+increasing quantiles. The context holds the texts of a trajectory where they are given; otherwise it
+states sizes and tools in words.
 """
 
 import tempfile
@@ -65,7 +65,7 @@ class _Network:
         """Rising quantiles, (contexts, levels)."""
         torch, device = self.torch, self.base.device
         ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in contexts]
-        # What is nearest to the question is at the end; the prompt, at the front, is kept short.
+        # The latest text is at the end; the prompt, at the front, is cut first.
         ids = [found[-self.context_tokens :] or [0] for found in ids]
         longest = max(map(len, ids))
         tokens = torch.zeros((len(ids), longest), dtype=torch.long, device=device)
@@ -159,19 +159,21 @@ def answering_language(
     vocabulary, shifts = artefact.header.vocabulary(), artefact.arrays["shifts"]
 
     def answer(source: Source, pace: Pace) -> tuple[Examples, Floats]:
-        asked = examples(source.scripts, vocabulary, pace)
-        contexts = _contexts(asked, source.scripts, written)
-        found = _answers(network, contexts, asked.rows) + shifts
-        logs = np.clip(found, -12.0, 12.0) + asked.survival[:, None]
-        return asked, np.maximum(np.exp(logs), 1.0)
+        questions = examples(source.scripts, vocabulary, pace)
+        contexts = _contexts(questions, source.scripts, written)
+        found = _answers(network, contexts, questions.rows) + shifts
+        logs = np.clip(found, -12.0, 12.0) + questions.survival[:, None]
+        return questions, np.maximum(np.exp(logs), 1.0)
 
     return answer
 
 
-def _contexts(asked: Examples, scripts: Sequence[TrajectoryScript], texts: Texts) -> list[str]:
+def _contexts(questions: Examples, scripts: Sequence[TrajectoryScript], texts: Texts) -> list[str]:
     return [
         context_of(scripts[script], int(step), bool(queued), texts)
-        for script, step, queued in zip(asked.script, asked.step, asked.queued, strict=True)
+        for script, step, queued in zip(
+            questions.script, questions.step, questions.queued, strict=True
+        )
     ]
 
 
@@ -200,7 +202,7 @@ def _begun(
 
 
 def _opened(folder: Path, label: str) -> tuple[Any, Any]:
-    """Open a folder of a model: its own files only, weights that hold no code, nothing fetched."""
+    """Open a folder of a model: only its own files, weights without code, no download."""
     transformers = needed("transformers", _WHAT)
     if not (folder / "config.json").is_file():
         raise PredictError(
@@ -213,7 +215,7 @@ def _opened(folder: Path, label: str) -> tuple[Any, Any]:
         model = transformers.AutoModel.from_pretrained(
             folder, use_safetensors=True, dtype="float32", **options
         )
-    except Exception as error:  # a folder can be wrong in as many ways as there are libraries
+    except Exception as error:  # transformers raises errors of many types
         said = str(error).partition("\n")[0]
         raise PredictError(f"{label}: transformers cannot load it: {said}") from None
     return model, tokenizer

@@ -1,6 +1,6 @@
-"""The predictor that reads a trained model, for any policy that asks its context for one.
+"""The predictor that reads a trained model from a policy's context.
 
-Numpy alone computes; torch is for training. `heddle predict fit` makes the models.
+Inference uses numpy alone; torch is for training. `heddle predict fit` makes the models.
 """
 
 import math
@@ -24,10 +24,10 @@ _LEAST_TOKENS = 1.0  # a trajectory that has not ended makes one more
 
 
 class Survival:
-    """`ProgressivePredictor` for each task on its own, told what is usual there.
+    """One `ProgressivePredictor` for each task, with the task's levels as its prior.
 
-    Its estimate is an input of learned models and what their answers are relative to: where a model
-    knows nothing better, the estimate stands.
+    Its estimate is an input of learned models, and their quantiles are relative to it: a correction
+    of 0 leaves the estimate as it is.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, weight: float = 100.0) -> None:
@@ -62,15 +62,15 @@ class Survival:
 
 
 class LearnedPredictor:
-    """Estimates by a trained model: one of its quantiles, the median unless another is asked for.
+    """Estimates by a trained model: one of its quantiles, by default the median.
 
-    But never less than `least_share` of what survival alone expects. A trajectory that is taken for
-    short waits, and while it waits nothing corrects the estimate. So an estimate may be raised by
-    as much as the model says, and is never lowered. docs/prediction.md has figures of other shares.
+    The estimate is at least `least_share` of survival's. A trajectory that is predicted short
+    waits, and while it waits nothing corrects the estimate. So the model may raise an estimate by
+    any factor but never lowers it. docs/prediction.md has figures of other shares.
 
-    The model is asked once for each step, when it has been generated and its tool begins. What it
-    says is relative to survival, which alone moves on with the tool's answer, with tokens and with
-    siblings that end. (Asked when the tool has answered, homes move on corrections a step old:
+    The model runs once for each step, when it has been generated and its tool begins. Its quantiles
+    are relative to survival, which alone changes with the tool's result, with tokens and with
+    siblings that end. (If the model ran after the tool, homes would move on corrections a step old:
     makespans of 512 trajectories on 8 GPUs are then 1 to 5 % longer.)
     """
 
@@ -84,7 +84,7 @@ class LearnedPredictor:
         quantile: float = 0.5,
         least_share: float = 1.0,
     ) -> None:
-        """Take a model, what newer rollouts say of its tasks, and the quantile to estimate by.
+        """Use a model, levels of its tasks from newer rollouts, and the quantile to estimate by.
 
         Raises:
             ValueError: the quantile is not one of the model's, or the share is not from 0 to 1.
@@ -141,7 +141,7 @@ class LearnedPredictor:
         return [max(math.exp(survival + log), _LEAST_TOKENS) for log in logs]
 
     def _correction(self, t: TrajectoryView, survival: float) -> list[float]:
-        """What the model says, asked once for each step; in between survival alone moves."""
+        """The model's quantiles, computed once for each step; in between only survival changes."""
         found = self._corrections.get(t.id)
         if found is None:
             state = self._states.get(t.id, self._initial_state)
@@ -155,12 +155,12 @@ class LearnedPredictor:
 
 
 class ByTask:
-    """A trained model knows its tasks, and is no better than a rule on others."""
+    """A trained model for its own tasks, a rule for all others."""
 
     served = False
 
     def __init__(self, known: Predictor, tasks: Container[str], otherwise: Predictor) -> None:
-        """Take the predictor of `tasks`, and that of all others; neither may be served."""
+        """Use one predictor for `tasks` and one for all others; neither may be served."""
         self.inner = known
         self._tasks, self._otherwise = tasks, otherwise
 
@@ -177,7 +177,7 @@ class ByTask:
         self._of(t).observe_finish(t)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return the estimate of the one that is asked about this task."""
+        """Return the estimate of the predictor for this task."""
         return self._of(t).remaining_tokens(t)
 
     def _of(self, t: TrajectoryView) -> Predictor:
@@ -186,14 +186,14 @@ class ByTask:
 
 @dataclass(frozen=True, slots=True)
 class LearnedFactory:
-    """Makes predictors that read `model`: what a policy's context holds as `learned`."""
+    """Makes predictors that read `model`; a policy's context holds one as `learned`."""
 
     model: Model
 
     def __call__(self, context: PolicyContext, /, *, quantile: float = 0.5) -> Predictor:
-        """Read the model for the tasks that it knows; `progressive` estimates the others.
+        """Use the model for its tasks and `progressive` for the others.
 
-        Sizes are relative to what is usual in a task, by the history or else by the model.
+        Sizes are relative to the levels of a task, from the history or else from the model.
 
         Raises:
             ValueError: the quantile is not one of the model's.

@@ -1,4 +1,4 @@
-"""How good predictions are: ranks, sizes and calibration, after a number of steps."""
+"""Quality of predictions: ranks, sizes and calibration, after a number of steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ AFTER: Final = (0, 1, 2, 4, 8)
 """Steps after which predictors are judged."""
 LONGEST: Final = 0.2
 FEWEST: Final = 20
-"""Fewer trajectories than this say little about a rank."""
+"""Fewer trajectories give no meaningful rank correlation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What every trained model has: the columns of the rows that it reads, and its answers."""
+"""The interface of every trained model: the columns of its input rows, and its quantiles."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,11 +56,11 @@ ROLLOUT: Final = ("rollout_ended", "rollout_mean_total", "rollout_mean_output", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What a model knows by name: its tasks with their levels, and the tools it met most."""
+    """Tasks of a model with their levels, and its most frequent tools."""
 
     tasks: Mapping[str, Levels]
     anywhere: Levels
-    """For tasks that the model has not met."""
+    """For tasks that were not in the training data."""
     tools: tuple[str, ...]
 
     def names(self) -> tuple[str, ...]:
@@ -70,11 +70,11 @@ class Vocabulary:
 
 
 class Model(Protocol):
-    """What was learned: from rows of features to quantiles of what remains."""
+    """A trained model: from rows of features to quantiles of the remaining tokens."""
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The tasks and tools that it knows, and so the columns of a row."""
+        """Its tasks and tools, which determine the columns of a row."""
         ...
 
     @property
@@ -83,7 +83,7 @@ class Model(Protocol):
         ...
 
     def initial_state(self) -> Floats:
-        """State of a trajectory of which no tool call is known."""
+        """State of a trajectory before its first tool call."""
         ...
 
     def update(self, states: Floats, rows: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Models of each kind as arrays, and how they are made of a file's; numpy alone answers."""
+"""Models of each kind as arrays, and their construction from a file; inference uses numpy alone."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,11 +25,10 @@ _TYPES: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreesModel:
-    """Two forests: where the logarithm of the remaining tokens lies, and how widely it spreads.
+    """Two forests: location and log spread of the logarithm of the remaining tokens.
 
     Quantiles are ``location + exp(log_spread) * errors``, with `errors` the quantiles of the
-    standardised errors on groups that the trees had not seen: they cannot cross, and are calibrated
-    there.
+    standardised errors on held-out groups. They cannot cross, and are calibrated on those groups.
     """
 
     vocabulary: Vocabulary
@@ -38,14 +37,14 @@ class TreesModel:
     log_spread: Forest
     errors: Floats
     _both: Forest = field(init=False)
-    """Asked at once: one row at a time, what it costs is the number of calls."""
+    """Both forests, evaluated at once: for one row the number of calls determines the time."""
 
     def __post_init__(self) -> None:
         """Put the two forests side by side."""
         object.__setattr__(self, "_both", self.location.beside(self.log_spread))
 
     def initial_state(self) -> Floats:
-        """Trees keep nothing of a trajectory but what its row holds."""
+        """Empty: trees use only the row of a trajectory."""
         return np.zeros(0)
 
     def update(self, states: Floats, rows: Floats) -> Floats:
@@ -68,7 +67,7 @@ class SequenceModel:
     levels: tuple[float, ...]
     network: Recurrent
     shifts: Floats
-    """Added to each quantile: what unseen groups showed to be lacking."""
+    """Added to each quantile: the correction found on held-out groups."""
 
     def initial_state(self) -> Floats:
         """The network's first state."""
@@ -84,7 +83,7 @@ class SequenceModel:
 
 
 def arrays_of(model: TreesModel | SequenceModel) -> dict[str, NDArray[Any]]:
-    """Return everything that a model consists of, beside its header."""
+    """Return all arrays of a model."""
     if isinstance(model, SequenceModel):
         return {"shifts": model.shifts, **{n: getattr(model.network, n) for n in NAMES}}
     forests = {"location": model.location, "log_spread": model.log_spread}
@@ -93,7 +92,7 @@ def arrays_of(model: TreesModel | SequenceModel) -> dict[str, NDArray[Any]]:
 
 
 def model_from(artefact: Artefact, label: str | Path) -> Model:
-    """Make the model of the core from a file that was read.
+    """Make a model for inference from a model file.
 
     Raises:
         PredictError: the arrays do not fit together, or it is a language model.

@@ -10,7 +10,7 @@ def needed(module: str, what: str) -> Any:
     """Import an optional library.
 
     Raises:
-        PredictError: it is not installed; the message says how to install it.
+        PredictError: it is not installed; the message states how to install it.
     """
     try:
         return import_module(module)

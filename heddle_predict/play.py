@@ -1,6 +1,6 @@
 """Plays recorded trajectories as a rollout, in order of time, for a watcher.
 
-A real controller is driven, with a predictor that passes on what it sees. Nothing depends on a
+This file drives a real controller, with a predictor that forwards every call. Nothing depends on a
 cluster: one engine takes every step at once, every trajectory generates at one speed, and its tools
 take their recorded time.
 """
@@ -35,11 +35,11 @@ ROLLOUT, ENGINE, SHAPE = RolloutId("played"), EngineId("e0"), EngineShape("any",
 UNLIMITED = 2**62
 
 Moment: TypeAlias = Literal["queued", "in tool"]
-"""When a controller asks: as a step is queued, and as its tool starts."""
+"""When a controller needs an estimate: as a step is queued, and as its tool starts."""
 
 
 class Watcher(Protocol):
-    """Sees what a predictor sees, and is asked when one is."""
+    """Receives the calls of a predictor."""
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """A generation ended."""
@@ -53,8 +53,8 @@ class Watcher(Protocol):
         """A trajectory ended."""
         ...
 
-    def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
-        """A controller would ask about `t` now, the trajectory of script number `index`."""
+    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
+        """A controller needs an estimate of `t` now, the trajectory of script number `index`."""
         ...
 
 
@@ -77,7 +77,7 @@ def play(scripts: Sequence[TrajectoryScript], pace: Pace, watcher: Watcher) -> N
 
 
 class _Played:
-    """One rollout: what is due next, and a controller that is shown what happens."""
+    """One rollout: the ends that are due, and the controller that receives the events."""
 
     def __init__(self, scripts: Sequence[TrajectoryScript], pace: Pace, watcher: Watcher) -> None:
         self.queue: list[tuple[float, int]] = []
@@ -183,14 +183,14 @@ class _Played:
 
 
 class _Shown:
-    """A predictor that passes on what it sees and is asked; it estimates nothing."""
+    """A predictor that forwards every call; its estimate is always 0."""
 
     served = False
 
     def __init__(self, watcher: Watcher, index: dict[TrajectoryId, int]) -> None:
         self._watcher, self._index = watcher, index
         self._moments: dict[TrajectoryId, Moment] = {}
-        """Of the next question; trajectories that have just arrived have none yet."""
+        """Moment of the next question; trajectories that have just arrived have none yet."""
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Pass it on."""
@@ -208,12 +208,12 @@ class _Shown:
         self._watcher.observe_finish(t)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Pass the question on, but for the one on arrival: the step is queued right after it."""
+        """Forward the question, except the one on arrival: the step is queued right after it."""
         moment = self._moments.get(t.id)
         if moment is None:
             self._moments[t.id] = "queued"
         else:
-            self._watcher.asked(t, self._index[t.id], moment)
+            self._watcher.on_question(t, self._index[t.id], moment)
         return 0.0
 
 

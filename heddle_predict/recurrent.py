@@ -1,4 +1,4 @@
-"""A small recurrent network as arrays: trained elsewhere, answered here with numpy alone."""
+"""A small recurrent network as arrays: inference with numpy alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float64]
 
 FARTHEST: Final = 5.0
-"""Standard deviations at which an input is cut: what was never seen in training stays bounded."""
+"""Standard deviations at which an input is clipped: values outside training stay bounded."""
 
 NAMES: Final = (
     "centre",
@@ -28,10 +28,10 @@ NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """A gated recurrent unit over a trajectory's rows, and a head that gives rising quantiles.
+    """A gated recurrent unit over a trajectory's rows, and a head with increasing quantiles.
 
-    The state takes in one row after each tool call; the head sees the state and the row of the
-    question. Its first output is the lowest quantile, each further one adds a softplus.
+    Each tool call updates the state with one row. The inputs of the head are the state and the row
+    of the question. Its first output is the lowest quantile; each further one adds a softplus.
     """
 
     centre: Floats
@@ -83,7 +83,7 @@ class Recurrent:
         return np.zeros(self.state_weight.shape[1])
 
     def update(self, states: Floats, rows: Floats) -> Floats:
-        """States, one a line, after each has taken in its row."""
+        """States, one a line, each updated with its row."""
         size = self.state_weight.shape[1]
         given = self._scaled(rows) @ self.input_weight.T + self.input_bias
         kept = states @ self.state_weight.T + self.state_bias

@@ -1,4 +1,4 @@
-"""A recurrent network over a trajectory's steps: torch learns it, the core answers with numpy."""
+"""A recurrent network over a trajectory's steps: torch trains it, inference uses numpy alone."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,7 +27,7 @@ _LEFT_OUT: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SequenceFit:
-    """A model, and what its training showed."""
+    """A model, and the results of its training."""
 
     model: SequenceModel
     epochs: int
@@ -36,12 +36,12 @@ class SequenceFit:
 
 
 def fit_sequence(
-    seen: Examples, lent: Examples | None, vocabulary: Vocabulary, seed: int
+    seen: Examples, augmented: Examples | None, vocabulary: Vocabulary, seed: int
 ) -> SequenceFit:
-    """Learn from `seen`, and from `lent` with the weight of a hundred trajectories.
+    """Learn from `seen`, and from `augmented` with the weight of a hundred trajectories.
 
-    A fifth of the groups is left out: they say when to stop, and by how much each quantile is to be
-    shifted.
+    A fifth of the groups is held out. They determine when training stops, and the shift of each
+    quantile.
 
     Raises:
         PredictError: torch is not installed.
@@ -54,10 +54,10 @@ def fit_sequence(
     training, checking = seen.where(~held), seen.where(held)
     share = min(1.0, 100.0 / len(np.unique(training.script)))
     weights = training.weights
-    if lent is not None:
-        lent_weights = lent.weights * (share * weights.sum() / lent.weights.sum())
-        weights = np.concatenate((weights, lent_weights))
-        training = Examples.joined([training, lent])
+    if augmented is not None:
+        augmented_weights = augmented.weights * (share * weights.sum() / augmented.weights.sum())
+        weights = np.concatenate((weights, augmented_weights))
+        training = Examples.joined([training, augmented])
     centre, spread = training.rows.mean(axis=0), training.rows.std(axis=0)
     spread = np.where(spread > 1e-6, spread, 1.0)
     trainer = _Trainer(torch, seed, centre, spread)
@@ -70,10 +70,10 @@ def fit_sequence(
     return SequenceFit(model, epochs, error)
 
 
-def by_run(asked: Examples) -> list[Any]:
+def by_run(questions: Examples) -> list[Any]:
     """Numbers of each trajectory's questions, in order."""
-    order = np.argsort(asked.run, kind="stable")
-    cuts = np.flatnonzero(np.diff(asked.run[order])) + 1
+    order = np.argsort(questions.run, kind="stable")
+    cuts = np.flatnonzero(np.diff(questions.run[order])) + 1
     return list(np.split(order, cuts))
 
 
@@ -98,7 +98,7 @@ class _Trainer:
         self._levels = torch.tensor(LEVELS)
 
     def train(self, seen: Examples, weights: Floats, checking: Examples) -> int:
-        """Train until the checked groups get no better; return the epochs of the best weights."""
+        """Train until the held-out loss stops falling; return the epochs of the best weights."""
         torch = self._torch
         parameters = [p for part in self._parts for p in part.parameters()]
         optimiser = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=_DECAY)
@@ -106,7 +106,7 @@ class _Trainer:
         best, best_epoch, kept = np.inf, 0, [p.detach().clone() for p in parameters]
         steps = 0
         for epoch in range(1, EPOCHS + 1):
-            # Runs of like length together, so that little is padded; their batches in any order.
+            # Runs of similar length together, to reduce padding; their batches in any order.
             order = sorted(self._rng.permutation(len(runs)), key=lambda i: len(runs[i]))
             batches = [order[i : i + _BATCH] for i in range(0, len(order), _BATCH)]
             for chosen in self._rng.permutation(len(batches)):
@@ -130,18 +130,18 @@ class _Trainer:
                 parameter.copy_(value)
         return best_epoch
 
-    def answers(self, asked: Examples) -> Floats:
+    def answers(self, questions: Examples) -> Floats:
         """Quantiles of the targets, one line for each question."""
-        found = np.empty((len(asked), len(LEVELS)))
-        runs = by_run(asked)
+        found = np.empty((len(questions), len(LEVELS)))
+        runs = by_run(questions)
         with self._torch.no_grad():
             for i in range(0, len(runs), 256):
                 lines = runs[i : i + 256]
-                found[np.concatenate(lines)] = self._outputs(asked, lines).numpy()
+                found[np.concatenate(lines)] = self._outputs(questions, lines).numpy()
         return found
 
     def network(self) -> Recurrent:
-        """Return the weights as the core takes them."""
+        """Return the weights as arrays for inference."""
         gru, hidden, head = self._gru, self._hidden, self._head
         found = {
             "centre": self._centre,
@@ -162,22 +162,22 @@ class _Trainer:
         assert tuple(arrays) == NAMES
         return Recurrent.of(arrays, columns=len(self._centre), quantiles=len(LEVELS))
 
-    def _outputs(self, asked: Examples, lines: list[Any], *, training: bool = False) -> Any:
+    def _outputs(self, questions: Examples, lines: list[Any], *, training: bool = False) -> Any:
         """Run a batch of trajectories; outputs in the order of the lines."""
         torch = self._torch
-        taken = [run[asked.queued[run] & (asked.step[run] > 0)] for run in lines]
+        taken = [run[questions.queued[run] & (questions.step[run] > 0)] for run in lines]
         longest = max(len(run) for run in taken)
         inputs = torch.zeros((len(lines), max(longest, 1), len(self._centre)))
         for i, run in enumerate(taken):
-            inputs[i, : len(run)] = self._scaled(asked.rows[run])
+            inputs[i, : len(run)] = self._scaled(questions.rows[run])
         states, _ = self._gru(inputs)
         first = torch.zeros((len(lines), 1, STATE))
         states = torch.cat((first, states), dim=1)
         which = torch.from_numpy(np.repeat(np.arange(len(lines)), [len(run) for run in lines]))
         every = np.concatenate(lines)
-        seen = states[which, torch.from_numpy(asked.step[every])]
-        rows = self._scaled(asked.rows[every])
-        if training:  # whole columns of a question are taken away at times
+        seen = states[which, torch.from_numpy(questions.step[every])]
+        rows = self._scaled(questions.rows[every])
+        if training:  # dropout of whole columns of a question
             keep = torch.rand(rows.shape, generator=self._generator) >= _DROPPED
             rows = rows * keep / (1.0 - _DROPPED)
         hidden = torch.relu(self._hidden(torch.cat((seen, rows), dim=1)))

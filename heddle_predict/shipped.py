@@ -1,7 +1,7 @@
 """The model that comes with the package; ``python -m heddle_predict.shipped`` makes it again.
 
-It learned from synthetic trajectories of every workload, under seeds that no shipped trace and no
-experiment uses. It knows workloads, and nothing about any trajectory that is replayed.
+Its training data are synthetic trajectories of every workload, under seeds that no shipped trace
+and no experiment uses. So it has seen no trajectory that is replayed.
 """
 
 from pathlib import Path
@@ -22,12 +22,12 @@ _PATH: Final = Path(__file__).parent / "shipped.heddle"
 
 
 def shipped_model() -> Path:
-    """Return where the model is."""
+    """Return the path of the model."""
     return _PATH
 
 
 def sources() -> list[Source]:
-    """The traces that it learns from, as ``heddle trace synth`` writes them."""
+    """Its training traces, as ``heddle trace synth`` writes them."""
     made = []
     for workload in WORKLOADS:
         records = synth(workload, TRAJECTORIES, SEED)

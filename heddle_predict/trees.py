@@ -1,4 +1,4 @@
-"""Gradient-boosted trees with quantiles: LightGBM learns them, the core answers with arrays."""
+"""Gradient-boosted trees with quantiles: LightGBM trains them, inference uses arrays alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ RISING: Final = (
     "mean_output",
     "rollout_mean_total",
 )
-"""Columns that can only raise an estimate: what is so by its meaning need not be learned, and
-cannot be learned wrongly from a few groups."""
+"""Columns that can only raise an estimate: their meaning implies it, and a few groups could
+teach the opposite."""
 
 FOLDS: Final = 4
 MOST_ROUNDS = 160
 _LEAST_ROUNDS: Final = 10
 _SPREAD_ROUNDS: Final = 40
-_LEAST_ERROR: Final = 0.05  # of a logarithm: an error of nothing says nothing about the spread
+_LEAST_ERROR: Final = 0.05  # of a logarithm: an error of 0 gives no spread
 
 
 @dataclass(frozen=True, slots=True)
 class TreesFit:
-    """A model, and what its training showed."""
+    """A model, and the results of its training."""
 
     model: TreesModel
     rounds: int
@@ -45,11 +45,13 @@ class TreesFit:
     """Weighted root mean squared error of the logarithm, on groups that were not seen."""
 
 
-def fit_trees(seen: Examples, lent: Examples | None, vocabulary: Vocabulary, seed: int) -> TreesFit:
-    """Learn from `seen`, and with little weight from `lent`, other workloads' examples.
+def fit_trees(
+    seen: Examples, augmented: Examples | None, vocabulary: Vocabulary, seed: int
+) -> TreesFit:
+    """Learn from `seen`, and with little weight from `augmented`, other workloads' examples.
 
-    The number of trees is the one that does best on groups left out, four times a quarter of them.
-    What is wrong there also gives the spread and the quantiles.
+    The number of trees is the best one on held-out groups, a quarter in each of four folds. The
+    errors there also determine the spread and the quantiles.
     """
     rising = [int(name in RISING) for name in vocabulary.names()]
     fold = folds(seen.group, seed)
@@ -57,7 +59,7 @@ def fit_trees(seen: Examples, lent: Examples | None, vocabulary: Vocabulary, see
     curves, outside = [], np.zeros((MOST_ROUNDS, len(seen)))
     for k in range(FOLDS):
         held = np.flatnonzero(fold == k)
-        forest = booster.location(seen.where(fold != k), lent, MOST_ROUNDS)
+        forest = booster.location(seen.where(fold != k), augmented, MOST_ROUNDS)
         outside[:, held] = _by_round(forest, seen.rows[held])
         wrong = np.square(seen.targets[held] - outside[:, held])
         curves.append((wrong * seen.weights[held]).sum(axis=1))
@@ -71,7 +73,7 @@ def fit_trees(seen: Examples, lent: Examples | None, vocabulary: Vocabulary, see
     model = TreesModel(
         vocabulary=vocabulary,
         levels=LEVELS,
-        location=flat(booster.location(seen, lent, rounds), columns),
+        location=flat(booster.location(seen, augmented, rounds), columns),
         log_spread=spread,
         errors=errors,
     )
@@ -87,24 +89,26 @@ def folds(group: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Booster:
-    """LightGBM with our parameters; `rising` says which columns can only raise an estimate."""
+    """LightGBM with our parameters; `rising` marks columns that can only raise an estimate."""
 
     seed: int
     rising: list[int]
     rows: int
 
-    def location(self, seen: Examples, lent: Examples | None, rounds: int) -> lightgbm.Booster:
+    def location(self, seen: Examples, augmented: Examples | None, rounds: int) -> lightgbm.Booster:
         """Learn where the logarithm of what remains lies."""
         rows, targets, weights = seen.rows, seen.targets, seen.weights
-        if lent is not None:
-            rows = np.concatenate((rows, lent.rows))
-            targets = np.concatenate((targets, lent.targets))
-            weights = np.concatenate((weights, lent.weights * _lent_weight(seen, lent)))
+        if augmented is not None:
+            rows = np.concatenate((rows, augmented.rows))
+            targets = np.concatenate((targets, augmented.targets))
+            weights = np.concatenate(
+                (weights, augmented.weights * _augmented_weight(seen, augmented))
+            )
         rising = {"monotone_constraints": self.rising}
         return self._train(rows, targets, weights, rounds, rising)
 
     def spread(self, rows: Floats, targets: Floats, seen: Examples) -> lightgbm.Booster:
-        """Few and coarse trees: how wide errors are is seen less well than where they lie."""
+        """Few and coarse trees: the spread of errors is harder to learn than their location."""
         coarse = {"num_leaves": 6, "min_data_in_leaf": max(50, self.rows // 50)}
         return self._train(rows, targets, seen.weights, _SPREAD_ROUNDS, coarse)
 
@@ -139,10 +143,10 @@ class Booster:
         return lightgbm.train(parameters, data, num_boost_round=rounds)
 
 
-def _lent_weight(seen: Examples, lent: Examples) -> float:
-    """What makes other workloads' examples weigh as much as a hundred trajectories of our own."""
+def _augmented_weight(seen: Examples, augmented: Examples) -> float:
+    """Factor by which other workloads' examples weigh as much as a hundred own trajectories."""
     own = len(np.unique(seen.script))
-    return float(seen.weights.sum() / lent.weights.sum() * min(1.0, 100.0 / own))
+    return float(seen.weights.sum() / augmented.weights.sum() * min(1.0, 100.0 / own))
 
 
 def _by_round(booster: lightgbm.Booster, rows: Floats) -> Floats:

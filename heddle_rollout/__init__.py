@@ -1,1 +1,1 @@
-"""Drives the core in any world: one driver, whose clock and engines are simulated or real."""
+"""Drives the core: one driver, with a simulated or a real clock and simulated or real engines."""

@@ -1,7 +1,7 @@
-"""One trajectory's own side: what it asks the model next, and what its tools do meanwhile.
+"""The agent of one trajectory: its next prompt, and its tool calls.
 
-The driver knows agents only by this protocol. `ScriptedAgent` follows a recorded script;
-`heddle_runtime.agents.live` is a real agent: its tool calls come out of what the model wrote. For a
+The driver uses agents only through this protocol. `ScriptedAgent` follows a recorded script.
+`heddle_runtime.agents.live` is a real agent: it parses tool calls from the model's output. For a
 gateway, the tool is the client: its call returns with the session's next request.
 """
 
@@ -26,19 +26,19 @@ class NextAction(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a tool call came to."""
+    """Result of a tool call."""
 
     ok: bool | None
     observation_tokens: int
-    """Tokens that the answer appended to the context."""
+    """Tokens that the result appended to the context."""
     context_tokens: int
     """Size of the next prompt."""
     outcome: Outcome | None = None
-    """How the trajectory ends, if it ends with this call; None when it goes on."""
+    """Outcome of the trajectory if it ends with this call; None when it goes on."""
 
 
 class ToolListener(Protocol):
-    """Takes the answers of tool calls; the driver's tool pool."""
+    """Receives the results of tool calls; the driver's tool pool."""
 
     def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
         """A call has ended, and the agent has gone on to its next step."""
@@ -48,7 +48,7 @@ class ToolListener(Protocol):
 
 
 class Agent(Protocol):
-    """One trajectory. It holds its context; the driver never looks inside."""
+    """One trajectory with its context, which the driver never reads."""
 
     @property
     def id(self) -> TrajectoryId: ...  # noqa: D102
@@ -68,11 +68,11 @@ class Agent(Protocol):
 
     @property
     def context_ids(self) -> Sequence[int]:
-        """The context so far, tokens of the present step included; empty without real tokens."""
+        """The context so far, tokens of the current step included; empty without real tokens."""
         ...
 
     def request(self) -> StepRequest:
-        """Return what is left to generate of the present step."""
+        """Return the request for the rest of the current step."""
         ...
 
     def on_step_end(self, result: StepResult) -> None:
@@ -89,10 +89,10 @@ class Agent(Protocol):
         """
 
     def cancel_tool(self) -> None:
-        """End the call that is under way; no answer to it may come any more."""
+        """End the running call; it may not report a result any more."""
 
     def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
-        """Go on as if the tool had answered that it was cut off after `limit_s`.
+        """Go on as if the tool had reported a timeout after `limit_s`.
 
         Follows `cancel_tool`.
         """

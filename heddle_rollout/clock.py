@@ -5,10 +5,10 @@ from typing import Any, Protocol
 
 
 class Clock(Protocol):
-    """Seconds since the run began, and calls that are due at a moment of it.
+    """Seconds since the run began, and calls scheduled at such times.
 
-    Calls that are due at the same moment are made in the order in which they were requested, and
-    never from inside `call_at` or `call_after`.
+    Calls at the same time run in the order of their requests, never from inside `call_at` or
+    `call_after`.
     """
 
     @property
@@ -18,7 +18,7 @@ class Clock(Protocol):
 
     @property
     def frozen(self) -> bool:
-        """Whether time stands still."""
+        """Whether time is stopped."""
         ...
 
     def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
@@ -28,11 +28,11 @@ class Clock(Protocol):
         """Call `act` once `delay_s` have passed."""
 
     def freeze(self) -> None:
-        """Stop time: only what is due at this moment is still called.
+        """Stop time: only calls due at this time still run.
 
         Frameworks keep engines between rollouts, so that the start of the first engines takes no
         time of the run.
         """
 
     def thaw(self) -> None:
-        """Let time go on from where it stopped."""
+        """Continue time from where it stopped."""

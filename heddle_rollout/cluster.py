@@ -1,4 +1,4 @@
-"""The engines of a run: starts, stops, deaths, samples, and what each of them is doing."""
+"""The engines of a run: starts, stops, failures, samples, and the dispatches of each."""
 
 from collections.abc import Callable, Sequence
 
@@ -29,7 +29,7 @@ from heddle_rollout.migrations import Migrations
 class Cluster:
     """Engines by name; implements `EngineListener`. Names are never used twice.
 
-    What an engine reports after its death is not passed on.
+    Reports of an engine after its failure are dropped.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Cluster:
     ) -> None:
         """`on_thaw` is called when the first engines have started and time goes on."""
         self.engines: dict[EngineId, EngineClient] = {}
-        """Those that are ready, stopping ones included."""
+        """Ready engines, stopping ones included."""
         self.last_failure = ""
         """Which engine failed last, and why."""
         self.migrations = Migrations(clock, self.engines, deliver)
@@ -54,14 +54,14 @@ class Cluster:
         self._starting: dict[EngineId, EngineClient] = {}
         self._stopping: dict[EngineId, None] = {}
         self._closing: dict[EngineId, None] = {}
-        """Stopping ones that have drained and are about to end."""
+        """Stopping engines that have drained and are about to end."""
         self._running: dict[EngineId, dict[TrajectoryId, None]] = {}
         self._under_way = False
         self._idle: dict[EngineId, None] = {}
-        """Engines that were idle at the last sample, and have worked on nothing since."""
+        """Engines that were idle at the last sample and since."""
         self._updating: dict[EngineId, int] = {}
         self._weights: tuple[int, str] | None = None
-        """Version and path that were pushed last: engines that get ready later have older ones."""
+        """Version and path pushed last: engines that become ready later have older weights."""
 
     @property
     def computes(self) -> bool:
@@ -106,7 +106,7 @@ class Cluster:
         self._stop_if_drained(command.engine)
 
     def dispatch(self, command: Dispatch, request: StepRequest) -> str:
-        """Start a step; `on_end` is called when it ends. Returns why not, if it cannot be."""
+        """Start a step; `on_end` is called when it ends. Returns the reason if it cannot start."""
         name = command.engine
         engine = self.engines.get(name)
         if engine is None:
@@ -135,7 +135,7 @@ class Cluster:
             self._abort_running(name)
 
     def update_weights(self, version: int, path: str) -> None:
-        """Load other weights on every engine; those that get ready later load them then."""
+        """Load other weights on every engine, and on each that becomes ready later."""
         self._weights = version, path
         for name in self.engines:
             self._update_weights(name, version, path)
@@ -154,7 +154,7 @@ class Cluster:
         return samples
 
     def report(self, samples: Sequence[tuple[EngineId, EngineSample]]) -> None:
-        """Deliver samples of engines that are still here."""
+        """Deliver samples of engines that still run."""
         for name, sample in samples:
             if name in self.engines:
                 self._deliver(

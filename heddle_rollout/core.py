@@ -1,4 +1,4 @@
-"""The core as the driver knows it."""
+"""The core as the driver uses it."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ from heddle_core.journal import Entry, recorded
 
 
 class Core(Protocol):
-    """What decides; `heddle_core.Controller` does."""
+    """Turns events into commands; implemented by `heddle_core.Controller`."""
 
     @property
     def deadline_s(self) -> float | None:
@@ -22,7 +22,7 @@ class Core(Protocol):
 
 
 class RecordedCore:
-    """A core whose events and commands all go to `sink` as well."""
+    """A core that also passes all events and commands to `sink`."""
 
     def __init__(self, core: Core, sink: Callable[[Entry], None]) -> None:
         self.handle = recorded(core.handle, sink)

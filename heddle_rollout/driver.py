@@ -1,6 +1,6 @@
-"""Drives the core in any world: executes its commands and delivers what happened as events.
+"""Drives the core, simulated or real: delivers events and executes the core's commands.
 
-The driver has no loop of its own and reads no clock but the one it is given. Engines, agents and
+The driver has no loop of its own and reads only the clock that it is given. Engines, agents and
 services call it; it delivers an event, executes the commands that come back, and returns. Each
 command ends in exactly one event.
 """
@@ -56,7 +56,7 @@ class StuckError(RuntimeError):
 
 
 class RolloutError(ValueError):
-    """A rollout or an agent that cannot be taken in; the message names it."""
+    """A rollout or an agent that cannot be admitted; the message names it."""
 
 
 class _Rollout:
@@ -76,7 +76,7 @@ class _Rollout:
 
 
 class _Trajectory:
-    """Where the driver stands with one agent."""
+    """The driver's state of one agent."""
 
     __slots__ = ("agent", "arrived", "id", "rollout", "step", "tool")
 
@@ -85,7 +85,7 @@ class _Trajectory:
         self.arrived = False
         self.step = 0
         self.tool = ""
-        """Of the last call."""
+        """Tool of the last call."""
 
 
 class Driver:
@@ -109,15 +109,15 @@ class Driver:
         on_idle: Callable[[], None] = lambda: None,
         on_error: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        """Without a prediction service the core's own estimate comes back; without a solver a plan
-        is searched for in place and its charged time waited for.
+        """Without a prediction service the core's own estimate is returned. Without a solver a plan
+        is searched in place, after its charged time.
 
         Tool calls beyond `tool_capacity` wait in order; those over `tool_limit_s` are cut. Samples
-        of engines are delivered `report_delay_s` after they were taken; interval 0: none are.
-        `on_idle` is called when the last rollout that was open is over and no engine is stopping;
-        more rollouts may be opened then.
-        `on_error` is called once, for an error after which nothing is delivered any more:
-        `StuckError`, or a defect of the core, an agent or a service.
+        of engines are delivered `report_delay_s` after they were taken; at interval 0 none are.
+        `on_idle` is called when the last open rollout is over and no engine is stopping; it may
+        open more rollouts.
+        `on_error` is called once, for an error after which no event is delivered: `StuckError`, or
+        a defect of the core, an agent or a service.
         """
         self._core, self._clock = core, clock
         self._predictions = predictions or CoreEstimates(clock)
@@ -135,13 +135,13 @@ class Driver:
         )
         self._rollouts: dict[RolloutId, _Rollout] = {}
         self._trajectories: dict[TrajectoryId, _Trajectory] = {}
-        """Those that were admitted and are not finished."""
+        """Admitted agents that are not finished."""
         self._arriving = 0
-        """Those that have not arrived."""
+        """Number of admitted agents that have not arrived."""
         self._held: list[_Trajectory] = []
-        """Those that would have arrived while the clock stood still."""
+        """Agents that would have arrived while the clock was stopped."""
         self._requests = 0
-        """Predictions and plans that have not been answered."""
+        """Predictions and plans that are due."""
         self._events: deque[Event] = deque()
         self._delivering = False
         self._tick_at: float | None = None
@@ -150,10 +150,10 @@ class Driver:
         self._interrupted = False
         self._closed = False
 
-    # -- what the world asks for ------------------------------------------------------------------
+    # -- calls of the owner -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Let time run. Called once, first."""
+        """Start the clock. Called once, first."""
         if self._report_interval_s > 0:
             self._clock.call_after(self._report_interval_s, self._sample)
         self._clock.thaw()
@@ -182,7 +182,7 @@ class Driver:
         self._end_if_over(state)
 
     def close_rollout(self, rollout: RolloutId) -> None:
-        """Announce that no more agents will be admitted; what was admitted goes on.
+        """Announce that no more agents will be admitted; admitted ones go on.
 
         Raises:
             RolloutError: it is not open.
@@ -207,9 +207,9 @@ class Driver:
         state.admitted += 1
         state.unfinished += 1
         self._arriving += 1
-        live = self._trajectories[agent.id] = _Trajectory(agent, state)
+        tracked = self._trajectories[agent.id] = _Trajectory(agent, state)
         open_for_s = self._clock.now_s - state.opened_s
-        self._clock.call_after(max(0.0, agent.arrival_s - open_for_s), self._arrive, live)
+        self._clock.call_after(max(0.0, agent.arrival_s - open_for_s), self._arrive, tracked)
 
     def update_weights(self, version: int, path: str) -> None:
         """Push other weights to every engine; steps under way go on under them."""
@@ -217,7 +217,7 @@ class Driver:
         self._deliver(WeightsUpdated(time_s=self._clock.now_s, version=version))
 
     def interrupt(self, drain_s: float) -> None:
-        """Wind up early: engines hand over the tokens of running steps, for `drain_s` at most.
+        """End early: engines hand over the tokens of running steps, for `drain_s` at most.
 
         Then every trajectory that has arrived is cancelled, and all rollouts are over.
         """
@@ -240,7 +240,7 @@ class Driver:
     # -- events in, commands out -----------------------------------------------------------------
 
     def _deliver(self, event: Event) -> None:
-        """Hand an event over, then execute the answer; events born meanwhile wait their turn."""
+        """Deliver an event, then execute its commands; events caused meanwhile are queued."""
         if self._closed:
             return
         if self._delivering:
@@ -311,20 +311,20 @@ class Driver:
 
     # -- one trajectory: step, tool, step ... ------------------------------------------------------
 
-    def _arrive(self, live: _Trajectory) -> None:
+    def _arrive(self, tracked: _Trajectory) -> None:
         if self._interrupted:
             return
         if self._clock.frozen:
-            # The first engines count as ready from before: no arrival finds them missing.
-            self._held.append(live)
+            # The first engines count as ready before the run: no arrival comes earlier.
+            self._held.append(tracked)
             return
         self._arriving -= 1
-        live.arrived = True
-        agent = live.agent
+        tracked.arrived = True
+        agent = tracked.agent
         self._deliver(
             TrajectoryArrived(
                 time_s=self._clock.now_s,
-                rollout=live.rollout.id,
+                rollout=tracked.rollout.id,
                 trajectory=agent.id,
                 group=agent.group,
                 task=agent.task,
@@ -334,8 +334,8 @@ class Driver:
 
     def _arrive_held(self) -> None:
         held, self._held = self._held, []
-        for live in held:
-            self._arrive(live)
+        for tracked in held:
+            self._arrive(tracked)
 
     def _dispatch(self, command: Dispatch) -> None:
         request = self._trajectories[command.trajectory].agent.request()
@@ -347,33 +347,33 @@ class Driver:
             self._step_ended(command.engine, result)
 
     def _salvage(self, result: StepResult) -> None:
-        live = self._trajectories.get(result.trajectory)
-        if live is not None:
-            self._keep_tokens(live, result)
+        tracked = self._trajectories.get(result.trajectory)
+        if tracked is not None:
+            self._keep_tokens(tracked, result)
 
-    def _keep_tokens(self, live: _Trajectory, result: StepResult) -> NextAction | None:
-        """Hand an agent its tokens; ask it about a step that has finished without an error.
+    def _keep_tokens(self, tracked: _Trajectory, result: StepResult) -> NextAction | None:
+        """Hand an agent its tokens; after a step without an error, read its next action.
 
-        An engine calls this: an agent's defect is not the engine's, and ends the run.
+        An engine calls this. A defect of an agent must not fail the engine: it ends the run.
         """
         try:
-            live.agent.on_step_end(result)
-            return live.agent.next_action() if result.finished and not result.error else None
+            tracked.agent.on_step_end(result)
+            return tracked.agent.next_action() if result.finished and not result.error else None
         except Exception as error:
             self.service_failed(error)
             return None
 
     def _step_ended(self, engine: EngineId, result: StepResult) -> None:
-        live = self._trajectories.get(result.trajectory)
-        if live is None:
+        tracked = self._trajectories.get(result.trajectory)
+        if tracked is None:
             return  # it was cancelled meanwhile
-        action = self._keep_tokens(live, result)
+        action = self._keep_tokens(tracked, result)
         if not result.finished:
             self._deliver(
                 StepPreempted(
                     time_s=self._clock.now_s,
                     trajectory=result.trajectory,
-                    step=live.step,
+                    step=tracked.step,
                     engine=engine,
                     output_tokens=result.tokens,
                     queued_s=result.queued_s,
@@ -388,7 +388,7 @@ class Driver:
                 StepFinished(
                     time_s=self._clock.now_s,
                     trajectory=result.trajectory,
-                    step=live.step,
+                    step=tracked.step,
                     engine=engine,
                     output_tokens=result.tokens,
                     reason=action.reason if action is not None else "error",
@@ -399,50 +399,50 @@ class Driver:
                     recomputes=result.recomputes,
                 )
             )
-            self._continue(live, action)
+            self._continue(tracked, action)
         if self._interrupted and not self._cluster.computes:
             self._cancel_all()
 
-    def _continue(self, live: _Trajectory, action: NextAction | None) -> None:
+    def _continue(self, tracked: _Trajectory, action: NextAction | None) -> None:
         """Run the tool that a step ended in, or close the trajectory."""
         if action is None:
-            self._finish(live, "failed")
+            self._finish(tracked, "failed")
         elif action.tool is None:
-            self._finish(live, action.outcome)
+            self._finish(tracked, action.outcome)
         else:
-            live.tool = action.tool
+            tracked.tool = action.tool
             self._deliver(
                 ToolStarted(
                     time_s=self._clock.now_s,
-                    trajectory=live.id,
-                    step=live.step,
+                    trajectory=tracked.id,
+                    step=tracked.step,
                     tool=action.tool,
                 )
             )
             if self._closed:
                 return
             try:
-                self._tools.call(live.agent)
+                self._tools.call(tracked.agent)
             except Exception as error:
                 self.service_failed(error)
 
     def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
         """See `ToolListener`."""
-        live = self._trajectories.get(trajectory)
-        if live is None:
+        tracked = self._trajectories.get(trajectory)
+        if tracked is None:
             self._check_soon()
             return
         if answer.outcome is not None:
-            self._finish(live, answer.outcome)
+            self._finish(tracked, answer.outcome)
             return
         self._cluster.migrations.tool_returned(trajectory)
-        live.step += 1
+        tracked.step += 1
         self._deliver(
             ToolReturned(
                 time_s=self._clock.now_s,
                 trajectory=trajectory,
-                step=live.step - 1,
-                tool=live.tool,
+                step=tracked.step - 1,
+                tool=tracked.tool,
                 ok=answer.ok,
                 observation_tokens=answer.observation_tokens,
                 context_tokens=answer.context_tokens,
@@ -453,8 +453,8 @@ class Driver:
         """See `ToolListener`."""
         self.service_failed(error)
 
-    def _finish(self, live: _Trajectory, outcome: Outcome) -> None:
-        trajectory, rollout = live.id, live.rollout
+    def _finish(self, tracked: _Trajectory, outcome: Outcome) -> None:
+        trajectory, rollout = tracked.id, tracked.rollout
         if self._trajectories.pop(trajectory, None) is None:
             return
         rollout.unfinished -= 1
@@ -483,7 +483,7 @@ class Driver:
         self._deliver(PlanSolved(time_s=self._clock.now_s, plan=command.plan, resource_plan=plan))
 
     def service_failed(self, error: BaseException) -> None:
-        """End everything with an error of a core, an agent or a service; the first one counts."""
+        """End the run with an error of the core, an agent or a service; the first one counts."""
         if not self._closed:
             self._closed = True
             self._on_error(error)
@@ -511,9 +511,9 @@ class Driver:
     def _cancel_all(self) -> None:
         if self._closed or self._idle:
             return
-        for live in list(self._trajectories.values()):
-            if live.arrived:
-                self._finish(live, "cancelled")
+        for tracked in list(self._trajectories.values()):
+            if tracked.arrived:
+                self._finish(tracked, "cancelled")
         self._trajectories.clear()
         self._rollouts.clear()
         self._become_idle()
@@ -529,7 +529,7 @@ class Driver:
         )
 
     def _check_soon(self) -> None:
-        """Look whether the run is stuck, but not at once: the caller may have more to do."""
+        """Check later whether the run is stuck: the caller may have more to do."""
         if not (self._check_is_due or self._idle or self._busy()):
             self._check_is_due = True
             self._clock.call_after(0.0, self._check)

@@ -1,12 +1,12 @@
-"""What the driver asks of an engine, and what an engine reports.
+"""The interface of an engine: calls of the driver, and reports of the engine.
 
 An engine is simulated (`heddle_sim.engine_client`), a vLLM process (`heddle_runtime.vllm.engine`)
-or a server that somebody else runs. All of them pass the same tests (`tests/rollout/contract.py`).
-`EngineCapabilities` says what an engine can do besides running steps.
+or a foreign server. All of them pass the same tests (`tests/rollout/contract.py`).
+`EngineCapabilities` lists what an engine can do besides running steps.
 
-Answers come as calls of an `EngineListener`, never from inside the call that caused them. They are
-no futures: what a driver does about the end of a step, such as the next dispatch, must take effect
-before anything else happens at that instant.
+Reports are calls of an `EngineListener`, never from inside the call that caused them. They are no
+futures: the driver's reaction to the end of a step, such as the next dispatch, must take effect
+before anything else happens at that time.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from heddle_core.plans import EngineSpec
 
 
 class EngineRefusedError(ValueError):
-    """An engine cannot do what it was asked for; the message says what and why."""
+    """An engine cannot execute a request; the message states which one and why."""
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -46,39 +46,39 @@ class StepRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     prompt_tokens: int
     """The whole context of this generation, tokens kept from an earlier dispatch included."""
     shared_tokens: int
-    """How many of them, from the first on, were context at the end of the last dispatch."""
+    """Length of the prefix that was the context at the end of the last dispatch."""
     rewritten: bool = False
-    """Whether the agent compacted its history since: KV of it on other engines is of no use."""
+    """Whether the agent compacted its history since: KV of it on other engines is useless."""
     max_tokens: int
     """Tokens to make at most."""
     exact: bool
-    """Whether to make exactly `max_tokens`, as a replay does, or to stop where the model does."""
+    """Whether to make exactly `max_tokens`, as a replay does, or to stop at the model's end."""
     prompt_ids: Sequence[int] = ()
     """The prompt itself; empty for an engine that makes no tokens."""
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How a dispatch ended. Times are seconds, and add up to the time inside the engine."""
+    """Result of a dispatch. Times are seconds and add up to the time inside the engine."""
 
     trajectory: TrajectoryId
     tokens: int
     """Tokens made in this dispatch."""
     finished: bool
-    """False when an abort or the engine's death ended it."""
+    """False when an abort or the engine's failure ended it."""
     queued_s: float = 0.0
     """In the engine before the first prefill."""
     prefill_s: float = 0.0
     """From there to the first token."""
     decode_s: float = 0.0
-    """From the first token on; what the engine's own preemptions cost is in here."""
+    """From the first token on, the cost of the engine's own preemptions included."""
     cached_tokens: int = 0
-    """Tokens of the prompt that the engine found in its prefix cache, or pulled from another."""
+    """Prompt tokens that the engine found in its prefix cache or pulled from another engine."""
     recomputes: int = 0
-    """How often the engine itself took the KV away and had to prefill again."""
+    """The engine's own preemptions of it, each of which prefills again."""
     output_ids: tuple[int, ...] = ()
     """The tokens, where the engine makes them."""
     error: str = ""
-    """Why the engine could not carry the dispatch out; `finished` is then True."""
+    """Why the engine could not execute the dispatch; `finished` is then True."""
 
     @property
     def preempted(self) -> bool:
@@ -98,11 +98,11 @@ class KvHandle(msgspec.Struct, frozen=True, kw_only=True):
     """On the event loop's clock. A later pull may give another trajectory's KV without an error:
     none may begin after that."""
     params: dict[str, Any] = {}
-    """What the engine's own connector needs to know; opaque here."""
+    """Data of the engine's own connector; opaque here."""
 
 
 class KvPlaced(NamedTuple):
-    """What became of a context on the engine that it was moved to."""
+    """The state of a context on the engine that it was moved to."""
 
     way: MoveWay
     tokens: int
@@ -120,10 +120,10 @@ class EngineSample(NamedTuple):
 
 
 class EngineListener(Protocol):
-    """Takes the reports of engines; the driver's cluster."""
+    """Receives the reports of engines; the driver's cluster."""
 
     def engine_ready(self, engine: EngineId, kv_capacity_tokens: int) -> None:
-        """An engine that was asked for can take steps."""
+        """A requested engine can take steps."""
 
     def step_ended(self, engine: EngineId, result: StepResult) -> None:
         """A dispatch has ended; reported exactly once for each, unless the engine fails first."""
@@ -142,28 +142,28 @@ class EngineListener(Protocol):
         """Answer of `update_weights`: what is generated from now on is of this version."""
 
     def engine_stopped(self, engine: EngineId) -> None:
-        """A stop that was asked for is done; its resources are free."""
+        """A requested stop is done; its resources are free."""
 
     def engine_failed(
         self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepResult]]
     ) -> None:
-        """An engine died, at whatever point of its life.
+        """An engine died, in any state.
 
         `salvaged` has every dispatch whose end was not reported, with the tokens that had come in.
         """
 
 
 class EngineClient(Protocol):
-    """One engine, from the moment it is asked for. No call blocks; each takes effect at once."""
+    """One engine, from the request for it on. No call blocks; each takes effect at once."""
 
     @property
     def spec(self) -> EngineSpec:
-        """What was asked for."""
+        """The requested engine."""
         ...
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What it can do; the same for its whole life. What it cannot do is never called."""
+        """What it can do; constant. The driver never calls what it cannot do."""
         ...
 
     @property
@@ -210,9 +210,9 @@ class EngineClient(Protocol):
     ) -> KvPlaced | None:
         """Bring a context into the prefix cache. Ends in `kv_placed`, which has `move` again.
 
-        By pulling `kv`; when there is no handle, it has expired, the pull fails or the engine
-        imports none, by prefilling where the engine can do so, else not at all (`way` "none").
-        Returns what is here, and no answer follows, when there is nothing to do.
+        The engine pulls `kv`. Without a valid handle, after a failed pull, or if it imports no KV,
+        it prefills where it can do so, else it does nothing (`way` "none"). When there is nothing
+        to do, it returns what is here, and no report follows.
         """
 
     def sample(self) -> EngineSample:
@@ -229,15 +229,15 @@ class EngineClient(Protocol):
         """End the engine, which has no step any more. Ends in `engine_stopped`."""
 
     def kill(self) -> None:
-        """End the engine now, whatever it does, without a report; nothing of it is left behind."""
+        """End the engine now, in any state, without a report; nothing of it is left behind."""
 
 
 class Launcher(Protocol):
-    """Starts engines; knows the machine."""
+    """Starts engines on this machine or simulator."""
 
     def start(self, spec: EngineSpec, listener: EngineListener) -> EngineClient:
         """Begin to start an engine. Ends in `engine_ready` or `engine_failed`."""
         ...
 
     async def close(self) -> None:
-        """End every engine that is still there; afterwards no process of theirs is left."""
+        """End every engine that still runs; afterwards none of their processes is left."""

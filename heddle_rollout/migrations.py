@@ -23,13 +23,13 @@ class _Migration:
         self, id_: int, command: Migrate, group: GroupId, context_ids: Sequence[int]
     ) -> None:
         self.id = id_
-        """Comes back with the answers of engines: they may answer one that was given up."""
+        """Engines return it with their reports: the migration may have been given up since."""
         self.command, self.group, self.context_ids = command, group, context_ids
         self.kv: KvHandle | None = None
         self.transfer: Transfer | None = None
-        """Its place in the queue of transfers, once the source has said what there is to pull."""
+        """Its entry in the queue of transfers, once the source has exported the KV."""
         self.begun = False
-        """Whether the target has been asked to bring the context in."""
+        """Whether the target imports the context."""
 
 
 Transfer: TypeAlias = Move[_Migration]
@@ -56,7 +56,7 @@ class Migrations:
         return len(self._under_way)
 
     def migrate(self, command: Migrate, group: GroupId, context_ids: Sequence[int]) -> None:
-        """Move a KV prefix, or bring the context to its new home some other way."""
+        """Move a KV prefix, or have the context prefilled at its new home."""
         migration = _Migration(next(self._ids), command, group, context_ids)
         self._under_way[command.trajectory] = migration
         source = self._engines.get(command.source)
@@ -68,7 +68,7 @@ class Migrations:
             self._begin(migration)
 
     def exported(self, trajectory: TrajectoryId, kv: KvHandle | None, move: int) -> None:
-        """The source has answered: queue for the two engines' turn, or go on without KV."""
+        """The source has exported: queue the transfer, or go on without KV."""
         migration = self._under_way.get(trajectory)
         if migration is None or migration.id != move:
             return
@@ -78,11 +78,13 @@ class Migrations:
         if kv is None or target is None or not target.capabilities.import_kv:
             self._begin(migration)
             return
-        migration.transfer = self._queue.ask(command.source, command.target, kv.kv_bytes, migration)
+        migration.transfer = self._queue.request(
+            command.source, command.target, kv.kv_bytes, migration
+        )
         self._review()
 
     def placed(self, trajectory: TrajectoryId, placed: KvPlaced, move: int) -> None:
-        """The target has answered."""
+        """The target has imported."""
         migration = self._under_way.get(trajectory)
         if migration is not None and migration.id == move:
             self._end(migration, placed)
@@ -115,7 +117,7 @@ class Migrations:
             self._report(migration, NOT_PLACED, ok=False)
 
     def _review(self) -> None:
-        """Look which transfers can begin, once all requests of this instant have been made."""
+        """Begin transfers that can, after all requests at this time."""
         if self._queue.changed and not self._review_is_due:
             self._review_is_due = True
             self._clock.call_after(0.0, self._begin_transfers)
@@ -153,7 +155,7 @@ class Migrations:
         command = migration.command
         del self._under_way[command.trajectory]
         transfer = migration.transfer
-        # Both ends of a transfer that never began, or is under way, are free for others again.
+        # Both engines of a transfer that never began, or is under way, are free again.
         if transfer is not None and (self._queue.withdraw(transfer) or self._queue.end(transfer)):
             self._review()
         self._deliver(

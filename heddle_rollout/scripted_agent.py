@@ -1,4 +1,4 @@
-"""An agent that follows a recorded script: exact lengths, recorded tool calls, invented tokens."""
+"""An agent that follows a recorded script: exact lengths, recorded tool calls, random tokens."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from heddle_trace.schema import TrajectoryScript
 
 
 class TokenSource:
-    """Token ids where a trace has only counts: drawn by seed and name, the same in every run.
+    """Token ids for a trace that has only counts: drawn by seed and name, the same in every run.
 
     Samples of one group share their prompt, as in the original, so that prefix caching behaves as
     with real agents.
@@ -57,11 +57,11 @@ class ScriptedAgent:
         self._script, self._clock, self._tokens = script, clock, tokens
         self._tool_scale = tool_scale
         self._index = 0
-        """The present step."""
+        """The current step."""
         self._made = 0
         """Tokens of it made in dispatches that did not finish it."""
         self._started = False
-        """Whether it was dispatched before: then all of its prompt is its own context."""
+        """Whether it was dispatched before: then its whole prompt is its own context."""
         self._rewritten = False
         """Whether the agent compacted its history since the last dispatch."""
         self._calls_tool = False
@@ -100,7 +100,7 @@ class ScriptedAgent:
         return self._context
 
     def request(self) -> StepRequest:
-        """Ask for what is left of the step, exactly."""
+        """Request exactly the rest of the step."""
         step = self._script.steps[self._index]
         prompt_tokens = step.prompt_tokens + self._made
         request = StepRequest(
@@ -135,7 +135,7 @@ class ScriptedAgent:
         )
 
     def call_tool(self, listener: ToolListener) -> None:
-        """Wait as long as the tool took, then go on with what it answered.
+        """Wait for the recorded tool time, then go on with the recorded result.
 
         Raises:
             ValueError: a tool that takes negative or not-a-number seconds.
@@ -151,7 +151,7 @@ class ScriptedAgent:
         self._calls_tool = False
 
     def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
-        """Go on with the recorded answer; only the waiting was cut short."""
+        """Go on with the recorded result; only the wait is cut short."""
         return self._next_step(False, self._script.steps[self._index].tool_tokens)
 
     def _tool_ended(self, index: int, listener: ToolListener) -> None:

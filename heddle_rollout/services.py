@@ -1,4 +1,4 @@
-"""What a rollout asks for besides engines and tools: predictions, and plans that take long.
+"""Services of a rollout besides engines and tools: predictions, and searches for plans.
 
 A service answers by a call of its `ServiceListener`, once for each request and never from inside
 the request.
@@ -12,7 +12,7 @@ from heddle_rollout.clock import Clock
 
 
 class ServiceListener(Protocol):
-    """Takes the answers of services; the driver."""
+    """Receives the answers of services; the driver."""
 
     def predicted(self, command: Predict, remaining_tokens: float | None) -> None:
         """Answer of a prediction service. None: it failed, and the last estimate holds."""
@@ -39,13 +39,13 @@ class Solver(Protocol):
 
 
 class CoreEstimates:
-    """Gives the core's own estimate back after `prediction_s`, the time of a service."""
+    """Returns the core's own estimate after `prediction_s`, the latency of a service."""
 
     def __init__(self, clock: Clock, prediction_s: float = 0.0) -> None:
         self._clock, self._prediction_s = clock, prediction_s
 
     def predict(self, command: Predict, listener: ServiceListener) -> None:
-        """Answer with what the command carries."""
+        """Answer with the command's estimate."""
         self._clock.call_after(self._prediction_s, listener.predicted, command, command.estimate)
 
 

@@ -10,7 +10,7 @@ from heddle_rollout.clock import Clock
 class ToolPool:
     """Starts the calls of agents; with a finite `capacity` the rest wait in order of arrival.
 
-    The call of a cancelled trajectory keeps its place until it has ended.
+    The call of a cancelled trajectory counts against `capacity` until it has ended.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class ToolPool:
         if capacity is not None and capacity < 1:
             raise ValueError(f"tool capacity must be 1 or more, or none for no limit: {capacity}")
         self.queued_s = 0.0
-        """Seconds that calls waited for a place, summed over those that got one."""
+        """Seconds that calls waited before they began, in all."""
         self._clock, self._listener = clock, listener
         self._capacity, self._limit_s = capacity, limit_s
         self.active: dict[TrajectoryId, tuple[Agent, int]] = {}
@@ -44,18 +44,18 @@ class ToolPool:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a place."""
+        """Calls that have not begun."""
         return len(self._waiting)
 
     def call(self, agent: Agent) -> None:
-        """Begin an agent's call when it has a place; the listener is called at its end."""
+        """Begin an agent's call once `capacity` allows; the listener is called at its end."""
         if self._capacity is not None and len(self.active) >= self._capacity:
             self._waiting.append((self._clock.now_s, agent))
         else:
             self._begin(agent)
 
     def close(self) -> None:
-        """Cancel every call; none is answered any more."""
+        """Cancel every call; none reports a result any more."""
         self._waiting.clear()
         for agent, _ in self.active.values():
             agent.cancel_tool()
@@ -64,7 +64,7 @@ class ToolPool:
     def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
         """See `ToolListener`."""
         del self.active[trajectory]
-        # The place goes to the call that waits longest, before the listener can ask for another.
+        # The call that has waited longest begins before the listener can request another.
         if self._waiting:
             since_s, agent = self._waiting.popleft()
             self.queued_s += self._clock.now_s - since_s

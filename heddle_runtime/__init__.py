@@ -1,1 +1,1 @@
-"""A world made of processes and GPUs: the policy core's commands carried out in real time."""
+"""Real engines, agents and tools: executes the driver's calls with processes and GPUs."""

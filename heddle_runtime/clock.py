@@ -1,8 +1,7 @@
-"""The run's clock: seconds since the rollout began, and calls that are due at a moment of it.
+"""The run's clock: seconds since the rollout began, and calls scheduled at such times.
 
-It is not the event loop's clock. It can run faster, and it can stand still: engines that are
-started before the first dispatch stand ready from before, as frameworks keep them between rollouts,
-so that nothing else may happen while they load.
+It is not the event loop's clock. It can run faster, and it can stop. Frameworks keep engines
+between rollouts, so the start of the first engines takes no time of the run: the clock stops.
 """
 
 import asyncio
@@ -12,9 +11,9 @@ from typing import Any
 
 
 class RunClock:
-    """Seconds of one run; implements `Clock`. Equal moments keep the order of their requests.
+    """Seconds of one run; implements `Clock`. Calls at equal times keep the order of requests.
 
-    The event loop gives no such order to equal timers, and journals are compared across kernels.
+    The event loop does not order equal timers, and journals are compared with the simulator's.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, speed: float = 1.0) -> None:
@@ -23,10 +22,10 @@ class RunClock:
         self._origin_s = loop.time()
         self._frozen_s: float | None = 0.0
         self._calls: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._asked = 0
+        self._requests = 0
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
-        """The moment of the call that is being made: a timer may be late, its call is not."""
+        """Time of the current call: a timer may be late, but its call counts at its own time."""
 
     @property
     def speed(self) -> float:
@@ -47,17 +46,17 @@ class RunClock:
 
     @property
     def frozen(self) -> bool:
-        """Whether it stands still."""
+        """Whether time is stopped."""
         return self._frozen_s is not None
 
     def freeze(self) -> None:
-        """Stand still from now on; only what is due at this very moment is still called."""
+        """Stop time; only calls due at this time still run."""
         if self._frozen_s is None:
             self._frozen_s = self.now_s
             self._arm()
 
     def thaw(self) -> None:
-        """Go on from where it stands; it begins frozen, at 0."""
+        """Continue from where it stopped; it begins frozen, at 0."""
         if self._frozen_s is not None:
             self._origin_s = self._loop.time() - self._frozen_s / self._speed
             self._frozen_s = None
@@ -69,9 +68,9 @@ class RunClock:
 
     def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` at `time_s`, or as soon as possible after."""
-        self._asked += 1
-        heappush(self._calls, (time_s, self._asked, act, args))
-        if self._calls[0][1] == self._asked:
+        self._requests += 1
+        heappush(self._calls, (time_s, self._requests, act, args))
+        if self._calls[0][1] == self._requests:
             self._arm()
 
     async def sleep(self, delay_s: float) -> None:
@@ -93,7 +92,7 @@ class RunClock:
             self._timer = self._loop.call_at(self._loop.time(), self._on_timer)
 
     def _on_timer(self) -> None:
-        """Make one call; the loop may do what that call caused before the next."""
+        """Make one call; the loop may process its effects before the next."""
         self._timer = None
         time_s, _, act, args = heappop(self._calls)
         self._due_s = max(self._due_s, time_s)

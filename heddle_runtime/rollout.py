@@ -14,7 +14,7 @@ from heddle_runtime.clock import RunClock
 from heddle_runtime.tool_tasks import ToolTasks
 
 DRAIN_S = 5.0
-"""How long an interrupted run waits for the engines to hand over the tokens of running steps."""
+"""Seconds that an interrupted run waits for engines to hand over the tokens of running steps."""
 
 
 class RolloutRun:
@@ -59,7 +59,7 @@ class RolloutRun:
         Engines are left as they are; the launcher ends them.
 
         Raises:
-            StuckError: nothing is left to happen before that.
+            StuckError: no event can follow, and trajectories are unfinished.
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
@@ -78,7 +78,7 @@ class RolloutRun:
                 loop.set_exception_handler(None)
 
     async def interrupt(self) -> None:
-        """Wind up early: running steps hand over their tokens, every trajectory is cancelled."""
+        """End early: engines hand over tokens of running steps, all trajectories are cancelled."""
         self.driver.interrupt(DRAIN_S * self._clock.speed)
         await asyncio.wait([self._over])
 
@@ -91,7 +91,7 @@ class RolloutRun:
             self._over.set_exception(error)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A failed callback, which asyncio would only log, means that something never happens."""
+        """End the run after a failed callback, which asyncio would only log."""
         loop.default_exception_handler(context)
         if "handle" in context:
             self.driver.service_failed(context["exception"])

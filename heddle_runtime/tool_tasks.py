@@ -10,7 +10,7 @@ from heddle_rollout.agents import ToolAnswer, ToolListener
 
 
 class ToolTasks:
-    """The calls of agents that run now; each agent has one at most."""
+    """The running calls of agents; each agent has one at most."""
 
     def __init__(self) -> None:
         self._running: dict[TrajectoryId, asyncio.Task[ToolAnswer]] = {}
@@ -23,13 +23,13 @@ class ToolTasks:
         call: Coroutine[Any, Any, ToolAnswer],
         listener: ToolListener,
     ) -> None:
-        """Run a call; the listener gets its answer, or its error."""
+        """Run a call; the listener receives its result or its error."""
         task = asyncio.get_running_loop().create_task(call)
         self._running[trajectory] = task
         task.add_done_callback(partial(self._ended, trajectory, listener))
 
     def cancel(self, trajectory: TrajectoryId) -> None:
-        """Cancel an agent's call; its listener gets no answer any more."""
+        """Cancel an agent's call; its listener receives no result any more."""
         task = self._running.pop(trajectory, None)
         if task is not None:
             self._ending[task] = None

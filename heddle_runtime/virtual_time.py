@@ -1,7 +1,7 @@
-"""An event loop whose clock jumps: when everybody waits, it is already later.
+"""An event loop with virtual time: when all tasks wait, the clock jumps to the next timer.
 
-Asyncio code of hours runs in milliseconds and comes out the same each time, which makes drivers
-testable and fake runs quick. Real I/O still works, but its time does not pass.
+Asyncio code that takes hours runs in milliseconds, with the same result each time. This makes
+drivers testable and fake runs quick. Real I/O works, but takes no virtual time.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _NoWait(selectors.SelectSelector):
-    """Never waits for a timer: tells the loop to jump to it."""
+    """A selector that never waits for a timer: the loop jumps to it."""
 
     loop: "VirtualTimeLoop | None" = None
 
@@ -36,12 +36,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @property
     def _clock_resolution(self) -> float:
-        """The base class rings together all timers within its resolution: here one instant."""
+        """Resolution within which the base class runs timers together: here only equal times."""
         return math.ulp(self.now)
 
     @_clock_resolution.setter
     def _clock_resolution(self, value: float) -> None:
-        """The base class measures its own clock; that is of no meaning here."""
+        """Ignore the resolution that the base class measures."""
 
     def time(self) -> float:
         """Return the virtual time, in seconds."""

@@ -1,1 +1,1 @@
-"""A world made of SimPy: engines, tools and transfers in simulated time."""
+"""Simulated engines, tools and transfers on SimPy."""

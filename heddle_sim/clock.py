@@ -1,4 +1,4 @@
-"""Simulated time as the driver's clock, and as engines see it under another clock."""
+"""Simulated time as the driver's clock, and simulated time that follows another clock."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from heddle_rollout.clock import Clock
 class SimClock(simpy.Environment):
     """A SimPy environment as a clock; implements `Clock`.
 
-    While it is frozen, engines start in no time: that is all that freezing means here.
+    While it is frozen, engines start in no time; freezing has no other effect.
     """
 
     def __init__(self) -> None:
@@ -33,16 +33,16 @@ class SimClock(simpy.Environment):
         self.schedule(_Call(act, args), delay=delay_s)
 
     def freeze(self) -> None:
-        """Let engines start in no time."""
+        """Make engine starts take no time."""
         self.frozen = True
 
     def thaw(self) -> None:
-        """Let engines take their time again."""
+        """Make engine starts take time again."""
         self.frozen = False
 
 
 class _Call(Event):
-    """A call that is due: what SimPy needs of an event and no more, since a run makes many."""
+    """A scheduled call: an event with only the fields that SimPy needs, since a run makes many."""
 
     def __init__(self, act: Callable[..., None], args: tuple[Any, ...]) -> None:
         self.callbacks = [_make]
@@ -57,23 +57,23 @@ def _make(call: Any) -> None:
 class FollowingEnvironment(simpy.Environment):
     """Simulated time that follows another clock, as in a dry run on the event loop.
 
-    An event that is processed late, because the clock was, still happens at its own moment.
+    An event that the clock delivers late is still processed at its own time.
     """
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self._clock = clock
         self._due_s: float | None = None
-        """Of the earliest call that the clock has promised."""
+        """Time of the earliest call scheduled on the clock."""
         self._stepping = False
 
     def follow(self) -> None:
-        """Let it be as late as it is by the clock, or as the next event allows."""
+        """Advance to the clock's time, or to the next event if that is earlier."""
         if not self._stepping:
             self._now = max(self._now, min(self._clock.now_s, self.peek()))
 
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0.0) -> None:
-        """Schedule an event, and a call of the clock for when it is due."""
+        """Schedule an event, and a call of the clock at its time."""
         super().schedule(event, priority, delay)
         if not self._stepping:
             self._arm()

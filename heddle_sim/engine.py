@@ -1,23 +1,24 @@
 """One simulated engine, behaving like vLLM V1, that leaps from batch change to batch change.
 
-An iteration begins at a *boundary*. There steps that made their last token end, aborts apply, and
-the next batch is chosen (`batching`):
+An iteration begins at a *boundary*. Steps that made their last token end there, aborts apply, and
+`batching` chooses the next batch:
 
 - Continuous batching up to `max_running`; chunked prefill under `max_batched_tokens`, of which
   decoding steps take one each, first. The iteration that ends a prefill yields the first token. The
   last token made has no KV: a step of `p` prompt and `o` output tokens leaves KV for ``p + o - 1``.
 - KV is held in blocks. Blocks that no running step uses stay as prefix cache until they are needed
   (`prefix_cache`). Hits are whole blocks, and at least one token is computed.
-- When a decoding step can have no block, the step admitted last loses its KV into the cache, goes
-  to the head of the queue with its tokens kept, and prefills again; that iteration admits nobody.
-- A prompt that a sibling of the group brought here counts as cached up to the block floor, from the
-  iteration on that prefills it. Only time is saved: each trajectory keeps KV of its own, which
+- When no block is free for a decoding step, the step admitted last is preempted: its KV goes to the
+  cache, and it goes to the head of the queue with its tokens kept and prefills again. That
+  iteration admits no step.
+- A prompt that a sibling of the group prefilled here counts as cached up to the block floor, from
+  the iteration on that prefills it. Only time is saved: each trajectory keeps KV of its own, which
   overstates the memory that vLLM would use.
 
-Nothing happens between boundaries that change the batch, so runs of decode iterations are one leap
+Nothing happens between boundaries that change the batch, so a run of decode iterations is one leap
 (`leap`), cut short at the end of an iteration when a step arrives or is aborted. A boundary costs
-O(log batch); events are a few per step, none per token. Cached blocks that give way during a leap
-are evicted when it ends or when somebody looks.
+O(log batch); events are a few per step, none per token. Cached blocks displaced during a leap are
+evicted when it ends or when the cache is read.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ _IDLE, _LEAPING, _AT_BOUNDARY, _FAILED = range(4)
 
 
 class SimEngine:
-    """An engine in simulated time; `start` and `abort` take effect now, `on_end` tells the end.
+    """An engine in simulated time; `start` and `abort` take effect now, `on_end` reports the end.
 
     `on_end` is called exactly once for each step started, from the engine's own event and never
     from inside `start` or `abort`, unless the engine fails first. It may call the engine: a step
@@ -55,8 +56,8 @@ class SimEngine:
         speed: float = 1.0,
         arrival_s: float = 0.0,
     ) -> None:
-        """`speed` divides all times of the table. A step that is started waits `arrival_s` before
-        the engine sees it, as behind a message and a thread or two.
+        """`speed` divides all times of the table. A step reaches the engine `arrival_s` after its
+        start, as through a message and threads.
 
         Raises:
             EngineRefusedError: a setting that no engine can have.
@@ -72,7 +73,7 @@ class SimEngine:
         self._on_end = on_end
         self._arrival_s = arrival_s
         self._coming: dict[TrajectoryId, Request] = {}
-        """Steps that the engine has not seen yet."""
+        """Steps that have not reached the engine yet."""
         self._batch = ContinuousBatch(
             table,
             max_running=max_running,
@@ -97,7 +98,7 @@ class SimEngine:
         self._event._value = None
         self._event.callbacks = self._callbacks
 
-    # ---- what a driver asks for
+    # ---- calls of a driver
 
     def start(
         self,
@@ -112,8 +113,7 @@ class SimEngine:
 
         `shared_tokens` of the prompt continue the context at the end of the trajectory's previous
         step (0 for its first one). KV held here beyond that is no longer a prefix and is dropped.
-        The engine cannot know of a compaction that happened while the trajectory ran elsewhere:
-        release its KV here then.
+        If a trajectory was compacted while it ran on another engine, its KV here must be released.
 
         Raises:
             EngineRefusedError: it can never fit, it is here already, or the engine has failed.
@@ -128,7 +128,7 @@ class SimEngine:
         if prompt_tokens + output_tokens > batch.total_blocks * self._block_size:
             raise EngineRefusedError(
                 f"engine {self.engine}: {trajectory} needs KV for {prompt_tokens + output_tokens} "
-                f"tokens, the engine has room for {self.kv_capacity_tokens}; "
+                f"tokens, the engine holds {self.kv_capacity_tokens}; "
                 f"use a higher TP degree or a shorter step"
             )
         if self._state == _FAILED:
@@ -157,7 +157,7 @@ class SimEngine:
             self._queue(request)
 
     def _queue(self, request: Request) -> None:
-        """See a step for the first time."""
+        """Add a step that has reached the engine."""
         batch = self._batch
         waiting, running = batch.waiting, batch.running
         kept = request.shared_tokens // self._block_size
@@ -169,14 +169,14 @@ class SimEngine:
         if self._state == _IDLE:
             self._wake_after(0.0)
         elif len(waiting) == 1 and len(running) < self.max_running:
-            # Behind others or without a slot it would change no batch.
+            # Behind other steps or without a slot it changes no batch.
             self._cut_leap()
 
     def abort(self, trajectory: TrajectoryId) -> None:
         """End a step at the end of the running iteration, at once if it waits; its KV stays cached.
 
         If it finishes at that boundary it counts as finished. Nothing happens when no step of the
-        trajectory is here: its end was told already, or is about to be.
+        trajectory is here: its end has been reported or is about to be.
         """
         batch = self._batch
         request = batch.running.get(trajectory)
@@ -193,7 +193,7 @@ class SimEngine:
             batch.waiting.remove(request)
             self._reconsider_waiting()
         batch.ended.append(request.result(self._env.now, finished=False))
-        self._call_after(0.0, self._tell_ends)
+        self._call_after(0.0, self._report_ends)
 
     def release(self, trajectory: TrajectoryId) -> None:
         """Drop a trajectory's cached KV; a running step keeps its own."""
@@ -212,9 +212,9 @@ class SimEngine:
     def import_kv(self, trajectory: TrajectoryId, group: GroupId, tokens: int) -> int:
         """Place migrated KV in the prefix cache, where it is the most recently used.
 
-        Others' cached KV gives way, running steps' does not. Siblings of `group` find its prompt
-        only once a step of the trajectory ran here. Returns the tokens placed, whole blocks: fewer
-        than asked for when running steps fill the engine, 0 while the trajectory runs here.
+        It displaces other cached KV, but no KV of running steps. Siblings of `group` hit its prompt
+        only after a step of the trajectory ran here. Returns the tokens placed, whole blocks: fewer
+        than requested when running steps fill the engine, 0 while the trajectory runs here.
         """
         if self._state == _FAILED:
             return 0
@@ -228,7 +228,7 @@ class SimEngine:
         self._reconsider_waiting()
 
     def fail(self) -> list[tuple[TrajectoryId, int]]:
-        """Die now. Returns each step whose end was not told, with the tokens it has made.
+        """Fail now. Returns each step whose end was not reported, with the tokens it has made.
 
         No `on_end` is called any more, and nothing can be started.
         """
@@ -249,7 +249,7 @@ class SimEngine:
         batch.clear()
         return lost
 
-    # ---- what can be seen from outside
+    # ---- counters
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -268,12 +268,12 @@ class SimEngine:
 
     @property
     def waiting(self) -> int:
-        """Steps in the engine's own queue, or on their way to it."""
+        """Steps in the engine's own queue, or not arrived there yet."""
         return len(self._batch.waiting) + len(self._coming)
 
     @property
     def drained(self) -> bool:
-        """Whether no step is here, and the end of every step that was has been told."""
+        """Whether no step is here and the end of every step has been reported."""
         batch = self._batch
         return not (batch.running or batch.waiting or batch.ended or self._coming)
 
@@ -295,7 +295,7 @@ class SimEngine:
 
     @property
     def preemptions(self) -> int:
-        """Times that the engine itself took a step's KV away."""
+        """Preemptions by the engine itself."""
         return self._batch.preemptions
 
     @property
@@ -343,7 +343,7 @@ class SimEngine:
             self._wake_after(max(0.0, end_s - self._env.now))
 
     def _reconsider_waiting(self) -> None:
-        """Cut the leap when what blocks the head of the queue may have changed."""
+        """Cut the leap when the head of the queue may be admissible now."""
         if self._batch.waiting:
             self._cut_leap()
 
@@ -354,7 +354,7 @@ class SimEngine:
         return used
 
     def _wake(self, event: simpy.Event) -> None:
-        """A boundary: account for the iterations that ended, tell ends, begin the next."""
+        """A boundary: account for the iterations that ended, report ends, begin the next."""
         event.callbacks = self._callbacks
         now = self._env.now
         if now != self._wake_s:
@@ -368,7 +368,7 @@ class SimEngine:
             for request in self._aborts:
                 batch.abort(request, now)
             self._aborts.clear()
-            self._tell_ends(event)
+            self._report_ends(event)
         if self._state == _FAILED:
             return
         iterations, duration_s = batch.begin(now)
@@ -383,7 +383,7 @@ class SimEngine:
             self._state = _IDLE
             self._wake_s = -1.0
 
-    def _tell_ends(self, _: simpy.Event) -> None:
+    def _report_ends(self, _: simpy.Event) -> None:
         ended = self._batch.ended
         while ended:
             self._on_end(ended.popleft())

@@ -1,6 +1,6 @@
-"""Simulated engines as the driver knows engines: in a simulation, a dry run and tests.
+"""Simulated engines behind the driver's interface: for simulations, dry runs and tests.
 
-They make no tokens and keep time only. Their events live in a SimPy environment: the simulation's
+They make no tokens and keep time only. Their events are in a SimPy environment: the simulation's
 own, or one that follows the clock of the event loop.
 """
 
@@ -46,18 +46,18 @@ class SimEngineClient:
             import_kv=config.moves_by == "kv", real_tokens=False
         )
         self._model: SimEngine | None = None
-        """None before it is ready and after it is gone."""
+        """None before it is ready and after its end."""
         self._prefills: dict[TrajectoryId, int] = {}
         """Moves that are a prefill here, by trajectory."""
 
     @property
     def spec(self) -> EngineSpec:
-        """What was asked for."""
+        """The requested engine."""
         return self._spec
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """It can do everything but make tokens, and import KV if KV is what moves."""
+        """Everything but tokens; KV import only where migrations move KV."""
         return self._capabilities
 
     @property
@@ -67,7 +67,7 @@ class SimEngineClient:
 
     @property
     def alive(self) -> bool:
-        """Whether it is ready, and not gone."""
+        """Whether it is ready and has not ended."""
         return self._model is not None
 
     def begin(self) -> None:
@@ -120,7 +120,7 @@ class SimEngineClient:
     def export_kv(
         self, trajectory: TrajectoryId, prompt_ids: Sequence[int], *, move: int = 0
     ) -> bool:
-        """Answer what KV there is; it is there as long as the engine lives."""
+        """Report the KV that is here; it stays until the engine ends."""
         model, name = self._alive(), self._spec.engine
         tokens = model.export_kv(trajectory)
         if not tokens:
@@ -145,9 +145,9 @@ class SimEngineClient:
         *,
         move: int = 0,
     ) -> KvPlaced | None:
-        """Place KV here once its transfer is over, if its source is still there then.
+        """Place KV here once its transfer is over, if its source still runs then.
 
-        An engine that imports none prefills what the source has, for a token that is thrown away.
+        An engine without KV import prefills the context and drops the one token that it makes.
         """
         model = self._alive()
         if kv is not None and self._capabilities.import_kv:
@@ -212,7 +212,7 @@ class SimEngineClient:
             report(*args)
 
     def _step_ended(self, name: EngineId, result: StepResult) -> None:
-        """Report a step, or what became of a move that was a prefill."""
+        """Report a step, or the result of a move that was a prefill."""
         move = self._prefills.pop(result.trajectory, None)
         if move is None:
             self._listener.step_ended(name, result)
@@ -258,20 +258,20 @@ class SimLauncher:
         return engine
 
     def schedule_faults(self) -> None:
-        """Let engines die when the configuration says so, if they live then."""
+        """Schedule the failures of the configuration; each applies if its engine runs then."""
         for time_s, name in self._config.faults:
             self._clock.call_at(time_s, self.fail, name)
 
     def fail(self, name: EngineId) -> None:
-        """Let an engine die now, if it lives."""
+        """Fail an engine now, if it runs."""
         engine, listener = self._engines.get(name, (None, None))
         if engine is not None and listener is not None and engine.alive:
             del self._engines[name]
             listener.engine_failed(name, "injected fault", engine.die())
 
     async def close(self) -> None:
-        """Nothing is left behind by engines that are not there."""
+        """Do nothing: simulated engines leave nothing behind."""
 
 
 def _already_there() -> None:
-    """The environment's time is the clock's."""
+    """Do nothing: the time of the environment is the time of the clock."""

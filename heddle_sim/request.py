@@ -58,7 +58,7 @@ class Request:
         self.epoch = 0
 
     def result(self, now_s: float, *, finished: bool) -> StepResult:
-        """The answer for a step that ends at `now_s`, wherever in its life it is."""
+        """The result of a step that ends at `now_s`, in any state."""
         admitted_s, first_token_s = self.admitted_s, self.first_token_s
         if admitted_s < 0.0:
             admitted_s = now_s

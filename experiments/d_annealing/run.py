@@ -66,7 +66,7 @@ def _plans(context: Context, workload: str, seeds: int) -> dict[str, Any]:
     exact = plan(config(0), planner="exact", predictor="oracle")
     annealed = [plan(config(s), planner="anneal", predictor="oracle") for s in range(seeds)]
     return {
-        "over_exact": [a.found.makespan_s / exact.found.makespan_s for a in annealed],
+        "over_exact": [a.solved.makespan_s / exact.solved.makespan_s for a in annealed],
         "exact_s": exact.solver_s,
         "anneal_s": sum(a.solver_s for a in annealed) / seeds,
     }

@@ -70,7 +70,7 @@ class Asking:
         """Trajectories that have arrived and not ended: view, number and last estimate."""
         self._ended = 0
 
-    def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
+    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
         """Estimate what is left."""
         begun_s = perf_counter()
         estimate = self._predictor.remaining_tokens(t)

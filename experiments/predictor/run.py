@@ -70,7 +70,7 @@ class HistoryWatcher:
         self.observe_tool = predictor.observe_tool
         self.observe_finish = predictor.observe_finish
 
-    def asked(self, t: TrajectoryView, index: int, moment: Moment) -> None:
+    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
         """Predict nothing."""
 
 

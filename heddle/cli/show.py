@@ -103,7 +103,7 @@ def planned(plan: Planned) -> None:
     mix = ", ".join(f"{count} x TP {tp}" for tp, count in plan.tp_mix.items())
     click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
     click.echo(
-        f"makespan {plan.found.makespan_s:,.1f} s estimated; by the closed-form cost no plan of "
+        f"makespan {plan.solved.makespan_s:,.1f} s estimated; by the closed-form cost no plan of "
         f"contiguous groups ends before {plan.bound_s:,.1f} s\n"
     )
     rows = plan.groups()

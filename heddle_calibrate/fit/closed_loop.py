@@ -1,10 +1,9 @@
 """A closed-loop serving run on one engine, from a latency table alone.
 
 `concurrency` clients each send a prompt of `input_tokens`, receive `output_tokens`, and at once
-send the next: the way serving benchmarks measure TTFT and TPOT. The model is iteration by
-iteration, with runs of pure decode iterations summed in closed form, and is written apart from the
-event-driven engine on purpose: host overhead is fitted through it, and the engine can then be held
-against it.
+send the next, as in serving benchmarks of TTFT and TPOT. The model goes iteration by iteration,
+with runs of pure decode iterations summed in closed form. It is independent of the event-driven
+engine on purpose: host overhead is fitted with it, and the engine can then be compared with it.
 """
 
 from collections import deque
@@ -40,7 +39,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopResult:
-    """Means over all requests of a run, and how often the engine had to give KV back."""
+    """Means over all requests of a run, and the number of preemptions."""
 
     ttft_s: float
     tpot_s: float

@@ -14,10 +14,10 @@ NO_LINK_BYTES_PER_S = 1e12
 
 
 def fit_transfer(sweep: Sweep) -> Transfer:
-    """Moves of KV beside decoding batches, as they happen in a rollout; without those, all moves.
+    """Moves of KV beside decoding batches, as in a rollout; without those, all moves.
 
-    Engines that hand out no KV have their contexts prefilled again: then that is the transfer, in
-    bytes that never moved.
+    For engines without KV export, the transfer is the prefill of the context on the target, with
+    the bytes that a transfer would have moved.
     """
     by_kv = _beside(move for move in sweep.moves if move.way == "kv")
     if by_kv:
@@ -59,7 +59,7 @@ def fit_costs(sweep: Sweep) -> Costs:
 
 
 def _dispatch_s(sweep: Sweep) -> float:
-    """What a prompt alone on an engine takes beyond its iterations, there and back."""
+    """Time of a prompt alone on an engine beyond its iterations: the driver's overhead."""
     alone = [t for t in sweep.prefill if not t.batch and t.together == 1]
     return _typical(max(0.0, trial.wall_s - trial.prefill_s) for trial in alone) if alone else 0.0
 

@@ -54,7 +54,7 @@ def _increments(knots: Floats, x: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillFit:
-    """What prefilling adds to a step, and what a step without decoding costs before it
+    """The time that prefill adds to a step, and the time of a step without decoding before it
     (`idle_s`)."""
 
     tokens: tuple[int, ...]
@@ -63,7 +63,7 @@ class PrefillFit:
     idle_s: float
 
     def added_s(self, tokens: Floats, pairs: Floats) -> Floats:
-        """Seconds added by `tokens` whose queries meet `pairs` keys; the last slope goes on."""
+        """Seconds added by `tokens` with `pairs` (query, key) pairs; the last slope continues."""
         x, y = np.array(self.tokens, float), np.array(self.knots_s)
         beyond = np.maximum(tokens - x[-1], 0) * (y[-1] - y[-2]) / (x[-1] - x[-2])
         return np.asarray(np.interp(tokens, x, y) + beyond + self.pair_s * pairs)

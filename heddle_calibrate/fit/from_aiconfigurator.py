@@ -1,7 +1,7 @@
 """Profiles from AIConfigurator's kernel times, queried point by point instead of read from tables.
 
 The package `aiconfigurator-core` (NVIDIA, Apache-2.0; the extra `heddle[aiconfigurator]`) puts
-measured kernel times end to end. The shipped profiles were fitted to tables made with it; this
+measured kernel times end to end. The shipped profiles were fitted to tables made with it. This
 module queries the same points and makes the same fit. The package has no host time and no
 transfers: those of the shipped profiles are used. Mixture-of-experts models are refused, because
 the fit has no term for experts.
@@ -66,11 +66,11 @@ def profile_from_aiconfigurator(
     backend_version: str | None = None,
     name: str | None = None,
 ) -> Profile:
-    """Fit a profile of `model`, by a name that the package knows or as a folder with a
+    """Fit a profile of `model`, by a name of the package or as a folder with a
     ``config.json``, on a GPU class, for vLLM in bfloat16.
 
     Raises:
-        EstimatorError: the package is not installed, or does not know the model, the GPU class or
+        EstimatorError: the package is not installed, or does not have the model, the GPU class or
             the version; or the model fits at none of the degrees, or has experts.
     """
     own_config = Path(model) / "config.json"
@@ -123,7 +123,7 @@ def _with_carried_host(profile: Profile) -> Profile:
     return with_host(profile, carried, HostFit(**measured["belief_host"]), measured)
 
 
-# -- what the package knows ------------------------------------------------------------------------
+# -- models and GPUs of the package ----------------------------------------------------------------
 
 
 def _package() -> Path:

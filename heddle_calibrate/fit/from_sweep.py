@@ -32,11 +32,11 @@ T = TypeVar("T", bound=Trial)
 
 LEAST_BATCHES, LEAST_CONTEXTS, LEAST_PROMPTS = 2, 2, 3
 LEAST_UNSEEN, LEAST_UNSEEN_PROMPTS = 3, 2
-"""Fewer than these determine nothing, or leave nothing to check with."""
+"""Fewer cells do not determine a fit, or leave none for the check."""
 
 
 class FitError(ValueError):
-    """A sweep that no profile can be made of; the message says what it lacks."""
+    """A sweep that gives no profile; the message states what it lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +50,16 @@ class _Cells:
 
 
 def fit_sweep(sweep: Sweep, *, file: str, worst_pct: float = 25.0) -> Profile:
-    """Fit a profile; `file` is what it says it was made of.
+    """Fit a profile; `file` is the source that it names.
 
     Raises:
-        FitError: too few measurements; or a median error above `worst_pct` where it was fitted,
-            so that it was no engine that was measured, or a machine with other work.
+        FitError: too few measurements; or a median error above `worst_pct` on the fitted cells,
+            as from a machine with other work.
     """
     cells = {tp: _cells(sweep, tp) for tp in sweep.tps}
     decode = {tp: _fit_decode(at.decode) for tp, at in cells.items()}
     budget = sweep.max_batched_tokens
-    # Host time of a prompt is one number of a profile: found at each degree, fixed, fitted around.
+    # A profile has one host time of a prompt: fit it at each degree, fix it, fit the rest again.
     alone = [fit_prompts(at.prefill, decode[tp], budget) for tp, at in cells.items()]
     per_prompt_s = median(fit.per_prompt_s for fit in alone)
     entries = {}
@@ -130,7 +130,7 @@ def _prefill_cell(trial: PrefillTrial) -> Hashable:
 
 
 def _typical(trials: Sequence[T], name: str) -> T:
-    """The trial in the middle, at the median: a stray one may not count."""
+    """The median trial, so that an outlier does not count."""
     ordered = sorted(trials, key=lambda trial: float(getattr(trial, name)))
     middle: Any = ordered[(len(ordered) - 1) // 2]
     typical: T = replace(middle, **{name: median(getattr(trial, name) for trial in ordered)})
@@ -151,7 +151,7 @@ def _fit_decode(cells: Sequence[DecodeTrial]) -> DecodeFit:
 
 
 def _fit_estimate(cells: _Cells) -> EstimateFit:
-    """A plane, and the median rate of prompts, from what the ground truth does not use."""
+    """A plane, and the median rate of prompts, from cells that the ground truth does not use."""
     batch, context, seconds = _columns(cells.unseen_decode)
     t0_s, t1_s, t2_s = plane(batch, context, seconds, 1.0 / seconds)
     rates = [
@@ -170,7 +170,7 @@ def _errors(
     prompts: PromptFit,
     estimate: EstimateFit,
 ) -> dict[str, Any]:
-    """Relative errors of each part, on cells it saw and on cells it did not see."""
+    """Relative errors of each part, on fitted and on held-out cells."""
 
     def decoding(part: Sequence[DecodeTrial], by: DecodeFit | EstimateFit) -> dict[str, Any]:
         batch, context, seconds = _columns(part)

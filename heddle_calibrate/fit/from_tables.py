@@ -2,7 +2,7 @@
 
     python -m heddle_calibrate.fit.from_tables --perf DIR --out DIR
 
-What is fitted from which rows, and how well, stands in each file and in `docs/calibration.md`. The
+Each file and `docs/calibration.md` list the rows of each fit and its errors. The
 same tables give the same bytes.
 """
 

@@ -22,9 +22,9 @@ from heddle_sim.profile_parts import Host
 
 MEASURED_FILE = "measured_hopper_dense.csv"
 FIT_TPS = (2, 4)
-"""Runs at other degrees are never fitted, so that they can check."""
+"""Runs at other degrees are never fitted; they serve as a check."""
 ROBUST = 0.05
-"""Relative errors beyond this count linearly: one odd run may not steer three numbers."""
+"""Relative errors beyond this count linearly: one outlier must not determine three numbers."""
 NO_HOST = Host(
     per_step_s=0.0, per_running_s=0.0, per_prefill_s=0.0, measured_on="", carried_over=False
 )

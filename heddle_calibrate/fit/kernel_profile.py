@@ -1,4 +1,4 @@
-"""A profile of kernel times: every TP degree fitted, then the host time that kernel tables lack.
+"""A profile from kernel times: a fit of every TP degree, then the host time that tables lack.
 
 Used for both sources of kernel times, `from_tables` and `from_aiconfigurator`.
 """

@@ -78,9 +78,8 @@ def read_tables(perf: Path, gpu_file: str, backend: str = "vllm") -> KernelTable
 def fit_decode(rows: pd.DataFrame, contexts: tuple[int, ...] = GROUND_TRUTH_CONTEXTS) -> DecodeFit:
     """Least relative squares over `contexts`, affine in context at each batch size of the table.
 
-    Both coefficients are made to grow with the batch (as sums of increments that may not be
-    negative), so no step gets faster when a sequence of the same length joins. The source's small
-    dips are smoothed away.
+    Both coefficients grow with the batch (as sums of nonnegative increments), so no step gets
+    faster when a sequence of the same length joins. Small dips of the source are smoothed.
     """
     chosen = rows[rows["context"].isin(contexts)]
     batch = chosen["batch"].to_numpy(np.float64)
@@ -107,10 +106,10 @@ def prefill_rows(rows: pd.DataFrame) -> dict[tuple[int, int], float]:
 def fit_prefill(t: KernelTables, alone_s: float, idle_share: float | None) -> PrefillFit:
     """Fit the prefill curve; `alone_s` is the decode step of one sequence without context.
 
-    Where the source has mixed steps, the curve is what a chunk was seen to add to a decode step
-    (mean over decode batches: it hardly depends on them), and `idle_s` the median of what a lone
-    prompt costs beyond that. Elsewhere `idle_s` is taken as `idle_share` of `alone_s`, and the
-    curve from lone prompts.
+    Where the source has mixed steps, the curve is the time that a chunk adds to a decode step (mean
+    over decode batches: it hardly depends on them), and `idle_s` is the median cost of a lone
+    prompt beyond that. Elsewhere `idle_s` is `idle_share` of `alone_s`, and the curve comes from
+    lone prompts.
     """
     lone = prefill_rows(t.prefill)
     pair_s = (lone[PAIR_ROW] - lone[CHUNK, 0]) / (CHUNK * PAIR_ROW[1])
@@ -153,7 +152,7 @@ def fit_estimate(t: KernelTables) -> EstimateFit:
         (8192 - 7680, lone[8192, 7680]),
         (32768, lone[32768, 0]),
     ]
-    # The prompt shares its step with decoding, whose t0 is paid anyway.
+    # The prompt shares its step with decoding, which includes t0.
     rate = float(np.median([max(0.0, s - t0) / n for n, s in seen]))
     return EstimateFit(t0_s=t0, t1_s=t1, t2_s=t2, prefill_s=rate)
 

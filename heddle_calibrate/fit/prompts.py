@@ -1,8 +1,8 @@
-"""What prompts add to a step, from measured iterations with prompts in them.
+"""The cost of prompts in a step, from measured iterations with prompts.
 
-An iteration that computes prompts takes a decode step of the batch beside it (or an *idle* step
-where none is), a curve over its prompt tokens, a time per (query, key) pair, and one per prompt.
-All of it is linear in what is sought, so one fit of least relative squares finds it.
+The time of an iteration with prompts is the sum of a decode step of the batch beside it (or an
+*idle* step without a batch), a curve over its prompt tokens, a time per (query, key) pair, and one
+per prompt. The sum is linear in all unknowns, so one fit of least relative squares finds them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ class PromptFit:
     """What prompts add to an iteration, and host time for each of them; seconds."""
 
     curve: PrefillFit
-    """Above 0 at no tokens: what any prompt costs its iteration."""
+    """Above 0 at no tokens: the fixed cost of a prompt."""
     per_prompt_s: float
 
     def seconds(self, iterations: PromptIterations) -> float:

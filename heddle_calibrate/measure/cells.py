@@ -1,7 +1,7 @@
-"""What to measure on an engine: cells to fit from, and cells off their grid to check with.
+"""The cells to measure on an engine: a grid to fit, and cells off the grid to check.
 
-Contexts and prompts go in even ratios up to the longest, batches in powers of two up to the most
-that run at once. Held-out cells lie between: no fit of the ground truth sees them.
+Contexts and prompts go in even ratios up to the longest, batches in powers of two up to the slots.
+Held-out cells lie between: no fit of the ground truth uses them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ that the prompt takes, one before and one after. The rest is aborted."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSize:
-    """How much is measured."""
+    """Size of a sweep."""
 
     contexts: int
     """Contexts of each batch on the grid."""
@@ -83,12 +83,12 @@ class Limits:
     kv_capacity_tokens: int
 
     def longest(self, sequences: int, output: int) -> int:
-        """The longest context that so many sequences can have and still make `output` tokens."""
+        """The longest context at which so many sequences can still make `output` tokens."""
         space = int(self.kv_capacity_tokens * KV_SHARE) // sequences
         return min(self.max_context, space) - output
 
     def most(self, tokens: int) -> int:
-        """How many sequences of so many tokens can run at once; 0 when not even one fits."""
+        """Number of sequences of so many tokens that can run at once; 0 when none fits."""
         if tokens > self.max_context:
             return 0
         return min(self.max_running, int(self.kv_capacity_tokens * KV_SHARE) // tokens)
@@ -129,7 +129,7 @@ def prefill_cells(size: SweepSize, limits: Limits) -> list[PrefillCell]:
             context = min(
                 known[(len(known) - 1) // 2], space - size.output - SPARE_OUTPUT * size.joiners
             )
-            # Longer prompts add in the same way, and keep an engine for seconds.
+            # Longer prompts add in the same way and occupy an engine for seconds.
             lengths = [n for n in (between(grid) if held_out else grid) if n <= space // 4]
             cells += [PrefillCell(batch, context, n, 0, held_out) for n in lengths]
             cells += _cached(batch, context, [space // 2], lengths[1:2], space, held_out=held_out)

@@ -45,7 +45,7 @@ def trials_on(session: Session, engine: EngineClient) -> list[PlannedTrial]:
 
 
 async def warm_up(session: Session, engine: EngineClient) -> None:
-    """Run steps first whose times are not kept: engines allocate and compile at first use."""
+    """Run steps whose times are dropped: engines allocate and compile at first use."""
     for batch in (1, session.most):
         longest = session.limits.longest(batch, session.size.output)
         await session.batch(engine, session.warm(0, batch), max(SHORTEST, longest // 32))

@@ -1,4 +1,4 @@
-"""What all measurements at one TP degree share: limits, warm contexts, progress and results."""
+"""State shared by all measurements at one TP degree: limits, warm contexts, progress, results."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,7 +27,7 @@ from heddle_runtime.clock import RunClock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSpec:
-    """What to measure."""
+    """The measurements to make."""
 
     tps: tuple[int, ...]
     gpu: str
@@ -56,7 +56,7 @@ class Measurements:
 
 
 OnProgress: TypeAlias = Callable[[int, int, str], None]
-"""Called before each measurement with the number done, the number known of, and what comes next."""
+"""Called before each measurement with the number done, the number known, and the next one."""
 
 
 class PlannedTrial(NamedTuple):
@@ -134,7 +134,7 @@ class Session:
         return self.limits.most(self.size.least_tokens)
 
     def expect(self, count: int) -> None:
-        """Add measurements to the number known of."""
+        """Add measurements to the known number."""
         self._expected += count
 
     def begin(self, what: str) -> None:
@@ -143,7 +143,7 @@ class Session:
         self.position += 1
 
     async def shuffled(self, trials: Sequence[PlannedTrial]) -> None:
-        """Make each measurement as often as the size says, in an order drawn by the seed."""
+        """Make each measurement as often as the size requires, in an order drawn by the seed."""
         chosen = [*trials] * self.size.repeats
         self._rng.shuffle(chosen)
         self.expect(len(chosen))

@@ -1,4 +1,4 @@
-"""A sweep: every measurement of every TP degree, in shuffled order, so that drift shows.
+"""A sweep: every measurement of every TP degree, in shuffled order, so that drift is visible.
 
 One engine runs at a time; a second one starts only for moves of a context and for colocation. The
 prompts of a timed batch are in the prefix cache before, so that its steps begin together.

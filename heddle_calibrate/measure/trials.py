@@ -1,7 +1,7 @@
-"""From samples of steps to trials: seconds per iteration, of the part that is a measurement.
+"""From samples of steps to trials: seconds per iteration of the measured part.
 
-Steps requested together need not begin together: a message may reach the engine an iteration after
-the one before. So a batch is timed by the last step to begin, and its size is the mean meanwhile.
+Steps requested together need not begin together: a message may reach the engine one iteration late.
+So the time of a batch is that of the last step to begin, and its size is the mean during that time.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ TOGETHER = 0.1
 def decode_trial(
     samples: Sequence[StepSample], cell: DecodeCell, *, order: int, tp: int
 ) -> DecodeTrial | None:
-    """Seconds per iteration of a batch of equal steps; None when the engine took KV away."""
+    """Seconds per iteration of a batch of equal steps; None after a preemption by the engine."""
     if any(each.end.recomputes for each in samples):
         return None
     last = max(samples, key=lambda each: each.first_token_s)

@@ -14,7 +14,7 @@ NO_KV = "these engines hand out no KV: contexts are prefilled"
 LEAST_MOVED = 64
 """Tokens of a context: less than a block of KV would not move."""
 LONGER = 4
-"""How many times longer the other engine decodes, so that it covers the whole measurement."""
+"""Factor by which the other engine decodes longer, so that it covers the whole measurement."""
 
 
 def trials_between(session: Session, one: EngineClient, other: EngineClient) -> list[PlannedTrial]:

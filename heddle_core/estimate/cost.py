@@ -1,4 +1,4 @@
-"""What a policy *estimates* a step to take. Never the ground truth: fitted apart, coarser.
+"""Estimated cost of a step, for policies. Never the ground truth: fitted separately, coarser.
 
 The estimate for one engine shape is the affine form that decode steps were found to follow,
 ``iteration = t0 + t1 * batch + t2 * (tokens of context in the batch)``, plus a prefill rate.

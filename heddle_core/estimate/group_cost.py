@@ -1,10 +1,10 @@
 """Estimated end of a group on one engine, in O(1) for any contiguous segment.
 
-Trajectories stand in one order, longest first. A *segment* ``[start, stop)`` of that order is a
-candidate group. Every planner here asks the two questions of `SegmentCost`, and relies on one
-property of the answers: a segment that holds another never ends earlier.
+Trajectories are sorted, longest first. A *segment* ``[start, stop)`` of that order is a candidate
+group. Every planner here calls the two methods of `SegmentCost` and relies on one property: a
+segment that contains another never ends earlier.
 
-The context-aware cost counts work instead of stepping time. With iterations of
+The context-aware cost counts work instead of stepping through time. With iterations of
 ``t0 + t1 * batch + t2 * context`` every decoded token brings ``t1 + t2 * (its context)`` seconds to
 every member of the engine, whenever it is decoded, so sums over members replace the schedule:
 
@@ -14,9 +14,9 @@ every member of the engine, whenever it is decoded, so sums over members replace
     E         = t0 * max(kv_time / kv_capacity, tokens / max_running) + work of all
     end       = max(T, E)
 
-`T` is exact without waiting and tools, when the longest member decodes most; `rho` is the
-share of a solo life spent in tools, during which the longest member does not feel the others. `E`
-is the pace of a full engine: each iteration holds at most `kv_capacity` tokens of context and
+`T` is exact without waiting and tools, when the longest member decodes most. `rho` is the share of
+its solo time that the longest member spends in tools, when the others do not delay it. `E` is the
+pace of a full engine: each iteration holds at most `kv_capacity` tokens of context and
 `max_running` sequences (waves).
 """
 
@@ -113,7 +113,7 @@ def work_of(
 
 
 def engine_work_s(work: Work, cost: StepCost) -> FloatArray:
-    """Seconds each trajectory takes from everyone on its engine: ``w_k`` of the module's text."""
+    """Seconds by which each trajectory delays the others on its engine: ``w_k`` above."""
     per_token = cost.t1_s + cost.t2_s * work.mean_context_tokens()
     return work.output_tokens * per_token + cost.prefill_s * work.prefill_tokens
 
@@ -140,10 +140,10 @@ def _prefix(values: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextCost:
-    """Segment cost that knows context growth, KV capacity, slots, prefill and tools.
+    """Segment cost with context growth, KV capacity, slots, prefill and tools.
 
-    Build with `context_cost`. Prefix sums are kept twice, as numpy for many segments at once and as
-    `array` for one, where bisection on numpy scalars would cost ten times as much.
+    Build with `context_cost`. Prefix sums are kept twice: as numpy arrays for many segments at once
+    and as `array` for one, since bisection on numpy scalars takes ten times as long.
     """
 
     solo: FloatArray
@@ -184,10 +184,10 @@ class ContextCost:
 
 
 def context_cost(work: Work, cost: StepCost, *, max_running: int) -> ContextCost:
-    """Segment cost of `work`, which stands longest first, on an engine of estimated `cost`.
+    """Segment cost of `work`, sorted longest first, on an engine of estimated `cost`.
 
-    A trajectory behind one with a smaller solo time (orders differ between TP degrees) lends its
-    own to those before it, which keeps the cost monotone at the price of a pessimistic answer.
+    Orders differ between TP degrees. A trajectory counts at least the solo time of every later one,
+    which keeps the cost monotone and makes it pessimistic.
     """
     own = engine_work_s(work, cost)
     solo = solo_s(work, cost)
@@ -198,7 +198,7 @@ def context_cost(work: Work, cost: StepCost, *, max_running: int) -> ContextCost
         _prefix(own + kv_time),
         _prefix(own + cost.t0_s * work.output_tokens / max_running),
     )
-    # Weighted by solo time: long members head groups, and it is heads that feel the others.
+    # Weighted by solo time: long members come first in a group, and the first is delayed most.
     share = float(work.tool_s.sum() / solo.sum()) if len(work) else 0.0
     return ContextCost(
         solo=solo_max,

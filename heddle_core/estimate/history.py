@@ -1,4 +1,4 @@
-"""What earlier rollouts of a workload showed: distributions, nothing about one trajectory."""
+"""Statistics of earlier rollouts of a workload: distributions, nothing about one trajectory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,26 +6,26 @@ from typing import TYPE_CHECKING
 
 from heddle_core.ids import GroupId
 
-if TYPE_CHECKING:  # every policy imports this module, and most never ask for lengths
+if TYPE_CHECKING:  # every policy imports this module, and few compute lengths
     import numpy as np
     from numpy.typing import NDArray
 
 _HEDGING = 0.7
-"""Predictions whose log spread is below this share of history's are taken for hedged means: their
-order is used, their sizes are not. An exact predictor spreads as much as history did, a prompt that
-tells nothing spreads not at all; 0.7 stands between what was measured for either."""
+"""Predictions whose log spread is below this share of history's count as hedged means: their order
+is used, their sizes are not. An exact predictor spreads as much as history did. Predictions from an
+uninformative prompt do not spread. 0.7 lies between the values measured for the two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """What is usual in a task: arithmetic means, in tokens."""
+    """Typical sizes of a task: arithmetic means, in tokens."""
 
     total_tokens: float
     """Output of a trajectory."""
     step_tokens: float
     """Output of a step."""
     payload_tokens: float
-    """What a tool's answer appends."""
+    """Tokens that a tool's result appends."""
     prompt_tokens: float
 
 
@@ -44,9 +44,9 @@ class History:
     group_totals: Mapping[GroupId, Sequence[int]] = field(default_factory=dict)
     """Total output tokens of earlier samples, by prompt; empty where prompts do not recur."""
     tasks: Mapping[str, Levels] = field(default_factory=dict)
-    """What was usual in each task; empty where that is not known task by task."""
+    """Levels of each task; empty where they are not known by task."""
 
-    def tells_apart(self, predicted: Sequence[float]) -> bool:
+    def predictions_vary(self, predicted: Sequence[float]) -> bool:
         """Whether predictions spread as outputs did, or are one hedged mean for all."""
         import numpy as np
 
@@ -61,14 +61,14 @@ class History:
     def lengths(self, predicted: Sequence[float]) -> "NDArray[np.float64]":
         """Estimated output tokens, one per prediction and in its order.
 
-        A predictor that hardly tells trajectories apart gives means, and a plan made from means has
-        no long trajectory to plan for. So where predictions spread less than history did, only
-        their ranks are kept: the r-th longest of n gets history's r-th of n quantile.
+        A predictor that hardly distinguishes trajectories returns means, and a plan from means has
+        no long trajectory. Where predictions spread less than history did, only their ranks are
+        kept: the r-th longest of n gets history's r-th of n quantile.
         """
         import numpy as np
 
         values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
-        if self.tells_apart(predicted):
+        if self.predictions_vary(predicted):
             return values
         quantiles = np.maximum(np.asarray(self.output_quantiles), 1.0)
         order = np.argsort(values, kind="stable")

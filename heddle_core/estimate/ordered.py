@@ -1,4 +1,4 @@
-"""The order in which groups are cut, and what each would cost, by the cost's name."""
+"""The order in which groups are cut, and the cost of each, by the cost's name."""
 
 from collections.abc import Mapping
 from typing import Literal, TypeAlias

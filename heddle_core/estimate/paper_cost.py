@@ -1,11 +1,11 @@
-"""The published cost estimate: a group ends after ``L * T * F(g)``, context and KV capacity unseen.
+"""The published cost estimate: a group ends after ``L * T * F(g)``; no context, no KV capacity.
 
 `L` is the output length of the longest member, `T` the time per token alone, ``F(g)`` the slowdown
 when `g` members run together (Heddle, arXiv 2603.28101, section on presorted placement). ``T * F``
 comes from a curve of seconds per token against batch size. Two readings of `F` are kept:
 
-* *by size*: all members are as long as the longest, ``T * F(g) = tpot(g)``; an upper bound, and the
-  one for which the exchange argument and the exact fast path hold to the letter;
+* *by size*: all members are as long as the longest, ``T * F(g) = tpot(g)``; an upper bound, for
+  which the exchange argument and the exact fast path hold exactly;
 * *simulated*: members start together and leave when done, so the longest of ``L_1 >= ... >= L_g``
   ends after ``sum over b of tpot(b) * (L_b - L_{b+1})`` with ``L_{g+1} = 0``.
 """
@@ -37,7 +37,7 @@ def tpot_by_batch(
     """Seconds per token at batch 0 to `batches`, index 0 being 0; shape ``(batches + 1,)``.
 
     `context_tokens` is the context per sequence at which the curve is taken. Beyond `max_running`
-    members take turns, so a token takes as many times longer as there are turns.
+    members run in waves, so a token takes as many times longer as there are waves.
     """
     batch = np.arange(batches + 1, dtype=np.float64)
     inside = np.minimum(batch, max_running)
@@ -51,8 +51,8 @@ def group_end_s(lengths: FloatArray, tpot: FloatArray) -> float:
     """Seconds until the longest of `lengths` (descending) ends; all start together, none waits."""
     if not len(lengths):
         return 0.0
-    leaving = lengths - np.append(lengths[1:], 0.0)
-    return float(leaving @ tpot[1 : len(lengths) + 1])
+    tokens_at_batch = lengths - np.append(lengths[1:], 0.0)
+    return float(tokens_at_batch @ tpot[1 : len(lengths) + 1])
 
 
 def group_slowdown(lengths: FloatArray, tpot: FloatArray) -> float:
@@ -129,12 +129,12 @@ def simulated_table(lengths: FloatArray, tpot: FloatArray, cuts: IntArray) -> Ta
     """
     units = len(cuts) - 1
     ends = np.zeros((units + 1, units + 1))
-    leaving = lengths - np.append(lengths[1:], 0.0)
+    tokens_at_batch = lengths - np.append(lengths[1:], 0.0)
     after = np.append(lengths, 0.0)
     for u in range(units):
         first = int(cuts[u])
         size = cuts[u + 1 :] - first
-        total = np.cumsum(leaving[first:] * tpot[1 : len(lengths) - first + 1])
+        total = np.cumsum(tokens_at_batch[first:] * tpot[1 : len(lengths) - first + 1])
         # Trajectories behind the segment would have kept the batch larger: none does.
         ends[u, u + 1 :] = total[size - 1] + tpot[size] * after[cuts[u + 1 :]]
     return TableCost(ends=ends)

@@ -1,15 +1,15 @@
 """A small simulation of one group on one engine: the check on closed-form cost estimates.
 
-Members are fluid. In a leap of ``X`` iterations of ``tau`` seconds a member outside tools decodes
+Members are a fluid. In a leap of ``X`` iterations of ``tau`` seconds a member outside tools decodes
 ``X`` tokens; one that spends ``u`` seconds in tools per token is in the batch for the share
 ``tau / (tau + u)`` of the time and decodes as much less. ``tau`` follows from the members
 that take part:
 
     tau = t0 + sum over active of share * (t1 + t2 * context + prefill_s * prefill per token)
 
-Leaps end when some more members have finished, not at every one of them, or when contexts have
-outgrown the KV capacity by as small a share. Active are, longest first, as many as slots and KV
-capacity admit; the others wait and lose nothing.
+A leap ends when a small share of the members has finished, or when contexts exceed the KV capacity
+by that share. The longest members are active, as many as slots and KV capacity admit. The others
+wait without loss.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ _ROUNDS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEnd:
-    """What a group's simulation ended in."""
+    """Result of a group's simulation."""
 
     end_s: float
     waited: bool
-    """Whether some member ever waited for a slot or for KV capacity."""
+    """Whether any member waited for a slot or for KV capacity."""
 
 
 @dataclass(slots=True)
@@ -57,9 +57,9 @@ def simulate_group(
 ) -> GroupEnd:
     """Simulate `work`, longest first, on one engine until its last member has ended.
 
-    Each leap lets a share `grain` of the active members finish, or their contexts swing about the
-    KV capacity by that share: smaller is finer and slower. A member larger than the KV capacity
-    runs alone. Raises ValueError for a grain that is not between 0 and 1.
+    In each leap a share `grain` of the active members finishes, or their contexts exceed the KV
+    capacity by that share. A smaller `grain` is finer and slower. A member larger than the KV
+    capacity runs alone. Raises ValueError for a grain that is not between 0 and 1.
     """
     if not 0 < grain < 1:
         raise ValueError(f"grain {grain} must be between 0 and 1")
@@ -86,9 +86,11 @@ def simulate_group(
             rank = min(active - 1, int(active * grain))
             iterations = float(np.partition(needed, rank)[rank])
             if active > 1:
-                room = cost.kv_capacity_tokens * (1 + grain / 2) - float(share @ head.context)
+                free_kv_tokens = cost.kv_capacity_tokens * (1 + grain / 2) - float(
+                    share @ head.context
+                )
                 growth = float(share @ (share * head.growth))
-                iterations = min(iterations, max(room, 1.0) / growth)
+                iterations = min(iterations, max(free_kv_tokens, 1.0) / growth)
             part = np.minimum(1.0, needed / iterations)
             # Halfway through its part, as context grows steadily and time is linear in it.
             context = head.context + head.growth * (part * share * iterations / 2)

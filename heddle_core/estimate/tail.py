@@ -1,13 +1,13 @@
-"""The few trajectories that are left, their homes, and the estimated end of each.
+"""The last trajectories of a rollout, their homes, and the estimated end of each.
 
-No step waits any more. A trajectory ends when its own work is done, and those on the same engine
-slow it down until then. With the terms of `heddle_core.estimate.group_cost`: alone, member `i`
-takes ``solo_i``, of which ``tool_i`` in tools, and it takes ``w_i`` from each other member:
+No step waits any more. A trajectory ends when its own work is done; those on the same engine slow
+it down until then. With the terms of `heddle_core.estimate.group_cost`: alone, member `i` takes
+``solo_i``, of which ``tool_i`` in tools, and it delays each other member by ``w_i``:
 
     end_i = solo_i + (solo_i - tool_i) * sum over the others j of w_j / max(solo_i, solo_j)
 
-Two members slow each other down for as long as both run, but not during a tool call. A move to
-another engine costs a trajectory the prefill of its context.
+Two members slow each other down while both run, but not during a tool call. A move to another
+engine costs the prefill of the context.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ from heddle_core.estimate.group_cost import FloatArray, IntArray, Work, engine_w
 from heddle_core.ids import EngineShape
 
 _NORM = 4.0
-"""Ends are summed up by their norm of this order, not by the largest: predictions of what is left
-err by half, so the second or third by estimate may well be the last."""
+"""Order of the norm that combines all ends. The maximum would not do: predictions of the remaining
+tokens err by half, so the second or third by estimate may be the last."""
 
 _ROUNDS = 3
 """Passes over all trajectories while moves still gain; most move in the first."""

@@ -46,7 +46,7 @@ from heddle_core.policy import (
 Kind: TypeAlias = Literal[
     "predictor", "scheduler", "admission", "placement", "migration", "planner", "consolidation"
 ]
-"""What a part is, and the field of `Policy` that it fills."""
+"""A kind of part: the field of `Policy` that it fills."""
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
@@ -80,7 +80,7 @@ class Parts:
 
 
 def progressive(context: PolicyContext) -> ProgressivePredictor:
-    """Begin with history's mean, as if a hundred trajectories had already ended with it."""
+    """Start from history's mean, with the weight of a hundred ended trajectories."""
     if context.history is None:
         return ProgressivePredictor()
     typical = max(context.history.mean_output_tokens(), 1.0)
@@ -88,7 +88,7 @@ def progressive(context: PolicyContext) -> ProgressivePredictor:
 
 
 def learned(context: PolicyContext, *, quantile: float = 0.5) -> Predictor:
-    """Read the trained model that the caller knows; without one, `progressive`.
+    """Use the trained model of the context; without one, `progressive`.
 
     Raises:
         ValueError: the quantile is not one of the model's.
@@ -109,8 +109,8 @@ PARTS: Final = Parts(
         "prefix_tree": Part(
             lambda _: PrefixTreePredictor(), "Libra's tree: trajectories with the same tool answers"
         ),
-        "progressive": Part(progressive, "revised at every step from what was shown"),
-        "learned": Part(learned, "a trained model (--predictor-model) on tasks that it has met"),
+        "progressive": Part(progressive, "revised at every step from observations"),
+        "learned": Part(learned, "a trained model (--predictor-model) for its own tasks"),
         "served": Part(
             lambda s: Served(progressive(s)),
             "progressive, behind a prediction service that takes time",
@@ -121,7 +121,7 @@ PARTS: Final = Parts(
         "round_robin": Part(lambda _: RoundRobin(), "fewest steps done first, ties by arrival"),
         "lpt": Part(lambda _: LongestFirst(), "most remaining tokens first (LPT)"),
         "longest_total": Part(
-            lambda _: LongestTotal(), "most tokens in all first: started ones go on"
+            lambda _: LongestTotal(), "most tokens in all first: started ones continue"
         ),
         "sjf": Part(lambda _: ShortestFirst(), "fewest remaining tokens first (SJF)"),
         "progressive_priority": Part(
@@ -131,9 +131,7 @@ PARTS: Final = Parts(
     },
     admission={
         "fitting": Part(lambda _: PromptOnly(), "a prompt's KV must fit, as in vLLM"),
-        "headroom": Part(
-            ReserveOutput, "room for the step's output too; KV kept through tool calls"
-        ),
+        "headroom": Part(ReserveOutput, "KV for the step's output too; KV kept through tool calls"),
     },
     placement={
         "least_loaded": Part(lambda _: LeastLoaded(), "fewest steps in flight, anew at every step"),
@@ -182,9 +180,9 @@ PARTS: Final = Parts(
         ),
     },
 )
-"""Names are unique over all kinds, so that a name alone says which part it replaces."""
+"""Names are unique over all kinds, so that a name alone identifies the part it replaces."""
 
 
 def kind_of(name: str) -> Kind | None:
-    """Return what kind of part `name` is; None for a name that is not in the table."""
+    """Return the kind of the part `name`; None for a name that is not in the table."""
     return next((kind for kind in KINDS if name in PARTS.of(kind)), None)

@@ -41,11 +41,11 @@ def anneal_plan(
     stop_ratio: float = 1 / 800,
     place: Place | None = None,
 ) -> GroupPlan:
-    """Best mix met on the way from `seed`; `stop_ratio` is `eps` over the initial cost.
+    """Best mix of the search that `seed` starts; `stop_ratio` is `eps` over the initial cost.
 
-    `place` solves one placement for engines in order, by default by `search_partition`; hand in the
-    presorted DP for the paper to the letter. Raises ValueError when no shape fits `pools`
-    or there are several GPU classes.
+    `place` solves one placement for engines in order, by default with `search_partition`; the paper
+    uses the presorted DP. Raises ValueError when no shape fits `pools` or there are several GPU
+    classes.
     """
     if not 0 < cooling < 1 or not 0 < stop_ratio < 1:
         raise ValueError(f"cooling {cooling} and stop_ratio {stop_ratio} must be between 0 and 1")
@@ -136,7 +136,7 @@ def split(state: Degrees, degrees: Degrees, rng: np.random.Generator) -> Degrees
 
 def merge(state: Degrees, degrees: Degrees, rng: np.random.Generator) -> Degrees | None:
     """Make one engine of two."""
-    # By kinds and not by engines: thousands of engines have few degrees, and pairs are quadratic.
+    # By degree, not by engine: thousands of engines have few degrees, and pairs are quadratic.
     kinds = sorted(set(state))
     ways = [
         (a, b)

@@ -32,9 +32,9 @@ def exact_plan(
     """Least makespan of the sorted trajectories ``first:trajectories`` on the GPUs of `pools`.
 
     `costs` holds one segment cost per allowed shape. The plan's makespan is within a share
-    `tolerance` of its `bound_s`, below which the model admits no contiguous plan. GPUs that bring
-    nothing stay unused. Raises ValueError when no shape fits, there are several GPU
-    classes, or no finite makespan will do.
+    `tolerance` of its `bound_s`, below which the model admits no contiguous plan. GPUs without
+    benefit stay unused. Raises ValueError when no shape fits, there are several GPU classes, or no
+    finite makespan is enough.
     """
     gpus = one_class(pools, costs)
     usable = {shape: costs[shape] for shape in shapes_that_fit(costs, gpus)}
@@ -112,11 +112,11 @@ def level_plan(
     rounds: int = 8,
     tolerance: float = 1e-6,
 ) -> GroupPlan:
-    """`exact_plan`, then the groups behind the bottleneck made as early as their GPUs allow.
+    """`exact_plan`, then the groups after the bottleneck made as early as their GPUs allow.
 
-    One long trajectory often fixes the makespan, and an exact plan then fills every other engine up
-    to it, without reserve for a wrong prediction. Each round keeps the first group and solves what
-    follows on the GPUs left, so the makespan stays optimal while later groups end earlier.
+    One long trajectory often fixes the makespan. An exact plan then fills every other engine up to
+    it, without reserve for a wrong prediction. Each round keeps the first group and solves the rest
+    on the remaining GPUs, so the makespan stays optimal while later groups end earlier.
     """
     plan = exact_plan(costs, trajectories, pools, tolerance=tolerance)
     shapes, bounds = list(plan.shapes[:1]), list(plan.bounds[:2])

@@ -56,7 +56,7 @@ class JointProblem:
         return self.resource_plan(self.search())
 
     def _fallback_plan(self) -> ResourcePlan:
-        """No trajectory has arrived in time: all engines have the least shape."""
+        """Return engines of the least shape: no trajectory has arrived in time."""
         shape = min(self.by_shape)
         engines = tuple(
             EngineSpec(
@@ -68,7 +68,7 @@ class JointProblem:
         )
         return ResourcePlan(engines=engines)
 
-    def search(self) -> "Found":
+    def search(self) -> "SolvedPlan":
         """Search, and return the plan in numbers."""
         output = np.asarray(self.output_tokens)
         work = work_of(
@@ -79,7 +79,7 @@ class JointProblem:
         )
         if self.solver == "portfolio":
             best = portfolio(work, self.by_shape, self.pools, max_running=self.max_running)[0]
-            return _found(best.order, best.plan, best.ends_s)
+            return _solved(best.order, best.plan, best.ends_s)
         order, costs = ordered_costs(work, self.by_shape, self.cost, max_running=self.max_running)
         match self.solver:
             case "exact":
@@ -91,28 +91,28 @@ class JointProblem:
                 unit = max(1, len(work) // LIBRA_UNITS)
                 cuts = aggregate_short(lengths, below=float(lengths[len(lengths) // 50]), unit=unit)
                 plan = libra_dp(costs, cuts, self.pools)
-        return _found(order, plan, ends_s(costs, plan.shapes, plan.bounds))
+        return _solved(order, plan, ends_s(costs, plan.shapes, plan.bounds))
 
-    def resource_plan(self, found: "Found") -> ResourcePlan:
+    def resource_plan(self, solved: "SolvedPlan") -> ResourcePlan:
         """Name the engines of a plan, widest first, and their members.
 
         GPUs that the plan does not use become engines of the least shape, for late arrivals and
         for migrations.
         """
         least = min(self.by_shape)
-        used = sum(group.shape.tp for group in found.groups)
+        used = sum(group.shape.tp for group in solved.groups)
         spare = one_class(self.pools, self.by_shape) - used
         idle = [Group(shape=least, members=(), end_s=0.0)] * (spare // least.tp)
         engines: list[EngineSpec] = []
         homes: list[tuple[EngineId, tuple[TrajectoryId, ...]]] = []
-        for group in (*found.groups, *idle):
+        for group in (*solved.groups, *idle):
             name = EngineId(f"e{len(engines)}")
             engines.append(EngineSpec(engine=name, shape=group.shape, max_running=self.max_running))
             homes.append((name, tuple(self.trajectories[k] for k in group.members)))
         return ResourcePlan(
             engines=tuple(engines),
             homes=tuple(homes) if self.homes else (),
-            estimated_makespan_s=found.makespan_s,
+            estimated_makespan_s=solved.makespan_s,
         )
 
 
@@ -127,7 +127,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SolvedPlan:
     """A plan in numbers; groups stand widest engine first."""
 
     groups: tuple[Group, ...]
@@ -136,14 +136,14 @@ class Found:
     """Proven: under the same cost no plan of contiguous groups ends earlier. 0 where nothing is."""
 
 
-def _found(order: IntArray, plan: GroupPlan, ends: Sequence[float]) -> Found:
+def _solved(order: IntArray, plan: GroupPlan, ends: Sequence[float]) -> SolvedPlan:
     groups = [
         Group(shape=shape, members=tuple(order[start:stop].tolist()), end_s=end_s)
         for shape, start, stop, end_s in zip(
             plan.shapes, plan.bounds[:-1], plan.bounds[1:], ends, strict=True
         )
     ]
-    return Found(
+    return SolvedPlan(
         groups=tuple(sorted(groups, key=lambda group: -group.shape.tp)),
         makespan_s=max(ends, default=0.0),
         bound_s=plan.bound_s,

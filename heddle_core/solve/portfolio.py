@@ -1,9 +1,9 @@
 """Several plans, each simulated by the cost estimate, and the best taken.
 
-Closed-form costs rank plans well and miss at the edges: few huge members that hardly fit, or long
-tools. So candidates from different costs and mixes are judged by `simulate_group`, and the best are
-refined: each engine's closed form is scaled by how far the simulation of its group was off, and
-the groups are cut again for the same engines.
+Closed-form costs rank plans well but are wrong at the edges: few huge members that hardly fit, or
+long tools. `simulate_group` therefore evaluates candidates from different costs and mixes, and the
+best are refined: each engine's closed form is scaled by its error against the simulation of its
+group, and the groups are cut again for the same engines.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ from heddle_core.solve.group_plan import GroupPlan, ends_s, one_class
 from heddle_core.solve.presorted_search import search_partition
 
 _HOPELESS = 1.5
-"""Candidates estimated this much later than the best are dropped unsimulated: the closed form was
-found at most a fifth too early, and overloaded groups are the slow ones to simulate."""
+"""Candidates estimated this much later than the best are dropped without simulation: the closed
+form was at most a fifth too early, and overloaded groups are slow to simulate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Candidate:
 
     name: str
     order: IntArray
-    """Positions in the work handed in, longest first; `plan.bounds` count in this order."""
+    """Positions in the given work, longest first; `plan.bounds` count in this order."""
     plan: GroupPlan
     ends_s: tuple[float, ...]
     """Simulated end of every group."""

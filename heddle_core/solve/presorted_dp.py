@@ -7,7 +7,7 @@ end of the group ``[k, i)`` on engine `j` (Heddle, arXiv 2603.28101: ``L_{k+1} *
     dp[i][j] = min over k <= i of max(dp[k][j - 1], end_j(k, i))
 
 and ``dp[n][m]`` is the least makespan. Empty groups are allowed and end at 0. The i-th group of the
-answer belongs to the i-th engine handed in, so unequal engines are handed in largest first.
+result belongs to the i-th engine given, so unequal engines are given largest first.
 """
 
 from collections.abc import Sequence

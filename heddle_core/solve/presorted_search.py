@@ -1,10 +1,10 @@
 """Exact placement without a table: search on the makespan, fill engines greedily.
 
-A makespan ``C`` can be met by engines in a fixed order exactly when filling each in turn with the
-longest prefix of what is left that it ends within ``C`` uses up all trajectories: by monotone cost,
-a fill that has placed more so far can still place at least as much. So ``reach`` engine by engine
-decides one ``C``, and bisection finds the least. Equal to the presorted DP for any monotone cost,
-size-only or not.
+For engines in a fixed order, fill each in turn with the longest prefix of the remaining
+trajectories that it ends within ``C``. The makespan ``C`` is feasible exactly when this places all
+of them: by monotone cost, a fill that has placed more so far can still place at least as much. So
+``reach`` engine by engine decides one ``C``, and bisection finds the least. The result equals the
+presorted DP's for any monotone cost, size-only or not.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
-"""Which engines to merge for the stragglers, and which homes move: a search over estimated ends.
+"""Which engines to merge for the last trajectories, and which homes move, by estimated ends.
 
-The engines as they are, homes moved for the best, are compared with the emptiest 1, 2, 3, ... whole
-windows of narrow engines becoming one engine of the widest degree each. The price is counted: those
-with a home on merged engines slow the others down for `start_s` and prefill again, and only what is
-left by then gains from the new engines.
+A *window* is a set of narrow engines whose GPUs make one engine of the widest degree. The search
+compares the present engines, after the best moves of homes, with merging the 1, 2, 3, ... windows
+with the least work. The cost of merging is included: trajectories with a home on merged engines
+slow the others down for `start_s` and prefill again. Only the work left by then gains.
 
-GPUs of a merged engine must be neighbours. Engines are taken to stand side by side, widest
-first, as planners list them; then any `width` GPUs from a multiple of `width` on are neighbours.
+GPUs of a merged engine must be neighbours. Engines are assumed to lie side by side, widest first,
+as planners list them; then any `width` GPUs from a multiple of `width` on are neighbours.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.plans import EngineSpec, ResourcePlan
 
 _LEAST_MOVE_GAIN_S = 0.2
-"""A move must bring the end forward by this much: it may take a preemption."""
+"""A move must bring the end forward by this much, since it may need a preemption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class TailProblem:
     def _merge(self, work: Work, merged: Sequence[tuple[int, ...]]) -> tuple[float, Sequence[int]]:
         """Estimated end if each of `merged` becomes one engine, and homes then.
 
-        New engines are counted on from the present ones, in the order of `merged`.
+        New engines are numbered after the present ones, in the order of `merged`.
         """
         shapes, widest = self._shapes(), self._widest()
         gone = [e for window in merged for e in window]

@@ -90,7 +90,7 @@ def test_capacity_shares_an_iteration_among_the_largest_batch():
     assert bound.makespan_s == max(bound.solo_s, bound.capacity_s)
 
 
-def test_capacity_knows_that_long_contexts_cannot_share_an_engine():
+def test_the_capacity_bound_counts_long_contexts_that_cannot_share_an_engine():
     # Each holds more than half of the KV, so no two run together: 10 ms a token, not 10 / 16.
     long = [script(str(i), (2500, 0, 101, 0.0)) for i in range(8)]
     loose = lower_bound(long, [plain(kv_tokens=10**9)], gpus=1, max_running=16)

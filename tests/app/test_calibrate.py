@@ -39,7 +39,7 @@ def profile(heddle: Heddle) -> Path:
 # -- measure and fit ------------------------------------------------------------------------------
 
 
-def test_a_sweep_says_what_was_measured_where(heddle: Heddle) -> None:
+def test_a_sweep_names_its_machine_and_measurements(heddle: Heddle) -> None:
     args = ("--engine", "fake", *SMALL, "--tp", "1,2", "-o", "sweep.json")
     said = done(heddle, "calibrate", "measure", *args)
     assert said.startswith("sweep.json: ")
@@ -135,7 +135,7 @@ def test_a_profile_file_serves_every_verb_that_takes_a_model(
         (("--engine", "vllm"), "--model-dir"),
     ],
 )
-def test_a_sweep_that_cannot_be_begun_says_why(
+def test_a_sweep_that_cannot_begin_states_the_reason(
     refused: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
     args: tuple[object, ...],
@@ -167,7 +167,7 @@ def test_a_model_that_is_none_or_too_short_is_refused(
     assert "TP" in refused(*measure, "--tp", 3)
 
 
-def test_nothing_is_replaced_unasked(refused: Callable[..., str], heddle: Heddle) -> None:
+def test_no_file_is_replaced_without_force(refused: Callable[..., str], heddle: Heddle) -> None:
     Path("sweep.json").write_text("mine")
     measure = ("calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
     assert "sweep.json: exists" in refused(*measure)
@@ -285,7 +285,7 @@ def figures(heddle: Heddle, *args: object, status: int = 0) -> dict[str, Any]:
     return found
 
 
-def test_engines_that_obey_the_profile_are_simulated_without_error(
+def test_engines_that_follow_the_profile_are_simulated_without_error(
     heddle: Heddle, run: Callable[..., Path]
 ) -> None:
     runs = [run(policy=policy) for policy in ("verl", "heddle")]
@@ -355,14 +355,14 @@ def test_one_run_has_nothing_to_rank(heddle: Heddle, run: Callable[..., Path]) -
     assert "nothing to rank" in result.stderr
 
 
-def test_what_cannot_be_checked_says_why(
+def test_runs_that_cannot_be_checked_are_refused_with_the_reason(
     refused: Callable[..., str], heddle: Heddle, run: Callable[..., Path], trace: Path
 ) -> None:
     Path("empty").mkdir()
     assert "empty: not a run directory" in refused("calibrate", "check", "empty")
     assert "nowhere: not a run directory" in refused("calibrate", "check", "nowhere")
     simulated = json.loads(done(heddle, "simulate", trace, "--gpus", 2, "--json"))["run"]
-    assert "was simulated itself" in refused("calibrate", "check", simulated)
+    assert "is a simulated run" in refused("calibrate", "check", simulated)
     path = run()
     other = PROFILE_FOLDER / "qwen3-8b.h100.json"
     assert "is a profile of model 'qwen3-8b'" in refused(
@@ -419,7 +419,7 @@ def test_policies_are_ranked_by_their_mean_makespans() -> None:
     assert ranking.spread_pct == pytest.approx(4 / 62 * 100)
 
 
-def test_makespans_that_repeats_cannot_tell_apart_rank_nothing() -> None:
+def test_makespans_closer_than_repeated_runs_are_not_ranked() -> None:
     close = [checked("a", 100.0, 90.0), checked("b", 100.5, 80.0)]
     assert rankings(close, tie_pct=1.0)[0].pairs == 0
     assert rankings(close, tie_pct=0.1)[0].pairs == 1

@@ -68,7 +68,7 @@ def test_simulate_shows_every_figure(heddle: Heddle, trace: Path):
         assert word in done.stdout
 
 
-def test_replay_says_the_same_and_notices_a_change(heddle: Heddle, trace: Path):
+def test_replay_confirms_equal_commands_and_reports_a_change(heddle: Heddle, trace: Path):
     row = json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)
     same = heddle("replay", row["run"])
     assert same.exit_code == 0

@@ -40,7 +40,7 @@ def without_wall(plain: dict[str, Any]) -> str:
     return json.dumps({**plain, "runs": runs}, allow_nan=False)
 
 
-def test_the_object_has_what_it_promises(config: RunConfig, tmp_path: Path):
+def test_the_object_has_its_documented_fields(config: RunConfig, tmp_path: Path):
     plain = compare(config, ["verl", "slime"], seeds=2, out=tmp_path / "runs").plain()
     assert plain["schema"] == "heddle.compare/1"
     assert {"name", "trajectories", "output_tokens", "sha256"} <= plain["trace"].keys()

@@ -17,7 +17,7 @@ from heddle.config_files import (
     setting,
     to_builtins,
 )
-from heddle.setup import load_cluster_profile, simulated_world
+from heddle.setup import load_cluster_profile, simulation_config
 from heddle_core.defaults import ENGINE_START_S, REPORT_DELAY_S, REPORT_INTERVAL_S, SPARE_SLOTS
 from heddle_core.policy import PolicyContext
 from heddle_rollout.driver import Driver
@@ -111,9 +111,9 @@ def test_defaults_that_several_packages_use_are_equal_in_all_of_them():
     assert [text.endswith(f"or {ENGINE_START_S:g}]") for text in texts] == [True]
 
 
-def test_the_table_of_an_engine_has_room_for_its_spare_slots():
+def test_the_table_of_an_engine_covers_its_spare_slots():
     cluster = ClusterConfig(gpus=1, max_running=600)
-    table = simulated_world(cluster, load_cluster_profile(cluster)).table("h100", 1)
+    table = simulation_config(cluster, load_cluster_profile(cluster)).table("h100", 1)
     assert len(table.base_s) - 1 >= cluster.max_running + SPARE_SLOTS
 
 

@@ -313,7 +313,7 @@ def test_runs_of_one_policy_and_seed_are_distinguished(heddle: Heddle, trace: Pa
     assert f"elsewhere/{names[0]}" in both.stdout.splitlines()[0]
 
 
-def test_streams_that_know_ascii_only_show_a_question_mark(trace: Path, tmp_path: Path):
+def test_ascii_streams_show_a_question_mark(trace: Path, tmp_path: Path):
     done = subprocess.run(
         [*COMMAND, "compare", trace, "--policies", "verl", "--seeds", "2", *CLUSTER],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},

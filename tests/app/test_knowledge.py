@@ -59,7 +59,7 @@ def same_again(heddle: Heddle, row: dict[str, Any]) -> None:
 # -- history ------------------------------------------------------------------------------------
 
 
-def test_a_known_workload_gets_its_prior_and_the_run_says_so(heddle: Heddle, coding: Path):
+def test_a_known_workload_gets_its_prior_and_the_run_names_it(heddle: Heddle, coding: Path):
     row = simulated(heddle, coding, "--policy", "heddle")
     run = load_run(row["run"])
     assert manifest(row)["history"]["name"] == "prior:coding"
@@ -154,7 +154,7 @@ def test_a_history_that_is_not_there_is_explained(
 
 
 @pytest.mark.parametrize("policy", ["heddle+oracle", "verl+lpt+oracle", "heddle+noisy-oracle:0.5"])
-def test_an_oracle_is_had_by_name_and_the_manifest_says_so(
+def test_an_oracle_is_chosen_by_name_and_marked_in_the_manifest(
     heddle: Heddle, coding: Path, policy: str
 ):
     row = simulated(heddle, coding, "--policy", policy, "--seed", 3)

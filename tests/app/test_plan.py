@@ -56,10 +56,10 @@ def test_every_planner_gives_each_trajectory_a_home_within_the_gpus(
         str(tp): [g["tp"] for g in groups].count(tp) for tp in {g["tp"]: None for g in groups}
     }
     assert [g["tp"] for g in groups] == sorted((g["tp"] for g in groups), reverse=True)
-    assert found["believed_makespan_s"] == max(g["believed_end_s"] for g in groups)
+    assert found["estimated_makespan_s"] == max(g["estimated_end_s"] for g in groups)
     assert found["solver_s"] > 0.0
     if planner != "portfolio":
-        assert 0.0 < found["bound_s"] <= found["believed_makespan_s"] * (1 + 1e-9)
+        assert 0.0 < found["bound_s"] <= found["estimated_makespan_s"] * (1 + 1e-9)
 
 
 def test_equal_inputs_give_equal_plans_but_for_the_time(heddle: Heddle, coding: Path):
@@ -67,7 +67,7 @@ def test_equal_inputs_give_equal_plans_but_for_the_time(heddle: Heddle, coding: 
     assert {**first, "solver_s": 0.0} == {**second, "solver_s": 0.0}
 
 
-def test_the_oracle_knows_the_true_lengths_and_says_so(heddle: Heddle, coding: Path):
+def test_the_oracle_reads_the_true_lengths_and_is_marked(heddle: Heddle, coding: Path):
     scripts, _ = Workspace().completed(RunConfig(trace=str(coding)))
     true = sorted(sum(step.output_tokens for step in s.steps) for s in scripts)
     found = planned(heddle, coding, "--predictor", "oracle", "--planner", "exact")
@@ -99,7 +99,7 @@ def test_groups_are_cut_from_longest_to_shortest(heddle: Heddle, coding: Path):
         assert wider["shortest_tokens"] >= 0.8 * narrower["longest_tokens"]
 
 
-def test_the_table_says_what_the_plan_knows_and_the_time_goes_to_stderr(
+def test_the_table_lists_the_inputs_of_the_plan_and_the_time_goes_to_stderr(
     heddle: Heddle, coding: Path
 ):
     done = heddle("plan", coding, "--gpus", 4)
@@ -112,7 +112,7 @@ def test_the_table_says_what_the_plan_knows_and_the_time_goes_to_stderr(
     assert lines[4].endswith("planner portfolio, cost context")
     assert lines[5].startswith("makespan ")
     assert lines[7].split() == [
-        *("engine", "tp", "members", "longest_tokens", "shortest_tokens", "believed_end_s")
+        *("engine", "tp", "members", "longest_tokens", "shortest_tokens", "estimated_end_s")
     ]
     assert done.stderr.startswith("searched for ")
     assert "searched" not in done.stdout
@@ -168,7 +168,7 @@ def test_a_run_makes_the_plan_that_was_shown(coding: Path, tmp_path: Path):
     )
     commands = [c for entry in load_run(run.path).entries() for c in entry.commands]
     started = sorted((c.shape.tp for c in commands if isinstance(c, StartEngine)), reverse=True)
-    assert started == [group.shape.tp for group in shown.found.groups]
+    assert started == [group.shape.tp for group in shown.solved.groups]
     assert any(isinstance(c, SolvePlan) for c in commands)
     assert isinstance(shown.problem, JointProblem)
 

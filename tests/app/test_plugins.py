@@ -148,7 +148,7 @@ def test_all_that_a_policy_lacks_is_said_at_once():
         (
             f"verl+{__name__}:not_a_policy",
             PolicyError,
-            "does not say what it makes. Annotate its return as one of Predictor",
+            "declares no kind of part. Annotate its return as one of Predictor",
         ),
         (f"verl+{__name__}:broken_part", PolicyError, "cannot be built: RuntimeError"),
         (f"verl+{__name__}:unreadable", PolicyError, "annotations cannot be read: NameError"),

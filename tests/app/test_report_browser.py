@@ -76,7 +76,7 @@ def test_colours_follow_when_the_scheme_changes(browser: Chrome, small: Made):
     assert shown.errors() == []
 
 
-def test_the_summary_says_what_the_runs_came_to(browser: Chrome, small: Made):
+def test_the_summary_shows_the_results_of_the_runs(browser: Chrome, small: Made):
     shown = Page(browser, small.path)
     made = [run.summary["makespan_s"] for run in small.runs]
     assert numbers(shown.texts("#runs td:nth-child(2)")) == pytest.approx(made, abs=0.05)
@@ -201,7 +201,7 @@ def test_a_chosen_trajectory_is_drawn_under_both_policies(browser: Chrome, small
     assert drawn == pytest.approx(ends, abs=0.01)
 
 
-def test_the_difference_says_which_trajectories_gained_and_which_lost(browser: Chrome, small: Made):
+def test_the_difference_shows_trajectories_that_gained_and_lost(browser: Chrome, small: Made):
     shown = Page(browser, small.path)
     ends = [r.trajectories.to_pandas().set_index("trajectory")["finished_s"] for r in small.runs]
     change = (ends[1] - ends[0]).round(3)
@@ -233,7 +233,7 @@ def test_another_run_in_view_changes_what_is_of_one_run(browser: Chrome, small: 
     assert shown.errors() == []
 
 
-def test_a_run_that_broke_off_says_so_on_its_page(browser: Chrome, tmp_path: Path):
+def test_an_unfinished_run_is_marked_on_its_page(browser: Chrome, tmp_path: Path):
     path = tmp_path / "page.html"
     path.write_bytes(page([by_hand(tmp_path, story()[:6])], run_bound))
     shown = Page(browser, path)

@@ -191,7 +191,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path):
     assert html.escape("verl s0") in made.decode()
 
 
-def test_report_writes_a_page_and_says_where(heddle: Heddle, trace: Path):
+def test_report_writes_a_page_and_prints_its_path(heddle: Heddle, trace: Path):
     heddle("compare", trace, "--policies", "verl,slime", *CLUSTER)
     runs = sorted(Path("runs").iterdir())
     result = heddle("report", *runs, "-o", "report.html")
@@ -245,7 +245,7 @@ def test_a_bound_needs_the_trace_that_was_replayed(heddle: Heddle, trace: Path):
     assert bound()["why"].startswith("the trace or its profile cannot be read: ")
 
 
-def test_a_run_on_engines_that_are_there_says_which(heddle: Heddle, trace: Path):
+def test_a_run_on_real_engines_names_them(heddle: Heddle, trace: Path):
     run = json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"]
     path = Path(run) / "manifest.json"
     path.chmod(0o644)

@@ -161,7 +161,7 @@ def test_a_narrow_or_dumb_terminal_shows_every_policy_whole(
     assert [line.split()[0] for line in plain[-len(names) :]] == names
 
 
-def test_a_simulation_is_told_in_rounded_numbers(heddle: Heddle, trace: Path):
+def test_a_simulation_prints_rounded_numbers(heddle: Heddle, trace: Path):
     shown = heddle("simulate", trace, "--gpus", 2).stdout
     numbers = re.findall(r"\b\d+\.\d+$", shown, re.MULTILINE)
     assert numbers

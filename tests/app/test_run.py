@@ -95,7 +95,7 @@ def test_what_cannot_be_run_is_refused_in_one_line(
     assert not list(Path().glob("runs/*"))
 
 
-def test_engines_are_set_up_as_the_configuration_says(trace: Path):
+def test_engines_are_set_up_by_the_configuration(trace: Path):
     runtime = RuntimeConfig(engine="vllm", model_dir="m", pin_s=1.5, kv_mib=64, dtype="float32")
     made = vllm_settings(RunConfig(trace=str(trace), seed=3, runtime=runtime))
     assert (made.pin_s, made.kv_bytes, made.dtype, made.seed) == (1.5, 64 << 20, "float32", 3)
@@ -150,7 +150,7 @@ def test_a_signal_cancels_what_runs_and_leaves_a_journal(
     assert "cancelled" in [e.outcome for e in ends]
 
 
-def test_many_interrupts_leave_a_run_that_says_interrupted(tmp_path: Path):
+def test_many_interrupts_leave_a_run_marked_interrupted(tmp_path: Path):
     process = started(tmp_path)
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -163,7 +163,7 @@ def test_many_interrupts_leave_a_run_that_says_interrupted(tmp_path: Path):
     assert [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
 
 
-def test_the_manifest_says_what_each_engine_was(heddle: Heddle, trace: Path):
+def test_the_manifest_describes_each_engine(heddle: Heddle, trace: Path):
     run = load_run(row_of(heddle, trace, "--engines", 2, "--tp", "1,2")["run"])
     ready = [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
     engines = run.manifest["world"]["engines"]

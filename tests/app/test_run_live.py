@@ -49,7 +49,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"id": "a", "prompt": "How much?", "answer": "42"}\n')
     monkeypatch.setattr(heddle.running, "open_vllm", lambda *_: Launcher(answer))
-    monkeypatch.setattr(heddle.running, "world_of_engines", lambda *_: dict(WORLD))
+    monkeypatch.setattr(heddle.running, "engine_facts", lambda *_: dict(WORLD))
     return ("run", path, "--live", "--engine", "vllm", "--model-dir", model, "--engines", "1")
 
 

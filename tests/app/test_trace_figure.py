@@ -20,7 +20,7 @@ def made(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("suffix", KINDS)
-def test_a_figure_is_drawn_as_its_name_says_and_the_same_each_time(
+def test_a_figure_has_the_format_of_its_name_and_is_the_same_each_time(
     heddle: Heddle, made: Path, suffix: str
 ):
     drawn = []
@@ -76,7 +76,7 @@ def test_step_tails_and_the_longest_wait_of_a_tool_are_shown(heddle: Heddle, tmp
     assert answer["tools"][0]["tool_s"]["max"] == 9.0
 
 
-def test_resampling_says_what_it_drew_and_repeated(heddle: Heddle, made: Path):
+def test_resampling_prints_its_draws_and_repeats(heddle: Heddle, made: Path):
     done = heddle("trace", "resample", made, "--groups", 4, "--samples", 4, "-o", "a.jsonl")
     assert done.exit_code == 0
     assert "16 trajectories in 4 groups of 4" in done.stdout

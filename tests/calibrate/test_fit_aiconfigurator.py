@@ -163,7 +163,7 @@ def test_a_model_folder_will_do(tmp_path: Path) -> None:
         ("glm-5", "h200", None, (1,), "glm-5 is a mixture-of-experts model"),
     ],
 )
-def test_what_the_package_does_not_know_is_reported_with_what_it_does(
+def test_unknown_names_of_the_package_are_reported_with_the_known_ones(
     model: str, gpu: str, backend_version: str | None, tps: tuple[int, ...], said: str
 ) -> None:
     with pytest.raises(EstimatorError, match=said):

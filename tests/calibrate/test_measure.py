@@ -176,7 +176,7 @@ def test_an_engine_that_dies_ends_the_sweep_with_its_name() -> None:
         sweep_of(PROFILE.table, sweep_spec(), faults=[(START_S * 2 + 5.0, "m1")])
 
 
-def test_trials_whose_kv_was_taken_away_are_counted_and_left_out() -> None:
+def test_trials_with_preemptions_are_counted_and_left_out() -> None:
     end = StepResult(
         trajectory=TrajectoryId("a"), tokens=10, finished=True, prefill_s=0.1, decode_s=1.0
     )

@@ -129,7 +129,7 @@ class Books:
         self.gone[engine] = None
 
     def asked_for(self, command: Command) -> None:
-        """A command opens; the dead and the stopping get none (9), nobody is asked twice (8)."""
+        """A command opens; dead or stopping engines get none (9), no step two preemptions (8)."""
         match command:
             case Dispatch():
                 assert command.engine in self.alive
@@ -172,7 +172,7 @@ class Books:
                 self.cancelled[command.trajectory] = None
 
     def agree(self, controller: Controller) -> None:
-        """The ledger says what these books say: 1, 2, 7, 8, 10."""
+        """The ledger agrees with these books: 1, 2, 7, 8, 10."""
         ledger = controller.ledger
         running = {t.id: t.home for t in ledger.trajectories.values() if t.phase in RUNNING}
         assert running == {t: c.engine for t, c in self.running.items()}

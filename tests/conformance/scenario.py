@@ -1,4 +1,4 @@
-"""A rollout in a stormy simulated world, told to a controller whose books are kept twice.
+"""A rollout with many faults, delivered to a controller whose books are kept twice.
 
 The world has everything that can go wrong at once: engines die on a schedule, tools have finite
 capacity, predictions take time, KV is scarce enough to be taken away, slots are few.

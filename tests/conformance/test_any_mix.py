@@ -1,4 +1,4 @@
-"""Any mix of parts in any world: drawn at random, the invariants checked after every event.
+"""Any mix of parts in any scenario: drawn at random, the invariants checked after every event.
 
 Beyond the storm of `test_presets`: staggered arrivals, compacted histories, tools that take no
 time, contexts that no engine holds, engines with one slot, transfers and predictions that are late.
@@ -76,7 +76,7 @@ def scripts_for(rng: Random, scenario: Scenario) -> Sequence[TrajectoryScript]:
 
 
 @pytest.mark.parametrize("case", range(60))
-def test_any_mix_of_parts_in_any_world(case: int) -> None:
+def test_any_mix_of_parts_in_any_scenario(case: int) -> None:
     rng = Random(f"any-mix/{case}")
     name, scenario = mixed(rng), world(rng)
     scripts = scripts_for(rng, scenario)

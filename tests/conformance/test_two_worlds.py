@@ -116,7 +116,7 @@ def agree(one: Sequence[Entry], other: Sequence[Entry]) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("name", [*PRESETS, *MIXED])
-def test_both_worlds_tell_the_same_story(name: str, scenario: str) -> None:
+def test_simulated_and_real_clock_give_the_same_journal(name: str, scenario: str) -> None:
     here, there = simulated(name, SCENARIOS[scenario]), on_the_event_loop(name, SCENARIOS[scenario])
     agree(here, there)
     fresh = Controller(policy_of(name, SCENARIOS[scenario]))

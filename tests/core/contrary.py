@@ -94,7 +94,7 @@ class TwoSizes:
 
 
 class Reshuffle:
-    """Half the times it is asked: merges two narrow engines, if there are, and promises homes."""
+    """On half of the calls: merges two narrow engines, if there are, and plans homes."""
 
     def consolidate(self, view: View) -> Problem | None:
         seed = scatter("merge", view.unfinished, view.now_s)

@@ -75,7 +75,7 @@ def add_trajectory(
     tool_s: float = 0.0,
     step: int = 0,
 ) -> Trajectory:
-    """A trajectory that is in a tool at `home`, unless told otherwise."""
+    """A trajectory that is in a tool at `home`, unless the arguments differ."""
     t = Trajectory(
         id=TrajectoryId(name),
         rollout=RolloutId("rollout"),

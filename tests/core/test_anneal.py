@@ -81,7 +81,7 @@ def test_the_schedule_makes_131_evaluations_after_the_first() -> None:
     assert len(asked) == 1 + 131
 
 
-def test_to_the_letter_with_the_presorted_dp_it_comes_near_the_optimum_and_not_below() -> None:
+def test_with_the_presorted_dp_it_comes_near_the_optimum_and_not_below() -> None:
     costs = small_costs()
     cuts = every_cut(120)
     exact = exact_plan(costs, 120, h100s(16))

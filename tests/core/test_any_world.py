@@ -1,4 +1,4 @@
-"""A hostile world: any legal order of replies, engines dying at any point, replies racing.
+"""Hostile drivers: any legal order of replies, engines dying at any point, replies racing.
 
 Up to three rollouts are open at once, announced or open for any number, under different weights
 versions. After every event the ledger's invariants hold, and so do those that need the world's own
@@ -61,7 +61,7 @@ KV_CAPACITY = 400
 
 @dataclass
 class Open:
-    """A rollout as the world knows it."""
+    """A rollout in the driver's books."""
 
     id: RolloutId
     announced: int | None

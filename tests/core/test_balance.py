@@ -43,7 +43,7 @@ def gain_s(s: PolicyContext, ledger: Ledger, t: Trajectory, source: str, target:
 
 
 def crowded(*, tool_s: float = 100.0) -> tuple[Ledger, Trajectory]:
-    """Forty long trajectories at e0, one at e1; the first of e0 asks."""
+    """Forty long trajectories at e0, one at e1; the target of the first of e0."""
     ledger = ledger_of(1, 1)
     for i in range(40):
         add_trajectory(ledger, f"t{i}", "e0", remaining_tokens=5_000.0, tool_s=tool_s, step=1)
@@ -86,7 +86,7 @@ def test_an_even_load_is_left_alone():
     assert [balance.target(t, 1_000.0, ledger) for t in ledger.trajectories.values()] == [None] * 30
 
 
-def test_asked_in_turn_it_evens_out_a_crowd_and_then_rests():
+def test_repeated_calls_balance_a_full_engine_and_then_change_nothing():
     s = policy_context(tps=(1, 2), history=HISTORY)
     ledger = ledger_of(1, 1, 2)
     for i in range(60):
@@ -133,7 +133,7 @@ def test_a_transfer_that_its_tools_hide_is_free():
     assert balance.target(t, t.remaining_tokens, ledger) == "e1"
 
 
-def test_who_has_no_home_or_a_dying_one_stays():
+def test_a_trajectory_without_a_home_or_on_a_stopping_engine_stays():
     ledger, t = crowded()
     balance = Balance(policy_context(tps=(1,)))
     assert balance.target(add_trajectory(ledger, "new"), 1.0, ledger) is None
@@ -154,7 +154,7 @@ def test_an_engine_that_comes_is_used_and_one_that_goes_is_not():
     assert balance.target(t, t.remaining_tokens, ledger) == "e9+1"
 
 
-def test_finished_trajectories_drop_out_whoever_they_were():
+def test_finished_trajectories_drop_out_of_the_sums():
     ledger, t = crowded()
     balance = Balance(policy_context(tps=(1,)))
     balance.target(t, t.remaining_tokens, ledger)
@@ -178,14 +178,14 @@ OPS = st.lists(
 
 @settings(max_examples=60)
 @given(ops=OPS)
-def test_the_sums_are_those_of_who_was_told_where_however_long_it_runs(ops):
+def test_the_sums_follow_the_targets_of_all_trajectories_for_any_run_length(ops):
     s = policy_context(tps=(1, 2), history=HISTORY)
     ledger = ledger_of(1, 2, 1)
     for i in range(8):
         add_trajectory(ledger, f"t{i}", f"e{i % 3}", remaining_tokens=1_000.0 * i)
     balance = Balance(s, min_gain_s=0.0, margin=0.0)
     known: list[EngineId] = []
-    told: dict[TrajectoryId, tuple[EngineId, int, float]] = {}
+    placed: dict[TrajectoryId, tuple[EngineId, int, float]] = {}
     engines, arrived = 3, 8
     for op, which, remaining, context in ops:
         live = list(ledger.trajectories.values())
@@ -197,7 +197,7 @@ def test_the_sums_are_those_of_who_was_told_where_however_long_it_runs(ops):
         elif op == "finish":
             ledger.finish(t)
             balance.finished(t)
-            told.pop(t.id, None)
+            placed.pop(t.id, None)
         elif op == "join":
             add_engine(ledger, f"e{engines}", 1 + which % 2)
             engines += 1
@@ -207,7 +207,7 @@ def test_the_sums_are_those_of_who_was_told_where_however_long_it_runs(ops):
             names = [e.id for e in ledger.engines]
             if sorted(names) != sorted(known) or not known:
                 known = names
-                told = {
+                placed = {
                     o.id: (o.home, o.context_tokens, o.remaining_tokens)
                     for o in live
                     if o.home in names
@@ -218,10 +218,10 @@ def test_the_sums_are_those_of_who_was_told_where_however_long_it_runs(ops):
                 assert t.home in names
                 ledger.set_home(t, target)
             if t.home in names:
-                told[t.id] = (t.home, context, remaining)
+                placed[t.id] = (t.home, context, remaining)
     if known:
         for name in known:
-            adds = [terms(s, ledger, c, r, name) for home, c, r in told.values() if home == name]
+            adds = [terms(s, ledger, c, r, name) for home, c, r in placed.values() if home == name]
             at = balance._index[name]
             assert balance._full[at] == pytest.approx(sum(a[0] for a in adds), rel=1e-9, abs=1e-6)
             assert balance._work[at] == pytest.approx(sum(a[1] for a in adds), rel=1e-9, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Engines that change while a rollout runs: who is asked, what stops, who moves, what fails."""
+"""Engines that change while a rollout runs: calls of the part, stops, moves and failures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from heddle_core.ids import EngineId, EngineShape, RolloutId, TrajectoryId
 from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import View
 from tests.core.contrary import Problem
-from tests.core.test_controller import E0, E1, PLAIN, A, B, C, Engines, Told, dispatch
+from tests.core.test_controller import E0, E1, PLAIN, A, B, C, Engines, Harness, dispatch
 
 E2, E3, WIDE = EngineId("e2"), EngineId("e3"), EngineId("e2+1")
 D = TrajectoryId("d")
@@ -46,27 +46,29 @@ def merged(homes: Sequence[tuple[EngineId, tuple[TrajectoryId, ...]]] = ()) -> R
     return ResourcePlan(engines=(spec(E0), spec(E1), spec(E2, 2)), homes=tuple(homes))
 
 
-def at_work(part: Merge, *names: TrajectoryId) -> Told:
+def at_work(part: Merge, *names: TrajectoryId) -> Harness:
     """One trajectory runs on each engine; the last of them ends."""
     policy = replace(PLAIN, planner=Engines((E0, E1, E2, E3)), consolidation=part)
-    return Told(policy, *((name, 10) for name in names))
+    return Harness(policy, *((name, 10) for name in names))
 
 
-def end(told: Told, name: TrajectoryId, engine: EngineId) -> list:
-    told.finish(name, engine=engine)
-    return told.tell(TrajectoryFinished(time_s=0.0, trajectory=name, outcome="completed"))
+def end(harness: Harness, name: TrajectoryId, engine: EngineId) -> list:
+    harness.finish(name, engine=engine)
+    return harness.handle(TrajectoryFinished(time_s=0.0, trajectory=name, outcome="completed"))
 
 
-def solved(told: Told, homes: Sequence[tuple[EngineId, tuple[TrajectoryId, ...]]] = ()) -> list:
-    return told.tell(PlanSolved(time_s=0.0, plan=1, resource_plan=merged(homes)))
+def solved(
+    harness: Harness, homes: Sequence[tuple[EngineId, tuple[TrajectoryId, ...]]] = ()
+) -> list:
+    return harness.handle(PlanSolved(time_s=0.0, plan=1, resource_plan=merged(homes)))
 
 
-def stopped(told: Told, engine: EngineId) -> list:
-    return told.tell(EngineStopped(time_s=0.0, engine=engine))
+def stopped(harness: Harness, engine: EngineId) -> list:
+    return harness.handle(EngineStopped(time_s=0.0, engine=engine))
 
 
-def preempted(told: Told, name: TrajectoryId, engine: EngineId, tokens: int = 4) -> list:
-    return told.tell(
+def preempted(harness: Harness, name: TrajectoryId, engine: EngineId, tokens: int = 4) -> list:
+    return harness.handle(
         StepPreempted(time_s=0.0, trajectory=name, step=0, engine=engine, output_tokens=tokens)
     )
 
@@ -75,172 +77,176 @@ def start_wide() -> StartEngine:
     return StartEngine(engine=WIDE, shape=EngineShape("h100", 2), max_running=1)
 
 
-def test_the_part_is_asked_when_a_trajectory_has_ended_and_not_while_its_problem_is_searched():
+def test_the_part_is_called_when_a_trajectory_has_ended_and_not_during_its_search():
     part = Merge()
-    told = at_work(part, A, B, C)
+    harness = at_work(part, A, B, C)
     assert part.asked == 0
-    assert [type(c) for c in end(told, C, E2)] == [SolvePlan]
-    end(told, B, E1)
+    assert [type(c) for c in end(harness, C, E2)] == [SolvePlan]
+    end(harness, B, E1)
     assert part.asked == 1
 
 
-def test_it_is_not_asked_before_all_have_arrived():
+def test_it_is_not_called_before_all_have_arrived():
     part = Merge()
     policy = replace(PLAIN, planner=Engines((E0, E1, E2, E3)), consolidation=part)
-    told = Told(policy)
-    for command in told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=3)):
-        told.ready(command.engine)
-    told.arrive(A)
-    told.arrive(B)
-    end(told, A, E0)
+    harness = Harness(policy)
+    for command in harness.handle(
+        RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=3)
+    ):
+        harness.ready(command.engine)
+    harness.arrive(A)
+    harness.arrive(B)
+    end(harness, A, E0)
     assert part.asked == 0
-    told.arrive(C)
-    end(told, B, E1)
+    harness.arrive(C)
+    end(harness, B, E1)
     assert part.asked == 1
 
 
 def test_idle_engines_stop_and_their_gpus_become_a_wide_one():
-    told = at_work(Merge(), A, B, C)
-    end(told, C, E2)
-    assert solved(told) == [StopEngine(engine=E2, drain=True), StopEngine(engine=E3, drain=True)]
-    assert stopped(told, E3) == [], "e2 still has its GPU"
-    assert stopped(told, E2) == [start_wide()]
+    harness = at_work(Merge(), A, B, C)
+    end(harness, C, E2)
+    assert solved(harness) == [StopEngine(engine=E2, drain=True), StopEngine(engine=E3, drain=True)]
+    assert stopped(harness, E3) == [], "e2 still has its GPU"
+    assert stopped(harness, E2) == [start_wide()]
 
 
-def test_who_runs_on_an_engine_that_stops_is_asked_to_leave_and_keeps_its_tokens():
-    told = at_work(Merge(), A, B, C, D)
-    end(told, B, E1)
-    assert solved(told) == [
+def test_steps_on_a_stopping_engine_are_preempted_and_keep_their_tokens():
+    harness = at_work(Merge(), A, B, C, D)
+    end(harness, B, E1)
+    assert solved(harness) == [
         StopEngine(engine=E2, drain=True),
         StopEngine(engine=E3, drain=True),
         Preempt(trajectory=C, step=0, engine=E2),
         Preempt(trajectory=D, step=0, engine=E3),
     ]
-    assert preempted(told, C, E2) == [dispatch(C, engine=E1)]
-    assert told.controller.ledger.trajectories[C].output_tokens == 4
+    assert preempted(harness, C, E2) == [dispatch(C, engine=E1)]
+    assert harness.controller.ledger.trajectories[C].output_tokens == 4
 
 
 def test_a_straggler_moves_to_the_wide_engine_once_it_is_ready():
     homes = ((E2, (A,)),)
-    told = at_work(Merge(homes), A, B, C)
-    end(told, C, E2)
-    assert [type(c) for c in solved(told, homes)] == [StopEngine, StopEngine]
-    stopped(told, E2)
-    stopped(told, E3)
-    assert told.ready(WIDE) == [Preempt(trajectory=A, step=0, engine=E0)]
-    assert preempted(told, A, E0) == [dispatch(A, engine=WIDE)]
+    harness = at_work(Merge(homes), A, B, C)
+    end(harness, C, E2)
+    assert [type(c) for c in solved(harness, homes)] == [StopEngine, StopEngine]
+    stopped(harness, E2)
+    stopped(harness, E3)
+    assert harness.ready(WIDE) == [Preempt(trajectory=A, step=0, engine=E0)]
+    assert preempted(harness, A, E0) == [dispatch(A, engine=WIDE)]
 
 
 def test_a_straggler_in_a_tool_moves_on_return_and_one_that_begins_a_tool_migrates():
     homes = ((E2, (A, B)),)
-    told = at_work(Merge(homes), A, B, C)
-    end(told, C, E2)
-    told.finish(A)
-    told.tool(A)
-    solved(told, homes)
-    stopped(told, E2)
-    stopped(told, E3)
-    assert told.ready(WIDE, slots=2) == [Preempt(trajectory=B, step=0, engine=E1)]
-    assert told.back(A) == [dispatch(A, step=1, engine=WIDE)]
-    assert told.finish(B, engine=E1) == [], "its step won the race"
-    assert told.tool(B) == [Migrate(trajectory=B, source=E1, target=WIDE)]
+    harness = at_work(Merge(homes), A, B, C)
+    end(harness, C, E2)
+    harness.finish(A)
+    harness.tool(A)
+    solved(harness, homes)
+    stopped(harness, E2)
+    stopped(harness, E3)
+    assert harness.ready(WIDE, slots=2) == [Preempt(trajectory=B, step=0, engine=E1)]
+    assert harness.back(A) == [dispatch(A, step=1, engine=WIDE)]
+    assert harness.finish(B, engine=E1) == [], "its step won the race"
+    assert harness.tool(B) == [Migrate(trajectory=B, source=E1, target=WIDE)]
 
 
-def test_a_promise_holds_whatever_migration_wants():
+def test_a_planned_home_holds_against_migration():
     homes = ((E1, (A,)),)
-    told = at_work(Merge(homes), A, C, B)  # e1 will be free
-    end(told, C, E1)
-    told.finish(A)
-    solved(told, homes)
-    assert told.tool(A) == [Migrate(trajectory=A, source=E0, target=E1)]
+    harness = at_work(Merge(homes), A, C, B)  # e1 will be free
+    end(harness, C, E1)
+    harness.finish(A)
+    solved(harness, homes)
+    assert harness.tool(A) == [Migrate(trajectory=A, source=E0, target=E1)]
 
 
-def test_who_waits_moves_at_once():
+def test_waiting_trajectories_move_at_once():
     homes = ((E1, (C,)),)
     policy = replace(PLAIN, planner=Engines((E0, E1)), consolidation=Merge(homes))
-    told = Told(policy, (A, 10), (B, 10), (C, 10))
-    assert told.controller.ledger.trajectories[C].home == E0
-    end(told, B, E1)
+    harness = Harness(policy, (A, 10), (B, 10), (C, 10))
+    assert harness.controller.ledger.trajectories[C].home == E0
+    end(harness, B, E1)
     plan = ResourcePlan(engines=(spec(E0), spec(E1)), homes=homes)
-    assert told.tell(PlanSolved(time_s=0.0, plan=1, resource_plan=plan)) == [dispatch(C, engine=E1)]
+    assert harness.handle(PlanSolved(time_s=0.0, plan=1, resource_plan=plan)) == [
+        dispatch(C, engine=E1)
+    ]
 
 
 def test_several_leave_one_engine_one_after_the_other():
     homes = ((E1, (A, B)),)
     policy = replace(PLAIN, planner=Engines((E0, E1), slots=2), consolidation=Merge(homes))
-    told = Told(policy, (A, 10), (C, 10), (B, 10), (D, 10))
-    ledger = told.controller.ledger
+    harness = Harness(policy, (A, 10), (C, 10), (B, 10), (D, 10))
+    ledger = harness.controller.ledger
     assert [ledger.trajectories[t].home for t in (A, C, B, D)] == [E0, E1, E0, E1]
-    end(told, C, E1)
+    end(harness, C, E1)
     plan = ResourcePlan(
         engines=tuple(msgspec.structs.replace(spec(e), max_running=2) for e in (E0, E1)),
         homes=homes,
     )
-    assert told.tell(PlanSolved(time_s=0.0, plan=1, resource_plan=plan)) == [
+    assert harness.handle(PlanSolved(time_s=0.0, plan=1, resource_plan=plan)) == [
         Preempt(trajectory=A, step=0, engine=E0)
     ]
-    assert preempted(told, A, E0) == [
+    assert preempted(harness, A, E0) == [
         dispatch(A, engine=E1),
         Preempt(trajectory=B, step=0, engine=E0),
     ]
-    assert preempted(told, B, E0) == []
+    assert preempted(harness, B, E0) == []
     assert ledger.trajectories[B].home == E1
 
 
 @pytest.mark.parametrize("which", [E0, E2])
 def test_a_solution_for_engines_that_are_no_longer_there_is_dropped(which):
-    told = at_work(Merge(), A, B, C)
-    end(told, C, E2)
-    told.tell(EngineFailed(time_s=0.0, engine=which, reason="x"))
-    assert solved(told) == []
+    harness = at_work(Merge(), A, B, C)
+    end(harness, C, E2)
+    harness.handle(EngineFailed(time_s=0.0, engine=which, reason="x"))
+    assert solved(harness) == []
 
 
 def test_a_solution_of_the_last_rollout_is_dropped():
-    told = at_work(Merge(), A, B, C)
-    end(told, C, E2)
-    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=0))
-    assert solved(told) == []
+    harness = at_work(Merge(), A, B, C)
+    end(harness, C, E2)
+    harness.handle(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=0))
+    assert solved(harness) == []
 
 
-def test_a_new_engine_that_fails_is_started_again_and_everybody_goes_on_meanwhile():
+def test_a_new_engine_that_fails_is_started_again_and_all_trajectories_go_on_meanwhile():
     homes = ((E2, (A,)),)
-    told = at_work(Merge(homes), A, B, C)
-    end(told, C, E2)
-    solved(told, homes)
-    stopped(told, E2)
-    stopped(told, E3)
+    harness = at_work(Merge(homes), A, B, C)
+    end(harness, C, E2)
+    solved(harness, homes)
+    stopped(harness, E2)
+    stopped(harness, E3)
     again = EngineId("e2+2")
-    assert told.tell(EngineFailed(time_s=0.0, engine=WIDE, reason="x")) == [
+    assert harness.handle(EngineFailed(time_s=0.0, engine=WIDE, reason="x")) == [
         msgspec.structs.replace(start_wide(), engine=again)
     ]
-    assert told.controller.ledger.trajectories[A].phase == "running"
-    told.ready(again)
-    told.finish(A)
-    told.tool(A)
-    assert isinstance(told.back(A)[0], Dispatch)
+    assert harness.controller.ledger.trajectories[A].phase == "running"
+    harness.ready(again)
+    harness.finish(A)
+    harness.tool(A)
+    assert isinstance(harness.back(A)[0], Dispatch)
 
 
 def test_an_engine_that_dies_while_it_should_stop_frees_its_gpus():
-    told = at_work(Merge(), A, B, C, D)
-    end(told, B, E1)
-    solved(told)
-    assert stopped_after_death(told) == [start_wide()]
+    harness = at_work(Merge(), A, B, C, D)
+    end(harness, B, E1)
+    solved(harness)
+    assert stopped_after_death(harness) == [start_wide()]
 
 
-def stopped_after_death(told: Told) -> list:
-    told.tell(EngineFailed(time_s=0.0, engine=E3, reason="x", salvaged=((D, 2),)))
-    preempted(told, C, E2)
-    return stopped(told, E2)
+def stopped_after_death(harness: Harness) -> list:
+    harness.handle(EngineFailed(time_s=0.0, engine=E3, reason="x", salvaged=((D, 2),)))
+    preempted(harness, C, E2)
+    return stopped(harness, E2)
 
 
 def test_the_last_step_of_an_engine_that_stops_may_end_by_itself():
-    told = at_work(Merge(), A, B, C, D)
-    end(told, B, E1)
-    solved(told)
+    harness = at_work(Merge(), A, B, C, D)
+    end(harness, B, E1)
+    solved(harness)
     finished = StepFinished(
         time_s=0.0, trajectory=C, step=0, engine=E2, output_tokens=5, reason="tool_call"
     )
-    assert told.tell(finished) == []
-    told.tool(C)
-    stopped(told, E2)
-    assert told.controller.ledger.trajectories[C].home is None
+    assert harness.handle(finished) == []
+    harness.tool(C)
+    stopped(harness, E2)
+    assert harness.controller.ledger.trajectories[C].home is None

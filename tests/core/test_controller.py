@@ -1,4 +1,4 @@
-"""Scenarios: what is told, and what must be answered. Each name is the sentence it proves."""
+"""Scenarios: events, and the commands that must follow. Each name is the sentence it proves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +65,7 @@ class Engines:
 
 @dataclass
 class Known(NoPrediction):
-    """Remaining tokens as the test says."""
+    """Remaining tokens given by the test."""
 
     tokens: dict[TrajectoryId, float]
     served: bool = False
@@ -96,8 +96,8 @@ PLAIN = Policy(
 )
 
 
-class Told:
-    """A controller and the answers to what it was told, checked after every event."""
+class Harness:
+    """A controller and its commands, with the ledger checked after every event."""
 
     def __init__(
         self, policy: Policy, *arrivals: tuple[TrajectoryId, int], kv: int = 1000, later: int = 0
@@ -105,7 +105,7 @@ class Told:
         self.controller = Controller(policy)
         self.now_s = 0.0
         self.events = 0
-        started = self.tell(
+        started = self.handle(
             RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=len(arrivals) + later)
         )
         for command in started:
@@ -113,7 +113,7 @@ class Told:
             self.ready(command.engine, kv=kv, slots=command.max_running)
         self.answers = [self.arrive(name, prompt) for name, prompt in arrivals]
 
-    def tell(self, event: Event) -> list[Command]:
+    def handle(self, event: Event) -> list[Command]:
         if isinstance(event, RolloutStarted):
             self.rollout = event.rollout
         answer = self.controller.handle(event)
@@ -124,7 +124,7 @@ class Told:
         return [msgspec.structs.replace(command, cause=0) for command in answer]
 
     def ready(self, engine: EngineId, *, kv: int = 1000, slots: int = 1) -> list[Command]:
-        return self.tell(
+        return self.handle(
             EngineReady(
                 time_s=self.now_s,
                 engine=engine,
@@ -135,7 +135,7 @@ class Told:
         )
 
     def arrive(self, name: TrajectoryId, prompt: int = 10) -> list[Command]:
-        return self.tell(
+        return self.handle(
             TrajectoryArrived(
                 time_s=self.now_s,
                 rollout=self.rollout,
@@ -147,7 +147,7 @@ class Told:
         )
 
     def finish(self, name: TrajectoryId, step: int = 0, engine: EngineId = E0) -> list[Command]:
-        return self.tell(
+        return self.handle(
             StepFinished(
                 time_s=self.now_s,
                 trajectory=name,
@@ -159,10 +159,10 @@ class Told:
         )
 
     def tool(self, name: TrajectoryId, step: int = 0) -> list[Command]:
-        return self.tell(ToolStarted(time_s=self.now_s, trajectory=name, step=step, tool="sh"))
+        return self.handle(ToolStarted(time_s=self.now_s, trajectory=name, step=step, tool="sh"))
 
     def back(self, name: TrajectoryId, step: int = 0) -> list[Command]:
-        return self.tell(
+        return self.handle(
             ToolReturned(
                 time_s=self.now_s,
                 trajectory=name,
@@ -182,149 +182,151 @@ def dispatch(
 
 
 def test_a_free_slot_is_filled_at_once_and_the_next_waits() -> None:
-    told = Told(PLAIN, (A, 10), (B, 10))
-    assert told.answers == [[dispatch(A)], []]
-    assert told.finish(A) == [dispatch(B)]
+    harness = Harness(PLAIN, (A, 10), (B, 10))
+    assert harness.answers == [[dispatch(A)], []]
+    assert harness.finish(A) == [dispatch(B)]
 
 
 def test_a_returning_trajectory_queues_behind_those_that_wait() -> None:
-    told = Told(PLAIN, (A, 10), (B, 10), (C, 10))
-    assert told.finish(A) == [dispatch(B)]
-    told.tool(A)
-    assert told.back(A) == []
-    assert told.finish(B) == [dispatch(C)]
-    assert told.finish(C) == [dispatch(A, step=1)]
+    harness = Harness(PLAIN, (A, 10), (B, 10), (C, 10))
+    assert harness.finish(A) == [dispatch(B)]
+    harness.tool(A)
+    assert harness.back(A) == []
+    assert harness.finish(B) == [dispatch(C)]
+    assert harness.finish(C) == [dispatch(A, step=1)]
 
 
 def test_a_prompt_waits_for_kv_even_when_a_slot_is_free() -> None:
-    told = Told(replace(PLAIN, planner=Engines(slots=2)), (A, 60), (B, 60), kv=100)
-    assert told.answers == [[dispatch(A)], []]
-    assert told.finish(A) == [dispatch(B)]
+    harness = Harness(replace(PLAIN, planner=Engines(slots=2)), (A, 60), (B, 60), kv=100)
+    assert harness.answers == [[dispatch(A)], []]
+    assert harness.finish(A) == [dispatch(B)]
 
 
 def test_a_prompt_that_fits_no_engine_is_cancelled_not_waited_for() -> None:
-    told = Told(PLAIN, (A, 100), (B, 10), kv=100)
-    [cancel] = told.answers[0]
+    harness = Harness(PLAIN, (A, 100), (B, 10), kv=100)
+    [cancel] = harness.answers[0]
     assert isinstance(cancel, Cancel)
     assert "100 tokens" in cancel.reason
-    assert told.answers[1] == [dispatch(B)]
-    told.tell(TrajectoryFinished(time_s=0.0, trajectory=A, outcome="cancelled"))
+    assert harness.answers[1] == [dispatch(B)]
+    harness.handle(TrajectoryFinished(time_s=0.0, trajectory=A, outcome="cancelled"))
 
 
 def test_the_longest_waiting_trajectory_takes_the_slot_of_a_shorter_one() -> None:
     policy = replace(PLAIN, predictor=Known({A: 1.0, B: 2.0, C: 3.0}), scheduler=LongestPreempts())
-    told = Told(policy, (A, 10), (B, 10), (C, 10))
-    assert told.answers == [
+    harness = Harness(policy, (A, 10), (B, 10), (C, 10))
+    assert harness.answers == [
         [dispatch(A, priority=1.0)],
         [Preempt(trajectory=A, step=0, engine=E0)],
         [],  # one ask at a time
     ]
     stopped = StepPreempted(time_s=0.0, trajectory=A, step=0, engine=E0, output_tokens=4)
-    assert told.tell(stopped) == [dispatch(C, priority=3.0)]
-    assert told.controller.ledger.trajectories[A].output_tokens == 4
-    assert told.controller.ledger.trajectories[A].context_tokens == 14
+    assert harness.handle(stopped) == [dispatch(C, priority=3.0)]
+    assert harness.controller.ledger.trajectories[A].output_tokens == 4
+    assert harness.controller.ledger.trajectories[A].context_tokens == 14
 
 
 def test_a_step_that_finishes_before_its_preemption_wins_the_race() -> None:
     policy = replace(PLAIN, predictor=Known({A: 1.0, B: 2.0}), scheduler=LongestPreempts())
-    told = Told(policy, (A, 10), (B, 10))
-    assert told.finish(A) == [dispatch(B, priority=2.0)]
+    harness = Harness(policy, (A, 10), (B, 10))
+    assert harness.finish(A) == [dispatch(B, priority=2.0)]
 
 
 def test_kv_moves_while_the_tool_runs_and_the_next_step_runs_at_the_target() -> None:
     policy = replace(PLAIN, planner=Engines((E0, E1)), migration=ToE1())
-    told = Told(policy, (A, 10))
-    told.finish(A)
-    assert told.tool(A) == [Migrate(trajectory=A, source=E0, target=E1)]
+    harness = Harness(policy, (A, 10))
+    harness.finish(A)
+    assert harness.tool(A) == [Migrate(trajectory=A, source=E0, target=E1)]
     moved = MigrationFinished(time_s=0.0, trajectory=A, source=E0, target=E1, ok=True, kv_tokens=15)
-    assert told.tell(moved) == []
-    assert told.controller.ledger.trajectories[A].home == E1
+    assert harness.handle(moved) == []
+    assert harness.controller.ledger.trajectories[A].home == E1
 
 
 def test_a_late_migration_holds_the_step_back() -> None:
     policy = replace(PLAIN, planner=Engines((E0, E1)), migration=ToE1())
-    told = Told(policy, (A, 10))
-    told.finish(A)
-    told.tool(A)
-    assert told.back(A) == []
+    harness = Harness(policy, (A, 10))
+    harness.finish(A)
+    harness.tool(A)
+    assert harness.back(A) == []
     moved = MigrationFinished(time_s=0.0, trajectory=A, source=E0, target=E1, ok=True, kv_tokens=15)
-    assert told.tell(moved) == [dispatch(A, step=1, engine=E1)]
+    assert harness.handle(moved) == [dispatch(A, step=1, engine=E1)]
 
 
 def test_a_failed_migration_leaves_the_home_where_it_was() -> None:
     policy = replace(PLAIN, planner=Engines((E0, E1)), migration=ToE1())
-    told = Told(policy, (A, 10))
-    told.finish(A)
-    told.tool(A)
-    told.tell(
+    harness = Harness(policy, (A, 10))
+    harness.finish(A)
+    harness.tool(A)
+    harness.handle(
         MigrationFinished(time_s=0.0, trajectory=A, source=E0, target=E1, ok=False, kv_tokens=0)
     )
-    assert told.controller.ledger.trajectories[A].home == E0
+    assert harness.controller.ledger.trajectories[A].home == E0
 
 
 def test_a_dead_engines_work_goes_elsewhere_with_the_tokens_it_had() -> None:
-    told = Told(replace(PLAIN, planner=Engines((E0, E1))), (A, 10), (B, 10), (C, 10))
+    harness = Harness(replace(PLAIN, planner=Engines((E0, E1))), (A, 10), (B, 10), (C, 10))
     died = EngineFailed(time_s=0.0, engine=E0, reason="x", salvaged=((A, 7),))
-    answer = told.tell(died)
+    answer = harness.handle(died)
     assert answer == [
         StartEngine(engine=EngineId("e0+1"), shape=EngineShape("h100", 1), max_running=1)
     ]
-    assert told.controller.ledger.trajectories[A].context_tokens == 17
-    assert told.finish(B, engine=E1) == [dispatch(A, engine=E1)]
+    assert harness.controller.ledger.trajectories[A].context_tokens == 17
+    assert harness.finish(B, engine=E1) == [dispatch(A, engine=E1)]
 
 
 def test_without_any_engine_work_is_held_until_one_is_ready() -> None:
-    told = Told(PLAIN, (A, 10))
-    [restart] = told.tell(EngineFailed(time_s=0.0, engine=E0, reason="x"))
+    harness = Harness(PLAIN, (A, 10))
+    [restart] = harness.handle(EngineFailed(time_s=0.0, engine=E0, reason="x"))
     assert isinstance(restart, StartEngine)
-    assert told.ready(restart.engine) == [dispatch(A, engine=restart.engine)]
+    assert harness.ready(restart.engine) == [dispatch(A, engine=restart.engine)]
 
 
 def test_an_engine_that_keeps_dying_is_given_up() -> None:
-    told = Told(PLAIN, (A, 10))
+    harness = Harness(PLAIN, (A, 10))
     engine, starts = E0, 0
-    while answer := told.tell(EngineFailed(time_s=0.0, engine=engine, reason="x")):
+    while answer := harness.handle(EngineFailed(time_s=0.0, engine=engine, reason="x")):
         [restart] = [c for c in answer if isinstance(c, StartEngine)]
         engine, starts = restart.engine, starts + 1
     assert starts == 3
 
 
-def test_a_served_estimate_is_asked_for_as_the_tool_starts_and_reorders_when_late() -> None:
+def test_a_served_estimate_is_requested_as_the_tool_starts_and_reorders_when_late() -> None:
     known = Known({A: 1.0, B: 2.0, C: 3.0}, served=True)
-    told = Told(replace(PLAIN, predictor=known, scheduler=LongestPreempts()), (C, 10), (A, 10))
-    told.finish(C)
-    assert told.tool(C) == [Predict(trajectory=C, step=0, estimate=3.0)]
-    assert told.back(C) == []  # 3 - 5 made = 0: not ahead of a, which runs
+    harness = Harness(
+        replace(PLAIN, predictor=known, scheduler=LongestPreempts()), (C, 10), (A, 10)
+    )
+    harness.finish(C)
+    assert harness.tool(C) == [Predict(trajectory=C, step=0, estimate=3.0)]
+    assert harness.back(C) == []  # 3 - 5 made = 0: not ahead of a, which runs
     late = Predicted(time_s=0.0, trajectory=C, step=0, remaining_tokens=9.0)
-    assert told.tell(late) == [Preempt(trajectory=A, step=0, engine=E0)]
+    assert harness.handle(late) == [Preempt(trajectory=A, step=0, engine=E0)]
 
 
 def test_a_failed_prediction_leaves_the_last_estimate() -> None:
     known = Known({A: 7.0}, served=True)
-    told = Told(replace(PLAIN, predictor=known), (A, 10))
-    told.finish(A)
-    told.tool(A)
-    told.tell(Predicted(time_s=0.0, trajectory=A, step=0, remaining_tokens=None))
-    assert told.controller.ledger.trajectories[A].remaining_tokens == 2.0
+    harness = Harness(replace(PLAIN, predictor=known), (A, 10))
+    harness.finish(A)
+    harness.tool(A)
+    harness.handle(Predicted(time_s=0.0, trajectory=A, step=0, remaining_tokens=None))
+    assert harness.controller.ledger.trajectories[A].remaining_tokens == 2.0
 
 
 def test_a_plan_that_needs_all_waits_for_the_last_arrival() -> None:
-    told = Told(replace(PLAIN, planner=Engines(needs_all=True)), (A, 10), (B, 10))
-    assert told.answers == [
+    harness = Harness(replace(PLAIN, planner=Engines(needs_all=True)), (A, 10), (B, 10))
+    assert harness.answers == [
         [],
         [StartEngine(engine=E0, shape=EngineShape("h100", 1), max_running=1)],
     ]
 
 
-def test_a_plan_does_not_wait_for_ever_for_arrivals_that_were_promised() -> None:
-    told = Told(replace(PLAIN, planner=Engines(needs_all=True)))
-    told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=2))
-    told.arrive(A)
-    deadline_s = told.controller.deadline_s
+def test_a_plan_does_not_wait_for_ever_for_announced_arrivals() -> None:
+    harness = Harness(replace(PLAIN, planner=Engines(needs_all=True)))
+    harness.handle(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=2))
+    harness.arrive(A)
+    deadline_s = harness.controller.deadline_s
     assert deadline_s == 30.0
-    told.now_s = deadline_s
-    assert told.tell(Tick(time_s=deadline_s)) == [dispatch(A)]
-    assert told.controller.deadline_s is None
+    harness.now_s = deadline_s
+    assert harness.handle(Tick(time_s=deadline_s)) == [dispatch(A)]
+    assert harness.controller.deadline_s is None
 
 
 def test_a_plan_of_another_shape_stops_engines_before_it_starts_new_ones() -> None:
@@ -337,12 +339,12 @@ def test_a_plan_of_another_shape_stops_engines_before_it_starts_new_ones() -> No
             spec = EngineSpec(engine=E0, shape=EngineShape("h100", self.rollouts), max_running=1)
             return ResourcePlan(engines=(spec,))
 
-    told = Told(replace(PLAIN, planner=Growing()))
-    told.controller.ledger.check()
-    assert told.tell(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=1)) == [
+    harness = Harness(replace(PLAIN, planner=Growing()))
+    harness.controller.ledger.check()
+    assert harness.handle(RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=1)) == [
         StopEngine(engine=E0, drain=True)
     ]
-    assert told.tell(EngineStopped(time_s=0.0, engine=E0)) == [
+    assert harness.handle(EngineStopped(time_s=0.0, engine=E0)) == [
         StartEngine(engine=EngineId("e0+1"), shape=EngineShape("h100", 2), max_running=1)
     ]
 
@@ -368,20 +370,20 @@ def test_a_plan_of_another_shape_stops_engines_before_it_starts_new_ones() -> No
         ),
     ],
 )
-def test_a_driver_that_breaks_the_protocol_is_told_so(event: Event, complaint: str) -> None:
-    told = Told(PLAIN, (A, 10))
+def test_a_driver_that_breaks_the_protocol_gets_an_error(event: Event, complaint: str) -> None:
+    harness = Harness(PLAIN, (A, 10))
     with pytest.raises(LedgerError, match=complaint):
-        told.tell(event)
+        harness.handle(event)
 
 
 def test_a_second_arrival_or_end_of_one_trajectory_is_refused() -> None:
-    told = Told(PLAIN, (A, 10), later=1)
-    told.tell(TrajectoryFinished(time_s=0.0, trajectory=A, outcome="failed"))
+    harness = Harness(PLAIN, (A, 10), later=1)
+    harness.handle(TrajectoryFinished(time_s=0.0, trajectory=A, outcome="failed"))
     with pytest.raises(LedgerError, match="has finished"):
-        told.tell(TrajectoryFinished(time_s=0.0, trajectory=A, outcome="failed"))
+        harness.handle(TrajectoryFinished(time_s=0.0, trajectory=A, outcome="failed"))
 
 
 def test_an_arrival_of_a_trajectory_that_is_here_is_refused() -> None:
-    told = Told(PLAIN, (A, 10), later=1)
+    harness = Harness(PLAIN, (A, 10), later=1)
     with pytest.raises(LedgerError, match="arrived twice"):
-        told.arrive(A)
+        harness.arrive(A)

@@ -26,8 +26,8 @@ def no_commands() -> CommandList:
     return out
 
 
-class Told:
-    """A fleet, and the world's books: what was started, runs, and is to stop."""
+class Harness:
+    """A fleet, and the driver's books: engines that start, run and stop."""
 
     def __init__(self) -> None:
         self.fleet = Fleet()
@@ -36,7 +36,7 @@ class Told:
         self.stopping: list[EngineId] = []
         self.ever: list[EngineId] = []
 
-    def obey(self, out: list[Command]) -> list[Command]:
+    def execute(self, out: list[Command]) -> list[Command]:
         for command in out:
             match command:
                 case StartEngine():
@@ -53,7 +53,7 @@ class Told:
     def plan(self, plan: ResourcePlan) -> tuple[list[EngineId], dict[EngineId, EngineId]]:
         out = no_commands()
         answer = self.fleet.change_to(plan, out)
-        self.obey(out)
+        self.execute(out)
         return answer
 
     def ready(self, name: str) -> bool:
@@ -61,7 +61,7 @@ class Told:
         engine = EngineId(name)
         self.alive[engine] = self.starting.pop(engine)
         wanted = self.fleet.ready(engine, out)
-        self.obey(out)
+        self.execute(out)
         return wanted
 
     def stopped(self, name: str) -> list[Command]:
@@ -69,7 +69,7 @@ class Told:
         self.stopping.remove(EngineId(name))
         del self.alive[EngineId(name)]
         self.fleet.stopped(EngineId(name), out)
-        return self.obey(out)
+        return self.execute(out)
 
     def failed(self, name: str) -> list[Command]:
         out = no_commands()
@@ -79,15 +79,15 @@ class Told:
         if engine in self.stopping:
             self.stopping.remove(engine)
         self.fleet.failed(engine, out)
-        return self.obey(out)
+        return self.execute(out)
 
 
-def running(*shapes: int | tuple[int, int]) -> Told:
-    told = Told()
-    told.plan(plan_of(*shapes))
-    for name in list(told.starting):
-        assert told.ready(name)
-    return told
+def running(*shapes: int | tuple[int, int]) -> Harness:
+    harness = Harness()
+    harness.plan(plan_of(*shapes))
+    for name in list(harness.starting):
+        assert harness.ready(name)
+    return harness
 
 
 def started(commands: list[Command]) -> list[tuple[str, int]]:
@@ -95,104 +95,104 @@ def started(commands: list[Command]) -> list[tuple[str, int]]:
 
 
 def test_a_first_plan_starts_everything_and_settles_when_all_is_ready():
-    told = Told()
-    assert told.plan(plan_of(2, 1)) == ([], {"e0": "e0", "e1": "e1"})
-    assert not told.fleet.settled
-    assert told.ready("e1")
-    assert not told.fleet.settled
-    assert told.ready("e0")
-    assert told.fleet.settled
+    harness = Harness()
+    assert harness.plan(plan_of(2, 1)) == ([], {"e0": "e0", "e1": "e1"})
+    assert not harness.fleet.settled
+    assert harness.ready("e1")
+    assert not harness.fleet.settled
+    assert harness.ready("e0")
+    assert harness.fleet.settled
 
 
 def test_engines_of_the_shape_of_a_plan_stay_and_carry_its_names():
-    told = running(1, 2)
-    leaving, carriers = told.plan(plan_of(2, 1))
+    harness = running(1, 2)
+    leaving, carriers = harness.plan(plan_of(2, 1))
     assert leaving == []
     assert carriers == {"e0": "e1", "e1": "e0"}
-    assert told.fleet.settled
+    assert harness.fleet.settled
 
 
 def test_the_engine_of_a_plans_own_name_is_preferred():
-    told = running(1, 1)
-    assert told.plan(plan_of(1, 1))[1] == {"e0": "e0", "e1": "e1"}
+    harness = running(1, 1)
+    assert harness.plan(plan_of(1, 1))[1] == {"e0": "e0", "e1": "e1"}
 
 
 def test_other_slots_are_another_shape():
-    told = running((1, 8))
-    leaving, carriers = told.plan(plan_of((1, 16)))
+    harness = running((1, 8))
+    leaving, carriers = harness.plan(plan_of((1, 16)))
     assert leaving == ["e0"]
     assert carriers == {"e0": "e0+1"}
 
 
 def test_starts_wait_until_every_stop_has_freed_its_gpus():
-    told = running(1, 1, 1, 1)
-    leaving, carriers = told.plan(plan_of(2, 2))
+    harness = running(1, 1, 1, 1)
+    leaving, carriers = harness.plan(plan_of(2, 2))
     assert leaving == ["e0", "e1", "e2", "e3"]
-    assert [told.stopped(e) for e in ("e0", "e1", "e2")] == [[], [], []]
-    assert not told.fleet.settled
-    assert started(told.stopped("e3")) == [("e0+1", 2), ("e1+1", 2)]
+    assert [harness.stopped(e) for e in ("e0", "e1", "e2")] == [[], [], []]
+    assert not harness.fleet.settled
+    assert started(harness.stopped("e3")) == [("e0+1", 2), ("e1+1", 2)]
     assert list(carriers.values()) == ["e0+1", "e1+1"]
 
 
 def test_an_engine_that_dies_while_draining_frees_its_gpus_and_is_not_restarted():
-    told = running(1, 1)
-    told.plan(plan_of(2))
-    told.stopped("e0")
-    assert started(told.failed("e1")) == [("e0+1", 2)]
+    harness = running(1, 1)
+    harness.plan(plan_of(2))
+    harness.stopped("e0")
+    assert started(harness.failed("e1")) == [("e0+1", 2)]
 
 
-def test_a_start_that_a_newer_plan_does_not_want_is_stopped_once_ready():
-    told = Told()
-    told.plan(plan_of(1))
-    leaving, carriers = told.plan(plan_of(2))
+def test_a_start_that_a_newer_plan_does_not_need_is_stopped_once_ready():
+    harness = Harness()
+    harness.plan(plan_of(1))
+    leaving, carriers = harness.plan(plan_of(2))
     assert leaving == []
     assert carriers == {"e0": "e0+1"}
-    assert list(told.starting) == ["e0"], "its GPUs are not free yet"
-    assert not told.ready("e0")
-    assert told.stopping == ["e0"]
-    assert started(told.stopped("e0")) == [("e0+1", 2)]
+    assert list(harness.starting) == ["e0"], "its GPUs are not free yet"
+    assert not harness.ready("e0")
+    assert harness.stopping == ["e0"]
+    assert started(harness.stopped("e0")) == [("e0+1", 2)]
 
 
-def test_a_start_that_is_unwanted_and_fails_frees_its_gpus():
-    told = Told()
-    told.plan(plan_of(1))
-    told.plan(plan_of(2))
-    assert started(told.failed("e0")) == [("e0+1", 2)]
+def test_a_start_that_is_not_needed_and_fails_frees_its_gpus():
+    harness = Harness()
+    harness.plan(plan_of(1))
+    harness.plan(plan_of(2))
+    assert started(harness.failed("e0")) == [("e0+1", 2)]
 
 
-def test_a_restart_that_a_newer_plan_does_not_want_is_stopped_once_ready():
-    told = running(1)
-    assert started(told.failed("e0")) == [("e0+1", 1)]
-    assert told.fleet.settled, "a restart does not hold the rest up"
-    told.plan(plan_of(2))
-    assert not told.ready("e0+1")
+def test_a_restart_that_a_newer_plan_does_not_need_is_stopped_once_ready():
+    harness = running(1)
+    assert started(harness.failed("e0")) == [("e0+1", 1)]
+    assert harness.fleet.settled, "a restart does not hold the rest up"
+    harness.plan(plan_of(2))
+    assert not harness.ready("e0+1")
 
 
 def test_a_restart_serves_a_plan_of_its_shape():
-    told = running(1)
-    told.failed("e0")
-    assert told.plan(plan_of(1)) == ([], {"e0": "e0+1"})
-    assert told.ready("e0+1")
+    harness = running(1)
+    harness.failed("e0")
+    assert harness.plan(plan_of(1)) == ([], {"e0": "e0+1"})
+    assert harness.ready("e0+1")
 
 
 def test_starts_that_wait_for_stops_are_forgotten_for_a_newer_plan():
-    told = running(1, 1)
-    told.plan(plan_of(2))
-    told.plan(plan_of(1))
-    told.stopped("e0")
-    assert started(told.stopped("e1")) == [("e0+2", 1)]
+    harness = running(1, 1)
+    harness.plan(plan_of(2))
+    harness.plan(plan_of(1))
+    harness.stopped("e0")
+    assert started(harness.stopped("e1")) == [("e0+2", 1)]
 
 
 def test_a_card_that_fails_again_and_again_is_given_up():
-    told = running(1, 1)
+    harness = running(1, 1)
     name = "e0"
     for life in range(1, MAX_RESTARTS + 1):
-        assert started(told.failed(name)) == [(f"e0+{life}", 1)]
+        assert started(harness.failed(name)) == [(f"e0+{life}", 1)]
         name = f"e0+{life}"
         if life % 2:
-            assert told.ready(name)
-    assert told.failed(name) == []
-    assert started(told.failed("e1")) == [("e1+1", 1)], "others have tries of their own"
+            assert harness.ready(name)
+    assert harness.failed(name) == []
+    assert started(harness.failed("e1")) == [("e1+1", 1)], "others have tries of their own"
 
 
 @settings(max_examples=150)
@@ -201,30 +201,30 @@ def test_a_card_that_fails_again_and_again_is_given_up():
     choices=st.lists(st.integers(0, 1_000), max_size=40),
 )
 def test_whatever_happens_names_are_new_and_a_plan_is_carried_out(plans, choices):
-    told = Told()
+    harness = Harness()
     plans = [plan_of(*shapes) for shapes in plans]
-    told.plan(plans.pop(0))
+    harness.plan(plans.pop(0))
     for choice in choices:
         moves = [
-            *(("ready", e) for e in told.starting),
-            *(("stopped", e) for e in told.stopping),
-            *(("failed", e) for e in (*told.starting, *told.alive)),
+            *(("ready", e) for e in harness.starting),
+            *(("stopped", e) for e in harness.stopping),
+            *(("failed", e) for e in (*harness.starting, *harness.alive)),
             *((("plan", ""),) if plans else ()),
         ]
         if not moves:
             break
         what, engine = moves[choice % len(moves)]
         if what == "plan":
-            told.plan(plans.pop(0))
+            harness.plan(plans.pop(0))
         else:
-            getattr(told, what)(engine)
+            getattr(harness, what)(engine)
     last = plan_of(8, 8)
-    _, carriers = told.plan(last)
+    _, carriers = harness.plan(last)
     for _ in range(100):
-        for engine in list(told.starting):
-            told.ready(engine)
-        for engine in list(told.stopping):
-            told.stopped(engine)
-    assert told.fleet.settled
-    assert sorted(told.alive) == sorted(carriers.values())
-    assert [told.alive[e].shape.tp for e in carriers.values()] == [8, 8]
+        for engine in list(harness.starting):
+            harness.ready(engine)
+        for engine in list(harness.stopping):
+            harness.stopped(engine)
+    assert harness.fleet.settled
+    assert sorted(harness.alive) == sorted(carriers.values())
+    assert [harness.alive[e].shape.tp for e in carriers.values()] == [8, 8]

@@ -14,7 +14,7 @@ from tests.core.ledgers import add_engine, add_trajectory, ledger_of
 def literal(
     totals: dict[str, float], asked: str, sizes: list[tuple[EngineId, int]]
 ) -> EngineId | None:
-    """The engine of the group that the rank of `asked` falls into: ``s_i * n / n_0``."""
+    """The engine of the group that contains the rank of `asked`: ``s_i * n / n_0``."""
     n, n0 = len(totals), sum(size for _, size in sizes)
     rank = sum(total > totals[asked] for total in totals.values())
     edge = Fraction(0)
@@ -59,7 +59,7 @@ def test_groups_shrink_as_trajectories_finish():
     assert part.target(ledger.trajectories["t1"], 900.0, ledger) is None
 
 
-def test_what_is_made_counts_so_progress_alone_moves_nobody():
+def test_output_so_far_counts_so_progress_alone_moves_no_trajectory():
     ledger = ledger_of(1, 1)
     for i in range(4):
         add_trajectory(ledger, f"t{i}", f"e{i // 2}", remaining_tokens=1_000.0 - 100 * i)

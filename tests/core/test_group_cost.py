@@ -63,7 +63,7 @@ def test_two_members_by_hand() -> None:
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 999), count=st.integers(1, 120), grain=st.sampled_from([0.01, 0.2]))
-def test_closed_form_is_exact_when_nobody_waits_and_nobody_uses_tools(
+def test_closed_form_is_exact_without_waiting_and_tools(
     seed: int, count: int, grain: float
 ) -> None:
     work = drawn(seed, count, tools=0.0, cost=ROOMY)

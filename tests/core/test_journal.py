@@ -22,13 +22,13 @@ def saying(*answers: tuple[Command, ...]):
     return lambda event: next(left)
 
 
-def test_a_recorded_handle_answers_as_before_and_tells_the_sink():
-    told: list[Entry] = []
-    handle = recorded(saying((dispatch(A),), ()), told.append)
+def test_a_recorded_handle_returns_the_same_commands_and_calls_the_sink():
+    sunk: list[Entry] = []
+    handle = recorded(saying((dispatch(A),), ()), sunk.append)
     first, second = Tick(time_s=0.0), Tick(time_s=1.0)
     assert handle(first) == (dispatch(A),)
     assert handle(second) == ()
-    assert told == [Entry(first, (dispatch(A),)), Entry(second, ())]
+    assert sunk == [Entry(first, (dispatch(A),)), Entry(second, ())]
 
 
 def test_equal_answers_do_not_diverge_even_as_another_kind_of_sequence():

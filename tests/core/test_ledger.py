@@ -175,7 +175,7 @@ def test_time_that_runs_backwards_is_refused_and_equal_times_are_not():
     assert ledger.now_s == 2.0
 
 
-def test_who_is_unknown_or_known_already_is_refused():
+def test_unknown_and_duplicate_ids_are_refused():
     ledger = ledger_of(1)
     with pytest.raises(LedgerError, match="never ready"):
         ledger.engine(E1)

@@ -36,8 +36,8 @@ def two_futures() -> tuple[Sequence[TrajectoryScript], Sequence[TrajectoryScript
     return scripts, (*scripts[:which], more, *scripts[which + 1 :]), one.id
 
 
-def told_s(played: Played, name: str) -> float:
-    """When the changed step's end was told."""
+def delivered_s(played: Played, name: str) -> float:
+    """Time at which the changed step's end was delivered."""
     return next(
         e.time_s
         for e in played.events(StepFinished)
@@ -56,7 +56,7 @@ def both(name: str, *, oracle: bool = False) -> tuple[Played, Played, float]:
         )
         for scripts in (first, second)
     ]
-    return played[0], played[1], min(told_s(p, changed) for p in played)
+    return played[0], played[1], min(delivered_s(p, changed) for p in played)
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "verl+lpt+group+headroom", "heddle-paper+history"])

@@ -60,7 +60,7 @@ def test_defaults_call_it_uneven_above_64_and_above_one_and_a_half(loads, expect
     assert placement.place(t, view) == expected
 
 
-def test_what_is_sent_to_the_matched_engine_is_remembered_there():
+def test_a_prefix_sent_to_the_matched_engine_is_recorded_there():
     placement, view = CacheAware(), view_of(0, 5)
     t = trajectory("a", prompt_tokens=10, context_tokens=1000)
     run_step(placement, t, view, context_tokens=3000)

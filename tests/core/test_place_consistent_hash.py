@@ -63,7 +63,7 @@ def test_load_plays_no_part():
 def test_the_hash_is_the_same_in_every_process():
     module = "heddle_core.parts.placement.consistent_hash"
     code = f"from {module} import _point; print(_point('math-017/3'))"
-    told = {
+    homes = {
         subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": seed},
@@ -73,7 +73,7 @@ def test_the_hash_is_the_same_in_every_process():
         ).stdout
         for seed in ("1", "2")
     }
-    assert len(told) == 1
+    assert len(homes) == 1
 
 
 def test_no_points_are_refused():

@@ -39,7 +39,7 @@ def test_a_new_trajectory_goes_to_the_fewest_in_flight_first_of_equals():
     assert Sticky().place(trajectory("a"), view_of(3, 1, 1)) == "e1"
 
 
-def test_a_full_pin_table_forgets_whoever_was_placed_longest_ago():
+def test_a_full_pin_table_drops_the_least_recently_placed_trajectory():
     view, sticky = view_of(0, 9), Sticky(capacity=2)
     a, b, c = (trajectory(name) for name in "abc")
     for t in (a, b):
@@ -59,7 +59,7 @@ def test_the_pin_follows_a_migration():
     assert sticky.place(t, view) == "e1"
 
 
-def test_a_finished_trajectory_leaves_room_in_the_pin_table():
+def test_a_finished_trajectory_frees_its_entry_of_the_pin_table():
     view, sticky = view_of(0, 9), Sticky(capacity=2)
     a, b, c = (trajectory(name) for name in "abc")
     for t in (a, b):

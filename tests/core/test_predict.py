@@ -74,7 +74,7 @@ class World:
 
 
 def play(predictor, moves):
-    """Apply moves (who, tokens, ok, what) and return every estimate on the way."""
+    """Apply moves (trajectory, tokens, ok, kind) and return every estimate on the way."""
     world, ended, estimates = World(predictor), [], []
     for who, tokens, ok, what in moves:
         name = f"g{who // 4}/{who % 4}"
@@ -128,7 +128,7 @@ def test_only_the_served_wrapper_takes_time():
 
 @given(moves=moves)
 @settings(max_examples=30)
-def test_serving_changes_when_an_estimate_comes_and_not_what_it_says(moves):
+def test_serving_changes_the_time_of_an_estimate_and_not_its_value(moves):
     inner = ProgressivePredictor()
     assert play(Served(inner), moves) == play(ProgressivePredictor(), moves)
     assert Served(inner).inner is inner
@@ -167,7 +167,7 @@ def test_history_is_the_mean_residual_of_the_group():
     assert world.left("g/0") == 300  # longer than all: their mean once more
 
 
-def test_history_falls_back_to_the_task_then_to_everything_then_to_what_it_was_told():
+def test_history_falls_back_to_the_task_then_to_all_tasks_then_to_the_given_default():
     known = HistoryPredictor({GroupId("h"): [40, 60]}, task_totals={"coding": [900, 1_100]})
     world = World(known)
     world.step("g/0", 100)
@@ -370,7 +370,7 @@ def test_step_lengths_shrink_towards_group_and_task_and_sharpen_with_steps():
     assert lengths.typical_tokens(found[-1]) == pytest.approx(900, rel=0.15)
 
 
-def test_step_lengths_know_nothing_before_the_first_step():
+def test_step_lengths_have_no_estimate_before_the_first_step():
     lengths = StepLengths()
     assert lengths.deviation(RunningMean(), RunningMean()) == 0.0
     assert lengths.typical_tokens(0.0) == 0.0

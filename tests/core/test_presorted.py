@@ -24,7 +24,7 @@ def lengths_ledger(tps, outputs, contexts):
 
 
 def estimated(cost, s, ts, remaining, tps):
-    """Order of trajectories and cost of each engine, widest first, as the part says it does."""
+    """Order of trajectories and cost of each engine, widest first, as documented by the part."""
     output = np.maximum(np.asarray(remaining), 1.0)
     work = work_of(
         output,
@@ -87,7 +87,7 @@ def test_without_predictions_engines_share_evenly():
     assert abs(homes.count("e0") - homes.count("e1")) <= 1
 
 
-def test_predictions_that_tell_nobody_apart_are_dealt_in_even_shares():
+def test_predictions_that_hardly_vary_are_interleaved_in_even_shares():
     lengths = [3_000.0 - i / 10 for i in range(400)]
     ledger, ts, remaining = lengths_ledger((4, 1, 1, 1), lengths, [9] * 400)
     blocks = Presorted(policy_context()).assign(ts, remaining, ledger)
@@ -112,7 +112,7 @@ def test_a_home_stays_while_its_engine_takes_work():
 
 
 @pytest.mark.parametrize(("on_wide", "home"), [(3, "e1"), (5, "e0")])
-def test_who_has_no_home_joins_the_fewest_trajectories_for_each_gpu(on_wide, home):
+def test_a_trajectory_without_a_home_joins_the_engine_with_fewest_for_each_gpu(on_wide, home):
     ledger = ledger_of(1, 4)
     add_trajectory(ledger, "a", "e0")
     for i in range(on_wide):

@@ -38,7 +38,7 @@ def test_without_history_a_common_step_is_assumed():
     assert ReserveOutput(policy_context()).keeps_kv
 
 
-def test_room_for_output_and_parked_kv_keeps_the_next_step_waiting():
+def test_reserved_output_and_parked_kv_keep_the_next_step_waiting():
     ledger = ledger_of(1)
     engine = ledger.engine(EngineId("e0"))
     runs = add_trajectory(ledger, "runs", "e0", context_tokens=30_000)

@@ -46,8 +46,8 @@ def test_progressive_priority_is_longest_first_with_eviction(remaining):
     assert not ShortestFirst().preemptive
 
 
-class Told(GroupPredictor):
-    """Knows what a test says is left."""
+class KnownTotals(GroupPredictor):
+    """Returns the totals of the test."""
 
     def __init__(self, totals):
         super().__init__()
@@ -60,7 +60,7 @@ class Told(GroupPredictor):
 def one_slot(scheduler, totals):
     """A controller with one engine of one slot, to which all trajectories arrive in turn."""
     policy = load_policy("verl", replace(policy_context(gpus=1), max_running=1))
-    controller = Controller(replace(policy, scheduler=scheduler, predictor=Told(totals)))
+    controller = Controller(replace(policy, scheduler=scheduler, predictor=KnownTotals(totals)))
     out = list(
         controller.handle(
             RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=len(totals))
@@ -102,7 +102,7 @@ def test_a_longer_arrival_takes_the_slot_of_a_shorter_one_which_keeps_its_tokens
     assert controller.ledger.trajectory(a).priority == 460.0
 
 
-def test_one_eviction_is_asked_for_at_a_time():
+def test_one_eviction_is_requested_at_a_time():
     totals = {TrajectoryId(name): tokens for name, tokens in (("a", 1), ("b", 2), ("c", 3))}
     _, _, out = one_slot(ProgressivePriority(), totals)
     assert len([c for c in out if isinstance(c, Preempt)]) == 1
@@ -142,13 +142,13 @@ def test_autellix_serves_by_level_and_within_a_level_by_arrival(attained):
 
 
 @given(made=st.integers(512, 40_960), remaining=st.floats(0, 1e6))
-def test_autellix_looks_at_service_not_at_predictions(made, remaining):
+def test_autellix_uses_service_not_predictions(made, remaining):
     t = waiting("t", made)
     assert Autellix().priority(t, remaining) == Autellix().priority(t, 0.0) < 0
 
 
 @given(made=st.integers(512, 40_960))
-def test_autellix_promotes_who_has_waited_too_long_for_what_it_got(made):
+def test_autellix_promotes_trajectories_that_waited_too_long_for_their_service(made):
     order = Autellix(starvation_ratio=4.0, token_s=0.02)
     service_s = made * 0.02
     assert order.priority(waiting("t", made, waited_s=3.9 * service_s), 0.0) < 0

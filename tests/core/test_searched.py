@@ -106,11 +106,11 @@ def test_engines_alone_leave_homes_to_placement(solver, cost):
 
 
 @pytest.mark.parametrize(
-    ("outputs", "told"), [([3_000.0] * 9, False), ([9.0, 900.0, 30_000.0], True)]
+    ("outputs", "planned"), [([3_000.0] * 9, False), ([9.0, 900.0, 30_000.0], True)]
 )
-def test_homes_are_planned_only_from_predictions_that_tell_trajectories_apart(outputs, told):
+def test_homes_are_planned_only_from_predictions_that_vary(outputs, planned):
     plan = problem_of("exact", "context", outputs, assignment="auto", past=history()).solve()
-    assert bool(plan.homes) == told
+    assert bool(plan.homes) == planned
     assert plan.engines
 
 
@@ -135,7 +135,7 @@ def test_engines_stand_ready_when_no_trajectory_has_arrived_in_time(solver, cost
     assert plan.homes == ()
 
 
-def test_a_long_tail_gets_a_wide_engine_and_the_crowd_narrow_ones():
+def test_a_long_tail_gets_a_wide_engine_and_the_rest_narrow_ones():
     plan = problem_of("exact", "context", [60_000.0, *[3_000.0] * 100], gpus=32).solve()
     [wide, *narrow] = plan.engines
     assert wide.shape.tp > max(e.shape.tp for e in narrow)
@@ -153,7 +153,7 @@ def test_lengths_without_history_are_the_predictions_and_at_least_one():
     assert max(estimated_lengths(history(), [10.0, 10.1, 10.2])) > 1_000.0
 
 
-def test_a_planner_states_what_it_was_told():
+def test_the_problem_of_a_planner_has_the_values_of_its_arguments():
     problem = problem_of("exact", "context", [5.0, 6.0], past=history())
     assert isinstance(problem, JointProblem)
     assert problem.trajectories == ("t0", "t1")

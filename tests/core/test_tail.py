@@ -1,4 +1,4 @@
-"""Tail consolidation: when the problem is stated, and what it says."""
+"""Tail consolidation: the time of the problem, and its contents."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def end(ledger, count: int) -> None:
         ledger.finish(t)
 
 
-def test_it_is_asked_for_when_few_are_left_and_again_when_a_tenth_of_them_has_ended():
+def test_the_search_begins_when_few_are_left_and_again_when_a_tenth_of_them_has_ended():
     part = TailConsolidation(policy_context(gpus=8))
     ledger = ledger_with(40, 1, 1, 2)
     asked = []
@@ -46,7 +46,7 @@ def test_a_new_rollout_begins_anew():
     assert part.consolidate(ledger) is not None
 
 
-def test_large_clusters_ask_late():
+def test_large_clusters_search_late():
     ledger = ledger_with(600, 1, 1)
     part = TailConsolidation(policy_context(gpus=4096))
     assert part.consolidate(ledger) is None
@@ -54,7 +54,7 @@ def test_large_clusters_ask_late():
     assert part.consolidate(ledger) is not None
 
 
-def test_it_is_not_asked_while_somebody_waits():
+def test_no_search_begins_while_a_step_waits():
     part = TailConsolidation(policy_context(gpus=8))
     ledger = ledger_with(4, 1)
     waiting = ledger.trajectories[TrajectoryId("t0")]
@@ -64,7 +64,7 @@ def test_it_is_not_asked_while_somebody_waits():
     assert part.consolidate(ledger) is not None
 
 
-def test_the_problem_tells_what_is_left_and_what_each_trajectory_has_shown():
+def test_the_problem_has_the_remaining_work_and_the_ratios_of_each_trajectory():
     s = replace(policy_context(gpus=8, tps=(1, 2)), engine_start_s=33.0)
     ledger = ledger_of(1, 2)
     add_trajectory(ledger, "homeless", None)
@@ -106,7 +106,7 @@ def test_a_running_step_has_made_something_but_never_all():
         assert abs(problem.context_tokens[0] - (500.0 + made)) < 1e-6
 
 
-def test_nobody_at_home_is_no_problem():
+def test_without_homes_there_is_no_problem():
     ledger = ledger_of(1)
     add_trajectory(ledger, "held", None)
     assert TailConsolidation(policy_context()).consolidate(ledger) is None

@@ -1,4 +1,4 @@
-"""The model of the tail: ends as the formula says, kept up to date; no move makes them later."""
+"""The model of the tail: ends by the formula, kept up to date; no move makes them later."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -113,14 +113,14 @@ def test_kv_and_slots_of_an_engine_are_respected(rows):
         assert kv[here].sum() <= BY_SHAPE[h100(tp)].kv_capacity_tokens
 
 
-def test_the_longest_leaves_a_crowd_for_an_idle_wide_engine():
+def test_the_longest_moves_from_a_full_engine_to_an_idle_wide_one():
     work = work_of([8_000.0, 500.0, 500.0], context_tokens=np.full(3, 1_000.0))
     crowd = tail_of(work, [0, 0, 0], [1, 4])
     crowd.relocate(least_gain_s=0.5)
     assert crowd.homes[0] == 1
 
 
-def test_who_has_no_home_gets_the_one_where_it_ends_earliest():
+def test_a_trajectory_without_a_home_gets_the_one_where_it_ends_earliest():
     work = work_of([4_000.0, 4_000.0, 100.0])
     crowd = tail_of(work, [0, -1, -1], [1, 1])
     crowd.assign_unplaced()

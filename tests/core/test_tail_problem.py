@@ -122,13 +122,13 @@ def test_any_solution_uses_the_same_gpus_and_homes_are_its_engines(tps, rows, st
     assert sum(e.shape.tp for e in plan.engines) == sum(tps)
     names = [e.engine for e in plan.engines]
     assert len(dict.fromkeys(names)) == len(names)
-    told = [t for _, ts in plan.homes for t in ts]
-    assert len(dict.fromkeys(told)) == len(told)
+    moved = [t for _, ts in plan.homes for t in ts]
+    assert len(dict.fromkeys(moved)) == len(moved)
     present = dict(zip(p.trajectories, p.homes, strict=True))
     for engine, members in plan.homes:
         assert engine in names
         for t in members:
             same = p.engines[present[t]]
             assert same.engine != engine or same not in plan.engines, (
-                "who stays is not told to move"
+                "a trajectory that stays is not moved"
             )

@@ -11,6 +11,6 @@ from heddle_predict import fit, trees
 def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fit, "ENOUGH_ROWS", 0)
-        patch.setattr(fit, "LENT_TRAJECTORIES", 32)
+        patch.setattr(fit, "AUGMENT_TRAJECTORIES", 32)
         patch.setattr(trees, "MOST_ROUNDS", 40)
         yield

@@ -35,7 +35,7 @@ def members(path: Path) -> dict[str, bytes]:
 
 
 def rewritten(path: Path, changes: dict[str, bytes | None]) -> None:
-    """Replace or drop members, as somebody with an editor would."""
+    """Replace or drop members, as with an editor."""
     found = members(path) | changes
     with zipfile.ZipFile(path, "w") as opened:
         for name, data in found.items():
@@ -221,7 +221,7 @@ def test_a_folder_and_another_suffix_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_model_that_ships_is_whole_and_says_where_it_is_from():
+def test_the_shipped_model_is_whole_and_names_its_origin():
     found = read_artefact(shipped_model())
     header = found.header
     assert header.command == COMMAND

@@ -71,7 +71,7 @@ def test_judging_on_what_was_learned_is_said(here: Path):
     assert "seen: the model was trained on this trace" in judged.stderr
 
 
-def test_judging_on_a_strange_task_is_said(here: Path):
+def test_evaluation_on_an_unknown_task_prints_a_note(here: Path):
     write_trace(here / "other.jsonl", synth("math", 80, seed=1, samples_per_group=4))
     assert heddle("predict", "fit", "seen.jsonl", "-o", "m.heddle").exit_code == 0
     judged = heddle("predict", "evaluate", "m.heddle", "other.jsonl", "--json")
@@ -118,7 +118,7 @@ def test_a_trace_without_sizes_of_steps_teaches_nothing(here: Path):
     records = synth("coding", 48, seed=4, samples_per_group=2)
     Path("none.jsonl").write_text(lengthless(records, 0))
     said = refused("predict", "fit", "none.jsonl", "-o", "m.heddle")
-    assert "none.jsonl: no trajectory tells the output_tokens of all its steps" in said
+    assert "none.jsonl: no trajectory has the output_tokens of all its steps" in said
     Path("some.jsonl").write_text(lengthless(records, 40))
     done = heddle("predict", "fit", "some.jsonl", "-o", "m.heddle")
     assert done.exit_code == 0, done.output
@@ -138,7 +138,7 @@ def test_a_trace_without_sizes_of_steps_teaches_nothing(here: Path):
         (("-o", "m.heddle", "--model", "oracle"), "'oracle' is not one of"),
     ],
 )
-def test_wrong_usage_says_what_is_right(here: Path, args, said):
+def test_wrong_usage_prints_the_right_one(here: Path, args, said):
     assert said in refused("predict", "fit", "seen.jsonl", *args)
     assert sorted(p.name for p in here.iterdir()) == ["new.jsonl.gz", "seen.jsonl"]
 
@@ -150,7 +150,7 @@ def test_files_that_are_no_models(here: Path):
 
 
 @pytest.mark.parametrize("kind", ["sequence", "llm"])
-def test_without_torch_one_line_says_how_to_get_it(here: Path, monkeypatch, kind):
+def test_without_torch_one_line_states_how_to_install_it(here: Path, monkeypatch, kind):
     def absent(name: str):
         raise ImportError(name)
 

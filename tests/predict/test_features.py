@@ -30,8 +30,8 @@ def rows_by_question(scripts):
 
 @settings(max_examples=60)
 @given(st.lists(lives, min_size=3, max_size=6), lives, st.data())
-def test_another_future_of_a_trajectory_changes_nothing_that_was_asked_before(all_lives, new, data):
-    """With others beside it: what it will do reaches nobody's rows until it has done it."""
+def test_another_future_of_a_trajectory_changes_no_earlier_question(all_lives, new, data):
+    """With others beside it: its future steps change no row before they happen."""
     scripts = [script(f"g{i % 2}/{i}", life) for i, life in enumerate(all_lives)]
     who = data.draw(st.integers(0, len(scripts) - 1))
     kept = data.draw(st.integers(0, len(scripts[who].steps) - 1))
@@ -69,7 +69,7 @@ def test_a_row_has_a_number_for_each_name():
     assert np.isfinite(asked.rows).all()
 
 
-def test_rows_tell_what_was_shown():
+def test_rows_contain_the_observations():
     life = [(200, 50, True), (400, 10, False), (100, 0, True)]
     asked = examples([script("a/0", life)], VOCABULARY, AT_ONCE)
     column = {name: asked.rows[:, i] for i, name in enumerate(VOCABULARY.names())}
@@ -98,7 +98,7 @@ def test_siblings_count_when_they_have_ended_and_oneself_never():
     assert (own["group_failed_share"] == -1).all()
 
 
-def test_sizes_are_told_relative_to_what_is_usual_so_that_scale_does_not_matter():
+def test_sizes_are_relative_to_the_levels_so_that_scale_does_not_matter():
     """A stranger's rows hardly change when everything is four times as large."""
 
     def rows(factor):
@@ -117,7 +117,7 @@ def test_sizes_are_told_relative_to_what_is_usual_so_that_scale_does_not_matter(
     assert np.allclose(rows(4)[:, same], rows(1)[:, same], atol=0.1)
 
 
-def test_a_rollout_moves_the_levels_that_a_model_believed_in():
+def test_a_rollout_moves_the_levels_of_a_model():
     """Lengths drift as a policy is trained: after many steps a longer step is the usual one."""
     scripts = [script(f"g{i}/0", [(800, 5, True)] * 20) for i in range(100)]
     asked = examples(scripts, VOCABULARY, Pace(slots=0.1))

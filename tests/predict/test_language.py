@@ -24,7 +24,7 @@ TEXT = TrajectoryText(
 )
 
 
-def test_a_context_tells_what_has_happened_and_nothing_later():
+def test_a_context_contains_past_steps_and_nothing_later():
     told = context_of(script("g/0", LIFE), 1, True, {"g/0": TEXT})
     assert told.splitlines() == [
         "task coding, prompt of 100 tokens",
@@ -49,7 +49,7 @@ def test_a_context_does_not_change_with_the_future():
         )
 
 
-def test_without_texts_a_context_tells_sizes_and_tools():
+def test_without_texts_a_context_states_sizes_and_tools():
     told = context_of(script("g/0", LIFE), 2, True, {})
     assert told.splitlines()[1:] == [
         "step 1: 20 tokens",

@@ -22,7 +22,7 @@ def test_recall_counts_the_longest_fifth():
     assert recall(found, truths) == 0.5
 
 
-def test_who_tells_nobody_apart_recalls_by_chance():
+def test_equal_predictions_recall_by_chance():
     assert recall(np.zeros(20), np.arange(20.0)) == pytest.approx(0.2)
     # Four share the last two places: each has half a chance.
     truths = np.array([0.0] * 6 + [1.0] * 4)
@@ -44,7 +44,7 @@ def test_too_few_trajectories_are_not_judged():
     assert found.spearman == pytest.approx(1.0)
 
 
-def test_an_oracle_is_right_and_no_prediction_tells_nothing():
+def test_an_oracle_is_exact_and_no_prediction_gives_no_rank():
     source = synthetic()
     right = judge(Oracle(source.scripts), source.scripts, Pace())
     nothing = judge(NoPrediction(), source.scripts, Pace())

@@ -35,7 +35,7 @@ class Asked:
         self.observe_tool = predictor.observe_tool
         self.observe_finish = predictor.observe_finish
 
-    def asked(self, t, index, moment):
+    def on_question(self, t, index, moment):
         self.found.append(self.predictor.remaining_quantiles(t))
         self.questions.append((moment, t.id, t.step))
 
@@ -66,7 +66,7 @@ def test_one_question_at_a_time_gives_what_the_batch_gives():
     assert np.allclose(np.array(asked.found)[anew], answers(fitted(), batch)[anew])
 
 
-def test_the_model_is_asked_once_for_each_step_and_survival_at_every_question():
+def test_the_model_runs_once_for_each_step_and_survival_at_every_question():
     model = Counting(fitted())
     asked = Asked(LearnedPredictor(model))
     play(synthetic().scripts, Pace(), asked)
@@ -81,7 +81,7 @@ def test_the_model_is_asked_once_for_each_step_and_survival_at_every_question():
         last[t] = found
 
 
-def test_quantiles_rise_and_someone_who_runs_has_a_token_left():
+def test_quantiles_rise_and_a_running_trajectory_has_a_token_left():
     asked = Asked(LearnedPredictor(fitted()))
     scripts = [replace(s, task="never met") for s in synthetic("search").scripts[:40]]
     play(scripts, Pace(slots=0.5), asked)
@@ -96,7 +96,7 @@ def test_an_estimate_is_raised_by_all_and_lowered_by_little():
     found = []
 
     class Both(Asked):
-        def asked(self, t, index, moment):
+        def on_question(self, t, index, moment):
             survival = math.exp(hedged._survival.log_tokens(t))
             found.append((hedged.remaining_tokens(t), plain.remaining_tokens(t), survival))
 
@@ -112,14 +112,14 @@ def test_an_estimate_is_raised_by_all_and_lowered_by_little():
         LearnedPredictor(fitted(), least_share=1.5)
 
 
-def test_nothing_is_kept_of_who_has_ended():
+def test_no_state_of_ended_trajectories_is_kept():
     predictor = LearnedPredictor(fitted())
     play(synthetic().scripts, Pace(), Asked(predictor))
     assert predictor._features._own == {}
     assert predictor._states == {}
 
 
-def test_strange_tasks_are_left_to_the_rule_and_disturb_nothing():
+def test_the_rule_estimates_unknown_tasks_without_effect_on_others():
     strange = [replace(s, id=f"x/{s.id}", task="x") for s in synthetic("search").scripts[:40]]
     told = replace(policy_context(), learned=LearnedFactory(fitted()))
     mixed, rule, model = answered(told), answered(policy_context()), LearnedPredictor(fitted())
@@ -131,7 +131,7 @@ def test_strange_tasks_are_left_to_the_rule_and_disturb_nothing():
     assert {k: v for k, v in mixed.found.items() if not k[0].startswith("x/")} == alone.found
 
 
-def test_history_says_what_is_usual_in_a_task_now():
+def test_history_gives_the_levels_of_a_task():
     """A task whose trajectories became ten times as short is not taken for what it was."""
     scripts = [
         replace(
@@ -158,7 +158,7 @@ class Estimates(Asked):
         super().__init__(predictor)
         self.found = {}
 
-    def asked(self, t, index, moment):
+    def on_question(self, t, index, moment):
         self.found[t.id, t.step, moment] = self.predictor.remaining_tokens(t)
 
 
@@ -166,7 +166,7 @@ def answered(told) -> Estimates:
     return Estimates(learned(told))
 
 
-def test_the_preset_asks_the_model_that_its_setting_holds():
+def test_the_preset_uses_the_model_of_its_context():
     told = replace(policy_context(), learned=LearnedFactory(fitted()))
     assert isinstance(load_policy("heddle", told).predictor, ByTask)
     assert isinstance(load_policy("heddle-no-plan", told).predictor, ByTask)
@@ -263,7 +263,7 @@ def test_a_comparison_refuses_such_a_model_before_its_first_run_and_a_plan_does_
     assert heddle("plan", "now.jsonl", "--predictor", "progressive", *options).exit_code == 0
 
 
-def test_a_policy_that_asks_no_model_names_none(folder: Path):
+def test_a_policy_without_a_model_names_none(folder: Path):
     for policy in ("verl", "heddle+progressive", "heddle-paper"):
         manifest = json.loads((made_by(policy) / "manifest.json").read_text())
         assert manifest["predictor_model"] is None
@@ -307,7 +307,7 @@ def test_a_model_that_cannot_be_used_is_one_message(folder: Path, policy, model,
     assert not list(folder.glob("runs/*"))
 
 
-def test_plan_and_policies_know_learned_predictors(folder: Path):
+def test_plan_and_policies_accept_learned_predictors(folder: Path):
     for predictor, model in (("learned:0.75", "mine.heddle"), ("progressive", None)):
         options = ("--predictor", predictor, "--predictor-model", "mine.heddle", "--json")
         planned = heddle("plan", "now.jsonl", "--gpus", 4, *options)

@@ -25,12 +25,12 @@ def learned():
     seen, held = split(synthetic("coding", 320), share=0.3, seed=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sequence, "EPOCHS", 6)
-        vocabulary, asked, lent = prepared([seen], 1)
-        found = sequence.fit_sequence(asked, lent, vocabulary, 1)
+        vocabulary, asked, augmented = prepared([seen], 1)
+        found = sequence.fit_sequence(asked, augmented, vocabulary, 1)
     return found, examples(held.scripts, vocabulary, Pace())
 
 
-def test_it_learns_what_siblings_and_steps_tell(learned):
+def test_it_learns_from_siblings_and_steps(learned):
     found, test = learned
     quantiles = answers(found.model, test)
     assert (np.diff(quantiles, axis=1) >= -1e-9).all()
@@ -63,7 +63,7 @@ def test_numpy_answers_as_torch_does():
     assert np.allclose(network.quantiles(states, rows[:, -1]), out.cumsum(axis=1), atol=1e-5)
 
 
-def test_training_sees_what_a_run_would_ask(learned):
+def test_training_uses_the_questions_of_a_run(learned):
     """A batch's states are those that the predictor holds, one tool call after another."""
     model = learned[0].model
     found, anew = [], []
@@ -74,7 +74,7 @@ def test_training_sees_what_a_run_would_ask(learned):
         observe_tool = staticmethod(predictor.observe_tool)
         observe_finish = staticmethod(predictor.observe_finish)
 
-        def asked(self, t, index, moment):
+        def on_question(self, t, index, moment):
             found.append(predictor.remaining_quantiles(t))
             anew.append(moment == "in tool")  # else it holds what was said before
 

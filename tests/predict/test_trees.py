@@ -57,7 +57,7 @@ def arrays(**changes):
     ("row", "leaf"), [((0, 0), 1.0), ((1, 0), 2.0), ((0, 1), 3.0), ((1, 1), 3.0)]
 )
 def test_a_tree_by_hand(row, leaf):
-    """The root asks column 1; left of it a node asks column 0."""
+    """The root tests column 1; left of it a node tests column 0."""
     forest = Forest.of(**arrays(), columns=2)
     assert forest.sums(np.array([row], np.float64)) == [leaf]
 
@@ -99,10 +99,10 @@ def test_a_group_is_in_one_fold():
         assert len(set(fold[asked.group == group])) == 1
 
 
-def test_trees_learn_what_siblings_and_steps_tell():
+def test_trees_learn_from_siblings_and_steps():
     seen, held = split(synthetic("coding", 480), share=0.4, seed=1)
-    vocabulary, asked, lent = prepared([seen], 1)
-    found = fit_trees(asked, lent, vocabulary, 1)
+    vocabulary, asked, augmented = prepared([seen], 1)
+    found = fit_trees(asked, augmented, vocabulary, 1)
     test = examples(held.scripts, vocabulary, Pace())
     quantiles = answers(found.model, test)
     assert (np.diff(quantiles, axis=1) >= 0).all()

@@ -34,7 +34,7 @@ LONG_OUTPUT = 4000
 """Enough to be still at it when something else has been done."""
 
 
-class Told(NamedTuple):
+class Report(NamedTuple):
     """One call of the listener."""
 
     kind: str
@@ -43,49 +43,49 @@ class Told(NamedTuple):
 
 
 class Recorder:
-    """Keeps what engines tell; implements `EngineListener`."""
+    """Keeps the reports of engines; implements `EngineListener`."""
 
     def __init__(self) -> None:
-        self.told: list[Told] = []
+        self.reports: list[Report] = []
         self.moves: dict[TrajectoryId, list[int]] = {}
         """Which moves of a trajectory were answered."""
         self._news = asyncio.Event()
 
-    def _tell(self, told: Told) -> None:
-        self.told.append(told)
+    def _report(self, report: Report) -> None:
+        self.reports.append(report)
         self._news.set()
 
     def engine_ready(self, engine: EngineId, kv_capacity_tokens: int) -> None:
-        self._tell(Told("ready", engine, kv_capacity_tokens))
+        self._report(Report("ready", engine, kv_capacity_tokens))
 
     def step_ended(self, engine: EngineId, end: StepResult) -> None:
-        self._tell(Told("ended", engine, end))
+        self._report(Report("ended", engine, end))
 
     def kv_exported(
         self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None, move: int
     ) -> None:
         self.moves.setdefault(trajectory, []).append(move)
-        self._tell(Told("exported", engine, (trajectory, kv)))
+        self._report(Report("exported", engine, (trajectory, kv)))
 
     def kv_placed(
         self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced, move: int
     ) -> None:
         self.moves.setdefault(trajectory, []).append(move)
-        self._tell(Told("placed", engine, (trajectory, placed)))
+        self._report(Report("placed", engine, (trajectory, placed)))
 
     def weights_updated(self, engine: EngineId, version: int) -> None:
-        self._tell(Told("updated", engine, version))
+        self._report(Report("updated", engine, version))
 
     def engine_stopped(self, engine: EngineId) -> None:
-        self._tell(Told("stopped", engine))
+        self._report(Report("stopped", engine))
 
     def engine_failed(
         self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepResult]]
     ) -> None:
-        self._tell(Told("failed", engine, (reason, dict(salvaged))))
+        self._report(Report("failed", engine, (reason, dict(salvaged))))
 
-    def of(self, engine: EngineClient) -> list[Told]:
-        return [told for told in self.told if told.engine == engine.spec.engine]
+    def of(self, engine: EngineClient) -> list[Report]:
+        return [report for report in self.reports if report.engine == engine.spec.engine]
 
     async def take(
         self,
@@ -100,12 +100,12 @@ class Recorder:
         """
         async with asyncio.timeout(LIMIT_S):
             while True:
-                for told in self.told:
-                    if told.kind == kind and matches(told.what):
-                        self.told.remove(told)
-                        return told.what
-                    if told.kind == "failed" and unless(told.what):
-                        pytest.fail(f"engine {told.engine} failed: {told.what[0]}")
+                for report in self.reports:
+                    if report.kind == kind and matches(report.what):
+                        self.reports.remove(report)
+                        return report.what
+                    if report.kind == "failed" and unless(report.what):
+                        pytest.fail(f"engine {report.engine} failed: {report.what[0]}")
                 self._news.clear()
                 await self._news.wait()
 
@@ -188,14 +188,14 @@ class Bench:
         return self._engines[which]
 
     async def give(self) -> EngineClient:
-        """Return an engine that nobody else will use."""
+        """Return an engine for this test alone."""
         if len(self._engines) > 1:
             return self._engines.pop()
         return await self.begin()
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that is not told."""
+    """Wait for a condition that no report announces."""
     async with asyncio.timeout(LIMIT_S):
         while not holds():
             await asyncio.sleep(0.02)
@@ -204,7 +204,7 @@ async def until(holds: Callable[[], bool]) -> None:
 class EngineContract:
     """The tests."""
 
-    def test_it_is_ready_once_and_says_how_much_kv_it_holds(self, bench: Bench) -> None:
+    def test_it_is_ready_once_and_reports_its_kv_capacity(self, bench: Bench) -> None:
         async def main() -> None:
             spec = EngineSpec(
                 engine=EngineId("new"), shape=EngineShape(bench.gpu, 1), max_running=8
@@ -219,7 +219,7 @@ class EngineContract:
 
         bench.run(main())
 
-    def test_a_step_makes_exactly_the_tokens_that_were_asked_for(self, bench: Bench) -> None:
+    def test_a_step_makes_exactly_the_requested_tokens(self, bench: Bench) -> None:
         async def main() -> None:
             engine = await bench.engine()
             engine.start(request("exact", ids("exact", PROMPT), OUTPUT))
@@ -255,7 +255,7 @@ class EngineContract:
 
         bench.run(main())
 
-    def test_nothing_is_told_from_inside_a_call(self, bench: Bench) -> None:
+    def test_no_report_comes_from_inside_a_call(self, bench: Bench) -> None:
         async def main() -> None:
             engine = await bench.engine()
             context = ids("inside", PROMPT)
@@ -405,7 +405,7 @@ class EngineContract:
 
         bench.run(main())
 
-    def test_an_answer_says_which_move_it_is_for(self, bench: Bench) -> None:
+    def test_an_answer_names_its_move(self, bench: Bench) -> None:
         async def main() -> None:
             engine = await bench.engine()
             context, name = ids("asked", PROMPT), TrajectoryId("asked")
@@ -448,7 +448,7 @@ class EngineContract:
             assert end.finished
             assert placed.tokens - 64 <= end.cached_tokens <= len(context)
             source.forget(name)
-            assert bench.recorder.told == []
+            assert bench.recorder.reports == []
 
         bench.run(main())
 
@@ -472,7 +472,7 @@ class EngineContract:
 
         bench.run(main())
 
-    def test_a_stopped_engine_says_so_once_and_takes_nothing_more(self, bench: Bench) -> None:
+    def test_a_stopped_engine_reports_once_and_accepts_nothing_more(self, bench: Bench) -> None:
         async def main() -> None:
             engine = await bench.give()
             engine.stop()
@@ -508,7 +508,7 @@ class EngineContract:
 
         bench.run(main())
 
-    def test_a_killed_engine_tells_nobody(self, bench: Bench) -> None:
+    def test_a_killed_engine_reports_nothing(self, bench: Bench) -> None:
         async def main() -> None:
             engine = await bench.give()
             engine.start(request("silent", ids("silent", PROMPT), LONG_OUTPUT))

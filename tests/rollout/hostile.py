@@ -112,7 +112,7 @@ class HostileEngine:
     def stop(self) -> None:
         assert not self._running, "stopped with steps running"
         self._may_die()
-        # Nothing else is told after a stop but its end: what was asked before is lost with it.
+        # After a stop only its end is reported: earlier requests are lost with it.
         self._loop.call_later(self._delay(), self._stopped)
         self._stopping = True
 
@@ -124,9 +124,9 @@ class HostileEngine:
     def _delay(self) -> float:
         return self._rng.choice(DELAYS_S)
 
-    def _later(self, tell: Callable[[], None]) -> None:
+    def _later(self, report: Callable[[], None]) -> None:
         self._loop.call_later(
-            self._delay(), lambda: tell() if self.alive and not self._stopping else None
+            self._delay(), lambda: report() if self.alive and not self._stopping else None
         )
 
     def _ready(self) -> None:

@@ -1,4 +1,4 @@
-"""A small world with the simple numbers of `one_engine`, told what to do by hand.
+"""A small simulation with the simple numbers of `one_engine` and commands given by hand.
 
 A step of `p` prompt tokens and `n` output tokens alone on an engine takes ``1 + p / 100`` seconds
 to its first token and 1.1 seconds for each of the others.
@@ -163,7 +163,7 @@ class Run:
         [event] = self.all(kind)
         return event
 
-    def told(self) -> list[tuple[str, float]]:
+    def event_times(self) -> list[tuple[str, float]]:
         """Names and times of all events but those of the start."""
         names = ("RolloutStarted", "EngineReady", "TrajectoryArrived")
         return [

@@ -53,7 +53,7 @@ def test_engines_that_start_before_the_first_step_stand_ready_however_late_it_is
     assert [e.time_s for e in run.all(EngineReady)] == [0.0, 9.0]
 
 
-def test_an_engine_says_what_it_is():
+def test_an_engine_reports_its_shape_and_capacity():
     ready = Run(answer("a", 100, 1)).one(EngineReady)
     assert (ready.shape.tp, ready.shape.gpu, ready.max_running, ready.kv_capacity_tokens) == (
         1,
@@ -99,10 +99,10 @@ def test_an_engine_stops_after_all_steps_that_end_in_its_last_instant(drain):
         return None
 
     run = Run(answer("a", 100, 9), answer("b", 100, 9), engines=(E0, E1), extra=extra)
-    told = [e for e in run.events if isinstance(e, StepFinished | StepPreempted | EngineStopped)]
-    at_e0 = [type(e) for e in told if e.engine == E0]
+    ends = [e for e in run.events if isinstance(e, StepFinished | StepPreempted | EngineStopped)]
+    at_e0 = [type(e) for e in ends if e.engine == E0]
     assert at_e0 == [StepFinished if drain else StepPreempted] * 2 + [EngineStopped]
-    assert told[1].time_s == told[0].time_s
+    assert ends[1].time_s == ends[0].time_s
 
 
 def test_an_engine_that_need_not_drain_stops_its_steps_first():
@@ -172,7 +172,7 @@ def test_a_fault_names_every_step_that_ran():
     assert {t: made[t] + salvaged[t] for t in made} == {"a": 50, "b": 50, "c": 50}
 
 
-def test_a_fault_of_an_engine_that_does_not_live_is_none():
+def test_a_fault_of_an_engine_that_does_not_run_has_no_effect():
     faults = ((1.0, E2), (9.0, E0), (9.0, E0))
     run = Run(answer("a", 100, 1), answer("b", 100, 1, arrival_s=9.0), faults=faults, extra=last_e1)
     assert [e.engine for e in run.all(EngineFailed)] == ["e0"]
@@ -258,7 +258,7 @@ MOVE = Migrate(trajectory=A, source=E0, target=E1)
 
 
 def moving(tool_s: float, **changes):
-    """A step of 20 blocks at e0, a move to e1 asked for as its tool starts, the next step at e1.
+    """A step of 20 blocks at e0, a move to e1 requested as its tool starts, the next step at e1.
 
     The next step goes out once both the tool and the move have ended, as the controller does it.
     """
@@ -344,7 +344,7 @@ def test_a_move_fails_with_either_of_its_engines(engine):
 
 
 @pytest.mark.parametrize("engine", [E0, E1], ids=["source", "target"])
-def test_a_move_whose_engine_died_before_it_was_asked_for_fails(engine):
+def test_a_move_whose_engine_died_before_the_request_fails(engine):
     def extra(event):
         match event:
             case TrajectoryArrived(trajectory="b"):

@@ -1,4 +1,4 @@
-"""The driver: what a trajectory's environment does and when it says so, on times solved by hand."""
+"""The driver: events of a trajectory's environment, at times solved by hand."""
 
 from dataclasses import dataclass, replace
 
@@ -94,7 +94,7 @@ def test_step_tool_step_answer():
             step(110, 2, shared=103, tool=None),
         )
     )
-    assert run.told() == [
+    assert run.event_times() == [
         ("StepFinished", 4.2),  # 2.0 + 2 * 1.1
         ("ToolStarted", 4.2),
         ("ToolReturned", 9.2),
@@ -129,7 +129,11 @@ def test_a_rollout_of_nothing_is_over_at_once():
 
 def test_a_last_step_with_a_tool_ends_when_the_tool_has():
     run = Run(script("a", step(100, 1, tool_s=4.0)))
-    assert run.told() == [("StepFinished", 2.0), ("ToolStarted", 2.0), ("TrajectoryFinished", 6.0)]
+    assert run.event_times() == [
+        ("StepFinished", 2.0),
+        ("ToolStarted", 2.0),
+        ("TrajectoryFinished", 6.0),
+    ]
 
 
 def test_a_truncated_source_ends_at_its_length_limit():
@@ -212,7 +216,7 @@ def test_a_cancelled_trajectorys_tool_is_not_waited_for():
     assert [e.outcome for e in run.all(TrajectoryFinished)] == ["cancelled", "completed"]
 
 
-def test_a_policy_that_forgets_a_trajectory_is_stuck_and_says_so():
+def test_a_policy_that_forgets_a_trajectory_ends_in_a_stuck_error():
     def extra(event):
         return [] if isinstance(event, TrajectoryArrived) and event.trajectory == B else None
 
@@ -252,8 +256,10 @@ def predicting(tool_s: float, prediction_s: float):
     policy = replace(PLAIN, predictor=Served(NoPrediction()))
     a = script("a", step(100, 1, tool_s=tool_s), step(120, 1, tool=None))
     events = under(policy, a, prediction_s=prediction_s)
-    told = [(type(e).__name__, e.time_s) for e in events if isinstance(e, Predicted | ToolReturned)]
-    return [(name, round(time_s, 6)) for name, time_s in told]
+    answers = [
+        (type(e).__name__, e.time_s) for e in events if isinstance(e, Predicted | ToolReturned)
+    ]
+    return [(name, round(time_s, 6)) for name, time_s in answers]
 
 
 def test_a_prediction_overlaps_a_longer_tool():
@@ -305,7 +311,7 @@ def test_a_search_takes_the_time_it_is_charged():
     assert run.one(StepFinished).time_s == 5.0
 
 
-def test_a_deadline_is_told_when_it_is_reached_and_a_newer_one_counts():
+def test_a_tick_comes_at_the_deadline_and_a_newer_deadline_counts():
     deadlines = [10.0]
 
     def extra(event):

@@ -272,7 +272,7 @@ def test_whatever_is_commanded_each_command_ends_once(seed, deadly, tool_capacit
     st.sampled_from([0.0, 0.001, 0.5, 3.0, 20.0, 60.0]),
     st.sampled_from(["interrupt", "cancel", "both"]),
 )
-def test_a_run_that_is_broken_off_ends_and_leaves_no_task(seed, policy, deadly, after_s, how):
+def test_an_aborted_run_ends_and_leaves_no_task(seed, policy, deadly, after_s, how):
     rng = Random(seed)
     entries: list[Entry] = []
 
@@ -295,16 +295,16 @@ def test_a_run_that_is_broken_off_ends_and_leaves_no_task(seed, policy, deadly, 
             await winding_up
             assert running.exception() is None or isinstance(running.exception(), StuckError)
             controller.ledger.check()
-            told = [e.event for e in entries]
-            arrived = [e.trajectory for e in told if isinstance(e, TrajectoryArrived)]
-            ended = [e.trajectory for e in told if isinstance(e, TrajectoryFinished)]
+            delivered = [e.event for e in entries]
+            arrived = [e.trajectory for e in delivered if isinstance(e, TrajectoryArrived)]
+            ended = [e.trajectory for e in delivered if isinstance(e, TrajectoryFinished)]
             if running.exception() is None:
                 assert sorted(arrived) == sorted(ended)
         elif how == "both":
             await winding_up
         assert loop.time() - began_s <= FOREVER_S + 10.0
         heard = len(entries)
-        await asyncio.sleep(100.0)  # engines go on telling; nobody listens
+        await asyncio.sleep(100.0)  # engines go on reporting, without a listener
         assert len(entries) == heard
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -361,7 +361,7 @@ def test_simulated_engines_may_die_at_any_moment(policy, deaths, transfer_s, pus
 
 
 class Faulty(HostileAgent):
-    """Fails in whatever `place` says, in its second step."""
+    """Fails in the call named by `place`, in its second step."""
 
     place = ""
 

@@ -26,7 +26,7 @@ A, B, C = EngineId("a"), EngineId("b"), EngineId("c")
 
 
 class Puppet:
-    """Keeps what it is asked for; the test answers."""
+    """Keeps its requests; the test answers."""
 
     def __init__(self) -> None:
         self.capabilities = EngineCapabilities()
@@ -62,14 +62,14 @@ def handle(source: EngineId, tokens: int = 64) -> KvHandle:
 
 
 class Stage:
-    """Moves between puppets."""
+    """Moves between engines that the test controls."""
 
     def __init__(self) -> None:
         self.clock = RunClock(asyncio.get_running_loop())
         self.clock.thaw()
         self.engines: dict[EngineId, Any] = {name: Puppet() for name in (A, B, C)}
-        self.told: list[MigrationFinished] = []
-        self.migrations = Migrations(self.clock, self.engines, self.told.append)
+        self.finished: list[MigrationFinished] = []
+        self.migrations = Migrations(self.clock, self.engines, self.finished.append)
 
     def lose(self, name: EngineId) -> None:
         del self.engines[name]
@@ -87,7 +87,7 @@ async def instant() -> None:
     await asyncio.sleep(0.001)
 
 
-def test_a_move_ends_once_with_what_its_own_target_says():
+def test_a_move_ends_once_with_the_report_of_its_own_target():
     async def play(stage: Stage) -> None:
         stage.migrations.migrate(migrate(A, B), G, ())
         (move,) = stage.engines[A].exports
@@ -96,7 +96,7 @@ def test_a_move_ends_once_with_what_its_own_target_says():
         assert stage.engines[B].imports == [(handle(A), move)]
         for _ in range(2):
             stage.migrations.placed(T, KvPlaced("kv", 64), move)
-        assert [(e.ok, e.way, e.kv_tokens) for e in stage.told] == [(True, "kv", 64)]
+        assert [(e.ok, e.way, e.kv_tokens) for e in stage.finished] == [(True, "kv", 64)]
         assert stage.engines[A].forgotten == 1
         assert stage.migrations.count == 0
 
@@ -111,7 +111,7 @@ def test_a_late_word_of_the_target_does_not_end_the_next_move():
         await instant()
         stage.lose(A)
         await instant()
-        assert [(e.source, e.ok) for e in stage.told] == [(A, False)]
+        assert [(e.source, e.ok) for e in stage.finished] == [(A, False)]
 
         stage.migrations.migrate(migrate(C, B), G, ())
         (second,) = stage.engines[C].exports
@@ -120,7 +120,7 @@ def test_a_late_word_of_the_target_does_not_end_the_next_move():
         stage.migrations.placed(T, KvPlaced("prefill", 32), first)
         assert stage.migrations.count == 1
         stage.migrations.placed(T, KvPlaced("kv", 64), second)
-        assert [(e.source, e.ok, e.kv_tokens) for e in stage.told[1:]] == [(C, True, 64)]
+        assert [(e.source, e.ok, e.kv_tokens) for e in stage.finished[1:]] == [(C, True, 64)]
 
     staged(play)
 
@@ -131,7 +131,7 @@ def test_a_late_handle_is_not_pulled_by_the_next_move():
         (first,) = stage.engines[A].exports
         stage.lose(B)
         await instant()
-        assert [(e.target, e.ok) for e in stage.told] == [(B, False)]
+        assert [(e.target, e.ok) for e in stage.finished] == [(B, False)]
 
         stage.migrations.migrate(migrate(A, C), G, ())
         second = stage.engines[A].exports[-1]
@@ -200,12 +200,12 @@ def test_simulated_engines_say_which_move_they_answer(answers: str):
 
 
 class Link:
-    """Migrations between engines that hand out as many bytes as they are told to."""
+    """Migrations between engines that export a given number of bytes."""
 
     def __init__(self) -> None:
         self.clock = RunClock(asyncio.get_running_loop())
         self.clock.thaw()
-        self.told: dict[str, tuple[float, bool]] = {}
+        self.ends_by_name: dict[str, tuple[float, bool]] = {}
         self.sizes: dict[str, int] = {}
         names = [EngineId(f"e{i}") for i in range(4)]
         self.engines: dict[EngineId, Any] = {name: End(name, self) for name in names}
@@ -221,7 +221,7 @@ class Link:
         self.migrations.engine_gone(EngineId(name))
 
     def finished(self, event: MigrationFinished) -> None:
-        self.told[event.trajectory] = event.time_s, event.ok
+        self.ends_by_name[event.trajectory] = event.time_s, event.ok
 
 
 class End:
@@ -266,7 +266,7 @@ def linked(play: Callable[[Link], Coroutine[Any, Any, None]]) -> dict[str, tuple
         link = Link()
         await play(link)
         await asyncio.sleep(1000.0)
-        return link.told
+        return link.ends_by_name
 
     return run_virtual(main())
 
@@ -304,7 +304,7 @@ def test_transfers_of_a_dead_engine_end_at_once_and_free_the_other() -> None:
         link.move("queued", "e1", "e0", 5)
         link.move("other", "e1", "e2", 1)
         link.lose("e0")
-        assert link.told == {}
+        assert link.ends_by_name == {}
 
     assert linked(play) == {"moving": (2.0, False), "queued": (2.0, False), "other": (4.0, True)}
 
@@ -323,7 +323,7 @@ def test_a_move_that_has_not_begun_when_its_tool_returns_is_given_up() -> None:
 
 
 def test_an_engine_that_exports_none_or_imports_none_needs_no_turn() -> None:
-    """The target is asked at once: it prefills, beside whatever is on the link."""
+    """The target prefills at once, beside transfers on the link."""
     asked: list[tuple[str, bool]] = []
 
     class Prefills(End):
@@ -356,4 +356,4 @@ def test_a_transfer_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="bytes_per_s > 0"):
         SimulationConfig(**config | {"transfer_bytes_per_s": 0.0})
     with pytest.raises(ValueError, match="cannot move"):
-        TransferQueue[None]().ask(A, A, 1.0, None)
+        TransferQueue[None]().request(A, A, 1.0, None)

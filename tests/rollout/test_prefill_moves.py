@@ -89,7 +89,7 @@ def test_a_tool_that_is_quicker_waits_for_the_prefill() -> None:
     assert run.all(StepFinished)[1].time_s == pytest.approx(8.4 + 1.1)
 
 
-def test_who_decodes_on_the_target_pays_for_it() -> None:
+def test_a_prefill_slows_decoding_steps_on_the_target() -> None:
     """A move of KV would have cost b nothing; so late, it meets a's next ten tokens as well."""
     b = answer("b", 100, 11)
     prefilled, moved = moving(b), moving(b, moves_by="kv")
@@ -105,14 +105,14 @@ def test_a_full_engine_has_slots_to_spare_for_it() -> None:
     assert run.one(MigrationFinished).time_s < b.time_s
 
 
-def test_the_token_that_nobody_wants_is_nobodys() -> None:
+def test_the_token_of_a_prefill_move_is_dropped() -> None:
     run = moving()
     assert sum(e.output_tokens for e in run.all(StepFinished)) == 2
     assert len(run.all(StepFinished)) == 2
 
 
 def test_a_context_that_the_target_cannot_hold_is_not_prefilled_there() -> None:
-    """e1 has another table than e0, which the kind of GPU tells apart."""
+    """e1 has another table than e0, by the GPU class."""
     sizes = {"g": roomy(), "small": roomy(kv_capacity_tokens=320)}
 
     def extra(event: Event) -> Sequence[Command] | None:

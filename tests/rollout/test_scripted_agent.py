@@ -1,4 +1,4 @@
-"""Scripted trajectories: what they ask for, and the tokens they invent."""
+"""Scripted trajectories: their requests, and their random tokens."""
 
 import asyncio
 from dataclasses import replace
@@ -57,7 +57,7 @@ def in_virtual_time(script: TrajectoryScript, use):
     return run_virtual(main())
 
 
-def test_a_preempted_step_asks_for_the_rest_and_shows_what_it_made():
+def test_a_preempted_step_requests_the_rest_and_keeps_its_tokens():
     async def use(agent, clock):
         first = agent.request()
         prompt = list(first.prompt_ids)
@@ -90,7 +90,7 @@ def test_the_next_prompt_is_the_context_and_the_observation():
     in_virtual_time(SCRIPT, use)
 
 
-def test_a_compacted_history_keeps_its_shared_part_and_says_so():
+def test_a_compacted_history_keeps_its_shared_part_and_is_marked():
     short = replace(SECOND, prompt_tokens=9, shared_tokens=6)
 
     async def use(agent, clock):

@@ -86,7 +86,7 @@ def test_tools_with_a_limit_wait_in_order_of_arrival(clock: str) -> None:
     assert pool.pool.queued_s == 1.0 + 3.0
 
 
-def test_a_call_asked_for_at_an_end_queues_behind_those_that_wait(clock: str) -> None:
+def test_a_call_requested_at_an_end_queues_behind_waiting_ones(clock: str) -> None:
     def begin(pool: Pool) -> None:
         pool.call("first", 1.0)
         pool.call("waited", 1.0)

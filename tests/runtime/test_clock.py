@@ -11,53 +11,53 @@ from heddle_runtime.virtual_time import VirtualTimeLoop, run_virtual
 
 def told_by(body: Callable[[RunClock, list[tuple[float, str]]], None], **options: float) -> list:
     """Let `body` ask for calls; return (time, name) of each as it came, in loop time and order."""
-    told: list[tuple[float, str]] = []
+    calls: list[tuple[float, str]] = []
 
     async def main() -> None:
         clock = RunClock(asyncio.get_running_loop(), **options)
-        body(clock, told)
+        body(clock, calls)
         await asyncio.sleep(1000.0)
 
     run_virtual(main())
-    return told
+    return calls
 
 
 def test_calls_of_one_moment_come_in_the_order_they_were_asked_for():
-    def body(clock, told):
+    def body(clock, calls):
         clock.thaw()
         for name in "abcdefgh":
-            clock.call_at(2.0, lambda name=name: told.append((clock.now_s, name)))
-        clock.call_at(1.0, lambda: clock.call_at(2.0, lambda: told.append((clock.now_s, "late"))))
+            clock.call_at(2.0, lambda name=name: calls.append((clock.now_s, name)))
+        clock.call_at(1.0, lambda: clock.call_at(2.0, lambda: calls.append((clock.now_s, "late"))))
 
     assert told_by(body) == [(2.0, c) for c in "abcdefgh"] + [(2.0, "late")]
 
 
 def test_nothing_but_what_is_due_happens_while_it_stands_still():
-    def body(clock, told):
+    def body(clock, calls):
         loop = asyncio.get_running_loop()
-        clock.call_after(0.0, lambda: told.append((loop.time(), "due")))
-        clock.call_after(5.0, lambda: told.append((loop.time(), "later")))
+        clock.call_after(0.0, lambda: calls.append((loop.time(), "due")))
+        clock.call_after(5.0, lambda: calls.append((loop.time(), "later")))
         loop.call_at(100.0, clock.thaw)
 
     assert told_by(body) == [(0.0, "due"), (105.0, "later")]
 
 
 def test_it_goes_on_from_where_it_stood():
-    def body(clock, told):
+    def body(clock, calls):
         loop = asyncio.get_running_loop()
         clock.thaw()
         loop.call_at(3.0, clock.freeze)
         loop.call_at(10.0, clock.thaw)
-        clock.call_at(4.0, lambda: told.append((clock.now_s, f"at {loop.time()}")))
+        clock.call_at(4.0, lambda: calls.append((clock.now_s, f"at {loop.time()}")))
 
     assert told_by(body) == [(4.0, "at 11.0")]
 
 
 def test_a_faster_clock_calls_earlier_and_tells_its_own_time():
-    def body(clock, told):
+    def body(clock, calls):
         loop = asyncio.get_running_loop()
         clock.thaw()
-        clock.call_at(50.0, lambda: told.append((clock.now_s, f"at {loop.time()}")))
+        clock.call_at(50.0, lambda: calls.append((clock.now_s, f"at {loop.time()}")))
 
     assert told_by(body, speed=10.0) == [(50.0, "at 5.0")]
 

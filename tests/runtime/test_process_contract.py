@@ -350,7 +350,7 @@ def test_an_engine_stops_while_it_is_starting(bench, tmp_path):
         assert isinstance(second, VllmEngine)
         assert second.gone
         await launcher.close()
-        assert bench.recorder.told == []
+        assert bench.recorder.reports == []
 
     bench.run(main())
 

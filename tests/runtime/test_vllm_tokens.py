@@ -84,10 +84,10 @@ async def moved(
     bench: Bench, source: EngineClient, target: EngineClient, name: str, context: Sequence[int]
 ) -> KvPlaced:
     source.export_kv(TrajectoryId(name), context)
-    _, handle = await bench.recorder.take("exported", lambda told: told[0] == name)
+    _, handle = await bench.recorder.take("exported", lambda report: report[0] == name)
     assert handle is not None
     target.import_kv(TrajectoryId(name), GroupId(name), context, handle)
-    _, placed = await bench.recorder.take("placed", lambda told: told[0] == name)
+    _, placed = await bench.recorder.take("placed", lambda report: report[0] == name)
     assert isinstance(placed, KvPlaced)
     return placed
 
@@ -224,8 +224,8 @@ def test_an_engine_that_is_killed_loses_no_reported_token(bench):
         reason, salvaged = await bench.recorder.take("failed")
         assert reason == "killed by SIGKILL"
         assert group_members(victim.pid) == []
-        ended = {t.what.trajectory: t.what for t in bench.recorder.told if t.kind == "ended"}
-        bench.recorder.told.clear()
+        ended = {t.what.trajectory: t.what for t in bench.recorder.reports if t.kind == "ended"}
+        bench.recorder.reports.clear()
         for name in names:
             end = salvaged.get(name) or ended[name]
             context = grown(ids(name, PROMPT), end)

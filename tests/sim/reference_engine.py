@@ -159,7 +159,7 @@ class ReferenceEngine:
         self.cached += [(trajectory, i) for i in reversed(range(blocks))]
 
     def make_free(self, blocks: int) -> bool:
-        """Evict until `blocks` are free; evict nothing, and say False, if that cannot be."""
+        """Evict until `blocks` are free; evict nothing and return False if that is impossible."""
         if self.used_blocks() + blocks > self.total_blocks:
             return False
         while self.used_blocks() + len(self.cached) + blocks > self.total_blocks:

@@ -11,7 +11,7 @@ from tests.sim.one_engine import A, B, Bench, C, table
 
 
 def values(result: StepResult) -> tuple[Any, ...]:
-    """All that a simulated engine says of a step."""
+    """All reports of a simulated engine on a step."""
     *said, output_ids, error = msgspec.structs.astuple(result)
     assert (output_ids, error) == ((), "")
     return tuple(said)
@@ -105,7 +105,7 @@ def test_a_step_that_finishes_at_the_boundary_of_its_abort_has_finished() -> Non
     assert bench.end_s(A) == pytest.approx(4.2)
 
 
-def test_an_abort_of_a_waiting_step_is_told_at_once_but_not_from_inside() -> None:
+def test_an_abort_of_a_waiting_step_is_reported_at_once_but_not_from_inside() -> None:
     bench = Bench(max_running=1)
     bench.start(A, prompt=100, output=10)
     bench.start(B, prompt=100, output=10)
@@ -120,7 +120,7 @@ def test_an_abort_of_a_waiting_step_is_told_at_once_but_not_from_inside() -> Non
     assert (now, values(result)) == (1.5, (B, 0, False, 1.5, 0.0, 0.0, 0, 0))
 
 
-def test_a_failed_engine_names_the_tokens_made_and_says_nothing_more() -> None:
+def test_a_failed_engine_returns_the_tokens_made_and_reports_nothing_more() -> None:
     bench = Bench(max_running=2)
     for name in (A, B, C):
         bench.start(name, prompt=100, output=10)
@@ -167,7 +167,7 @@ def test_two_engines_end_when_the_slower_share_ends() -> None:
 @pytest.mark.parametrize(
     ("prompt", "output", "shared", "says"),
     [
-        (15_990, 11, 0, "needs KV for 16001 tokens, the engine has room for 16000"),
+        (15_990, 11, 0, "needs KV for 16001 tokens, the engine holds 16000"),
         (0, 1, 0, "at least one prompt and one output token"),
         (5, 0, 0, "at least one prompt and one output token"),
         (5, 1, 6, "shared_tokens <= prompt_tokens"),

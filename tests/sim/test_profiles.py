@@ -1,4 +1,4 @@
-"""Shipped profiles are physical, load fast, and say what is wrong."""
+"""Shipped profiles are physical and load fast; errors name the cause."""
 
 import json
 import subprocess
@@ -152,7 +152,7 @@ def test_a_tiny_capacity_is_allowed() -> None:
         ("nowhere/mine.json", "h100", "cannot read the profile nowhere/mine.json"),
     ],
 )
-def test_unknown_names_are_told_what_there_is(model: str, gpu: str, message: str) -> None:
+def test_errors_about_unknown_names_list_the_known_ones(model: str, gpu: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         load_profile(model, gpu)
 

@@ -1,10 +1,10 @@
-"""Admit what fits now, as vLLM does: the prompt's KV, nothing for what is still to come."""
+"""Admit what fits now, as vLLM does: the prompt's KV, nothing for the output."""
 
 from heddle_core.policy import TrajectoryView
 
 
 class PromptOnly:
-    """The prompt must fit beside what runs; KV in a tool's gap is given away."""
+    """The prompt must fit beside the running steps; KV of trajectories in a tool may be evicted."""
 
     keeps_kv = False
 

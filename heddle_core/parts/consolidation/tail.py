@@ -1,4 +1,4 @@
-"""Tail consolidation: freed engines become wide ones, and the stragglers move there."""
+"""Tail consolidation: freed engines become wide ones, and the last trajectories move there."""
 
 from heddle_core.ids import TrajectoryId
 from heddle_core.plans import EngineSpec
@@ -12,23 +12,23 @@ rounded up."""
 
 _PER_GPU = 4
 _AT_MOST = 512
-"""Trajectories left, per GPU and in all, from which on it is worth asking: with more, engines are
+"""Trajectories left, per GPU and in all, at which the first search begins: with more, engines are
 full of short ones, and the search, quadratic in their number, takes long."""
 
 _FEWER = 0.9
-"""Share of the trajectories left at which the next question is asked: a tenth has ended."""
+"""Share of the trajectories left at which the next search begins: a tenth has ended."""
 
 _LEAST_LEFT = 0.25
-"""Share of an estimate that a running step keeps however long it has run: it has not ended."""
+"""Least share of its estimate that a running step keeps: it has not ended."""
 
 
 class TailConsolidation:
-    """States the problem of the tail whenever a tenth of those left has ended, once no step waits.
+    """Returns the tail problem each time a tenth of the trajectories has ended, once no step waits.
 
-    A rollout's last tenth may last as long as the rest, on engines that were planned for all, and
-    most GPUs idle by then. The solution may stop engines whose GPUs together make one of the widest
-    degree, and moves homes. It changes nothing unless the estimated gain is `min_gain_s` and the
-    share `margin` of what is left, the time to start engines included.
+    A rollout's last tenth may last as long as the rest, on engines planned for all trajectories,
+    with most GPUs idle. The solution may stop engines whose GPUs together make one of the widest
+    degree, and it moves homes. It changes nothing unless the estimated gain, engine starts
+    included, is at least `min_gain_s` and the share `margin` of the remaining time.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class TailConsolidation:
         self._unfinished = 0
 
     def consolidate(self, view: View) -> TailProblem | None:
-        """Return the problem if it is time to look at it; cheap while it is not."""
+        """Return the problem when a search is due; cheap while it is not."""
         unfinished = view.unfinished
         if unfinished > self._unfinished:  # others have arrived: another rollout
             self._next = self._limit

@@ -1,11 +1,11 @@
 """Migration to where a trajectory would end earliest, by estimated work on every engine.
 
-Plans err: cost estimates are coarse and predictions are revised. What is left after the first
-placement is evened out step by step, in tool calls. For every engine two sums over its
-unfinished trajectories are kept, with the terms of `heddle_core.estimate.group_cost`:
+Plans are inexact: cost estimates are coarse and predictions are revised. This part balances the
+remaining work during tool calls. It keeps two sums for every engine over its unfinished
+trajectories, with the terms of `heddle_core.estimate.group_cost`:
 
     full_e = sum of t0 * o_k * max(mean context / KV capacity, 1 / slots) + w_k    (a full engine)
-    work_e = sum of w_k                     (what others take from one that runs all along)
+    work_e = sum of w_k                     (the delay of one that runs all the time by the others)
 
 A trajectory ends on `e` at about ``max(full_e, solo + work_e)``; it moves when another engine's
 end, the unhidden part of the transfer included, is earlier by a margin.
@@ -20,15 +20,15 @@ from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.policy import PolicyContext, TrajectoryView, View
 
 _COUNT_AGAIN_S = 5.0
-"""Age at which the sums are counted anew: estimates arrive at tool calls, and long generations
+"""Age at which the sums are computed again: estimates arrive at tool calls, and long generations
 make them stale. On math (14B, 64 H100) stale sums cost up to 15 % of the makespan."""
 
 _LEAST_LEFT = 0.25
-"""Share of an estimate that a running step keeps however long it has run: it has not ended."""
+"""Least share of its estimate that a running step keeps: it has not ended."""
 
 
 class Balance:
-    """The migration part; estimates each engine's work from what tool calls showed."""
+    """The migration part; estimates each engine's work from the estimates at tool calls."""
 
     def __init__(
         self, context: PolicyContext, *, min_gain_s: float = 2.0, margin: float = 0.05
@@ -40,7 +40,7 @@ class Balance:
         self._index: dict[EngineId, int] = {}
         self._counted_s = -_COUNT_AGAIN_S
         self._share: dict[TrajectoryId, tuple[int, float, float]] = {}
-        """Engine, and what this trajectory adds to its two sums."""
+        """By trajectory: its engine, and its share of the engine's two sums."""
         self._full: FloatArray = np.zeros(0)
         self._work: FloatArray = np.zeros(0)
         history = context.history
@@ -78,13 +78,13 @@ class Balance:
         return self._names[best] if moves else None
 
     def finished(self, t: TrajectoryView) -> None:
-        """A finished trajectory takes no more work."""
+        """Remove a finished trajectory from the sums."""
         self._drop(t.id)
 
     def _estimated(
         self, output: FloatArray, context_tokens: FloatArray, at: IntArray | slice
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """What trajectories add to the two sums of the engines `at`, and their solo times there."""
+        """Shares of trajectories in the two sums of engines `at`, and their solo times there."""
         appended = self._appended * output
         context = context_tokens + 0.5 * (output + appended)
         work = output * (self._t1[at] + self._t2[at] * context) + self._prefill[at] * appended
@@ -93,7 +93,7 @@ class Balance:
         return self._t0[at] * output * pace + work, work, solo
 
     def _start_over(self, view: View) -> None:
-        """Count every unfinished trajectory anew at its home, the progress of running steps too."""
+        """Compute the sums again from all unfinished trajectories and their running steps."""
         engines = view.engines
         self._counted_s = view.now_s
         self._names = [e.id for e in engines]

@@ -10,10 +10,10 @@ from heddle_core.policy import TrajectoryView, View
 class FollowRank:
     """Heddle (arXiv 2603.28101): the rank falls into a group, and its engine is the new home.
 
-    Group sizes are those at the first question, each scaled by the trajectories that are left over
-    those there were (``s_i * n / n_0``). Trajectories are ranked by predicted total length: ranked
-    by what remains, those that run would sink below those that wait at every step, and change
-    engines for having made progress.
+    Group sizes are those at the first call, scaled by the share of trajectories that is left
+    (``s_i * n / n_0``). Trajectories are ranked by predicted total length. Ranked by remaining
+    tokens, running ones would fall below waiting ones at every step, and progress alone would move
+    them to other engines.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class FollowRank:
         self._edges: list[int] = []
 
     def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
-        """Return the engine whose group holds the rank of `t`, None when it lives there."""
+        """Return the engine whose group contains the rank of `t`, None if that is its home."""
         if len(self._engines) != len(view.engines) or any(
             e.id not in self._known for e in view.engines
         ):

@@ -1,4 +1,4 @@
-"""The SGLang router's `cache_aware` rule, applied to the prefixes that a scheduler can know of."""
+"""The SGLang router's `cache_aware` rule, applied to the prefixes that a scheduler can know."""
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.parts.placement.one_by_one import OneByOne
@@ -6,7 +6,7 @@ from heddle_core.policy import TrajectoryView, View
 
 
 class CacheAware(OneByOne):
-    """Follow the longest prefix sent anywhere while it is long enough and the engines are even.
+    """Follow the longest prefix sent to any engine if it is long enough and the loads are even.
 
     1. Largest load minus smallest > `balance_abs` and largest > `balance_rel` x smallest: to the
        least loaded engine. Load is steps in flight.
@@ -16,11 +16,10 @@ class CacheAware(OneByOne):
 
     Defaults are those of the router's Python arguments in August 2026 (0.3 / 64 / 1.5).
 
-    The router keeps an approximate radix tree over request *text* per engine. Here a prefix is
-    what is known to be shared: a trajectory's own context as it was last sent to an engine, and the
-    prompt of its group. Not modelled: prefixes shared across groups (a common system prompt), and
-    the tree's size limit with its eviction. Like the router, this part only estimates: the engine
-    may have dropped the KV long ago.
+    The router keeps an approximate radix tree over request *text* per engine. Here a prefix is a
+    trajectory's own context as last sent to an engine, or the prompt of its group. Not modelled:
+    prefixes shared across groups (a common system prompt), and the tree's size limit with its
+    eviction. Like the router, this part only estimates: the engine may have evicted the KV.
     """
 
     def __init__(
@@ -37,14 +36,14 @@ class CacheAware(OneByOne):
         self._balance_abs = balance_abs
         self._balance_rel = balance_rel
         self._contexts: dict[TrajectoryId, dict[EngineId, int]] = {}
-        """Context tokens of each live trajectory, as last sent to each engine."""
+        """Context tokens of each unfinished trajectory, as last sent to each engine."""
         self._prompts: dict[GroupId, dict[EngineId, int]] = {}
-        """Prompt tokens of each group with a live trajectory, by engine that was sent them."""
+        """Prompt tokens of each group with an unfinished trajectory, by engine that got them."""
         self._live: dict[GroupId, int] = {}
-        """Live trajectories of each group that were placed."""
+        """Unfinished trajectories of each group that were placed."""
 
     def place(self, t: TrajectoryView, view: View) -> EngineId:
-        """Return the engine that the rule picks, and remember what is sent there."""
+        """Return the engine that the rule picks, and record the prefix sent there."""
         engines = view.engines
         best = engines[0]
         fewest = most = best.in_flight
@@ -63,8 +62,8 @@ class CacheAware(OneByOne):
     def finished(self, t: TrajectoryView) -> None:
         """Forget the trajectory, and its group's prompt with the last of the group.
 
-        The router forgets neither; but a sample that starts after all others of its group have
-        ended is too rare to keep every prompt of a run for.
+        The router forgets neither. But samples rarely start after all others of their group have
+        ended, too rarely to keep every prompt of a run.
         """
         if self._contexts.pop(t.id, None) is None:
             return

@@ -1,4 +1,4 @@
-"""A trajectory's name alone decides; the loss of an engine moves only its own trajectories."""
+"""Placement by a trajectory's name; the loss of an engine moves only its own trajectories."""
 
 from bisect import bisect_left
 from hashlib import blake2b
@@ -16,9 +16,9 @@ def _point(key: str) -> int:
 class ConsistentHash(OneByOne):
     """Trajectories and engines are points on a ring; a step goes to the next accepting engine.
 
-    Each engine stands on the ring at `points_per_engine` places, which evens out the shares: they
-    spread by about 1/sqrt(points_per_engine). An engine that no longer accepts work is passed over,
-    so that only its share moves, and a newcomer takes only a share of its own.
+    Each engine has `points_per_engine` points on the ring, which evens out the shares: they spread
+    by about 1/sqrt(points_per_engine). An engine that no longer accepts work is skipped, so that
+    only its share moves. A new engine takes only its own share.
     """
 
     def __init__(self, points_per_engine: int = 128) -> None:

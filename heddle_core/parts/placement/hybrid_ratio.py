@@ -10,9 +10,9 @@ class HybridRatio(OneByOne):
     """Least loaded while the largest load exceeds `ratio` times the smallest, else pinned.
 
     The literal reading of verl* in the Heddle paper (arXiv 2603.28101, baselines: skew as max/min,
-    with 32 as its example). Load is steps in flight. An idle engine would make any quotient
-    infinite and switch the pin off whenever one engine runs dry, so a smallest load of 0 counts
-    as 1. New trajectories, and those whose engine is gone, go to the least loaded engine.
+    with 32 as its example). Load is steps in flight. A smallest load of 0 counts as 1: otherwise
+    the ratio would be infinite, and every idle engine would switch the pin off. New trajectories,
+    and those without an engine, go to the least loaded one.
     """
 
     def __init__(self, ratio: float = 32.0) -> None:

@@ -1,4 +1,4 @@
-"""Fewest steps in flight, chosen anew for every step: load is all, the KV prefix is nothing."""
+"""Fewest steps in flight, chosen anew for every step: only load counts, not the KV prefix."""
 
 from heddle_core.ids import EngineId
 from heddle_core.parts.placement.one_by_one import OneByOne
@@ -8,8 +8,8 @@ from heddle_core.policy import TrajectoryView, View
 def least_loaded(view: View) -> EngineId:
     """Return the engine with the fewest steps queued or running, the first of equals.
 
-    A plain loop on purpose: this runs once per step over every engine, and neither a list nor a key
-    function pays for itself here.
+    A plain loop on purpose: this runs once per step over every engine, and a list or a key function
+    would be slower.
     """
     engines = view.engines
     best = engines[0]

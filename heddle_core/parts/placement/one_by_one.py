@@ -1,4 +1,4 @@
-"""What placements share that decide for one step at a time, when it becomes runnable."""
+"""Base of placements that decide for one step at a time, when it becomes runnable."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,7 +8,7 @@ from heddle_core.policy import TrajectoryView, View
 
 
 class OneByOne(Protocol):
-    """A placement that never waits for the whole rollout and, unless it says so, keeps nothing."""
+    """A placement that never waits for the whole rollout and by default keeps no state."""
 
     needs_all: bool = False
 
@@ -19,7 +19,7 @@ class OneByOne(Protocol):
     def assign(
         self, ts: Sequence[TrajectoryView], remaining: Sequence[float], view: View
     ) -> Sequence[EngineId]:
-        """Homes in the order given, each chosen as if it were alone."""
+        """Homes in the given order, each chosen independently."""
         return [self.place(t, view) for t in ts]
 
     def finished(self, t: TrajectoryView) -> None:

@@ -30,14 +30,14 @@ class Presorted:
     ) -> Sequence[EngineId]:
         """Cut `ts` into a group per engine, widest engine first.
 
-        Predictions that do not tell trajectories apart count as the mean of history; the seats of
-        such groups are dealt.
+        Predictions that hardly vary are replaced by the mean of history; the members of such groups
+        are then interleaved over the engines.
         """
         context, history = self._context, self._context.history
         engines = sorted(view.engines, key=lambda e: -e.shape.tp)
         by_shape = {e.shape: context.cost.by_shape[e.shape] for e in engines}
-        apart = history is None or history.tells_apart(remaining)
-        if history is None or apart:
+        varied = history is None or history.predictions_vary(remaining)
+        if history is None or varied:
             output = np.maximum(np.asarray(remaining, dtype=np.float64), 1.0)
         else:
             output = np.full(len(ts), history.mean_output_tokens())
@@ -50,9 +50,9 @@ class Presorted:
         order, costs = ordered_costs(work, by_shape, self._cost, max_running=context.max_running)
         sizes = search_partition([costs[e.shape] for e in engines], len(ts), tolerance=1e-3).sizes
         homes = [engines[0].id] * len(ts)
-        seats = np.repeat(np.arange(len(engines)), sizes) if apart else _dealt(sizes)
-        for k, seat in zip(order if apart else range(len(ts)), seats, strict=True):
-            homes[int(k)] = engines[int(seat)].id
+        indices = np.repeat(np.arange(len(engines)), sizes) if varied else _interleaved(sizes)
+        for k, index in zip(order if varied else range(len(ts)), indices, strict=True):
+            homes[int(k)] = engines[int(index)].id
         return homes
 
     def place(self, t: TrajectoryView, view: View) -> EngineId:
@@ -63,15 +63,15 @@ class Presorted:
         return min(view.engines, key=lambda e: e.sessions / e.shape.tp).id
 
     def finished(self, t: TrajectoryView) -> None:
-        """Forget nothing: homes are the ledger's."""
+        """Forget nothing: the ledger holds the homes."""
 
 
-def _dealt(sizes: Sequence[int]) -> IntArray:
-    """Deal seats evenly instead of in blocks, so that siblings of a group do not share an engine.
+def _interleaved(sizes: Sequence[int]) -> IntArray:
+    """Engine index of each trajectory, interleaved, so that samples of a group are spread.
 
-    Each engine's seats stand at ``(k + 0.5) / size`` of the way; equal ones in order of engines.
+    Member k of an engine's group stands at ``(k + 0.5) / size`` of the order; ties go by engine.
     """
     at = np.concatenate([(np.arange(size) + 0.5) / max(size, 1) for size in sizes])
-    seats = np.repeat(np.arange(len(sizes)), sizes)
-    dealt: IntArray = seats[np.argsort(at, kind="stable")]
-    return dealt
+    blocks = np.repeat(np.arange(len(sizes)), sizes)
+    interleaved: IntArray = blocks[np.argsort(at, kind="stable")]
+    return interleaved

@@ -1,4 +1,4 @@
-"""Pin a trajectory where it first ran: the KV prefix is all, load matters once."""
+"""Pin a trajectory where it first ran: the KV prefix decides, load only at the first step."""
 
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.parts.placement.least_loaded import least_loaded
@@ -9,7 +9,7 @@ from heddle_core.policy import TrajectoryView, View
 def pinned(t: TrajectoryView, view: View) -> EngineId | None:
     """Return `t`'s home while it accepts work.
 
-    The pin *is* the home, rather than a second table beside it, so that a migration moves the pin.
+    The pin *is* the home, not a second table, so that a migration moves the pin.
     """
     home = t.home
     if home is not None and view.engine(home).accepting:
@@ -20,10 +20,9 @@ def pinned(t: TrajectoryView, view: View) -> EngineId | None:
 class Sticky(OneByOne):
     """A known trajectory stays on its engine; a new one goes to the fewest steps in flight.
 
-    As verl's balancer does it: a least-recently-used table of at most `capacity` trajectories,
-    first of equals on a miss, no rebalancing. A trajectory pushed out of a full table is treated
-    as new.
-    `capacity=None` never forgets a live trajectory.
+    As in verl's balancer: a least-recently-used table of at most `capacity` trajectories, first of
+    equals on a miss, no rebalancing. A trajectory evicted from a full table counts as new.
+    `capacity=None` never forgets an unfinished trajectory.
     """
 
     def __init__(self, capacity: int | None = None) -> None:

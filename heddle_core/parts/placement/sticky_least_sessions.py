@@ -7,7 +7,7 @@ from heddle_core.policy import TrajectoryView, View
 
 
 class StickyLeastSessions(OneByOne):
-    """A known trajectory stays; a new one goes where the fewest unfinished trajectories live.
+    """A known trajectory stays; a new one goes to the engine with the fewest unfinished ones.
 
     Steps in flight leave out trajectories in a tool, which return. SkyRL since June 2026 and
     prime-rl since September 2026 (`sticky_least_loaded`) count them.

@@ -1,4 +1,4 @@
-"""Planners that search: the world solves their problem, and the simulator charges its time."""
+"""Planners that search: the driver has their problem solved, and the simulator charges the time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -35,8 +35,8 @@ class SearchedPlan:
     ) -> None:
         """Homes come from the plan (`planner`) or from the placement part (`placement`).
 
-        `auto`: from the plan if predictions tell trajectories apart. Groups cut for lengths that
-        may be any trajectory's would put average ones on the engines meant for many short ones.
+        `auto`: from the plan if predictions distinguish trajectories. Otherwise groups cut by
+        length would put average trajectories on the engines meant for many short ones.
         """
         self._context = context
         self._assignment: Assignment = assignment
@@ -44,7 +44,7 @@ class SearchedPlan:
         self._cost: Cost = cost
 
     def plan(self, ts: Sequence[TrajectoryView], remaining: Sequence[float]) -> JointProblem:
-        """State the problem; the world solves it."""
+        """Return the problem; the driver has it solved."""
         context = self._context
         history = context.history
         return JointProblem(
@@ -60,7 +60,10 @@ class SearchedPlan:
             max_running=context.max_running,
             seed=context.seed,
             homes=self._assignment == "planner"
-            or (self._assignment == "auto" and (history is None or history.tells_apart(remaining))),
+            or (
+                self._assignment == "auto"
+                and (history is None or history.predictions_vary(remaining))
+            ),
             charged_s=CHARGED_S[self._solver],
         )
 

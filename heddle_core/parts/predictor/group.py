@@ -8,9 +8,9 @@ from heddle_core.policy import TrajectoryView
 class GroupPredictor:
     """Estimates a total by the longest finished sibling (Seer, arXiv 2511.14617).
 
-    Until a sibling has ended the total counts as `unknown_tokens`, the output limit as a rule: an
-    unknown group is long until shown otherwise. A trajectory that has made more than its longest
-    finished sibling gets `floor_tokens`, for the rule knows nothing beyond that.
+    Until a sibling has ended, the total is `unknown_tokens`, usually the output limit: an unknown
+    group counts as long. A trajectory that has made more than its longest finished sibling gets
+    `floor_tokens`, since the rule gives no estimate there.
     """
 
     served = False
@@ -21,7 +21,7 @@ class GroupPredictor:
         self._longest_tokens: dict[GroupId, int] = {}
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Ignore it: only ends tell."""
+        """Ignore it: only ends count."""
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """Ignore it."""
@@ -32,6 +32,6 @@ class GroupPredictor:
         self._longest_tokens[t.group] = max(longest, t.output_tokens)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return the estimated total less what is made, at least the floor."""
+        """Return the estimated total minus the output so far, at least the floor."""
         total = self._longest_tokens.get(t.group, self._unknown_tokens)
         return max(total - t.output_tokens, self._floor_tokens)

@@ -1,4 +1,4 @@
-"""History: a prompt seen in earlier rollouts takes about as long again."""
+"""History: a prompt of earlier rollouts takes about as many tokens again."""
 
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from heddle_core.policy import TrajectoryView
 class HistoryPredictor:
     """Estimates from the totals of a group's earlier samples and of those that end in this run.
 
-    The estimate is the mean residual of the group's known totals: the average of what those longer
-    than `t` has made so far had still to go. A trajectory longer than all of them is expected to
-    need their mean once more. A group without a known total falls back to the mean total of its
-    task, a task without one to the mean of everything, and before anything is known to
-    `unknown_tokens`; less what is made, and at least `floor_tokens`.
+    The estimate is the mean residual of the group's known totals: of those longer than the output
+    of `t` so far, the mean of the rest. A trajectory longer than all of them is expected to need
+    their mean once more. Without a known total the group falls back to the mean total of its task,
+    then to the mean of all tasks, then to `unknown_tokens`; minus the output so far, at least
+    `floor_tokens`.
     """
 
     served = False
@@ -37,7 +37,7 @@ class HistoryPredictor:
         self._floor_tokens = floor_tokens
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Ignore it: only ends tell."""
+        """Ignore it: only ends count."""
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """Ignore it."""
@@ -51,7 +51,7 @@ class HistoryPredictor:
         self._all = (self._all[0] + 1, self._all[1] + made)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return the mean residual of the group, or the task's mean less what is made."""
+        """Return the mean residual of the group, or the task's mean minus the output so far."""
         made = t.output_tokens
         group = self._groups.get(t.group)
         if group is not None:

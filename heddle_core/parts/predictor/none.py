@@ -5,7 +5,7 @@ from heddle_core.policy import TrajectoryView
 
 
 class NoPrediction:
-    """Learns nothing and expects nothing: every trajectory has 0 tokens left."""
+    """Learns nothing: every trajectory has 0 tokens left."""
 
     served = False
 

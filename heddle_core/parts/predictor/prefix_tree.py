@@ -1,4 +1,4 @@
-"""Libra's causal prefix tree: what followed, before, on the same answers of tools."""
+"""Libra's causal prefix tree: remaining lengths after the same sequence of tool results."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -37,15 +37,15 @@ class _Path:
 
 
 class PrefixTreePredictor:
-    """Estimates by the trajectories that went the same way (Libra, arXiv 2606.03077).
+    """Estimates by trajectories with the same tool results (Libra, arXiv 2606.03077).
 
-    A tool's answer is a state: the tool, its payload's class (up to `medium_tokens`, up to
+    A tool result is a state: the tool, its payload's class (up to `medium_tokens`, up to
     `large_tokens`, or more) and whether it failed. A tree for each prompt and one for all prompts
-    hold, at every sequence of states, the remaining lengths of those that passed. The estimate is
-    the mean at the longest known beginning of one's own sequence, in the prompt's tree or, for a
-    prompt without an ended trajectory, in the common one, less what was made since; before any
-    has ended it is `unknown_tokens`. Of Libra this is the estimate alone: its buckets move
-    trajectories when mean and 90th percentile agree; `p90_tokens` gives the latter.
+    hold, at every sequence of states, the remaining lengths of the trajectories that passed it. The
+    estimate is the mean at the longest known prefix of the trajectory's own sequence, minus the
+    output since. It comes from the prompt's tree or, for a prompt without an ended trajectory, from
+    the common one; before any has ended it is `unknown_tokens`. This is Libra's estimate alone: its
+    buckets move trajectories when mean and 90th percentile agree; `p90_tokens` gives the latter.
     """
 
     served = False
@@ -64,17 +64,17 @@ class PrefixTreePredictor:
         self._paths: dict[TrajectoryId, _Path] = {}
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Ignore it: states are answers of tools."""
+        """Ignore it: states are tool results."""
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Go one state further."""
+        """Advance by one state."""
         path = self._paths.setdefault(t.id, _Path())
         size = sum(event.observation_tokens > bound for bound in self._bounds)
         path.states.append((event.tool, size, event.ok is False))
         path.made.append(t.output_tokens)
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Tell every state on its way how much was left there."""
+        """Add its remaining length at every state that it passed."""
         path = self._paths.pop(t.id, _Path())
         if t.output_tokens == 0:
             return
@@ -86,20 +86,20 @@ class PrefixTreePredictor:
                 node.add(t.output_tokens - made)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return the mean at the deepest known state, less what was made since."""
+        """Return the mean at the deepest known state, minus the output since."""
         node, made = self._deepest(t)
         mean = node.mean if node.visits else self._unknown_tokens
         return max(mean - (t.output_tokens - made), _LEAST_TOKENS)
 
     def p90_tokens(self, t: TrajectoryView) -> float:
-        """Return the 90th percentile of the latest there, less what was made since."""
+        """Return the 90th percentile of the latest there, minus the output since."""
         node, made = self._deepest(t)
         latest = sorted(node.latest)
         p90 = float(latest[int(0.9 * len(latest))]) if latest else self._unknown_tokens
         return max(p90 - (t.output_tokens - made), _LEAST_TOKENS)
 
     def _deepest(self, t: TrajectoryView) -> tuple[_Node, int]:
-        """Return the deepest node on the way of `t`, and its output when it stood there."""
+        """Return the deepest node of the sequence of `t`, and the output of `t` at that state."""
         node, at = self._groups.get(t.group, self._all), 0
         path = self._paths.get(t.id)
         if path is not None:

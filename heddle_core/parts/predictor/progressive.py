@@ -1,4 +1,4 @@
-"""Progressive prediction without training: revised at every step from what has been seen so far."""
+"""Progressive prediction without training: revised at every step from all observations."""
 
 import math
 from dataclasses import dataclass, field
@@ -50,13 +50,13 @@ class ProgressivePredictor:
         ahead  = (group_shape / rate + exposure_g) / (group_shape + ended_g)     1 / (w_g * rate)
         total  = typical_tokens * (h + ahead) ** (1 / shape)
 
-    In `exposure_g` siblings that run count only `running_weight`: how far they have come in a given
-    time tells their speed more than their length. The rest, ``total - m``, is then multiplied by
+    In `exposure_g` siblings that run count only `running_weight`: their progress in a given time
+    depends on their speed more than on their length. The rest, ``total - m``, is then multiplied by
     ``exp(step_pull * d)``, where `d` is by how much the logarithm of this trajectory's step lengths
     exceeds the mean, shrunk over group and task. First generations are left out of `d`: they are
-    plans, and recorded ones say nothing about a trajectory's length. A call that failed has to be
-    made again: one typical step is added while the failed call is the latest. docs/prediction.md
-    has the reasons, the figures, and what was tried and left out.
+    plans, and in recorded traces uncorrelated with a trajectory's length. A failed call must be
+    repeated: one typical step is added while the failed call is the latest. docs/prediction.md has
+    the reasons, the figures, and the alternatives.
 
     State: one small record for each unfinished trajectory and each group.
     """
@@ -77,7 +77,7 @@ class ProgressivePredictor:
         and by as much between groups.
 
         `typical_tokens` is the total assumed before anything has ended, with the weight of
-        `typical_weight` endings; an earlier rollout of the workload knows it better.
+        `typical_weight` endings; an earlier rollout of the workload gives a better value.
 
         Raises:
             ValueError: one of them is out of range.
@@ -99,7 +99,7 @@ class ProgressivePredictor:
         self._unseen = (_Task(), _Group(), _Own())
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Learn a step's length and that `t` has come this far."""
+        """Learn a step's length and the progress of `t`."""
         task, group, own = self._records(t)
         if event.step > 0:
             task.lengths.add(own.lengths, group.lengths, event.output_tokens)
@@ -110,7 +110,7 @@ class ProgressivePredictor:
         self._records(t)[2].call_failed = event.ok is False
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Count an ending; one that never ran tells nothing."""
+        """Count an ending; a trajectory that never ran does not count."""
         if t.output_tokens > 0:
             task, group, own = self._records(t)
             self._expose(t, task, group, own)

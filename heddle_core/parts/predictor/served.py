@@ -5,11 +5,11 @@ from heddle_core.policy import Predictor, TrajectoryView
 
 
 class Served:
-    """The same estimates as `inner`, asked for by `Predict` and answered by `Predicted`.
+    """The same estimates as `inner`, requested by `Predict` and delivered by `Predicted`.
 
-    The controller asks when a tool starts; the driver charges the latency of the service, which
-    overlaps with the tool. Until the answer comes, the last estimate less what was made since
-    holds; an answer that comes after the tool has returned is late and re-orders the queue then.
+    The controller requests one when a tool starts. The driver charges the latency of the service,
+    which overlaps with the tool. Until `Predicted`, the last estimate minus the output since is
+    valid. A prediction after the tool's return reorders the queue.
     """
 
     served = True

@@ -1,4 +1,4 @@
-"""How long a task's steps are: by trajectory, by group and in all, each shrunk to the next."""
+"""Step lengths of a task: by trajectory, by group and in all, each shrunk towards the next."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _LEAST_SHARE = 0.01  # of the variance between steps: keeps a level from vanishi
 
 @dataclass(slots=True)
 class RunningMean:
-    """Mean of what was added so far."""
+    """Mean of the values added so far."""
 
     count: int = 0
     mean: float = 0.0
@@ -41,7 +41,7 @@ class StepLengths:
         self._group_ratio = (_STEPS + _TRAJECTORIES) / _GROUPS
 
     def add(self, own: RunningMean, group: RunningMean, tokens: int) -> None:
-        """Take in one step of a trajectory and its group, whose means the caller keeps."""
+        """Add one step of a trajectory and its group; the caller keeps their means."""
         x = math.log(max(1, tokens))
         self._squares_own += own.add(x)
         self._squares_group += group.add(x)

@@ -11,15 +11,14 @@ class Autellix:
     Attained service is the output tokens of a trajectory so far. Level `i` takes those whose
     attained service is below ``quantum_tokens * (1 + growth + ... + growth**i)``; the last level
     takes the rest. Lower levels go first; within a level, steps go by arrival. It preempts, as the
-    original does: a program that has had little takes the slot of one that has had much. Steps of
-    one level never evict each other.
+    original does: a program with little service takes the slot of one with much. Steps of one level
+    never evict each other.
 
     Against starvation, a trajectory whose waiting exceeds `starvation_ratio` times its service goes
-    to the first level. A key is computed when a step is queued, so this counts the waiting of the
-    steps before, not that of the step which waits now: a step that starves is promoted on its next
-    return. Waiting is what remains of a trajectory's age when tool time and an estimate of its own
-    generation, `token_s` for each output token, are taken off; interference from a large batch
-    therefore counts as waiting once tokens take longer than `token_s`.
+    to the first level. A key is computed when a step is queued. It counts the waiting of earlier
+    steps only, so a starving step is promoted on its next return. Waiting is a trajectory's age
+    minus its tool time and minus an estimate of its own generation, `token_s` for each output
+    token. Interference from a large batch counts as waiting once tokens take longer than `token_s`.
     """
 
     preemptive = True
@@ -50,7 +49,7 @@ class Autellix:
         self._token_s = token_s
 
     def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
-        """Return minus the level, 0 for the first; the estimate is not looked at."""
+        """Return minus the level, 0 for the first; the estimate is not used."""
         service_s = t.output_tokens * self._token_s
         waiting_s = t.runnable_s - t.arrived_s - t.tool_s - service_s
         if waiting_s > self._starvation_ratio * service_s:

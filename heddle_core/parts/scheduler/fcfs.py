@@ -6,7 +6,7 @@ from heddle_core.policy import TrajectoryView
 class Fcfs:
     """Every step has the same urgency, so the queue's tie rule alone decides: arrival.
 
-    What arrives is the step, not the trajectory: one that returns from its tool goes to the tail.
+    The arrival is that of the step: a trajectory that returns from its tool goes to the tail.
     """
 
     preemptive = False

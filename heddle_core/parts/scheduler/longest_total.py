@@ -6,10 +6,10 @@ from heddle_core.policy import TrajectoryView
 class LongestTotal:
     """Key: output made plus output predicted to come; no eviction.
 
-    Ordered by what *remains* (Algorithm 1), a long trajectory that has made progress falls behind
-    others that have not started, so that all of them end together at the very end and all their KV
-    is alive at once. Ordered by the total it keeps its place: the longest start first, still, but
-    started ones go on, and the KV of the rest does not exist yet.
+    Ordered by *remaining* tokens (Algorithm 1), a long trajectory that has made progress falls
+    behind others that have not started. All of them then end together, with all their KV in use at
+    once. Ordered by the total it keeps its rank: the longest still start first, started ones
+    continue, and the others use no KV yet.
     """
 
     preemptive = False

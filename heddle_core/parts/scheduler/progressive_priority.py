@@ -8,9 +8,9 @@ class ProgressivePriority:
 
     The key is the newest estimate of the remaining tokens. When a step becomes runnable and the
     head of the queue then beats the least urgent running step, that step is evicted: one at a time,
-    its tokens kept, its KV left to the prefix cache. That rule belongs to the controller; here
-    stands only that it applies. A running step keeps the key with which it was queued, so it is
-    compared by what it had left when it started.
+    its tokens kept, its KV left to the prefix cache. The controller implements that rule; this part
+    only enables it. A running step keeps the key with which it was queued, so it is compared by the
+    tokens that remained when it started.
     """
 
     preemptive = True

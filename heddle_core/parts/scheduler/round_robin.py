@@ -7,11 +7,10 @@ class RoundRobin:
     """The trajectory with the fewest finished steps goes first; ties by arrival in the queue.
 
     The Heddle paper (arXiv 2603.28101) calls the order of its baselines round robin and sends a
-    trajectory that returns from its tool to the tail of the queue. A queue in which every return
-    goes to the tail is served by arrival of the step, which is `Fcfs` exactly, so that reading
-    would give two names to one order, yet the paper plots FCFS and round robin apart. Taking turns
-    is the reading under which they differ: no trajectory gets another step while one with fewer
-    steps waits at the same engine.
+    trajectory that returns from its tool to the tail of the queue. Read literally, that is arrival
+    of the step, exactly `Fcfs`; but the paper plots FCFS and round robin separately. This part is a
+    reading under which they differ: no trajectory gets another step while one with fewer steps
+    waits at the same engine.
     """
 
     preemptive = False
