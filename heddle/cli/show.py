@@ -141,7 +141,7 @@ def show(table: Table) -> None:
 
 def _width(table: Table) -> int:
     """Columns that a table takes when nothing is cut."""
-    return Console(width=WIDEST).measure(table).maximum
+    return Console(width=WIDEST, height=1).measure(table).maximum  # see `show`
 
 
 def _turned(table: Table, width: int) -> list[Table]:

@@ -14,7 +14,7 @@ import pytest
 
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
 from heddle.running import ProcessSolver
-from heddle_core.commands import SolvePlan
+from heddle_core.commands import Predict, SolvePlan
 from heddle_core.plans import ResourcePlan
 from tests.runtime.processes import descendants, wait_until_gone
 
@@ -125,6 +125,22 @@ class Slow(NamedTuple):
         return ResourcePlan(engines=())
 
 
+class Answer:
+    """Takes the answer of one search; implements `ServiceListener`."""
+
+    def __init__(self) -> None:
+        self.plan: asyncio.Future[ResourcePlan] = asyncio.get_running_loop().create_future()
+
+    def predicted(self, command: Predict, remaining_tokens: float | None) -> None:
+        raise AssertionError("no prediction was requested")
+
+    def plan_solved(self, command: SolvePlan, plan: ResourcePlan) -> None:
+        self.plan.set_result(plan)
+
+    def service_failed(self, error: BaseException) -> None:
+        self.plan.set_exception(error)
+
+
 def command(seconds: float, begun: Path) -> SolvePlan:
     problem: Any = Slow(seconds, str(begun))
     return SolvePlan(plan=1, problem=problem)
@@ -143,12 +159,13 @@ def test_a_search_goes_on_through_ctrl_c(tmp_path):
         before = descendants()
         solver = ProcessSolver()
         try:
-            search = asyncio.create_task(solver(command(0.5, tmp_path / "begun")))
+            answer = Answer()
+            solver.solve(command(0.5, tmp_path / "begun"), answer)
             await begins(tmp_path / "begun")
             for process in descendants():
                 if process not in before:
                     os.kill(process, signal.SIGINT)
-            return await search
+            return await answer.plan
         finally:
             solver.close()
 
@@ -162,9 +179,14 @@ import asyncio
 from pathlib import Path
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
 from heddle.running import ProcessSolver
-from tests.app.test_executor import command
+from tests.app.test_executor import Answer, command
 if __name__ == "__main__":
-    asyncio.run(ProcessSolver()(command(1000.0, Path({str(begun)!r}))))
+    async def main():
+        answer = Answer()
+        solver = ProcessSolver()
+        solver.solve(command(1000.0, Path({str(begun)!r})), answer)
+        await answer.plan
+    asyncio.run(main())
 """
     (tmp_path / "main.py").write_text(script)
     heddle = subprocess.Popen(

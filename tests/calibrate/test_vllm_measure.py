@@ -89,6 +89,6 @@ def engines_of(pid: int) -> list[int]:
     found = []
     for each in descendants(pid):
         with suppress(OSError):
-            if b"vllm_process" in Path(f"/proc/{each}/cmdline").read_bytes():
+            if b"heddle_runtime.vllm.process" in Path(f"/proc/{each}/cmdline").read_bytes():
                 found.append(each)
     return found
