@@ -35,9 +35,7 @@ ORACLES = {
 }
 """Predictors that only a replay can offer, for listings."""
 
-LEARNED = {
-    "learned:QUANTILE": "the same by another quantile than the median, as in learned:0.75",
-}
+LEARNED = {"learned:QUANTILE": "the same by another quantile than the median, as in learned:0.75"}
 """Predictors whose names hold a number, for listings."""
 
 SHIPPED = "shipped"

@@ -113,12 +113,7 @@ class Booster:
         return self._train(rows, targets, seen.weights, _SPREAD_ROUNDS, coarse)
 
     def _train(
-        self,
-        rows: Floats,
-        targets: Floats,
-        weights: Floats,
-        rounds: int,
-        more: Mapping[str, Any],
+        self, rows: Floats, targets: Floats, weights: Floats, rounds: int, more: Mapping[str, Any]
     ) -> lightgbm.Booster:
         parameters: dict[str, Any] = {
             "objective": "regression",

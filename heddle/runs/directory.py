@@ -246,11 +246,7 @@ def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) 
         "oracle": facts.oracle,
         "history": facts.history,
         "predictor_model": facts.predictor_model,
-        "trace": {
-            "name": facts.trace_name,
-            "path": config.trace,
-            "sha256": facts.trace_sha256,
-        },
+        "trace": {"name": facts.trace_name, "path": config.trace, "sha256": facts.trace_sha256},
         "versions": files.versions(),
         "git_commit": files.git_commit(),
         "host": files.host(),

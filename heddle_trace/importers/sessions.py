@@ -37,10 +37,7 @@ class Sessions(Generic[T]):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        _: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         """Drop all parts."""
         self._db.close()

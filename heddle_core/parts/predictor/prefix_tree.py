@@ -51,11 +51,7 @@ class PrefixTreePredictor:
     served = False
 
     def __init__(
-        self,
-        *,
-        medium_tokens: int = 500,
-        large_tokens: int = 5_000,
-        unknown_tokens: float = 0.0,
+        self, *, medium_tokens: int = 500, large_tokens: int = 5_000, unknown_tokens: float = 0.0
     ) -> None:
         self._bounds = (medium_tokens, large_tokens)
         self._unknown_tokens = unknown_tokens
