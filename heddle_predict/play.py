@@ -43,19 +43,15 @@ class Watcher(Protocol):
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """A generation ended."""
-        ...
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """A tool answered."""
-        ...
 
     def observe_finish(self, t: TrajectoryView) -> None:
         """A trajectory ended."""
-        ...
 
     def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
         """A controller needs an estimate of `t` now, the trajectory of script number `index`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
