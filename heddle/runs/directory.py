@@ -185,7 +185,6 @@ class RunDirectory:
         return measured
 
     def __enter__(self) -> "RunDirectory":
-        """Return itself."""
         return self
 
     def __exit__(
