@@ -43,23 +43,7 @@ _WHERE = {
     "simulate": "heddle.simulation",
 }
 
-__all__ = [  # noqa: PLE0604, RUF100 -- names below are found by `__getattr__`
-    "PRESETS",
-    "ClusterConfig",
-    "LiveConfig",
-    "MissingConfig",
-    "PolicyConfig",
-    "RunConfig",
-    "RuntimeConfig",
-    "Workspace",
-    "compare",
-    "load_run",
-    "plan",
-    "prepare",
-    "replay",
-    "run",
-    "simulate",
-]
+__all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
@@ -72,5 +56,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names."""
     return sorted(__all__)

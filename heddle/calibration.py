@@ -14,6 +14,7 @@ from heddle.config import RunConfig
 from heddle.runs import Run, RunError
 from heddle.runs.journal_rows import encode
 from heddle.runs.metrics import Measured, measure
+from heddle.runs.replay import check_trace
 from heddle.setup import (
     Workspace,
     load_cluster_profile,
@@ -30,8 +31,6 @@ from heddle_rollout.core import RecordedCore
 from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import Profile, ProfileError
 from heddle_sim.rollout import simulate_rollout
-from heddle_trace.errors import TraceError
-from heddle_trace.files import read_trace
 from heddle_trace.schema import TrajectoryScript
 
 
@@ -52,9 +51,9 @@ def check(run: Run, profile_path: Path | None = None) -> Checked:
             f"{run.path}: its agents were live, and no trace has their steps; "
             f"give replays (`heddle trace extract` makes a trace of it that can be replayed)"
         )
-    config = _profiled(run, profile_path)
-    _same_trace(run, config)
-    simulated = _simulate(run, config)
+    config, shared = _profiled(run, profile_path), Workspace()
+    check_trace(run, shared, "simulating it again takes the trace that it replayed")
+    simulated = _simulate(run, config, shared)
     cluster = replace(config.cluster, model="")
     return Checked(
         run=str(run.path),
@@ -93,23 +92,9 @@ def _profiled(run: Run, path: Path | None) -> RunConfig:
     return given
 
 
-def _same_trace(run: Run, config: RunConfig) -> None:
-    recorded_sha = run.manifest["trace"]["sha256"]
-    where = (
-        f"{run.path}: simulating it again takes the trace that it replayed, {config.trace} "
-        f"(sha256 {recorded_sha[:16]}, seen from the folder in which the run was started)"
-    )
-    try:
-        found = read_trace(Path(config.trace)).sha256
-    except TraceError as error:
-        raise RunError(f"{where}: {error}") from None
-    if found != recorded_sha:
-        raise RunError(f"{where}: the file that is there now has sha256 {found[:16]}")
-
-
-def _simulate(run: Run, config: RunConfig) -> Measured:
-    profile, workload = load_cluster_profile(config.cluster), Workspace().workload(config)
-    context = run.context or prepare(config).context
+def _simulate(run: Run, config: RunConfig, shared: Workspace) -> Measured:
+    profile, workload = shared.profile(config.cluster), shared.workload(config)
+    context = run.context or prepare(config, workspace=shared).context
     controller = Controller(make_policy(config, context, workload.scripts))
     entries: list[Entry] = []
     simulate_rollout(

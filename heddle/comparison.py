@@ -155,9 +155,8 @@ def compare(
         InProcess(shared) if processes == 1 else Processes(processes, Workspace)
     )
     one = partial(_simulate, out=out, config_text=config_text)
-    watch = None
-    if on_progress is not None:
-        watch = partial(_with_total, on_progress, first.trajectories)
+    total = first.trajectories
+    watch = None if on_progress is None else lambda finished: on_progress(finished, total)
     done: dict[tuple[str, int], RunResult] = {}
     try:
         with StopSignals():
@@ -198,10 +197,6 @@ def _simulate(
         config_text=config_text,
         on_progress=None if report is None else lambda finished, total: report(finished),
     )
-
-
-def _with_total(on_progress: OnProgress, total: int, done: Sequence[int]) -> None:
-    on_progress(done, total)
 
 
 def _check(policies: Sequence[str], seeds: int, first_seed: int, jobs: int | None) -> None:

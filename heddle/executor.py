@@ -140,7 +140,6 @@ class Worker:
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:

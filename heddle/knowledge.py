@@ -5,7 +5,7 @@ replayed. An oracle is the exception, named in the policy: ``heddle+oracle``.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,7 @@ ORACLES = {
 }
 """Predictors that only a replay can offer, for listings."""
 
-LEARNED = {
-    "learned:QUANTILE": "the same by another quantile than the median, as in learned:0.75",
-}
+LEARNED = {"learned:QUANTILE": "the same by another quantile than the median, as in learned:0.75"}
 """Predictors whose names hold a number, for listings."""
 
 SHIPPED = "shipped"
@@ -61,13 +59,7 @@ class HistorySource:
 
 def missing_rules(missing: MissingConfig) -> MissingRules:
     """Return a run's rules for missing values in the form of the trace package."""
-    return MissingRules(
-        tool_s=missing.tool_s,
-        tool_tokens=missing.tool_tokens,
-        prompt_tokens=missing.prompt_tokens,
-        output_tokens=missing.output_tokens,
-        cap_tool_s=missing.cap_tool_s,
-    )
+    return MissingRules(**asdict(missing))
 
 
 def resolve_history(name: str, trace: Trace, missing: MissingConfig) -> HistorySource:

@@ -76,12 +76,7 @@ def choose_sweep(
         if not 1 <= value <= high:
             raise MeasuringError(f"{option} {value}: must be from 1 to {high}")
     spec = SweepSpec(
-        tps=tps,
-        gpu=gpu,
-        max_running=running,
-        max_context=context,
-        size=size,
-        seed=config.seed,
+        tps=tps, gpu=gpu, max_running=running, max_context=context, size=size, seed=config.seed
     )
     return spec, model
 

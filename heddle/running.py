@@ -18,9 +18,9 @@ from heddle.executor import Worker
 from heddle.knowledge import needs_oracle
 from heddle.live import LiveWork, SandboxInfo, load_live_work, probe_sandbox, running_agents
 from heddle.runs import RunDirectory, open_run
-from heddle.setup import RunSetup, prepare, solo_tpot
+from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
-from heddle.simulation import RunResult
+from heddle.simulation import RunResult, finished
 from heddle.workload import Workload
 from heddle_core.commands import SolvePlan
 from heddle_core.controller import Controller
@@ -124,16 +124,7 @@ def run(
         sink = _Sink(directory, workload.trajectories, on_progress)
         with signals.deferred():
             asyncio.run(_roll_out(setup, live, sink, signals))
-        measured = directory.finish(
-            solo_tpot=solo_tpot(setup.profile, config.cluster), notes=workload.notes
-        )
-    return RunResult(
-        config.policy.preset,
-        config.seed,
-        directory.path,
-        {**measured.summary, **workload.notes},
-        time.perf_counter() - began_s,
-    )
+        return finished(setup, directory, began_s)
 
 
 def _live(config: RunConfig) -> _Live:
@@ -170,7 +161,6 @@ class _Sink:
         self._flushed_s = time.monotonic()
 
     def __call__(self, entry: Entry) -> None:
-        """Take one entry of the journal."""
         self._directory.append(entry)
         match entry.event:
             case TrajectoryFinished():

@@ -137,9 +137,7 @@ class Workspace:
         """Find the history of a run of `trace`; see `heddle.knowledge.resolve_history`."""
         key = (config.history, config.missing, trace.sha256)
         return self._keep(
-            "history",
-            key,
-            lambda: knowledge.resolve_history(config.history, trace, config.missing),
+            "history", key, lambda: knowledge.resolve_history(config.history, trace, config.missing)
         )
 
     def model(self, name: str) -> knowledge.LoadedModel:

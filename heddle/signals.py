@@ -83,7 +83,6 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Set the handlers of before again."""
         for number, before in self._before.items():
             signal.signal(number, before if before is not None else signal.SIG_DFL)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
-from heddle.runs import open_run
+from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare, solo_tpot
 from heddle.signals import StopSignals
 from heddle_core.controller import Controller
@@ -85,11 +85,15 @@ def simulate(
             sink = _counting(sink, workload.trajectories, on_progress)
         core = RecordedCore(Controller(setup.policy), sink)
         simulate_rollout(workload.scripts, core, setup.simulation)
-        measured = directory.finish(
-            solo_tpot=solo_tpot(setup.profile, config.cluster), notes=workload.notes
-        )
+        return finished(setup, directory, began_s)
+
+
+def finished(setup: RunSetup, directory: RunDirectory, began_s: float) -> RunResult:
+    """Close a run directory as finished; `began_s` is of `time.perf_counter`."""
+    config, notes = setup.config, setup.workload.notes
+    measured = directory.finish(solo_tpot=solo_tpot(setup.profile, config.cluster), notes=notes)
     wall_s = time.perf_counter() - began_s
-    summary = {**measured.summary, **workload.notes}
+    summary = {**measured.summary, **notes}
     return RunResult(config.policy.preset, config.seed, directory.path, summary, wall_s)
 
 

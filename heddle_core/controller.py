@@ -7,13 +7,7 @@ policy's parts.
 
 from typing import assert_never
 
-from heddle_core.commands import (
-    Command,
-    CommandList,
-    Migrate,
-    Predict,
-    SolvePlan,
-)
+from heddle_core.commands import Command, CommandList, Migrate, Predict, SolvePlan
 from heddle_core.events import (
     EngineFailed,
     EngineReady,

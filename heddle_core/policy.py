@@ -186,15 +186,12 @@ class Predictor(Protocol):
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Learn from a finished generation."""
-        ...
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """Learn from a tool's result."""
-        ...
 
     def observe_finish(self, t: TrajectoryView) -> None:
         """Learn from a trajectory's end."""
-        ...
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
         """Estimate the output tokens `t` still has to make; at least 0."""
@@ -259,7 +256,6 @@ class Placement(Protocol):
 
     def finished(self, t: TrajectoryView) -> None:
         """Forget a finished trajectory."""
-        ...
 
 
 class Migration(Protocol):
@@ -271,7 +267,6 @@ class Migration(Protocol):
 
     def finished(self, t: TrajectoryView) -> None:
         """Forget a finished trajectory."""
-        ...
 
 
 class Planner(Protocol):

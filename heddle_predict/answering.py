@@ -7,7 +7,8 @@ from typing import TypeAlias
 from heddle_predict.artefact import Artefact
 from heddle_predict.corpus import Source
 from heddle_predict.errors import PredictError
-from heddle_predict.examples import Examples, Floats, answers, examples
+from heddle_predict.examples import Examples, answers, examples
+from heddle_predict.model import Floats
 from heddle_predict.models import model_from
 from heddle_predict.play import Pace
 

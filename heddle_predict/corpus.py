@@ -74,18 +74,24 @@ def source_of(trace: Trace, label: str) -> Source:
     )
 
 
+def check_groups(sources: Sequence[Source]) -> None:
+    """Refuse too few groups to leave some out. Raises PredictError."""
+    groups = sum(len(source.groups()) for source in sources)
+    if groups < LEAST_GROUPS:
+        raise PredictError(
+            f"{', '.join(s.name for s in sources)}: too few groups to split ({groups}); a model is "
+            f"checked on groups that it has not seen, so give {LEAST_GROUPS} groups or more"
+        )
+
+
 def split(source: Source, *, share: float, seed: int) -> tuple[Source, Source]:
     """Return the source without, and with only, a random `share` of its groups.
 
     Raises:
         PredictError: it has too few groups.
     """
+    check_groups([source])
     groups = source.groups()
-    if len(groups) < LEAST_GROUPS:
-        raise PredictError(
-            f"{source.name}: too few groups to split ({len(groups)}); a model is checked on groups "
-            f"that it has not seen, so give a trace of {LEAST_GROUPS} groups or more"
-        )
     order = np.random.default_rng(seed).permutation(len(groups))
     apart = dict.fromkeys(groups[i] for i in order[: max(1, round(share * len(groups)))])
     kept = tuple(s for s in source.scripts if s.group not in apart)

@@ -10,8 +10,9 @@ from heddle_core.parts.predictor.group import GroupPredictor
 from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.corpus import Source
-from heddle_predict.examples import Examples, Floats
+from heddle_predict.examples import Examples
 from heddle_predict.measures import AFTER, Figures, figures
+from heddle_predict.model import Floats
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_trace.schema import TrajectoryScript
 

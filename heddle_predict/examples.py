@@ -13,11 +13,11 @@ from heddle_core.policy import TrajectoryView
 from heddle_predict.corpus import Source
 from heddle_predict.features import Features
 from heddle_predict.learned import Survival
-from heddle_predict.model import Model, Vocabulary
+from heddle_predict.model import Floats, Model, Vocabulary
 from heddle_predict.play import Moment, Pace, play, total_tokens
+from heddle_trace.complete import regrouped
 from heddle_trace.schema import TrajectoryScript
 
-Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 _LEAST_PLAYS: Final = 3
@@ -158,7 +158,7 @@ def _played_often(source: Source, vocabulary: Vocabulary, seed: int, enough_rows
     groups = {name: i for i, name in enumerate(source.groups())}
     while len(plays) < _LEAST_PLAYS or (rows < enough_rows and len(plays) < _MOST_PLAYS):
         own_order = len(plays) % _LEAST_PLAYS != 1
-        scripts = list(source.scripts) if own_order else _regrouped(source.scripts, rng)
+        scripts = source.scripts if own_order else regrouped(source.scripts, rng)
         slots = 1.0 if len(plays) % _LEAST_PLAYS == 0 else float(rng.uniform(0.1, 0.6))
         pace = Pace(slots=slots, tokens_per_s=float(50.0 * np.exp(0.5 * rng.standard_normal())))
         played = examples(scripts, vocabulary, pace)
@@ -170,20 +170,6 @@ def _played_often(source: Source, vocabulary: Vocabulary, seed: int, enough_rows
     return Examples(
         *(np.concatenate([getattr(p, f.name) for p in plays]) for f in fields(Examples))
     )
-
-
-_NUMBERS: Final = ("run", "group", "script")
-
-
-def _regrouped(
-    scripts: Sequence[TrajectoryScript], rng: np.random.Generator
-) -> list[TrajectoryScript]:
-    """The groups in another order, the samples of each as they were."""
-    groups: dict[str, list[TrajectoryScript]] = {}
-    for script in scripts:
-        groups.setdefault(script.group, []).append(script)
-    members = list(groups.values())
-    return [script for index in rng.permutation(len(members)) for script in members[index]]
 
 
 def answers(model: Model, questions: Examples) -> Floats:

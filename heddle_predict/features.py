@@ -211,10 +211,6 @@ class Features:
         row += known
         return row
 
-    def level(self, task: str) -> float:
-        """Logarithm of the tokens that the targets of `task` are relative to."""
-        return (self._tasks.get(task) or self._new_task(task)).total
-
     def _of_own(self, t: TrajectoryView, task: _Task, own: _Own) -> list[float]:
         made = t.output_tokens
         calls = own.payloads.count

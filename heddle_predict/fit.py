@@ -6,11 +6,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from heddle_predict.artefact import SCHEMA, VERSION, Arrays, Artefact, Header, Kind, TrainedOn
-from heddle_predict.corpus import LEAST_GROUPS, Source, source_of, vocabulary_of
-from heddle_predict.errors import PredictError
+from heddle_predict.corpus import Source, check_groups, source_of, vocabulary_of
 from heddle_predict.examples import Examples, training_examples
 from heddle_predict.model import Vocabulary
-from heddle_predict.models import arrays_of
+from heddle_predict.models import Fitted, SequenceModel, TreesModel, arrays_of
 from heddle_predict.quantiles import LEVELS
 from heddle_trace.history import levels_of
 from heddle_trace.schema import Trace
@@ -35,25 +34,15 @@ def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Ar
         PredictError: the traces have too few groups, or torch is needed and absent.
     """
     vocabulary, seen, augmented = prepared(sources, seed)
+    found: Fitted[TreesModel] | Fitted[SequenceModel]
     if kind == "trees":
         from heddle_predict.trees import fit_trees
 
         found = fit_trees(seen, augmented, vocabulary, seed)
-        settings = {"trees": str(found.rounds)}
-        return artefact_of(
-            sources,
-            kind=kind,
-            seed=seed,
-            command=command,
-            vocabulary=vocabulary,
-            examples=len(seen),
-            error=found.error,
-            settings=settings,
-            arrays=arrays_of(found.model),
-        )
-    from heddle_predict.sequence import fit_sequence
+    else:
+        from heddle_predict.sequence import fit_sequence
 
-    learned = fit_sequence(seen, augmented, vocabulary, seed)
+        found = fit_sequence(seen, augmented, vocabulary, seed)
     return artefact_of(
         sources,
         kind=kind,
@@ -61,9 +50,9 @@ def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Ar
         command=command,
         vocabulary=vocabulary,
         examples=len(seen),
-        error=learned.error,
-        settings={"epochs": str(learned.epochs)},
-        arrays=arrays_of(learned.model),
+        error=found.error,
+        settings={"trees" if kind == "trees" else "epochs": str(found.rounds)},
+        arrays=arrays_of(found.model),
     )
 
 
@@ -83,16 +72,6 @@ def prepared(sources: Sequence[Source], seed: int) -> tuple[Vocabulary, Examples
         enough_rows=0,
     )
     return vocabulary, seen, augmented
-
-
-def check_groups(sources: Sequence[Source]) -> None:
-    """Refuse too few groups to leave some out. Raises PredictError."""
-    groups = sum(len(source.groups()) for source in sources)
-    if groups < LEAST_GROUPS:
-        raise PredictError(
-            f"{', '.join(s.name for s in sources)}: too few groups to split ({groups}); a model is "
-            f"checked on groups that it has not seen, so give {LEAST_GROUPS} groups or more"
-        )
 
 
 def augmentation_sources() -> list[Source]:

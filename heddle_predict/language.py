@@ -18,10 +18,11 @@ import numpy as np
 
 from heddle_predict.artefact import Artefact, leaves_folder, no_path
 from heddle_predict.contexts import Texts, context_of, read_texts
-from heddle_predict.corpus import Source, vocabulary_of
+from heddle_predict.corpus import Source, check_groups, vocabulary_of
 from heddle_predict.errors import PredictError
-from heddle_predict.examples import Examples, Floats, examples
-from heddle_predict.fit import artefact_of, check_groups
+from heddle_predict.examples import Examples, examples
+from heddle_predict.fit import artefact_of
+from heddle_predict.model import Floats
 from heddle_predict.optional import needed
 from heddle_predict.play import Pace
 from heddle_predict.quantiles import LEVELS, shifted

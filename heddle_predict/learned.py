@@ -17,8 +17,7 @@ from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.parts.table import progressive
 from heddle_core.policy import PolicyContext, Predictor, TrajectoryView
 from heddle_predict.features import Features
-from heddle_predict.model import LOG_BOUND, Model, Vocabulary
-from heddle_predict.recurrent import Floats
+from heddle_predict.model import LOG_BOUND, Floats, Model, Vocabulary
 
 _LEAST_TOKENS = 1.0  # a trajectory that has not ended makes one more
 

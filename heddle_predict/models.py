@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 from heddle_predict.artefact import Arrays, Artefact, Header
 from heddle_predict.errors import PredictError
 from heddle_predict.forest import Forest
-from heddle_predict.model import LOG_BOUND, Model, Vocabulary
-from heddle_predict.recurrent import NAMES, Floats, Recurrent
+from heddle_predict.model import LOG_BOUND, Floats, Model, Vocabulary
+from heddle_predict.recurrent import NAMES, Recurrent
 
-_FOREST: Final = ("feature", "threshold", "mask", "leaf")
+M = TypeVar("M")
+
 _TYPES: Final[Mapping[str, Any]] = {
     "feature": np.int32,
     "threshold": np.float64,
     "mask": np.uint16,
     "leaf": np.float64,
 }
+"""Of a forest's arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +84,23 @@ class SequenceModel:
         return np.asarray(self.network.quantiles(states, rows) + self.shifts)
 
 
+@dataclass(frozen=True, slots=True)
+class Fitted(Generic[M]):
+    """A model, and the results of its training."""
+
+    model: M
+    rounds: int
+    """Trees of each forest, or epochs of a network."""
+    error: float
+    """Weighted root mean squared error of the logarithm, on groups left out."""
+
+
 def arrays_of(model: TreesModel | SequenceModel) -> dict[str, NDArray[Any]]:
     """Return all arrays of a model."""
     if isinstance(model, SequenceModel):
         return {"shifts": model.shifts, **{n: getattr(model.network, n) for n in NAMES}}
     forests = {"location": model.location, "log_spread": model.log_spread}
-    parts = {f"{f}.{part}": getattr(forests[f], part) for f in forests for part in _FOREST}
+    parts = {f"{f}.{part}": getattr(forests[f], part) for f in forests for part in _TYPES}
     return {"errors": model.errors, **parts}
 
 
@@ -113,7 +126,7 @@ def model_from(artefact: Artefact, label: str | Path) -> Model:
 
 def _trees(header: Header, arrays: Arrays) -> Model:
     def forest(name: str) -> Forest:
-        parts = {part: _typed(arrays, f"{name}.{part}", _TYPES[part]) for part in _FOREST}
+        parts = {part: _typed(arrays, f"{name}.{part}", kind) for part, kind in _TYPES.items()}
         return Forest.of(**parts, columns=len(header.features))
 
     return TreesModel(

@@ -43,19 +43,15 @@ class Watcher(Protocol):
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """A generation ended."""
-        ...
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """A tool answered."""
-        ...
 
     def observe_finish(self, t: TrajectoryView) -> None:
         """A trajectory ended."""
-        ...
 
     def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
         """A controller needs an estimate of `t` now, the trajectory of script number `index`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,17 +189,14 @@ class _Shown:
         """Moment of the next question; trajectories that have just arrived have none yet."""
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Pass it on."""
         self._moments[t.id] = "in tool"
         self._watcher.observe_step(t, event)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Pass it on."""
         self._moments[t.id] = "queued"
         self._watcher.observe_tool(t, event)
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Pass it on."""
         del self._moments[t.id]
         self._watcher.observe_finish(t)
 
@@ -223,7 +216,6 @@ class _OneEngine:
     needs_all = False
 
     def plan(self, ts: Sequence[TrajectoryView], remaining: Sequence[float]) -> ResourcePlan:
-        """Return the engine."""
         return ResourcePlan(
             engines=(EngineSpec(engine=ENGINE, shape=SHAPE, max_running=UNLIMITED),)
         )

@@ -1,29 +1,15 @@
 """A small recurrent network as arrays: inference with numpy alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats: TypeAlias = NDArray[np.float64]
+from heddle_predict.model import Floats
 
 FARTHEST: Final = 5.0
 """Standard deviations at which an input is clipped: values outside training stay bounded."""
-
-NAMES: Final = (
-    "centre",
-    "spread",
-    "input_weight",
-    "input_bias",
-    "state_weight",
-    "state_bias",
-    "hidden_weight",
-    "hidden_bias",
-    "head_weight",
-    "head_bias",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +62,7 @@ class Recurrent:
                 raise ValueError(f"{name} holds a value that is no number")
         if not (arrays["spread"] > 0.0).all():
             raise ValueError("spread holds a value that is not above 0")
-        return Recurrent(*(arrays[name] for name in NAMES))
+        return Recurrent(*(arrays[name] for name in shapes))
 
     def initial_state(self) -> Floats:
         """State before the first row."""
@@ -102,6 +88,9 @@ class Recurrent:
 
     def _scaled(self, rows: Floats) -> Floats:
         return np.clip((rows - self.centre) / self.spread, -FARTHEST, FARTHEST)
+
+
+NAMES: Final = tuple(field.name for field in fields(Recurrent))
 
 
 def _sigmoid(x: Floats) -> Floats:

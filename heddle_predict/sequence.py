@@ -1,13 +1,12 @@
 """A recurrent network over a trajectory's steps: torch trains it, inference uses numpy alone."""
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from heddle_predict.examples import Examples, Floats
-from heddle_predict.model import Vocabulary
-from heddle_predict.models import SequenceModel
+from heddle_predict.examples import Examples
+from heddle_predict.model import Floats, Vocabulary
+from heddle_predict.models import Fitted, SequenceModel
 from heddle_predict.optional import needed
 from heddle_predict.quantiles import LEVELS, shifted
 from heddle_predict.recurrent import FARTHEST, NAMES, Recurrent
@@ -25,19 +24,9 @@ _DROPPED: Final = 0.15
 _LEFT_OUT: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceFit:
-    """A model, and the results of its training."""
-
-    model: SequenceModel
-    epochs: int
-    error: float
-    """Weighted root mean squared error of the logarithm's median, on groups left out."""
-
-
 def fit_sequence(
     seen: Examples, augmented: Examples | None, vocabulary: Vocabulary, seed: int
-) -> SequenceFit:
+) -> Fitted[SequenceModel]:
     """Learn from `seen`, and from `augmented` with the weight of a hundred trajectories.
 
     A fifth of the groups is held out. They determine when training stops, and the shift of each
@@ -67,7 +56,7 @@ def fit_sequence(
     model = SequenceModel(
         vocabulary=vocabulary, levels=LEVELS, network=trainer.network(), shifts=shifts
     )
-    return SequenceFit(model, epochs, error)
+    return Fitted(model, epochs, error)
 
 
 def by_run(questions: Examples) -> list[Any]:

@@ -8,10 +8,10 @@ import lightgbm
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle_predict.examples import Examples, Floats
+from heddle_predict.examples import Examples
 from heddle_predict.forest import MOST_LEAVES, Forest
-from heddle_predict.model import Vocabulary
-from heddle_predict.models import TreesModel
+from heddle_predict.model import Floats, Vocabulary
+from heddle_predict.models import Fitted, TreesModel
 from heddle_predict.quantiles import LEVELS, weighted_quantiles
 
 RISING: Final = (
@@ -35,19 +35,9 @@ _SPREAD_ROUNDS: Final = 40
 _LEAST_ERROR: Final = 0.05  # of a logarithm: an error of 0 gives no spread
 
 
-@dataclass(frozen=True, slots=True)
-class TreesFit:
-    """A model, and the results of its training."""
-
-    model: TreesModel
-    rounds: int
-    error: float
-    """Weighted root mean squared error of the logarithm, on groups that were not seen."""
-
-
 def fit_trees(
     seen: Examples, augmented: Examples | None, vocabulary: Vocabulary, seed: int
-) -> TreesFit:
+) -> Fitted[TreesModel]:
     """Learn from `seen`, and with little weight from `augmented`, other workloads' examples.
 
     The number of trees is the best one on held-out groups, a quarter in each of four folds. The
@@ -77,7 +67,7 @@ def fit_trees(
         log_spread=spread,
         errors=errors,
     )
-    return TreesFit(model, rounds, float(np.sqrt(curve[rounds - 1])))
+    return Fitted(model, rounds, float(np.sqrt(curve[rounds - 1])))
 
 
 def folds(group: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
@@ -113,12 +103,7 @@ class Booster:
         return self._train(rows, targets, seen.weights, _SPREAD_ROUNDS, coarse)
 
     def _train(
-        self,
-        rows: Floats,
-        targets: Floats,
-        weights: Floats,
-        rounds: int,
-        more: Mapping[str, Any],
+        self, rows: Floats, targets: Floats, weights: Floats, rounds: int, more: Mapping[str, Any]
     ) -> lightgbm.Booster:
         parameters: dict[str, Any] = {
             "objective": "regression",

@@ -3,13 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from heddle_core.commands import Dispatch, Preempt, StartEngine, StopEngine
-from heddle_core.events import (
-    EngineFailed,
-    EngineReady,
-    EngineReported,
-    EngineStopped,
-    Event,
-)
+from heddle_core.events import EngineFailed, EngineReady, EngineReported, EngineStopped, Event
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.plans import EngineSpec
 from heddle_rollout.clock import Clock

@@ -34,8 +34,6 @@ class EngineCapabilities(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """End a step early and keep its tokens. Without it, a step runs to its end."""
     update_weights: bool = True
     """Load other weights on demand. Without it, the owner of the engine updates it."""
-    real_tokens: bool = True
-    """Generate token ids, and read those of the prompt; False: it keeps time only."""
 
 
 class StepRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):

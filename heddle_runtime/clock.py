@@ -40,11 +40,6 @@ class RunClock:
         return max((self._loop.time() - self._origin_s) * self._speed, self._due_s)
 
     @property
-    def idle(self) -> bool:
-        """Whether no call is due at any time."""
-        return not self._calls
-
-    @property
     def frozen(self) -> bool:
         """Whether time is stopped."""
         return self._frozen_s is not None

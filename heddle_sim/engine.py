@@ -271,12 +271,6 @@ class SimEngine:
         """Steps in the engine's own queue, or not arrived there yet."""
         return len(self._batch.waiting) + len(self._coming)
 
-    @property
-    def drained(self) -> bool:
-        """Whether no step is here and the end of every step has been reported."""
-        batch = self._batch
-        return not (batch.running or batch.waiting or batch.ended or self._coming)
-
     def trajectories(self) -> list[TrajectoryId]:
         """Trajectories whose step is here: the batch in order of admission, then the queue."""
         waiting = (request.trajectory for request in self._batch.waiting)

@@ -42,9 +42,7 @@ class SimEngineClient:
     ) -> None:
         self._spec, self._listener, self._config = spec, listener, config
         self._clock, self._env, self._follow = clock, env, follow
-        self._capabilities = EngineCapabilities(
-            import_kv=config.moves_by == "kv", real_tokens=False
-        )
+        self._capabilities = EngineCapabilities(import_kv=config.moves_by == "kv")
         self._model: SimEngine | None = None
         """None before it is ready and after its end."""
         self._prefills: dict[TrajectoryId, int] = {}
@@ -57,7 +55,7 @@ class SimEngineClient:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """Everything but tokens; KV import only where migrations move KV."""
+        """KV import only where migrations move KV."""
         return self._capabilities
 
     @property

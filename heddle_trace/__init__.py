@@ -12,13 +12,7 @@ from heddle_trace.complete import (
 from heddle_trace.errors import TraceError
 from heddle_trace.files import problems, read_trace, write_trace
 from heddle_trace.problems import Problem
-from heddle_trace.schema import (
-    StepRecord,
-    StepScript,
-    Trace,
-    TrajectoryRecord,
-    TrajectoryScript,
-)
+from heddle_trace.schema import StepRecord, StepScript, Trace, TrajectoryRecord, TrajectoryScript
 from heddle_trace.stats import TraceStats, describe
 from heddle_trace.synth import synth
 from heddle_trace.targets import Target, measured, targets

@@ -98,12 +98,18 @@ def shuffled(scripts: Sequence[TrajectoryScript], seed: int) -> tuple[Trajectory
     """
     if seed == 0:
         return tuple(scripts)
+    return regrouped(scripts, _stream(seed, "shuffled"))
+
+
+def regrouped(
+    scripts: Sequence[TrajectoryScript], rng: np.random.Generator
+) -> tuple[TrajectoryScript, ...]:
+    """The scripts with their groups in an order drawn from `rng`; each group as it was."""
     groups: dict[str, list[TrajectoryScript]] = {}
     for script in scripts:
         groups.setdefault(script.group, []).append(script)
     members = list(groups.values())
-    order = _stream(seed, "shuffled").permutation(len(members))
-    return tuple(script for index in order for script in members[index])
+    return tuple(script for index in rng.permutation(len(members)) for script in members[index])
 
 
 def _stream(seed: int, part: str) -> np.random.Generator:

@@ -76,7 +76,6 @@ class TraceWriter:
         return self._hash.hexdigest()
 
     def __enter__(self) -> "TraceWriter":
-        """Open the file beside its place."""
         with ExitStack() as stack:
             self._stream = stack.enter_context(whole(self.path))
             if self.path.name.endswith(".gz"):

@@ -28,9 +28,9 @@ from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.artefact import read_artefact
 from heddle_predict.corpus import Source, read_source, source_of, split
 from heddle_predict.evaluate import ByStep, judge, judge_quantiles
-from heddle_predict.examples import Examples, Floats, answers, examples
+from heddle_predict.examples import Examples, answers, examples
 from heddle_predict.fit import prepared
-from heddle_predict.model import Model
+from heddle_predict.model import Floats, Model
 from heddle_predict.models import model_from
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_predict.quantiles import LEVELS

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     from heddle_sim.profile_files import Profile
 
 OUT = click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="File to write",
+    "-o", "--out", type=click.Path(path_type=Path), required=True, help="File to write"
 )
 FORCE = click.option("--force", is_flag=True, help="Replace the file if it exists")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
@@ -209,11 +205,7 @@ def _save_profile(profile: "Profile", out: Path, as_json: bool) -> None:
 @click.option("--tie", type=float, default=1.0, show_default=True, help="Percent that rank nothing")
 @JSON
 def check_(
-    runs: tuple[Path, ...],
-    profile: Path | None,
-    tie: float,
-    as_json: bool,
-    **bounds: Any,
+    runs: tuple[Path, ...], profile: Path | None, tie: float, as_json: bool, **bounds: Any
 ) -> None:
     """Simulate finished runs on engines again, and print how far off that is.
 

@@ -41,9 +41,7 @@ def predict() -> None:
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option(
-    "--base",
-    type=_PATH,
-    help="Folder of the causal language model to fine-tune; with --model llm",
+    "--base", type=_PATH, help="Folder of the causal language model to fine-tune; with --model llm"
 )
 @click.option(
     "--text",

@@ -35,7 +35,7 @@ def comparison(result: Comparison) -> None:
     """Trace, cluster, bound, one row for each policy, and where the runs are."""
     _head(result.config.cluster, result.workload, result.profile, result.history, result.bound)
     first = result.policies[0].policy
-    table = _table(
+    table = new_table(
         "policy",
         "makespan_s",
         "throughput_tok_s",
@@ -107,7 +107,7 @@ def planned(plan: Planned) -> None:
         f"contiguous groups ends before {plan.bound_s:,.1f} s\n"
     )
     rows = plan.groups()
-    table = _table(*rows[0])
+    table = new_table(*rows[0])
     for row in rows:
         whole = {k: round(v) if k.endswith("_tokens") and v else v for k, v in row.items()}
         table.add_row(*map(_number, whole.values()))
@@ -149,7 +149,7 @@ def _turned(table: Table, width: int) -> list[Table]:
     first, *others = ([column.header, *column.cells] for column in table.columns)
 
     def part(begin: int, end: int) -> Table:
-        turned = _table(*map(str, (first[0], *first[begin:end])))
+        turned = new_table(*map(str, (first[0], *first[begin:end])))
         for row in others:
             turned.add_row(*map(str, (row[0], *row[begin:end])))
         return turned
@@ -164,7 +164,7 @@ def _turned(table: Table, width: int) -> list[Table]:
 
 def summaries(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """One column for each run, one row for each figure."""
-    table = _table("", *labels)
+    table = new_table("", *labels)
     for key in dict.fromkeys(key for row in rows for key in row):
         table.add_row(key, *(_number(row.get(key)) for row in rows))
     show(table)
@@ -214,7 +214,8 @@ def _profile_line(profile: Profile, tp: int) -> str:
     return text
 
 
-def _table(first: str, *columns: str) -> Table:
+def new_table(first: str, *columns: str) -> Table:
+    """A table of text in the first column and numbers in the others."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(first, no_wrap=True)
     for column in columns:

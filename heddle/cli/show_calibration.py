@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 import rich_click as click
-from rich.table import Table
 
-from heddle.cli.show import show
+from heddle.cli.show import new_table, show
 from heddle_calibrate.check import Checked, Ranking
 from heddle_sim.profile_files import Profile
 
@@ -26,7 +25,7 @@ PARTS = {
 def fitted(profile: Profile) -> None:
     """Errors at each TP degree, then of the loops, then what was measured beside."""
     click.echo(profile.summary)
-    table = _table("errors in percent", "TP", "median", "worst", "points")
+    table = new_table("errors in percent", "TP", "median", "worst", "points")
     for tp in profile.tps:
         errors = profile.at(tp).errors
         for name, said in PARTS.items():
@@ -38,7 +37,7 @@ def fitted(profile: Profile) -> None:
     show(table)
     loops = profile.errors.get("measured", {}).get("loops", [])
     if loops:
-        table = _table("loops, held out", "TP", "makespan", "TPOT", "TTFT")
+        table = new_table("loops, held out", "TP", "makespan", "TPOT", "TTFT")
         for loop in loops:
             table.add_row(
                 f"{loop['clients']} clients",
@@ -74,7 +73,7 @@ def _beside(profile: Profile) -> list[str]:
 
 def checks(checked: Sequence[Checked], ranked: Sequence[Ranking]) -> None:
     """One row for each figure of each run, then the order of policies."""
-    table = _table("run", "figure", "measured", "simulated", "error")
+    table = new_table("run", "figure", "measured", "simulated", "error")
     for each in checked:
         name = f"{each.policy} s{each.seed} {each.trace}"
         for figure, f in each.figures.items():
@@ -97,11 +96,3 @@ def checks(checked: Sequence[Checked], ranked: Sequence[Ranking]) -> None:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _table(first: str, *columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from heddle.cli.trace_import import import_
-from heddle.cli.trace_make import extract, resample
+from heddle.cli.trace_make import extract, free, resample
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -132,8 +132,7 @@ def synth(
     from heddle_trace import write_trace
     from heddle_trace.shrink import shrunk
 
-    if out.exists() and not force:
-        raise click.UsageError(f"{out} exists; name another file, or replace it with --force")
+    free(out, force)
     with progress(f"making {trajectories:,} trajectories"):
         records = synthesised(workload, trajectories, seed, samples_per_group)
         written = write_trace(out, [shrunk(record, shrink) for record in records])

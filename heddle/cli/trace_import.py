@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from heddle.cli.trace_make import free
+
 if TYPE_CHECKING:
     from heddle_trace.importers import ImportReport
 
@@ -81,8 +83,7 @@ def import_(
     from heddle.cli.progress import progress
     from heddle_trace.importers import import_trace
 
-    if out.exists() and not force:
-        raise click.UsageError(f"{out} exists; name another file, or replace it with --force")
+    free(out, force)
     with progress("importing") as bar:
 
         def on_progress(read: int, written: int) -> None:

@@ -26,7 +26,7 @@ def extract(run: Path, out: Path, force: bool, as_json: bool) -> None:
     from heddle_trace import write_trace
     from heddle_trace.extract import extract as extracted
 
-    _free(out, force)
+    free(out, force)
     with progress(f"extracting {run.name}"):
         loaded = load_run(run)
         records, report = extracted(
@@ -70,7 +70,7 @@ def resample(
     from heddle_trace import read_trace, write_trace
     from heddle_trace.resample import resample as resampled
 
-    _free(out, force)
+    free(out, force)
     if realpath(out) == realpath(path):
         raise click.UsageError(f"{out} is the trace to draw from; write to another file")
     if groups * samples > 1_000_000:
@@ -112,6 +112,7 @@ def _drawn(report: ResampleReport, out: Path, sha256: str) -> list[str]:
     return lines
 
 
-def _free(out: Path, force: bool) -> None:
+def free(out: Path, force: bool) -> None:
+    """Refuse to replace a file without `--force`."""
     if out.exists() and not force:
         raise click.UsageError(f"{out} exists; name another file, or replace it with --force")

@@ -18,9 +18,8 @@ from heddle.runs import Run, labels
 from heddle.runs.files import write_whole
 from heddle.runs.tables import Floats, Journal, dispatches, engine_facts
 
-# Okabe and Ito's palette, told apart under all common kinds of colour blindness. For series that
-# are not policies; those have `policy_colour`.
-# Okabe and Ito's palette, distinct under all common kinds of colour blindness.
+# Okabe and Ito's palette, distinct under all common kinds of colour blindness. For series that are
+# not policies; those have `policy_colour`.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 TIME_BINS = 400
 NAMED_ENGINES = 32

@@ -130,52 +130,23 @@ def _steps(record: Record, tracks: _Tracks) -> Iterator[Event]:
     decode = np.minimum(_us(record, d.dispatched_s + d.engine_queued_s + d.prefill_s), ended)
     timed = ~(d.lost | np.isnan(d.ended_s))
     how = np.select([d.lost, d.preempted, d.finished], ["lost", "preempted", "finished"], "running")
-    waited = np.round(np.nan_to_num(d.dispatched_s - d.runnable_s), 6)
-    for (
-        code,
-        step,
-        pid,
-        tid,
-        a,
-        b,
-        c,
-        e,
-        has_parts,
-        end,
-        wait,
-        prompt,
-        cached,
-        output,
-        redone,
-    ) in zip(
-        d.trajectory.tolist(),
-        d.step.tolist(),
-        tracks.pid[d.engine].tolist(),
-        (tracks.tid[d.engine] + record.slot).tolist(),
-        began.tolist(),
-        prefill.tolist(),
-        decode.tolist(),
-        ended.tolist(),
-        timed.tolist(),
-        how.tolist(),
-        waited.tolist(),
-        d.context_tokens.tolist(),
-        d.cached_tokens.tolist(),
-        d.output_tokens.tolist(),
-        d.recomputes.tolist(),
-        strict=True,
+    details = {
+        "step": d.step,
+        "end": how,
+        "waited_s": np.round(np.nan_to_num(d.dispatched_s - d.runnable_s), 6),
+        "prompt_tokens": d.context_tokens,
+        "cached_tokens": d.cached_tokens,
+        "output_tokens": d.output_tokens,
+        "recomputes": d.recomputes,
+    }
+    places = (d.trajectory, tracks.pid[d.engine], tracks.tid[d.engine] + record.slot)
+    columns = (*places, began, prefill, decode, ended, timed, *details.values())
+    for code, pid, tid, a, b, c, e, has_parts, *known in zip(
+        *(column.tolist() for column in columns), strict=True
     ):
         where = {"pid": pid, "tid": tid}
-        args = {
-            "trajectory": words[code],
-            "step": step,
-            "end": end,
-            "waited_s": wait,
-            "prompt_tokens": prompt,
-            "cached_tokens": cached,
-            "output_tokens": output,
-            "recomputes": redone,
-        }
+        args = {"trajectory": words[code], **dict(zip(details, known, strict=True))}
+        step, end = args["step"], args["end"]
         yield {**where, **_slice(f"{words[code]} {step}", "step", a, e), "args": args}
         if has_parts:
             parts = (("queued", a, b), ("prefill", b, c), ("decode", c, e))

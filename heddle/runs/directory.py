@@ -185,7 +185,6 @@ class RunDirectory:
         return measured
 
     def __enter__(self) -> "RunDirectory":
-        """Return itself."""
         return self
 
     def __exit__(
@@ -246,11 +245,7 @@ def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) 
         "oracle": facts.oracle,
         "history": facts.history,
         "predictor_model": facts.predictor_model,
-        "trace": {
-            "name": facts.trace_name,
-            "path": config.trace,
-            "sha256": facts.trace_sha256,
-        },
+        "trace": {"name": facts.trace_name, "path": config.trace, "sha256": facts.trace_sha256},
         "versions": files.versions(),
         "git_commit": files.git_commit(),
         "host": files.host(),

@@ -84,17 +84,7 @@ def _policy(run: Run) -> Policy:
     config, shared = run.config, Workspace()
     oracle = needs_oracle(config.policy.preset)
     if oracle:
-        recorded = run.manifest["trace"]["sha256"]
-        wanted = (
-            f"{run.path}: its oracle needs the trace that it knew, {config.trace} "
-            f"(sha256 {recorded[:16]}, seen from the folder in which the run was started)"
-        )
-        try:
-            found = shared.trace(config.trace).sha256
-        except TraceError as error:
-            raise RunError(f"{wanted}: {error}") from None
-        if found != recorded:
-            raise RunError(f"{wanted}: the file that is there now has sha256 {found[:16]}")
+        check_trace(run, shared, "its oracle needs the trace that it knew")
     context = run.context
     model = _model(run)
     if context is not None and model is not None:
@@ -102,6 +92,25 @@ def _policy(run: Run) -> Policy:
     if context is None:
         return prepare(config, workspace=shared).policy
     return make_policy(config, context, shared.workload(config).scripts if oracle else ())
+
+
+def check_trace(run: Run, shared: Workspace, why: str) -> None:
+    """Check that the trace of a run is there and the same; `why` it is needed begins the message.
+
+    Raises:
+        RunError: it is gone, damaged or another.
+    """
+    path, recorded = run.config.trace, run.manifest["trace"]["sha256"]
+    wanted = (
+        f"{run.path}: {why}, {path} "
+        f"(sha256 {recorded[:16]}, seen from the folder in which the run was started)"
+    )
+    try:
+        found = shared.trace(path).sha256
+    except TraceError as error:
+        raise RunError(f"{wanted}: {error}") from None
+    if found != recorded:
+        raise RunError(f"{wanted}: the file that is there now has sha256 {found[:16]}")
 
 
 def _model(run: Run) -> LoadedModel | None:

@@ -22,13 +22,7 @@ from heddle_calibrate.fit.host import (
     measured_errors,
     measured_runs,
 )
-from heddle_calibrate.fit.kernel_profile import (
-    GPUS,
-    GpuSpec,
-    ModelSpec,
-    fit_kernels,
-    with_host,
-)
+from heddle_calibrate.fit.kernel_profile import GPUS, GpuSpec, ModelSpec, fit_kernels, with_host
 from heddle_calibrate.fit.kernel_tables import read_tables
 from heddle_calibrate.profiles import encode_profile
 from heddle_sim.profile_files import Profile, ProfileError

@@ -26,9 +26,7 @@ class GroupPlan:
 
 
 def ends_s(
-    costs: Mapping[EngineShape, SegmentCost],
-    shapes: Sequence[EngineShape],
-    bounds: Sequence[int],
+    costs: Mapping[EngineShape, SegmentCost], shapes: Sequence[EngineShape], bounds: Sequence[int]
 ) -> tuple[float, ...]:
     """Estimated end of every group."""
     edges = np.asarray(bounds, dtype=np.int64)

@@ -7,10 +7,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from heddle_core.estimate.cost import StepCost
-from heddle_core.estimate.group_cost import (
-    IntArray,
-    work_of,
-)
+from heddle_core.estimate.group_cost import IntArray, work_of
 from heddle_core.estimate.ordered import Cost, ordered_costs
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.plans import EngineSpec, ResourcePlan
@@ -59,11 +56,7 @@ class JointProblem:
         """Return engines of the least shape: no trajectory has arrived in time."""
         shape = min(self.by_shape)
         engines = tuple(
-            EngineSpec(
-                engine=EngineId(f"e{i}"),
-                shape=shape,
-                max_running=self.max_running,
-            )
+            EngineSpec(engine=EngineId(f"e{i}"), shape=shape, max_running=self.max_running)
             for i in range(one_class(self.pools, self.by_shape) // shape.tp)
         )
         return ResourcePlan(engines=engines)

@@ -121,9 +121,7 @@ def uniform_plan(
     engines = one_class(pools, costs) // shape.tp
     found = search_partition([costs[shape]] * engines, trajectories, tolerance=1e-6)
     return GroupPlan(
-        shapes=(shape,) * engines,
-        bounds=(0, *accumulate(found.sizes)),
-        makespan_s=found.makespan_s,
+        shapes=(shape,) * engines, bounds=(0, *accumulate(found.sizes)), makespan_s=found.makespan_s
     )
 
 

@@ -45,10 +45,7 @@ def every_cut(count: int) -> IntArray:
 
 
 def presorted_dp(
-    costs: Sequence[SegmentCost],
-    cuts: IntArray,
-    *,
-    method: Literal["bisect", "scan"] = "bisect",
+    costs: Sequence[SegmentCost], cuts: IntArray, *, method: Literal["bisect", "scan"] = "bisect"
 ) -> Partition:
     """Solve the recurrence for engines `costs`, groups beginning and ending at `cuts`.
 

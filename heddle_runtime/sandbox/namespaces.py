@@ -22,7 +22,7 @@ UNPRIVILEGED_ID = 65534
 INSIDE = 1000
 """Its user and group inside; not 0, so that starting a program drops every capability."""
 
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def enter() -> None:
@@ -115,7 +115,7 @@ def _lay_out(folder: str, shown: Sequence[str]) -> None:
             _restrict(folder + path, _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV, recursive=True)
             done.append(path)
     os.mkdir(f"{folder}/dev")
-    for device in _DEVICES:
+    for device in DEVICES:
         if os.path.exists(device):
             _bind(device, folder + device)
 

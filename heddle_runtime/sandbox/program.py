@@ -46,13 +46,6 @@ _READABLE: Final[Sequence[str]] = (
     "/nix/store",
 )
 """Beside the interpreter's own folders: where systems keep programs and shared libraries."""
-_DEVICES: Final[Sequence[str]] = (
-    "/dev/null",
-    "/dev/zero",
-    "/dev/full",
-    "/dev/random",
-    "/dev/urandom",
-)
 _FLAGS: Final[Sequence[str]] = ("-s", "-S", "-P", "-B", "-u", "-X", "utf8")
 """Standard library only, nothing from or beside the script's folder, output at once, UTF-8."""
 _LEEWAY_S = 5.0
@@ -146,7 +139,7 @@ def _become_program(
     home = f"{root}/sandbox"
     script = f"{root}/call.py"
     if alone:
-        landlock.apply(readable=[*_readable(), script], writable=[home, *_DEVICES])
+        landlock.apply(readable=[*_readable(), script], writable=[home, *namespaces.DEVICES])
     syscall_filter.apply(alone=alone)
     environment = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",

@@ -11,12 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from heddle_runtime.sandbox.kernel import (
-    PR_SET_SECCOMP,
-    SECCOMP_MODE_FILTER,
-    numbers,
-    prctl,
-)
+from heddle_runtime.sandbox.kernel import PR_SET_SECCOMP, SECCOMP_MODE_FILTER, numbers, prctl
 
 _NEVER: Final[Sequence[str]] = (
     # The network, and sockets of other programs on this machine.

@@ -12,12 +12,7 @@ import msgspec
 
 from heddle_trace.importers.chat import Message, Role, generations_of, prompt_of, text_of
 from heddle_trace.importers.clocks import seconds
-from heddle_trace.importers.generations import (
-    UNNAMED,
-    fingerprint,
-    identifier,
-    steps_of,
-)
+from heddle_trace.importers.generations import UNNAMED, fingerprint, identifier, steps_of
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sessions import Sessions

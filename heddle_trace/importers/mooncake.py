@@ -11,12 +11,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from heddle_trace.complete import USER
-from heddle_trace.importers.generations import (
-    Generation,
-    derive_added,
-    identifier,
-    steps_of,
-)
+from heddle_trace.importers.generations import Generation, derive_added, identifier, steps_of
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.joining import PrefixJoin
 from heddle_trace.importers.notes import DamagedError

@@ -28,7 +28,6 @@ class Sessions(Generic[T]):
         self._pending: list[tuple[str, bytes]] = []
 
     def __enter__(self) -> "Sessions[T]":
-        """Make the database."""
         self._db = sqlite3.connect("", isolation_level=None)
         self._db.execute("PRAGMA journal_mode=OFF")
         self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
@@ -37,12 +36,8 @@ class Sessions(Generic[T]):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        _: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Drop all parts."""
         self._db.close()
 
     def add(self, session: str, part: T) -> None:

@@ -18,16 +18,7 @@ from heddle_core.estimate.group_cost import (
     solo_s,
     work_of,
 )
-from heddle_core.estimate.paper_cost import (
-    group_end_s,
-    group_slowdown,
-    paper_costs,
-    simulated_cost,
-    simulated_table,
-    size_cost,
-    slowdown_by_size,
-    tpot_by_batch,
-)
+from heddle_core.estimate.paper_cost import paper_costs, size_cost, tpot_by_batch
 from heddle_core.estimate.simulate_group import simulate_group
 
 COST = StepCost(t0_s=0.011, t1_s=5e-5, t2_s=4.7e-8, prefill_s=4e-5, kv_capacity_tokens=259_000)
@@ -122,15 +113,12 @@ def test_context_growth_makes_long_groups_later_than_a_batch_only_estimate() -> 
 def costs_of(work: Work) -> dict[str, SegmentCost]:
     lengths = np.sort(work.output_tokens)[::-1]
     tpot = tpot_by_batch(COST, batches=len(work), context_tokens=900, max_running=16)
-    cuts = np.arange(len(work) + 1)
     context = context_costs(work, {1: COST, 8: ROOMY}, max_running=16)
     return {
         "context": context[1],
         "context, other order": context[8],
         "scaled": ScaledCost(cost=context[1], factor=1.3),
         "by size": size_cost(lengths, tpot),
-        "simulated": simulated_cost(lengths, COST, context_tokens=900, max_running=16),
-        "table": simulated_table(lengths, tpot, cuts),
     }
 
 
@@ -157,31 +145,6 @@ def test_every_cost_is_monotone_in_the_segment_and_reach_inverts_it(
                 assert stop == count or ends[start, stop + 1] >= limit * (1 - 1e-9), name
 
 
-def test_slowdown_of_an_actual_group_by_hand() -> None:
-    # Both run until 4 tokens are done at 1.5 s each, then 6 more at 1 s: 12 s against 10 s alone.
-    tpot = np.array([0.0, 1.0, 1.5])
-    assert group_end_s(np.array([10.0, 4.0]), tpot) == 12.0
-    assert group_slowdown(np.array([10.0, 4.0]), tpot) == pytest.approx(1.2)
-    assert slowdown_by_size(tpot).tolist() == [1.0, 1.0, 1.5]
-    assert group_slowdown(np.array([]), tpot) == 1.0
-
-
-def test_simulated_readings_agree_and_lie_below_the_by_size_reading() -> None:
-    lengths = np.sort(np.random.default_rng(0).integers(1, 500, 25))[::-1].astype(np.float64)
-    tpot = tpot_by_batch(COST, batches=25, context_tokens=900, max_running=100)
-    table = simulated_table(lengths, tpot, np.arange(26))
-    straight = simulated_cost(lengths, COST, context_tokens=900, max_running=100)
-    by_size = size_cost(lengths, tpot)
-    coarse = simulated_table(lengths, tpot, np.array([0, 5, 10, 25]))
-    assert end_of(coarse, 1, 3) == pytest.approx(end_of(table, 5, 25))
-    for start in range(25):
-        for stop in range(start + 1, 26):
-            expected = group_end_s(lengths[start:stop], tpot)
-            assert end_of(table, start, stop) == pytest.approx(expected)
-            assert end_of(straight, start, stop) == pytest.approx(expected)
-            assert expected <= end_of(by_size, start, stop) * (1 + 1e-12)
-
-
 def test_beyond_the_slots_members_take_turns() -> None:
     tpot = tpot_by_batch(COST, batches=8, context_tokens=0, max_running=4)
     assert tpot[8] == pytest.approx(2 * tpot[4])
@@ -201,6 +164,5 @@ def test_a_grain_outside_its_range_is_refused() -> None:
 
 def test_an_empty_group_ends_at_once() -> None:
     assert simulate_group(work_of([]), COST, max_running=1).end_s == 0.0
-    assert group_end_s(np.array([]), np.array([0.0])) == 0.0
     assert len(context_cost(work_of([]), COST, max_running=1).solo) == 0
     assert paper_costs(work_of([]), {1: COST}, max_running=1)[1].reach(0, 1.0) == 0

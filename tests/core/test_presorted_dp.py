@@ -1,6 +1,7 @@
 """Placement: the recurrence, lemma 5.1, aggregation, and the search that needs no table."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations_with_replacement, permutations, product
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_core.estimate.group_cost import SegmentCost
-from heddle_core.estimate.paper_cost import SizeCost, simulated_table, size_cost
+from heddle_core.estimate.group_cost import FloatArray, IntArray, SegmentCost
+from heddle_core.estimate.paper_cost import SizeCost, size_cost
 from heddle_core.solve.presorted_dp import aggregate_short, every_cut, presorted_dp
 from heddle_core.solve.presorted_search import search_partition
 
@@ -22,6 +23,41 @@ steps_st = st.lists(st.integers(0, 6), min_size=13, max_size=13)
 def curve(steps: Sequence[int], base: float = 3.0) -> np.ndarray:
     """A per-token curve that never falls; index 0 is batch 0."""
     return np.concatenate(([0.0], base + np.cumsum(steps)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCost:
+    """Segment cost looked up in a matrix ``ends[start, stop]`` of shape ``(n + 1, n + 1)``."""
+
+    ends: FloatArray
+
+    def end_s(self, start: IntArray, stop: IntArray) -> FloatArray:
+        """Seconds until each segment has ended."""
+        found: FloatArray = self.ends[start, stop]
+        return found
+
+    def reach(self, start: int, limit_s: float) -> int:
+        """Largest `stop` within `limit_s`."""
+        return start + int(np.searchsorted(self.ends[start, start:], limit_s, side="right")) - 1
+
+
+def simulated_table(lengths: FloatArray, tpot: FloatArray, cuts: IntArray) -> TableCost:
+    """Simulated reading of `F` for every group that begins and ends at one of `cuts`.
+
+    Members start together and leave when done: the longest of ``L_1 >= ... >= L_g`` ends after
+    ``sum over b of tpot(b) * (L_b - L_{b+1})``. Segments count in cuts.
+    """
+    units = len(cuts) - 1
+    ends = np.zeros((units + 1, units + 1))
+    tokens_at_batch = lengths - np.append(lengths[1:], 0.0)
+    after = np.append(lengths, 0.0)
+    for u in range(units):
+        first = int(cuts[u])
+        size = cuts[u + 1 :] - first
+        total = np.cumsum(tokens_at_batch[first:] * tpot[1 : len(lengths) - first + 1])
+        # Trajectories behind the segment would have kept the batch larger: none does.
+        ends[u, u + 1 :] = total[size - 1] + tpot[size] * after[cuts[u + 1 :]]
+    return TableCost(ends=ends)
 
 
 def end_of(cost: SegmentCost, start: int, stop: int) -> float:

@@ -38,7 +38,7 @@ def test_it_learns_from_siblings_and_steps(learned):
     middle = np.log(quantiles[late, LEVELS.index(0.5)])
     truth = np.log(test.remaining[late])
     assert correlation(middle, truth) > max(0.25, correlation(test.survival[late], truth))
-    assert 1 <= found.epochs <= 6
+    assert 1 <= found.rounds <= 6
     assert 0.3 < found.error < 2.0
 
 

@@ -60,9 +60,7 @@ class Balance:
             return None
         self._drop(t.id)
         own_full, own_work, solo = self._estimated(
-            np.array([max(remaining_tokens, 1.0)]),
-            np.array([float(t.context_tokens)]),
-            slice(None),
+            np.array([max(remaining_tokens, 1.0)]), np.array([float(t.context_tokens)]), slice(None)
         )
         full, work = self._full + own_full, self._work + solo
         ends = np.maximum(full, work)

@@ -32,11 +32,7 @@ class FixedPlan:
             )
         self._plan = ResourcePlan(
             engines=tuple(
-                EngineSpec(
-                    engine=EngineId(f"e{i}"),
-                    shape=engine,
-                    max_running=context.max_running,
-                )
+                EngineSpec(engine=EngineId(f"e{i}"), shape=engine, max_running=context.max_running)
                 for i, engine in enumerate(shapes)
             )
         )

@@ -10,12 +10,7 @@ from heddle_core.solve.joint import JointProblem, Solver
 
 Assignment: TypeAlias = Literal["planner", "placement", "auto"]
 
-CHARGED_S: Mapping[Solver, float] = {
-    "exact": 0.1,
-    "anneal": 5.0,
-    "portfolio": 2.0,
-    "libra-dp": 0.5,
-}
+CHARGED_S: Mapping[Solver, float] = {"exact": 0.1, "anneal": 5.0, "portfolio": 2.0, "libra-dp": 0.5}
 """Seconds of solver time that the simulator lets pass: for annealing the paper's (Table 2), for the
 rest what `benchmarks/bench_planners.py` took at 6,400 trajectories on 64 GPUs, rounded up."""
 

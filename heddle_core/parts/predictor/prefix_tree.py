@@ -1,6 +1,5 @@
 """Libra's causal prefix tree: remaining lengths after the same sequence of tool results."""
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -11,8 +10,6 @@ from heddle_core.policy import TrajectoryView
 State: TypeAlias = tuple[str, int, bool]
 """Tool, class of its payload, and whether the call failed."""
 
-_LATEST: Final = 200
-"""Remaining lengths of which a node keeps the spread."""
 _LEAST_TOKENS: Final = 1.0  # a trajectory that has not ended makes one more
 
 
@@ -20,13 +17,11 @@ _LEAST_TOKENS: Final = 1.0  # a trajectory that has not ended makes one more
 class _Node:
     visits: int = 0
     mean: float = 0.0
-    latest: deque[int] = field(default_factory=lambda: deque(maxlen=_LATEST))
     after: dict[State, "_Node"] = field(default_factory=dict)
 
     def add(self, remaining: int) -> None:
         self.visits += 1
         self.mean += (remaining - self.mean) / self.visits
-        self.latest.append(remaining)
 
 
 @dataclass(slots=True)
@@ -45,17 +40,13 @@ class PrefixTreePredictor:
     estimate is the mean at the longest known prefix of the trajectory's own sequence, minus the
     output since. It comes from the prompt's tree or, for a prompt without an ended trajectory, from
     the common one; before any has ended it is `unknown_tokens`. This is Libra's estimate alone: its
-    buckets move trajectories when mean and 90th percentile agree; `p90_tokens` gives the latter.
+    buckets move trajectories when mean and 90th percentile agree.
     """
 
     served = False
 
     def __init__(
-        self,
-        *,
-        medium_tokens: int = 500,
-        large_tokens: int = 5_000,
-        unknown_tokens: float = 0.0,
+        self, *, medium_tokens: int = 500, large_tokens: int = 5_000, unknown_tokens: float = 0.0
     ) -> None:
         self._bounds = (medium_tokens, large_tokens)
         self._unknown_tokens = unknown_tokens
@@ -90,13 +81,6 @@ class PrefixTreePredictor:
         node, made = self._deepest(t)
         mean = node.mean if node.visits else self._unknown_tokens
         return max(mean - (t.output_tokens - made), _LEAST_TOKENS)
-
-    def p90_tokens(self, t: TrajectoryView) -> float:
-        """Return the 90th percentile of the latest there, minus the output since."""
-        node, made = self._deepest(t)
-        latest = sorted(node.latest)
-        p90 = float(latest[int(0.9 * len(latest))]) if latest else self._unknown_tokens
-        return max(p90 - (t.output_tokens - made), _LEAST_TOKENS)
 
     def _deepest(self, t: TrajectoryView) -> tuple[_Node, int]:
         """Return the deepest node of the sequence of `t`, and the output of `t` at that state."""
