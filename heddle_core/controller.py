@@ -285,9 +285,9 @@ class Controller:
             self.deadline_s = self.rollouts.wait_until(rollout, e.time_s + ARRIVAL_GRACE_S)
 
     def _on_rollout_closed(self, e: RolloutClosed, out: CommandList) -> None:
-        rollout = self.rollouts.get(e.rollout)
-        rollout.announced = rollout.arrived
-        self._all_arrived(rollout, out)
+        rollout = self.rollouts.announce(e)
+        if rollout.complete:
+            self._all_arrived(rollout, out)
 
     def _on_tick(self, out: CommandList) -> None:
         for rollout in self.rollouts.waiting(self.ledger.now_s):

@@ -31,10 +31,11 @@ class RolloutStarted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class RolloutClosed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """No more trajectories will arrive in an open rollout."""
+    """An open rollout has `trajectories` in all; those that have not arrived yet will."""
 
     time_s: float
     rollout: RolloutId
+    trajectories: int
 
 
 class TrajectoryArrived(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -44,7 +44,11 @@ class Fleet:
         """Begin to carry out `plan`.
 
         Returns the engines that must take no more work, and the engine for each name of the plan.
+
+        Raises:
+            PlanError: the plan contradicts itself.
         """
+        plan.check()
         present = self._running | self._starting | self._restarting
         carriers: dict[EngineId, EngineId] = {}
         missing: list[EngineSpec] = []

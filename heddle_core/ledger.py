@@ -238,6 +238,8 @@ class Ledger:
 
     def end_run(self, t: Trajectory, engine: Engine, output_tokens: int) -> None:
         """A dispatch ended with `output_tokens` made; the slot is free."""
+        if output_tokens < 0:
+            raise LedgerError(f"{t.id!r} made {output_tokens} tokens on engine {engine.id!r}")
         if engine.running.pop(t.id, None) is None:
             raise LedgerError(f"trajectory {t.id!r} does not run on engine {engine.id!r}")
         engine.estimated_kv_tokens -= t.estimated_kv_tokens

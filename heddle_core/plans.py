@@ -15,6 +15,10 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int
 
 
+class PlanError(ValueError):
+    """A plan that cannot be carried out; the message names the engine."""
+
+
 class ResourcePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The engines and, when the planner also placed, the home of each trajectory.
 
@@ -25,6 +29,23 @@ class ResourcePlan(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[EngineSpec, ...]
     homes: tuple[tuple[EngineId, tuple[TrajectoryId, ...]], ...] = ()
     estimated_makespan_s: float | None = None
+
+    def check(self) -> None:
+        """Check the names.
+
+        Raises:
+            PlanError: an engine is planned twice, or `homes` names one that is not planned.
+        """
+        names = [spec.engine for spec in self.engines]
+        for name in names:
+            if names.count(name) > 1:
+                raise PlanError(f"a plan has engine {name!r} twice: give each a name of its own")
+        for name, _ in self.homes:
+            if name not in names:
+                raise PlanError(
+                    f"a plan has homes on engine {name!r}, which is not among its engines: "
+                    f"{', '.join(names) or 'none'}"
+                )
 
 
 class PlanProblem(Protocol):

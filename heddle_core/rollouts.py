@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from heddle_core.events import Outcome, RolloutStarted
+from heddle_core.events import Outcome, RolloutClosed, RolloutStarted
 from heddle_core.ids import GroupId, RolloutId
 from heddle_core.ledger import LedgerError
 from heddle_core.trajectory import Trajectory
@@ -95,8 +95,10 @@ class Rollouts:
         """Open a rollout.
 
         Raises:
-            LedgerError: the name was used before.
+            LedgerError: the name was used before, or fewer than no trajectories are announced.
         """
+        if event.trajectories is not None and event.trajectories < 0:
+            raise LedgerError(f"rollout {event.rollout!r} announces {event.trajectories}")
         if event.rollout in self.open or event.rollout in self.summaries:
             raise LedgerError(f"rollout {event.rollout!r} started twice")
         rollout = Rollout(
@@ -115,6 +117,17 @@ class Rollouts:
             state = "is closed" if rollout in self.summaries else "never started"
             raise LedgerError(f"rollout {rollout!r} {state}")
         return found
+
+    def announce(self, event: RolloutClosed) -> Rollout:
+        """Take the final number of trajectories; refuses one below the arrivals so far."""
+        rollout = self.get(event.rollout)
+        if event.trajectories < rollout.arrived:
+            raise LedgerError(
+                f"rollout {rollout.id!r} closes with {event.trajectories} trajectories, but "
+                f"{rollout.arrived} have arrived"
+            )
+        rollout.announced = event.trajectories
+        return rollout
 
     def arrive(self, rollout: Rollout, group: GroupId) -> None:
         """Count an arrival; refuses one too many."""

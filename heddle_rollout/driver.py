@@ -6,7 +6,7 @@ command ends in exactly one event.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from heddle_core.commands import (
@@ -134,6 +134,8 @@ class Driver:
             on_thaw=self._arrive_held,
         )
         self._rollouts: dict[RolloutId, _Rollout] = {}
+        self._opened: set[RolloutId] = set()
+        """Names of all rollouts so far."""
         self._trajectories: dict[TrajectoryId, _Trajectory] = {}
         """Admitted agents that are not finished."""
         self._arriving = 0
@@ -145,6 +147,8 @@ class Driver:
         self._events: deque[Event] = deque()
         self._delivering = False
         self._tick_at: float | None = None
+        self._samples = False
+        """Whether the next sample of engines is due."""
         self._check_is_due = False
         self._idle = True
         self._interrupted = False
@@ -154,9 +158,13 @@ class Driver:
 
     def start(self) -> None:
         """Start the clock. Called once, first."""
-        if self._report_interval_s > 0:
-            self._clock.call_after(self._report_interval_s, self._sample)
+        self._sample_later()
         self._clock.thaw()
+
+    @property
+    def open_rollouts(self) -> Sequence[RolloutId]:
+        """Rollouts that are not over."""
+        return tuple(self._rollouts)
 
     def open_rollout(
         self, rollout: RolloutId, *, trajectories: int | None = None, weights_version: int = 0
@@ -164,10 +172,18 @@ class Driver:
         """Begin a rollout of so many trajectories; None: open until `close_rollout`.
 
         Raises:
-            RolloutError: it is open already.
+            RolloutError: it was opened before, it has fewer than no trajectories, or the run has
+                ended.
         """
         if rollout in self._rollouts:
             raise RolloutError(f"rollout {rollout} is open already")
+        if rollout in self._opened:
+            raise RolloutError(f"rollout {rollout} was open before: give it a name of its own")
+        if trajectories is not None and trajectories < 0:
+            raise RolloutError(f"rollout {rollout} cannot have {trajectories} trajectories")
+        if self._closed or self._interrupted:
+            raise RolloutError(f"rollout {rollout} cannot be opened: the run has ended")
+        self._opened.add(rollout)
         now_s = self._clock.now_s
         state = self._rollouts[rollout] = _Rollout(rollout, trajectories, now_s)
         self._idle = False
@@ -189,17 +205,23 @@ class Driver:
         """
         state = self._open(rollout)
         state.expected = state.admitted
-        self._deliver(RolloutClosed(time_s=self._clock.now_s, rollout=rollout))
+        self._deliver(
+            RolloutClosed(time_s=self._clock.now_s, rollout=rollout, trajectories=state.admitted)
+        )
         self._end_if_over(state)
 
     def admit(self, agent: Agent, rollout: RolloutId = ROLLOUT) -> None:
         """Take an agent into an open rollout, at any time; it arrives at its `arrival_s`.
 
+        Its id is its own in the whole run: late answers and the journal name it by that.
+
         Raises:
-            RolloutError: the rollout is not open or has all its trajectories, or the trajectory is
-                here already.
+            RolloutError: the rollout is not open or has all its trajectories, the trajectory is
+                here already, or the run is interrupted.
         """
         state = self._open(rollout)
+        if self._interrupted:
+            raise RolloutError(f"trajectory {agent.id} cannot be admitted: the run is interrupted")
         if state.complete:
             raise RolloutError(f"rollout {rollout} has all of its {state.admitted} trajectories")
         if agent.id in self._trajectories:
@@ -207,6 +229,7 @@ class Driver:
         state.admitted += 1
         state.unfinished += 1
         self._arriving += 1
+        self._sample_later()
         tracked = self._trajectories[agent.id] = _Trajectory(agent, state)
         open_for_s = self._clock.now_s - state.opened_s
         self._clock.call_after(max(0.0, agent.arrival_s - open_for_s), self._arrive, tracked)
@@ -301,13 +324,21 @@ class Driver:
             self._tick_at = None
             self._deliver(Tick(time_s=self._clock.now_s))
 
+    def _sample_later(self) -> None:
+        if self._report_interval_s > 0 and not self._samples:
+            self._samples = True
+            self._clock.call_after(self._report_interval_s, self._sample)
+
     def _sample(self) -> None:
+        """Sample until nothing will happen before the next agent: engines do not change then."""
+        self._samples = False
         if self._closed:
             return
         samples = self._cluster.sample()
         if samples:
             self._clock.call_after(self._report_delay_s, self._cluster.report, samples)
-        self._clock.call_after(self._report_interval_s, self._sample)
+        if samples or self._busy():
+            self._sample_later()
 
     # -- one trajectory: step, tool, step ... ------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from simpy.core import EmptySchedule
+
 from heddle_rollout.core import Core
-from heddle_rollout.driver import ROLLOUT, Driver
+from heddle_rollout.driver import ROLLOUT, Driver, StuckError
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_rollout.services import ChargedSolver, CoreEstimates
 from heddle_sim.clock import SimClock
@@ -41,9 +43,17 @@ class Simulation:
             StuckError: nothing is left to happen before that.
         """
         idle, errors, step = self._idle, self._errors, self.clock.step
-        while not (idle or errors):
-            step()
-        idle.clear()
+        try:
+            while self.driver.open_rollouts and not errors:
+                idle.clear()
+                while not (idle or errors):
+                    step()
+        except EmptySchedule:
+            names = ", ".join(self.driver.open_rollouts)
+            raise StuckError(
+                f"nothing is left to happen at {self.clock.now_s:.1f} s, and these rollouts are "
+                f"open: {names}. Admit their agents, or close them"
+            ) from None
         if errors:
             raise errors[0]
 

@@ -17,6 +17,7 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 OURS = (
     "heddle",
     "heddle_core",
+    "heddle_rollout",
     "heddle_trace",
     "heddle_sim",
     "heddle_runtime",

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from heddle.cli import main
+from heddle.cli.errors import exit_with_user_errors
 from heddle.config import MAX_GPUS, MAX_RUNNING
 from heddle.reports import figures
 from heddle.runs import files as run_files
@@ -24,6 +25,7 @@ from heddle.runs import load_run
 from heddle.runs.journal_rows import JournalError, decode
 from tests.app.journals import Heddle
 from tests.patience import PATIENCE_S
+from tests.test_architecture import PACKAGES
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
 CLUSTER = ("--gpus", "2", "--max-running", "2")
@@ -77,6 +79,26 @@ def test_a_request_to_end_closes_the_runs(tmp_path: Path, jobs: int):
     assert "of 80 runs are finished and stay in runs." in err
     assert "running" not in _states(tmp_path)
     assert len(_states(tmp_path)) < 80
+
+
+def test_a_rollout_without_engines_left_is_one_message(refused: Callable[..., str], trace: Path):
+    deaths = "e0@0.1,e0+1@0.3,e0+2@0.5,e0+3@0.7"
+    options = ("--gpus", 1, "--engine-start-s", 0.1, "--failures", deaths)
+    err = refused("simulate", trace, *options, status=1)
+    assert err.startswith("Error: ")
+    assert "trajectories cannot go on at" in err
+    assert "the last to fail was e0+3: injected fault" in err
+    assert "keeps the journal up to there; it is no result." in err
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_errors_of_every_package_are_messages(package: str):
+    class RefusedError(ValueError):
+        pass
+
+    RefusedError.__module__ = f"{package}.anything"
+    with pytest.raises(SystemExit), exit_with_user_errors():
+        raise RefusedError("what, and what to do")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")

@@ -200,11 +200,13 @@ class HostileWorld(RuleBasedStateMachine):
         self.start_rollout(announced, version)
 
     @precondition(lambda self: self.rollouts)
-    @rule(data=st.data())
-    def close_rollout(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), late=st.integers(0, 2))
+    def close_rollout(self, data: st.DataObject, late: int) -> None:
         rollout = self.rollouts[data.draw(st.sampled_from(list(self.rollouts)))]
-        rollout.announced = rollout.arrived
-        self.say(RolloutClosed(time_s=self.now_s, rollout=rollout.id))
+        rollout.announced = rollout.arrived + late
+        self.say(
+            RolloutClosed(time_s=self.now_s, rollout=rollout.id, trajectories=rollout.announced)
+        )
         self.close_if_over(rollout)
 
     @precondition(lambda self: any(r.accepts for r in self.rollouts.values()))

@@ -24,6 +24,7 @@ from heddle_core.events import (
     Event,
     MigrationFinished,
     Predicted,
+    RolloutClosed,
     RolloutStarted,
     StepFinished,
     StepPreempted,
@@ -363,6 +364,22 @@ def test_a_plan_of_another_shape_stops_engines_before_it_starts_new_ones() -> No
                 time_s=0.0, trajectory=A, step=1, engine=E0, output_tokens=1, reason="answer"
             ),
             "in step 0",
+        ),
+        (
+            StepPreempted(time_s=0.0, trajectory=A, step=0, engine=E0, output_tokens=-1),
+            "made -1 tokens",
+        ),
+        (
+            EngineFailed(time_s=0.0, engine=E0, reason="", salvaged=((A, -1),)),
+            "made -1 tokens",
+        ),
+        (
+            RolloutClosed(time_s=0.0, rollout=RolloutId("r"), trajectories=0),
+            "closes with 0 trajectories, but 1 have arrived",
+        ),
+        (
+            RolloutStarted(time_s=0.0, rollout=RolloutId("r2"), trajectories=-1),
+            "announces -1",
         ),
         (
             MigrationFinished(time_s=0.0, trajectory=A, source=E0, target=E0, ok=True, kv_tokens=0),

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from heddle_core import Controller
 from heddle_core.commands import Command, Preempt
 from heddle_core.events import (
     EngineReady,
+    EngineReported,
     Event,
     RolloutClosed,
     RolloutStarted,
@@ -17,11 +19,12 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import RolloutId
-from heddle_rollout.driver import RolloutError
+from heddle_rollout.driver import RolloutError, StuckError
 from heddle_rollout.engines import EngineCapabilities
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_sim.rollout import Simulation
 from heddle_trace.schema import TrajectoryScript
+from tests.conformance.scenario import Scenario, policy_of
 from tests.rollout.one_world import E0, A, answer, dispatch, script, start, step, world
 
 R1, R2 = RolloutId("r1"), RolloutId("r2")
@@ -106,6 +109,72 @@ def test_an_open_rollout_without_work_is_not_stuck():
     assert core.of(RolloutClosed) == [(1000.0, R1)]
 
 
+@pytest.mark.parametrize("announced", [None, 5])
+@pytest.mark.parametrize("policy", ["verl", "heddle", "heddle-paper"])
+def test_agents_admitted_before_the_close_may_arrive_after_it(policy, announced):
+    controller = Controller(policy_of(policy, Scenario()))
+    run = Simulation(controller, world())
+    run.driver.open_rollout(R1, trajectories=announced)
+    admit(run, answer("a", 100, 1), R1)
+    admit(run, answer("b", 100, 1, arrival_s=20.0), R1)
+    run.driver.close_rollout(R1)
+    run.run()
+    assert controller.rollouts.summaries[R1].outcomes == {"completed": 2}
+    assert not controller.ledger.trajectories
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 1.0])
+def test_a_simulation_in_which_nothing_is_left_to_happen_ends(interval_s):
+    run = Simulation(OneEngine(), world(report_interval_s=interval_s))
+    run.run()
+    run.driver.open_rollout(R1)
+    admit(run, answer("a", 100, 1), R1)
+    with pytest.raises(StuckError, match="these rollouts are open: r1"):
+        run.run()
+    run.driver.close_rollout(R1)
+    run.run()
+    assert run.driver.open_rollouts == ()
+
+
+def test_samples_go_on_with_the_next_agent_of_an_open_rollout():
+    core = OneEngine()
+    run = Simulation(core, world(report_interval_s=1.0, report_delay_s=0.0))
+    run.driver.open_rollout(R1)
+    admit(run, answer("a", 100, 1), R1)
+    run.clock.call_at(50.0, admit, run, answer("b", 100, 9), R1)
+    run.clock.call_at(60.0, run.driver.close_rollout, R1)
+    run.run()
+    times = [e.time_s for e in core.events if isinstance(e, EngineReported)]
+    assert times[:4] == [1.0, 2.0, 51.0, 52.0]
+
+
+def test_a_rollout_that_is_over_at_once_does_not_end_the_others():
+    run, core = simulation()
+    run.driver.open_rollout(R1, trajectories=0)
+    run.driver.open_rollout(R2, trajectories=1)
+    admit(run, answer("a", 100, 1), R2)
+    run.run()
+    assert core.of(TrajectoryFinished) == [(2.0, "a")]
+
+
+def test_a_run_that_was_interrupted_takes_nothing_in():
+    run, core = simulation()
+    driver = run.driver
+    driver.open_rollout(R1)
+    admit(run, answer("a", 100, 50), R1)
+    run.clock.call_at(3.0, driver.interrupt, 5.0)
+
+    def late() -> None:
+        with pytest.raises(RolloutError, match="trajectory b cannot be admitted: the run is"):
+            admit(run, answer("b", 100, 1), R1)
+
+    run.clock.call_at(3.0, late)
+    run.run()
+    assert [e.outcome for e in core.events if isinstance(e, TrajectoryFinished)] == ["cancelled"]
+    with pytest.raises(RolloutError, match="rollout r2 cannot be opened: the run has ended"):
+        driver.open_rollout(R2)
+
+
 def test_what_cannot_be_taken_in_is_named():
     run, _ = simulation()
     driver = run.driver
@@ -122,6 +191,11 @@ def test_what_cannot_be_taken_in_is_named():
     driver.open_rollout(R2)
     with pytest.raises(RolloutError, match="trajectory a is here already"):
         admit(run, answer("a", 100, 1), R2)
+    with pytest.raises(RolloutError, match="rollout r3 cannot have -1 trajectories"):
+        driver.open_rollout(RolloutId("r3"), trajectories=-1)
+    driver.close_rollout(R2)
+    with pytest.raises(RolloutError, match="rollout r2 was open before: give it a name of its own"):
+        driver.open_rollout(R2)
 
 
 def test_memory_is_flat_over_rollouts_one_after_the_other():
