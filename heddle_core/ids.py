@@ -29,6 +29,11 @@ class EngineId(str):
         """The plan's name, the same in every life."""
         return self.partition("+")[0]
 
+    @property
+    def life(self) -> int:
+        """0 for the first start."""
+        return int(self.partition("+")[2] or 0)
+
 
 class EngineShape(msgspec.Struct, frozen=True, cache_hash=True, order=True, gc=False):
     """GPU class, TP degree and role of an engine: the key of cost estimates, plans and profiles."""

@@ -36,10 +36,13 @@ class ResourcePlan(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             PlanError: an engine is planned twice, or `homes` names one that is not planned.
         """
-        names = [spec.engine for spec in self.engines]
-        for name in names:
-            if names.count(name) > 1:
-                raise PlanError(f"a plan has engine {name!r} twice: give each a name of its own")
+        names: dict[EngineId, None] = {}
+        for spec in self.engines:
+            if spec.engine in names:
+                raise PlanError(
+                    f"a plan has engine {spec.engine!r} twice: give each a name of its own"
+                )
+            names[spec.engine] = None
         for name, _ in self.homes:
             if name not in names:
                 raise PlanError(
