@@ -9,6 +9,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from heddle.cli.errors import FAILED
+from heddle.cli.options import NumberRange
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
@@ -130,7 +131,7 @@ def _tp_degrees(text: str) -> tuple[int, ...]:
 @click.option("--gpu", default=None, help="GPU class in the profile [the sweep's]")
 @click.option(
     "--max-error",
-    type=float,
+    type=NumberRange(0.0),
     default=25.0,
     show_default=True,
     help="Refuse when the fit itself is off by more percent (median)",
@@ -197,12 +198,23 @@ def _save_profile(profile: "Profile", out: Path, as_json: bool) -> None:
 @calibrate.command("check")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--profile", type=click.Path(path_type=Path), default=None, help="[the run's own]")
-@click.option("--max-makespan-error", type=float, default=None, help="Percent; exit 1 above it")
-@click.option("--max-p99-error", type=float, default=None, help="The same for P99 completion")
-@click.option("--max-tpot-error", type=float, default=None, help="The same for TPOT")
-@click.option("--min-finish-order", type=float, default=None, help="Rank correlation; 1 below it")
+@click.option(
+    "--max-makespan-error", type=NumberRange(0.0), default=None, help="Percent; exit 1 above it"
+)
+@click.option(
+    "--max-p99-error", type=NumberRange(0.0), default=None, help="The same for P99 completion"
+)
+@click.option("--max-tpot-error", type=NumberRange(0.0), default=None, help="The same for TPOT")
+@click.option(
+    "--min-finish-order",
+    type=NumberRange(-1.0, 1.0),
+    default=None,
+    help="Rank correlation; 1 below it",
+)
 @click.option("--same-ranking", is_flag=True, help="Exit 1 unless policies are ranked alike")
-@click.option("--tie", type=float, default=1.0, show_default=True, help="Percent that rank nothing")
+@click.option(
+    "--tie", type=NumberRange(0.0), default=1.0, show_default=True, help="Percent that rank nothing"
+)
 @JSON
 def check_(
     runs: tuple[Path, ...], profile: Path | None, tie: float, as_json: bool, **bounds: Any

@@ -11,6 +11,20 @@ if TYPE_CHECKING:
 
 Verb: TypeAlias = Callable[..., Any]
 
+
+class NumberRange(click.FloatRange):
+    """Numbers of a range; refuses "nan", which no bound of `click.FloatRange` does."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        number: float = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
+
+
 RULES = click.Choice(["error", "zero", "sample"])
 
 CLUSTER: Sequence[tuple[str, str, Any, str]] = (

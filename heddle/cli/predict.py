@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from heddle.cli.options import NumberRange
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -100,7 +102,7 @@ def fit(
 @_TRACES
 @click.option(
     "--slots",
-    type=click.FloatRange(0.0, 1.0, min_open=True),
+    type=NumberRange(0.0, 1.0, min_open=True),
     default=1.0,
     show_default=True,
     help="Share of a trace's trajectories that run at once",

@@ -349,3 +349,22 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error():
 
 def test_version(heddle: Heddle):
     assert heddle("--version").stdout.startswith("heddle, version 0.")
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"),
+    [
+        (("calibrate", "check", "run"), "--max-makespan-error"),
+        (("calibrate", "check", "run"), "--max-p99-error"),
+        (("calibrate", "check", "run"), "--max-tpot-error"),
+        (("calibrate", "check", "run"), "--min-finish-order"),
+        (("calibrate", "check", "run"), "--tie"),
+        (("calibrate", "fit", "sweep.json", "-o", "profile.json"), "--max-error"),
+        (("predict", "evaluate", "model.heddle", "trace.jsonl"), "--slots"),
+    ],
+)
+@pytest.mark.parametrize("value", ["nan", "-2"])
+def test_a_bound_that_nothing_can_be_compared_with_is_refused(
+    refused: Callable[..., str], verb: tuple[str, ...], option: str, value: str
+):
+    assert f"Invalid value for '{option}'" in refused(*verb, option, value)
