@@ -109,8 +109,7 @@ class Controller:
     # -- one trajectory's round: step, tool, step ... -------------------------------------------
 
     def _on_arrived(self, e: TrajectoryArrived, out: CommandList) -> None:
-        rollout = self.rollouts.get(e.rollout)
-        self.rollouts.arrive(rollout, e.group)
+        rollout = self.rollouts.accepting(e.rollout)
         t = Trajectory(
             id=e.trajectory,
             rollout=e.rollout,
@@ -123,6 +122,7 @@ class Controller:
             runnable_s=e.time_s,
         )
         self.ledger.add_trajectory(t)
+        rollout.arrived += 1
         self.ledger.estimate(t, self.policy.predictor.remaining_tokens(t))
         if rollout.complete:
             self._all_arrived(rollout, out)

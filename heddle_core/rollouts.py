@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from heddle_core.events import Outcome, RolloutClosed, RolloutStarted
-from heddle_core.ids import GroupId, RolloutId
+from heddle_core.ids import RolloutId
 from heddle_core.ledger import LedgerError
 from heddle_core.trajectory import Trajectory
 
@@ -51,7 +51,6 @@ class Rollout:
     ended: int = 0
     deadline_s: float | None = None
     """When it starts with the trajectories that have arrived; None when it does not wait."""
-    groups: dict[GroupId, None] = field(default_factory=dict)
     outcomes: dict[Outcome, int] = field(default_factory=dict)
     output_tokens: int = 0
 
@@ -129,14 +128,12 @@ class Rollouts:
         rollout.announced = event.trajectories
         return rollout
 
-    def arrive(self, rollout: Rollout, group: GroupId) -> None:
-        """Count an arrival; refuses one too many."""
-        if rollout.complete:
-            raise LedgerError(
-                f"rollout {rollout.id!r} has {rollout.announced} trajectories, not more"
-            )
-        rollout.arrived += 1
-        rollout.groups[group] = None
+    def accepting(self, rollout: RolloutId) -> Rollout:
+        """Return an open rollout in which trajectories may still arrive; refuses any other."""
+        found = self.get(rollout)
+        if found.complete:
+            raise LedgerError(f"rollout {rollout!r} has {found.announced} trajectories, not more")
+        return found
 
     def end(self, t: Trajectory, outcome: Outcome) -> Rollout:
         """Count a trajectory's end in its rollout, and return the rollout."""

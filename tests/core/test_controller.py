@@ -404,3 +404,4 @@ def test_an_arrival_of_a_trajectory_that_is_here_is_refused() -> None:
     harness = Harness(PLAIN, (A, 10), later=1)
     with pytest.raises(LedgerError, match="arrived twice"):
         harness.arrive(A)
+    assert harness.controller.rollouts.get(harness.rollout).arrived == 1
