@@ -30,8 +30,8 @@ def test_a_sweep_of_real_engines_makes_a_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_tiny_model(tmp_path / "tiny")
-    # Everything that a sweep does, once. A step has 256 tokens when it is aborted: on a slow machine
-    # an abort is late, and a shorter step would have finished.
+    # Everything that a sweep does, once. A step of 256 tokens is aborted: on a slow machine the
+    # abort is late, and a shorter step would have finished.
     least = replace(SIZES["quick"], repeats=1, output=64, joiners=1, ratio=4)
     monkeypatch.setitem(SIZES, "quick", least)
     out = tmp_path / "sweep.json"
