@@ -101,7 +101,8 @@ def decisions(trace: str, policy: str, gpus: int) -> tuple[list[float], int]:
         began = time.perf_counter_ns()
         commands = controller.handle(event)
         took_us.append((time.perf_counter_ns() - began) / 1e3)
-        if sum(r.ended for r in controller.rollouts.open.values()) <= len(work.scripts) // 10:
+        rollouts = controller.rollouts.open.values()
+        if rollouts and sum(r.ended for r in rollouts) <= len(work.scripts) // 10:
             crowded = len(took_us)
         return commands
 

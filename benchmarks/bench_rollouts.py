@@ -35,7 +35,7 @@ def main() -> None:
     )
     setup = prepare(config)
     controller = Controller(setup.policy)
-    simulation = Simulation(controller, setup.world)
+    simulation = Simulation(controller, setup.simulation)
     tracemalloc.start()
     print(f"{args.policy}: {len(setup.workload.scripts)} trajectories in each rollout")
     for version in range(args.rollouts):
