@@ -16,7 +16,7 @@ class Shade(NamedTuple):
     dark: str
 
 
-# After Okabe and Ito: the first eight can be told apart under all common kinds of colour blindness.
+# After Okabe and Ito: the first eight stay distinct under all common kinds of colour blindness.
 SHADES: Final = (
     Shade("#0072b2", "#4fa9e8"),
     Shade("#d55e00", "#ff8b4a"),

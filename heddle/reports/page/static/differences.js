@@ -1,4 +1,4 @@
-// Two runs of one trace: who ends sooner under the second, who later.
+// Two runs of one trace: which trajectories end earlier under the second, and which later.
 
 const DOTS = 8000;
 const pair = { from: 0, to: 0 };

@@ -29,10 +29,10 @@ function drawLife(page) {
     yaxis: axis("", { range: [Math.max(runs.length, 1) - 0.5, -0.5], autorange: false, fixedrange: true, showgrid: false, tickvals: runs.map((_, y) => y), ticktext: runs.map((run) => plain(run.label)) }),
   }, {
     plotly_hover: ({ event, points }) => {
-      const [at, i, said] = points[0].customdata;
+      const [at, i, note] = points[0].customdata;
       const run = page.runs[at];
-      const [title, lines] = told(page, run, i);
-      tip(event, `${run.label}: ${title}`, said ? [said, ...lines] : lines);
+      const [title, lines] = stepTooltip(page, run, i);
+      tip(event, `${run.label}: ${title}`, note ? [note, ...lines] : lines);
     },
   });
 }
@@ -63,10 +63,10 @@ function gather(run, name, y, bars, marked) {
   for (const m of run.migrationsOf.get(row) ?? []) {
     const { migrations: moves } = run;
     const at = moves.began[m] * run.tick_s;
-    const said = `${run.engines[moves.source[m]].name} to ${run.engines[moves.target[m]].name} at ${seconds(at)}: ${moves.ok[m] ? `${number(moves.kv[m])} tokens of KV moved` : "without its KV"}`;
+    const note = `${run.engines[moves.source[m]].name} to ${run.engines[moves.target[m]].name} at ${seconds(at)}: ${moves.ok[m] ? `${number(moves.kv[m])} tokens of KV moved` : "without its KV"}`;
     let i = run.first[row];
     while (i + 1 < run.first[row + 1] && run.dispatches.dispatched[i + 1] <= moves.began[m]) i += 1;
-    mark(marked.migration, at, y, [run.at, i, said]);
+    mark(marked.migration, at, y, [run.at, i, note]);
   }
 }
 

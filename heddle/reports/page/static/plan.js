@@ -39,22 +39,22 @@ function mix(run) {
   const parts = tps.map((tp) => `${first.filter((engine) => engine.tp === tp).length} × TP ${tp}`);
   const gpus = first.reduce((sum, engine) => sum + engine.tp, 0);
   const again = run.engines.length - first.length;
-  const said = `${parts.join(" + ")} = ${gpus} GPUs${again ? `, and ${again} started again after a failure` : ""}.`;
-  if (!run.plan) return `${said} Not planned: the policy takes the engines it is given.`;
+  const gpuCounts = `${parts.join(" + ")} = ${gpus} GPUs${again ? `, and ${again} started again after a failure` : ""}.`;
+  if (!run.plan) return `${gpuCounts} Not planned: the policy takes the engines it is given.`;
   const estimated = run.plan.estimated_makespan_s;
-  return `${said} Planned at ${seconds(run.plan.solved_s)}${estimated === null ? "" : `, with an estimated makespan of ${seconds(estimated)}; it took ${seconds(run.end_s)}`}.`;
+  return `${gpuCounts} Planned at ${seconds(run.plan.solved_s)}${estimated === null ? "" : `, with an estimated makespan of ${seconds(estimated)}; it took ${seconds(run.end_s)}`}.`;
 }
 
 function block(page, engine, e, rows) {
   const gpus = Array.from({ length: engine.tp }, () => el("i", { style: `background:${tpColour(engine.tp)}` }));
-  const said = `${rows.length.toLocaleString("en")} traj.`;
+  const trajectories = `${rows.length.toLocaleString("en")} traj.`;
   return el("button", {
     type: "button", title: "See its slots", "data-engine": e,
     onclick: () => {
       pickEngine(page, e);
       byId("slots").scrollIntoView({ block: "center" });
     },
-  }, `${engine.name} `, el("small", {}, `TP ${engine.tp} · ${said}${engine.failed ? " · failed" : ""}`), el("div", { class: "gpus" }, ...gpus));
+  }, `${engine.name} `, el("small", {}, `TP ${engine.tp} · ${trajectories}${engine.failed ? " · failed" : ""}`), el("div", { class: "gpus" }, ...gpus));
 }
 
 function quantile(sorted, share) {

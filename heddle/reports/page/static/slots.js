@@ -1,4 +1,4 @@
-// What ran in each slot of one engine, and how a step is told in words.
+// What ran in each slot of one engine, and the tooltip of a step.
 
 const MARKS = 1200;
 
@@ -48,7 +48,7 @@ function drawSlots(page) {
     },
     plotly_hover: ({ event, points }) => {
       const i = dispatchAt(points[0]);
-      if (i >= 0) tip(event, ...told(page, page.run, i));
+      if (i >= 0) tip(event, ...stepTooltip(page, page.run, i));
       else tip(null);
     },
   });
@@ -56,7 +56,7 @@ function drawSlots(page) {
 
 const dispatchAt = (point) => (Array.isArray(point.pointNumber) ? timeline.cells[point.pointNumber[0]][point.pointNumber[1]] : point.customdata);
 
-// Preemptions and arrivals by migration, as long as single ones can be told apart.
+// Preemptions and arrivals by migration, as long as single ones are distinguishable.
 function marks(run, mine) {
   const { dispatches: d } = run;
   const found = { preempted: [], moved: [] };
@@ -78,7 +78,7 @@ function cameFrom(run, i) {
   return before === null || before === d.engine[i] ? null : before;
 }
 
-function told(page, run, i) {
+function stepTooltip(page, run, i) {
   const { dispatches: d, tick_s: s } = run;
   const p = phases(run, i);
   const name = page.names[run.trajectories.name[d.trajectory[i]]];
