@@ -23,9 +23,8 @@ evicted when it ends or when the cache is read.
 
 from collections.abc import Callable
 
-import simpy
-
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_rollout.clock import Clock
 from heddle_rollout.engines import EngineRefusedError, StepResult
 from heddle_sim.batching import ContinuousBatch, check_settings
 from heddle_sim.latency import LatencyTable
@@ -44,14 +43,14 @@ class SimEngine:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        clock: Clock,
         engine: EngineId,
         table: LatencyTable,
         *,
         max_running: int,
+        on_end: Callable[[StepResult], None],
         max_batched_tokens: int = 8192,
         block_size: int = 16,
-        on_end: Callable[[StepResult], None],
         prefix_caching: bool = True,
         speed: float = 1.0,
         arrival_s: float = 0.0,
@@ -68,7 +67,7 @@ class SimEngine:
         self.max_running = max_running
         self.busy_s = 0.0
         """Seconds in iterations, as of the last batch change."""
-        self._env = env
+        self._clock = clock
         self._block_size = block_size
         self._on_end = on_end
         self._arrival_s = arrival_s
@@ -90,13 +89,9 @@ class SimEngine:
         """Iterations under way: until the batch changes, fewer once the leap is cut."""
         self._leap_is_cut = False
         self._wake_s = -1.0
-        # One event object serves all wake-ups: an entry of the event queue whose time is not
-        # `_wake_s` is left over from a leap that was cut short.
-        self._callbacks: list[Callable[[simpy.Event], None]] = [self._wake]
-        self._event = simpy.Event(env)
-        self._event._ok = True
-        self._event._value = None
-        self._event.callbacks = self._callbacks
+        """When the next boundary is; a call at another time is left over from a leap that was cut
+        short."""
+        self._on_wake = self._wake
 
     # ---- calls of a driver
 
@@ -143,11 +138,11 @@ class SimEngine:
         ):
             raise EngineRefusedError(f"engine {self.engine}: {trajectory} has a step here already")
         request = Request(
-            trajectory, group, prompt_tokens, shared_tokens, output_tokens, self._env.now
+            trajectory, group, prompt_tokens, shared_tokens, output_tokens, self._clock.now_s
         )
         if self._arrival_s > 0.0:
             self._coming[trajectory] = request
-            self._call_after(self._arrival_s, lambda _: self._arrived(request))
+            self._clock.call_after(self._arrival_s, self._arrived, request)
         else:
             self._queue(request)
 
@@ -192,8 +187,8 @@ class SimEngine:
                 return
             batch.waiting.remove(request)
             self._reconsider_waiting()
-        batch.ended.append(request.result(self._env.now, finished=False))
-        self._call_after(0.0, self._report_ends)
+        batch.ended.append(request.result(self._clock.now_s, finished=False))
+        self._clock.call_after(0.0, self._report_ends)
 
     def release(self, trajectory: TrajectoryId) -> None:
         """Drop a trajectory's cached KV; a running step keeps its own."""
@@ -309,21 +304,16 @@ class SimEngine:
 
     # ---- time
 
-    def _call_after(self, delay_s: float, act: Callable[[simpy.Event], None]) -> None:
-        callbacks = self._env.timeout(delay_s).callbacks
-        assert callbacks is not None
-        callbacks.append(act)
-
     def _wake_after(self, delay_s: float) -> None:
-        env = self._env
-        self._wake_s = env.now + delay_s
-        env.schedule(self._event, delay=delay_s)
+        clock = self._clock
+        self._wake_s = clock.now_s + delay_s
+        clock.call_after(delay_s, self._on_wake)
 
     def _begun(self) -> int:
         """Iterations under way that have begun, the one that runs included."""
         if self._leap == 1 or self._state != _LEAPING:
             return 1
-        return min(self._batch.decoding.begun(self._env.now - self._since_s), self._leap)
+        return min(self._batch.decoding.begun(self._clock.now_s - self._since_s), self._leap)
 
     def _cut_leap(self) -> None:
         """End the leap with the iteration that runs now."""
@@ -334,7 +324,7 @@ class SimEngine:
         if begun < self._leap:
             self._leap = begun
             end_s = self._since_s + self._batch.decoding.elapsed_s(begun)
-            self._wake_after(max(0.0, end_s - self._env.now))
+            self._wake_after(max(0.0, end_s - self._clock.now_s))
 
     def _reconsider_waiting(self) -> None:
         """Cut the leap when the head of the queue may be admissible now."""
@@ -347,10 +337,9 @@ class SimEngine:
         self._batch.evict_displaced(used)
         return used
 
-    def _wake(self, event: simpy.Event) -> None:
+    def _wake(self) -> None:
         """A boundary: account for the iterations that ended, report ends, begin the next."""
-        event.callbacks = self._callbacks
-        now = self._env.now
+        now = self._clock.now_s
         if now != self._wake_s:
             return
         batch = self._batch
@@ -362,7 +351,7 @@ class SimEngine:
             for request in self._aborts:
                 batch.abort(request, now)
             self._aborts.clear()
-            self._report_ends(event)
+            self._report_ends()
         if self._state == _FAILED:
             return
         iterations, duration_s = batch.begin(now)
@@ -372,12 +361,12 @@ class SimEngine:
             self._state = _LEAPING
             self._since_s = now
             self._wake_s = now + duration_s
-            self._env.schedule(self._event, delay=duration_s)
+            self._clock.call_after(duration_s, self._on_wake)
         else:
             self._state = _IDLE
             self._wake_s = -1.0
 
-    def _report_ends(self, _: simpy.Event) -> None:
+    def _report_ends(self) -> None:
         ended = self._batch.ended
         while ended:
             self._on_end(ended.popleft())
