@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.trajectory import TRANSITIONS, Phase, Trajectory
 
@@ -15,6 +17,7 @@ RUNNING = ("running", "preempting")
 """Phases of a trajectory that has a slot."""
 
 
+@mypyc_attr(native_class=False)
 class LedgerError(RuntimeError):
     """An event contradicts the recorded state: a defect in a driver."""
 
@@ -294,7 +297,7 @@ class Ledger:
                 f"{t.id}: {t.phase} and ticket disagree"
             )
             assert t.phase != "finished", f"{t.id} is finished and still here"
-            if t.phase in ("queued", *RUNNING):
+            if t.phase == "queued" or t.phase in RUNNING:
                 assert t.home is not None, f"{t.id} is {t.phase} without a home"
                 assert self.known_engines[t.home].alive, f"{t.id} is {t.phase} on a dead engine"
                 (queued if t.phase == "queued" else running)[t.home] += 1

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.commands import (
     Cancel,
     Command,
@@ -51,10 +53,12 @@ ROLLOUT = RolloutId("rollout")
 """The rollout of a run that has only one."""
 
 
+@mypyc_attr(native_class=False)
 class StuckError(RuntimeError):
     """Nothing can happen any more, yet trajectories are unfinished."""
 
 
+@mypyc_attr(native_class=False)
 class RolloutError(ValueError):
     """A rollout or an agent that cannot be admitted; the message names it."""
 

@@ -82,6 +82,10 @@ class DecodeBatch:
         self._due[residue + block_size] -= 1
         return context - 1
 
+    def members(self) -> list[Request]:
+        """The requests that decode, in no particular order."""
+        return [request for finish, _, request in self._heap if request.finish == finish]
+
     def pop_finished(self) -> Request | None:
         """The next request, in order of admission, with its last token made; still to leave."""
         heap, done = self._heap, self.iterations

@@ -1,0 +1,37 @@
+"""The modules that the compiled build has: what a simulated step passes through."""
+
+from typing import Final
+
+MODULES: Final = (
+    "heddle_core.controller",
+    "heddle_core.fleet",
+    "heddle_core.homes",
+    "heddle_core.journal",
+    "heddle_core.ledger",
+    "heddle_core.parts.admission.prompt_only",
+    "heddle_core.parts.admission.reserve_output",
+    "heddle_core.parts.migration.never",
+    "heddle_core.parts.placement.least_loaded",
+    "heddle_core.parts.placement.one_by_one",
+    "heddle_core.parts.placement.sticky",
+    "heddle_core.parts.predictor.none",
+    "heddle_core.parts.scheduler.fcfs",
+    "heddle_core.queues",
+    "heddle_core.rollouts",
+    "heddle_core.trajectory",
+    "heddle_core.transfers",
+    "heddle_rollout.cluster",
+    "heddle_rollout.core",
+    "heddle_rollout.driver",
+    "heddle_rollout.migrations",
+    "heddle_rollout.scripted_agent",
+    "heddle_rollout.tools",
+    "heddle_sim.batching",
+    "heddle_sim.calendar",
+    "heddle_sim.engine",
+    "heddle_sim.engine_client",
+    "heddle_sim.latency",
+    "heddle_sim.leap",
+    "heddle_sim.prefix_cache",
+    "heddle_sim.request",
+)
