@@ -4,6 +4,7 @@ from typing import Final
 
 MODULES: Final = (
     "heddle_core.controller",
+    "heddle_core.fewest",
     "heddle_core.fleet",
     "heddle_core.homes",
     "heddle_core.journal",

@@ -1,7 +1,6 @@
 """Pin a trajectory where it first ran: the KV prefix decides, load only at the first step."""
 
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.parts.placement.least_loaded import least_loaded
 from heddle_core.parts.placement.one_by_one import OneByOne
 from heddle_core.policy import TrajectoryView, View
 
@@ -35,7 +34,7 @@ class Sticky(OneByOne):
         """Return the pinned engine, or the least loaded one without a pin."""
         capacity = self._capacity
         if capacity is None:
-            return pinned(t, view) or least_loaded(view)
+            return pinned(t, view) or view.fewest_in_flight().id
         recent = self._recent
         known = t.id in recent
         if known:
@@ -43,7 +42,7 @@ class Sticky(OneByOne):
         recent[t.id] = None
         if len(recent) > capacity:
             del recent[next(iter(recent))]
-        return (pinned(t, view) if known else None) or least_loaded(view)
+        return (pinned(t, view) if known else None) or view.fewest_in_flight().id
 
     def finished(self, t: TrajectoryView) -> None:
         """Drop the pin."""
