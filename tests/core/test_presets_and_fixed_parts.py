@@ -53,8 +53,7 @@ def defines_part(path: Path, method: str) -> bool:
     classes = [
         node
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-        and not {"Protocol", "ABC"} & set(map(ast.unparse, node.bases))
+        if isinstance(node, ast.ClassDef) and not abstract & set(map(ast.unparse, node.bases))
     ]
     return any(isinstance(d, ast.FunctionDef) and d.name == method for c in classes for d in c.body)
 
