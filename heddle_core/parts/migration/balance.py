@@ -194,9 +194,10 @@ class Balance:
         self._share = {}
         self._rows = dict(zip(view.trajectories, range(len(ts)), strict=True))
         self._row_engine, self._row_full, self._row_work = at, full, work
-        all_full, all_work = np.bincount(at, full, none + 1), np.bincount(at, work, none + 1)
+        full_s = np.bincount(at, full, none + 1).astype(np.float64)
+        work_s = np.bincount(at, work, none + 1).astype(np.float64)
         for sums, members in zip(self._shapes, self._members, strict=True):
-            sums.replace(all_full[members], all_work[members])
+            sums.replace(full_s[members], work_s[members])
 
     def _estimated(
         self, output: FloatArray, context_tokens: FloatArray, at: IntArray
