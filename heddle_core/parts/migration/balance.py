@@ -75,7 +75,8 @@ class Balance:
         least_gain_s = max(self._min_gain_s, self._margin * end_at_home_s)
         price_s = self._context.cost.transfer_s(t.context_tokens) - _mean_tool_s(t)
         before_s = math.nextafter(end_at_home_s - least_gain_s, math.inf)
-        end_s, best = self._earliest(output, context, max(price_s, 0.0), before_s, home)
+        # The end at home is not before that, even less with its share and the price.
+        end_s, best = self._earliest(output, context, max(price_s, 0.0), before_s)
         if best < 0 or end_at_home_s - end_s <= least_gain_s:
             sums.put(at, full_s + own_full_s, work_s + own_work_s)
             self._share[t.id] = (home, own_full_s, own_work_s)
@@ -96,20 +97,16 @@ class Balance:
             self._subtract(engine, full_s, work_s)
 
     def _earliest(
-        self, output: float, context_tokens: float, price_s: float, before_s: float, home: int
+        self, output: float, context_tokens: float, price_s: float, before_s: float
     ) -> tuple[float, int]:
-        """Earliest end before `before_s` on an engine other than `home`; -1 if there is none."""
+        """Earliest end before `before_s`, and the first engine with it; -1 if there is none."""
         end_s, best = before_s, -1
-        shape_of_home, at_home = self._place[home]
-        for shape, sums in enumerate(self._shapes):
-            besides = at_home if shape == shape_of_home else -1
-            # The next number up: of equal ends, that on the engine with the lowest number counts.
+        for sums, members in zip(self._shapes, self._members, strict=True):
+            # Of equal ends, that on the engine with the lowest number counts.
             until_s = end_s if best < 0 else math.nextafter(end_s, math.inf)
-            found_s, at = sums.earliest(output, context_tokens, price_s, until_s, besides)
-            if at >= 0:
-                engine = self._members[shape][at]
-                if best < 0 or found_s < end_s or engine < best:
-                    end_s, best = found_s, engine
+            found_s, at = sums.earliest(output, context_tokens, price_s, until_s)
+            if at >= 0 and (best < 0 or found_s < end_s or members[at] < best):
+                end_s, best = found_s, members[at]
         return end_s, best
 
     def _without(self, trajectory: TrajectoryId, home: int) -> tuple[float, float]:

@@ -71,12 +71,12 @@ class EngineSums:
         return context, work_s, self._t0 * output + work_s + self._tool_s * output
 
     def earliest(
-        self, output: float, context_tokens: float, price_s: float, before_s: float, besides: int
+        self, output: float, context_tokens: float, price_s: float, before_s: float
     ) -> tuple[float, int]:
         """Return the earliest end of a trajectory, and the first engine with it.
 
-        `price_s` is added to every end. Only ends below `before_s` count, and none on engine
-        `besides` (-1: all count). Without such an end, `before_s` and -1.
+        `price_s` is added to every end. Only ends below `before_s` count; without one, `before_s`
+        and -1.
         """
         context, own_s, solo_s = self._terms(output, context_tokens)
         alone_s = self._t0 * output
@@ -92,13 +92,11 @@ class EngineSums:
                 if node < leaves:
                     node *= 2
                     continue
-                engine = node - leaves
-                if engine != besides:
-                    pace = max(context / self._kv[engine], self._least_pace)
-                    full_s = fulls[node] + (alone_s * pace + own_s)
-                    exact_s = (full_s if full_s > work_s else work_s) + price_s
-                    if exact_s < end_s:
-                        end_s, found = exact_s, engine
+                pace = max(context / self._kv[node - leaves], self._least_pace)
+                full_s = fulls[node] + (alone_s * pace + own_s)
+                exact_s = (full_s if full_s > work_s else work_s) + price_s
+                if exact_s < end_s:
+                    end_s, found = exact_s, node - leaves
             while node & 1:
                 node >>= 1
             if node:
