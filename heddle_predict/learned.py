@@ -102,6 +102,9 @@ class LearnedPredictor:
         self._survival = Survival(vocabulary)
         self._corrections: dict[TrajectoryId, Sequence[float]] = {}
         """Quantiles relative to survival, as of the latest generation."""
+        self._last_row: list[float] = []
+        """Samples of one prompt arrive together, and their rows are equal."""
+        self._last_correction: Sequence[float] = ()
         self._states: dict[TrajectoryId, Floats] = {}
         self._initial_state = model.initial_state()
 
@@ -144,8 +147,12 @@ class LearnedPredictor:
         """The model's quantiles, computed once for each step; in between only survival changes."""
         found = self._corrections.get(t.id)
         if found is None:
-            state = self._states.get(t.id, self._initial_state)
-            found = self._row_quantiles(state, self._features.row(t, survival))
+            row = self._features.row(t, survival)
+            if row == self._last_row and not self._initial_state.size:
+                found = self._last_correction
+            else:
+                found = self._row_quantiles(self._states.get(t.id, self._initial_state), row)
+                self._last_row, self._last_correction = row, found
             self._corrections[t.id] = found
         return found
 

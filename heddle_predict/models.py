@@ -8,11 +8,13 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+import heddle_compiled
 from heddle_predict.artefact import Arrays, Artefact, Header
 from heddle_predict.errors import PredictError
 from heddle_predict.forest import Forest
 from heddle_predict.model import LOG_BOUND, Floats, Model, RowQuantiles, Vocabulary
 from heddle_predict.recurrent import NAMES, Recurrent
+from heddle_predict.tree_walk import TreeWalk, WalkedQuantiles
 
 M = TypeVar("M")
 
@@ -62,7 +64,11 @@ class TreesModel:
 
     def row_quantiles(self) -> RowQuantiles:
         """See `Model`."""
-        each, trees, errors = self._both.one_row().each, len(self.location), self.errors.tolist()
+        trees, errors = len(self.location), self.errors.tolist()
+        walk = TreeWalk.of(self._both) if heddle_compiled.in_force() else None
+        if walk is not None:
+            return WalkedQuantiles(walk, trees, errors)
+        each = self._both.one_row().each
 
         def quantiles(state: Floats, row: Sequence[float]) -> list[float]:
             values = each(row)
