@@ -44,7 +44,7 @@ def run_missing(
         executor = InProcess(Workspace())
     else:
         # A run takes seconds: after Ctrl-C, what has begun ends and is kept.
-        executor = Processes(processes, Workspace, interrupts="ignored")
+        executor = Processes(processes, Workspace(), interrupts="ignored")
     try:
         for done, _ in enumerate(executor.map(partial(_run, store), todo), 1):
             on_progress(done, len(todo))
