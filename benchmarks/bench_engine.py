@@ -10,13 +10,11 @@ import cProfile
 import pstats
 import resource
 import time
-from functools import partial
 from random import Random
-
-import simpy
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_rollout.engines import StepResult
+from heddle_sim.calendar import Calendar
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
 
@@ -64,7 +62,7 @@ class World:
     """Trajectories pinned to engines in turn, each step sent as soon as its tool returned."""
 
     def __init__(self, trajectories: list[list[Step]]) -> None:
-        self.env = simpy.Environment()
+        self.clock = Calendar()
         self.trajectories = trajectories
         self.at = [0] * len(trajectories)
         self.names = [TrajectoryId(f"t{i}") for i in range(len(trajectories))]
@@ -73,7 +71,7 @@ class World:
         self.finished_s = 0.0
         self.engines = [
             SimEngine(
-                self.env,
+                self.clock,
                 EngineId(f"e{i}"),
                 table(),
                 max_running=TRAJECTORIES_PER_ENGINE,
@@ -83,7 +81,7 @@ class World:
             for i in range(ENGINES)
         ]
 
-    def send(self, i: int, _: simpy.Event | None = None) -> None:
+    def send(self, i: int) -> None:
         """Dispatch the next step of trajectory `i`."""
         prompt, shared, output, _tool_s = self.trajectories[i][self.at[i]]
         self.engines[i % ENGINES].start(
@@ -100,18 +98,16 @@ class World:
         tool_s = self.trajectories[i][self.at[i]][3]
         self.at[i] += 1
         if self.at[i] < len(self.trajectories[i]):
-            callbacks = self.env.timeout(tool_s).callbacks
-            assert callbacks is not None
-            callbacks.append(partial(self.send, i))
+            self.clock.call_after(tool_s, self.send, i)
         else:
             self.engines[i % ENGINES].release(result.trajectory)
-            self.finished_s = self.env.now
+            self.finished_s = self.clock.now_s
 
     def run(self) -> None:
         """Send everything at once and wait for the last end."""
         for i in range(len(self.trajectories)):
             self.send(i)
-        self.env.run()
+        self.clock.run()
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """The policy core: events in, commands out. It reads only the past: no I/O, no clock, no engine."""
 
+import heddle_compiled as heddle_compiled  # first: it selects compiled modules or sources
 from heddle_core.controller import Controller
 from heddle_core.journal import Entry, first_divergence, recorded
 from heddle_core.policy import Policy, PolicyContext

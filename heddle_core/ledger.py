@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from mypy_extensions import mypyc_attr
+
+from heddle_core.fewest import Tournament
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.trajectory import TRANSITIONS, Phase, Trajectory
 
@@ -15,6 +18,7 @@ RUNNING = ("running", "preempting")
 """Phases of a trajectory that has a slot."""
 
 
+@mypyc_attr(native_class=False)
 class LedgerError(RuntimeError):
     """An event contradicts the recorded state: a defect in a driver."""
 
@@ -40,6 +44,10 @@ class Engine:
     reported_kv_used_tokens: int = 0
     queue: list[tuple[float, int, Trajectory]] = field(default_factory=list)
     """Heap of (-priority, ticket, trajectory); stale entries are skipped when they surface."""
+    place: int = 0
+    """Its place among the engines that accept work."""
+    load_changed: bool = False
+    """Whether `in_flight` has changed since the ledger last looked for the fewest."""
 
     @property
     def running_steps(self) -> int:
@@ -84,6 +92,10 @@ class Ledger:
         self.held: dict[TrajectoryId, Trajectory] = {}
         """Trajectories without a home that wait for one, in order of arrival."""
         self._tickets = 0
+        self._loads: Tournament[Engine] | None = None
+        """Of `engines` by steps in flight; None before the first question after a change."""
+        self._changed: list[Engine] = []
+        """Engines whose load has changed since the last question."""
 
     @property
     def unfinished(self) -> int:
@@ -140,6 +152,29 @@ class Ledger:
             )
         return t
 
+    def fewest_in_flight(self) -> Engine:
+        """Return the engine with the fewest steps in flight, the first of equals."""
+        loads = self._loads
+        if loads is None:
+            for place, engine in enumerate(self.engines):
+                engine.place = place
+            loads = self._loads = Tournament(self.engines, [e.in_flight for e in self.engines])
+        else:
+            for engine in self._changed:
+                if engine.accepting:
+                    loads.change(engine.place, engine.in_flight)
+        for engine in self._changed:
+            engine.load_changed = False
+        self._changed.clear()
+        return loads.winner()
+
+    def _count(self, engine: Engine, steps: int) -> None:
+        """Add to the steps in flight."""
+        engine.in_flight += steps
+        if not engine.load_changed:
+            engine.load_changed = True
+            self._changed.append(engine)
+
     def advance(self, time_s: float) -> None:
         """Move the clock; refuses to go back."""
         if not time_s >= self.now_s:
@@ -152,6 +187,7 @@ class Ledger:
             raise LedgerError(f"engine {engine.id!r} is ready twice")
         self.known_engines[engine.id] = engine
         self.engines.append(engine)
+        self._loads = None
 
     def report(self, engine: EngineId, kv_used_tokens: int) -> None:
         """Keep an engine's sample of its own counters."""
@@ -163,6 +199,7 @@ class Ledger:
         if engine.accepting:
             engine.accepting = False
             self.engines.remove(engine)
+            self._loads = None
 
     def add_trajectory(self, t: Trajectory) -> None:
         """Record an arrival; it is held until it has a home."""
@@ -215,7 +252,7 @@ class Ledger:
         if t.ticket < 0:
             self.held.pop(t.id, None)
             self.move(t, "queued")
-            engine.in_flight += 1
+            self._count(engine, 1)
         self._tickets += 1
         t.ticket = self._tickets
         t.priority = priority
@@ -224,7 +261,7 @@ class Ledger:
     def unqueue(self, t: Trajectory, engine: Engine) -> None:
         """Take a trajectory out of a queue; its entry goes stale."""
         t.ticket = -1
-        engine.in_flight -= 1
+        self._count(engine, -1)
 
     def start(self, t: Trajectory, engine: Engine) -> None:
         """The head of the queue takes a slot."""
@@ -243,7 +280,7 @@ class Ledger:
         if engine.running.pop(t.id, None) is None:
             raise LedgerError(f"trajectory {t.id!r} does not run on engine {engine.id!r}")
         engine.estimated_kv_tokens -= t.estimated_kv_tokens
-        engine.in_flight -= 1
+        self._count(engine, -1)
         if t.phase == "preempting":
             engine.preempting -= 1
         t.output_tokens += output_tokens
@@ -294,7 +331,7 @@ class Ledger:
                 f"{t.id}: {t.phase} and ticket disagree"
             )
             assert t.phase != "finished", f"{t.id} is finished and still here"
-            if t.phase in ("queued", *RUNNING):
+            if t.phase == "queued" or t.phase in RUNNING:
                 assert t.home is not None, f"{t.id} is {t.phase} without a home"
                 assert self.known_engines[t.home].alive, f"{t.id} is {t.phase} on a dead engine"
                 (queued if t.phase == "queued" else running)[t.home] += 1
@@ -320,3 +357,6 @@ class Ledger:
             assert e.preempting <= 1, f"{e.id} has more than one preemption under way"
             assert (e in self.engines) == e.accepting, f"{e.id} accepting disagrees"
             assert e.alive or not (e.accepting or e.in_flight), f"{e.id} is dead and has work"
+        if self.engines:
+            fewest = min(self.engines, key=lambda e: e.in_flight)
+            assert self.fewest_in_flight() is fewest, f"{fewest.id} has the fewest in flight"

@@ -175,6 +175,13 @@ class View(Protocol):
         """Return one engine, dead or alive."""
         ...
 
+    def fewest_in_flight(self) -> EngineView:
+        """Return the accepting engine with the fewest steps in flight, the first of equals.
+
+        Quick among thousands of engines, where a scan at every step is not.
+        """
+        ...
+
 
 class Predictor(Protocol):
     """Estimates remaining output tokens from what has been observed."""

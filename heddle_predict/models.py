@@ -1,6 +1,6 @@
 """Models of each kind as arrays, and their construction from a file; inference uses numpy alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -8,11 +8,13 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+import heddle_compiled
 from heddle_predict.artefact import Arrays, Artefact, Header
 from heddle_predict.errors import PredictError
 from heddle_predict.forest import Forest
-from heddle_predict.model import LOG_BOUND, Floats, Model, Vocabulary
+from heddle_predict.model import LOG_BOUND, Floats, Model, RowQuantiles, Vocabulary
 from heddle_predict.recurrent import NAMES, Recurrent
+from heddle_predict.tree_walk import TreeWalk, WalkedQuantiles
 
 M = TypeVar("M")
 
@@ -60,6 +62,23 @@ class TreesModel:
         spread = np.exp(np.minimum(np.maximum(log_spread, -LOG_BOUND), LOG_BOUND))
         return np.asarray(location[:, None] + spread[:, None] * self.errors)
 
+    def row_quantiles(self) -> RowQuantiles:
+        """See `Model`."""
+        trees, errors = len(self.location), self.errors.tolist()
+        walk = TreeWalk.of(self._both) if heddle_compiled.in_force() else None
+        if walk is not None:
+            return WalkedQuantiles(walk, trees, errors)
+        each = self._both.one_row().each
+
+        def quantiles(state: Floats, row: Sequence[float]) -> list[float]:
+            values = each(row)
+            location = float(np.add.reduce(values[:trees]))
+            log_spread = float(np.add.reduce(values[trees:]))
+            spread = float(np.exp(min(max(log_spread, -LOG_BOUND), LOG_BOUND)))
+            return [location + spread * error for error in errors]
+
+        return quantiles
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceModel:
@@ -82,6 +101,15 @@ class SequenceModel:
     def quantiles(self, states: Floats, rows: Floats) -> Floats:
         """See `Model`."""
         return np.asarray(self.network.quantiles(states, rows) + self.shifts)
+
+    def row_quantiles(self) -> RowQuantiles:
+        """See `Model`."""
+
+        def quantiles(state: Floats, row: Sequence[float]) -> list[float]:
+            found: list[float] = self.quantiles(state[None], np.array([row]))[0].tolist()
+            return found
+
+        return quantiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,10 +190,10 @@ class Cluster:
         if running is None:
             return
         del running[result.trajectory]
-        if result.tokens or result.prefill_s > 0.0:
+        if self._idle and (result.tokens or result.prefill_s > 0.0):
             self._idle.pop(engine, None)
         self._on_end(engine, result)
-        if engine in self._stopping:
+        if self._stopping and engine in self._stopping:
             self._stop_if_drained(engine)
 
     def kv_exported(

@@ -7,7 +7,9 @@ command ends in exactly one event.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import assert_never
+from typing import Any
+
+from mypy_extensions import mypyc_attr
 
 from heddle_core.commands import (
     Cancel,
@@ -51,10 +53,12 @@ ROLLOUT = RolloutId("rollout")
 """The rollout of a run that has only one."""
 
 
+@mypyc_attr(native_class=False)
 class StuckError(RuntimeError):
     """Nothing can happen any more, yet trajectories are unfinished."""
 
 
+@mypyc_attr(native_class=False)
 class RolloutError(ValueError):
     """A rollout or an agent that cannot be admitted; the message names it."""
 
@@ -153,6 +157,16 @@ class Driver:
         self._idle = True
         self._interrupted = False
         self._closed = False
+        self._carry_out: dict[type[Command], Callable[[Any], None]] = {
+            Cancel: self._cancel,
+            Dispatch: self._dispatch,
+            Migrate: self._migrate,
+            Predict: self._predict,
+            Preempt: self._cluster.preempt,
+            SolvePlan: self._solve,
+            StartEngine: self._cluster.start,
+            StopEngine: self._cluster.stop,
+        }
 
     # -- calls of the owner -----------------------------------------------------------------------
 
@@ -296,28 +310,22 @@ class Driver:
     def _execute(self, command: Command) -> None:
         if self._interrupted and not isinstance(command, Cancel):
             return  # every trajectory is about to be cancelled, which ends the command
-        match command:
-            case Dispatch():
-                self._dispatch(command)
-            case Preempt():
-                self._cluster.preempt(command)
-            case Migrate():
-                agent = self._trajectories[command.trajectory].agent
-                self._cluster.migrations.migrate(command, agent.group, agent.context_ids)
-            case Predict():
-                self._requests += 1
-                self._predictions.predict(command, self)
-            case SolvePlan():
-                self._requests += 1
-                self._solver.solve(command, self)
-            case StartEngine():
-                self._cluster.start(command)
-            case StopEngine():
-                self._cluster.stop(command)
-            case Cancel():
-                self._finish(self._trajectories[command.trajectory], "cancelled")
-            case _:
-                assert_never(command)
+        self._carry_out[type(command)](command)
+
+    def _migrate(self, command: Migrate) -> None:
+        agent = self._trajectories[command.trajectory].agent
+        self._cluster.migrations.migrate(command, agent.group, agent.context_ids)
+
+    def _predict(self, command: Predict) -> None:
+        self._requests += 1
+        self._predictions.predict(command, self)
+
+    def _solve(self, command: SolvePlan) -> None:
+        self._requests += 1
+        self._solver.solve(command, self)
+
+    def _cancel(self, command: Cancel) -> None:
+        self._finish(self._trajectories[command.trajectory], "cancelled")
 
     def _tick(self, deadline_s: float) -> None:
         if deadline_s == self._tick_at:

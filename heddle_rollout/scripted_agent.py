@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_rollout.agents import NextAction, ToolAnswer, ToolListener
@@ -39,6 +40,7 @@ class TokenSource:
         return drawn
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ScriptedAgent:
     """One recorded trajectory; implements `Agent`."""
 

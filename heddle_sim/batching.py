@@ -13,12 +13,12 @@ cached block of its prompt that is evicted frees exactly the block that displace
 
 from collections import deque
 
-from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.ids import EngineId
 from heddle_rollout.engines import EngineRefusedError, StepResult
 from heddle_sim.latency import LatencyTable
 from heddle_sim.leap import DecodeBatch
 from heddle_sim.prefix_cache import GroupPrompts, PrefixCache
-from heddle_sim.request import Request
+from heddle_sim.request import ENDED, RUNNING, WAITING, Context, Request
 
 
 class ContinuousBatch:
@@ -29,12 +29,12 @@ class ContinuousBatch:
         "_block_size",
         "_chunks",
         "_epoch",
-        "_groups",
         "_inverse_speed",
         "_max_batched_tokens",
         "_max_running",
         "_partial",
         "_prefix_caching",
+        "_prompts",
         "_table",
         "_taken",
         "cache",
@@ -44,7 +44,7 @@ class ContinuousBatch:
         "ended",
         "preemptions",
         "prefilled_tokens",
-        "running",
+        "running_steps",
         "total_blocks",
         "used_blocks",
         "waiting",
@@ -72,10 +72,10 @@ class ContinuousBatch:
             block_size,
         )
         self.cache = PrefixCache()
-        self._groups = GroupPrompts()
+        self._prompts = GroupPrompts()
         self.waiting: deque[Request] = deque()
-        self.running: dict[TrajectoryId, Request] = {}
-        """In order of admission."""
+        self.running_steps = 0
+        """Steps in the batch."""
         self.ended: deque[StepResult] = deque()
         """Ends that were not reported yet."""
         self._partial: Request | None = None
@@ -96,9 +96,13 @@ class ContinuousBatch:
 
     # ---- between boundaries
 
-    def find_waiting(self, trajectory: TrajectoryId) -> Request | None:
-        """The waiting step of a trajectory."""
-        return next((r for r in self.waiting if r.trajectory == trajectory), None)
+    def running(self) -> list[Request]:
+        """Steps in the batch, in order of admission."""
+        found = [*self.decoding.members(), *(request for request, _ in self._chunks)]
+        partial = self._partial
+        if partial is not None and partial not in found:
+            found.append(partial)
+        return sorted(found, key=lambda request: request.order)
 
     def used_after(self, iterations: int) -> int:
         """Blocks in use once `iterations` of the running leap (1 of anything else) have begun."""
@@ -112,25 +116,26 @@ class ContinuousBatch:
         if over > 0:
             self.cache.evict(over)
 
-    def place(self, trajectory: TrajectoryId, blocks: int, used_blocks: int) -> int:
+    def place(self, context: Context, blocks: int, used_blocks: int) -> int:
         """Cache KV from elsewhere as the most recently used; returns the blocks placed."""
-        if not self._prefix_caching or trajectory in self.running:
+        request = context.request
+        if not self._prefix_caching or (request is not None and request.state == RUNNING):
             return 0
-        blocks = max(self.cache.take(trajectory), blocks)
+        blocks = max(self.cache.take(context), blocks)
         blocks = min(blocks, self.total_blocks - used_blocks)
         self.evict_displaced(used_blocks + blocks)
-        self.cache.put(trajectory, blocks)
+        self.cache.put(context, blocks)
         return blocks
 
     def flush(self) -> None:
         """Void all cached KV; what runs keeps its own, which is not cached afterwards."""
         self.cache.clear()
-        self._groups.clear()
+        self._prompts.clear()
         self._epoch += 1
 
     def clear(self) -> None:
         """Lose everything but the counters."""
-        self.running.clear()
+        self.running_steps = 0
         self.waiting.clear()
         self.ended.clear()
         self._chunks.clear()
@@ -162,14 +167,20 @@ class ContinuousBatch:
                     decoding.join(request)
             self._chunks.clear()
         while (done := decoding.pop_finished()) is not None:
-            self._withdraw(done)
+            self._end_step(done)
             self.ended.append(done.result(now_s, finished=True))
 
     def abort(self, request: Request, now_s: float) -> None:
         """At a boundary: end a running step early, unless it has just ended."""
-        if self.running.get(request.trajectory) is request:
-            self._withdraw(request)
+        if request.state == RUNNING:
+            self._end_step(request)
             self.ended.append(request.result(now_s, finished=False))
+
+    def _end_step(self, request: Request) -> None:
+        self._withdraw(request)
+        context = request.context
+        request.state, context.request = ENDED, None
+        self.cache.forget_if_empty(context)
 
     def _withdraw(self, request: Request) -> None:
         """Take a step out of the batch; its whole blocks become prefix cache."""
@@ -178,11 +189,11 @@ class ContinuousBatch:
         else:
             kv_tokens = request.computed_tokens
             self._partial = None
-        del self.running[request.trajectory]
+        self.running_steps -= 1
         block_size = self._block_size
         self.used_blocks -= -(-kv_tokens // block_size)
         if self._prefix_caching and request.epoch == self._epoch:
-            self.cache.put(request.trajectory, kv_tokens // block_size)
+            self.cache.put(request.context, kv_tokens // block_size)
 
     # ---- the begin of iterations
 
@@ -198,7 +209,7 @@ class ContinuousBatch:
         if (
             short
             or self._partial is not None
-            or (self.waiting and len(self.running) < self._max_running)
+            or (self.waiting and self.running_steps < self._max_running)
         ):
             seconds = self._begin_single(now_s, short=short)
             if seconds is not None:
@@ -229,12 +240,15 @@ class ContinuousBatch:
     def _preempt_for_kv(self) -> None:
         """Give each decoding step its block, in order of admission; the last admitted pay."""
         decoding = self.decoding
-        for request in list(self.running.values()):
+        running = self.running()
+        for request in running:
             if request.finish < 0 or not decoding.needs_block(request):
                 continue
             while self.used_blocks == self.total_blocks:
                 self.evict_displaced(self.used_blocks)
-                victim = next(reversed(self.running.values()))
+                while running[-1].state != RUNNING:
+                    running.pop()
+                victim = running[-1]
                 self._preempt(victim)
                 if victim is request:
                     break
@@ -244,6 +258,7 @@ class ContinuousBatch:
     def _preempt(self, request: Request) -> None:
         """Take a step's KV away and put it at the head of the queue; its tokens are kept."""
         self._withdraw(request)
+        request.state = WAITING
         request.recomputes += 1
         self.preemptions += 1
         self.waiting.appendleft(request)
@@ -263,8 +278,8 @@ class ContinuousBatch:
                 return True
             budget -= self._take_chunk(request, chunk, self.used_blocks + blocks)
         if admit:
-            waiting, running = self.waiting, self.running
-            while waiting and budget > 0 and len(running) < self._max_running:
+            waiting = self.waiting
+            while waiting and budget > 0 and self.running_steps < self._max_running:
                 chunk = self._admit(now_s, budget)
                 if not chunk:
                     break
@@ -298,8 +313,9 @@ class ContinuousBatch:
         if used_blocks > self.total_blocks:
             return 0
         self.waiting.popleft()
-        self.running[request.trajectory] = request
-        self.cache.take(request.trajectory)
+        self.running_steps += 1
+        request.state = RUNNING
+        self.cache.take(request.context)
         self._admissions += 1
         request.order = self._admissions
         request.epoch = self._epoch
@@ -312,21 +328,18 @@ class ContinuousBatch:
 
     def _hit_blocks(self, request: Request, limit: int) -> int:
         """Blocks of the prompt, `limit` at most, cached for the trajectory or its group."""
-        held = self.cache.held
-        own = min(held.get(request.trajectory, 0), limit)
-        shared = self._groups.siblings(request)
-        if shared is None:
+        own = min(request.context.blocks, limit)
+        prompt = self._prompts.siblings(request)
+        if prompt is None:
             return own
-        tokens, members = shared
-        most = min(tokens // self._block_size, limit)
-        for member in members:
+        most = min(prompt.prompt_tokens // self._block_size, limit)
+        for member in prompt.members:
             if own >= most:
                 break
-            sibling = self.running.get(member)
-            if sibling is None:
-                own = max(own, min(held.get(member, 0), most))
-            else:
-                own = max(own, min(sibling.computed_tokens // self._block_size, most))
+            blocks, sibling = member.blocks, member.request
+            if sibling is not None and sibling.state == RUNNING:
+                blocks = sibling.computed_tokens // self._block_size
+            own = max(own, min(blocks, most))
         return own
 
     def _prefill_s(self) -> float:

@@ -23,13 +23,12 @@ evicted when it ends or when the cache is read.
 
 from collections.abc import Callable
 
-import simpy
-
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_rollout.clock import Clock
 from heddle_rollout.engines import EngineRefusedError, StepResult
 from heddle_sim.batching import ContinuousBatch, check_settings
 from heddle_sim.latency import LatencyTable
-from heddle_sim.request import Request
+from heddle_sim.request import COMING, ENDED, RUNNING, WAITING, Request
 
 _IDLE, _LEAPING, _AT_BOUNDARY, _FAILED = range(4)
 
@@ -44,14 +43,14 @@ class SimEngine:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        clock: Clock,
         engine: EngineId,
         table: LatencyTable,
         *,
         max_running: int,
+        on_end: Callable[[StepResult], None],
         max_batched_tokens: int = 8192,
         block_size: int = 16,
-        on_end: Callable[[StepResult], None],
         prefix_caching: bool = True,
         speed: float = 1.0,
         arrival_s: float = 0.0,
@@ -68,11 +67,11 @@ class SimEngine:
         self.max_running = max_running
         self.busy_s = 0.0
         """Seconds in iterations, as of the last batch change."""
-        self._env = env
+        self._clock = clock
         self._block_size = block_size
         self._on_end = on_end
         self._arrival_s = arrival_s
-        self._coming: dict[TrajectoryId, Request] = {}
+        self._coming = 0
         """Steps that have not reached the engine yet."""
         self._batch = ContinuousBatch(
             table,
@@ -90,13 +89,9 @@ class SimEngine:
         """Iterations under way: until the batch changes, fewer once the leap is cut."""
         self._leap_is_cut = False
         self._wake_s = -1.0
-        # One event object serves all wake-ups: an entry of the event queue whose time is not
-        # `_wake_s` is left over from a leap that was cut short.
-        self._callbacks: list[Callable[[simpy.Event], None]] = [self._wake]
-        self._event = simpy.Event(env)
-        self._event._ok = True
-        self._event._value = None
-        self._event.callbacks = self._callbacks
+        """When the next boundary is; a call at another time is left over from a leap that was cut
+        short."""
+        self._on_wake = self._wake
 
     # ---- calls of a driver
 
@@ -135,40 +130,38 @@ class SimEngine:
             raise EngineRefusedError(
                 f"engine {self.engine}: {trajectory} was started after it failed"
             )
-        waiting, running = batch.waiting, batch.running
-        if (
-            trajectory in running
-            or (waiting and batch.find_waiting(trajectory))
-            or trajectory in self._coming
-        ):
+        context = batch.cache.context(trajectory)
+        if context.request is not None:
             raise EngineRefusedError(f"engine {self.engine}: {trajectory} has a step here already")
         request = Request(
-            trajectory, group, prompt_tokens, shared_tokens, output_tokens, self._env.now
+            context, group, prompt_tokens, shared_tokens, output_tokens, self._clock.now_s
         )
+        context.request = request
         if self._arrival_s > 0.0:
-            self._coming[trajectory] = request
-            self._call_after(self._arrival_s, lambda _: self._arrived(request))
+            self._coming += 1
+            self._clock.call_after(self._arrival_s, self._arrived, request)
         else:
             self._queue(request)
 
     def _arrived(self, request: Request) -> None:
-        if self._coming.get(request.trajectory) is request:
-            del self._coming[request.trajectory]
+        if request.state == COMING:
+            self._coming -= 1
             self._queue(request)
 
     def _queue(self, request: Request) -> None:
         """Add a step that has reached the engine."""
-        batch = self._batch
-        waiting, running = batch.waiting, batch.running
+        batch, context = self._batch, request.context
+        waiting = batch.waiting
         kept = request.shared_tokens // self._block_size
-        if batch.cache.held.get(request.trajectory, 0) > kept:
+        if context.blocks > kept:
             self._settle()
-            batch.cache.trim(request.trajectory, kept)
+            batch.cache.trim(context, kept)
             self._reconsider_waiting()
+        request.state = WAITING
         waiting.append(request)
         if self._state == _IDLE:
             self._wake_after(0.0)
-        elif len(waiting) == 1 and len(running) < self.max_running:
+        elif len(waiting) == 1 and batch.running_steps < self.max_running:
             # Behind other steps or without a slot it changes no batch.
             self._cut_leap()
 
@@ -179,26 +172,34 @@ class SimEngine:
         trajectory is here: its end has been reported or is about to be.
         """
         batch = self._batch
-        request = batch.running.get(trajectory)
-        if request is not None:
+        context = batch.cache.contexts.get(trajectory)
+        request = context.request if context is not None else None
+        if context is None or request is None:
+            return
+        if request.state == RUNNING:
             if request not in self._aborts:
                 self._aborts.append(request)
             self._cut_leap()
             return
-        request = self._coming.pop(trajectory, None)
-        if request is None:
-            request = batch.find_waiting(trajectory)
-            if request is None:
-                return
+        waited = request.state == WAITING
+        request.state, context.request = ENDED, None
+        if waited:
             batch.waiting.remove(request)
             self._reconsider_waiting()
-        batch.ended.append(request.result(self._env.now, finished=False))
-        self._call_after(0.0, self._report_ends)
+        else:
+            self._coming -= 1
+        batch.cache.forget_if_empty(context)
+        batch.ended.append(request.result(self._clock.now_s, finished=False))
+        self._clock.call_after(0.0, self._report_ends)
 
     def release(self, trajectory: TrajectoryId) -> None:
         """Drop a trajectory's cached KV; a running step keeps its own."""
         self._settle()
-        self._batch.cache.take(trajectory)
+        cache = self._batch.cache
+        context = cache.contexts.get(trajectory)
+        if context is not None:
+            cache.take(context)
+            cache.forget_if_empty(context)
         self._reconsider_waiting()
 
     def export_kv(self, trajectory: TrajectoryId) -> int:
@@ -207,7 +208,7 @@ class SimEngine:
         0 when there is none, and while a step of the trajectory runs.
         """
         self._settle()
-        return self._batch.cache.held.get(trajectory, 0) * self._block_size
+        return self._batch.cache.held(trajectory) * self._block_size
 
     def import_kv(self, trajectory: TrajectoryId, group: GroupId, tokens: int) -> int:
         """Place migrated KV in the prefix cache, where it is the most recently used.
@@ -218,7 +219,10 @@ class SimEngine:
         """
         if self._state == _FAILED:
             return 0
-        placed = self._batch.place(trajectory, tokens // self._block_size, self._settle())
+        batch, used_blocks = self._batch, self._settle()
+        context = batch.cache.context(trajectory)
+        placed = batch.place(context, tokens // self._block_size, used_blocks)
+        batch.cache.forget_if_empty(context)
         self._reconsider_waiting()
         return placed * self._block_size
 
@@ -237,15 +241,16 @@ class SimEngine:
         done = batch.decoding.iterations
         if self._state == _LEAPING:
             done += self._begun() - 1
-        for request in (*batch.running.values(), *batch.waiting, *self._coming.values()):
+        for request in self._requests():
             made = request.made_tokens
             if request.finish >= 0:
                 made = request.offset_tokens + done - request.prompt_tokens
-            lost.append((request.trajectory, made))
+            request.state, request.context.request = ENDED, None
+            lost.append((request.context.trajectory, made))
         self._state = _FAILED
         self._wake_s = -1.0
         self._aborts.clear()
-        self._coming.clear()
+        self._coming = 0
         batch.clear()
         return lost
 
@@ -264,17 +269,23 @@ class SimEngine:
     @property
     def running(self) -> int:
         """Steps in the batch."""
-        return len(self._batch.running)
+        return self._batch.running_steps
 
     @property
     def waiting(self) -> int:
         """Steps in the engine's own queue, or not arrived there yet."""
-        return len(self._batch.waiting) + len(self._coming)
+        return len(self._batch.waiting) + self._coming
 
     def trajectories(self) -> list[TrajectoryId]:
         """Trajectories whose step is here: the batch in order of admission, then the queue."""
-        waiting = (request.trajectory for request in self._batch.waiting)
-        return [*self._batch.running, *waiting, *self._coming]
+        return [request.context.trajectory for request in self._requests()]
+
+    def _requests(self) -> list[Request]:
+        batch = self._batch
+        contexts = batch.cache.contexts.values() if self._coming else ()
+        requests = [context.request for context in contexts]
+        coming = [request for request in requests if request and request.state == COMING]
+        return [*batch.running(), *batch.waiting, *coming]
 
     @property
     def kv_used_tokens(self) -> int:
@@ -309,21 +320,16 @@ class SimEngine:
 
     # ---- time
 
-    def _call_after(self, delay_s: float, act: Callable[[simpy.Event], None]) -> None:
-        callbacks = self._env.timeout(delay_s).callbacks
-        assert callbacks is not None
-        callbacks.append(act)
-
     def _wake_after(self, delay_s: float) -> None:
-        env = self._env
-        self._wake_s = env.now + delay_s
-        env.schedule(self._event, delay=delay_s)
+        clock = self._clock
+        self._wake_s = clock.now_s + delay_s
+        clock.call_after(delay_s, self._on_wake)
 
     def _begun(self) -> int:
         """Iterations under way that have begun, the one that runs included."""
         if self._leap == 1 or self._state != _LEAPING:
             return 1
-        return min(self._batch.decoding.begun(self._env.now - self._since_s), self._leap)
+        return min(self._batch.decoding.begun(self._clock.now_s - self._since_s), self._leap)
 
     def _cut_leap(self) -> None:
         """End the leap with the iteration that runs now."""
@@ -334,7 +340,7 @@ class SimEngine:
         if begun < self._leap:
             self._leap = begun
             end_s = self._since_s + self._batch.decoding.elapsed_s(begun)
-            self._wake_after(max(0.0, end_s - self._env.now))
+            self._wake_after(max(0.0, end_s - self._clock.now_s))
 
     def _reconsider_waiting(self) -> None:
         """Cut the leap when the head of the queue may be admissible now."""
@@ -347,10 +353,9 @@ class SimEngine:
         self._batch.evict_displaced(used)
         return used
 
-    def _wake(self, event: simpy.Event) -> None:
+    def _wake(self) -> None:
         """A boundary: account for the iterations that ended, report ends, begin the next."""
-        event.callbacks = self._callbacks
-        now = self._env.now
+        now = self._clock.now_s
         if now != self._wake_s:
             return
         batch = self._batch
@@ -362,7 +367,7 @@ class SimEngine:
             for request in self._aborts:
                 batch.abort(request, now)
             self._aborts.clear()
-            self._report_ends(event)
+            self._report_ends()
         if self._state == _FAILED:
             return
         iterations, duration_s = batch.begin(now)
@@ -372,12 +377,12 @@ class SimEngine:
             self._state = _LEAPING
             self._since_s = now
             self._wake_s = now + duration_s
-            self._env.schedule(self._event, delay=duration_s)
+            self._clock.call_after(duration_s, self._on_wake)
         else:
             self._state = _IDLE
             self._wake_s = -1.0
 
-    def _report_ends(self, _: simpy.Event) -> None:
+    def _report_ends(self) -> None:
         ended = self._batch.ended
         while ended:
             self._on_end(ended.popleft())

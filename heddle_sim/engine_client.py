@@ -1,13 +1,11 @@
 """Simulated engines behind the driver's interface: for simulations, dry runs and tests.
 
-They make no tokens and keep time only. Their events are in a SimPy environment: the simulation's
-own, or one that follows the clock of the event loop.
+They make no tokens and keep time only: the simulation's own, or one that follows the clock of the
+event loop.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-
-import simpy
 
 from heddle_core.defaults import SPARE_SLOTS
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
@@ -23,7 +21,8 @@ from heddle_rollout.engines import (
     StepRequest,
     StepResult,
 )
-from heddle_sim.clock import FollowingEnvironment
+from heddle_sim.calendar import Calendar
+from heddle_sim.clock import FollowingClock
 from heddle_sim.config import SimulationConfig
 from heddle_sim.engine import SimEngine
 
@@ -37,11 +36,11 @@ class SimEngineClient:
         listener: EngineListener,
         config: SimulationConfig,
         clock: Clock,
-        env: simpy.Environment,
+        engine_clock: Clock,
         follow: Callable[[], None],
     ) -> None:
         self._spec, self._listener, self._config = spec, listener, config
-        self._clock, self._env, self._follow = clock, env, follow
+        self._clock, self._engine_clock, self._follow = clock, engine_clock, follow
         self._capabilities = EngineCapabilities(import_kv=config.moves_by == "kv")
         self._model: SimEngine | None = None
         """None before it is ready and after its end."""
@@ -76,7 +75,7 @@ class SimEngineClient:
         moves_kv = config.moves_by == "kv"
         slots = spec.max_running + (0 if moves_kv else SPARE_SLOTS)
         self._model = SimEngine(
-            self._env,
+            self._engine_clock,
             spec.engine,
             table,
             max_running=slots,
@@ -233,23 +232,21 @@ class SimEngineClient:
 class SimLauncher:
     """Starts simulated engines; implements `Launcher`."""
 
-    def __init__(
-        self, config: SimulationConfig, clock: Clock, *, env: simpy.Environment | None = None
-    ) -> None:
-        """`env` is the environment behind `clock`; without one, simulated time follows `clock`."""
+    def __init__(self, config: SimulationConfig, clock: Clock) -> None:
+        """The engines' simulated time is `clock`, or follows it if that is no calendar."""
         self._config, self._clock = config, clock
-        self._env: simpy.Environment
-        self._follow: Callable[[], None]
-        if env is None:
-            self._env = following = FollowingEnvironment(clock)
+        self._engine_clock: Clock = clock
+        self._follow: Callable[[], None] = _already_there
+        if not isinstance(clock, Calendar):
+            self._engine_clock = following = FollowingClock(clock)
             self._follow = following.follow
-        else:
-            self._env, self._follow = env, _already_there
         self._engines: dict[EngineId, tuple[SimEngineClient, EngineListener]] = {}
 
     def start(self, spec: EngineSpec, listener: EngineListener) -> SimEngineClient:
         """Begin to start an engine; it takes no time while the clock is frozen."""
-        engine = SimEngineClient(spec, listener, self._config, self._clock, self._env, self._follow)
+        engine = SimEngineClient(
+            spec, listener, self._config, self._clock, self._engine_clock, self._follow
+        )
         self._engines[spec.engine] = engine, listener
         delay_s = 0.0 if self._clock.frozen else self._config.start_s(spec.shape.tp)
         self._clock.call_after(delay_s, engine.begin)
@@ -272,4 +269,4 @@ class SimLauncher:
 
 
 def _already_there() -> None:
-    """Do nothing: the time of the environment is the time of the clock."""
+    """Do nothing: the engines' time is the clock's."""

@@ -82,6 +82,11 @@ class DecodeBatch:
         self._due[residue + block_size] -= 1
         return context - 1
 
+    def members(self) -> list[Request]:
+        """The requests that decode, in no particular order."""
+        # A request that left and came back may have the same finish, not the same admission.
+        return [r for finish, order, r in self._heap if (r.finish, r.order) == (finish, order)]
+
     def pop_finished(self) -> Request | None:
         """The next request, in order of admission, with its last token made; still to leave."""
         heap, done = self._heap, self.iterations

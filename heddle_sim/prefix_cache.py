@@ -4,59 +4,90 @@ Blocks are freed tail first and evicted in the order they were freed, as in vLLM
 that ended longest ago gives way first, and of one trajectory a prefix survives the tail.
 """
 
-from collections import OrderedDict
+from collections import deque
 
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_sim.request import Request
+from heddle_sim.request import Context, Request, SharedPrompt
 
 
 class PrefixCache:
-    """Whole KV blocks by trajectory, least recently used first."""
+    """Whole KV blocks by trajectory, and the order in which they were freed."""
 
-    __slots__ = ("blocks", "held")
+    __slots__ = ("_freed", "blocks", "contexts")
 
     def __init__(self) -> None:
         self.blocks = 0
         """Blocks cached, over all trajectories."""
-        self.held: OrderedDict[TrajectoryId, int] = OrderedDict()
+        self.contexts: dict[TrajectoryId, Context] = {}
+        """Of trajectories that have, or had, blocks or a step here."""
+        self._freed: deque[tuple[Context, int]] = deque()
+        """Contexts, least recently used first, each with its number of uses at that time: an entry
+        with another number, or without blocks, is left over."""
 
-    def put(self, trajectory: TrajectoryId, blocks: int) -> None:
-        """Add a trajectory that has none cached, as the most recently used."""
+    def context(self, trajectory: TrajectoryId) -> Context:
+        """Return the context of a trajectory, which may be new here."""
+        context = self.contexts.get(trajectory)
+        if context is None:
+            context = self.contexts[trajectory] = Context(trajectory)
+        return context
+
+    def held(self, trajectory: TrajectoryId) -> int:
+        """Blocks cached of a trajectory."""
+        context = self.contexts.get(trajectory)
+        return context.blocks if context is not None else 0
+
+    def put(self, context: Context, blocks: int) -> None:
+        """Add blocks of a context that has none cached, as the most recently used."""
         if blocks > 0:
-            self.held[trajectory] = blocks
+            context.blocks = blocks
+            context.uses += 1
             self.blocks += blocks
+            if len(self._freed) > 64 + 4 * len(self.contexts):
+                self._freed = deque(
+                    (left, uses) for left, uses in self._freed if left.uses == uses and left.blocks
+                )
+            self._freed.append((context, context.uses))
 
-    def take(self, trajectory: TrajectoryId) -> int:
-        """Remove a trajectory; returns the blocks it had."""
-        blocks = self.held.pop(trajectory, 0)
+    def take(self, context: Context) -> int:
+        """Remove the blocks of a context; returns how many it had."""
+        blocks = context.blocks
+        context.blocks = 0
         self.blocks -= blocks
         return blocks
 
-    def trim(self, trajectory: TrajectoryId, blocks: int) -> None:
-        """Drop the tail of a trajectory beyond `blocks`; its age stays."""
-        surplus = self.held.get(trajectory, 0) - blocks
+    def trim(self, context: Context, blocks: int) -> None:
+        """Drop the tail of a context beyond `blocks`; its age stays."""
+        surplus = context.blocks - blocks
         if surplus > 0:
             self.blocks -= surplus
-            if blocks:
-                self.held[trajectory] = blocks
-            else:
-                del self.held[trajectory]
+            context.blocks = blocks
 
     def evict(self, blocks: int) -> None:
-        """Drop `blocks` blocks, least recently used trajectory first, its tail first."""
+        """Drop `blocks` blocks, of the least recently used context first, its tail first."""
         self.blocks -= blocks
-        held = self.held
+        freed = self._freed
         while blocks > 0:
-            trajectory, oldest = next(iter(held.items()))
-            if oldest > blocks:
-                held[trajectory] = oldest - blocks
+            context, uses = freed[0]
+            if context.uses == uses and context.blocks > blocks:
+                context.blocks -= blocks
                 return
-            del held[trajectory]
-            blocks -= oldest
+            freed.popleft()
+            if context.uses == uses and context.blocks:
+                blocks -= context.blocks
+                context.blocks = 0
+                self.forget_if_empty(context)
+
+    def forget_if_empty(self, context: Context) -> None:
+        """Remove a context that has neither blocks nor a step here, and no known siblings."""
+        if not context.blocks and context.request is None and context.shared_prompt is None:
+            self.contexts.pop(context.trajectory, None)
 
     def clear(self) -> None:
-        """Drop everything."""
-        self.held.clear()
+        """Drop all blocks, and forget which contexts are siblings."""
+        for context in list(self.contexts.values()):
+            context.blocks, context.shared_prompt = 0, None
+            self.forget_if_empty(context)
+        self._freed.clear()
         self.blocks = 0
 
 
@@ -71,25 +102,30 @@ class GroupPrompts:
     __slots__ = ("_groups",)
 
     def __init__(self) -> None:
-        self._groups: dict[GroupId, tuple[int, dict[TrajectoryId, None]]] = {}
+        self._groups: dict[GroupId, SharedPrompt] = {}
 
-    def siblings(self, request: Request) -> tuple[int, dict[TrajectoryId, None]] | None:
-        """Tokens of the group's prompt and the trajectories that may hold it, this one added.
+    def siblings(self, request: Request) -> SharedPrompt | None:
+        """Return the prompt of the group, with the contexts that may hold it, this one added.
 
         None when the step does not begin with that prompt, or is the first to bring it here.
         """
-        trajectory, shared_tokens = request.trajectory, request.shared_tokens
-        known = self._groups.get(request.group)
-        if known is None:
-            if shared_tokens == 0:
-                self._groups[request.group] = (request.prompt_tokens, {trajectory: None})
-            return None
-        tokens, members = known
+        context, shared_tokens = request.context, request.shared_tokens
+        prompt = context.shared_prompt
+        if prompt is None:
+            prompt = self._groups.get(request.group)
+            if prompt is None:
+                if shared_tokens == 0:
+                    prompt = self._groups[request.group] = SharedPrompt(request.prompt_tokens)
+                    prompt.members[context] = None
+                    context.shared_prompt = prompt
+                return None
+            context.shared_prompt = prompt
+        tokens = prompt.prompt_tokens
         if shared_tokens < tokens and (shared_tokens or request.prompt_tokens != tokens):
-            members.pop(trajectory, None)
+            prompt.members.pop(context, None)
             return None
-        members[trajectory] = None
-        return known
+        prompt.members[context] = None
+        return prompt
 
     def clear(self) -> None:
         """Forget every group."""

@@ -1,7 +1,45 @@
-"""One dispatched step inside a simulated engine."""
+"""One dispatched step inside a simulated engine, and the context that it is part of."""
+
+from typing import Final
 
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_rollout.engines import StepResult
+
+COMING: Final = 0
+"""It has not reached the engine."""
+WAITING: Final = 1
+"""It is in the engine's queue."""
+RUNNING: Final = 2
+"""It is in the batch."""
+ENDED: Final = 3
+
+
+class SharedPrompt:
+    """The prompt that the samples of a group begin with, on one engine."""
+
+    __slots__ = ("members", "prompt_tokens")
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.members: dict[Context, None] = {}
+        """Contexts that may hold it."""
+
+
+class Context:
+    """What one engine has of one trajectory: cached KV, and its step."""
+
+    __slots__ = ("blocks", "request", "shared_prompt", "trajectory", "uses")
+
+    def __init__(self, trajectory: TrajectoryId) -> None:
+        self.trajectory = trajectory
+        self.blocks = 0
+        """Whole blocks in the prefix cache."""
+        self.uses = 0
+        """Times that blocks were put into the prefix cache."""
+        self.shared_prompt: SharedPrompt | None = None
+        """Its group's, once a step of it was looked up there."""
+        self.request: Request | None = None
+        """Its step, from dispatch to end."""
 
 
 class Request:
@@ -16,6 +54,7 @@ class Request:
         "admitted_s",
         "cached_tokens",
         "computed_tokens",
+        "context",
         "epoch",
         "finish",
         "first_token_s",
@@ -28,19 +67,20 @@ class Request:
         "recomputes",
         "shared_tokens",
         "started_s",
-        "trajectory",
+        "state",
     )
 
     def __init__(
         self,
-        trajectory: TrajectoryId,
+        context: Context,
         group: GroupId,
         prompt_tokens: int,
         shared_tokens: int,
         output_tokens: int,
         started_s: float,
     ) -> None:
-        self.trajectory = trajectory
+        self.context = context
+        self.state = COMING
         self.group = group
         self.prompt_tokens = prompt_tokens
         self.shared_tokens = shared_tokens
@@ -65,7 +105,7 @@ class Request:
         if first_token_s < 0.0:
             first_token_s = now_s
         return StepResult(
-            trajectory=self.trajectory,
+            trajectory=self.context.trajectory,
             tokens=self.made_tokens,
             finished=finished,
             queued_s=admitted_s - self.started_s,

@@ -8,7 +8,7 @@ from heddle_rollout.core import Core
 from heddle_rollout.driver import ROLLOUT, Driver, StuckError
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_rollout.services import ChargedSolver, CoreEstimates
-from heddle_sim.clock import SimClock
+from heddle_sim.clock import SimEnvironment
 from heddle_sim.config import SimulationConfig
 from heddle_sim.engine_client import SimLauncher
 from heddle_trace.schema import TrajectoryScript
@@ -18,10 +18,13 @@ class Simulation:
     """A driver in simulated time; `driver.open_rollout` and `driver.admit` give it work."""
 
     def __init__(self, core: Core, config: SimulationConfig) -> None:
-        self._idle: list[None] = []
+        self._stop: list[object] = []
+        """Has an item once no rollout is open, or after an error."""
         self._errors: list[BaseException] = []
-        self.clock = clock = SimClock()
-        self.launcher = SimLauncher(config, clock, env=clock)
+        self.env = SimEnvironment()
+        """Processes of a user may run in it."""
+        self.clock = clock = self.env.calendar
+        self.launcher = SimLauncher(config, clock)
         self.driver = Driver(
             core,
             self.launcher,
@@ -31,10 +34,14 @@ class Simulation:
             tool_capacity=config.tool_capacity,
             report_interval_s=config.report_interval_s,
             report_delay_s=config.report_delay_s,
-            on_idle=lambda: self._idle.append(None),
-            on_error=self._errors.append,
+            on_idle=lambda: self._stop.append(None),
+            on_error=self._failed,
         )
         self.driver.start()
+
+    def _failed(self, error: BaseException) -> None:
+        self._errors.append(error)
+        self._stop.append(error)
 
     def run(self) -> None:
         """Let time pass until no rollout is open.
@@ -42,12 +49,11 @@ class Simulation:
         Raises:
             StuckError: nothing is left to happen before that.
         """
-        idle, errors, step = self._idle, self._errors, self.clock.step
+        errors = self._errors
         try:
             while self.driver.open_rollouts and not errors:
-                idle.clear()
-                while not (idle or errors):
-                    step()
+                self._stop.clear()
+                self.env.run_until(self._stop)
         except EmptySchedule:
             names = ", ".join(self.driver.open_rollouts)
             raise StuckError(

@@ -7,14 +7,12 @@ engine on purpose: host overhead is fitted with it, and the engine can then be c
 """
 
 from collections import deque
-from collections.abc import Generator
 from dataclasses import dataclass, field
 from itertools import count
 
-import simpy
-
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_rollout.engines import StepResult
+from heddle_sim.calendar import Calendar
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
 
@@ -198,7 +196,7 @@ def replay_on_engine(table: LatencyTable, run: ClosedLoop) -> LoopResult:
 
     Raises EngineRefusedError (a ValueError) when not even one request fits in the KV capacity.
     """
-    env = simpy.Environment()
+    clock = Calendar()
     ended: list[tuple[float, float]] = []
     numbers = count()
     total = run.concurrency * run.waves
@@ -213,10 +211,6 @@ def replay_on_engine(table: LatencyTable, run: ClosedLoop) -> LoopResult:
             output_tokens=run.output_tokens,
         )
 
-    def client(start_s: float) -> Generator[simpy.Event, None, None]:
-        yield env.timeout(start_s)
-        send()
-
     def on_end(result: StepResult) -> None:
         tpot_s = result.decode_s / max(1, run.output_tokens - 1)
         ended.append((result.queued_s + result.prefill_s, tpot_s))
@@ -224,7 +218,7 @@ def replay_on_engine(table: LatencyTable, run: ClosedLoop) -> LoopResult:
             send()
 
     engine = SimEngine(
-        env,
+        clock,
         EngineId("e0"),
         table,
         max_running=run.concurrency,
@@ -234,8 +228,8 @@ def replay_on_engine(table: LatencyTable, run: ClosedLoop) -> LoopResult:
         prefix_caching=False,
     )
     for i in range(run.concurrency):
-        env.process(client(i * run.ramp_s))
-    env.run()
+        clock.call_after(i * run.ramp_s, send)
+    clock.run()
     return _mean(ended, engine.preemptions)
 
 

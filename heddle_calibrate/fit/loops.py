@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import simpy
-
 from heddle_calibrate.sweeps import LoopStep, LoopTrial, Sweep
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_rollout.engines import StepResult
+from heddle_sim.calendar import Calendar
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
 
@@ -34,7 +33,7 @@ def replay_loop(
     Raises:
         EngineRefusedError: a step does not fit on the engine.
     """
-    env = simpy.Environment()
+    clock = Calendar()
     ended: list[tuple[float, float]] = []
     left = {TrajectoryId(str(i)): list(reversed(steps)) for i, steps in enumerate(clients)}
     context: dict[TrajectoryId, int] = {}
@@ -57,7 +56,7 @@ def replay_loop(
             send(result.trajectory)
 
     engine = SimEngine(
-        env,
+        clock,
         EngineId("e0"),
         table,
         max_running=max_running,
@@ -68,9 +67,9 @@ def replay_loop(
     )
     for name in left:
         send(name)
-    env.run()
+    clock.run()
     return SimulatedLoop(
-        makespan_s=env.now,
+        makespan_s=clock.now_s,
         ttft_s=sum(ttft_s for ttft_s, _ in ended) / len(ended),
         tpot_s=sum(tpot_s for _, tpot_s in ended) / len(ended),
     )

@@ -60,6 +60,9 @@ class FakeView:
     def engine(self, engine: EngineId) -> FakeEngine:
         return next(e for e in self.known if e.id == engine)
 
+    def fewest_in_flight(self) -> FakeEngine:
+        return min(self.engines, key=lambda e: e.in_flight)
+
 
 def view_of(*in_flight: int, sessions: Sequence[int] = ()) -> FakeView:
     """Engines e0, e1, ... with these loads."""

@@ -1,5 +1,7 @@
 """Balance: a home moves only if another engine's estimated end is earlier by a margin."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -9,7 +11,15 @@ from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.ledger import Ledger, Trajectory
 from heddle_core.parts.migration.balance import Balance
 from heddle_core.policy import PolicyContext
-from tests.core.ledgers import add_engine, add_trajectory, history, ledger_of, policy_context
+from tests.core.ledgers import (
+    add_engine,
+    add_trajectory,
+    history,
+    ledger_of,
+    policy_context,
+    step_cost,
+)
+from tests.core.scanning_balance import ScanningBalance
 
 HISTORY = history()
 
@@ -40,6 +50,11 @@ def gain_s(s: PolicyContext, ledger: Ledger, t: Trajectory, source: str, target:
         return max(full + own[0], own[2] + work)
 
     return end_s(source) - end_s(target)
+
+
+def sums(balance: Balance, engine: str) -> tuple[float, float]:
+    shape, at = balance._place[balance._number[EngineId(engine)]]
+    return balance._shapes[shape].sums(at)
 
 
 def crowded(*, tool_s: float = 100.0) -> tuple[Ledger, Trajectory]:
@@ -161,8 +176,8 @@ def test_finished_trajectories_drop_out_of_the_sums():
     for other in ledger.trajectories.values():
         balance.finished(other)
         balance.finished(other)  # once too often, or one it never saw
-    assert np.allclose(balance._full, 0.0, atol=1e-9)
-    assert np.allclose(balance._work, 0.0, atol=1e-9)
+    for engine in ledger.engines:
+        assert np.allclose(sums(balance, engine.id), 0.0, atol=1e-9)
 
 
 OPS = st.lists(
@@ -222,6 +237,70 @@ def test_the_sums_follow_the_targets_of_all_trajectories_for_any_run_length(ops)
     if known:
         for name in known:
             adds = [terms(s, ledger, c, r, name) for home, c, r in placed.values() if home == name]
-            at = balance._index[name]
-            assert balance._full[at] == pytest.approx(sum(a[0] for a in adds), rel=1e-9, abs=1e-6)
-            assert balance._work[at] == pytest.approx(sum(a[1] for a in adds), rel=1e-9, abs=1e-6)
+            full, work = sums(balance, name)
+            assert full == pytest.approx(sum(a[0] for a in adds), rel=1e-9, abs=1e-6)
+            assert work == pytest.approx(sum(a[1] for a in adds), rel=1e-9, abs=1e-6)
+
+
+FIRST = [("ask", which, 20_000.0 - which, 30_000) for which in range(9)]
+"""While the engines but the first are alike."""
+RUNS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask"] * 8 + ["finish", "join", "leave", "arrive", "run", "wait"]),
+        st.integers(0, 40),
+        st.sampled_from([0.0, 1.0, 300.0, 5_000.0, 5_000.5, 60_000.0]),
+        st.sampled_from([1, 900, 1_000, 50_000]),
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=150)
+@given(
+    ops=RUNS,
+    tps=st.lists(st.sampled_from([1, 1, 1, 2, 4]), min_size=1, max_size=12),
+    kv=st.lists(st.sampled_from([0, 0, 9_000, 40_000]), min_size=12, max_size=12),
+    least=st.sampled_from([(0.0, 0.0), (2.0, 0.05)]),
+    fixed_s=st.sampled_from([0.0, 0.5, 20.0]),
+)
+def test_it_finds_what_a_scan_of_all_engines_finds(ops, tps, kv, least, fixed_s):
+    s = policy_context(tps=(1, 2, 4), history=HISTORY, transfer_fixed_s=fixed_s)
+    # Two shapes of one cost: ends on engines of different shapes may be equal.
+    by_shape = {shape: step_cost(1 if shape.tp == 2 else shape.tp) for shape in s.shape_choices}
+    s = replace(s, cost=replace(s.cost, by_shape=by_shape))
+    ledger = ledger_of(*tps)
+    for engine, more in zip(ledger.engines, kv, strict=False):
+        engine.kv_capacity_tokens = 60_000 + more
+    for i in range(4 * len(tps)):  # many at the first engine; the others are alike
+        home = ledger.engines[0 if i % 4 else i // 4].id
+        add_trajectory(ledger, f"t{i}", home, remaining_tokens=20_000.0, tool_s=10.0 * (i % 3))
+    searched = Balance(s, min_gain_s=least[0], margin=least[1])
+    scanned = ScanningBalance(s, min_gain_s=least[0], margin=least[1])
+    for number, (op, which, remaining, context) in enumerate([*FIRST, *ops]):
+        live = list(ledger.trajectories.values())
+        t = live[which % len(live)] if live else None
+        engine = ledger.engines[which % len(ledger.engines)]
+        if op == "arrive" or t is None:
+            add_trajectory(ledger, f"n{number}", engine.id, remaining_tokens=remaining)
+        elif op == "finish":
+            ledger.finish(t)
+            searched.finished(t)
+            scanned.finished(t)
+        elif op == "join":
+            add_engine(ledger, f"j{number}", (1, 2, 4)[which % 3])
+        elif op == "leave" and len(ledger.engines) > 1:
+            ledger.close_engine(engine)
+        elif op == "wait":
+            ledger.advance(ledger.now_s + 0.2 * which)
+        elif op == "run" and t.phase == "tool":
+            t.phase, t.dispatched_s = "running", ledger.now_s
+            ledger.engine(t.home).running[t.id] = t
+            ledger.engine(t.home).estimated_kv_tokens += context
+        elif op == "ask":
+            t.step, t.context_tokens, t.remaining_tokens = which % 3, context, remaining
+            target = searched.target(t, remaining, ledger)
+            assert target == scanned.target(t, remaining, ledger)
+            if target is not None and t.phase == "tool" and which % 5:
+                ledger.set_home(t, target)
+    for number, name in enumerate(scanned._names):
+        assert sums(searched, name) == (scanned._full[number], scanned._work[number])

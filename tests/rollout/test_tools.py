@@ -12,7 +12,7 @@ from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_rollout.tools import ToolPool
 from heddle_runtime.clock import RunClock
 from heddle_runtime.virtual_time import run_virtual
-from heddle_sim.clock import SimClock
+from heddle_sim.calendar import Calendar
 from tests.rollout.one_world import script, step
 
 
@@ -46,7 +46,7 @@ def played(
 ) -> Pool:
     """Let `begin` call tools, and time pass until all have ended."""
     if clock == "simpy":
-        sim_clock = SimClock()
+        sim_clock = Calendar()
         pool = Pool(sim_clock, on_end, **limits)
         begin(pool)
         sim_clock.run()
@@ -112,11 +112,11 @@ def test_a_call_over_its_limit_is_cut_and_not_answered_twice(clock: str) -> None
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_a_tool_takes_a_time_that_can_be(seconds: float) -> None:
-    pool = Pool(SimClock(), lambda pool, name: None)
+    pool = Pool(Calendar(), lambda pool, name: None)
     with pytest.raises(ValueError, match="cannot take"):
         pool.call("a", seconds)
 
 
 def test_a_pool_has_a_place() -> None:
     with pytest.raises(ValueError, match="tool capacity must be 1 or more"):
-        Pool(SimClock(), lambda pool, name: None, capacity=0)
+        Pool(Calendar(), lambda pool, name: None, capacity=0)

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import simpy
-
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_rollout.engines import StepResult
+from heddle_sim.clock import SimEnvironment
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
 
@@ -36,11 +35,11 @@ class Bench:
     """One engine and what it answered, with the time of each answer."""
 
     def __init__(self, latency: LatencyTable | None = None, **settings: Any) -> None:
-        self.env = simpy.Environment()
+        self.env = SimEnvironment()
         self.ends: dict[TrajectoryId, tuple[float, StepResult]] = {}
         self.on_end: Callable[[StepResult], None] = lambda _: None
         self.engine = SimEngine(
-            self.env,
+            self.env.calendar,
             EngineId("e0"),
             latency or table(),
             on_end=self._ended,

@@ -7,10 +7,11 @@ from random import Random
 from typing import Any
 
 import pytest
-import simpy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from heddle_core.ids import EngineId
+from heddle_sim.clock import SimEnvironment
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
 from tests.sim.reference_engine import ReferenceEngine
@@ -33,11 +34,15 @@ class Scenario:
     """(time_s, what, trajectory)"""
 
 
+def sim_engine(env: SimEnvironment, engine: str, table: LatencyTable, **settings: Any) -> SimEngine:
+    return SimEngine(env.calendar, EngineId(engine), table, **settings)
+
+
 class Player:
     """Runs a scenario on one engine: steps follow their tools, aborted steps are sent again."""
 
     def __init__(self, make: Callable[..., Any], scenario: Scenario) -> None:
-        self.env = simpy.Environment()
+        self.env = SimEnvironment()
         self.plans = scenario.trajectories
         self.at = [0] * len(self.plans)
         self.made = [0] * len(self.plans)
@@ -185,7 +190,7 @@ def scenario(seed: int, trajectories: int, tight: float, disturbances: int) -> S
 
 def agree(case: Scenario) -> Player:
     """Play a scenario on both engines and hold every end and every look together."""
-    fast, slow = Player(SimEngine, case), Player(ReferenceEngine, case)
+    fast, slow = Player(sim_engine, case), Player(ReferenceEngine, case)
     assert [e.trajectory for _, e in fast.ends] == [e.trajectory for _, e in slow.ends]
     for (fast_s, f), (slow_s, s) in zip(fast.ends, slow.ends, strict=True):
         assert fast_s == pytest.approx(slow_s, rel=1e-6)
@@ -199,6 +204,7 @@ def agree(case: Scenario) -> Player:
 
 
 # Found by longer runs: a block that an iteration displaces before it has to preempt for another.
+@example(seed=12937, trajectories=7, tight=0.3, disturbances=25)
 @example(seed=175386814727, trajectories=14, tight=0.0, disturbances=80)
 @settings(max_examples=400)
 @given(

@@ -6,11 +6,11 @@ from random import Random
 
 import numpy as np
 import pytest
-import simpy
 from scipy import stats
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_rollout.engines import StepResult
+from heddle_sim.calendar import Calendar
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
 
@@ -50,10 +50,10 @@ def replicate(
     """
     means = []
     for seed in range(REPLICATIONS):
-        random, env = Random(f"theory/{seed}"), simpy.Environment()
+        random, clock = Random(f"theory/{seed}"), Calendar()
         ends: list[StepResult] = []
         engine = SimEngine(
-            env,
+            clock,
             EngineId("e0"),
             latency,
             max_running=servers,
@@ -73,10 +73,8 @@ def replicate(
         time_s = 0.0
         for i in range(steps):
             time_s += random.expovariate(arrivals_per_s)
-            callbacks = env.timeout(time_s).callbacks
-            assert callbacks is not None
-            callbacks.append(lambda _, i=i, arrive=arrive: arrive(i))
-        env.run()
+            clock.call_at(time_s, arrive, i)
+        clock.run()
         assert len(ends) == steps
         order = sorted(ends, key=lambda end: int(end.trajectory[1:]))
         means.append(float(np.mean([measure(end) for end in order[steps // 10 :]])))

@@ -1,23 +1,20 @@
 """Migration to where a trajectory would end earliest, by estimated work on every engine.
 
 Plans are inexact: cost estimates are coarse and predictions are revised. This part balances the
-remaining work during tool calls. It keeps two sums for every engine over its unfinished
-trajectories, with the terms of `heddle_core.estimate.group_cost`:
-
-    full_e = sum of t0 * o_k * max(mean context / KV capacity, 1 / slots) + w_k    (a full engine)
-    work_e = sum of w_k                     (the delay of one that runs all the time by the others)
-
-A trajectory ends on `e` at about ``max(full_e, solo + work_e)``; it moves when another engine's
-end, the unhidden part of the transfer included, is earlier by a margin.
+remaining work during tool calls. It keeps the two sums of `engine_sums` for every engine over its
+unfinished trajectories. One moves when another engine's end, the unhidden part of the transfer
+included, is earlier by a margin.
 """
 
-from array import array
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from heddle_core.estimate.group_cost import FloatArray, IntArray
-from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.policy import PolicyContext, TrajectoryView, View
+from heddle_core.ids import EngineId, EngineShape, TrajectoryId
+from heddle_core.parts.migration.engine_sums import EngineSums
+from heddle_core.policy import EngineView, PolicyContext, TrajectoryView, View
 
 _COUNT_AGAIN_S = 5.0
 """Age at which the sums are computed again: estimates arrive at tool calls, and long generations
@@ -37,110 +34,179 @@ class Balance:
         self._context = context
         self._min_gain_s, self._margin = min_gain_s, margin
         self._names: list[EngineId] = []
-        self._index: dict[EngineId, int] = {}
+        self._number: dict[EngineId | None, int] = {}
+        """Position of each engine in the order in which they became ready."""
+        self._shapes: list[EngineSums] = []
+        self._members: list[list[int]] = []
+        """Numbers of the engines of each of `_shapes`, ascending."""
+        self._place: list[tuple[int, int]] = []
+        """Of each engine: its shape, and its position among the engines of that shape."""
         self._counted_s = -_COUNT_AGAIN_S
         self._share: dict[TrajectoryId, tuple[int, float, float]] = {}
         """By trajectory: its engine, and its share of the engine's two sums."""
-        self._full: FloatArray = np.zeros(0)
-        self._work: FloatArray = np.zeros(0)
+        self._rows: dict[TrajectoryId, int] = {}
+        """Rows below of trajectories whose share has not changed since the sums were computed."""
+        self._row_engine: IntArray = np.zeros(0, dtype=np.int64)
+        self._row_full: FloatArray = np.zeros(0)
+        self._row_work: FloatArray = np.zeros(0)
         history = context.history
         self._appended = history.appended_per_output if history else 0.0
         self._tool_s = history.tool_s_per_output if history else 0.0
 
     def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
         """Return the engine to move to, or None to stay."""
-        if (
-            view.now_s - self._counted_s >= _COUNT_AGAIN_S
-            or len(self._names) != len(view.engines)
-            or any(e.id not in self._index for e in view.engines)
-        ):
-            self._start_over(view)
-        home = self._index.get(t.home) if t.home is not None else None
-        if home is None:
+        engines = view.engines
+        # Engines join at the end, and ids are never used twice: the last and their number suffice.
+        known = self._names
+        if len(known) != len(engines) or known[-1] != engines[-1].id:
+            self._lay_out(engines)
+            self._count_again(view)
+        elif view.now_s - self._counted_s >= _COUNT_AGAIN_S:
+            self._count_again(view)
+        home = self._number.get(t.home, -1)
+        if home < 0:
             return None
-        self._drop(t.id)
-        own_full, own_work, solo = self._estimated(
-            np.array([max(remaining_tokens, 1.0)]), np.array([float(t.context_tokens)]), slice(None)
-        )
-        full, work = self._full + own_full, self._work + solo
-        ends = np.maximum(full, work)
-        price_s = self._context.cost.transfer_s(t.context_tokens) - self._mean_tool_s(t)
-        end_at_home = float(ends[home])
-        if price_s > 0.0:
-            ends += price_s
-            ends[home] = end_at_home
-        best = int(ends.argmin())
-        gain_s = end_at_home - float(ends[best])
-        moves = best != home and gain_s > max(self._min_gain_s, self._margin * end_at_home)
-        self._add(t.id, best if moves else home, own_full, own_work)
-        return self._names[best] if moves else None
+        output, context = max(remaining_tokens, 1.0), float(t.context_tokens)
+        shape, at = self._place[home]
+        sums = self._shapes[shape]
+        full_s, work_s = self._without(t.id, home)
+        own_full_s, own_work_s, solo_s = sums.own(output, context, at)
+        end_at_home_s = max(full_s + own_full_s, work_s + solo_s)
+        least_gain_s = max(self._min_gain_s, self._margin * end_at_home_s)
+        price_s = self._context.cost.transfer_s(t.context_tokens) - _mean_tool_s(t)
+        before_s = math.nextafter(end_at_home_s - least_gain_s, math.inf)
+        # The end at home is not before that, even less with its share and the price.
+        end_s, best = self._earliest(output, context, max(price_s, 0.0), before_s)
+        if best < 0 or end_at_home_s - end_s <= least_gain_s:
+            sums.put(at, full_s + own_full_s, work_s + own_work_s)
+            self._share[t.id] = (home, own_full_s, own_work_s)
+            return None
+        sums.put(at, full_s, work_s)
+        shape, at = self._place[best]
+        sums = self._shapes[shape]
+        full_s, work_s = sums.sums(at)
+        own_full_s, own_work_s, _ = sums.own(output, context, at)
+        sums.put(at, full_s + own_full_s, work_s + own_work_s)
+        self._share[t.id] = (best, own_full_s, own_work_s)
+        return self._names[best]
 
     def finished(self, t: TrajectoryView) -> None:
         """Remove a finished trajectory from the sums."""
-        self._drop(t.id)
+        engine, full_s, work_s = self._pop_share(t.id)
+        if engine >= 0:
+            self._subtract(engine, full_s, work_s)
 
-    def _estimated(
-        self, output: FloatArray, context_tokens: FloatArray, at: IntArray | slice
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Shares of trajectories in the two sums of engines `at`, and their solo times there."""
-        appended = self._appended * output
-        context = context_tokens + 0.5 * (output + appended)
-        work = output * (self._t1[at] + self._t2[at] * context) + self._prefill[at] * appended
-        pace = np.maximum(context / self._kv[at], 1.0 / self._context.max_running)
-        solo = self._t0[at] * output + work + self._tool_s * output
-        return self._t0[at] * output * pace + work, work, solo
+    def _earliest(
+        self, output: float, context_tokens: float, price_s: float, before_s: float
+    ) -> tuple[float, int]:
+        """Earliest end before `before_s`, and the first engine with it; -1 if there is none."""
+        end_s, best = before_s, -1
+        for sums, members in zip(self._shapes, self._members, strict=True):
+            # Of equal ends, that on the engine with the lowest number counts.
+            until_s = end_s if best < 0 else math.nextafter(end_s, math.inf)
+            found_s, at = sums.earliest(output, context_tokens, price_s, until_s)
+            if at >= 0 and (best < 0 or found_s < end_s or members[at] < best):
+                end_s, best = found_s, members[at]
+        return end_s, best
 
-    def _start_over(self, view: View) -> None:
-        """Compute the sums again from all unfinished trajectories and their running steps."""
-        engines = view.engines
-        self._counted_s = view.now_s
+    def _without(self, trajectory: TrajectoryId, home: int) -> tuple[float, float]:
+        """Return the sums of `home` without a trajectory, whose share is forgotten."""
+        engine, share_full_s, share_work_s = self._pop_share(trajectory)
+        shape, at = self._place[home]
+        full_s, work_s = self._shapes[shape].sums(at)
+        if engine == home:
+            return full_s - share_full_s, work_s - share_work_s
+        if engine >= 0:
+            self._subtract(engine, share_full_s, share_work_s)
+        return full_s, work_s
+
+    def _pop_share(self, trajectory: TrajectoryId) -> tuple[int, float, float]:
+        """Forget the engine and share of a trajectory, and return them; -1 for no engine."""
+        share = self._share.pop(trajectory, None)
+        if share is not None:
+            return share
+        row = self._rows.pop(trajectory, -1)
+        if row < 0 or self._row_engine[row] == len(self._names):
+            return -1, 0.0, 0.0
+        full_s, work_s = float(self._row_full[row]), float(self._row_work[row])
+        return int(self._row_engine[row]), full_s, work_s
+
+    def _subtract(self, engine: int, share_full_s: float, share_work_s: float) -> None:
+        shape, at = self._place[engine]
+        full_s, work_s = self._shapes[shape].sums(at)
+        self._shapes[shape].put(at, full_s - share_full_s, work_s - share_work_s)
+
+    def _lay_out(self, engines: Sequence[EngineView]) -> None:
+        """Number the engines, and list them by shape."""
         self._names = [e.id for e in engines]
-        self._index = {name: i for i, name in enumerate(self._names)}
+        self._number = {name: number for number, name in enumerate(self._names)}
+        by_shape: dict[EngineShape, list[int]] = {}
+        self._place = []
+        order: dict[EngineShape, int] = {}
+        for number, e in enumerate(engines):
+            members = by_shape.setdefault(e.shape, [])
+            self._place.append((order.setdefault(e.shape, len(order)), len(members)))
+            members.append(number)
+        self._members = list(by_shape.values())
+        self._shapes = [
+            EngineSums(
+                self._context.cost.by_shape[shape],
+                [float(engines[number].kv_capacity_tokens) for number in members],
+                max_running=self._context.max_running,
+                appended_per_output=self._appended,
+                tool_s_per_output=self._tool_s,
+            )
+            for shape, members in by_shape.items()
+        ]
         costs = [self._context.cost.by_shape[e.shape] for e in engines]
+        # One more, for trajectories without an engine.
+        costs.append(costs[-1])
         self._t0 = np.array([c.t0_s for c in costs])
         self._t1 = np.array([c.t1_s for c in costs])
         self._t2 = np.array([c.t2_s for c in costs])
         self._prefill = np.array([c.prefill_s for c in costs])
-        self._kv = np.array([float(e.kv_capacity_tokens) for e in engines])
+        self._kv = np.array([*(float(e.kv_capacity_tokens) for e in engines), math.inf])
+
+    def _count_again(self, view: View) -> None:
+        """Compute the sums again from all unfinished trajectories and their running steps."""
+        engines, now_s = view.engines, view.now_s
+        self._counted_s = now_s
+        by_shape = self._context.cost.by_shape
         tpot_s = [
-            c.iteration_s(max(e.running_steps, 1), e.estimated_kv_tokens)
-            for c, e in zip(costs, engines, strict=True)
+            by_shape[e.shape].iteration_s(max(e.running_steps, 1), e.estimated_kv_tokens)
+            for e in engines
         ]
-        ids: list[TrajectoryId] = []
-        homes, left, contexts = array("q"), array("d"), array("d")
-        for t in view.trajectories.values():
-            home = self._index.get(t.home) if t.home is not None else None
-            if home is None:
-                continue
-            remaining = t.remaining_tokens
-            if t.phase in ("running", "preempting"):
-                made = (view.now_s - t.dispatched_s) / tpot_s[home]
-                remaining = max(remaining - made, _LEAST_LEFT * remaining)
-            ids.append(t.id)
-            homes.append(home)
-            left.append(max(remaining, 1.0))
-            contexts.append(t.context_tokens)
-        at = np.array(homes, dtype=np.int64)
-        full, work, _ = self._estimated(np.array(left), np.array(contexts), at)
-        self._full = np.bincount(at, full, len(engines)).astype(np.float64)
-        self._work = np.bincount(at, work, len(engines)).astype(np.float64)
-        shares = zip(homes, full.tolist(), work.tolist(), strict=True)
-        self._share = dict(zip(ids, shares, strict=True))
+        tpot_s.append(math.inf)
+        none = len(engines)
+        number = self._number
+        ts = list(view.trajectories.values())
+        at = np.array([number.get(t.home, none) for t in ts], dtype=np.int64)
+        left = np.array([t.remaining_tokens for t in ts], dtype=np.float64)
+        context = np.array([t.context_tokens for t in ts], dtype=np.float64)
+        dispatched_s = np.array([t.dispatched_s for t in ts], dtype=np.float64)
+        running = np.array([t.phase in ("running", "preempting") for t in ts], dtype=np.bool_)
+        made = (now_s - dispatched_s) / np.array(tpot_s)[at]
+        left = np.where(running, np.maximum(left - made, _LEAST_LEFT * left), left)
+        full, work = self._estimated(np.maximum(left, 1.0), context, at)
+        self._share = {}
+        self._rows = dict(zip(view.trajectories, range(len(ts)), strict=True))
+        self._row_engine, self._row_full, self._row_work = at, full, work
+        full_s = np.bincount(at, full, none + 1).astype(np.float64)
+        work_s = np.bincount(at, work, none + 1).astype(np.float64)
+        for sums, members in zip(self._shapes, self._members, strict=True):
+            sums.replace(full_s[members], work_s[members])
 
-    def _add(
-        self, trajectory: TrajectoryId, engine: int, full: FloatArray, work: FloatArray
-    ) -> None:
-        share = (engine, float(full[engine]), float(work[engine]))
-        self._share[trajectory] = share
-        self._full[engine] += share[1]
-        self._work[engine] += share[2]
+    def _estimated(
+        self, output: FloatArray, context_tokens: FloatArray, at: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Shares of trajectories in the two sums of engines `at`: `EngineSums.own` for arrays."""
+        appended = self._appended * output
+        context = context_tokens + 0.5 * (output + appended)
+        work = output * (self._t1[at] + self._t2[at] * context) + self._prefill[at] * appended
+        pace = np.maximum(context / self._kv[at], 1.0 / self._context.max_running)
+        return self._t0[at] * output * pace + work, work
 
-    def _drop(self, trajectory: TrajectoryId) -> None:
-        share = self._share.pop(trajectory, None)
-        if share is not None:
-            self._full[share[0]] -= share[1]
-            self._work[share[0]] -= share[2]
 
-    def _mean_tool_s(self, t: TrajectoryView) -> float:
-        """Mean seconds of its tool calls so far: the estimate for this one."""
-        return t.tool_s / t.step if t.step else 0.0
+def _mean_tool_s(t: TrajectoryView) -> float:
+    """Mean seconds of its tool calls so far: the estimate for this one."""
+    return t.tool_s / t.step if t.step else 0.0

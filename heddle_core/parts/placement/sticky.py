@@ -1,7 +1,8 @@
 """Pin a trajectory where it first ran: the KV prefix decides, load only at the first step."""
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.parts.placement.least_loaded import least_loaded
 from heddle_core.parts.placement.one_by_one import OneByOne
 from heddle_core.policy import TrajectoryView, View
 
@@ -17,6 +18,7 @@ def pinned(t: TrajectoryView, view: View) -> EngineId | None:
     return None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Sticky(OneByOne):
     """A known trajectory stays on its engine; a new one goes to the fewest steps in flight.
 
@@ -35,7 +37,7 @@ class Sticky(OneByOne):
         """Return the pinned engine, or the least loaded one without a pin."""
         capacity = self._capacity
         if capacity is None:
-            return pinned(t, view) or least_loaded(view)
+            return pinned(t, view) or view.fewest_in_flight().id
         recent = self._recent
         known = t.id in recent
         if known:
@@ -43,7 +45,7 @@ class Sticky(OneByOne):
         recent[t.id] = None
         if len(recent) > capacity:
             del recent[next(iter(recent))]
-        return (pinned(t, view) if known else None) or least_loaded(view)
+        return (pinned(t, view) if known else None) or view.fewest_in_flight().id
 
     def finished(self, t: TrajectoryView) -> None:
         """Drop the pin."""

@@ -32,6 +32,8 @@ class _Task(_Survival):
 
 @dataclass(slots=True)
 class _Own:
+    task: _Task
+    group: _Group
     exposure: float = 0.0
     lengths: RunningMean = field(default_factory=RunningMean)
     call_failed: bool = False
@@ -96,35 +98,36 @@ class ProgressivePredictor:
         self._typical_weight = typical_weight
         self._tasks: dict[str, _Task] = {}
         self._own: dict[TrajectoryId, _Own] = {}
-        self._unseen = (_Task(), _Group(), _Own())
+        self._no_task, self._no_group = _Task(), _Group()
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Learn a step's length and the progress of `t`."""
-        task, group, own = self._records(t)
+        own = self._record(t)
         if event.step > 0:
-            task.lengths.add(own.lengths, group.lengths, event.output_tokens)
-        self._expose(t, task, group, own)
+            own.task.lengths.add(own.lengths, own.group.lengths, event.output_tokens)
+        self._expose(t, own)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """Remember whether the latest call failed."""
-        self._records(t)[2].call_failed = event.ok is False
+        self._record(t).call_failed = event.ok is False
 
     def observe_finish(self, t: TrajectoryView) -> None:
         """Count an ending; a trajectory that never ran does not count."""
         if t.output_tokens > 0:
-            task, group, own = self._records(t)
-            self._expose(t, task, group, own)
-            group.exposure += (1.0 - self._running_weight) * own.exposure
-            task.ended += 1
-            group.ended += 1
+            own = self._record(t)
+            self._expose(t, own)
+            own.group.exposure += (1.0 - self._running_weight) * own.exposure
+            own.task.ended += 1
+            own.group.ended += 1
         self._own.pop(t.id, None)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
         """Return the expected rest, at least one token."""
-        no_task, no_group, nothing = self._unseen
-        task = self._tasks.get(t.task, no_task)
-        group = task.groups.get(t.group, no_group)
-        own = self._own.get(t.id, nothing)
+        own = self._own.get(t.id)
+        if own is None:
+            task = self._tasks.get(t.task, self._no_task)
+            own = _Own(task, task.groups.get(t.group, self._no_group))
+        task, group = own.task, own.group
         weight, group_shape = self._typical_weight, self._group_shape
         per_ending = (weight + task.exposure) / (weight + task.ended)
         ahead = (group_shape * per_ending + group.exposure) / (group_shape + group.ended)
@@ -134,23 +137,23 @@ class ProgressivePredictor:
         rest = (total - made) * self._typical_tokens * math.exp(self._step_pull * deviation)
         if own.call_failed:
             rest += task.lengths.typical_tokens(deviation)
-        return max(rest, _LEAST_TOKENS)
+        return rest if rest > _LEAST_TOKENS else _LEAST_TOKENS
 
-    def _records(self, t: TrajectoryView) -> tuple[_Task, _Group, _Own]:
-        task = self._tasks.get(t.task)
-        if task is None:
-            task = self._tasks[t.task] = _Task()
-        group = task.groups.get(t.group)
-        if group is None:
-            group = task.groups[t.group] = _Group()
+    def _record(self, t: TrajectoryView) -> _Own:
         own = self._own.get(t.id)
         if own is None:
-            own = self._own[t.id] = _Own()
-        return task, group, own
+            task = self._tasks.get(t.task)
+            if task is None:
+                task = self._tasks[t.task] = _Task()
+            group = task.groups.get(t.group)
+            if group is None:
+                group = task.groups[t.group] = _Group()
+            own = self._own[t.id] = _Own(task, group)
+        return own
 
-    def _expose(self, t: TrajectoryView, task: _Task, group: _Group, own: _Own) -> None:
+    def _expose(self, t: TrajectoryView, own: _Own) -> None:
         exposure = math.pow(t.output_tokens / self._typical_tokens, self._shape)
         more = exposure - own.exposure
         own.exposure = exposure
-        task.exposure += more
-        group.exposure += self._running_weight * more
+        own.task.exposure += more
+        own.group.exposure += self._running_weight * more

@@ -1,0 +1,62 @@
+"""Builds the compiled modules beside their sources: ``python -m heddle_compiled.build``.
+
+One source for both builds: mypyc translates the typed modules. It needs a C compiler, mypy and
+setuptools. docs/decisions/0024-a-compiled-build.md says why mypyc.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from heddle_compiled import RECORD, ROOT, record, source
+from heddle_compiled.modules import MODULES
+
+GROUP = "heddle"
+"""All modules are one extension, ``heddle__mypyc``, so that they call each other directly."""
+
+
+def build() -> None:
+    """Translate, compile and record.
+
+    Raises:
+        ImportError: mypy or setuptools is missing.
+        SystemExit: mypyc refuses a source, or there is no C compiler; the reason is printed.
+    """
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+
+    remove()
+    os.chdir(ROOT)
+    sources = [str(source(name).relative_to(ROOT)) for name in MODULES]
+    with tempfile.TemporaryDirectory() as folder:
+        extensions = mypycify(sources, opt_level="3", group_name=GROUP, target_dir=folder)
+        distribution = Distribution({"name": "heddle", "ext_modules": extensions})
+        command = distribution.get_command_obj("build_ext")
+        command.inplace = True
+        command.build_temp = folder
+        command.ensure_finalized()
+        command.run()
+    RECORD.write_text(json.dumps(record(), indent=1) + "\n")
+
+
+def remove() -> None:
+    """Remove a compiled build that is here."""
+    RECORD.unlink(missing_ok=True)
+    for extension in built():
+        extension.unlink()
+
+
+def built() -> list[Path]:
+    """Return the extensions that are here."""
+    folders = {source(name).parent for name in MODULES} | {ROOT}
+    return sorted(path for folder in folders for path in folder.glob("*.so"))
+
+
+if __name__ == "__main__":
+    try:
+        build()
+    except ImportError as error:
+        sys.exit(f"The compiled build needs mypy and setuptools: {error}")
+    sys.stdout.write(f"{len(MODULES)} modules are compiled; HEDDLE_PURE=1 switches them off.\n")
