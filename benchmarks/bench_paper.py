@@ -32,6 +32,7 @@ import numpy as np
 from heddle.config import ClusterConfig, PolicyConfig, RunConfig
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
+from heddle_compiled import in_force
 from heddle_core.commands import Command
 from heddle_core.controller import Controller
 from heddle_core.events import Event
@@ -121,6 +122,11 @@ class Timed:
     def deadline_s(self) -> float | None:
         """The controller's."""
         return self._controller.deadline_s
+
+
+def build() -> str:
+    """Say whether the compiled modules are in force."""
+    return "compiled" if in_force() else "interpreted"
 
 
 def help_s(runs: int) -> list[float]:
