@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench_paper import build
+from bench_paper import build, pin
 
 from heddle.runs import load_run
 from heddle_sim.latency import LatencyTable
@@ -334,15 +334,6 @@ def cpu_s(tool: Tool, trace: str, folder: Path) -> float:
     if process.returncode:
         sys.exit(f"{tool.name} {tool.version} failed:\n{log.read_text()[-2_000:]}")
     return usage.ru_utime + usage.ru_stime
-
-
-def pin(core: int | None) -> str:
-    """Let this process and those that it starts run on one core, where the system can."""
-    if not hasattr(os, "sched_setaffinity"):
-        return "any core"
-    chosen = max(os.sched_getaffinity(0)) if core is None else core
-    os.sched_setaffinity(0, {chosen})
-    return f"core {chosen}"
 
 
 def measured(tools: Sequence[Tool], rounds: int, folder: Path) -> Mapping[str, list[float]]:
