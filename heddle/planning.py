@@ -115,8 +115,11 @@ def plan(
     planner: Solver = "portfolio",
     cost: Cost = "context",
     predictor: str = "learned",
+    workspace: Workspace | None = None,
 ) -> Planned:
     """Plan a rollout of a trace on `config.cluster`, whose own `tp` does not matter.
+
+    Give the same `workspace` to plans that have inputs in common.
 
     Raises:
         ConfigError: the portfolio with another cost than its own, no predictor of this name, or a
@@ -130,7 +133,7 @@ def plan(
             "plans of both costs and judges them by simulation"
         )
     cluster = config.cluster
-    shared = Workspace()
+    shared = Workspace() if workspace is None else workspace
     trace = shared.trace(config.trace)
     scripts, fill = shared.completed(config)
     profile = load_profile(cluster.model, cluster.gpu)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from heddle.runs import load_run
 from heddle.runs.journal_rows import JournalError, decode
 from tests.app.journals import Heddle
 from tests.patience import PATIENCE_S
+from tests.runtime.processes import descendants
 from tests.test_architecture import PACKAGES
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
@@ -53,18 +55,13 @@ def _states(folder: Path) -> list[str]:
     return [load_run(p, unfinished=True).status for p in (folder / "runs").iterdir()]
 
 
-def _children(pid: int) -> list[int]:
-    """Worker processes of a comparison, without the helper that multiprocessing starts."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            line = stat.with_name("cmdline").read_text()
-        except OSError:
-            continue
-        if parent == pid and "spawn_main" in line:
-            found.append(int(stat.parent.name))
-    return found
+def _forkserver(pid: int) -> int | None:
+    """The process that forks the workers of a comparison, as soon as there is one."""
+    for child in descendants(pid):
+        with suppress(OSError):
+            if "forkserver" in Path(f"/proc/{child}/cmdline").read_text():
+                return child
+    return None
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -101,10 +98,12 @@ def test_the_errors_of_every_package_are_messages(package: str):
         raise RefusedError("what, and what to do")
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no server forks them")
 def test_a_killed_worker_is_one_message(tmp_path: Path):
     process = _comparison(tmp_path, 2)
-    os.kill(_children(process.pid)[0], signal.SIGKILL)
+    server = _forkserver(process.pid)
+    assert server is not None
+    os.kill(descendants(server)[0], signal.SIGKILL)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (1, "")
     assert "Traceback" not in err
@@ -202,6 +201,7 @@ def test_more_signals_do_not_break_into_the_closing_of_a_comparison(tmp_path: Pa
     assert "running" not in _states(tmp_path)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no server forks them")
 def test_an_interrupt_while_workers_start_begins_no_run(tmp_path: Path):
     process = subprocess.Popen(
         [*COMPARE, "--jobs", "2"],
@@ -210,7 +210,7 @@ def test_an_interrupt_while_workers_start_begins_no_run(tmp_path: Path):
         text=True,
     )
     deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and not _children(process.pid):
+    while time.monotonic() < deadline and not _forkserver(process.pid):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_S)
