@@ -24,7 +24,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,6 +34,10 @@ from heddle_core.ids import EngineShape
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
+
+
+_NEAR: Final = 1024
+"""Members of a group that is looked for near its start first."""
 
 
 class SegmentCost(Protocol):
@@ -178,7 +182,11 @@ class ContextCost:
             return start
         solo, work, kv, slots = solo_list[start], self.work_list, self.kv_list, self.slots_list
         others = limit_s * (limit_s - solo) / (limit_s - self.tool_share * solo)
-        stop = bisect_right(work, work[start + 1] + others, start + 1)
+        most_work = work[start + 1] + others
+        # Most groups are far smaller than the whole, whose middle is not in a near cache.
+        near = start + _NEAR
+        end = near if near < count and work[near] > most_work else count + 1
+        stop = bisect_right(work, most_work, start + 1, end)
         stop = bisect_right(kv, kv[start] + limit_s, start, stop)
         return bisect_right(slots, slots[start] + limit_s, start, stop) - 1
 
@@ -211,23 +219,6 @@ def context_cost(work: Work, cost: StepCost, *, max_running: int) -> ContextCost
         kv_list=array("d", prefixes[1].tobytes()),
         slots_list=array("d", prefixes[2].tobytes()),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledCost:
-    """Another cost with every end `factor` times as late: a correction learned from simulation."""
-
-    cost: SegmentCost
-    factor: float
-
-    def end_s(self, start: IntArray, stop: IntArray) -> FloatArray:
-        """Seconds until each segment has ended."""
-        end: FloatArray = self.factor * self.cost.end_s(start, stop)
-        return end
-
-    def reach(self, start: int, limit_s: float) -> int:
-        """Largest `stop` within `limit_s`."""
-        return self.cost.reach(start, limit_s / self.factor)
 
 
 def context_costs(

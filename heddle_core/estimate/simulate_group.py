@@ -32,26 +32,6 @@ class GroupEnd:
     """Whether any member waited for a slot or for KV capacity."""
 
 
-@dataclass(slots=True)
-class _Alive:
-    """Members that have not finished, in order; all arrays of one length."""
-
-    left: FloatArray
-    context: FloatArray
-    growth: FloatArray
-    prefill_s: FloatArray
-    tool_s: FloatArray
-
-    def keep(self, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> "_Alive":
-        return _Alive(
-            self.left[mask],
-            self.context[mask],
-            self.growth[mask],
-            self.prefill_s[mask],
-            self.tool_s[mask],
-        )
-
-
 def simulate_group(
     work: Work, cost: StepCost, *, max_running: int, grain: float = 1 / 12
 ) -> GroupEnd:
@@ -64,49 +44,51 @@ def simulate_group(
     if not 0 < grain < 1:
         raise ValueError(f"grain {grain} must be between 0 and 1")
     output = work.output_tokens
-    alive = _Alive(
-        output.copy(),
-        work.context_tokens.copy(),
-        1.0 + work.appended_tokens / output,
-        cost.prefill_s * work.prefill_tokens / output,
-        work.tool_s / output,
-    )
+    # One row for each quantity, members in order: what is left to decode, context, context per
+    # token, seconds of prefill and of tools per token.
+    alive = np.empty((5, len(work)))
+    alive[0] = output
+    alive[1] = work.context_tokens
+    alive[2] = 1.0 + work.appended_tokens / output
+    alive[3] = cost.prefill_s * work.prefill_tokens / output
+    alive[4] = work.tool_s / output
     now_s, tau, waited = 0.0, cost.t0_s, False
-    while len(alive.left):
-        active = _admitted(alive, tau, cost.kv_capacity_tokens * (1 - grain / 2), max_running)
-        waited = waited or active < len(alive.left)
-        head = (
-            alive if active == len(alive.left) else alive.keep(np.arange(len(alive.left)) < active)
-        )
-        share = np.ones(active)
-        iterations = 0.0
+    while alive.shape[1]:
+        kv_tokens = cost.kv_capacity_tokens * (1 - grain / 2)
+        active = _admitted(alive, tau, kv_tokens, max_running)
+        waited = waited or active < alive.shape[1]
+        left, context, growth, prefill_s, tool_s = alive[:, :active]
+        rank = min(active - 1, int(active * grain))
         for _ in range(_ROUNDS):
-            share = tau / (tau + head.tool_s)
-            needed = head.left / share
-            rank = min(active - 1, int(active * grain))
+            share = tau / (tau + tool_s)
+            needed = left / share
             iterations = float(np.partition(needed, rank)[rank])
             if active > 1:
-                free_kv_tokens = cost.kv_capacity_tokens * (1 + grain / 2) - float(
-                    share @ head.context
-                )
-                growth = float(share @ (share * head.growth))
-                iterations = min(iterations, max(free_kv_tokens, 1.0) / growth)
+                free_kv_tokens = cost.kv_capacity_tokens * (1 + grain / 2) - float(share @ context)
+                per_iteration = float(share @ (share * growth))
+                iterations = min(iterations, max(free_kv_tokens, 1.0) / per_iteration)
             part = np.minimum(1.0, needed / iterations)
             # Halfway through its part, as context grows steadily and time is linear in it.
-            context = head.context + head.growth * (part * share * iterations / 2)
-            load = cost.t1_s + cost.t2_s * context + head.prefill_s
+            halfway = context + growth * (part * share * iterations / 2)
+            load = cost.t1_s + cost.t2_s * halfway + prefill_s
             tau = cost.t0_s + float((part * share) @ load)
-        tokens = np.minimum(head.left, share * iterations)
-        alive.left[:active] -= tokens
-        alive.context[:active] += head.growth * tokens
+        tokens = np.minimum(left, share * iterations)
+        left -= tokens
+        context += growth * tokens
         now_s += iterations * tau
-        alive = alive.keep(alive.left > 1e-9 * output[0])
+        unfinished = alive[0] > 1e-9 * output[0]
+        if not unfinished.all():
+            alive = alive.compress(unfinished, axis=1)
     return GroupEnd(end_s=now_s, waited=waited)
 
 
-def _admitted(alive: _Alive, tau: float, kv_tokens: float, max_running: int) -> int:
+def _admitted(alive: FloatArray, tau: float, kv_tokens: float, max_running: int) -> int:
     """Members, longest first, that slots and KV capacity admit; at least one."""
-    share = tau / (tau + alive.tool_s)
-    slots = int(np.searchsorted(np.cumsum(share), max_running * (1 + 1e-12), side="right"))
-    kv = np.searchsorted(np.cumsum(share * alive.context), kv_tokens, side="right")
-    return max(1, min(slots, int(kv)))
+    count = int(alive.shape[1])
+    # A share is at most 1. The margin is for rounding: sums in another order differ by less.
+    if count <= max_running and float(alive[1].sum()) < (1 - 1e-9) * kv_tokens:
+        return count
+    share = tau / (tau + alive[4])
+    slots = int(share.cumsum().searchsorted(max_running * (1 + 1e-12), side="right"))
+    kv = int((share * alive[1]).cumsum().searchsorted(kv_tokens, side="right"))
+    return max(1, min(slots, kv))

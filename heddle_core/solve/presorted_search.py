@@ -12,62 +12,82 @@ from itertools import pairwise
 
 import numpy as np
 
-from heddle_core.estimate.group_cost import SegmentCost
+from heddle_core.estimate.group_cost import FloatArray, IntArray, SegmentCost
 from heddle_core.solve.presorted_dp import Partition
 
 
 def search_partition(
-    costs: Sequence[SegmentCost], trajectories: int, *, tolerance: float = 1e-9
+    costs: Sequence[SegmentCost],
+    trajectories: int,
+    *,
+    tolerance: float = 1e-9,
+    factors: Sequence[float] = (),
 ) -> Partition:
     """Least makespan of `trajectories`, longest first, on engines `costs` in that order.
 
-    The answer is within a share `tolerance` of the optimum. Raises ValueError without engines or
-    when no finite makespan is enough.
+    With `factors`, one for each engine, groups end that many times as late as `costs` has it. The
+    answer is within a share `tolerance` of the optimum. Raises ValueError without engines or when
+    no finite makespan is enough.
     """
     if not costs:
         raise ValueError("placement needs at least one engine")
     if not trajectories:
         return Partition(sizes=(0,) * len(costs), makespan_s=0.0)
-    low = min(float(c.end_s(np.array([0]), np.array([1]))[0]) for c in _distinct(costs))
-    bounds = fill(costs, trajectories, low)
+    engines = _Engines(costs, factors or (1.0,) * len(costs))
+    low = engines.least_s()
+    bounds = engines.fill(trajectories, low)
     limit = low
     while bounds[-1] < trajectories:
         low, limit = limit, 2 * limit
         if not np.isfinite(limit):
             raise ValueError("no finite makespan holds every trajectory")
-        bounds = fill(costs, trajectories, limit)
-    high = makespan_s(costs, bounds)
+        bounds = engines.fill(trajectories, limit)
+    high = engines.makespan_s(bounds)
     while high - low > tolerance * high:
         limit = (low + high) / 2
-        tried = fill(costs, trajectories, limit)
+        tried = engines.fill(trajectories, limit)
         if tried[-1] < trajectories:
             low = limit
         else:
-            bounds, high = tried, min(makespan_s(costs, tried), limit)
+            bounds, high = tried, min(engines.makespan_s(tried), limit)
     sizes = tuple(b - a for a, b in pairwise(bounds))
-    return Partition(sizes=sizes, makespan_s=makespan_s(costs, bounds))
+    return Partition(sizes=sizes, makespan_s=engines.makespan_s(bounds))
 
 
-def fill(costs: Sequence[SegmentCost], trajectories: int, limit_s: float) -> list[int]:
-    """Greedy fill within `limit_s`: bounds of the groups, ``len(costs) + 1`` of them."""
-    bounds = [0]
-    at = 0
-    for cost in costs:
-        if at < trajectories:
-            at = cost.reach(at, limit_s)
-        bounds.append(at)
-    return bounds
+class _Engines:
+    """Engines in order; those of one cost are estimated together, since there may be thousands."""
 
+    def __init__(self, costs: Sequence[SegmentCost], factors: Sequence[float]) -> None:
+        self._each = list(zip(costs, factors, strict=True))
+        members: dict[int, list[int]] = {}
+        for number, cost in enumerate(costs):
+            members.setdefault(id(cost), []).append(number)
+        self._alike: list[tuple[SegmentCost, IntArray, FloatArray]] = [
+            (costs[mine[0]], np.array(mine), np.array([factors[number] for number in mine]))
+            for mine in members.values()
+        ]
 
-def makespan_s(costs: Sequence[SegmentCost], bounds: Sequence[int]) -> float:
-    """Latest estimated end over the groups between `bounds`, one per engine of `costs`."""
-    edges = np.asarray(bounds, dtype=np.int64)
-    latest = 0.0
-    for cost in _distinct(costs):
-        mine = np.array([i for i, c in enumerate(costs) if c is cost])
-        latest = max(latest, float(cost.end_s(edges[mine], edges[mine + 1]).max()))
-    return latest
+    def least_s(self) -> float:
+        """End of the longest trajectory alone, on the quickest engine."""
+        head = np.array([0])
+        return min(
+            float((factor * cost.end_s(head, head + 1)).min()) for cost, _, factor in self._alike
+        )
 
+    def fill(self, trajectories: int, limit_s: float) -> list[int]:
+        """Greedy fill within `limit_s`: bounds of the groups, one more than engines."""
+        bounds = [0]
+        at = 0
+        for cost, factor in self._each:
+            if at < trajectories:
+                at = cost.reach(at, limit_s / factor)
+            bounds.append(at)
+        return bounds
 
-def _distinct(costs: Sequence[SegmentCost]) -> list[SegmentCost]:
-    return list({id(c): c for c in costs}.values())
+    def makespan_s(self, bounds: Sequence[int]) -> float:
+        """Latest estimated end over the groups between `bounds`."""
+        edges = np.asarray(bounds, dtype=np.int64)
+        return max(
+            float((factor * cost.end_s(edges[mine], edges[mine + 1])).max())
+            for cost, mine, factor in self._alike
+        )

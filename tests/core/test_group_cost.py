@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from heddle_core.estimate.cost import StepCost
 from heddle_core.estimate.group_cost import (
-    ScaledCost,
     SegmentCost,
     Work,
     context_cost,
@@ -117,7 +116,6 @@ def costs_of(work: Work) -> dict[str, SegmentCost]:
     return {
         "context": context[1],
         "context, other order": context[8],
-        "scaled": ScaledCost(cost=context[1], factor=1.3),
         "by size": size_cost(lengths, tpot),
     }
 
@@ -143,6 +141,18 @@ def test_every_cost_is_monotone_in_the_segment_and_reach_inverts_it(
                 assert start <= stop <= count, name
                 assert ends[start, stop] <= limit * (1 + 1e-9), name
                 assert stop == count or ends[start, stop + 1] >= limit * (1 - 1e-9), name
+
+
+@pytest.mark.parametrize("share", [1e-4, 0.01, 0.3, 0.45, 0.9, 1.1])
+def test_reach_is_the_same_for_groups_smaller_and_larger_than_it_expects(share: float) -> None:
+    work = drawn(5, 3_000, tools=5.0)
+    work = work.take(longest_first(work, COST))
+    cost = context_cost(work, COST, max_running=64)
+    stops = np.arange(3_001)
+    for start in (0, 1, 500, 1_975, 1_976, 2_990):
+        ends = cost.end_s(np.full(3_001, start), stops)
+        limit = max(share * ends[-1], float(cost.solo[start]))
+        assert cost.reach(start, limit) == stops[ends <= limit * (1 + 1e-12)].max()
 
 
 def test_beyond_the_slots_members_take_turns() -> None:

@@ -165,6 +165,23 @@ def test_simulated_groups_need_the_recurrence_and_scan_and_bisect_agree() -> Non
         assert searched.makespan_s == pytest.approx(scan.makespan_s, rel=1e-8)
 
 
+@settings(max_examples=60)
+@given(
+    lengths=lengths_st,
+    steps=steps_st,
+    factors=st.lists(st.sampled_from([0.5, 1.0, 1.5, 3.0]), min_size=1, max_size=5),
+)
+def test_factors_make_every_engine_that_many_times_slower(
+    lengths: np.ndarray, steps: list[int], factors: list[float]
+) -> None:
+    alike = size_cost(lengths, curve(steps))
+    found = search_partition([alike] * len(factors), len(lengths), factors=factors)
+    slower = [size_cost(lengths, factor * curve(steps)) for factor in factors]
+    expected = search_partition(slower, len(lengths))
+    assert found.makespan_s == pytest.approx(expected.makespan_s, rel=1e-8)
+    assert sum(found.sizes) == len(lengths)
+
+
 def test_short_trajectories_move_in_units_and_cost_little() -> None:
     rng = np.random.default_rng(5)
     lengths = np.sort(np.minimum(rng.lognormal(7.5, 1.0, 2000), 40_000))[::-1]
