@@ -1,7 +1,15 @@
 """The policy core: events in, commands out. It reads only the past: no I/O, no clock, no engine."""
 
 from heddle_core.controller import Controller
-from heddle_core.journal import Entry, first_divergence, recorded
+from heddle_core.journal import Entry, collecting, first_divergence, recorded
 from heddle_core.policy import Policy, PolicyContext
 
-__all__ = ["Controller", "Entry", "Policy", "PolicyContext", "first_divergence", "recorded"]
+__all__ = [
+    "Controller",
+    "Entry",
+    "Policy",
+    "PolicyContext",
+    "collecting",
+    "first_divergence",
+    "recorded",
+]

@@ -181,12 +181,12 @@ def _engines(record: Record) -> list[dict[str, Any]]:
 
 def _plan(record: Record, names: Mapping[str, int]) -> dict[str, Any] | None:
     """The first plan that was solved; None when the policy plans nothing."""
-    rows = record.journal.rows_of("PlanSolved")[:1]
-    if not len(rows):
+    solved = record.journal.of("PlanSolved")
+    if not len(solved):
         return None
-    plan = upgraded("resource_plan", record.journal.payloads(rows)[0]["resource_plan"])
+    plan = upgraded("resource_plan", solved.payloads()[0]["resource_plan"])
     return {
-        "solved_s": float(record.journal.floats("time_s", rows)[0]) - record.start_s,
+        "solved_s": float(solved.floats("time_s")[0]) - record.start_s,
         "estimated_makespan_s": plan["estimated_makespan_s"],
         "homes": {
             engine: [names[member] for member in members] for engine, members in plan["homes"]
