@@ -16,7 +16,8 @@ from heddle.reports.colours import DASHES, policy_colour, policy_dashes
 from heddle.reports.curves import at_least, completion, thin, under_way
 from heddle.runs import Run, labels
 from heddle.runs.files import write_whole
-from heddle.runs.tables import Floats, Journal, dispatches, engine_facts
+from heddle.runs.journal_columns import of_table
+from heddle.runs.tables import Floats, dispatches, engine_facts
 
 # Okabe and Ito's palette, distinct under all common kinds of colour blindness. For series that are
 # not policies; those have `policy_colour`.
@@ -176,7 +177,7 @@ def running_by_engine(run: Run) -> tuple[Floats, float, list[int]]:
     integral of running steps is piecewise linear between dispatches and ends, so that its
     differences at the edges of the bins are exact.
     """
-    journal = Journal(run.journal)
+    journal = of_table(run.journal)
     d = dispatches(journal)
     trajectories = run.trajectories
     start = float(np.asarray(trajectories.column("arrived_s")).min())

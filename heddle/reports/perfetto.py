@@ -274,7 +274,7 @@ def _engines(record: Record, tracks: _Tracks) -> Iterator[Event]:
         if np.isfinite(gone):
             at = int(_us(record, np.array([gone]))[0])
             yield {**mark, "name": "failed" if failed else "stopped", "ts": at}
-    solved = record.journal.floats("time_s", record.journal.rows_of("PlanSolved"))
+    solved = record.journal.of("PlanSolved").floats("time_s")
     for at in _us(record, solved).tolist():
         mark = {"ph": "i", "s": "p", "pid": ROLLOUT, "tid": ROLLOUT, "cat": "plan"}
         yield {**mark, "name": "plan solved", "ts": at}

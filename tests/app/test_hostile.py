@@ -16,6 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from pyarrow import feather
+from pyarrow import parquet as pq
 
 from heddle.cli import main
 from heddle.cli.errors import exit_with_user_errors
@@ -23,7 +25,7 @@ from heddle.config import MAX_GPUS, MAX_RUNNING
 from heddle.reports import figures
 from heddle.runs import files as run_files
 from heddle.runs import load_run
-from heddle.runs.journal_rows import JournalError, decode
+from heddle.runs.journal_reader import JournalError, decode
 from tests.app.journals import Heddle
 from tests.patience import PATIENCE_S
 from tests.runtime.processes import descendants
@@ -153,7 +155,7 @@ def test_a_second_signal_does_not_break_into_the_closing_of_a_run(tmp_path: Path
         "from heddle.runs import directory as runs\n"
         "from heddle.cli import main\n"
         "runs.CHUNK_ENTRIES = 200\n"
-        "flush, close = runs.RunDirectory.flush, runs.RunDirectory._close_stream\n"
+        "flush, close = runs.RunDirectory.flush, runs.RunDirectory._close_journal\n"
         "def first(run):\n"
         "    flush(run)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
@@ -161,7 +163,7 @@ def test_a_second_signal_does_not_break_into_the_closing_of_a_run(tmp_path: Path
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    close(run)\n"
-        "runs.RunDirectory.flush, runs.RunDirectory._close_stream = first, again\n"
+        "runs.RunDirectory.flush, runs.RunDirectory._close_journal = first, again\n"
         f"main(['simulate', {str(CODING)!r}])\n"
     )
     done = subprocess.run(
@@ -292,8 +294,8 @@ def test_files_that_may_not_be_read_say_so(
     def denied(path: object, *_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(run_files.pq, "read_table", denied)
-    assert "events.parquet: permission denied; change its permissions" in refused("replay", run)
+    monkeypatch.setattr(run_files.pa, "memory_map", denied)
+    assert "events.arrow: permission denied; change its permissions" in refused("replay", run)
     monkeypatch.setattr(Path, "read_text", denied)
     assert "manifest.json: permission denied; change its permissions" in refused("replay", run)
     Path("a.toml").touch()
@@ -435,7 +437,7 @@ def test_a_damaged_row_is_named(
     [
         ("manifest.json", "manifest.json: damaged: Object missing required field `policy`"),
         ("steps.parquet", "steps.parquet: damaged: it has no column 'queueing_s'"),
-        ("events.parquet", "events.parquet: damaged: it has no column "),
+        ("events.arrow", "events.arrow: damaged: it has no column "),
     ],
 )
 def test_a_file_of_a_run_that_lacks_something_is_named(
@@ -448,7 +450,8 @@ def test_a_file_of_a_run_that_lacks_something_is_named(
         manifest = json.loads(path.read_text())
         del manifest["policy"]
         path.write_text(json.dumps(manifest))
+    elif file == "steps.parquet":
+        pq.write_table(load_run(run).journal, path)
     else:
-        other = "events.parquet" if file == "steps.parquet" else "steps.parquet"
-        path.write_bytes((run / other).read_bytes())
+        feather.write_feather(load_run(run).steps, path)
     assert said in refused("report", run)

@@ -61,11 +61,11 @@ def _length(tokens: Ints) -> list[float] | None:
 
 def _solved(record: Record) -> tuple[float, Mapping[str, Any]] | None:
     """When the first plan was solved, and what it says."""
-    rows = record.journal.rows_of("PlanSolved")[:1]
-    if not len(rows):
+    solved = record.journal.of("PlanSolved")
+    if not len(solved):
         return None
-    content = upgraded("resource_plan", record.journal.payloads(rows)[0]["resource_plan"])
-    return float(record.journal.floats("time_s", rows)[0]), content
+    content = upgraded("resource_plan", solved.payloads()[0]["resource_plan"])
+    return float(solved.floats("time_s")[0]), content
 
 
 def activity(record: Record) -> dict[str, list[float]]:
