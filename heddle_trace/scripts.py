@@ -1,6 +1,7 @@
 """Scripts to replay in columns: all steps in one array, a row each; scripts are made on demand."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from struct import Struct
 from typing import Any, Final, SupportsIndex, TypeAlias, overload
@@ -126,6 +127,9 @@ class ScriptSteps(Sequence[StepScript]):
 
     def __repr__(self) -> str:
         return repr(tuple(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ScriptSteps, (self.table, self.start, self.stop)
 
 
 class Scripts(Sequence[TrajectoryScript]):
@@ -256,6 +260,22 @@ class Scripts(Sequence[TrajectoryScript]):
 
     def __repr__(self) -> str:
         return f"<{len(self.ids):,} scripts>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = partial(
+            Scripts,
+            ids=self.ids,
+            groups=self.groups,
+            group_names=self.group_names,
+            tasks=self.tasks,
+            task_names=self.task_names,
+            arrival_s=self.arrival_s,
+            truncated=self.truncated,
+            start=self.start,
+            stop=self.stop,
+            table=self.table,
+        )
+        return made, ()
 
     def _made(self, own: slice) -> Iterator[TrajectoryScript]:
         table, groups, tasks = self.table, self.group_names, self.task_names

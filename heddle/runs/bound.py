@@ -25,7 +25,9 @@ import numpy as np
 
 from heddle.runs.tables import Floats, Ints
 from heddle_sim.latency import LatencyTable
+from heddle_trace.columns import by_code
 from heddle_trace.schema import TrajectoryScript
+from heddle_trace.scripts import Scripts
 
 WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 KNOTS = 1024
@@ -86,35 +88,32 @@ class _Work:
 
 
 def _work(scripts: Sequence[TrajectoryScript]) -> _Work:
-    steps = [step for script in scripts for step in script.steps]
-    count = np.array([len(script.steps) for script in scripts])
-    trajectory = np.repeat(np.arange(len(scripts)), count)
-    first = np.concatenate(([0], np.cumsum(count)[:-1]))
-    prompt = np.array([step.prompt_tokens for step in steps], np.int64)
-    shared = np.array([step.shared_tokens for step in steps], np.int64)
-    output = np.array([step.output_tokens for step in steps], np.int64)
-    arrival = np.array([script.arrival_s for script in scripts], np.float64)
+    columns = Scripts.of(scripts)
+    count = columns.steps
+    first = np.cumsum(count) - count
+    prompt, shared, output = (
+        columns.column(name).astype(np.int64)
+        for name in ("prompt_tokens", "shared_tokens", "output_tokens")
+    )
+    arrival = columns.arrival_s
     # A rewritten history that shares nothing may happen to be the group's prompt: count it as free.
-    is_first = np.zeros(len(steps), bool)
+    is_first = np.zeros(len(prompt), bool)
     is_first[first] = True
     new = np.where((shared == 0) & ~is_first, 0, prompt - shared)
     own, shared_new = new.copy(), new.copy()
-    groups: dict[str, list[int]] = {}
-    for index, script in enumerate(scripts):
-        groups.setdefault(script.group, []).append(index)
-    for members in groups.values():
+    for members in by_code(columns.groups):
         rows = first[members]
         shared_new[rows] = 0
         shared_new[rows[np.argmax(new[rows])]] = new[rows].max()
         own[rows[arrival[members] > arrival[members].min()]] = 0
     return _Work(
-        trajectory=trajectory,
+        trajectory=np.repeat(np.arange(len(columns)), count),
         arrival_s=arrival - arrival.min(),
         prompt=prompt,
         last=prompt + output - 1,
         new=own,
         pairs=own * (shared + own / 2.0),
-        tool_s=np.array([step.tool_s for step in steps], np.float64),
+        tool_s=columns.column("tool_s"),
         shared_new=shared_new,
         shared_pairs=shared_new * (shared + shared_new / 2.0),
     )

@@ -207,3 +207,15 @@ def test_a_trace_takes_tens_of_bytes_a_step(tmp_path):
         tracemalloc.stop()
     assert len(scripts) == 2_000
     assert held < 90 * steps, f"{held / steps:.0f} bytes a step"
+
+
+def test_a_trace_is_written_in_less_memory_than_its_text(tmp_path):
+    path = tmp_path / "t.jsonl"
+    records = synth("coding", 10_000, 1)
+    tracemalloc.start()
+    try:
+        write_trace(path, records)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < path.stat().st_size
