@@ -13,7 +13,7 @@ DEMO_CLUSTER := --model qwen3-14b --gpu h100 --gpus 8
 # The degree at which the baselines finish this trace first; `heddle` chooses its own.
 DEMO_BEST_TP := 4
 
-.PHONY: gate test lint types bench demo demo-real docs experiments notebooks clean vllm-cpu
+.PHONY: gate test lint types compiled pure wheel bench demo demo-real docs experiments notebooks clean vllm-cpu
 
 gate: lint test
 
@@ -45,6 +45,18 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Extension modules beside the sources that they are made from, if there is a C compiler. They are
+# used until a source changes; HEDDLE_PURE=1 switches them off, `make pure` removes them.
+compiled: $(STAMP)
+	$(BIN)/python -m heddle_compiled.build
+
+pure: $(STAMP)
+	$(BIN)/python -c 'from heddle_compiled.build import remove; remove()'
+
+# With the compiled modules, for this platform and this Python.
+wheel: compiled
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -108,5 +120,7 @@ notebooks: .venv/.notebooks
 	@touch $@
 
 clean:
-	rm -rf .venv demo demo-real site .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -f heddle__mypyc.*.so heddle_compiled/build.json
+	find heddle heddle_* -name '*.so' -delete
+	rm -rf .venv dist demo demo-real site .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

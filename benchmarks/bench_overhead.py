@@ -22,7 +22,7 @@ from pathlib import Path
 
 from heddle.engines import vocabulary_of
 from heddle.plugins import load_policy
-from heddle_core import Controller, Entry, PolicyContext
+from heddle_core import Controller, Entry, PolicyContext, collecting
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.events import TrajectoryArrived, TrajectoryFinished
 from heddle_core.ids import EngineShape
@@ -125,7 +125,7 @@ async def heddle(model_dir: str) -> float:
         # The warm-up runs first and alone: its trajectories arrive long before the others.
         later = [ScriptedAgent(s, clock, first_arrival_s=-60.0, tokens=tokens) for s in work]
         first = [ScriptedAgent(s, clock, tokens=tokens) for s in scripts("warm")]
-        core = RecordedCore(controller, entries.append)
+        core = RecordedCore(controller, collecting(entries))
         await RolloutRun([*first, *later], core, launcher, clock).run()
         await launcher.close()
     mine = {s.id for s in work}

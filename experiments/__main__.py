@@ -5,7 +5,6 @@ Only --full writes results that are part of the source; other sizes have a folde
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,11 +18,13 @@ from experiments.harness.experiment import (
     Outcome,
     Place,
     experiments,
+    finish_all,
 )
-from experiments.harness.jobs import FULL, REDUCED, Job, Size
+from experiments.harness.jobs import FULL, REDUCED, Computation, Job, Size
 from experiments.harness.report import page, write
 from experiments.harness.running import Skipped, run_missing
 from experiments.harness.store import Store
+from heddle.cli.progress import progress
 from heddle.executor import WorkerError
 
 CACHE = EXPERIMENTS / ".cache"
@@ -75,10 +76,11 @@ def main(
     store = Store(CACHE)
     jobs = _jobs(chosen, size)
     for job in jobs:
-        if fresh or (refresh and job.policy.split("+")[0] == refresh):
+        if fresh or (refresh and isinstance(job, Job) and job.policy.split("+")[0] == refresh):
             store.forget(job.key)
     try:
-        ran = run_missing(jobs, store, processes=processes, on_progress=_Progress())
+        with progress("running", "runs") as bar:
+            ran = run_missing(jobs, store, processes=processes, on_progress=bar.at)
     except (ValueError, WorkerError) as error:
         said = "; ".join([str(error), *getattr(error, "__notes__", ())])
         raise click.ClickException(said) from None
@@ -89,13 +91,9 @@ def main(
         _say(f"{old} were made by other code than today's; --refresh or --fresh makes them again")
     if only_runs:
         return
-    for experiment in chosen:
-        began_s = time.perf_counter()
-        try:
-            experiment.finish(size, store)
-        except Skipped:
-            continue
-        took_s = time.perf_counter() - began_s
+    with progress("measuring", "experiments") as bar:
+        finished = finish_all(chosen, size, store, processes=processes, on_progress=bar.at)
+    for experiment, took_s in finished:
         _say(f"{experiment.name}: {_verdict_line(experiment.outcome())} ({took_s:.0f} s)")
     _write_results(place)
 
@@ -115,11 +113,12 @@ def _chosen(names: Sequence[str], place: Place) -> list[Experiment]:
     return [e for e in found if not names or any(e.name.startswith(n) for n in names)]
 
 
-def _jobs(chosen: Sequence[Experiment], size: Size) -> list[Job]:
-    jobs: list[Job] = []
+def _jobs(chosen: Sequence[Experiment], size: Size) -> list[Job | Computation]:
+    jobs: list[Job | Computation] = []
     for experiment in chosen:
         try:
             jobs += [run.job for run in experiment.planned_runs(size)]
+            jobs += experiment.computations(size)
         except Skipped as reason:
             _say(f"{experiment.name} is skipped: {reason}")
     return jobs
@@ -127,22 +126,6 @@ def _jobs(chosen: Sequence[Experiment], size: Size) -> list[Job]:
 
 def _verdict_line(outcome: Outcome) -> str:
     return ", ".join(j.verdict for j in outcome.judged) or "drawn"
-
-
-class _Progress:
-    """Prints at intervals how many runs are done and the time left."""
-
-    def __init__(self) -> None:
-        self._began_s = self._said_s = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        now_s = time.monotonic()
-        if done not in (0, total) and now_s - self._said_s < 10.0:
-            return
-        self._said_s = now_s
-        left = (now_s - self._began_s) / done * (total - done) if done else 0.0
-        rest = f", about {left:.0f} s left" if 0 < done < total else ""
-        _say(f"{done}/{total} runs{rest}")
 
 
 def _say(text: str) -> None:

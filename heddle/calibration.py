@@ -8,13 +8,12 @@ plan takes as long as in the run. The error is then that of profile and simulato
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-
 from heddle.config import RunConfig
 from heddle.runs import Run, RunError
-from heddle.runs.journal_rows import encode
+from heddle.runs.journal_writer import JournalBuffer
 from heddle.runs.metrics import Measured, measure
 from heddle.runs.replay import check_trace
+from heddle.runs.tables import MEASURED
 from heddle.setup import (
     Workspace,
     load_cluster_profile,
@@ -26,7 +25,6 @@ from heddle.setup import (
 from heddle.workload import Workload
 from heddle_calibrate.check import Checked, compare_figures, finish_order, simulation_of_run
 from heddle_core.controller import Controller
-from heddle_core.journal import Entry
 from heddle_rollout.core import RecordedCore
 from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import Profile, ProfileError
@@ -96,14 +94,13 @@ def _simulate(run: Run, config: RunConfig, shared: Workspace) -> Measured:
     profile, workload = shared.profile(config.cluster), shared.workload(config)
     context = run.context or prepare(config, workspace=shared).context
     controller = Controller(make_policy(config, context, workload.scripts))
-    entries: list[Entry] = []
+    journal = JournalBuffer(keep=MEASURED)
     simulate_rollout(
         _scripts(config, workload),
-        RecordedCore(controller, entries.append),
+        RecordedCore(controller, journal.record),
         _simulation(run, config, profile),
     )
-    table = pa.Table.from_batches([encode(entries, 0)]).unify_dictionaries()
-    return measure(table, solo_tpot(profile, config.cluster))
+    return measure(journal.columns(), solo_tpot(profile, config.cluster))
 
 
 def _scripts(config: RunConfig, workload: Workload) -> list[TrajectoryScript]:

@@ -152,7 +152,7 @@ def compare(
     steps = sum(len(script.steps) for script in first.scripts)
     processes = jobs if jobs is not None else _processes(len(configs), steps * len(configs))
     executor: Executor[Workspace] = (
-        InProcess(shared) if processes == 1 else Processes(processes, Workspace)
+        InProcess(shared) if processes == 1 else Processes(processes, shared)
     )
     one = partial(_simulate, out=out, config_text=config_text)
     total = first.trajectories

@@ -25,6 +25,7 @@ from heddle_trace.files import read_trace
 from heddle_trace.history import history_of
 from heddle_trace.oracle import NoisyOracle, Oracle
 from heddle_trace.prior_files import known_priors, read_prior
+from heddle_trace.records import Records
 from heddle_trace.schema import Trace, TrajectoryScript
 
 NONE, PRIOR = "none", "prior"
@@ -202,8 +203,8 @@ def _from_trace(path: str, missing: MissingConfig) -> tuple[str, History]:
 
 def _one_workload(trace: Trace) -> str:
     """The workload that all records are of, "" when there are several."""
-    found = dict.fromkeys(record.workload for record in trace.records)
-    return next(iter(found)) if len(found) == 1 else ""
+    found = list(Records.of(trace.records).trajectory("workload").occurring())
+    return found[0] if len(found) == 1 else ""
 
 
 def _noisy(

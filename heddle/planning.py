@@ -5,7 +5,7 @@ same cost estimates. Only the predictor `oracle` reads the lengths in the trace.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from heddle.config_files import ConfigError
 from heddle.knowledge import HistorySource, extras, model_used
 from heddle.plugins import load_part
 from heddle.setup import Workspace
-from heddle.workload import CapacityError, capacity_tokens, filled_counts, largest_context
+from heddle.workload import CapacityError, capacity_tokens, filled_counts
 from heddle_core.estimate.ordered import Cost
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.planner.searched import SearchedPlan
@@ -115,8 +115,11 @@ def plan(
     planner: Solver = "portfolio",
     cost: Cost = "context",
     predictor: str = "learned",
+    workspace: Workspace | None = None,
 ) -> Planned:
     """Plan a rollout of a trace on `config.cluster`, whose own `tp` does not matter.
+
+    Give the same `workspace` to plans that have inputs in common.
 
     Raises:
         ConfigError: the portfolio with another cost than its own, no predictor of this name, or a
@@ -130,11 +133,11 @@ def plan(
             "plans of both costs and judges them by simulation"
         )
     cluster = config.cluster
-    shared = Workspace()
+    shared = Workspace() if workspace is None else workspace
     trace = shared.trace(config.trace)
     scripts, fill = shared.completed(config)
     profile = load_profile(cluster.model, cluster.gpu)
-    largest_tokens = max(map(largest_context, scripts))
+    largest_tokens = int(scripts.largest_context().max())
     choices, left_out = _choices(config, profile, largest_tokens)
     history = shared.history(config, trace)
     model = shared.model(config.predictor_model)
@@ -199,9 +202,7 @@ def _choices(
     return choices, tuple(tp for tp in tps if tp not in choices)
 
 
-def _predictor(
-    name: str, context: PolicyContext, scripts: tuple[TrajectoryScript, ...]
-) -> Predictor:
+def _predictor(name: str, context: PolicyContext, scripts: Sequence[TrajectoryScript]) -> Predictor:
     extra = extras(f"+{name}", scripts, context.seed)
     kind, part = load_part(name, context, extra=extra)
     if kind != "predictor":

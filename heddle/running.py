@@ -22,11 +22,11 @@ from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle.simulation import RunResult, finished
 from heddle.workload import Workload
-from heddle_core.commands import SolvePlan
+from heddle_core.commands import Command, SolvePlan
 from heddle_core.controller import Controller
-from heddle_core.events import EngineReady, TrajectoryFinished
+from heddle_core.events import EngineReady, Event, TrajectoryFinished
 from heddle_core.ids import EngineId
-from heddle_core.journal import Entry
+from heddle_core.journal import Sink
 from heddle_core.plans import ResourcePlan
 from heddle_rollout.agents import Agent
 from heddle_rollout.core import RecordedCore
@@ -160,17 +160,17 @@ class _Sink:
         self._done = 0
         self._flushed_s = time.monotonic()
 
-    def __call__(self, entry: Entry) -> None:
-        self._directory.append(entry)
-        match entry.event:
+    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
+        self._directory.record(event, commands)
+        match event:
             case TrajectoryFinished():
                 self._done += 1
                 self._on_progress(self._done, self._total)
-            case EngineReady(engine=engine) as ready:
+            case EngineReady(engine=engine):
                 self._engines[engine] = {
-                    "tp": ready.shape.tp,
-                    "max_running": ready.max_running,
-                    "kv_capacity_tokens": ready.kv_capacity_tokens,
+                    "tp": event.shape.tp,
+                    "max_running": event.max_running,
+                    "kv_capacity_tokens": event.kv_capacity_tokens,
                     **self.facts(engine),
                 }
                 self._directory.learn(engines=self._engines)
@@ -192,9 +192,7 @@ async def _roll_out(setup: RunSetup, live: _Live | None, sink: _Sink, signals: S
         await stage.launcher.close()
 
 
-def _rollout(
-    setup: RunSetup, agents: Sequence[Agent], stage: _Stage, sink: Callable[[Entry], None]
-) -> RolloutRun:
+def _rollout(setup: RunSetup, agents: Sequence[Agent], stage: _Stage, sink: Sink) -> RolloutRun:
     """Connect the policy, the agents and the engines; `sink` takes the journal."""
     cluster = setup.config.cluster
     return RolloutRun(

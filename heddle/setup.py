@@ -18,7 +18,7 @@ from heddle.runs import RunFacts
 from heddle.runs.bound import Bound, lower_bound
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
-from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, fitting, largest_context
+from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, fitting
 from heddle_core.defaults import ENGINE_START_S, SPARE_SLOTS
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.policy import Policy, PolicyContext
@@ -29,6 +29,7 @@ from heddle_sim.profile_parts import Costs
 from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.files import read_trace
 from heddle_trace.schema import Trace, TrajectoryScript
+from heddle_trace.scripts import Scripts
 
 KEPT_INPUTS = 4
 """Inputs of each kind that a workspace keeps: seeds of a comparison, profiles of an experiment."""
@@ -89,14 +90,14 @@ class Workspace:
         """
         return self._keep("trace", path, lambda: read_trace(Path(path)), at_most=1)
 
-    def completed(self, config: RunConfig) -> tuple[tuple[TrajectoryScript, ...], FillReport]:
+    def completed(self, config: RunConfig) -> tuple[Scripts, FillReport]:
         """Fill in the trace of a run and order its groups, for the run's seed.
 
         Raises:
             TraceError: the trace is unusable, or lacks values and no rule allows to fill them in.
         """
 
-        def make() -> tuple[tuple[TrajectoryScript, ...], FillReport]:
+        def make() -> tuple[Scripts, FillReport]:
             rules = knowledge.missing_rules(config.missing)
             scripts, fill = complete(self.trace(config.trace), rules=rules, seed=config.seed)
             return shuffled(scripts, config.seed), fill
@@ -121,7 +122,7 @@ class Workspace:
                 trace=trace,
                 scripts=kept,
                 trajectories=len(kept),
-                largest_tokens=max(map(largest_context, kept)),
+                largest_tokens=int(kept.largest_context().max()),
                 fill=fill,
                 dropped=dropped,
             )

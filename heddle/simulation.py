@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,10 @@ from heddle.config import RunConfig
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare, solo_tpot
 from heddle.signals import StopSignals
+from heddle_core.commands import Command
 from heddle_core.controller import Controller
-from heddle_core.events import TrajectoryFinished
-from heddle_core.journal import Entry
+from heddle_core.events import Event, TrajectoryFinished
+from heddle_core.journal import Sink
 from heddle_rollout.core import RecordedCore
 from heddle_sim.rollout import simulate_rollout
 
@@ -80,7 +81,7 @@ def simulate(
         _seldom_collected(),
         open_run(out, config, facts, config_text=config_text) as directory,
     ):
-        sink: Callable[[Entry], None] = directory.append
+        sink = directory.record
         if on_progress is not None:
             sink = _counting(sink, workload.trajectories, on_progress)
         core = RecordedCore(Controller(setup.policy), sink)
@@ -97,16 +98,14 @@ def finished(setup: RunSetup, directory: RunDirectory, began_s: float) -> RunRes
     return RunResult(config.policy.preset, config.seed, directory.path, summary, wall_s)
 
 
-def _counting(
-    sink: Callable[[Entry], None], total: int, on_progress: Callable[[int, int], None]
-) -> Callable[[Entry], None]:
-    """Pass entries on to `sink`, and report at intervals the number of ended trajectories."""
+def _counting(sink: Sink, total: int, on_progress: Callable[[int, int], None]) -> Sink:
+    """Pass on to `sink`, and report at intervals the number of ended trajectories."""
     done, every = 0, max(total // 200, 1)
 
-    def counted(entry: Entry) -> None:
+    def counted(event: Event, commands: Sequence[Command]) -> None:
         nonlocal done
-        sink(entry)
-        if entry.event.__class__ is TrajectoryFinished:
+        sink(event, commands)
+        if event.__class__ is TrajectoryFinished:
             done += 1
             if done % every == 0 or done == total:
                 on_progress(done, total)

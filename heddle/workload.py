@@ -1,13 +1,15 @@
 """The workload of a run: a trace made ready for one seed and cluster, or live agents' tasks."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from heddle.config import ClusterConfig
 from heddle_sim.profile_files import Profile
 from heddle_sim.profile_parts import EngineSettings
 from heddle_trace.complete import FillReport
-from heddle_trace.schema import Trace, TrajectoryScript
+from heddle_trace.schema import Trace
+from heddle_trace.scripts import Scripts
 
 DEFAULT_SETTINGS = EngineSettings(block_tokens=16, max_batched_tokens=8192)
 """vLLM's for a server on a large GPU; for profiles without this value."""
@@ -23,7 +25,7 @@ class Workload:
 
     trace: Trace
     """Of live agents' tasks, name and hash only."""
-    scripts: tuple[TrajectoryScript, ...] = ()
+    scripts: Scripts = field(default_factory=lambda: Scripts.of(()))
     """The trajectories of a replay; empty for live agents."""
     trajectories: int
     largest_tokens: int
@@ -36,7 +38,7 @@ class Workload:
     @property
     def output_tokens(self) -> int:
         """Tokens that a replay of it generates."""
-        return sum(step.output_tokens for script in self.scripts for step in script.steps)
+        return int(self.scripts.total("output_tokens").sum())
 
     @property
     def filled(self) -> dict[str, int]:
@@ -52,8 +54,8 @@ class Workload:
 
 
 def fitting(
-    scripts: Sequence[TrajectoryScript], profile: Profile, cluster: ClusterConfig
-) -> tuple[tuple[TrajectoryScript, ...], tuple[str, ...]]:
+    scripts: Scripts, profile: Profile, cluster: ClusterConfig
+) -> tuple[Scripts, tuple[str, ...]]:
     """Separate trajectories that every engine can hold from the others.
 
     Raises:
@@ -62,13 +64,14 @@ def fitting(
     chosen = cluster.tp_choices or ()
     tp = min((*(cluster.mix or (cluster.tp,)), *chosen))
     capacity = capacity_tokens(profile, tp)
-    largest = {s.id: largest_context(s) for s in scripts}
-    dropped = tuple(s.id for s in scripts if largest[s.id] > capacity)
+    largest = scripts.largest_context()
+    fits = largest <= capacity
+    dropped = tuple(scripts.ids[place] for place in np.flatnonzero(~fits).tolist())
     if not dropped:
-        return tuple(scripts), ()
+        return scripts, ()
     if cluster.over_capacity == "drop" and len(dropped) < len(scripts):
-        return tuple(s for s in scripts if largest[s.id] <= capacity), dropped
-    worst = max(dropped, key=lambda name: largest[name])
+        return scripts.take(fits), dropped
+    worst = int(largest.argmax())
     remedies = [
         f"--tp {other}" if tp not in chosen else f"a tp_choices that begins at {other}"
         for other in profile.tps
@@ -79,14 +82,9 @@ def fitting(
         remedies.append(f"--over-capacity drop, which leaves {len(dropped):,} out and says so")
     raise CapacityError(
         f"{len(dropped):,} of {len(scripts):,} trajectories do not fit into the KV cache of an "
-        f"engine: {worst!r} grows to {largest[worst]:,} tokens, {profile.model} on {profile.gpu} "
-        f"at TP {tp} holds {capacity:,}. Use {', or '.join(remedies)}"
+        f"engine: {scripts.ids[worst]!r} grows to {largest[worst]:,} tokens, {profile.model} on "
+        f"{profile.gpu} at TP {tp} holds {capacity:,}. Use {', or '.join(remedies)}"
     )
-
-
-def largest_context(script: TrajectoryScript) -> int:
-    """Tokens that a trajectory's context grows to."""
-    return max(step.prompt_tokens + step.output_tokens for step in script.steps)
 
 
 def capacity_tokens(profile: Profile, tp: int) -> int:

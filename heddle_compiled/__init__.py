@@ -36,9 +36,11 @@ def why_not() -> str:
         return "there is no compiled build"
     if os.environ.get("HEDDLE_PURE") == "1":
         return "HEDDLE_PURE is 1"
-    if json.loads(RECORD.read_text()) != record():
-        return "sources or Python have changed since the compiled build"
-    return ""
+    try:
+        recorded = json.loads(RECORD.read_text())
+    except ValueError:
+        recorded = None
+    return "" if recorded == record() else "sources or Python have changed since the compiled build"
 
 
 def record() -> dict[str, object]:

@@ -2,7 +2,15 @@
 
 import heddle_compiled as heddle_compiled  # first: it selects compiled modules or sources
 from heddle_core.controller import Controller
-from heddle_core.journal import Entry, first_divergence, recorded
+from heddle_core.journal import Entry, collecting, first_divergence, recorded
 from heddle_core.policy import Policy, PolicyContext
 
-__all__ = ["Controller", "Entry", "Policy", "PolicyContext", "first_divergence", "recorded"]
+__all__ = [
+    "Controller",
+    "Entry",
+    "Policy",
+    "PolicyContext",
+    "collecting",
+    "first_divergence",
+    "recorded",
+]

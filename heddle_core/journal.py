@@ -8,6 +8,8 @@ from heddle_core.commands import Command
 from heddle_core.events import Event
 
 Handle: TypeAlias = Callable[[Event], Sequence[Command]]
+Sink: TypeAlias = Callable[[Event, Sequence[Command]], None]
+"""Takes each event with the commands that it caused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +40,20 @@ class Divergence:
         return f"entry {self.index}, {self.event}: {what}"
 
 
-def recorded(handle: Handle, sink: Callable[[Entry], None]) -> Handle:
+def recorded(handle: Handle, sink: Sink) -> Handle:
     """Return `handle` with every call also passed to `sink`."""
 
     def handle_and_record(event: Event) -> Sequence[Command]:
         commands = handle(event)
-        sink(Entry(event, commands))
+        sink(event, commands)
         return commands
 
     return handle_and_record
+
+
+def collecting(entries: list[Entry]) -> Sink:
+    """Return a sink that appends an entry for each event."""
+    return lambda event, commands: entries.append(Entry(event, commands))
 
 
 def first_divergence(entries: Iterable[Entry], handle: Handle) -> Divergence | None:

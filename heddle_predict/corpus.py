@@ -69,7 +69,8 @@ def source_of(trace: Trace, label: str) -> Source:
     return Source(
         name=trace.name,
         sha256=trace.sha256,
-        scripts=scripts,
+        # They are read very often: as objects, not on demand.
+        scripts=tuple(replace(script, steps=tuple(script.steps)) for script in scripts),
         dropped=len(trace.records) - len(known),
     )
 

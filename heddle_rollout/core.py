@@ -1,11 +1,11 @@
 """The core as the driver uses it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from heddle_core.commands import Command
 from heddle_core.events import Event
-from heddle_core.journal import Entry, recorded
+from heddle_core.journal import Sink, recorded
 
 
 class Core(Protocol):
@@ -24,7 +24,7 @@ class Core(Protocol):
 class RecordedCore:
     """A core that also passes all events and commands to `sink`."""
 
-    def __init__(self, core: Core, sink: Callable[[Entry], None]) -> None:
+    def __init__(self, core: Core, sink: Sink) -> None:
         self.handle = recorded(core.handle, sink)
         self._core = core
 

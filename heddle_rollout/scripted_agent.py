@@ -4,12 +4,14 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_rollout.agents import NextAction, ToolAnswer, ToolListener
 from heddle_rollout.clock import Clock
 from heddle_rollout.engines import StepRequest, StepResult
 from heddle_trace.schema import TrajectoryScript
+from heddle_trace.scripts import OK, ScriptSteps
 
 
 class TokenSource:
@@ -39,8 +41,33 @@ class TokenSource:
         return drawn
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ScriptedAgent:
-    """One recorded trajectory; implements `Agent`."""
+    """One recorded trajectory; implements `Agent`.
+
+    Many live at once: each keeps its place in a common table of steps, and the row of one step.
+    """
+
+    __slots__ = (
+        "_arrival_s",
+        "_calls_tool",
+        "_clock",
+        "_context",
+        "_first",
+        "_group",
+        "_id",
+        "_index",
+        "_last",
+        "_made",
+        "_rewritten",
+        "_started",
+        "_step",
+        "_table",
+        "_task",
+        "_tokens",
+        "_tool_scale",
+        "_truncated",
+    )
 
     def __init__(
         self,
@@ -53,11 +80,17 @@ class ScriptedAgent:
     ) -> None:
         """`tokens` None: for engines that make none. Tool calls take `tool_scale` of their time."""
         self._id, self._group = TrajectoryId(script.id), GroupId(script.group)
+        self._task, self._truncated = script.task, script.truncated
         self._arrival_s = script.arrival_s - first_arrival_s
-        self._script, self._clock, self._tokens = script, clock, tokens
-        self._tool_scale = tool_scale
+        self._clock, self._tokens, self._tool_scale = clock, tokens, tool_scale
+        steps = ScriptSteps.of(script.steps)
+        self._table = steps.table
+        self._first = steps.start
+        """Row of its first step."""
+        self._last = len(steps) - 1
         self._index = 0
         """The current step."""
+        self._step = steps.table.row(steps.start)
         self._made = 0
         """Tokens of it made in dispatches that did not finish it."""
         self._started = False
@@ -65,9 +98,10 @@ class ScriptedAgent:
         self._rewritten = False
         """Whether the agent compacted its history since the last dispatch."""
         self._calls_tool = False
-        self._context: list[int] = []
+        self._context: list[int] | None = None
+        """Tokens so far; None without a token source."""
         if tokens is not None:
-            self._context = tokens.ids(f"prompt {script.group}", script.steps[0].prompt_tokens)
+            self._context = tokens.ids(f"prompt {script.group}", self.prompt_tokens)
 
     @property
     def id(self) -> TrajectoryId:
@@ -82,7 +116,7 @@ class ScriptedAgent:
     @property
     def task(self) -> str:
         """Its workload."""
-        return self._script.task
+        return self._task
 
     @property
     def arrival_s(self) -> float:
@@ -92,46 +126,45 @@ class ScriptedAgent:
     @property
     def prompt_tokens(self) -> int:
         """Size of the first prompt."""
-        return self._script.steps[0].prompt_tokens
+        return self._table.row(self._first)[0]
 
     @property
     def context_ids(self) -> Sequence[int]:
         """The context so far; empty without a token source."""
-        return self._context
+        return self._context or ()
 
     def request(self) -> StepRequest:
         """Request exactly the rest of the step."""
-        step = self._script.steps[self._index]
-        prompt_tokens = step.prompt_tokens + self._made
-        request = StepRequest(
+        prompt, shared, output, _, _, _, _ = self._step
+        made = self._made
+        started, rewritten = self._started, self._rewritten
+        self._started, self._rewritten = True, False
+        return StepRequest(
             trajectory=self._id,
             group=self._group,
-            prompt_tokens=prompt_tokens,
-            shared_tokens=prompt_tokens if self._started else step.shared_tokens,
-            rewritten=self._rewritten,
-            max_tokens=step.output_tokens - self._made,
+            prompt_tokens=prompt + made,
+            shared_tokens=prompt + made if started else shared,
+            rewritten=rewritten,
+            max_tokens=output - made,
             exact=True,
-            prompt_ids=self._context,
+            prompt_ids=self._context or (),
         )
-        self._started, self._rewritten = True, False
-        return request
 
     def on_step_end(self, result: StepResult) -> None:
         """Keep the tokens of a dispatch."""
         self._made += result.tokens
-        if self._tokens is not None:
+        if self._context is not None:
             self._context.extend(result.output_ids)
 
     def next_action(self) -> NextAction:
         """Do what the script did after this step."""
-        script = self._script
-        step = script.steps[self._index]
-        if self._index < len(script.steps) - 1:
-            return NextAction(reason="tool_call", tool=step.tool or "")
+        tool = self._table.tools[self._step[4]]
+        if self._index < self._last:
+            return NextAction(reason="tool_call", tool=tool or "")
         return NextAction(
-            reason="length_limit" if script.truncated else "answer",
-            tool=step.tool,
-            outcome="truncated" if script.truncated else "completed",
+            reason="length_limit" if self._truncated else "answer",
+            tool=tool,
+            outcome="truncated" if self._truncated else "completed",
         )
 
     def call_tool(self, listener: ToolListener) -> None:
@@ -140,7 +173,7 @@ class ScriptedAgent:
         Raises:
             ValueError: a tool that takes negative or not-a-number seconds.
         """
-        seconds = self._script.steps[self._index].tool_s * self._tool_scale
+        seconds = self._step[6] * self._tool_scale
         if not seconds >= 0.0:
             raise ValueError(f"a tool call of {self._id} cannot take {seconds} s")
         self._calls_tool = True
@@ -152,35 +185,31 @@ class ScriptedAgent:
 
     def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
         """Go on with the recorded result; only the wait is cut short."""
-        return self._next_step(False, self._script.steps[self._index].tool_tokens)
+        return self._next_step(False, self._step[3])
 
     def _tool_ended(self, index: int, listener: ToolListener) -> None:
         if self._calls_tool and index == self._index:
             self._calls_tool = False
-            step = self._script.steps[index]
-            listener.tool_returned(self._id, self._next_step(step.tool_ok, step.tool_tokens))
+            step = self._step
+            listener.tool_returned(self._id, self._next_step(OK[step[5]], step[3]))
 
     def _next_step(self, ok: bool | None, observation_tokens: int) -> ToolAnswer:
-        script = self._script
-        step = script.steps[self._index]
-        self._index += 1
-        if self._index == len(script.steps):
+        step = self._step
+        end = step[0] + step[2]
+        index = self._index = self._index + 1
+        if index > self._last:
             return ToolAnswer(
                 ok=ok,
                 observation_tokens=observation_tokens,
-                context_tokens=step.prompt_tokens + step.output_tokens + observation_tokens,
-                outcome="truncated" if script.truncated else "completed",
+                context_tokens=end + observation_tokens,
+                outcome="truncated" if self._truncated else "completed",
             )
-        following = script.steps[self._index]
+        step = self._step = self._table.row(self._first + index)
+        prompt, shared = step[0], step[1]
         self._made, self._started = 0, False
-        self._rewritten = following.shared_tokens < step.prompt_tokens + step.output_tokens
-        if self._tokens is not None:
-            kept = self._context[: following.shared_tokens]
-            new = following.prompt_tokens - len(kept)
-            name = f"step {self._index} of {self._id}"
-            self._context = [*kept, *self._tokens.ids(name, new)]
-        return ToolAnswer(
-            ok=ok,
-            observation_tokens=observation_tokens,
-            context_tokens=following.prompt_tokens,
-        )
+        self._rewritten = shared < end
+        if self._tokens is not None and self._context is not None:
+            kept = self._context[:shared]
+            name = f"step {index} of {self._id}"
+            self._context = [*kept, *self._tokens.ids(name, prompt - len(kept))]
+        return ToolAnswer(ok=ok, observation_tokens=observation_tokens, context_tokens=prompt)

@@ -29,12 +29,12 @@ class ContinuousBatch:
         "_block_size",
         "_chunks",
         "_epoch",
-        "_groups",
         "_inverse_speed",
         "_max_batched_tokens",
         "_max_running",
         "_partial",
         "_prefix_caching",
+        "_prompts",
         "_table",
         "_taken",
         "cache",
@@ -72,7 +72,7 @@ class ContinuousBatch:
             block_size,
         )
         self.cache = PrefixCache()
-        self._groups = GroupPrompts()
+        self._prompts = GroupPrompts()
         self.waiting: deque[Request] = deque()
         self.running_steps = 0
         """Steps in the batch."""
@@ -130,7 +130,7 @@ class ContinuousBatch:
     def flush(self) -> None:
         """Void all cached KV; what runs keeps its own, which is not cached afterwards."""
         self.cache.clear()
-        self._groups.clear()
+        self._prompts.clear()
         self._epoch += 1
 
     def clear(self) -> None:
@@ -329,11 +329,11 @@ class ContinuousBatch:
     def _hit_blocks(self, request: Request, limit: int) -> int:
         """Blocks of the prompt, `limit` at most, cached for the trajectory or its group."""
         own = min(request.context.blocks, limit)
-        group = self._groups.siblings(request)
-        if group is None:
+        prompt = self._prompts.siblings(request)
+        if prompt is None:
             return own
-        most = min(group.prompt_tokens // self._block_size, limit)
-        for member in group.members:
+        most = min(prompt.prompt_tokens // self._block_size, limit)
+        for member in prompt.members:
             if own >= most:
                 break
             blocks, sibling = member.blocks, member.request

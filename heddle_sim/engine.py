@@ -219,9 +219,9 @@ class SimEngine:
         """
         if self._state == _FAILED:
             return 0
-        batch = self._batch
+        batch, used_blocks = self._batch, self._settle()
         context = batch.cache.context(trajectory)
-        placed = batch.place(context, tokens // self._block_size, self._settle())
+        placed = batch.place(context, tokens // self._block_size, used_blocks)
         batch.cache.forget_if_empty(context)
         self._reconsider_waiting()
         return placed * self._block_size

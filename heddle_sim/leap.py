@@ -84,7 +84,8 @@ class DecodeBatch:
 
     def members(self) -> list[Request]:
         """The requests that decode, in no particular order."""
-        return [request for finish, _, request in self._heap if request.finish == finish]
+        # A request that left and came back may have the same finish, not the same admission.
+        return [r for finish, order, r in self._heap if (r.finish, r.order) == (finish, order)]
 
     def pop_finished(self) -> Request | None:
         """The next request, in order of admission, with its last token made; still to leave."""

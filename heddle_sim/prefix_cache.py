@@ -7,7 +7,7 @@ that ended longest ago gives way first, and of one trajectory a prefix survives 
 from collections import deque
 
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_sim.request import Context, Group, Request
+from heddle_sim.request import Context, Request, SharedPrompt
 
 
 class PrefixCache:
@@ -79,13 +79,13 @@ class PrefixCache:
 
     def forget_if_empty(self, context: Context) -> None:
         """Remove a context that has neither blocks nor a step here, and no known siblings."""
-        if not context.blocks and context.request is None and context.group is None:
+        if not context.blocks and context.request is None and context.shared_prompt is None:
             self.contexts.pop(context.trajectory, None)
 
     def clear(self) -> None:
         """Drop all blocks, and forget which contexts are siblings."""
         for context in list(self.contexts.values()):
-            context.blocks, context.group = 0, None
+            context.blocks, context.shared_prompt = 0, None
             self.forget_if_empty(context)
         self._freed.clear()
         self.blocks = 0
@@ -102,30 +102,30 @@ class GroupPrompts:
     __slots__ = ("_groups",)
 
     def __init__(self) -> None:
-        self._groups: dict[GroupId, Group] = {}
+        self._groups: dict[GroupId, SharedPrompt] = {}
 
-    def siblings(self, request: Request) -> Group | None:
-        """Return the group, whose members may hold its prompt, this context one of them.
+    def siblings(self, request: Request) -> SharedPrompt | None:
+        """Return the prompt of the group, with the contexts that may hold it, this one added.
 
         None when the step does not begin with that prompt, or is the first to bring it here.
         """
         context, shared_tokens = request.context, request.shared_tokens
-        group = context.group
-        if group is None:
-            group = self._groups.get(request.group)
-            if group is None:
+        prompt = context.shared_prompt
+        if prompt is None:
+            prompt = self._groups.get(request.group)
+            if prompt is None:
                 if shared_tokens == 0:
-                    group = self._groups[request.group] = Group(request.prompt_tokens)
-                    group.members[context] = None
-                    context.group = group
+                    prompt = self._groups[request.group] = SharedPrompt(request.prompt_tokens)
+                    prompt.members[context] = None
+                    context.shared_prompt = prompt
                 return None
-            context.group = group
-        tokens = group.prompt_tokens
+            context.shared_prompt = prompt
+        tokens = prompt.prompt_tokens
         if shared_tokens < tokens and (shared_tokens or request.prompt_tokens != tokens):
-            group.members.pop(context, None)
+            prompt.members.pop(context, None)
             return None
-        group.members[context] = None
-        return group
+        prompt.members[context] = None
+        return prompt
 
     def clear(self) -> None:
         """Forget every group."""

@@ -14,7 +14,7 @@ RUNNING: Final = 2
 ENDED: Final = 3
 
 
-class Group:
+class SharedPrompt:
     """The prompt that the samples of a group begin with, on one engine."""
 
     __slots__ = ("members", "prompt_tokens")
@@ -28,7 +28,7 @@ class Group:
 class Context:
     """What one engine has of one trajectory: cached KV, and its step."""
 
-    __slots__ = ("blocks", "group", "request", "trajectory", "uses")
+    __slots__ = ("blocks", "request", "shared_prompt", "trajectory", "uses")
 
     def __init__(self, trajectory: TrajectoryId) -> None:
         self.trajectory = trajectory
@@ -36,8 +36,8 @@ class Context:
         """Whole blocks in the prefix cache."""
         self.uses = 0
         """Times that blocks were put into the prefix cache."""
-        self.group: Group | None = None
-        """Its group, once a step of it was looked up there."""
+        self.shared_prompt: SharedPrompt | None = None
+        """Its group's, once a step of it was looked up there."""
         self.request: Request | None = None
         """Its step, from dispatch to end."""
 

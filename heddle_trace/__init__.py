@@ -3,7 +3,6 @@
 from heddle_trace.complete import (
     FieldFill,
     FillReport,
-    MissingRule,
     MissingRules,
     complete,
     open_gaps,
@@ -11,6 +10,7 @@ from heddle_trace.complete import (
 )
 from heddle_trace.errors import TraceError
 from heddle_trace.files import problems, read_trace, write_trace
+from heddle_trace.filling import MissingRule
 from heddle_trace.problems import Problem
 from heddle_trace.schema import StepRecord, StepScript, Trace, TrajectoryRecord, TrajectoryScript
 from heddle_trace.stats import TraceStats, describe

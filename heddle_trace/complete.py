@@ -5,20 +5,23 @@ repeats the previous context. docs/trace-format.md states the rules in full.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Any, Final, get_args
 from zlib import crc32
 
 import numpy as np
 
+from heddle_trace.columns import NONE, Bools, Floats, Ints, Words, by_code, carried
 from heddle_trace.errors import TraceError
-from heddle_trace.schema import StepRecord, StepScript, Trace, TrajectoryRecord, TrajectoryScript
-
-MissingRule: TypeAlias = Literal["error", "zero", "sample"]
+from heddle_trace.filling import Gap, MissingRule, Pool
+from heddle_trace.records import Records, codes, numbers, seconds
+from heddle_trace.schema import Trace, TrajectoryScript
+from heddle_trace.scripts import Scripts, StepTable
 
 # Delays by people reach hours and are unrelated to tools, so neither replaces the other.
 USER: Final = "user"
-_ANY_TOOL: Final = "any tool"
+UNNAMED: Final = "unspecified"
+"""The tool of a wait whose source names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +68,7 @@ class FillReport:
     assumptions: tuple[str, ...]
 
 
-def complete(
-    trace: Trace, *, rules: MissingRules, seed: int
-) -> tuple[tuple[TrajectoryScript, ...], FillReport]:
+def complete(trace: Trace, *, rules: MissingRules, seed: int) -> tuple[Scripts, FillReport]:
     """Scripts without gaps, in the order of the records, and counts of the filled values.
 
     Equal arguments give equal scripts; each field draws from a stream of its own, so a rule for one
@@ -75,196 +76,249 @@ def complete(
     missing (naming all such fields at once), or where "sample" finds nothing to draw from.
     """
     filler = _Filler(trace, rules, seed)
-    scripts = tuple(filler.script(record) for record in trace.records)
-    refused = [gap for gap in filler.gaps if gap.rule == "error" and gap.missing > gap.derived]
-    if refused:
-        filler.learn(trace)
-        raise TraceError(_refusal(trace, refused))
+    scripts = filler.scripts()
+    refusal = filler.refusal()
+    if refusal is not None:
+        raise TraceError(refusal)
     return scripts, filler.report(seed)
 
 
 def open_gaps(trace: Trace) -> dict[str, int]:
     """Per field the number of values for which `complete` needs a rule."""
     filler = _Filler(trace, MissingRules(), 0)
-    for record in trace.records:
-        filler.script(record)
     return {gap.name: gap.missing - gap.derived for gap in filler.gaps}
 
 
-def shuffled(scripts: Sequence[TrajectoryScript], seed: int) -> tuple[TrajectoryScript, ...]:
+def shuffled(scripts: Sequence[TrajectoryScript], seed: int) -> Scripts:
     """The scripts with their groups in another order; the samples of a group adjacent, in order.
 
     Gives seeds a meaning when one trace is replayed several times. Seed 0 keeps the file's order.
     """
     if seed == 0:
-        return tuple(scripts)
+        return Scripts.of(scripts)
     return regrouped(scripts, _stream(seed, "shuffled"))
 
 
-def regrouped(
-    scripts: Sequence[TrajectoryScript], rng: np.random.Generator
-) -> tuple[TrajectoryScript, ...]:
+def regrouped(scripts: Sequence[TrajectoryScript], rng: np.random.Generator) -> Scripts:
     """The scripts with their groups in an order drawn from `rng`; each group as it was."""
-    groups: dict[str, list[TrajectoryScript]] = {}
-    for script in scripts:
-        groups.setdefault(script.group, []).append(script)
-    members = list(groups.values())
-    return tuple(script for index in rng.permutation(len(members)) for script in members[index])
+    columns = Scripts.of(scripts)
+    members = by_code(columns.groups)
+    order = [members[index] for index in rng.permutation(len(members))]
+    return columns.take(np.concatenate(order)) if order else columns
 
 
 def _stream(seed: int, part: str) -> np.random.Generator:
     return np.random.default_rng([seed, crc32(part.encode())])
 
 
-@dataclass(slots=True, kw_only=True)
-class _Gap:
-    """One field: its rule, what can be drawn, and the counts so far."""
-
-    name: str
-    rule: MissingRule
-    rng: np.random.Generator
-    trace: str
-    pools: dict[str, list[float]] = field(default_factory=dict)
-    missing: int = 0
-    derived: int = 0
-    zeroed: int = 0
-    sampled: int = 0
-    first: str = ""
-
-    def learn(self, value: float | None, *keys: str) -> None:
-        if value is not None:
-            for key in keys:
-                self.pools.setdefault(key, []).append(value)
-
-    def derive(self, value: int) -> int:
-        self.missing += 1
-        self.derived += 1
-        return value
-
-    def fill(self, where: tuple[str, int], *keys: str) -> float:
-        """A stand-in by the rule; "sample" takes the first key that has recorded values."""
-        self.missing += 1
-        self.first = self.first or _at(where)
-        if self.rule != "sample":
-            self.zeroed += 1
-            return 0.0
-        pool = next((self.pools[key] for key in keys if key in self.pools), None)
-        if pool is None:
-            raise TraceError(
-                f"{self.trace}: {self.name} is missing ({_at(where)}) and nothing is recorded to "
-                f"sample from, for {' or '.join(keys)}; use another rule for missing {self.name}"
-            )
-        self.sampled += 1
-        return pool[int(self.rng.random() * len(pool))]
-
-
 class _Filler:
-    """One pass over a trace."""
+    """The steps of all trajectories, one after another, field by field."""
 
     def __init__(self, trace: Trace, rules: MissingRules, seed: int) -> None:
-        def gap(name: str, rule: MissingRule) -> _Gap:
-            return _Gap(name=name, rule=rule, rng=_stream(seed, name), trace=trace.name)
+        def gap(name: str, rule: MissingRule) -> Gap:
+            return Gap(name=name, rule=rule, rng=_stream(seed, name))
 
+        self.name, self.records = trace.name, Records.of(trace.records)
         self.tool_s = gap("tool_s", rules.tool_s)
         self.tool_tokens = gap("tool_tokens", rules.tool_tokens)
         self.prompt_tokens = gap("prompt_tokens", rules.prompt_tokens)
         self.output_tokens = gap("output_tokens", rules.output_tokens)
         self.gaps = (self.tool_s, self.tool_tokens, self.prompt_tokens, self.output_tokens)
         self.cap_s = rules.cap_tool_s if rules.cap_tool_s is not None else float("inf")
-        self.capped = self.raised_outputs = self.raised_prompts = self.measured_prompts = 0
-        self.group_prompt: dict[str, int] = {}
-        if any(gap.rule == "sample" for gap in self.gaps):
-            self.learn(trace)
+        count = self.records.stop - self.records.start
+        self.stop = np.cumsum(count)
+        self.start = self.stop - count
+        self.tool = numbers(self.records.step("tool"))
+        self.tools = self.records.step("tool").words
+        self.input = numbers(self.records.step("input_tokens"))
+        self.prompt = self._prompts()
+        self.output = self._outputs()
+        self.added = self._added()
+        self.waits = self._waits()
 
-    def learn(self, trace: Trace) -> None:
-        """Collect the values for "sample"."""
-        for record in trace.records:
-            self.prompt_tokens.learn(
-                _first_prompt(record), f"group {record.group_id}", f"workload {record.workload}"
-            )
-            for step in record.steps:
-                keys = _pool_keys(step.tool)
-                if step.tool is not None:
-                    self.tool_s.learn(step.tool_s, *keys)
-                    self.tool_tokens.learn(step.tool_tokens, *keys)
-                self.output_tokens.learn(step.output_tokens, keys[0], "any step")
-
-    def script(self, record: TrajectoryRecord) -> TrajectoryScript:
-        steps: list[StepScript] = []
-        end = 0  # of the context, after the step before and without its tool's answer
-        added = self._prompt(record)
-        for index, step in enumerate(record.steps):
-            where = (record.trajectory_id, index)
-            after = record.steps[index + 1] if index + 1 < len(record.steps) else None
-            prompt = end + added
-            if index and step.input_tokens is not None:
-                prompt = step.input_tokens
-                self.measured_prompts += 1
-            if prompt < 1:
-                prompt, self.raised_prompts = 1, self.raised_prompts + 1
-            shared = min(end, prompt)
-            if prompt < end and step.cached_tokens is not None:
-                shared = min(shared, step.cached_tokens)
-            output = self._output(step, where)
-            end = prompt + output
-            added = self._added(step, after, end, where)
-            tool, tool_s = self._tool(step, where)
-            steps.append(StepScript(prompt, shared, output, tool, tool_s, step.tool_ok, added))
-        return TrajectoryScript(
-            id=record.trajectory_id,
-            group=record.group_id,
-            task=record.workload,
-            arrival_s=record.arrival_s or 0.0,
-            steps=tuple(steps),
-            truncated=bool(record.truncated),
+    def scripts(self) -> Scripts:
+        """Scripts of what was filled in. Raises TraceError where nothing could be drawn."""
+        self._check_draws()
+        columns = self._contexts() | self._calls()
+        columns["output_tokens"] = np.maximum(self.output, 1)
+        columns["tool_tokens"] = self.added
+        records = self.records
+        group, task = records.trajectory("group_id"), records.trajectory("workload")
+        return Scripts(
+            ids=records.ids,
+            groups=codes(group),
+            group_names=group.words,
+            tasks=codes(task),
+            task_names=task.words,
+            arrival_s=np.nan_to_num(seconds(records.trajectory("arrival_s"))),
+            truncated=records.trajectory("truncated").values == 1,
+            start=self.start,
+            stop=self.stop,
+            table=StepTable.made(columns, self.tools),
         )
 
-    def _prompt(self, record: TrajectoryRecord) -> int:
-        if record.prompt_tokens is not None:
-            return record.prompt_tokens
-        first = record.steps[0].input_tokens
-        if first is not None:
-            return self.prompt_tokens.derive(first)
-        group, workload = f"group {record.group_id}", f"workload {record.workload}"
-        filled = int(self.prompt_tokens.fill((record.trajectory_id, 0), group, workload))
+    def _prompts(self) -> Ints:
+        """The first prompt of each trajectory."""
+        gap, records = self.prompt_tokens, self.records
+        prompts = numbers(records.trajectory("prompt_tokens")).copy()
+        measured = self.input[self.start]
+        derived = (prompts < 0) & (measured >= 0)
+        prompts[derived] = measured[derived]
+        gap.derive(int(derived.sum()))
+        known = prompts >= 0
+        gap.recorded = bool(known.any())
+        lacking = np.flatnonzero(~known)
+        if not len(lacking):
+            return prompts
+        group, task = records.trajectory("group_id"), records.trajectory("workload")
+        own, of_task = numbers(group)[lacking], numbers(task)[lacking]
+        filled = gap.fill(
+            self.start[lacking],
+            (Pool("group", group.words, group.values[known], prompts[known]), own),
+            (Pool("workload", task.words, task.values[known], prompts[known]), of_task),
+        )
         # The samples of a group answer one prompt: what was drawn for one holds for all.
-        return self.group_prompt.setdefault(record.group_id, filled)
+        _, first, place = np.unique(own, return_index=True, return_inverse=True)
+        prompts[lacking] = filled[first][place]
+        return prompts
 
-    def _output(self, step: StepRecord, where: tuple[str, int]) -> int:
-        output = step.output_tokens
-        if output is None:
-            output = int(self.output_tokens.fill(where, _pool_keys(step.tool)[0], "any step"))
-        if output < 1:
-            self.raised_outputs += 1
-            return 1
+    def _outputs(self) -> Ints:
+        gap = self.output_tokens
+        output = numbers(self.records.step("output_tokens")).copy()
+        known = output >= 0
+        gap.recorded = bool(known.any())
+        lacking = np.flatnonzero(~known)
+        if len(lacking):
+            words = Words(self.tools)
+            own = np.where(self.tool < 0, words["None"], self.tool)
+            anywhere = np.zeros(len(own), np.int64)
+            output[lacking] = gap.fill(
+                lacking,
+                (Pool("tool", words.listed(), own[known], output[known]), own[lacking]),
+                (Pool("any step", [""], anywhere[known], output[known]), anywhere[lacking]),
+            )
         return output
 
-    def _added(
-        self, step: StepRecord, after: StepRecord | None, end: int, where: tuple[str, int]
-    ) -> int:
-        """Tokens that the tool appends; after a last step no generation reads them."""
-        if step.tool_tokens is not None:
-            return step.tool_tokens
-        if after is None:
-            return 0
-        if after.input_tokens is not None:
-            return self.tool_tokens.derive(max(0, after.input_tokens - end))
-        if step.tool is None:
-            return 0
-        return int(self.tool_tokens.fill(where, *_pool_keys(step.tool)))
+    def _added(self) -> Ints:
+        """Tokens that tools append; `NONE` where a measured prompt decides them."""
+        gap = self.tool_tokens
+        added = numbers(self.records.step("tool_tokens")).copy()
+        lacking = added < 0
+        last = np.zeros(len(added), np.bool_)
+        last[self.stop - 1] = True
+        measured = lacking & ~last
+        measured[:-1] &= self.input[1:] >= 0
+        gap.derive(int(measured.sum()))
+        called = lacking & ~last & ~measured & (self.tool >= 0)
+        filled = self._of_tools(gap, np.flatnonzero(called), added, ~lacking)
+        added[lacking & ~measured] = 0  # no generation reads what comes after a last step
+        added[called] = filled
+        return added
 
-    def _tool(self, step: StepRecord, where: tuple[str, int]) -> tuple[str | None, float]:
-        tool, tool_s = step.tool, step.tool_s
-        if tool is None:
-            if not tool_s:
-                return None, 0.0
-            tool = "unspecified"  # something took time, whatever it was
-        elif tool_s is None:
-            tool_s = self.tool_s.fill(where, *_pool_keys(tool))
-        if tool_s > self.cap_s:
-            self.capped += 1
-            return tool, self.cap_s
-        return tool, tool_s
+    def _waits(self) -> Floats:
+        """Seconds of each tool; 0 where there is none."""
+        waits = seconds(self.records.step("tool_s")).copy()
+        lacking = np.isnan(waits)
+        called = lacking & (self.tool >= 0)
+        filled = self._of_tools(self.tool_s, np.flatnonzero(called), waits, ~lacking)
+        waits[lacking] = 0.0
+        waits[called] = filled
+        return waits
+
+    def _of_tools(self, gap: Gap, steps: Ints, values: Any, known: Bools) -> Any:
+        """Stand-ins for a field of tools: of the tool itself, then of any tool but a person."""
+        recorded = known & (self.tool >= 0)
+        gap.recorded = bool(recorded.any())
+        if not len(steps):
+            return np.zeros(0)
+        people = self.tools.index(USER) if USER in self.tools else NONE
+        anyone = np.where(self.tool == people, NONE, 0)
+        return gap.fill(
+            steps,
+            (
+                Pool("tool", self.tools, self.tool[recorded], values[recorded]),
+                self.tool[steps],
+            ),
+            (Pool("any tool", [""], anyone[recorded], values[recorded]), anyone[steps]),
+        )
+
+    def _calls(self) -> dict[str, Any]:
+        """Columns of tools; something took time where one is unnamed, whatever it was."""
+        tool, waits = self.tool, self.waits
+        unnamed = (tool < 0) & (waits != 0.0)
+        if unnamed.any():
+            words = Words(self.tools)
+            tool = np.where(unnamed, words[UNNAMED], tool)
+            self.tools = words.listed()
+        over = waits > self.cap_s
+        self.capped = int(over.sum())
+        return {
+            "tool": tool,
+            "tool_ok": self.records.step("tool_ok").values,
+            "tool_s": np.where(over, self.cap_s, waits),
+        }
+
+    def _contexts(self) -> dict[str, Any]:
+        """Columns of prompts: as measured, else the sum of what came before.
+
+        It settles `added` where a measured prompt decides it.
+        """
+        first = np.zeros(len(self.tool), np.bool_)
+        first[self.start] = True
+        measured = (self.input >= 0) & ~first
+        self.measured_prompts = int(measured.sum())
+        self.raised_outputs = int((self.output < 1).sum())
+        output = np.maximum(self.output, 1)
+        prompt = np.where(measured, self.input, 0)
+        prompt[self.start] = self.prompt
+        known = measured | first
+        self.raised_prompts = int((known & (prompt < 1)).sum())
+        # A prompt that follows an undecided `added` is known.
+        prompt = carried(known, np.maximum(prompt, 1), output + self.added)
+        end = prompt + output
+        unknown = np.flatnonzero(self.added < 0)
+        self.added[unknown] = np.maximum(0, self.input[unknown + 1] - end[unknown])
+        before = np.append(0, end[:-1])
+        before[first] = 0
+        shared = np.minimum(before, prompt)
+        cached = self.records.step("cached_tokens").values
+        held = (prompt < before) & (cached >= 0)
+        shared[held] = np.minimum(shared[held], cached[held])
+        return {"prompt_tokens": prompt, "shared_tokens": shared}
+
+    def _check_draws(self) -> None:
+        """Raise TraceError for the first step where nothing could be drawn."""
+        # The order in which a trajectory needs them.
+        order = (self.prompt_tokens, self.output_tokens, self.tool_tokens, self.tool_s)
+        failed = [(gap.failed, gap) for gap in order if gap.failed is not None]
+        if failed:
+            (step, sought), gap = min(failed, key=lambda each: each[0][0])
+            raise TraceError(
+                f"{self.name}: {gap.name} is missing ({self._at(step)}) and nothing is recorded to "
+                f"sample from, for {sought}; use another rule for missing {gap.name}"
+            )
+
+    def _at(self, step: int) -> str:
+        trajectory = int(np.searchsorted(self.stop, step, side="right"))
+        return f"{self.records.ids[trajectory]!r}, step {step - self.start[trajectory]}"
+
+    def refusal(self) -> str | None:
+        """A message about gaps whose rule is "error"; None without any."""
+        refused = [gap for gap in self.gaps if gap.rule == "error" and gap.missing > gap.derived]
+        if not refused:
+            return None
+        parts = [
+            f"{gap.name} in {gap.missing - gap.derived:,} places (first: {self._at(gap.first)})"
+            for gap in refused
+        ]
+        flags = " ".join(
+            f"--missing-{gap.name.replace('_', '-')} {'sample' if gap.recorded else 'zero'}"
+            for gap in refused
+        )
+        return (
+            f"{self.name}: the trace lacks {'; '.join(parts)}. A gap is never taken as 0 "
+            f"unasked: choose what to do, such as {flags}"
+        )
 
     def report(self, seed: int) -> FillReport:
         fields = {
@@ -301,35 +355,3 @@ class _Filler:
         if self.raised_prompts:
             lines.append(f"{self.raised_prompts:,} empty prompts taken as 1 token")
         return lines
-
-
-def _at(where: tuple[str, int]) -> str:
-    return f"{where[0]!r}, step {where[1]}"
-
-
-def _first_prompt(record: TrajectoryRecord) -> int | None:
-    return (
-        record.prompt_tokens if record.prompt_tokens is not None else record.steps[0].input_tokens
-    )
-
-
-def _pool_keys(tool: str | None) -> tuple[str, ...]:
-    """Keys to draw from for a tool: its own records, then those of any tool but a person."""
-    if tool is None or tool == USER:
-        return (f"tool {tool}",)
-    return (f"tool {tool}", _ANY_TOOL)
-
-
-def _refusal(trace: Trace, refused: Sequence[_Gap]) -> str:
-    parts = [
-        f"{gap.name} in {gap.missing - gap.derived:,} places (first: {gap.first})"
-        for gap in refused
-    ]
-    flags = " ".join(
-        f"--missing-{gap.name.replace('_', '-')} {'sample' if gap.pools else 'zero'}"
-        for gap in refused
-    )
-    return (
-        f"{trace.name}: the trace lacks {'; '.join(parts)}. A gap is never taken as 0 "
-        f"unasked: choose what to do, such as {flags}"
-    )

@@ -6,17 +6,19 @@ faults of a file.
 
 import gzip
 import hashlib
-import io
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
 
 import msgspec
 
 from heddle_trace.errors import TraceError
 from heddle_trace.limits import MAX_FILE_BYTES
-from heddle_trace.problems import RECORD_DECODER, Problem, problems_in
+from heddle_trace.problems import EMPTY, RECORD_DECODER, Problem, line_problems, problems_in
+from heddle_trace.records import RecordsBuilder
 from heddle_trace.schema import Trace, TrajectoryRecord
 from heddle_trace.writing import packed, trace_path, whole
 
@@ -27,20 +29,33 @@ _GZIP_MAGIC = b"\x1f\x8b"
 def read_trace(path: str | Path) -> Trace:
     """Read and check a whole trace. Named after the file, without .jsonl or .jsonl.gz.
 
-    Raises TraceError at the first fault, naming the file, the line and the field.
+    Its records go into columns line by line. Raises TraceError at the first fault, naming the file,
+    the line and the field.
     """
     path = Path(path)
-    data = _load(path)
-    return Trace(_name(path), _parse(data, str(path)), hashlib.sha256(data).hexdigest())
+    digest, found = hashlib.sha256(), RecordsBuilder()
+    decode = RECORD_DECODER.decode
+    try:
+        for line in _lines(path, digest.update):
+            if line and not line.isspace():
+                if not line.isascii():
+                    line.decode()
+                found.add(decode(line))
+        sound = 0 < len(found.ids) == len(set(found.ids))
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        sound = False
+    if not sound:
+        changed = Problem(0, "", "changed while it was read; read it again")
+        raise TraceError(f"{path}: {next(iter(problems(path, 1)), changed)}")
+    return Trace(_name(path), found.build(), digest.hexdigest())
 
 
 def problems(path: str | Path, limit: int = 100) -> list[Problem]:
     """The first `limit` faults of a trace file; an empty list when `read_trace` would accept it."""
     try:
-        data = _load(Path(path))
+        return problems_in(partial(_lines, Path(path)), limit)
     except TraceError as error:
         return [Problem(0, "", str(error).removeprefix(f"{path}: "))]
-    return problems_in(data, limit)
 
 
 def write_trace(path: str | Path, records: Sequence[TrajectoryRecord]) -> Trace:
@@ -51,38 +66,52 @@ def write_trace(path: str | Path, records: Sequence[TrajectoryRecord]) -> Trace:
     OSError when the disk refuses.
     """
     path = trace_path(path)
-    data = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
-    records = tuple(records)
-    for number, (back, record) in enumerate(
-        zip(_parse(data, f"{path} (not written)"), records, strict=True), start=1
+    digest = hashlib.sha256()
+    with (
+        whole(path) as stream,
+        packed(stream) if path.name.endswith(".gz") else nullcontext(stream) as file,
     ):
-        if back != record:  # NaN is encoded as null: a number would silently become a gap.
-            raise TraceError(
-                f"{path} (not written): line {number}: {record.trajectory_id!r} holds a value that "
-                "does not survive JSON; replace NaN and Infinity by None or a number"
+        piece = bytearray()
+        for line in _checked_lines(records, f"{path} (not written)"):
+            piece += line
+            if len(piece) >= _PIECE:
+                digest.update(piece)
+                file.write(piece)
+                piece.clear()
+        digest.update(piece)
+        file.write(piece)
+    return Trace(_name(path), records, digest.hexdigest())
+
+
+def _checked_lines(records: Sequence[TrajectoryRecord], label: str) -> Iterator[bytes]:
+    """The lines of records that can be read back as they are; else raises TraceError at the end."""
+    seen: dict[str, int] = {}
+    lost = ""
+    for number, record in enumerate(records, start=1):
+        line = msgspec.json.encode(record)
+        try:
+            back = RECORD_DECODER.decode(line)
+            sound = back.trajectory_id not in seen
+        except msgspec.MsgspecError:
+            sound = False
+        if not sound:
+            raise TraceError(f"{label}: {next(line_problems(number, line, seen))}")
+        seen[record.trajectory_id] = number
+        if back != record and not lost:  # NaN is encoded as null: a number would become a gap.
+            lost = (
+                f"{label}: line {number}: {record.trajectory_id!r} holds a value that does not "
+                "survive JSON; replace NaN and Infinity by None or a number"
             )
-    with whole(path) as stream:
-        if path.name.endswith(".gz"):
-            with packed(stream) as gz:
-                gz.write(data)
-        else:
-            stream.write(data)
-    return Trace(_name(path), records, hashlib.sha256(data).hexdigest())
+        yield line + b"\n"
+    if lost or not seen:
+        raise TraceError(lost or f"{label}: {EMPTY}")
 
 
-def _parse(data: bytes, label: str) -> tuple[TrajectoryRecord, ...]:
-    decode = RECORD_DECODER.decode
-    with suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        if not data.isascii():
-            data.decode()
-        records = tuple(decode(ln) for ln in data.split(b"\n") if ln and not ln.isspace())
-        if records and len({record.trajectory_id for record in records}) == len(records):
-            return records
-    raise TraceError(f"{label}: {problems_in(data, 1)[0]}")
+def _lines(path: Path, digest: Callable[[bytes], object] = lambda piece: None) -> Iterator[bytes]:
+    """The lines of a trace file, unpacked and without their end; `digest` gets the bytes.
 
-
-def _load(path: Path) -> bytes:
-    """The uncompressed bytes of a trace file."""
+    Raises TraceError.
+    """
     try:
         if path.is_dir():
             raise TraceError(f"{path}: is a folder; name the .jsonl or .jsonl.gz file in it")
@@ -90,23 +119,16 @@ def _load(path: Path) -> bytes:
             message = "is a pipe or a device; save it to a file, since it is read more than once"
             raise TraceError(f"{path}: {message}")
         with path.open("rb") as stream:
-            start = stream.peek(2)[:2]
-            if not start:
-                raise TraceError(f"{path}: holds no trajectories; write one JSON object a line")
-            packed = start == _GZIP_MAGIC
-            if packed != path.name.endswith(".gz"):
-                content, remedy = (
-                    ("gzip", "rename it to *.jsonl.gz")
-                    if packed
-                    else ("not gzip", "rename it to *.jsonl, or compress it")
-                )
-                raise TraceError(f"{path}: its content is {content}, unlike its name; {remedy}")
-            source = gzip.GzipFile(fileobj=stream) if packed else stream
-            held = io.BytesIO()
-            # Piece by piece: a read of the largest size would claim that much memory at once.
-            while held.tell() <= MAX_FILE_BYTES and (piece := source.read(_PIECE)):
-                held.write(piece)
-            data = held.getvalue()
+            begun: list[bytes] = []  # of a line that ends in a later piece
+            for piece in _pieces(path, stream):
+                digest(piece)
+                first, *rest = piece.split(b"\n")
+                begun.append(first)
+                if rest:
+                    yield b"".join(begun)
+                    begun = [rest.pop()]
+                    yield from rest
+            yield b"".join(begun)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file; check the path") from None
     except EOFError:
@@ -117,10 +139,29 @@ def _load(path: Path) -> bytes:
         raise TraceError(f"{path}: {message}") from None
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from None
-    if len(data) > MAX_FILE_BYTES:
-        message = f"unpacks to more than {MAX_FILE_BYTES // 1024**3} GiB; split it by groups"
-        raise TraceError(f"{path}: {message}")
-    return data
+
+
+def _pieces(path: Path, stream: BufferedReader) -> Iterator[bytes]:
+    """The uncompressed bytes of a trace file, piece by piece."""
+    start = stream.peek(2)[:2]
+    if not start:
+        raise TraceError(f"{path}: {EMPTY}")
+    is_gzip = start == _GZIP_MAGIC
+    if is_gzip != path.name.endswith(".gz"):
+        content, remedy = (
+            ("gzip", "rename it to *.jsonl.gz")
+            if is_gzip
+            else ("not gzip", "rename it to *.jsonl, or compress it")
+        )
+        raise TraceError(f"{path}: its content is {content}, unlike its name; {remedy}")
+    source = gzip.GzipFile(fileobj=stream) if is_gzip else stream
+    size = 0
+    while piece := source.read(_PIECE):
+        size += len(piece)
+        if size > MAX_FILE_BYTES:
+            message = f"unpacks to more than {MAX_FILE_BYTES // 1024**3} GiB; split it by groups"
+            raise TraceError(f"{path}: {message}")
+        yield piece
 
 
 def _name(path: Path) -> str:

@@ -6,7 +6,9 @@ import numpy as np
 
 from heddle_core.estimate.history import History, Levels
 from heddle_core.ids import GroupId
+from heddle_trace.columns import by_code
 from heddle_trace.schema import TrajectoryScript
+from heddle_trace.scripts import Scripts
 
 _QUANTILES = 256
 
@@ -15,35 +17,41 @@ def history_of(scripts: Sequence[TrajectoryScript]) -> History:
     """Summarise complete trajectories. Raises ValueError without any."""
     if not scripts:
         raise ValueError("a history needs at least one trajectory")
-    outputs = np.array([sum(step.output_tokens for step in s.steps) for s in scripts])
-    appended = sum(step.tool_tokens for s in scripts for step in s.steps[:-1])
-    tool_s = sum(step.tool_s for s in scripts for step in s.steps)
+    columns = Scripts.of(scripts)
+    outputs = columns.total("output_tokens")
     at = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-    groups: dict[GroupId, list[int]] = {}
-    for s, output in zip(scripts, outputs, strict=True):
-        groups.setdefault(GroupId(s.group), []).append(int(output))
-    tasks: dict[str, list[TrajectoryScript]] = {}
-    for s in scripts:
-        tasks.setdefault(s.task, []).append(s)
     total = float(outputs.sum())
     return History(
         output_quantiles=tuple(float(q) for q in np.quantile(outputs, at)),
-        appended_per_output=appended / total,
-        tool_s_per_output=tool_s / total,
-        group_totals=groups,
-        tasks={task: levels_of(own) for task, own in tasks.items()},
-        step_output_tokens=total / sum(len(s.steps) for s in scripts),
+        appended_per_output=_appended(columns) / total,
+        tool_s_per_output=sum(columns.column("tool_s").tolist()) / total,
+        group_totals={
+            GroupId(columns.group_names[columns.groups[own[0]]]): outputs[own].tolist()
+            for own in by_code(columns.groups)
+        },
+        tasks={
+            columns.task_names[columns.tasks[own[0]]]: levels_of(columns.take(own))
+            for own in by_code(columns.tasks)
+        },
+        step_output_tokens=total / int(columns.steps.sum()),
     )
 
 
 def levels_of(scripts: Sequence[TrajectoryScript]) -> Levels:
     """Means over trajectories, steps, tool answers and prompts; at least 1 token each."""
-    steps = sum(len(script.steps) for script in scripts)
-    payloads = [step.tool_tokens for script in scripts for step in script.steps[:-1]]
-    made = sum(step.output_tokens for script in scripts for step in script.steps)
+    columns = Scripts.of(scripts)
+    count, steps = len(columns), int(columns.steps.sum())
+    made = int(columns.total("output_tokens").sum())
+    prompts = int(columns.first("prompt_tokens").sum())
     return Levels(
-        total_tokens=max(made / len(scripts), 1.0),
+        total_tokens=max(made / count, 1.0),
         step_tokens=max(made / steps, 1.0),
-        payload_tokens=max(sum(payloads) / max(len(payloads), 1), 1.0),
-        prompt_tokens=max(sum(s.steps[0].prompt_tokens for s in scripts) / len(scripts), 1.0),
+        payload_tokens=max(_appended(columns) / max(steps - count, 1), 1.0),
+        prompt_tokens=max(prompts / count, 1.0),
     )
+
+
+def _appended(scripts: Scripts) -> int:
+    """Tokens that tools appended; nothing reads what the last one did."""
+    last = scripts.table.rows["tool_tokens"][scripts.stop - 1]
+    return int(scripts.total("tool_tokens").sum()) - int(last.sum())

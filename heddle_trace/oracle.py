@@ -10,6 +10,7 @@ from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import TrajectoryView
 from heddle_trace.errors import TraceError
 from heddle_trace.schema import TrajectoryScript
+from heddle_trace.scripts import Scripts
 
 _STANDARD_NORMAL: Final = NormalDist()
 _HASH_BITS: Final = 53  # what a float holds exactly
@@ -22,9 +23,8 @@ class Oracle:
     served = False
 
     def __init__(self, scripts: Iterable[TrajectoryScript]) -> None:
-        self._totals = {
-            script.id: sum(step.output_tokens for step in script.steps) for script in scripts
-        }
+        columns = Scripts.of(scripts)
+        self._totals = dict(zip(columns.ids, columns.total("output_tokens").tolist(), strict=True))
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Ignore it."""

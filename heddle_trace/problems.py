@@ -6,8 +6,9 @@ field, so that the message of a bad line has all of its faults.
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,8 @@ from heddle_trace.limits import (
 from heddle_trace.schema import StepRecord, TrajectoryRecord
 
 RECORD_DECODER: Final = msgspec.json.Decoder(TrajectoryRecord)
+
+EMPTY: Final = "holds no trajectories; write one JSON object a line"
 
 _TOKENS = f"whole tokens from 0 to {MAX_STEP_TOKENS:,}, or null if the source lacks it"
 _WAIT = f"seconds from 0 to {MAX_WAIT_S:,.0f} (30 days), or null if the source lacks it"
@@ -64,33 +67,35 @@ class Problem:
         return ": ".join(part for part in parts if part)
 
 
-def problems_in(data: bytes, limit: int) -> list[Problem]:
-    """The first `limit` faults of the uncompressed bytes of a trace; none when it is sound."""
-    found: list[Problem] = []
-    for problem in _problems(data):
-        found.append(problem)
-        if len(found) >= limit:
-            break
-    return found
+def problems_in(lines: Callable[[], Iterable[bytes]], limit: int) -> list[Problem]:
+    """The first `limit` faults of a trace's uncompressed lines; none when it is sound.
+
+    `lines` begins anew with each call; lines come without their end.
+    """
+    return list(islice(_problems(lines), limit))
 
 
-def _problems(data: bytes) -> Iterator[Problem]:
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        message = f"not UTF-8 at byte {error.start}; save the file in UTF-8"
-        yield Problem(line, "", message)
-        return
+def _problems(lines: Callable[[], Iterable[bytes]]) -> Iterator[Problem]:
+    begin, blank = 0, True
+    for number, line in enumerate(lines(), start=1):
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            message = f"not UTF-8 at byte {begin + error.start}; save the file in UTF-8"
+            yield Problem(number, "", message)
+            return
+        begin += len(line) + 1
+        blank = blank and (not line or line.isspace())
     seen: dict[str, int] = {}
-    for number, line_bytes in enumerate(data.split(b"\n"), start=1):
-        if line_bytes and not line_bytes.isspace():
-            yield from _line_problems(number, line_bytes, seen)
-    if data.isspace() or not data:
-        yield Problem(0, "", "holds no trajectories; write one JSON object a line")
+    for number, line in enumerate(lines(), start=1):
+        if line and not line.isspace():
+            yield from line_problems(number, line, seen)
+    if blank:
+        yield Problem(0, "", EMPTY)
 
 
-def _line_problems(number: int, line: bytes, seen: dict[str, int]) -> Iterator[Problem]:
+def line_problems(number: int, line: bytes, seen: dict[str, int]) -> Iterator[Problem]:
+    """Faults of one line; `seen` has the line of each id so far, and gets this one's."""
     try:
         name: object = RECORD_DECODER.decode(line).trajectory_id
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from heddle_trace.columns import Ints
 from heddle_trace.errors import TraceError
-from heddle_trace.schema import Trace, TrajectoryRecord
+from heddle_trace.records import Column, Records
+from heddle_trace.schema import Trace
 
 _TAG = 0x5E5A  # this draw's own stream, so that it shares none with other uses of a seed
 _LONG = 900  # characters of a name that a copy keeps; a name may have 1,000
@@ -40,7 +40,7 @@ class ResampleReport:
 
 def resample(
     trace: Trace, *, groups: int, samples: int, seed: int
-) -> tuple[tuple[TrajectoryRecord, ...], ResampleReport]:
+) -> tuple[Records, ResampleReport]:
     """Draw `groups` groups of `samples` trajectories each; groups stay together.
 
     Everything is used once before anything is used twice: groups of the trace, and the trajectories
@@ -49,47 +49,48 @@ def resample(
     """
     if groups < 1 or samples < 1:
         raise TraceError(f"{groups} groups of {samples} samples: give numbers from 1")
-    members: dict[str, list[TrajectoryRecord]] = {}
-    for record in trace.records:
-        members.setdefault(record.group_id, []).append(record)
+    records = Records.of(trace.records)
+    members = records.trajectory("group_id").occurring()
     names = list(members)
-    taken = {record.trajectory_id: record for record in trace.records}
+    taken = dict.fromkeys(records.ids)
     rng = np.random.default_rng([seed, _TAG])
     copies: dict[str, int] = {}
-    used = {name: np.zeros(len(group), int) for name, group in members.items()}
-    drawn: list[TrajectoryRecord] = []
+    used = np.zeros(len(records), np.int64)
+    drawn: list[int] = []
+    ids: list[str] = []
+    made: list[str] = []
     padded = 0
     for index in _evenly(np.zeros(len(names), int), groups, rng):
         name = names[index]
+        own = members[name]
         copies[name] = copies.get(name, 0) + 1
-        group = _copy(name, copies[name], members)
-        padded += samples > len(members[name])
-        for member in _evenly(used[name], samples, rng):
-            record = members[name][member]
-            used[name][member] += 1
-            own = _copy(record.trajectory_id, int(used[name][member]), taken)
-            drawn.append(
-                msgspec.structs.replace(record, trajectory_id=own, group_id=group, arrival_s=None)
-            )
-    times = np.concatenate([used[name] for name in copies])
-    distinct = int((times > 0).sum())
+        made.append(_copy(name, copies[name], members))
+        padded += samples > len(own)
+        for place in own[_evenly(used[own], samples, rng)].tolist():
+            used[place] += 1
+            drawn.append(place)
+            ids.append(_copy(records.ids[place], int(used[place]), taken))
+    group = Column("word", np.repeat(np.arange(groups, dtype=np.int32), samples), made)
+    arrivals = records.trajectory("arrival_s").recorded()
+    distinct = int((used > 0).sum())
     report = ResampleReport(
         groups=groups,
         samples=samples,
         from_groups=len(names),
-        from_trajectories=len(trace.records),
+        from_trajectories=len(records),
         distinct_groups=len(copies),
         distinct_trajectories=distinct,
         repeated_groups=groups - len(copies),
         repeated_trajectories=len(drawn) - distinct,
-        most_copies=int(times.max()),
+        most_copies=int(used.max()),
         padded_groups=padded,
-        left_out_arrivals=sum(bool(r.arrival_s) for r in trace.records),
+        left_out_arrivals=int((arrivals != 0.0).sum()),
     )
-    return tuple(drawn), report
+    chosen = records.take(np.array(drawn))
+    return chosen.changed(ids, {"group_id": group, "arrival_s": None}), report
 
 
-def _evenly(used: npt.NDArray[np.int_], count: int, rng: np.random.Generator) -> list[int]:
+def _evenly(used: Ints, count: int, rng: np.random.Generator) -> list[int]:
     """Draw `count` indices in random order: every one equally often, else the least used so far."""
     rounds, rest = divmod(count, len(used))
     least = np.lexsort((rng.random(len(used)), used))[:rest]

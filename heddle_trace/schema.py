@@ -4,6 +4,7 @@ A *record* holds what a source recorded, with None for the rest. A *script* has 
 gaps: `heddle_trace.complete` makes it from a record by stated rules, and drivers replay it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import msgspec
 from heddle_trace.limits import MAX_STEPS, ClockSeconds, Name, Tokens, ToolCount, WaitSeconds
 
 
-class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One generation and the tool call it ended in. None: the source does not record it."""
 
     output_tokens: Tokens | None
@@ -49,7 +50,8 @@ class Trace:
     """A named collection of records. `sha256` is over the uncompressed bytes it was read from."""
 
     name: str
-    records: tuple[TrajectoryRecord, ...]
+    records: Sequence[TrajectoryRecord]
+    """Made on demand from columns (`heddle_trace.records.Records`) when it was read from a file."""
     sha256: str
 
 
@@ -79,5 +81,5 @@ class TrajectoryScript:
     group: str
     task: str
     arrival_s: float
-    steps: tuple[StepScript, ...]
+    steps: Sequence[StepScript]
     truncated: bool

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from heddle_trace.columns import NONE, Floats, carried, sums
 from heddle_trace.complete import USER, open_gaps
+from heddle_trace.records import Column, Records, numbers
 from heddle_trace.schema import Trace, TrajectoryRecord
 
 
@@ -91,41 +93,45 @@ class TraceStats:
 
 def describe(trace: Trace) -> TraceStats:
     """The statistics of a trace, defined as in docs/trace-format.md."""
-    records = trace.records
-    steps = [step for record in records for step in record.steps]
-    called = [step for step in steps if step.tool is not None]
-    output = spread(output_total(record) for record in records)
-    lengths = spread(len(record.steps) for record in records)
+    records = Records.of(trace.records)
+    tool = records.step("tool")
+    waits, added, ok = (records.step(name) for name in ("tool_s", "tool_tokens", "tool_ok"))
+    made, prompts = records.step("output_tokens"), records.trajectory("prompt_tokens")
+    called = tool.values >= 0
+    people = called & (tool.values == (tool.words.index(USER) if USER in tool.words else NONE))
+    steps = records.stop - records.start
+    output, lengths = spread(output_totals(records)), spread(steps)
     return TraceStats(
         name=trace.name,
         sha256=trace.sha256,
-        workloads=tuple(dict.fromkeys(record.workload for record in records)),
+        workloads=tuple(records.trajectory("workload").occurring()),
         trajectories=len(records),
-        truncated=sum(bool(record.truncated) for record in records),
-        total_steps=len(steps),
-        total_output_tokens=sum(step.output_tokens or 0 for step in steps),
+        truncated=int((records.trajectory("truncated").values == 1).sum()),
+        total_steps=int(steps.sum()),
+        total_output_tokens=int(made.values[made.known].sum()),
         groups=group_stats(records),
         steps=lengths,
         steps_max_over_median=_over_median(lengths, lengths.max),
         output_tokens=output,
         output_max_over_median=_over_median(output, output.max),
         output_p99_over_median=_over_median(output, output.p99),
-        output_tokens_per_step=spread(step.output_tokens for step in steps),
-        prompt_tokens=spread(record.prompt_tokens for record in records),
-        tool_tokens=spread(step.tool_tokens for step in called),
-        tool_s=spread(step.tool_s for step in called if step.tool != USER),
-        user_s=spread(step.tool_s for step in called if step.tool == USER),
-        tool_s_per_trajectory=spread(_waited(record) for record in records),
-        tool_ok_share=_share(step.tool_ok for step in called),
-        tools=_tools(records),
-        max_context_tokens=max(_max_context(record) for record in records),
+        output_tokens_per_step=spread(made.recorded()),
+        prompt_tokens=spread(prompts.recorded()),
+        tool_tokens=spread(added.of(called).recorded()),
+        tool_s=spread(waits.of(called & ~people).recorded()),
+        user_s=spread(waits.of(people).recorded()),
+        tool_s_per_trajectory=spread(_waited(records, waits)),
+        tool_ok_share=_share(ok.of(called)),
+        tools=_tools(tool, waits, added, ok),
+        max_context_tokens=_max_context(records),
         gaps=open_gaps(trace),
     )
 
 
 def spread(values: Iterable[float | None]) -> Spread:
-    """Mean and percentiles of what is not None."""
-    known = np.array([value for value in values if value is not None], dtype=float)
+    """Mean and percentiles of what is neither None nor NaN."""
+    found = values if isinstance(values, np.ndarray) else np.array(list(values), dtype=float)
+    known = found[~np.isnan(found)].astype(float)
     if not known.size:
         return Spread(n=0, mean=None, p50=None, p90=None, p99=None, max=None)
     p50, p90, p99 = (float(p) for p in np.percentile(known, [50, 90, 99]))
@@ -138,24 +144,23 @@ def _over_median(values: Spread, value: float | None) -> float | None:
     return (value or 0.0) / values.p50 if values.p50 else None
 
 
-def output_total(record: TrajectoryRecord) -> int | None:
-    """Output tokens of a trajectory; None when a part of it is not recorded."""
-    total = 0
-    for step in record.steps:
-        if step.output_tokens is None:
-            return None
-        total += step.output_tokens
-    return total
+def output_totals(records: Records) -> Floats:
+    """Output tokens of each trajectory; NaN where a part of them is not recorded."""
+    made = records.step("output_tokens")
+    stop = np.cumsum(records.stop - records.start)
+    start = stop - (records.stop - records.start)
+    whole = sums(made.known, start, stop) == stop - start
+    return np.where(whole, sums(made.values, start, stop), np.nan)
 
 
-def group_stats(records: Sequence[TrajectoryRecord]) -> GroupStats:
+def group_stats(trajectories: Sequence[TrajectoryRecord]) -> GroupStats:
     """Sizes of groups, and how the variance of total output tokens splits between and within."""
-    members: dict[str, list[int | None]] = {}
-    for record in records:
-        members.setdefault(record.group_id, []).append(output_total(record))
-    sizes = [len(group) for group in members.values()]
-    known = [[total for total in group if total is not None] for group in members.values()]
-    repeated = [np.array(group, dtype=float) for group in known if len(group) > 1]
+    records = Records.of(trajectories)
+    totals = output_totals(records)
+    members = list(records.trajectory("group_id").occurring().values())
+    sizes = [len(own) for own in members]
+    known = [own[~np.isnan(own)] for own in (totals[own] for own in members)]
+    repeated = [group for group in known if len(group) > 1]
     within = between = share = None
     if repeated:
         n = sum(group.size for group in repeated)
@@ -174,44 +179,49 @@ def group_stats(records: Sequence[TrajectoryRecord]) -> GroupStats:
     )
 
 
-def _tools(records: Sequence[TrajectoryRecord]) -> tuple[ToolStats, ...]:
+def _tools(tool: Column, waits: Column, added: Column, ok: Column) -> tuple[ToolStats, ...]:
     """Per tool, most called first."""
-    calls: dict[str, list[tuple[float | None, int | None, bool | None]]] = {}
-    for record in records:
-        for step in record.steps:
-            if step.tool is not None:
-                call = (step.tool_s, step.tool_tokens, step.tool_ok)
-                calls.setdefault(step.tool, []).append(call)
     return tuple(
         ToolStats(
-            tool=tool,
-            calls=len(rows),
-            missing=sum(row[0] is None for row in rows),
-            tool_s=spread(row[0] for row in rows),
-            tool_tokens=spread(row[1] for row in rows),
-            ok_share=_share(row[2] for row in rows),
+            tool=name,
+            calls=len(own),
+            missing=int((~waits.of(own).known).sum()),
+            tool_s=spread(waits.of(own).recorded()),
+            tool_tokens=spread(added.of(own).recorded()),
+            ok_share=_share(ok.of(own)),
         )
-        for tool, rows in sorted(calls.items(), key=lambda item: (-len(item[1]), item[0]))
+        for name, own in sorted(tool.occurring().items(), key=lambda item: (-len(item[1]), item[0]))
     )
 
 
-def _waited(record: TrajectoryRecord) -> float | None:
-    waits = [step.tool_s for step in record.steps if step.tool_s is not None]
-    return sum(waits) if waits else None
+def _waited(records: Records, waits: Column) -> Floats:
+    """Recorded seconds away from the engine of each trajectory that has any."""
+    known, count = waits.known, records.stop - records.start
+    owner = np.repeat(np.arange(len(count)), count)[known]
+    total = np.bincount(owner, weights=waits.values[known], minlength=len(count))
+    return np.asarray(total[np.bincount(owner, minlength=len(count)) > 0], np.float64)
 
 
-def _share(flags: Iterable[bool | None]) -> float | None:
-    known = [flag for flag in flags if flag is not None]
-    return sum(known) / len(known) if known else None
+def _share(flags: Column) -> float | None:
+    known = flags.recorded()
+    return int((known == 1).sum()) / len(known) if len(known) else None
 
 
-def _max_context(record: TrajectoryRecord) -> int:
-    largest = 0
-    context = record.prompt_tokens or 0
-    for step in record.steps:
-        if step.input_tokens is not None:
-            context = step.input_tokens
-        context += step.output_tokens or 0
-        largest = max(largest, context)
-        context += step.tool_tokens or 0
-    return largest
+def _max_context(records: Records) -> int:
+    prompts, measured, made, added = (
+        numbers(column)
+        for column in (
+            records.trajectory("prompt_tokens"),
+            records.step("input_tokens"),
+            records.step("output_tokens"),
+            records.step("tool_tokens"),
+        )
+    )
+    count = records.stop - records.start
+    first = np.cumsum(count) - count
+    known = measured >= 0
+    base = np.where(known, measured, 0)
+    base[first] = np.where(known[first], measured[first], np.maximum(prompts, 0))
+    known[first] = True
+    output = np.maximum(made, 0)
+    return int((carried(known, base, output + np.maximum(added, 0)) + output).max())

@@ -12,15 +12,16 @@ and a shorter trace is a prefix of a longer one with the same seed.
 
 import difflib
 import math
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
+from heddle_trace.columns import NONE, Bools, Codes, Floats, Ints, constant
 from heddle_trace.errors import TraceError
-from heddle_trace.schema import StepRecord, TrajectoryRecord
+from heddle_trace.records import Column, Kind, Records
 from heddle_trace.workloads import OUTPUT_LIMIT_TOKENS, WORKLOADS, WorkloadSpec
 
 # Raised whenever equal arguments begin to give other trajectories. Stands in each record's source.
@@ -30,14 +31,10 @@ _MAX_TRAJECTORIES: Final = 1_000_000
 # No tool and no network answers faster than this; it also keeps rounding away from 0.
 _MIN_TOOL_S: Final = 0.001
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-Ints: TypeAlias = npt.NDArray[np.int64]
 Stream: TypeAlias = Callable[[str], np.random.Generator]
 
 
-def synth(
-    workload: str, trajectories: int, seed: int, samples_per_group: int = 16
-) -> tuple[TrajectoryRecord, ...]:
+def synth(workload: str, trajectories: int, seed: int, samples_per_group: int = 16) -> Records:
     """`trajectories` records of one workload of `workloads.WORKLOADS`, group after group.
 
     Equal arguments give equal records. Raises TraceError for an unknown workload or a count that is
@@ -63,26 +60,43 @@ def synth(
     tools, tool_s, payload = _tools(numbers, demand, calls, stream)
     ok &= tool_s < numbers.tool_limit_s  # killed at the limit
 
+    left, kept, count, cut = _within_limit(outputs, start)
+    # A step without a tool call is the last of its trajectory.
+    called = np.ones(len(outputs), np.bool_)
+    called[start[1:] - 1] = False
+    call = np.cumsum(called) - 1
+    answered = called[kept] & (outputs < left)[kept]
+    at = call[kept]
     source = f"{GENERATOR} {workload} seed {seed} samples {samples_per_group}"
-    rows = list(zip(tools, tool_s.tolist(), payload.tolist(), ok.tolist(), strict=True))
-    lengths, first, prompts = outputs.tolist(), start.tolist(), prompt.tolist()
-    records = []
-    for index in range(trajectories):
-        at, end = first[index], first[index + 1]
-        name = f"{workload}-{index // samples_per_group:05d}"
-        done, cut = _steps(lengths[at:end], rows[at - index : end - index - 1])
-        records.append(
-            TrajectoryRecord(
-                trajectory_id=f"{name}/{index % samples_per_group:02d}",
-                group_id=name,
-                workload=workload,
-                prompt_tokens=prompts[index // samples_per_group],
-                steps=done,
-                source=source,
-                truncated=True if cut else None,
-            )
-        )
-    return tuple(records)
+    stop = np.cumsum(count)
+    names = [f"{workload}-{number:05d}" for number in range(groups)]
+
+    def of_call(kind: Kind, values: npt.NDArray[Any], words: Sequence[str] = ()) -> Column:
+        none = np.nan if kind == "seconds" else NONE
+        return Column(kind, np.where(answered, values[at], none).astype(values.dtype), words)
+
+    return Records(
+        [
+            f"{names[index // samples_per_group]}/{index % samples_per_group:02d}"
+            for index in range(trajectories)
+        ],
+        stop - count,
+        stop,
+        {
+            "group_id": Column("word", group.astype(np.int32), names),
+            "workload": Column("word", constant(0, trajectories, np.int32), [workload]),
+            "prompt_tokens": Column("number", prompt[group]),
+            "source": Column("word", constant(0, trajectories, np.int32), [source]),
+            "truncated": Column("flag", np.where(cut, 1, NONE).astype(np.int8)),
+        },
+        {
+            "output_tokens": Column("number", np.minimum(outputs, left)[kept].astype(np.int32)),
+            "tool": of_call("word", tools, [name for name, _ in numbers.tools]),
+            "tool_s": of_call("seconds", tool_s),
+            "tool_tokens": of_call("number", payload.astype(np.int32)),
+            "tool_ok": of_call("flag", ok.astype(np.int8)),
+        },
+    )
 
 
 def _checked(workload: str, trajectories: int, seed: int, samples_per_group: int) -> WorkloadSpec:
@@ -99,7 +113,7 @@ def _checked(workload: str, trajectories: int, seed: int, samples_per_group: int
     return WORKLOADS[workload]
 
 
-def _calls(w: WorkloadSpec, demand: Floats, stream: Stream) -> tuple[Ints, npt.NDArray[np.bool_]]:
+def _calls(w: WorkloadSpec, demand: Floats, stream: Stream) -> tuple[Ints, Bools]:
     """Tool calls per trajectory, and whether each of them succeeded, one after another.
 
     The last call of a trajectory succeeds; before each success come failures, geometric in number.
@@ -129,10 +143,9 @@ def _outputs(w: WorkloadSpec, demand: Floats, steps: Ints, start: Ints, stream: 
 
 def _tools(
     w: WorkloadSpec, demand: Floats, calls: Ints, stream: Stream
-) -> tuple[list[str], Floats, Ints]:
-    """Name, seconds and appended tokens of every call."""
+) -> tuple[Codes, Floats, Ints]:
+    """Tool, seconds and appended tokens of every call; tools as numbers in `w.tools`."""
     total = int(calls.sum())
-    names = [name for name, _ in w.tools]
     bounds = np.cumsum([share for _, share in w.tools])[:-1]
     chosen = np.searchsorted(bounds, stream("tool").random(total), side="right")
     mu = _mu_of_capped_mean(w.tool_mean_s, w.tool_sigma, w.tool_limit_s)
@@ -141,28 +154,24 @@ def _tools(
     pull[np.cumsum(calls) - calls] = w.first_payload_pull * demand
     payload = _lognormal(stream("payload"), total, w.payload_tokens * np.exp(pull), w.payload_sigma)
     return (
-        [names[index] for index in chosen.tolist()],
+        chosen.astype(np.int32),
         np.round(np.clip(seconds, _MIN_TOOL_S, w.tool_limit_s), 4),
         np.minimum(payload, w.payload_limit_tokens),
     )
 
 
-def _steps(
-    lengths: list[int], rows: list[tuple[str, float, int, bool]]
-) -> tuple[tuple[StepRecord, ...], bool]:
-    """The steps of one trajectory, ended by an answer or cut at the output limit (True)."""
-    done: list[StepRecord] = []
-    left = OUTPUT_LIMIT_TOKENS
-    for length, (tool, tool_s, payload, ok) in zip(lengths[:-1], rows, strict=True):
-        if length >= left:
-            return (*done, StepRecord(output_tokens=left)), True
-        left -= length
-        done.append(
-            StepRecord(
-                output_tokens=length, tool=tool, tool_s=tool_s, tool_tokens=payload, tool_ok=ok
-            )
-        )
-    return (*done, StepRecord(output_tokens=min(lengths[-1], left))), lengths[-1] > left
+def _within_limit(outputs: Ints, start: Ints) -> tuple[Ints, Bools, Ints, Bools]:
+    """Cut trajectories at the output limit.
+
+    Of each step: the tokens that were left, and whether it was begun. Of each trajectory: its
+    steps, and whether it was cut.
+    """
+    before = np.cumsum(outputs) - outputs
+    left = OUTPUT_LIMIT_TOKENS - (before - np.repeat(before[start[:-1]], np.diff(start)))
+    kept = left > 0
+    count = np.add.reduceat(kept, start[:-1], dtype=np.int64)
+    last = start[:-1] + count - 1
+    return left, kept, count, (outputs[last] > left[last]) | (count < np.diff(start))
 
 
 def _lognormal(rng: np.random.Generator, size: int, median: float | Floats, sigma: float) -> Ints:

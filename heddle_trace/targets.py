@@ -11,9 +11,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from heddle_trace.columns import NONE, Ints, sums
+from heddle_trace.complete import USER
 from heddle_trace.errors import TraceError
+from heddle_trace.records import Records, numbers
 from heddle_trace.schema import TrajectoryRecord
-from heddle_trace.stats import group_stats, output_total, spread
+from heddle_trace.stats import group_stats, output_totals, spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,38 +123,42 @@ def targets(workload: str) -> Mapping[str, Target]:
     return TARGETS[workload]
 
 
-def measured(records: Sequence[TrajectoryRecord]) -> dict[str, float | None]:
+def measured(trajectories: Sequence[TrajectoryRecord]) -> dict[str, float | None]:
     """The statistics of the targets; None if the records lack them.
 
     `group_correlation` and `seen_correlation` are those of `signals` after two steps.
     """
-    known = [record for record in records if output_total(record) is not None]
-    totals = np.array([output_total(record) for record in known], dtype=float)
-    output = spread(totals.tolist())
-    called = [step for record in records for step in record.steps if step.tool is not None]
-    succeeded = [step.tool_ok for step in called if step.tool_ok is not None]
+    records = Records.of(trajectories)
+    totals = output_totals(records)
+    complete = np.flatnonzero(~np.isnan(totals))
+    known, totals = records.take(complete), totals[complete]
+    output, count = spread(totals), records.stop - records.start
+    tool, waits, ok = (records.step(name) for name in ("tool", "tool_s", "tool_ok"))
+    called = tool.values >= 0
+    people = tool.values == (tool.words.index(USER) if USER in tool.words else NONE)
+    succeeded = ok.of(called).recorded()
     seen, group = signals(known, 2)
     return {
-        "tool_s_mean": spread(step.tool_s for step in called if step.tool != "user").mean,
+        "tool_s_mean": spread(waits.of(called & ~people).values).mean,
         "output_mean": output.mean,
         "output_max_over_median": _ratio(output.max, output.p50),
         "output_p99_over_median": _ratio(output.p99, output.p50),
-        "steps_mean": spread(len(record.steps) for record in records).mean,
-        "steps_output_correlation": _correlation(
-            np.array([len(record.steps) for record in known], dtype=float), totals
-        ),
+        "steps_mean": spread(count).mean,
+        "steps_output_correlation": _correlation((known.stop - known.start).astype(float), totals),
         "first_output_correlation": _correlation(
-            np.array([record.steps[0].output_tokens for record in known], dtype=float), totals
+            _output(known, 0, 1, at_least=0).astype(float), totals
         ),
         "within_share": group_stats(records).within_share,
-        "tool_ok_share": sum(succeeded) / len(succeeded) if succeeded else None,
-        "truncated_share": sum(bool(record.truncated) for record in records) / len(records),
+        "tool_ok_share": int((succeeded == 1).sum()) / len(succeeded) if len(succeeded) else None,
+        "truncated_share": int((records.trajectory("truncated").values == 1).sum()) / len(records),
         "group_correlation": group,
         "seen_correlation": seen,
     }
 
 
-def signals(records: Sequence[TrajectoryRecord], steps: int) -> tuple[float | None, float | None]:
+def signals(
+    trajectories: Sequence[TrajectoryRecord], steps: int
+) -> tuple[float | None, float | None]:
     """Explained share of the log of the remaining output after `steps` steps: (seen, group).
 
     *Seen* is the multiple correlation with what the trajectory itself shows (log output so far, log
@@ -159,32 +166,40 @@ def signals(records: Sequence[TrajectoryRecord], steps: int) -> tuple[float | No
     with the mean of the other samples of its group, as a history of the prompt would know it (at
     or below 0 where groups do not matter). Of the trajectories that go on; None below 30 of them.
     """
-    going = [record for record in records if len(record.steps) > steps]
+    records = Records.of(trajectories)
+    going = records.take(records.stop - records.start > steps)
     if len(going) < 30:
         return None, None
-    rest = np.log([_output(record, steps, None) for record in going])
+    count = going.stop - going.start
+    first = np.cumsum(count) - count
+    payload = numbers(going.step("tool_tokens"))[first]
+    failed = going.step("tool_ok").values == 0
+    rest = np.log(_output(going, steps, None))
     shown = np.column_stack(
         [
             np.ones(len(going)),
-            np.log([_output(record, 0, steps) for record in going]),
-            np.log1p([record.steps[0].tool_tokens or 0 for record in going]),
-            [sum(s.tool_ok is False for s in record.steps[:steps]) for record in going],
+            np.log(_output(going, 0, steps)),
+            np.log1p(np.maximum(payload, 0)),
+            sums(failed, first, first + steps),
         ]
     )
     weights = np.linalg.lstsq(shown, rest)[0]
     seen = _correlation(shown @ weights, rest)
-    groups: dict[str, list[int]] = {}
-    for index, record in enumerate(going):
-        groups.setdefault(record.group_id, []).append(index)
-    repeated = [np.array(members) for members in groups.values() if len(members) > 1]
+    members = going.trajectory("group_id").occurring().values()
+    repeated = [own for own in members if len(own) > 1]
     if not repeated:
         return seen, None
     others = [(rest[m].sum() - rest[m]) / (m.size - 1) for m in repeated]
     return seen, _correlation(np.concatenate(others), rest[np.concatenate(repeated)])
 
 
-def _output(record: TrajectoryRecord, start: int, stop: int | None) -> int:
-    return max(1, sum(step.output_tokens or 0 for step in record.steps[start:stop]))
+def _output(records: Records, begin: int, end: int | None, at_least: int = 1) -> Ints:
+    """Tokens of some steps of each trajectory, those recorded."""
+    made = np.maximum(numbers(records.step("output_tokens")), 0)
+    count = records.stop - records.start
+    first = np.cumsum(count) - count
+    last = first + (count if end is None else np.minimum(count, end))
+    return np.maximum(sums(made, first + begin, last), at_least)
 
 
 def _correlation(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float | None:

@@ -14,7 +14,7 @@ import msgspec
 
 from heddle_trace.errors import TraceError
 from heddle_trace.limits import MAX_FILE_BYTES
-from heddle_trace.problems import RECORD_DECODER, problems_in
+from heddle_trace.problems import RECORD_DECODER, line_problems
 from heddle_trace.schema import TrajectoryRecord
 
 
@@ -110,7 +110,8 @@ class TraceWriter:
         try:
             back = RECORD_DECODER.decode(line)
         except msgspec.MsgspecError:
-            raise TraceError(str(problems_in(line, 1)[0]).removeprefix("line 1: ")) from None
+            problem = next(line_problems(1, line, {}))
+            raise TraceError(str(problem).removeprefix("line 1: ")) from None
         if back != record:  # NaN is encoded as null: a number would silently become a gap.
             raise TraceError("it holds a number that JSON does not have, NaN or Infinity")
         if self._bytes + len(line) > MAX_FILE_BYTES:

@@ -25,7 +25,6 @@ LONG_FILES = {
     "heddle_core/controller.py": "one state machine: every event and the commands that follow",
     "heddle_runtime/vllm/engine.py": "one implementation of EngineClient: orders, reports, its end",
     "heddle_rollout/driver.py": "one driver: events in, commands out, and how a run ends",
-    "heddle/runs/directory.py": "one life of a run directory: opened, appended to, closed, loaded",
 }
 """Files above `FILE_LINES` that are one concept, with the reason why a split would not help."""
 

@@ -9,7 +9,9 @@ from experiments.harness.experiment import Context, Measured
 from experiments.harness.jobs import Rollout
 from experiments.harness.running import trace_of
 from experiments.harness.values import across, estimate, exactly
-from heddle.planning import plan
+from heddle.planning import Planned, plan
+from heddle.setup import Workspace
+from heddle_core.solve.joint import Solver
 
 WORKLOADS = ("coding", "search", "math")
 SIMULATED = {
@@ -58,13 +60,16 @@ def _plans(context: Context, workload: str, seeds: int) -> dict[str, Any]:
     gpus = context.size.gpus
     trace = trace_of(Rollout(workload=workload, trajectories=100 * gpus), context.store.folder)
 
-    def config(seed: int) -> heddle.RunConfig:
-        return heddle.RunConfig(
+    shared = Workspace()
+
+    def planned(planner: Solver, seed: int) -> Planned:
+        config = heddle.RunConfig(
             trace=str(trace), seed=seed, cluster=heddle.ClusterConfig(gpus=gpus)
         )
+        return plan(config, planner=planner, predictor="oracle", workspace=shared)
 
-    exact = plan(config(0), planner="exact", predictor="oracle")
-    annealed = [plan(config(s), planner="anneal", predictor="oracle") for s in range(seeds)]
+    exact = planned("exact", 0)
+    annealed = [planned("anneal", seed) for seed in range(seeds)]
     return {
         "over_exact": [a.solved.makespan_s / exact.solved.makespan_s for a in annealed],
         "exact_s": exact.solver_s,

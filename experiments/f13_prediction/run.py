@@ -1,5 +1,6 @@
 """F13: recall of the longest fifth and Pearson's correlation, by what a predictor has seen."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 
 from experiments.harness.drawing import COLOURS, bars, page, save
 from experiments.harness.experiment import Context, Measured
+from experiments.harness.jobs import Computation, Size
 from experiments.harness.store import code_key
 from experiments.harness.values import Value, across, exactly
 from heddle_predict.answering import answering
@@ -22,14 +24,29 @@ from heddle_trace.synth import synth
 SHOWN = ("prompt model", "history", "after step 1", "after step 2")
 
 
+def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computation]:
+    """For each workload, a fit and its figures."""
+    settings = config["predictor"]
+    count = settings["trajectories"]["full" if size.full else "reduced"]
+    return {
+        workload: Computation(
+            question={
+                "f13": workload,
+                "count": count,
+                **settings,
+                "code": code_key(),
+                "version": 1,
+            },
+            make=partial(_judged, workload, count, settings),
+        )
+        for workload in settings["workloads"]
+    }
+
+
 def measure(context: Context) -> Measured:
     """Trained trees after 0, 1 and 2 steps; the mean of a prompt's earlier samples."""
-    settings = context.config["predictor"]
-    count = settings["trajectories"]["full" if context.size.full else "reduced"]
-    data = {}
-    for workload in settings["workloads"]:
-        question = {"f13": workload, "count": count, **settings, "code": code_key(), "version": 1}
-        data[workload] = context.store.memo(question, partial(_judged, workload, count, settings))
+    made = computations(context.size, context.config)
+    data = {workload: context.store.get(each.key) for workload, each in made.items()}
     values = {
         "recall_after_2": across([exactly(data[w]["after step 2"]["recall"]) for w in data]),
         "pearson_after_2": across([exactly(data[w]["after step 2"]["pearson"]) for w in data]),

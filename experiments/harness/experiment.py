@@ -2,18 +2,21 @@
 
 import importlib
 import json
+import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments.harness.jobs import PlannedRun, Size, planned_runs
-from experiments.harness.running import Skipped
+from experiments.harness.jobs import Computation, PlannedRun, Size, planned_runs
+from experiments.harness.running import Skipped, executor
 from experiments.harness.store import ROOT, Store
 from experiments.harness.values import Results, Value
 from experiments.harness.verdicts import Expected, Judged, judge, read_expected
+from heddle.executor import Report
 
 EXPERIMENTS = ROOT / "experiments"
 MEASURED = "measured.json"
@@ -104,6 +107,11 @@ class Experiment:
         )
 
     @property
+    def measures_time(self) -> bool:
+        """Whether `measure` times code, which other processes would disturb."""
+        return bool(self.config.get("measures_time", False))
+
+    @property
     def measured(self) -> bool:
         """Whether it was ever run."""
         return self.numbers.exists()
@@ -131,8 +139,13 @@ class Experiment:
                 raise Skipped(f"{path} is not there; recorded traces are no part of the source")
         return runs
 
+    def computations(self, size: Size) -> Sequence[Computation]:
+        """Results that it needs and that are no runs."""
+        needed = getattr(self.script, "computations", None)
+        return [] if needed is None else list(needed(size, self.config).values())
+
     def finish(self, size: Size, store: Store) -> None:
-        """Measure and draw; every run that it needs has finished.
+        """Measure and draw; every run and every computation that it needs has finished.
 
         Raises:
             Skipped: something that it needs is not there.
@@ -175,6 +188,41 @@ class Experiment:
     def _kept(self) -> dict[str, Any]:
         kept: dict[str, Any] = json.loads(self.numbers.read_text(encoding="utf-8"))
         return kept
+
+
+def finish_all(
+    chosen: Sequence[Experiment],
+    size: Size,
+    store: Store,
+    *,
+    processes: int,
+    on_progress: Callable[[int, int], None],
+) -> list[tuple[Experiment, float]]:
+    """Measure and draw all; returns those that were not skipped with their seconds, in order.
+
+    Those that measure time come last and alone.
+    """
+    beside = [e for e in chosen if not e.measures_time]
+    took_s: dict[str, float | None] = {}
+    finish = partial(_finish, store)
+    for index, seconds in executor(processes, size).map(finish, beside):
+        took_s[beside[index].name] = seconds
+        on_progress(len(took_s), len(chosen))
+    for experiment in chosen:
+        if experiment.measures_time:
+            took_s[experiment.name] = finish(size, experiment, None)
+            on_progress(len(took_s), len(chosen))
+    return [(e, seconds) for e in chosen if (seconds := took_s[e.name]) is not None]
+
+
+def _finish(store: Store, size: Size, experiment: Experiment, _: Report | None) -> float | None:
+    """Seconds that it took; None if it is skipped."""
+    began_s = time.perf_counter()
+    try:
+        experiment.finish(size, store)
+    except Skipped:
+        return None
+    return time.perf_counter() - began_s
 
 
 def judged_all(expected: Expected, values: Mapping[str, Value]) -> tuple[Judged, ...]:

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from heddle.runs import Run
-from heddle.runs.tables import Journal, engine_facts
+from heddle.runs.journal_columns import Journal, of_table
+from heddle.runs.tables import engine_facts
 
 QUANTILES = 101
 """Points of every kept distribution: 0 %, 1 %, ... 100 %."""
@@ -53,7 +54,7 @@ def extract(run: Run) -> dict[str, Any]:
     longest = int(np.argmax(column("output_tokens")))
     tools = np.asarray(run.steps.column("tool_s"), np.float64)
     called = ~np.asarray(run.steps.column("tool").is_null())
-    journal = Journal(run.journal)
+    journal = of_table(run.journal)
     return {
         **{name: run.summary[name] for name in FIGURES},
         "completion_s": _quantiles(done),
@@ -84,25 +85,21 @@ def _quantiles(values: Any) -> list[float]:
 
 def _migration_s(journal: Journal) -> float | None:
     """Mean seconds of migrations that arrived, waiting for their engines included."""
-    begun, ended = journal.rows_of("Migrate"), journal.rows_of("MigrationFinished")
-    if not len(ended):
-        return None
+    rows = journal.of("Migrate", "MigrationFinished")
+    command = journal.words("kind").index("command")
     since: dict[int, float] = {}
     taken = []
-    trajectory = dict(zip(begun, journal.codes("trajectory", begun), strict=True))
-    ok = {
-        row: (code, fine)
-        for row, code, fine in zip(
-            ended, journal.codes("trajectory", ended), journal.ints("ok", ended), strict=True
-        )
-    }
-    rows = np.sort(np.concatenate((begun, ended)))
-    for row, time_s in zip(rows.tolist(), journal.floats("time_s", rows).tolist(), strict=True):
-        if row in trajectory:
-            since[int(trajectory[row])] = time_s
-        else:
-            code, fine = ok[row]
-            began_s = since.pop(int(code), None)
-            if fine and began_s is not None:
-                taken.append(time_s - began_s)
+    for trajectory, time_s, ok, began in zip(
+        rows.codes("trajectory").tolist(),
+        rows.floats("time_s").tolist(),
+        rows.ints("ok").tolist(),
+        (rows.codes("kind") == command).tolist(),
+        strict=True,
+    ):
+        if began:
+            since[trajectory] = time_s
+            continue
+        began_s = since.pop(trajectory, None)
+        if ok and began_s is not None:
+            taken.append(time_s - began_s)
     return float(np.mean(taken)) if taken else None

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -56,6 +56,21 @@ class Job:
             # It came later: results without it keep their address.
             del plain["rollout"]["arrive_over_s"]
         return content_key({"schema": SCHEMA, "job": plain})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computation:
+    """A result that is no run, such as the figures of a fitted predictor."""
+
+    question: Mapping[str, Any]
+    """JSON; all inputs."""
+    make: Callable[[], Mapping[str, Any]]
+    """Picklable: it is called in another process."""
+
+    @property
+    def key(self) -> str:
+        """Address of its result: a hash of the question."""
+        return content_key(self.question)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

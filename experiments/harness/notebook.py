@@ -1,5 +1,6 @@
 """Experiments as a notebook shows them: claims as a table, figures as they were drawn last."""
 
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,7 +58,12 @@ def rerun(name: str) -> tuple[pd.DataFrame, Picture]:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
         runs = experiment.planned_runs(REDUCED)
-        run_missing([a.job for a in runs], store, processes=1, on_progress=lambda done, total: None)
+        run_missing(
+            [*(a.job for a in runs), *experiment.computations(REDUCED)],
+            store,
+            processes=os.cpu_count() or 1,
+            on_progress=lambda done, total: None,
+        )
         results = Results([(a.axes, store.get(a.job.key)) for a in runs])
         measured = experiment.script.measure(Context(results, REDUCED, store, experiment.config))
         file = Path(folder) / "figure.png"

@@ -1,4 +1,4 @@
-"""Runs missing jobs in processes, and stores each result at once."""
+"""Does missing jobs in processes, and stores each result at once."""
 
 import os
 import sys
@@ -6,16 +6,18 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from experiments.harness.extract import extract
-from experiments.harness.jobs import Job, Rollout, content_key
+from experiments.harness.jobs import Computation, Job, Rollout, content_key
 from experiments.harness.store import ROOT, Store
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
 from heddle.setup import Workspace, prepare
+
+S = TypeVar("S")
 
 
 class Skipped(ValueError):  # noqa: N818 -- reads as what happened
@@ -23,9 +25,13 @@ class Skipped(ValueError):  # noqa: N818 -- reads as what happened
 
 
 def run_missing(
-    jobs: Sequence[Job], store: Store, *, processes: int, on_progress: Callable[[int, int], None]
+    jobs: Sequence[Job | Computation],
+    store: Store,
+    *,
+    processes: int,
+    on_progress: Callable[[int, int], None],
 ) -> int:
-    """Run every job without a result; returns how many ran.
+    """Do every job without a result; returns how many were done.
 
     Each process writes its own results, one by one, so that nothing that has finished is ever
     lost: not to an interrupt, not to a job that fails. `on_progress` is called with done and total.
@@ -35,18 +41,13 @@ def run_missing(
         WorkerError: a process was killed; what has finished is kept.
     """
     wanted = {job.key: job for job in jobs}
-    todo = sorted((job for key, job in wanted.items() if key not in store), key=_by_rollout)
+    todo = sorted((job for key, job in wanted.items() if key not in store), key=_order)
     if not todo:
         return 0
     on_progress(0, len(todo))
-    executor: Executor[Workspace]
-    if processes == 1:
-        executor = InProcess(Workspace())
-    else:
-        # A run takes seconds: after Ctrl-C, what has begun ends and is kept.
-        executor = Processes(processes, Workspace, interrupts="ignored")
     try:
-        for done, _ in enumerate(executor.map(partial(_run, store), todo), 1):
+        each = executor(processes, Workspace()).map(partial(_run, store), todo)
+        for done, _ in enumerate(each, 1):
             on_progress(done, len(todo))
     except WorkerError as error:
         error.add_note("What has finished is kept.")
@@ -54,16 +55,35 @@ def run_missing(
     return len(todo)
 
 
-def _run(store: Store, shared: Workspace, job: Job, _: Report | None) -> None:
-    run_one(job, store, shared)
+def executor(processes: int, shared: S) -> Executor[S]:
+    """Processes whose jobs, once begun, end after Ctrl-C too, and their results are kept."""
+    if processes == 1:
+        return InProcess(shared)
+    return Processes(processes, shared, interrupts="ignored")
 
 
-def _by_rollout(job: Job) -> tuple[int, str, str]:
-    """Order by seed, so that an interrupted set has whole seeds; jobs of one rollout together.
+def _run(store: Store, shared: Workspace, job: Job | Computation, _: Report | None) -> None:
+    if isinstance(job, Job):
+        run_one(job, store, shared)
+    else:
+        store.put(job.key, job.question, job.make())
 
-    A process keeps the trace that it read last in its workspace.
+
+def _order(job: Job | Computation) -> tuple[int, int, str, str]:
+    """Computations, then seed by seed, so that an interrupted set has whole seeds.
+
+    Long ones first, so that no process waits long for the last; jobs of one rollout together: a
+    process keeps the trace that it read last in its workspace.
     """
-    return job.rollout.seed, str(msgspec.to_builtins(job.rollout)), job.policy
+    if isinstance(job, Computation):
+        return 0, 0, job.key, ""
+    rollout = job.rollout
+    return (
+        rollout.seed,
+        -rollout.trajectories,
+        str(msgspec.to_builtins(rollout)),
+        job.policy,
+    )
 
 
 def run_one(job: Job, store: Store, shared: Workspace) -> None:

@@ -2,13 +2,11 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-
-from experiments.harness.jobs import content_key
 
 ROOT = Path(__file__).resolve().parents[2]
 DECIDES = ("heddle_core", "heddle_predict", "heddle_sim", "heddle_trace")
@@ -41,14 +39,6 @@ class Store:
         kept = {"asked": question, "code": code_key(), "result": result}
         part.write_text(json.dumps(kept) + "\n", encoding="utf-8")
         part.replace(path)
-
-    def memo(self, question: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> Any:
-        """Return the result of `make` for `question`, computed once."""
-        key = content_key(question)
-        if key not in self:
-            self.put(key, question, make())
-        # Through JSON on the first call as on every later one.
-        return self.get(key)
 
     def forget(self, key: str) -> None:
         """Drop a result, if there is one."""

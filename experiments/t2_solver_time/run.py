@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from experiments.harness.jobs import BASELINE_TP, Rollout
 from experiments.harness.running import trace_of
 from experiments.harness.values import across, exactly
 from heddle.planning import plan
+from heddle.setup import Workspace
 from heddle_core.estimate.group_cost import work_of
 from heddle_core.estimate.paper_cost import paper_costs
 from heddle_core.solve.joint import JointProblem
@@ -59,9 +61,10 @@ def _cell(context: Context, workload: str, model: str, gpus: int, count: int) ->
         trace=str(trace_of(rollout, context.store.folder)),
         cluster=heddle.ClusterConfig(model=model, gpus=gpus, tp=BASELINE_TP[model]),
     )
-    annealed = plan(config, planner="anneal", cost="paper", predictor="oracle")
-    exact = plan(config, planner="exact", predictor="oracle")
-    best = plan(config, planner="portfolio", predictor="oracle")
+    planned = partial(plan, config, predictor="oracle", workspace=Workspace())
+    annealed = planned(planner="anneal", cost="paper")
+    exact = planned(planner="exact")
+    best = planned(planner="portfolio")
     dp_s, search_s = _placement_s(annealed.problem, gpus)
     return {
         "dp_s": dp_s,

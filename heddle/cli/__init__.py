@@ -6,6 +6,7 @@ from typing import Any
 
 import rich_click as click
 
+import heddle_compiled
 from heddle.cli.errors import encodable, exit_with_user_errors
 from heddle.signals import terminate_on_signals
 
@@ -52,10 +53,11 @@ class Verbs(click.RichGroup):
 
 
 def _version() -> str:
+    build = " (compiled)" if heddle_compiled.in_force() else ""
     try:
-        return version("heddle")
+        return version("heddle") + build
     except PackageNotFoundError:
-        return "unknown"
+        return "unknown" + build
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})

@@ -80,6 +80,7 @@ def _perfetto(paths: tuple[Path, ...], out: Path | None, force: bool) -> Path:
     from heddle.cli.outputs import OutputError, new_file, write
     from heddle.cli.progress import progress
     from heddle.reports.perfetto import trace_events
+    from heddle.reports.sample import sample_engines
     from heddle.runs.record import record
 
     if len(paths) != 1:
@@ -91,8 +92,11 @@ def _perfetto(paths: tuple[Path, ...], out: Path | None, force: bool) -> Path:
     with progress(f"reading {run.label}") as bar:
         found = record(run)
         bar.now("writing")
-        made = trace_events(found, packed=out.name.lower().endswith(".gz"))
+        shown = sample_engines(found)
+        made = trace_events(found, shown, packed=out.name.lower().endswith(".gz"))
     write(out, made)
+    if shown.note is not None:
+        click.echo(f"{out}: {shown.note}", err=True)
     return out
 
 

@@ -130,13 +130,16 @@ def synth(
     from heddle.cli.progress import progress
     from heddle_trace import synth as synthesised
     from heddle_trace import write_trace
+    from heddle_trace.records import Records
     from heddle_trace.shrink import shrunk
 
     free(out, force)
     with progress(f"making {trajectories:,} trajectories"):
         records = synthesised(workload, trajectories, seed, samples_per_group)
-        written = write_trace(out, [shrunk(record, shrink) for record in records])
-    tokens = sum(step.output_tokens or 0 for record in written.records for step in record.steps)
+        if shrink != 1.0:
+            records = Records.of(shrunk(record, shrink) for record in records)
+        written = write_trace(out, records)
+    tokens = int(records.step("output_tokens").recorded().sum())
     message = f"{out}: {trajectories:,} trajectories, {tokens:,} output tokens"
     click.echo(f"{message}, sha256 {written.sha256[:16]}", err=True)
 

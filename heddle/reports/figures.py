@@ -16,7 +16,8 @@ from heddle.reports.colours import DASHES, policy_colour, policy_dashes
 from heddle.reports.curves import at_least, completion, thin, under_way
 from heddle.runs import Run, labels
 from heddle.runs.files import write_whole
-from heddle.runs.tables import Floats, Journal, dispatches, engine_facts
+from heddle.runs.journal_columns import of_table
+from heddle.runs.tables import Floats, dispatches, engine_facts
 
 # Okabe and Ito's palette, distinct under all common kinds of colour blindness. For series that are
 # not policies; those have `policy_colour`.
@@ -143,25 +144,25 @@ def _queueing(axes: Axes, run: Run, style: Mapping[str, Any]) -> None:
 
 def _timeline(run: Run, label: str) -> Figure:
     """Running steps of every engine over time, as a heat map."""
-    grid, end_s = running_by_engine(run)
+    grid, end_s, tps = running_by_engine(run)
     figure, axes = _page(8.0, float(np.clip(1.6 + 0.09 * len(grid), 2.6, 8.0)))
     image = axes.imshow(
         grid,
         aspect="auto",
         interpolation="nearest",
-        extent=(0.0, end_s, len(grid) - 0.5, -0.5),
+        extent=(0.0, end_s, len(tps) - 0.5, -0.5),
         cmap="cividis",
         norm=PowerNorm(0.5, vmin=0.0),
     )
     axes.grid(False)
+    merged = f" (a row: mean of about {len(tps) / len(grid):.0f})" if len(grid) < len(tps) else ""
     axes.set(
         title=f"Running steps per engine: {label} ({_trace([run])})",
         xlabel="time (s)",
-        ylabel="engine, in order of start",
+        ylabel=f"engine, in order of start{merged}",
     )
-    facts = engine_facts(Journal(run.journal))
-    if len(facts["tp"]) <= NAMED_ENGINES:
-        labels = [f"{i}: TP {tp}" for i, tp in enumerate(facts["tp"].tolist())]
+    if len(tps) <= NAMED_ENGINES:
+        labels = [f"{i}: TP {tp}" for i, tp in enumerate(tps)]
         axes.set_yticks(range(len(labels)), labels)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -169,24 +170,29 @@ def _timeline(run: Run, label: str) -> Figure:
     return figure
 
 
-def running_by_engine(run: Run) -> tuple[Floats, float]:
-    """Mean running steps in `TIME_BINS` bins, a row per engine in order of start; and the end.
+def running_by_engine(run: Run) -> tuple[Floats, float, list[int]]:
+    """Mean running steps in `TIME_BINS` bins; the end in seconds; the TP degree of each engine.
 
-    The integral of running steps is piecewise linear between dispatches and ends, so that its
+    A row for each engine in order of start, or the mean of as many as `MAX_ENGINES` rows allow. The
+    integral of running steps is piecewise linear between dispatches and ends, so that its
     differences at the edges of the bins are exact.
     """
-    journal = Journal(run.journal)
+    journal = of_table(run.journal)
     d = dispatches(journal)
     trajectories = run.trajectories
     start = float(np.asarray(trajectories.column("arrived_s")).min())
     end_s = float(np.asarray(trajectories.column("finished_s")).max()) - start
     edges = np.linspace(0.0, max(end_s, 1e-9), TIME_BINS + 1)
-    engines = engine_facts(journal)["engine"]
+    facts = engine_facts(journal)
+    by_engine = np.argsort(d.engine, kind="stable")
+    begin, after = (
+        np.searchsorted(d.engine[by_engine], facts["engine"], side) for side in ("left", "right")
+    )
     rows = []
-    for code in engines.tolist():
-        mine = d.engine == code
+    for a, b in zip(begin, after, strict=True):
+        mine = by_engine[a:b]
         times = np.concatenate((d.dispatched_s[mine], d.ended_s[mine])) - start
-        change = np.repeat([1.0, -1.0], int(mine.sum()))
+        change = np.repeat([1.0, -1.0], len(mine))
         order = np.argsort(times, kind="stable")
         times, running = np.append(0.0, times[order]), np.append(0.0, np.cumsum(change[order]))
         area = np.append(0.0, np.cumsum(running[:-1] * np.diff(times)))
@@ -196,4 +202,4 @@ def running_by_engine(run: Run) -> tuple[Floats, float]:
     if len(grid) > MAX_ENGINES:
         groups = np.array_split(np.arange(len(grid)), MAX_ENGINES)
         grid = np.array([grid[group].mean(axis=0) for group in groups])
-    return grid, end_s
+    return grid, end_s, facts["tp"].tolist()

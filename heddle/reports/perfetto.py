@@ -8,15 +8,16 @@ and queue are counters of their engine. Times are microseconds since the first a
 
 import gzip
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
 from heddle.reports.curves import under_way
+from heddle.reports.sample import ShownEngines
 from heddle.runs.record import Record, slots
-from heddle.runs.tables import Floats, Ints
+from heddle.runs.tables import Dispatches, Floats, Ints
 
 Event: TypeAlias = dict[str, Any]
 
@@ -25,9 +26,15 @@ ROLLOUT, MIGRATIONS, FIRST_ENGINE = 1, 2, 3
 _US = 1e6
 
 
-def trace_events(record: Record, *, packed: bool) -> bytes:
-    """Return the file, gzip-compressed if `packed`; equal runs give equal bytes."""
+def trace_events(record: Record, shown: ShownEngines | None = None, *, packed: bool) -> bytes:
+    """Return the file, gzip-compressed if `packed`; equal runs give equal bytes.
+
+    Of a run that is too large, `shown` has the engines to show; active trajectories count all.
+    """
     manifest = record.run.manifest
+    note = None if shown is None else shown.note
+    if shown is not None and note is not None:
+        record = _of_engines(record, shown.engines)
     document = {
         "displayTimeUnit": "ms",
         "otherData": {
@@ -36,8 +43,9 @@ def trace_events(record: Record, *, packed: bool) -> bytes:
             "seed": manifest["seed"],
             "trace": str(manifest["trace"]["name"]),
             "status": record.run.status,
+            **({} if note is None else {"sample": note}),
         },
-        "traceEvents": list(_events(record)),
+        "traceEvents": list(_events(record, note)),
     }
     text = msgspec.json.encode(document)
     return gzip.compress(text, compresslevel=6, mtime=0) if packed else text
@@ -73,18 +81,39 @@ def _tracks(record: Record) -> _Tracks:
     return _Tracks(pid=pid, tid=tid, slots=used, lane=lane, lane_tid=after)
 
 
-def _events(record: Record) -> Iterator[Event]:
+def _of_engines(record: Record, shown: Ints) -> Record:
+    """The record of what ran on some engines, and of what moved to or from them."""
+    engines = {
+        name: [values[at] for at in shown.tolist()] if isinstance(values, list) else values[shown]
+        for name, values in record.engines.items()
+    }
+    d, m, r = record.dispatches, record.migrations, record.reports
+    codes = engines["engine"]
+    ran = np.flatnonzero(np.isin(d.engine, codes))
+    moved = np.isin(m["source"], codes) | np.isin(m["target"], codes)
+    reported = np.isin(r["engine"], codes)
+    return replace(
+        record,
+        dispatches=Dispatches(*(getattr(d, field.name)[ran] for field in fields(Dispatches))),
+        slot=record.slot[ran],
+        engines=engines,
+        migrations={name: values[moved] for name, values in m.items()},
+        reports={name: values[reported] for name, values in r.items()},
+    )
+
+
+def _events(record: Record, note: str | None) -> Iterator[Event]:
     tracks = _tracks(record)
-    yield from _names(record, tracks)
+    yield from _names(record, tracks, note)
     yield from _steps(record, tracks)
     yield from _counters(record, tracks)
     yield from _migrations(record, tracks)
     yield from _engines(record, tracks)
 
 
-def _names(record: Record, tracks: _Tracks) -> Iterator[Event]:
+def _names(record: Record, tracks: _Tracks, note: str | None) -> Iterator[Event]:
     """Name the tracks and put them in order."""
-    yield from _process(ROLLOUT, "rollout")
+    yield from _process(ROLLOUT, "rollout" if note is None else f"rollout ({note})")
     yield from _process(MIGRATIONS, "migrations")
     engines = record.engines
     for name, tp, code in zip(
@@ -195,7 +224,7 @@ def _levels(
 def _migrations(record: Record, tracks: _Tracks) -> Iterator[Event]:
     """A slice for each migration, and a flow from the step before it to the step after it."""
     m, d = record.migrations, record.dispatches
-    names = dict(zip(record.engines["engine"].tolist(), record.engines["name"], strict=True))
+    names = [*record.journal.words("engine"), ""]  # the last answers to no code
     began, ended = _us(record, m["began_s"]), _us(record, m["ended_s"])
     pids, tids = tracks.pid[d.engine], tracks.tid[d.engine] + record.slot
     from_us = _us(record, d.dispatched_s)
@@ -209,8 +238,8 @@ def _migrations(record: Record, tracks: _Tracks) -> Iterator[Event]:
         name = record.journal.trajectories[int(m["trajectory"][k])]
         args = {
             "trajectory": name,
-            "source": names.get(source, ""),
-            "target": names.get(target, ""),
+            "source": names[source],
+            "target": names[target],
             "kv_tokens": int(m["kv_tokens"][k]),
             "ok": bool(m["ok"][k]),
         }
@@ -245,7 +274,7 @@ def _engines(record: Record, tracks: _Tracks) -> Iterator[Event]:
         if np.isfinite(gone):
             at = int(_us(record, np.array([gone]))[0])
             yield {**mark, "name": "failed" if failed else "stopped", "ts": at}
-    solved = record.journal.floats("time_s", record.journal.rows_of("PlanSolved"))
+    solved = record.journal.of("PlanSolved").floats("time_s")
     for at in _us(record, solved).tolist():
         mark = {"ph": "i", "s": "p", "pid": ROLLOUT, "tid": ROLLOUT, "cat": "plan"}
         yield {**mark, "name": "plan solved", "ts": at}

@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from heddle.reports.figures import COLOURS, STYLE
-from heddle.runs.tables import Floats
+from heddle.runs.tables import Floats, Ints
 from heddle_trace import Trace, TraceError, TraceStats
-from heddle_trace.stats import Spread, ToolStats, output_total
+from heddle_trace.records import Records
+from heddle_trace.stats import Spread, ToolStats, output_totals
 from heddle_trace.writing import whole
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -43,7 +44,8 @@ def draw_trace(trace: Trace, stats: TraceStats, path: Path) -> None:
     refuses; the file is there whole or not at all.
     """
     suffix = figure_path(path).suffix.lower().removeprefix(".")
-    totals = [total for total in map(output_total, trace.records) if total is not None]
+    records = Records.of(trace.records)
+    totals = output_totals(records)
     # Names are shown as they are: no formula in them, and a box for what the font does not have.
     rules = {**STYLE, "svg.hashsalt": "heddle", "text.parse_math": False}
     with mpl.rc_context(rules), warnings.catch_warnings():
@@ -53,10 +55,10 @@ def draw_trace(trace: Trace, stats: TraceStats, path: Path) -> None:
         (outputs, steps), (tools, groups) = figure.subplots(2, 2)
         heading = f"{stats.trajectories:,} trajectories in {stats.groups.groups:,} groups"
         figure.suptitle(f"{_short(stats.name, 60)}: {heading}", x=0.01, ha="left")
-        _tail(outputs, totals, stats.output_tokens, "output tokens a trajectory")
-        _tail(steps, [len(r.steps) for r in trace.records], stats.steps, "steps a trajectory")
+        _tail(outputs, totals[~np.isnan(totals)], stats.output_tokens, "output tokens a trajectory")
+        _tail(steps, records.stop - records.start, stats.steps, "steps a trajectory")
         _tool_seconds(tools, stats.tools)
-        _groups(groups, trace, stats)
+        _groups(groups, records, totals, stats)
         # No date and no software: the same trace gives the same bytes.
         metadata: Any = {"png": {"Software": None}, "svg": {"Date": None}}.get(
             suffix, {"CreationDate": None}
@@ -65,7 +67,7 @@ def draw_trace(trace: Trace, stats: TraceStats, path: Path) -> None:
             figure.savefig(file, format=suffix, dpi=150, metadata=metadata)
 
 
-def _tail(axes: Axes, values: Sequence[int], spread: Spread, what: str) -> None:
+def _tail(axes: Axes, values: Floats | Ints, spread: Spread, what: str) -> None:
     """The share of trajectories that is at least so long, both on logarithmic scales."""
     ratio = (spread.max or 0.0) / spread.p50 if spread.p50 else None
     axes.set(
@@ -73,7 +75,7 @@ def _tail(axes: Axes, values: Sequence[int], spread: Spread, what: str) -> None:
         xlabel=what,
         ylabel="share that has at least so many",
     )
-    if not values:
+    if not len(values):
         _nothing(axes, "not recorded")
         return
     ordered = np.sort(np.maximum(values, 1)).astype(float)
@@ -124,17 +126,14 @@ def _tool_seconds(axes: Axes, tools: Sequence[ToolStats]) -> None:
     axes.legend(ncols=4, loc="lower right", fontsize=8.5)
 
 
-def _groups(axes: Axes, trace: Trace, stats: TraceStats) -> None:
+def _groups(axes: Axes, records: Records, totals: Floats, stats: TraceStats) -> None:
     """Each group's shortest, mean and longest trajectory, groups in the order of their means."""
     share = stats.groups.within_share
     said = "" if share is None else f": {share:.0%} of the variance"
     axes.set(title=f"Within groups{said}", ylabel="output tokens")
-    members: dict[str, list[int]] = {}
-    for record in trace.records:
-        total = output_total(record)
-        if total is not None:
-            members.setdefault(record.group_id, []).append(max(total, 1))
-    repeated = sorted((m for m in members.values() if len(m) > 1), key=np.mean)
+    owned = records.trajectory("group_id").occurring().values()
+    known = (totals[own][~np.isnan(totals[own])] for own in owned)
+    repeated = sorted((np.maximum(m, 1.0) for m in known if len(m) > 1), key=np.mean)
     if not repeated:
         _nothing(axes, "no prompt has two samples")
         return
@@ -142,7 +141,7 @@ def _groups(axes: Axes, trace: Trace, stats: TraceStats) -> None:
     drawn = [repeated[index] for index in at]
     x: Floats = np.arange(len(drawn), dtype=float)
     width = min(2.5, 220 / len(drawn))
-    lowest, highest = [min(m) for m in drawn], [max(m) for m in drawn]
+    lowest, highest = [m.min() for m in drawn], [m.max() for m in drawn]
     axes.vlines(x, lowest, highest, color=COLOURS[5], linewidth=width)
     axes.plot(x, [np.mean(m) for m in drawn], ".", color=COLOURS[0], markersize=4)
     axes.set_yscale("log")

@@ -1,7 +1,7 @@
 """Run directories: opened, appended to, closed; and loaded again; see docs/run-directory.md.
 
-A run is a result only when its manifest says "finished", which is written last. Until then the
-journal is a stream, readable up to its last whole batch.
+A run is a result only when its manifest says "finished", which is written last. Until then its
+journal can be read up to its last whole batch.
 """
 
 import os
@@ -25,10 +25,12 @@ from heddle.config_files import from_builtins, to_builtins
 from heddle.runs import files
 from heddle.runs.compatibility import upgraded_context
 from heddle.runs.files import RunError
-from heddle.runs.journal_rows import decode, encode, needed, schema
+from heddle.runs.journal_reader import decode, read_journal
+from heddle.runs.journal_writer import CHUNK_ENTRIES, JournalBuffer, JournalFile
 from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle.runs.shape_keys import from_plain, to_plain
-from heddle_core.journal import Entry
+from heddle.runs.tables import MEASURED
+from heddle_core.journal import Entry, Sink
 from heddle_core.policy import PolicyContext
 
 __all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "labels", "load_run", "open_run"]
@@ -36,8 +38,6 @@ __all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "labels", "load_run", 
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 SCHEMA = "heddle.run/1"
-CHUNK_ENTRIES = 5_000
-"""Entries per batch: many, for cheap columns, but few enough for the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def _fresh(out: Path, name: str) -> Path:
 
 
 class RunDirectory:
-    """An open run. `append` is the sink of `heddle_core.journal.recorded`.
+    """An open run. `record` is the sink of `heddle_core.journal.recorded`.
 
     Leaving the `with` block without `finish` closes the run as failed; an exception closes it as
     interrupted or failed, with the journal up to there.
@@ -121,8 +121,6 @@ class RunDirectory:
     ) -> None:
         self.path = path
         self.status: Status = "running"
-        self._pending: list[Entry] = []
-        self._rows = 0
         self._manifest = _manifest(path.name, config, facts, started)
         self._write_manifest()
         if config_text is not None:
@@ -131,16 +129,12 @@ class RunDirectory:
         if facts.context is not None:
             context = replace(facts.context, learned=None)
             files.write_json(path / files.CONTEXT, to_plain(context))
-        self._file = (path / files.JOURNAL_OPEN).open("wb")
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        self._stream = pa.ipc.new_stream(self._file, schema(), options=options)
-
-    def append(self, entry: Entry) -> None:
+        self._file = JournalFile(path / files.JOURNAL)
+        self._rows = JournalBuffer(
+            keep=MEASURED, entries=CHUNK_ENTRIES, on_full=lambda: self.flush()
+        )
+        self.record: Sink = self._rows.record
         """Record one event with its commands."""
-        pending = self._pending
-        pending.append(entry)
-        if len(pending) >= CHUNK_ENTRIES:
-            self.flush()
 
     def learn(self, **facts: Any) -> None:
         """Add to the manifest's section `world`."""
@@ -150,18 +144,14 @@ class RunDirectory:
     def flush(self) -> None:
         """Write entries held in memory, so that they survive this process."""
         # Taken out first: an interrupt from here on may lose these entries, never write them twice.
-        entries, self._pending = self._pending, []
-        if not entries:
-            return
-        batch = encode(entries, self._rows)
-        self._stream.write_batch(batch)
-        self._file.flush()
-        self._rows += batch.num_rows
+        batch = self._rows.take()
+        if batch.num_rows:
+            self._file.write(batch)
 
     def finish(
         self, *, solo_tpot: SoloTpot | None = None, notes: Mapping[str, Any] | None = None
     ) -> Measured:
-        """Close the run as finished: tables, summary, and the journal as Parquet.
+        """Close the run as finished: the journal's footer, tables and summary.
 
         `notes` go into the summary as they are.
 
@@ -169,17 +159,13 @@ class RunDirectory:
             MetricsError: the journal does not add up; the run is then closed as failed.
         """
         assert self.status == "running", "a closed run never changes"
-        self._close_stream()
-        table = files.read_open_journal(self.path / files.JOURNAL_OPEN)
-        assert table.num_rows == self._rows, "the journal was cut off while this process wrote it"
-        table = table.unify_dictionaries()
-        measured = measure(table, solo_tpot)
-        files.write_table(self.path / files.JOURNAL, table)
-        files.write_table(self.path / files.STEPS, measured.steps)
-        files.write_table(self.path / files.TRAJECTORIES, measured.trajectories)
+        self._close_journal()
+        with files.written_table(self.path / files.STEPS) as write:
+            measured = measure(self._rows.columns(), solo_tpot, on_steps=write)
+        with files.written_table(self.path / files.TRAJECTORIES) as write:
+            write(measured.trajectories)
         files.write_json(self.path / files.SUMMARY, {**measured.summary, **(notes or {})})
         self._close("finished")
-        (self.path / files.JOURNAL_OPEN).unlink()
         for file in filter(Path.is_file, self.path.rglob("*")):
             file.chmod(0o444)
         return measured
@@ -197,7 +183,7 @@ class RunDirectory:
             error.add_note(f"{self.path} keeps the journal up to there; it is no result.")
         # A disk without space for the rest of the journal may have space for the status.
         with suppress(OSError):
-            self._close_stream()
+            self._close_journal()
         try:
             if isinstance(error, KeyboardInterrupt):
                 self._close("interrupted", str(error) or "interrupted from the keyboard")
@@ -209,12 +195,9 @@ class RunDirectory:
             if error is None:
                 raise
 
-    def _close_stream(self) -> None:
-        if self._file.closed:
-            return
+    def _close_journal(self) -> None:
         try:
             self.flush()
-            self._stream.close()
         finally:
             self._file.close()
 
@@ -331,9 +314,7 @@ class Run:
     @property
     def journal(self) -> pa.Table:
         """One row per event or command; up to where it broke off, when the run did not finish."""
-        if self.status != "finished" and (self.path / files.JOURNAL_OPEN).exists():
-            return files.read_open_journal(self.path / files.JOURNAL_OPEN)
-        return files.read_table(self.path / files.JOURNAL, needed())
+        return read_journal(self.path, whole=self.status == "finished")
 
     def entries(self) -> Iterator[Entry]:
         """The journal as it was recorded: each event with its commands."""

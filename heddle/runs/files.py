@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,16 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from heddle.runs.journal_rows import schema
-
 MANIFEST = "manifest.json"
 CONFIG_GIVEN = "config.toml"
 CONFIG_RESOLVED = "config.resolved.json"
 CONTEXT = "context.json"
 OLD_CONTEXT = "setting.json"
 """The name that version 0.1.0 gave it."""
-JOURNAL_OPEN = "events.arrows"
-JOURNAL = "events.parquet"
+JOURNAL = "events.arrow"
 STEPS = "steps.parquet"
 TRAJECTORIES = "trajectories.parquet"
 SUMMARY = "summary.json"
@@ -41,18 +39,25 @@ class RunError(ValueError):
     """A run directory that cannot be used; the message says why and what to do."""
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file beside its place and rename it, so that it is there complete or not at all."""
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file beside its place; rename it at the end, so that it is complete or not there."""
     beside = path.with_name(f".{path.name}.partial")
     try:
         with beside.open("wb") as file:
-            write(file)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file complete or not at all."""
+    with whole_file(path) as file:
+        write(file)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -62,16 +67,28 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
-def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table as Parquet."""
-    words: Any = [f.name for f in table.schema if pa.types.is_dictionary(f.type)]
+@contextmanager
+def written_table(path: Path) -> Iterator[Callable[[pa.Table], None]]:
+    """Write a table as Parquet, in as many parts as are given; whole at the end or not at all."""
+    with ExitStack() as open_files:
+        file = open_files.enter_context(whole_file(path))
+        writer: pq.ParquetWriter | None = None
 
-    def write(file: BinaryIO) -> None:
-        pq.write_table(
-            table, file, compression="zstd", use_dictionary=words, write_statistics=False
-        )
+        def write(table: pa.Table) -> None:
+            nonlocal writer
+            if writer is None:
+                words: Any = [f.name for f in table.schema if pa.types.is_dictionary(f.type)]
+                writer = pq.ParquetWriter(
+                    file,
+                    table.schema,
+                    compression="zstd",
+                    use_dictionary=words,
+                    write_statistics=False,
+                )
+                open_files.enter_context(writer)
+            writer.write_table(table)
 
-    write_whole(path, write)
+        yield write
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -94,36 +111,35 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_table(path: Path, needed: Sequence[str] = ()) -> pa.Table:
-    """Read a table that has at least the columns `needed`.
+    """Read a Parquet table that has at least the columns `needed`.
 
     Raises:
         RunError: it is missing or damaged.
     """
+    with readable(path):
+        return checked(path, pq.read_table(path), needed)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn errors of reading a table into `RunError`."""
     try:
-        table = pq.read_table(path)
+        yield
     except FileNotFoundError:
         raise RunError(f"{path}: no such file") from None
     except PermissionError:
         raise RunError(f"{path}: permission denied; change its permissions") from None
     except (pa.ArrowException, OSError) as e:
         raise RunError(f"{path}: damaged: {e}") from None
-    absent = [name for name in needed if name not in table.column_names]
+
+
+def checked(path: Path, table: pa.Table, needed: Sequence[str]) -> pa.Table:
+    """Return a table that was read from `path` if it has the columns `needed`."""
+    there = set(table.column_names)
+    absent = [name for name in needed if name not in there]
     if absent:
         raise RunError(f"{path}: damaged: it has no column {absent[0]!r}")
     return table
-
-
-def read_open_journal(path: Path) -> pa.Table:
-    """Read as much of a journal stream as was written before its run broke off."""
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        try:
-            with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
-                yield from stream
-        except (pa.ArrowInvalid, OSError, EOFError):
-            return  # cut off in the middle of a batch: what came before it is whole
-
-    return pa.Table.from_batches(list(batches()), schema())
 
 
 def versions() -> dict[str, str]:

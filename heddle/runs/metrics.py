@@ -3,6 +3,7 @@
 Nothing is measured while a run goes on: the same journal gives the same figures, with any driver.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -10,12 +11,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from heddle.runs.journal_columns import Column, Journal
 from heddle.runs.tables import (
     Columns,
     Dispatches,
     Floats,
     Ints,
-    Journal,
     dispatches,
     engine_facts,
     step_columns,
@@ -30,6 +31,8 @@ SoloTpot: TypeAlias = Callable[[int, Floats], Floats]
 OUTCOMES = ("completed", "truncated", "failed", "cancelled")
 MIN_TPOT_TOKENS = 16
 """Shorter steps are no reference for the best time per token: a single iteration decides them."""
+BLOCK_DISPATCHES = 250_000
+"""Dispatches that are cut into steps at a time: memory for more than the figures need."""
 
 
 class MetricsError(ValueError):
@@ -38,50 +41,110 @@ class MetricsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Tables and summary of a finished run."""
+    """Figures of a finished run, and one row per trajectory."""
 
-    steps: pa.Table
     trajectories: pa.Table
     summary: Mapping[str, Any]
 
 
-def measure(table: pa.Table, solo_tpot: SoloTpot | None = None) -> Measured:
+def measure(
+    journal: Journal,
+    solo_tpot: SoloTpot | None = None,
+    *,
+    on_steps: Callable[[pa.Table], object] = lambda steps: None,
+) -> Measured:
     """Cut a journal into tables and sum them up.
 
     `solo_tpot` is what the interference factor compares with; without it, the best time per token
-    that the run itself saw at the same TP degree.
+    that the run itself saw at the same TP degree. `on_steps` gets the rows of the steps, in parts.
+    A journal of columns that a writer kept is used up.
 
     Raises:
         MetricsError: arrived trajectories are not completed, truncated, failed or cancelled.
     """
-    journal = Journal(table)
-    d = dispatches(journal)
-    steps = step_columns(journal, d)
-    trajectories = trajectory_columns(journal, steps)
-    summary = _conserved(journal, trajectories)
+    samples: defaultdict[str, Column] = defaultdict(Column)
+    of_trajectories: defaultdict[str, Column] = defaultdict(Column)
+    counts: Counter[str] = Counter()
+    engines = engine_facts(journal)
+    for block in journal.blocks(BLOCK_DISPATCHES):
+        d = dispatches(block)
+        steps = step_columns(block, d)
+        on_steps(to_arrow(block, steps))
+        of_block = trajectory_columns(block, steps)
+        of_block["trajectory"] += counts["arrived"]
+        for name, values in of_block.items():
+            of_trajectories[name].add(values)
+        for name, values in _samples(d, steps).items():
+            samples[name].add(values)
+        counts.update(_counts(block, d))
+    trajectories = {name: column.array() for name, column in of_trajectories.items()}
+    sample = {name: column.array() for name, column in samples.items()}
+    summary = _conserved(journal, trajectories, counts)
     summary |= _work(trajectories)
-    summary |= _waiting(d, steps, trajectories)
-    summary |= _speed(journal, d, solo_tpot)
-    summary |= _engines(journal, d, trajectories)
-    summary |= _decisions(journal, d)
-    return Measured(to_arrow(journal, steps), to_arrow(journal, trajectories), summary)
+    summary |= _waiting(sample, trajectories)
+    summary |= _speed(journal, sample, counts, engines, solo_tpot)
+    summary |= _utilisation(sample, trajectories, engines)
+    summary |= _decisions(journal, counts)
+    return Measured(to_arrow(journal, trajectories), summary)
 
 
-def _conserved(journal: Journal, trajectories: Columns) -> dict[str, Any]:
+def _samples(d: Dispatches, steps: Columns) -> Columns:
+    """What figures need of every step and dispatch."""
+    timed = d.output_tokens >= 2
+    output = d.output_tokens[timed]
+    return {
+        "queueing_s": steps["queueing_s"] + steps["engine_queued_s"],
+        "engine_queued_s": steps["engine_queued_s"],
+        "ttft_s": (d.engine_queued_s + d.prefill_s)[d.output_tokens > 0],
+        "decode_s": d.decode_s[timed],
+        "intervals": output - 1,
+        "context_tokens": d.context_tokens[timed] + output / 2.0,
+        "decoded_at": d.engine[timed],
+        "engine": d.engine,
+        "dispatched_s": d.dispatched_s,
+        "ended_s": d.ended_s,
+    }
+
+
+def _counts(journal: Journal, d: Dispatches) -> dict[str, int]:
+    """Whole numbers, which add up over parts of a journal."""
+    known = d.finished | d.preempted
+    again = known & ~((d.step == 0) & d.first)
+    moved = journal.of("MigrationFinished")
+    return {
+        "arrived": len(journal.trajectories),
+        "ended": len(journal.of("TrajectoryFinished")),
+        "migrations": len(moved),
+        "migrations_ok": int((moved.ints("ok") == 1).sum()),
+        "migrated_kv_tokens": int(moved.ints("kv_tokens").sum()),
+        "predictions": len(journal.of("Predict")),
+        "dispatches": len(d.trajectory),
+        "preempted": int(d.preempted.sum()),
+        "recomputes": int(d.recomputes.sum()),
+        "lost": int(d.lost.sum()),
+        "cached_tokens": int(d.cached_tokens[known].sum()),
+        "prompt_tokens": int(d.context_tokens[known].sum()),
+        "cached_tokens_resumed": int(d.cached_tokens[again].sum()),
+        "prompt_tokens_resumed": int(d.context_tokens[again].sum()),
+        "predictions_in_time": _in_time(journal),
+    }
+
+
+def _conserved(
+    journal: Journal, trajectories: Columns, counts: Mapping[str, int]
+) -> dict[str, Any]:
     """Count how trajectories ended; refuse a journal in which one is left over."""
-    arrived = len(trajectories["trajectory"])
-    words = journal.words("outcome")
-    ended = [words[code] for code in trajectories["outcome"].tolist() if code >= 0]
-    counts = {outcome: ended.count(outcome) for outcome in OUTCOMES}
-    left = arrived - sum(counts.values())
-    ends = len(journal.rows_of("TrajectoryFinished"))
-    if left or ends != arrived:
-        said = ", ".join(f"{n} {outcome}" for outcome, n in counts.items())
+    arrived, ends = counts["arrived"], counts["ended"]
+    known = trajectories["outcome"][trajectories["outcome"] >= 0]
+    times = dict(zip(journal.words("outcome"), np.bincount(known).tolist(), strict=False))
+    outcomes = {outcome: times.get(outcome, 0) for outcome in OUTCOMES}
+    if arrived != sum(outcomes.values()) or ends != arrived:
+        said = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.items())
         raise MetricsError(
             f"{arrived} trajectories arrived, but {said} and {ends} ends in all: "
             "the journal does not add up, so no summary is made of it"
         )
-    return {"arrived": arrived, **counts, "journal_rows": journal.rows}
+    return {"arrived": arrived, **outcomes, "journal_rows": journal.rows}
 
 
 def _work(trajectories: Columns) -> dict[str, Any]:
@@ -102,125 +165,108 @@ def _work(trajectories: Columns) -> dict[str, Any]:
     }
 
 
-def _waiting(d: Dispatches, steps: Columns, trajectories: Columns) -> dict[str, Any]:
+def _waiting(sample: Columns, trajectories: Columns) -> dict[str, Any]:
     """Queueing delay and time to first token."""
-    queueing = steps["queueing_s"] + steps["engine_queued_s"]
     per_trajectory = trajectories["queueing_s"] + trajectories["engine_queued_s"]
-    answered = d.output_tokens > 0
-    ttft = (d.engine_queued_s + d.prefill_s)[answered]
     longest = np.argmax(trajectories["output_tokens"]) if len(per_trajectory) else None
     return {
-        **_spread("queueing", queueing, "_s"),
+        **_spread("queueing", sample["queueing_s"], "_s"),
         "queueing_trajectory_mean_s": _mean(per_trajectory),
         "queueing_longest_s": None if longest is None else float(per_trajectory[longest]),
-        "engine_queued_mean_s": _mean(steps["engine_queued_s"]),
-        **_spread("ttft", ttft, "_s"),
+        "engine_queued_mean_s": _mean(sample["engine_queued_s"]),
+        **_spread("ttft", sample["ttft_s"], "_s"),
     }
 
 
-def _speed(journal: Journal, d: Dispatches, solo_tpot: SoloTpot | None) -> dict[str, Any]:
+def _speed(
+    journal: Journal,
+    sample: Columns,
+    counts: Mapping[str, int],
+    engines: Mapping[str, Any],
+    solo_tpot: SoloTpot | None,
+) -> dict[str, Any]:
     """Time per output token, interference, and reuse of prefixes."""
-    timed = d.output_tokens >= 2
-    intervals = d.output_tokens[timed] - 1
-    decode_s = d.decode_s[timed]
+    decode_s, intervals = sample["decode_s"], sample["intervals"]
     tpot_s = decode_s / intervals
-    alone_s = _alone_s(journal, d, timed, tpot_s, solo_tpot) * intervals
-    known = d.finished | d.preempted
-    again = known & ~((d.step == 0) & d.first)
+    tp_of = np.zeros(len(journal.words("engine")), np.int64)
+    tp_of[engines["engine"]] = engines["tp"]
+    alone_s = _alone_s(sample, tp_of[sample["decoded_at"]], tpot_s, solo_tpot) * intervals
     return {
         **_spread("tpot", tpot_s * 1e3, "_ms"),
         "interference_factor": _share(decode_s.sum(), alone_s.sum()),
         "interference_reference": "profile" if solo_tpot is not None else "best_seen",
-        "prefix_hit": _share(d.cached_tokens[known].sum(), d.context_tokens[known].sum()),
-        "prefix_hit_resumed": _share(d.cached_tokens[again].sum(), d.context_tokens[again].sum()),
+        "prefix_hit": _share(counts["cached_tokens"], counts["prompt_tokens"]),
+        "prefix_hit_resumed": _share(
+            counts["cached_tokens_resumed"], counts["prompt_tokens_resumed"]
+        ),
     }
 
 
-def _alone_s(
-    journal: Journal, d: Dispatches, timed: Any, tpot_s: Floats, solo_tpot: SoloTpot | None
-) -> Floats:
-    """Seconds per token of each timed dispatch, had it run alone on its engine."""
-    tp_of = _by_engine(journal, "tp")
-    tps = tp_of[d.engine[timed]]
-    context = d.context_tokens[timed] + d.output_tokens[timed] / 2.0
-    long = d.output_tokens[timed] >= MIN_TPOT_TOKENS
+def _alone_s(sample: Columns, tps: Ints, tpot_s: Floats, solo_tpot: SoloTpot | None) -> Floats:
+    """Seconds per token of each dispatch of two tokens or more, had it run alone."""
+    long = sample["intervals"] >= MIN_TPOT_TOKENS - 1
     alone = np.zeros(len(tpot_s))
     for tp in np.unique(tps).tolist():
         here = tps == tp
         if solo_tpot is not None:
-            alone[here] = solo_tpot(tp, context[here])
+            alone[here] = solo_tpot(tp, sample["context_tokens"][here])
         else:
-            sample = tpot_s[here & long] if (here & long).any() else tpot_s[here]
-            alone[here] = sample.min()
+            best = tpot_s[here & long] if (here & long).any() else tpot_s[here]
+            alone[here] = best.min()
     return alone
 
 
-def _by_engine(journal: Journal, fact: str) -> Ints:
-    """One fact of each engine, indexed by engine code."""
-    facts = engine_facts(journal)
-    values = np.zeros(len(journal.words("engine")), np.int64)
-    values[facts["engine"]] = facts[fact]
-    return values
-
-
-def _engines(journal: Journal, d: Dispatches, trajectories: Columns) -> dict[str, Any]:
+def _utilisation(
+    sample: Columns, trajectories: Columns, engines: Mapping[str, Any]
+) -> dict[str, Any]:
     """GPU-seconds with running steps, over all GPU-seconds."""
     if not len(trajectories["trajectory"]):
         return {"utilisation": None, "engines": 0}
     start, end = trajectories["arrived_s"].min(), trajectories["finished_s"].max()
-    facts = engine_facts(journal)
     busy = alive = 0.0
-    order = np.lexsort((d.dispatched_s, d.engine))
-    engine, began, ended = d.engine[order], d.dispatched_s[order], d.ended_s[order]
-    first, after = (np.searchsorted(engine, facts["engine"], side) for side in ("left", "right"))
+    order = np.lexsort((sample["dispatched_s"], sample["engine"]))
+    engine = sample["engine"][order]
+    began, ended = sample["dispatched_s"][order], sample["ended_s"][order]
+    first, after = (np.searchsorted(engine, engines["engine"], side) for side in ("left", "right"))
     for a, b, tp, ready_s, gone_s in zip(
-        first, after, facts["tp"], facts["ready_s"], facts["gone_s"], strict=True
+        first, after, engines["tp"], engines["ready_s"], engines["gone_s"], strict=True
     ):
         busy += tp * union_s(began[a:b], ended[a:b])
         alive += tp * max(min(gone_s, end) - max(ready_s, start), 0.0)
-    return {"utilisation": _share(busy, alive), "engines": len(facts["engine"])}
+    return {"utilisation": _share(busy, alive), "engines": len(engines["engine"])}
 
 
-def _decisions(journal: Journal, d: Dispatches) -> dict[str, Any]:
+def _decisions(journal: Journal, counts: Mapping[str, int]) -> dict[str, Any]:
     """Counts of the policy's actions and of failures."""
-    moved = journal.rows_of("MigrationFinished")
-    predictions = len(journal.rows_of("Predict"))
-    ok = int((journal.ints("ok", moved) == 1).sum())
-    recomputes = int(d.recomputes.sum())
-    preempted = int(d.preempted.sum())
     return {
-        "dispatches": len(d.trajectory),
-        "migrations": len(moved),
-        "migrations_ok": ok,
-        "migrated_kv_tokens": int(journal.ints("kv_tokens", moved).sum()),
-        "preemptions": preempted + recomputes,
-        "preemptions_policy": preempted,
-        "preemptions_engine": recomputes,
-        "predictions": predictions,
-        "predictions_late": predictions - _in_time(journal),
-        "engine_failures": len(journal.rows_of("EngineFailed")),
-        "dispatches_lost": int(d.lost.sum()),
+        "dispatches": counts["dispatches"],
+        "migrations": counts["migrations"],
+        "migrations_ok": counts["migrations_ok"],
+        "migrated_kv_tokens": counts["migrated_kv_tokens"],
+        "preemptions": counts["preempted"] + counts["recomputes"],
+        "preemptions_policy": counts["preempted"],
+        "preemptions_engine": counts["recomputes"],
+        "predictions": counts["predictions"],
+        "predictions_late": counts["predictions"] - counts["predictions_in_time"],
+        "engine_failures": len(journal.of("EngineFailed")),
+        "dispatches_lost": counts["lost"],
     }
 
 
 def _in_time(journal: Journal) -> int:
     """Count answers of a prediction service that came before the tool of their step had ended."""
-    answers = journal.rows_of("Predicted")
+    answers = journal.of("Predicted")
     if not len(answers):
         return 0
-    returned, finished = journal.rows_of("ToolReturned"), journal.rows_of("TrajectoryFinished")
-    span = int(journal.ints("step", np.concatenate((answers, returned))).max(initial=0)) + 1
-
-    def keys(rows: Ints) -> Ints:
-        keys: Ints = journal.codes("trajectory", rows) * span + journal.ints("step", rows)
-        return keys
-
+    returned, finished = journal.of("ToolReturned"), journal.of("TrajectoryFinished")
+    steps, returned_steps = answers.ints("step"), returned.ints("step")
+    span = int(max(steps.max(), returned_steps.max(initial=0))) + 1
     # The last tool of a trajectory does not return: its end is the trajectory's.
     ended = np.full(len(journal.trajectories), journal.rows)
-    ended[journal.codes("trajectory", finished)] = finished
+    ended[finished.codes("trajectory")] = finished.seq
     tool_ended = np.repeat(ended, span)
-    tool_ended[keys(returned)] = returned
-    return int((answers < tool_ended[keys(answers)]).sum())
+    tool_ended[returned.codes("trajectory") * span + returned_steps] = returned.seq
+    return int((answers.seq < tool_ended[answers.codes("trajectory") * span + steps]).sum())
 
 
 def _spread(name: str, values: Any, unit: str) -> dict[str, float | None]:

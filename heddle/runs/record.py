@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from heddle.runs import Run, RunError, why_unfinished
+from heddle.runs.journal_columns import Journal, Rows, of_table
 from heddle.runs.tables import (
     NEVER,
     Columns,
     Dispatches,
     Floats,
     Ints,
-    Journal,
     dispatches,
     engine_facts,
     step_columns,
@@ -60,7 +60,7 @@ def record(run: Run) -> Record:
         RunError: it is damaged, or nothing had arrived when it broke off.
     """
     table = run.journal
-    journal = Journal(table)
+    journal = of_table(table)
     d = dispatches(journal)
     steps = step_columns(journal, d)
     trajectories = trajectory_columns(journal, steps)
@@ -120,52 +120,53 @@ def _waiting_since(journal: Journal, d: Dispatches, trajectories: Columns) -> Fl
     # Dispatches are in order of trajectory and time, so the last of each is what stays.
     step[d.trajectory] = d.step
     since_s[d.trajectory] = np.where(d.preempted | d.lost, d.ended_s, NEVER)
-    returned = journal.rows_of("ToolReturned")
-    trajectory = journal.codes("trajectory", returned)
-    last = journal.ints("step", returned) == step[trajectory]
-    since_s[trajectory[last]] = journal.floats("time_s", returned[last])
+    returned = journal.of("ToolReturned")
+    trajectory = returned.codes("trajectory")
+    last = returned.ints("step") == step[trajectory]
+    since_s[trajectory[last]] = returned.floats("time_s")[last]
     return np.where(np.isnan(trajectories["finished_s"]), since_s, NEVER)
 
 
 def _engines(journal: Journal) -> Mapping[str, Any]:
     facts = engine_facts(journal)
     words = journal.words("engine")
-    failed = set(journal.codes("engine", journal.rows_of("EngineFailed")).tolist())
+    failed = set(journal.of("EngineFailed").codes("engine").tolist())
     codes = facts["engine"].tolist()
     return {
         **facts,
         "name": [words[code] for code in codes],
-        "kv_capacity_tokens": journal.ints("kv_capacity_tokens", journal.rows_of("EngineReady")),
+        "kv_capacity_tokens": journal.of("EngineReady").ints("kv_capacity_tokens"),
         "failed": [code in failed for code in codes],
     }
 
 
 def _migrations(journal: Journal) -> Columns:
     """One item per migration, by trajectory and time; `NEVER` ends one that was under way."""
-    begun, ended = journal.rows_of("Migrate"), journal.rows_of("MigrationFinished")
-    begun = begun[np.argsort(journal.codes("trajectory", begun), kind="stable")]
-    ended = ended[np.argsort(journal.codes("trajectory", ended), kind="stable")]
+    begun, ended = journal.of("Migrate"), journal.of("MigrationFinished")
+    begun = begun.part(np.argsort(begun.codes("trajectory"), kind="stable"))
+    ended = ended.part(np.argsort(ended.codes("trajectory"), kind="stable"))
     # A trajectory has one migration at a time, so its n-th end belongs to its n-th beginning.
-    at = np.full(len(begun), -1, np.int64)
-    at[_matches(journal.codes("trajectory", begun), journal.codes("trajectory", ended))] = ended
-    known = at >= 0
-    row = np.where(known, at, 0)
+    at = _matches(begun.codes("trajectory"), ended.codes("trajectory"))
+    ended_s, ok = np.full(len(begun), NEVER), np.zeros(len(begun), bool)
+    kv_tokens = np.zeros(len(begun), np.int64)
+    ended_s[at], ok[at] = ended.floats("time_s"), ended.ints("ok") == 1
+    kv_tokens[at] = ended.ints("kv_tokens")
     return {
-        "trajectory": journal.codes("trajectory", begun),
+        "trajectory": begun.codes("trajectory"),
         "source": _as_engines(journal, "source", begun),
         "target": _as_engines(journal, "target", begun),
-        "began_s": journal.floats("time_s", begun),
-        "ended_s": np.where(known, journal.floats("time_s", row), np.nan),
-        "ok": known & (journal.ints("ok", row) == 1),
-        "kv_tokens": np.where(known, journal.ints("kv_tokens", row), 0),
+        "began_s": begun.floats("time_s"),
+        "ended_s": ended_s,
+        "ok": ok,
+        "kv_tokens": kv_tokens,
     }
 
 
-def _as_engines(journal: Journal, column: str, rows: Ints) -> Ints:
+def _as_engines(journal: Journal, column: str, rows: Rows) -> Ints:
     """Codes of a column that names engines, as codes of the column `engine`."""
     code_of = {name: code for code, name in enumerate(journal.words("engine"))}
     codes = np.array([code_of.get(name, -1) for name in journal.words(column)], np.int64)
-    return codes[journal.codes(column, rows)] if len(rows) else np.zeros(0, np.int64)
+    return codes[rows.codes(column)] if len(rows) else np.zeros(0, np.int64)
 
 
 def _matches(begun: Ints, ended: Ints) -> Ints:
@@ -176,11 +177,11 @@ def _matches(begun: Ints, ended: Ints) -> Ints:
 
 def _reports(journal: Journal) -> Columns:
     """Reports of engines, in order of time."""
-    rows = journal.rows_of("EngineReported")
+    rows = journal.of("EngineReported")
     return {
-        "engine": journal.codes("engine", rows),
-        "time_s": journal.floats("time_s", rows),
-        "running": journal.ints("running", rows),
-        "waiting": journal.ints("waiting", rows),
-        "kv_used_tokens": journal.ints("kv_used_tokens", rows),
+        "engine": rows.codes("engine"),
+        "time_s": rows.floats("time_s"),
+        "running": rows.ints("running"),
+        "waiting": rows.ints("waiting"),
+        "kv_used_tokens": rows.ints("kv_used_tokens"),
     }

@@ -4,89 +4,46 @@ Everything here follows from events and commands alone, so a run in the simulato
 engines are measured by the same code. Definitions: docs/run-directory.md.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
-Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
+from heddle.runs.journal_columns import Bools as Bools
+from heddle.runs.journal_columns import Floats as Floats
+from heddle.runs.journal_columns import Ints as Ints
+from heddle.runs.journal_columns import Journal
+
 Columns: TypeAlias = dict[str, Any]
 
 NEVER = np.nan
 """A time that was not reached when the journal ended."""
 
 
-class Journal:
-    """Columns of a journal as numpy arrays, by event or command name.
-
-    Words (ids, names) are codes into `words(column)`; -1 where a row has none. Codes of
-    trajectories count from 0 in order of arrival.
-    """
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table.unify_dictionaries()
-        self._cache: dict[str, Any] = {}
-        self.rows: int = self._table.num_rows
-        names, codes = self._dictionary("name")
-        self._rows_of = {name: np.flatnonzero(codes == i) for i, name in enumerate(names)}
-        self.trajectories, self._rank = self._arrival_order()
-
-    def rows_of(self, *names: str) -> Ints:
-        """Row numbers, which are also `seq`, of these events or commands, ascending."""
-        parts = [self._rows_of.get(name, np.zeros(0, np.int64)) for name in names]
-        return np.sort(np.concatenate(parts)) if len(parts) > 1 else parts[0]
-
-    def floats(self, column: str, rows: Ints) -> Floats:
-        """Values of a number column; 0 where there is none."""
-        return np.asarray(self._numbers(column)[rows], np.float64)
-
-    def ints(self, column: str, rows: Ints) -> Ints:
-        """Values of an integer column; 0 where there is none."""
-        return np.asarray(self._numbers(column)[rows], np.int64)
-
-    def codes(self, column: str, rows: Ints) -> Ints:
-        """Codes of a word column."""
-        codes = self._dictionary(column)[1][rows]
-        return self._rank[codes] if column == "trajectory" else codes
-
-    def words(self, column: str) -> list[str]:
-        """The words that codes of this column stand for."""
-        return self.trajectories if column == "trajectory" else self._dictionary(column)[0]
-
-    def payloads(self, rows: Ints) -> list[Any]:
-        """Decoded JSON payloads of rows."""
-        texts = self._table.column("payload").take(rows).to_pylist()
-        return [json.loads(text or "{}") for text in texts]
-
-    def _numbers(self, column: str) -> Any:
-        if column not in self._cache:
-            values: Any = self._table.column(column).combine_chunks()
-            if values.null_count:
-                values = values.fill_null(False if pa.types.is_boolean(values.type) else 0)
-            self._cache[column] = values.to_numpy(zero_copy_only=False)
-        return self._cache[column]
-
-    def _dictionary(self, column: str) -> tuple[list[str], Ints]:
-        if column not in self._cache:
-            array: Any = self._table.column(column).combine_chunks()
-            if isinstance(array, pa.ChunkedArray):  # a table without rows has no chunk to give
-                array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
-            codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-            self._cache[column] = (array.dictionary.to_pylist(), codes)
-        found: tuple[list[str], Ints] = self._cache[column]
-        return found
-
-    def _arrival_order(self) -> tuple[list[str], Ints]:
-        words, codes = self._dictionary("trajectory")
-        arrived = codes[self.rows_of("TrajectoryArrived")]
-        rank = np.full(len(words) + 1, -1, np.int64)  # the last answers to code -1
-        rank[arrived] = np.arange(len(arrived))
-        return [words[code] for code in arrived.tolist()], rank
+_END = (
+    *("seq", "time_s", "trajectory", "step", "output_tokens", "queued_s", "prefill_s", "decode_s"),
+    *("cached_tokens", "recomputes"),
+)
+MEASURED: Mapping[str, tuple[str, ...]] = {
+    "TrajectoryArrived": ("time_s", "trajectory", "group", "task", "prompt_tokens"),
+    "StepFinished": (*_END, "reason"),
+    "StepPreempted": _END,
+    "ToolStarted": ("time_s", "trajectory", "step", "tool"),
+    "ToolReturned": (
+        *("seq", "time_s", "trajectory", "step", "observation_tokens", "context_tokens"),
+    ),
+    "TrajectoryFinished": ("seq", "time_s", "trajectory", "outcome"),
+    "MigrationFinished": ("trajectory", "ok", "kv_tokens"),
+    "EngineReady": ("time_s", "engine", "tp"),
+    "EngineStopped": ("seq", "time_s", "engine"),
+    "EngineFailed": ("seq", "time_s", "engine", "payload"),
+    "Predicted": ("seq", "trajectory", "step"),
+    "Dispatch": ("seq", "time_s", "trajectory", "step", "engine"),
+    "Predict": ("trajectory",),
+}
+"""Columns that the writer of a journal keeps for `heddle.runs.metrics`; every other is on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,98 +71,102 @@ class Dispatches:
     prefill_s: Floats
     decode_s: Floats
     reason: Ints
-    priority: Floats
 
 
 def dispatches(journal: Journal) -> Dispatches:
     """Join each dispatch with the event that ended it."""
-    rows = journal.rows_of("Dispatch")
-    ends = journal.rows_of("StepFinished", "StepPreempted")
-    steps = journal.ints("step", rows)
-    span = int(max(steps.max(initial=0), journal.ints("step", ends).max(initial=0))) + 1
-    key = journal.codes("trajectory", rows) * span + steps
-    order = np.lexsort((rows, key))
-    rows, key = rows[order], key[order]
+    begun, ends = journal.of("Dispatch"), journal.of("StepFinished", "StepPreempted")
+    steps, end_steps = begun.ints("step"), ends.ints("step")
+    span = int(max(steps.max(initial=0), end_steps.max(initial=0))) + 1
+    key = begun.codes("trajectory") * span + steps
+    order = np.argsort(key, kind="stable")
+    seq, key = begun.seq[order], key[order]
     end, found = _pair(
-        rows,
-        key,
-        ends,
-        journal.codes("trajectory", ends) * span + journal.ints("step", ends),
-        journal.rows,
+        seq, key, ends.seq, ends.codes("trajectory") * span + end_steps, journal.rows
     )
-    first = np.ones(len(rows), bool)
+
+    def of_end(values: Any, none: float) -> Any:
+        return np.where(found, values[end], none) if len(values) else np.full(len(end), none)
+
+    first = np.ones(len(key), bool)
     first[1:] = key[1:] != key[:-1]
-    ended_s = np.where(found, journal.floats("time_s", end), NEVER)
-    output = np.where(found, journal.ints("output_tokens", end), 0)
-    engine = journal.codes("engine", rows)
-    lost = _lost_to_failures(journal, rows, engine, found, ended_s, output)
+    ended_s = of_end(ends.floats("time_s"), NEVER)
+    output = of_end(ends.ints("output_tokens"), 0)
+    reason = of_end(ends.codes("reason"), -1)
+    # Only a step that ended by itself has a reason.
+    finished = found & (reason >= 0)
+    engine = begun.codes("engine")[order]
     trajectory, step = key // span, key % span
+    lost = _lost_to_failures(journal, seq, trajectory, engine, found, ended_s, output)
     runnable_s, context = _ready(journal, trajectory, step, span)
     runnable_s = np.where(first, runnable_s, _before(ended_s, NEVER))
-    context = context + _sum_before(output, first)
-
-    def of_end(column: str) -> Any:
-        return np.where(found, journal.floats(column, end), 0.0)
-
     return Dispatches(
         trajectory=trajectory,
         step=step,
         engine=engine,
-        dispatched_s=journal.floats("time_s", rows),
+        dispatched_s=begun.floats("time_s")[order],
         runnable_s=runnable_s,
         ended_s=ended_s,
         first=first,
-        finished=found & np.isin(end, journal.rows_of("StepFinished")),
-        preempted=found & np.isin(end, journal.rows_of("StepPreempted")),
+        finished=finished,
+        preempted=found & ~finished,
         lost=lost,
-        context_tokens=context,
+        context_tokens=context + _sum_before(output, first),
         output_tokens=output,
-        cached_tokens=of_end("cached_tokens").astype(np.int64),
-        recomputes=of_end("recomputes").astype(np.int64),
-        engine_queued_s=of_end("queued_s"),
-        prefill_s=of_end("prefill_s"),
-        decode_s=of_end("decode_s"),
-        reason=np.where(found, journal.codes("reason", end), -1),
-        priority=journal.floats("priority", rows),
+        cached_tokens=of_end(ends.ints("cached_tokens"), 0),
+        recomputes=of_end(ends.ints("recomputes"), 0),
+        engine_queued_s=of_end(ends.floats("queued_s"), 0.0),
+        prefill_s=of_end(ends.floats("prefill_s"), 0.0),
+        decode_s=of_end(ends.floats("decode_s"), 0.0),
+        reason=reason,
     )
 
 
-def _pair(rows: Ints, key: Ints, ends: Ints, end_key: Ints, total: int) -> tuple[Ints, Bools]:
-    """For each dispatch the row of the first end of the same step before its next dispatch."""
+def _pair(seq: Ints, key: Ints, end_seq: Ints, end_key: Ints, total: int) -> tuple[Ints, Bools]:
+    """For each dispatch the first end of the same step before its next dispatch, if there is one.
+
+    Dispatches are in order of `key` and `seq`, ends in order of `end_seq`.
+    """
+    if not len(end_seq):
+        return np.zeros(len(seq), np.int64), np.zeros(len(seq), bool)
     width = total + 1
-    order = np.lexsort((ends, end_key))
-    place = (end_key * width + ends)[order]
-    mine = key * width + rows
+    order = np.argsort(end_key, kind="stable")
+    place = (end_key * width + end_seq)[order]
+    mine = key * width + seq
     limit = (key + 1) * width
     limit[:-1] = np.minimum(limit[:-1], mine[1:])
     at = np.searchsorted(place, mine)
-    if not len(ends):
-        return np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
-    safe = np.minimum(at, len(ends) - 1)
-    found = (at < len(ends)) & (place[safe] < limit)
-    return ends[order][safe], found
+    safe = np.minimum(at, len(place) - 1)
+    return order[safe], (at < len(place)) & (place[safe] < limit)
 
 
 def _lost_to_failures(
-    journal: Journal, rows: Ints, engine: Ints, found: Bools, ended_s: Floats, output: Ints
+    journal: Journal,
+    seq: Ints,
+    trajectory: Ints,
+    engine: Ints,
+    found: Bools,
+    ended_s: Floats,
+    output: Ints,
 ) -> Bools:
     """Mark dispatches that ended with their engine; fill in when, and the tokens saved."""
-    lost = np.zeros(len(rows), bool)
-    failures = journal.rows_of("EngineFailed")
+    lost = np.zeros(len(seq), bool)
+    failures = journal.of("EngineFailed")
     if not len(failures):
         return lost
-    trajectory = journal.codes("trajectory", rows)
     code_of = {name: code for code, name in enumerate(journal.trajectories)}
-    names = journal.codes("engine", failures)
-    times = journal.floats("time_s", failures)
     for row, name, time_s, payload in zip(
-        failures, names, times, journal.payloads(failures), strict=True
+        failures.seq,
+        failures.codes("engine"),
+        failures.floats("time_s"),
+        failures.payloads(),
+        strict=True,
     ):
-        gone = (engine == name) & (rows < row) & ~found & ~lost
-        lost |= gone
+        gone = np.flatnonzero((engine == name) & (seq < row) & ~found & ~lost)
+        lost[gone] = True
         ended_s[gone] = time_s
         for member, tokens in payload["salvaged"]:
-            output[gone & (trajectory == code_of[member])] = tokens
+            output[gone[trajectory[gone] == code_of.get(member, -1)]] = tokens
     return lost
 
 
@@ -213,16 +174,16 @@ def _ready(journal: Journal, trajectory: Ints, step: Ints, span: int) -> tuple[F
     """When each (trajectory, step) became runnable, and the tokens of its prompt then."""
     ready_s = np.full(len(journal.trajectories) * span + 1, NEVER)
     context = np.zeros(len(ready_s), np.int64)
-    arrived = journal.rows_of("TrajectoryArrived")
-    place = journal.codes("trajectory", arrived) * span
-    ready_s[place] = journal.floats("time_s", arrived)
-    context[place] = journal.ints("prompt_tokens", arrived)
-    returned = journal.rows_of("ToolReturned")
-    step_after = journal.ints("step", returned) + 1
-    place = journal.codes("trajectory", returned) * span + step_after
+    arrived = journal.of("TrajectoryArrived")
+    place = arrived.codes("trajectory") * span
+    ready_s[place] = arrived.floats("time_s")
+    context[place] = arrived.ints("prompt_tokens")
+    returned = journal.of("ToolReturned")
+    step_after = returned.ints("step") + 1
+    place = returned.codes("trajectory") * span + step_after
     place = np.where(step_after < span, place, len(ready_s) - 1)  # returned, never dispatched again
-    ready_s[place] = journal.floats("time_s", returned)
-    context[place] = journal.ints("context_tokens", returned)
+    ready_s[place] = returned.floats("time_s")
+    context[place] = returned.ints("context_tokens")
     mine = trajectory * span + step
     return ready_s[mine], context[mine]
 
@@ -274,21 +235,23 @@ def step_columns(journal: Journal, d: Dispatches) -> Columns:
 
 def _tools(journal: Journal, trajectory: Ints, step: Ints) -> Columns:
     """Tool, seconds and added tokens of each step; a last tool ends with its trajectory."""
-    started, returned = journal.rows_of("ToolStarted"), journal.rows_of("ToolReturned")
-    span = int(max(step.max(initial=0), journal.ints("step", started).max(initial=0))) + 1
+    started, returned = journal.of("ToolStarted"), journal.of("ToolReturned")
+    started_step = started.ints("step")
+    span = int(max(step.max(initial=0), started_step.max(initial=0))) + 1
     size = len(journal.trajectories) * span
     began_s, ended_s = np.full(size, NEVER), np.full(size, NEVER)
     name, added = np.full(size, -1, np.int64), np.zeros(size, np.int64)
-    place = journal.codes("trajectory", started) * span + journal.ints("step", started)
-    began_s[place] = journal.floats("time_s", started)
-    name[place] = journal.codes("tool", started)
-    finished = journal.rows_of("TrajectoryFinished")
+    owner = started.codes("trajectory")
+    place = owner * span + started_step
+    began_s[place] = started.floats("time_s")
+    name[place] = started.codes("tool")
+    finished = journal.of("TrajectoryFinished")
     closed_s = np.full(len(journal.trajectories), NEVER)
-    closed_s[journal.codes("trajectory", finished)] = journal.floats("time_s", finished)
-    ended_s[place] = closed_s[journal.codes("trajectory", started)]
-    place = journal.codes("trajectory", returned) * span + journal.ints("step", returned)
-    ended_s[place] = journal.floats("time_s", returned)
-    added[place] = journal.ints("observation_tokens", returned)
+    closed_s[finished.codes("trajectory")] = finished.floats("time_s")
+    ended_s[place] = closed_s[owner]
+    place = returned.codes("trajectory") * span + returned.ints("step")
+    ended_s[place] = returned.floats("time_s")
+    added[place] = returned.ints("observation_tokens")
     mine = trajectory * span + step
     tool_s = np.nan_to_num(ended_s - began_s, nan=0.0)[mine]
     return {"tool": name[mine], "tool_s": tool_s, "observation_tokens": added[mine]}
@@ -296,16 +259,16 @@ def _tools(journal: Journal, trajectory: Ints, step: Ints) -> Columns:
 
 def trajectory_columns(journal: Journal, steps: Columns) -> Columns:
     """One item per trajectory, in order of arrival."""
-    arrived, finished = journal.rows_of("TrajectoryArrived"), journal.rows_of("TrajectoryFinished")
+    arrived, finished = journal.of("TrajectoryArrived"), journal.of("TrajectoryFinished")
     n = len(arrived)
     trajectory = steps["trajectory"]
     finished_s = np.full(n, NEVER)
     outcome = np.full(n, -1, np.int64)
-    place = journal.codes("trajectory", finished)
-    finished_s[place] = journal.floats("time_s", finished)
-    outcome[place] = journal.codes("outcome", finished)
-    moved = journal.rows_of("MigrationFinished")
-    moved = moved[journal.ints("ok", moved) == 1]
+    place = finished.codes("trajectory")
+    finished_s[place] = finished.floats("time_s")
+    outcome[place] = finished.codes("outcome")
+    moves = journal.of("MigrationFinished")
+    moved = moves.codes("trajectory")[moves.ints("ok") == 1]
 
     def total(name: str) -> Floats:
         return np.asarray(np.bincount(trajectory, weights=steps[name], minlength=n), np.float64)
@@ -315,13 +278,13 @@ def trajectory_columns(journal: Journal, steps: Columns) -> Columns:
 
     return {
         "trajectory": np.arange(n),
-        "group": journal.codes("group", arrived),
-        "task": journal.codes("task", arrived),
-        "arrived_s": journal.floats("time_s", arrived),
+        "group": arrived.codes("group"),
+        "task": arrived.codes("task"),
+        "arrived_s": arrived.floats("time_s"),
         "finished_s": finished_s,
         "outcome": outcome,
         "steps": np.bincount(trajectory, minlength=n),
-        "prompt_tokens": journal.ints("prompt_tokens", arrived),
+        "prompt_tokens": arrived.ints("prompt_tokens"),
         "output_tokens": count("output_tokens"),
         "cached_tokens": count("cached_tokens"),
         "queueing_s": total("queueing_s"),
@@ -331,7 +294,7 @@ def trajectory_columns(journal: Journal, steps: Columns) -> Columns:
         "tool_s": total("tool_s"),
         "preemptions": count("preemptions"),
         "recomputes": count("recomputes"),
-        "migrations": np.bincount(journal.codes("trajectory", moved), minlength=n),
+        "migrations": np.bincount(moved, minlength=n),
     }
 
 
@@ -346,6 +309,8 @@ def to_arrow(journal: Journal, columns: Columns) -> pa.Table:
             codes: Any = pa.array(values.astype(np.int32), mask=values < 0)
             words = pa.array(journal.words(name), pa.string())
             arrays.append(pa.DictionaryArray.from_arrays(codes, words))
+        elif values.dtype.kind == "i":
+            arrays.append(pa.array(values, pa.int64()))
         else:
             arrays.append(pa.array(values, from_pandas=True))
     return pa.table(arrays, names=list(columns))
@@ -353,16 +318,13 @@ def to_arrow(journal: Journal, columns: Columns) -> pa.Table:
 
 def engine_facts(journal: Journal) -> Mapping[str, Any]:
     """For each engine that was ready: its code, TP degree, and from when to when it lived."""
-    ready = journal.rows_of("EngineReady")
-    gone = journal.rows_of("EngineStopped", "EngineFailed")
-    code = journal.codes("engine", ready)
-    until = dict(
-        zip(journal.codes("engine", gone).tolist(), journal.floats("time_s", gone), strict=True)
-    )
+    ready, gone = journal.of("EngineReady"), journal.of("EngineStopped", "EngineFailed")
+    code = ready.codes("engine")
+    until = dict(zip(gone.codes("engine").tolist(), gone.floats("time_s"), strict=True))
     return {
         "engine": code,
-        "tp": journal.ints("tp", ready),
-        "ready_s": journal.floats("time_s", ready),
+        "tp": ready.ints("tp"),
+        "ready_s": ready.floats("time_s"),
         "gone_s": np.array([until.get(c, np.inf) for c in code.tolist()], np.float64),
     }
 
@@ -374,9 +336,3 @@ def union_s(start: Floats, end: Floats) -> float:
     reach = np.maximum.accumulate(end)
     begin = np.maximum(start, np.concatenate(([start[0]], reach[:-1])))
     return float(np.maximum(reach - begin, 0.0).sum())
-
-
-def names(journal: Journal, column: str, codes: Sequence[int]) -> list[str]:
-    """Words for codes of a column."""
-    words = journal.words(column)
-    return [words[code] for code in codes]

@@ -7,7 +7,9 @@ import msgspec
 import pyarrow as pa
 from click.testing import Result
 
-from heddle.runs.journal_rows import encode
+from heddle.runs.journal_columns import of_table
+from heddle.runs.journal_writer import JournalBuffer
+from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle_core.commands import Command, Dispatch
 from heddle_core.events import EngineReady, Event, StepFinished, TrajectoryArrived
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
@@ -16,8 +18,28 @@ from heddle_core.journal import Entry
 Heddle: TypeAlias = Callable[..., Result]
 
 
+def batches(*parts: Sequence[Entry]) -> list[pa.RecordBatch]:
+    """The parts of one journal as its writer makes them: a batch each."""
+    journal, made = JournalBuffer(keep={}), []
+    for part in parts:
+        for each in part:
+            journal.record(each.event, each.commands)
+        made.append(journal.take())
+    return made
+
+
 def table(entries: Sequence[Entry]) -> pa.Table:
-    return pa.Table.from_batches([encode(entries, 0)])
+    return pa.Table.from_batches(batches(entries))
+
+
+def measured(entries: Sequence[Entry], solo_tpot: SoloTpot | None = None) -> Measured:
+    return measure(of_table(table(entries)), solo_tpot)
+
+
+def steps_of(entries: Sequence[Entry]) -> pa.Table:
+    parts: list[pa.Table] = []
+    measure(of_table(table(entries)), on_steps=parts.append)
+    return pa.concat_tables(parts)
 
 
 def entry(event: Event, *commands: Command) -> Entry:

@@ -65,13 +65,12 @@ def by_hand(folder: Path, entries: Sequence[Entry], *, finish: bool = False) -> 
     config = RunConfig(trace="small.jsonl", cluster=ClusterConfig(gpus=2))
     run = open_run(folder / "runs", config, FACTS)
     for each in entries:
-        run.append(each)
+        run.record(each.event, each.commands)
     if finish:
         run.finish()
     else:
         run.flush()
-        run._stream.close()
-        run._file.close()
+        run._file._file.close()
     return load_run(run.path, unfinished=True)
 
 

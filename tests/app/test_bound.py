@@ -13,7 +13,7 @@ from heddle_core.controller import Controller
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.events import Event, TrajectoryFinished
 from heddle_core.ids import EngineShape
-from heddle_core.journal import Entry
+from heddle_core.journal import Entry, collecting
 from heddle_core.policy import PolicyContext
 from heddle_core.presets import PRESETS
 from heddle_rollout.core import RecordedCore
@@ -177,7 +177,7 @@ def test_no_simulated_run_beats_the_bound(
         transfer_bytes_per_s=1e9,
         tool_capacity=tools,
     )
-    simulate_rollout(work, RecordedCore(controller, entries.append), world)
+    simulate_rollout(work, RecordedCore(controller, collecting(entries)), world)
     events: list[Event] = [e.event for e in entries]
     makespan = max(e.time_s for e in events if isinstance(e, TrajectoryFinished))
     assert makespan >= bound.makespan_s * (1 - 1e-9)

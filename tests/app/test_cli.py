@@ -235,10 +235,10 @@ def test_trouble_with_the_disk_is_one_message(
     status: int,
     said: str,
 ):
-    def fails(path: Path, _: object) -> None:
+    def fails(path: Path) -> None:
         raise OSError(code, os.strerror(code), str(path))
 
-    monkeypatch.setattr(run_files, "write_table", fails)
+    monkeypatch.setattr(run_files, "written_table", fails)
     message = refused("simulate", trace, *CLUSTER, status=status)
     assert said in message
     (run,) = Path("runs").iterdir()

@@ -16,10 +16,9 @@ from heddle.comparison import compare
 from heddle.config import RunConfig
 from heddle.config_files import ConfigSource, resolve
 from heddle.planning import plan
-from heddle.runs.metrics import measure
 from heddle.setup import Workspace
 from heddle.simulation import RUN_KEYS
-from tests.app.journals import table
+from tests.app.journals import measured, steps_of
 from tests.app.test_metrics import story
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -38,10 +37,10 @@ def named(text: str) -> set[str]:
 
 
 def test_every_figure_and_column_is_defined():
-    measured, words = measure(table(story())), named(RUN_DIRECTORY)
-    columns = {*measured.steps.column_names, *measured.trajectories.column_names}
+    found, words = measured(story()), named(RUN_DIRECTORY)
+    columns = {*steps_of(story()).column_names, *found.trajectories.column_names}
     plain = {"trajectory", "step", "reason", "group", "task", "arrived_s", "finished_s", "outcome"}
-    assert measured.summary.keys() <= words
+    assert found.summary.keys() <= words
     assert columns - plain <= words
 
 
@@ -81,10 +80,10 @@ def test_every_configuration_in_the_pages_loads(path: Path):
 
 
 def test_tables_read_back_with_the_types_they_were_written_with():
-    measured = measure(table(story()))
-    assert measured.steps.schema.field("tool_s").type == pa.float64()
-    assert measured.steps.schema.field("finished").type == pa.bool_()
-    assert measured.trajectories.schema.field("output_tokens").type == pa.int64()
+    steps = steps_of(story())
+    assert steps.schema.field("tool_s").type == pa.float64()
+    assert steps.schema.field("finished").type == pa.bool_()
+    assert measured(story()).trajectories.schema.field("output_tokens").type == pa.int64()
 
 
 EXAMPLES = sorted((DOCS / "examples").glob("*.out"))

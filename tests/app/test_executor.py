@@ -1,7 +1,9 @@
 """Jobs in this process and in others: their results, progress, and how they end."""
 
 import asyncio
+import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,9 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
-from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
+from heddle.executor import (
+    ALIGNMENT,
+    Executor,
+    InProcess,
+    Packed,
+    Processes,
+    Report,
+    WorkerError,
+)
 from heddle.running import ProcessSolver
 from heddle_core.commands import Predict, SolvePlan
 from heddle_core.plans import ResourcePlan
@@ -22,10 +33,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Shared:
-    """What the jobs of one process have in common: here the jobs themselves."""
+    """What the jobs of one process have in common: here the jobs themselves, and an array."""
 
     def __init__(self) -> None:
         self.jobs: list[int] = []
+        self.lengths = np.arange(1_000)
 
 
 def squared(shared: Shared, job: int, report: Report | None) -> tuple[int, int, list[int]]:
@@ -35,17 +47,38 @@ def squared(shared: Shared, job: int, report: Report | None) -> tuple[int, int, 
     return job * job, os.getpid(), list(shared.jobs)
 
 
-@pytest.mark.parametrize("make", [lambda: InProcess(Shared()), lambda: Processes(2, Shared)])
+@pytest.mark.parametrize("make", [lambda: InProcess(Shared()), lambda: Processes(2, Shared())])
 def test_each_job_gives_its_result_with_its_index(make: Callable[[], Executor[Shared]]):
     found = dict(make().map(squared, [3, 1, 2]))
     assert {index: square for index, (square, _, _) in found.items()} == {0: 9, 1: 1, 2: 4}
 
 
 def test_jobs_of_one_process_share_what_was_made_for_it():
-    results = [result for _, result in Processes(1, Shared).map(squared, [5, 6, 7])]
+    results = [result for _, result in Processes(1, Shared()).map(squared, [5, 6, 7])]
     assert [jobs for _, _, jobs in results] == [[5], [5, 6], [5, 6, 7]]
     (process,) = {process for _, process, _ in results}
     assert process != os.getpid()
+
+
+def sum_and_flags(shared: Shared, job: int, report: Report | None) -> tuple[int, bool, bool]:
+    flags = shared.lengths.flags
+    return int(shared.lengths.sum()), bool(flags.writeable), bool(flags.owndata)
+
+
+def test_a_process_has_no_copy_of_its_own_of_a_shared_array():
+    found = dict(Processes(2, Shared()).map(sum_and_flags, [1, 2]))
+    assert found == {0: (499_500, False, False), 1: (499_500, False, False)}
+    packed = Packed(Shared(), multiprocessing.get_context("spawn"))
+    one, two = packed.unpacked(), packed.unpacked()
+    assert np.shares_memory(one.lengths, two.lengths)
+    assert one.lengths.ctypes.data % ALIGNMENT == 0
+    assert one.jobs is not two.jobs
+
+
+@pytest.mark.parametrize("shared", [None, np.empty(0), [np.arange(3), b"", "x", np.ones((2, 3))]])
+def test_what_is_packed_comes_back(shared: Any):
+    back = Packed(shared, multiprocessing.get_context("spawn")).unpacked()
+    assert pickle.dumps(back) == pickle.dumps(shared)
 
 
 def test_progress_lists_all_jobs():
@@ -64,7 +97,7 @@ def wait_for(_: Shared, path: str, report: Report | None) -> str:
 
 def test_results_come_as_jobs_end_whichever_began_first(tmp_path: Path):
     late = tmp_path / "late"
-    ended = Processes(2, Shared).map(wait_for, [str(late), str(tmp_path)])
+    ended = Processes(2, Shared()).map(wait_for, [str(late), str(tmp_path)])
     assert next(ended) == (1, str(tmp_path))
     late.touch()
     assert list(ended) == [(0, str(late))]
@@ -76,7 +109,7 @@ def dying(_: Shared, job: int, report: Report | None) -> None:
 
 def test_a_killed_process_is_an_error_with_a_remedy():
     with pytest.raises(WorkerError, match="fewer --jobs"):
-        list(Processes(1, Shared).map(dying, [1]))
+        list(Processes(1, Shared()).map(dying, [1]))
 
 
 class Touching(NamedTuple):
@@ -104,7 +137,7 @@ def test_an_error_closes_the_jobs_under_way(tmp_path: Path):
     last.mkdir()
     jobs = [Touching(str(tmp_path)), Touching(str(tmp_path), fails=True), Touching(str(last))]
     with pytest.raises(ValueError, match="a defect"):
-        list(Processes(2, Shared).map(touching, jobs))
+        list(Processes(2, Shared()).map(touching, jobs))
     assert (tmp_path / "closedFalse").exists()
     assert not list(last.iterdir()) or (last / "closedFalse").exists()
 

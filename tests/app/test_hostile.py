@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from pyarrow import feather
+from pyarrow import parquet as pq
 
 from heddle.cli import main
 from heddle.cli.errors import exit_with_user_errors
@@ -22,9 +25,10 @@ from heddle.config import MAX_GPUS, MAX_RUNNING
 from heddle.reports import figures
 from heddle.runs import files as run_files
 from heddle.runs import load_run
-from heddle.runs.journal_rows import JournalError, decode
+from heddle.runs.journal_reader import JournalError, decode
 from tests.app.journals import Heddle
 from tests.patience import PATIENCE_S
+from tests.runtime.processes import descendants
 from tests.test_architecture import PACKAGES
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
@@ -53,18 +57,13 @@ def _states(folder: Path) -> list[str]:
     return [load_run(p, unfinished=True).status for p in (folder / "runs").iterdir()]
 
 
-def _children(pid: int) -> list[int]:
-    """Worker processes of a comparison, without the helper that multiprocessing starts."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            line = stat.with_name("cmdline").read_text()
-        except OSError:
-            continue
-        if parent == pid and "spawn_main" in line:
-            found.append(int(stat.parent.name))
-    return found
+def _forkserver(pid: int) -> int | None:
+    """The process that forks the workers of a comparison, as soon as there is one."""
+    for child in descendants(pid):
+        with suppress(OSError):
+            if "forkserver" in Path(f"/proc/{child}/cmdline").read_text():
+                return child
+    return None
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -101,10 +100,12 @@ def test_the_errors_of_every_package_are_messages(package: str):
         raise RefusedError("what, and what to do")
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no server forks them")
 def test_a_killed_worker_is_one_message(tmp_path: Path):
     process = _comparison(tmp_path, 2)
-    os.kill(_children(process.pid)[0], signal.SIGKILL)
+    server = _forkserver(process.pid)
+    assert server is not None
+    os.kill(descendants(server)[0], signal.SIGKILL)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (1, "")
     assert "Traceback" not in err
@@ -154,7 +155,7 @@ def test_a_second_signal_does_not_break_into_the_closing_of_a_run(tmp_path: Path
         "from heddle.runs import directory as runs\n"
         "from heddle.cli import main\n"
         "runs.CHUNK_ENTRIES = 200\n"
-        "flush, close = runs.RunDirectory.flush, runs.RunDirectory._close_stream\n"
+        "flush, close = runs.RunDirectory.flush, runs.RunDirectory._close_journal\n"
         "def first(run):\n"
         "    flush(run)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
@@ -162,7 +163,7 @@ def test_a_second_signal_does_not_break_into_the_closing_of_a_run(tmp_path: Path
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    close(run)\n"
-        "runs.RunDirectory.flush, runs.RunDirectory._close_stream = first, again\n"
+        "runs.RunDirectory.flush, runs.RunDirectory._close_journal = first, again\n"
         f"main(['simulate', {str(CODING)!r}])\n"
     )
     done = subprocess.run(
@@ -202,6 +203,7 @@ def test_more_signals_do_not_break_into_the_closing_of_a_comparison(tmp_path: Pa
     assert "running" not in _states(tmp_path)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no server forks them")
 def test_an_interrupt_while_workers_start_begins_no_run(tmp_path: Path):
     process = subprocess.Popen(
         [*COMPARE, "--jobs", "2"],
@@ -210,7 +212,7 @@ def test_an_interrupt_while_workers_start_begins_no_run(tmp_path: Path):
         text=True,
     )
     deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and not _children(process.pid):
+    while time.monotonic() < deadline and not _forkserver(process.pid):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_S)
@@ -292,8 +294,8 @@ def test_files_that_may_not_be_read_say_so(
     def denied(path: object, *_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(run_files.pq, "read_table", denied)
-    assert "events.parquet: permission denied; change its permissions" in refused("replay", run)
+    monkeypatch.setattr(run_files.pa, "memory_map", denied)
+    assert "events.arrow: permission denied; change its permissions" in refused("replay", run)
     monkeypatch.setattr(Path, "read_text", denied)
     assert "manifest.json: permission denied; change its permissions" in refused("replay", run)
     Path("a.toml").touch()
@@ -435,7 +437,7 @@ def test_a_damaged_row_is_named(
     [
         ("manifest.json", "manifest.json: damaged: Object missing required field `policy`"),
         ("steps.parquet", "steps.parquet: damaged: it has no column 'queueing_s'"),
-        ("events.parquet", "events.parquet: damaged: it has no column "),
+        ("events.arrow", "events.arrow: damaged: it has no column "),
     ],
 )
 def test_a_file_of_a_run_that_lacks_something_is_named(
@@ -448,7 +450,8 @@ def test_a_file_of_a_run_that_lacks_something_is_named(
         manifest = json.loads(path.read_text())
         del manifest["policy"]
         path.write_text(json.dumps(manifest))
+    elif file == "steps.parquet":
+        pq.write_table(load_run(run).journal, path)
     else:
-        other = "events.parquet" if file == "steps.parquet" else "steps.parquet"
-        path.write_bytes((run / other).read_bytes())
+        feather.write_feather(load_run(run).steps, path)
     assert said in refused("report", run)

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from heddle.runs.journal_rows import encode
+from heddle.runs.journal_columns import of_table
 from heddle.runs.metrics import MetricsError, measure
 from heddle_core.commands import Migrate, Predict, Preempt
 from heddle_core.events import (
@@ -18,7 +19,17 @@ from heddle_core.events import (
 )
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.journal import Entry
-from tests.app.journals import arrived, dispatch, done, entry, numbered, ready, table
+from tests.app.journals import (
+    arrived,
+    batches,
+    dispatch,
+    done,
+    entry,
+    measured,
+    numbered,
+    ready,
+    steps_of,
+)
 
 A, B, E0, E1 = TrajectoryId("a"), TrajectoryId("b"), EngineId("e0"), EngineId("e1")
 
@@ -93,7 +104,7 @@ def story() -> list[Entry]:
 
 
 def test_steps_add_up_their_dispatches():
-    first, second, other = measure(table(story())).steps.to_pylist()
+    first, second, other = steps_of(story()).to_pylist()
     assert first["trajectory"] == "a"
     assert (first["dispatches"], first["preemptions"], first["output_tokens"]) == (2, 1, 22)
     assert (first["runnable_s"], first["dispatched_s"], first["ended_s"]) == (1.0, 1.0, 7.0)
@@ -105,14 +116,14 @@ def test_steps_add_up_their_dispatches():
 
 
 def test_trajectories_add_up_their_steps():
-    a, b = measure(table(story())).trajectories.to_pylist()
+    a, b = measured(story()).trajectories.to_pylist()
     assert (a["steps"], a["output_tokens"], a["migrations"], a["recomputes"]) == (2, 27, 1, 1)
     assert (a["queueing_s"], a["engine_queued_s"], a["tool_s"]) == (2.0, 0.25, 2.0)
     assert (b["arrived_s"], b["finished_s"], b["outcome"]) == (1.0, 5.0, "completed")
 
 
 def test_summary_of_the_story():
-    s = measure(table(story())).summary
+    s = measured(story()).summary
     assert s["makespan_s"] == 10.0
     assert s["throughput_tok_s"] == pytest.approx(48 / 10)
     # e0 runs from 1 to 7 without a gap, e1 (two GPUs) from 9 to 11; both live for all 10 s.
@@ -130,14 +141,14 @@ def test_summary_of_the_story():
 
 
 def test_interference_compares_with_the_best_seen_at_the_same_tp_degree():
-    s = measure(table(story())).summary
+    s = measured(story()).summary
     # At TP 1 only b's step has 16 tokens or more: 0.05 s per token. At TP 2 there is one step.
     assert s["interference_reference"] == "best_seen"
     assert s["interference_factor"] == pytest.approx((1 + 1 + 1.5 + 1) / (0.05 * 40 + 0.25 * 4))
 
 
 def test_interference_compares_with_a_profile_when_there_is_one():
-    s = measure(table(story()), lambda tp, context: 0.025 / tp + 0.0 * context).summary
+    s = measured(story(), lambda tp, context: 0.025 / tp + 0.0 * context).summary
     assert s["interference_reference"] == "profile"
     assert s["interference_factor"] == pytest.approx(4.5 / (0.025 * 40 + 0.0125 * 4))
 
@@ -154,11 +165,10 @@ def test_a_failed_engine_ends_its_dispatches_and_saved_tokens_count():
         entry(done("a", 0, "e1", at=6.0, tokens=3, reason="answer", decode_s=1.0)),
         entry(finished("a", 6.0)),
     ]
-    measured = measure(table(entries))
-    (step,) = measured.steps.to_pylist()
+    (step,) = steps_of(entries).to_pylist()
     assert (step["losses"], step["dispatches"], step["output_tokens"]) == (1, 2, 10)
     assert (step["engine"], step["queueing_s"]) == ("e1", 0.0)
-    s = measured.summary
+    s = measured(entries).summary
     assert (s["engine_failures"], s["dispatches_lost"]) == (1, 1)
     # e0 was there for 4 s, e1 for 6; busy 4 and 2.
     assert s["utilisation"] == pytest.approx((4 + 2) / (4 + 6))
@@ -168,12 +178,12 @@ def test_a_failed_engine_ends_its_dispatches_and_saved_tokens_count():
 
 def test_a_trajectory_left_over_refuses_a_summary():
     with pytest.raises(MetricsError, match="2 trajectories arrived, but 1 completed"):
-        measure(table(story()[:-1]))
+        measured(story()[:-1])
 
 
 def test_a_trajectory_that_ends_twice_refuses_a_summary():
     with pytest.raises(MetricsError, match="3 ends"):
-        measure(table([*story(), entry(finished("b", 12.0))]))
+        measured([*story(), entry(finished("b", 12.0))])
 
 
 def test_a_requested_preemption_that_lost_the_race_is_none():
@@ -186,20 +196,16 @@ def test_a_requested_preemption_that_lost_the_race_is_none():
         entry(done("b", 0, "e0", at=2.0, tokens=5)),
         entry(finished("b", 2.0, "cancelled")),
     ]
-    s = measure(table(entries)).summary
+    s = measured(entries).summary
     assert (s["preemptions"], s["completed"], s["cancelled"]) == (0, 1, 1)
 
 
 def test_chunks_of_the_journal_make_no_difference():
-    import pyarrow as pa
-
-    entries, rows, batches = story(), 0, []
-    for part in (entries[:3], entries[3:4], entries[4:]):
-        batches.append(encode(part, rows))
-        rows += batches[-1].num_rows
-    cut, whole = measure(pa.Table.from_batches(batches)), measure(table(entries))
-    assert cut.summary == whole.summary
-    assert cut.steps.to_pylist() == whole.steps.to_pylist()
+    entries, steps = story(), list[pa.Table]()
+    cut = pa.Table.from_batches(batches(entries[:3], entries[3:4], entries[4:]))
+    found = measure(of_table(cut), on_steps=steps.append)
+    assert found.summary == measured(entries).summary
+    assert pa.concat_tables(steps).to_pylist() == steps_of(entries).to_pylist()
 
 
 def test_an_answer_is_late_once_its_tool_has_ended():
@@ -238,6 +244,6 @@ def test_an_answer_is_late_once_its_tool_has_ended():
         *(made(3, 3.2), predicted(3.2, 3), answered(3.3, 2)),
         entry(finished("a", 3.4)),
     ]
-    summary = measure(table(journal)).summary
+    summary = measured(journal).summary
     # In time: that of step 0. Late: of steps 1 and 2. Never answered: of step 3.
     assert (summary["predictions"], summary["predictions_late"]) == (4, 3)

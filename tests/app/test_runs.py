@@ -5,13 +5,17 @@ import json
 import os
 from pathlib import Path
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from heddle.config import RunConfig
 from heddle.runs import RunDirectory, RunError, RunFacts, load_run, open_run
 from heddle.runs import directory as runs
 from heddle.runs import files as run_files
+from heddle.runs.journal_writer import JournalBuffer
 from heddle_core.journal import Entry
+from tests.app.journals import arrived, dispatch, entry, numbered
 from tests.app.test_metrics import story
 
 FACTS = RunFacts(
@@ -26,7 +30,7 @@ def opened(out: Path) -> RunDirectory:
 def filled(out: Path, entries: list[Entry]) -> RunDirectory:
     run = opened(out)
     for each in entries:
-        run.append(each)
+        run.record(each.event, each.commands)
     return run
 
 
@@ -53,7 +57,7 @@ def test_a_finished_run_gives_back_what_went_in(tmp_path: Path):
         "manifest.json",
         "config.toml",
         "config.resolved.json",
-        "events.parquet",
+        "events.arrow",
         "steps.parquet",
         "trajectories.parquet",
         "summary.json",
@@ -133,13 +137,115 @@ def test_a_killed_process_leaves_the_journal_up_to_its_last_chunk(
     assert loaded.status == "running"
     assert list(loaded.entries()) == story()[:6]
     # Cut off in the middle of the second chunk: the first one is still whole.
-    stream = run.path / "events.arrows"
-    size = stream.stat().st_size
-    with stream.open("r+b") as file:
+    journal = run.path / "events.arrow"
+    size = journal.stat().st_size
+    with journal.open("r+b") as file:
         file.truncate(size - 100)
     assert list(loaded.entries()) == story()[:3]
-    run._stream.close()
-    run._file.close()
+    run._file._file.close()
+
+
+def test_a_journal_cut_off_anywhere_gives_its_whole_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runs, "CHUNK_ENTRIES", 5)
+    run = opened(tmp_path / "runs")
+    journal, ends = run.path / "events.arrow", []
+    for number, each in enumerate(story(), 1):
+        run.record(each.event, each.commands)
+        if number % 5 == 0:
+            ends.append((journal.stat().st_size, number))
+    with pytest.raises(KeyboardInterrupt), run:
+        raise KeyboardInterrupt
+    text = journal.read_bytes()
+    ends.append((len(text), len(story())))
+    loaded = load_run(run.path, unfinished=True)
+    assert list(loaded.entries()) == story()
+    # Every place near the end of a chunk, and some of all others: any place takes 2 ms.
+    near = {size + by for size, _ in [(0, 0), *ends] for by in range(-20, 21)}
+    sizes = sorted(near.union(range(0, len(text), 41)) & set(range(len(text))))
+    rows = {}
+    for size in reversed(sizes):
+        os.truncate(journal, size)
+        rows[size] = loaded.journal.num_rows
+    chunks = sorted(set(rows.values()))
+    assert [rows[size] for size in sizes] == sorted(rows.values())
+    assert len(chunks) == 4
+    for (end, entries), count in zip(ends[:-1], chunks[1:-1], strict=True):
+        assert min(size for size in sizes if rows[size] == count) == end
+        journal.write_bytes(text[:end])
+        assert list(loaded.entries()) == story()[:entries]
+    # The last chunk is whole before the footer is.
+    assert ends[-2][0] < min(size for size in sizes if rows[size] == chunks[-1]) < len(text)
+
+
+def test_a_finished_run_with_a_journal_that_was_cut_off_is_damaged(tmp_path: Path):
+    with filled(tmp_path / "runs", story()) as run:
+        run.finish()
+    journal = run.path / "events.arrow"
+    journal.chmod(0o644)
+    text = journal.read_bytes()
+    for size in (0, 7, 8, len(text) // 2, len(text) - 1):
+        journal.write_bytes(text[:size])
+        with pytest.raises(RunError, match=r"events\.arrow: damaged"):
+            _ = load_run(run.path).journal
+    journal.unlink()
+    with pytest.raises(RunError, match=r"events\.arrow: no such file"):
+        _ = load_run(run.path).journal
+
+
+def test_an_error_inside_an_entry_leaves_it_out(tmp_path: Path):
+    class Unknown:
+        pass
+
+    run = filled(tmp_path / "runs", story()[:2])
+    torn = story()[2]
+    with pytest.raises(KeyError), run:
+        run.record(torn.event, (*torn.commands, Unknown()))
+    loaded = load_run(run.path, unfinished=True)
+    assert list(loaded.entries()) == story()[:2]
+
+
+@pytest.mark.parametrize("place", ["_batch", "_arrow"])
+def test_an_interrupt_inside_a_flush_leaves_whole_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+):
+    run = filled(tmp_path / "runs", story()[:4])
+    run.flush()
+    for each in story()[4:6]:
+        run.record(each.event, each.commands)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JournalBuffer, place, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.flush()
+    monkeypatch.undo()
+    with pytest.raises(KeyboardInterrupt), run:
+        raise KeyboardInterrupt
+    assert list(load_run(run.path, unfinished=True).entries()) == story()[:4]
+
+
+def test_words_of_a_journal_grow_chunk_by_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runs, "CHUNK_ENTRIES", 7)
+    names = [f"{'long ' * (i % 5)}trajectory {i} \u2192" for i in range(100)]
+    entries = [
+        entry(arrived(name, at=float(i), prompt=i), dispatch(name, 0, f"e{i // 9}"))
+        for i, name in enumerate(names)
+    ]
+    run = filled(tmp_path / "runs", numbered(*entries))
+    loaded = load_run(run.path, unfinished=True)
+    assert list(loaded.entries()) == numbered(*entries)[:98]
+    words = [chunk.dictionary for chunk in loaded.journal.column("trajectory").chunks]
+    assert all(each.equals(words[0]) for each in words)
+    run._close_journal()
+    assert list(loaded.entries()) == numbered(*entries)
+    assert pd.read_feather(run.path / "events.arrow")["engine"].dropna().iloc[-1] == "e11"
+    with pa.ipc.open_stream(pa.py_buffer((run.path / "events.arrow").read_bytes())[8:]) as stream:
+        stream.read_all()
+        assert stream.stats.num_replaced_dictionaries == 0
+        assert stream.stats.num_dictionary_deltas > 20
 
 
 def test_a_dead_process_is_distinguished_from_a_running_one(tmp_path: Path):
@@ -165,14 +271,39 @@ def test_a_full_disk_leaves_no_half_written_file(tmp_path: Path, monkeypatch: py
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(run_files.pq, "write_table", full)
+    monkeypatch.setattr(run_files.pq.ParquetWriter, "write_table", full)
     with pytest.raises(OSError, match="No space left"), run:
         run.finish()
     assert not list(run.path.glob("*.partial"))
     assert not list(run.path.glob(".*"))
-    assert not (run.path / "events.parquet").exists()
+    assert not (run.path / "steps.parquet").exists()
     assert load_run(run.path, unfinished=True).status == "failed"
     assert list(load_run(run.path, unfinished=True).entries()) == story()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("chunks", [0, 2])
+def test_a_disk_without_space_for_the_journal_keeps_its_whole_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunks: int
+):
+    monkeypatch.setattr(runs, "CHUNK_ENTRIES", 3)
+    run = filled(tmp_path / "runs", story()[: 3 * chunks])
+    journal = run._file._file.raw.fileno()
+    disk = os.dup(journal)
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), journal)
+
+    def record_all() -> None:
+        for each in story()[3 * chunks :]:
+            run.record(each.event, each.commands)
+
+    with pytest.raises(OSError, match="No space left"), run:
+        record_all()
+    os.write(disk, b"a part of a chunk")
+    os.close(disk)
+    loaded = load_run(run.path, unfinished=True)
+    assert loaded.status == "failed"
+    assert list(loaded.entries()) == story()[: 3 * chunks]
 
 
 def test_a_disk_without_space_for_the_status_leaves_it_running(

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from heddle.knowledge import SHIPPED, load_predictor_model
 from heddle.plugins import load_policy
-from heddle_core import Controller, Entry, Policy, PolicyContext, recorded
+from heddle_core import Controller, Entry, Policy, PolicyContext, collecting, recorded
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_core.ids import EngineId, EngineShape
@@ -153,6 +153,6 @@ def play(
         scripts = scripts_of(scenario.workload, scenario.trajectories, scenario.seed)
     played = Played(scripts)
     controller = Controller(policy_of(name, scenario, extra=extra))
-    handle = recorded(played.books.watched(controller), played.entries.append)
+    handle = recorded(played.books.watched(controller), collecting(played.entries))
     simulate_rollout(scripts, HandledCore(handle, controller), world_of(scenario))
     return played

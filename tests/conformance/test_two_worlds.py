@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle_core import Controller, Entry, first_divergence
+from heddle_core import Controller, Entry, collecting, first_divergence
 from heddle_core.commands import Preempt
 from heddle_core.events import EngineFailed, MigrationFinished
 from heddle_core.ids import EngineId
@@ -76,7 +76,7 @@ def world_for(scenario: Scenario) -> SimulationConfig:
 def simulated(name: str, scenario: Scenario) -> list[Entry]:
     entries: list[Entry] = []
     controller = Controller(policy_of(name, scenario))
-    core = RecordedCore(controller, entries.append)
+    core = RecordedCore(controller, collecting(entries))
     simulate_rollout(scripts_for(scenario), core, world_for(scenario))
     return entries
 
@@ -93,7 +93,7 @@ def on_the_event_loop(name: str, scenario: Scenario) -> list[Entry]:
         launcher.schedule_faults()
         await RolloutRun(
             [ScriptedAgent(script, clock) for script in scripts_for(scenario)],
-            RecordedCore(controller, entries.append),
+            RecordedCore(controller, collecting(entries)),
             launcher,
             clock,
             tool_capacity=world.tool_capacity,

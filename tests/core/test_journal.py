@@ -1,6 +1,6 @@
 """Entries are recorded as they happen; the first that other code answers otherwise is named."""
 
-from heddle_core import Entry, first_divergence, recorded
+from heddle_core import Entry, collecting, first_divergence, recorded
 from heddle_core.commands import Command, Dispatch, Preempt
 from heddle_core.events import Event, Tick
 from heddle_core.ids import EngineId, TrajectoryId
@@ -24,7 +24,7 @@ def saying(*answers: tuple[Command, ...]):
 
 def test_a_recorded_handle_returns_the_same_commands_and_calls_the_sink():
     sunk: list[Entry] = []
-    handle = recorded(saying((dispatch(A),), ()), sunk.append)
+    handle = recorded(saying((dispatch(A),), ()), collecting(sunk))
     first, second = Tick(time_s=0.0), Tick(time_s=1.0)
     assert handle(first) == (dispatch(A),)
     assert handle(second) == ()

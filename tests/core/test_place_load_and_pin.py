@@ -120,4 +120,4 @@ def test_a_placement_without_memory_has_nothing_to_forget():
     before = placement.place(t, view)
     placement.finished(t)
     assert placement.place(t, view) == before
-    assert vars(placement) == {}
+    assert not getattr(placement, "__dict__", {})

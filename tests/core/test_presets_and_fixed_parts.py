@@ -48,11 +48,12 @@ DECIDES: dict[Kind, str] = {
 
 
 def defines_part(path: Path, method: str) -> bool:
-    """Whether the file holds a class, other than a Protocol, with the kind's deciding method."""
+    """Whether the file holds a class, no Protocol or ABC, with the kind's deciding method."""
+    abstract = {"Protocol", "ABC"}
     classes = [
         node
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef) and "Protocol" not in map(ast.unparse, node.bases)
+        if isinstance(node, ast.ClassDef) and not abstract & set(map(ast.unparse, node.bases))
     ]
     return any(isinstance(d, ast.FunctionDef) and d.name == method for c in classes for d in c.body)
 

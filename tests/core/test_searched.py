@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 import hypothesis.strategies as st
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from heddle.runs.journal_rows import decode, encode
+from heddle.runs.journal_reader import decode
 from heddle_core import Entry
 from heddle_core.commands import SolvePlan
 from heddle_core.events import PlanSolved, RolloutStarted
 from heddle_core.ids import RolloutId
 from heddle_core.parts.planner.searched import CHARGED_S, SearchedPlan, estimated_lengths
 from heddle_core.solve.joint import JointProblem
+from tests.app.journals import table
 from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context
 from tests.core.shapes import h100
 
@@ -92,7 +92,7 @@ def test_a_problem_and_its_plan_survive_a_journal(solver, cost):
         ),
         Entry(PlanSolved(time_s=problem.charged_s, plan=1, resource_plan=plan), ()),
     ]
-    back = list(decode(pa.Table.from_batches([encode(entries, 0)])))
+    back = list(decode(table(entries)))
     assert back == entries
     [again] = back[0].commands
     assert again.problem.solve() == plan

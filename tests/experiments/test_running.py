@@ -1,5 +1,7 @@
+import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,9 +10,17 @@ from click.testing import CliRunner
 from experiments import __main__ as command
 from experiments.harness import running
 from experiments.harness.experiment import FIGURES as PICTURES
-from experiments.harness.experiment import LOCAL, Place
+from experiments.harness.experiment import LOCAL, Place, experiments, finish_all
 from experiments.harness.extract import FIGURES, QUANTILES
-from experiments.harness.jobs import FULL, REDUCED, Job, Rollout, content_key, planned_runs
+from experiments.harness.jobs import (
+    FULL,
+    REDUCED,
+    Computation,
+    Job,
+    Rollout,
+    content_key,
+    planned_runs,
+)
 from experiments.harness.running import Skipped, records_of, run_missing, trace_of
 from experiments.harness.store import ROOT, Store
 from heddle.config import ClusterConfig
@@ -128,19 +138,59 @@ def test_git_ignores_results_of_other_sizes():
     assert LOCAL.figures.is_relative_to(LOCAL.numbers)
 
 
-def test_a_forgotten_result_is_made_again(store: Store):
-    made: list[int] = []
+def figures_of(folder: str) -> Mapping[str, int]:
+    """A result, and a file that counts how often it was made."""
+    (Path(folder) / str(time.monotonic_ns())).touch()
+    return {"n": len(list(Path(folder).iterdir()))}
 
-    def make() -> Mapping[str, int]:
-        made.append(1)
-        return {"n": len(made)}
 
-    question = {"question": 1}
-    assert [store.memo(question, make)["n"] for _ in range(3)] == [1, 1, 1]
-    store.forget(content_key(question))
-    assert store.memo(question, make)["n"] == 2
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_computation_is_made_once_until_it_is_forgotten(tmp_path: Path, processes: int):
+    store, counted = Store(tmp_path / "store"), tmp_path / "counted"
+    counted.mkdir()
+    asked = {"question": 1}
+    one = Computation(question=asked, make=partial(figures_of, str(counted)))
+
+    def done() -> int:
+        return run_missing([one, one], store, processes=processes, on_progress=unheard)
+
+    assert [done(), done(), done()] == [1, 0, 0]
+    assert store.get(content_key(asked)) == {"n": 1}
+    store.forget(one.key)
+    assert done() == 1
+    assert store.get(one.key) == {"n": 2}
     with pytest.raises(KeyError, match="run the experiment"):
         store.get("none")
+
+
+def test_long_jobs_of_a_seed_come_first_and_those_of_a_rollout_together():
+    sizes = {16: "coding", 64: "math", 32: "search"}
+    jobs: list[Job | Computation] = [
+        replace(JOB, policy=policy, rollout=Rollout(workload=w, trajectories=n, seed=seed))
+        for policy in ("verl", "slime")
+        for n, w in sizes.items()
+        for seed in (102, 101)
+    ]
+    made = sorted([*jobs, Computation(question={}, make=dict)], key=running._order)
+    assert isinstance(made[0], Computation)
+    runs = [job for job in made if isinstance(job, Job)]
+    assert [(job.rollout.seed, job.rollout.trajectories) for job in runs] == [
+        (seed, n) for seed in (101, 102) for n in (64, 32, 16) for _ in range(2)
+    ]
+
+
+def test_experiments_are_finished_in_order_and_those_that_measure_time_alone(tmp_path: Path):
+    place = Place(tmp_path / "numbers", tmp_path / "pictures", committed=False)
+    chosen = [e for e in experiments(place) if e.name in ("f07_parallelism", "f10_placement")]
+    calls: list[tuple[int, int]] = []
+    finished = finish_all(
+        chosen, REDUCED, Store(tmp_path), processes=2, on_progress=lambda *t: calls.append(t)
+    )
+    assert [e.name for e, _ in finished] == ["f07_parallelism", "f10_placement"]
+    assert calls == [(1, 2), (2, 2)]
+    assert all(e.measured and e.figure.is_file() for e in chosen)
+    timed = {e.name for e in experiments(place) if e.measures_time}
+    assert timed == {"t1_overheads", "t2_solver_time", "d_annealing"}
 
 
 def test_lists_in_a_configuration_stand_for_each_of_their_values():

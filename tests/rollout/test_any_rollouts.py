@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_core import Controller, Entry, first_divergence, recorded
+from heddle_core import Controller, Entry, collecting, first_divergence, recorded
 from heddle_core.events import RolloutStarted, TrajectoryArrived
 from heddle_core.ids import EngineId, RolloutId
 from heddle_core.presets import PRESETS
@@ -63,7 +63,7 @@ class Overlapping:
     def __init__(self, policy: str, scenario: Scenario) -> None:
         self.books, self.entries = Books(GPUS), list[Entry]()
         self.controller = Controller(policy_of(policy, scenario))
-        handle = recorded(self.books.watched(self.controller), self.entries.append)
+        handle = recorded(self.books.watched(self.controller), collecting(self.entries))
         self.simulation = Simulation(HandledCore(handle, self.controller), world_of(scenario))
         self.simulation.launcher.schedule_faults()
         self.scripts: dict[str, TrajectoryScript] = {}

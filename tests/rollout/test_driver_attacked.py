@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_core import Controller, Entry, recorded
+from heddle_core import Controller, Entry, collecting, recorded
 from heddle_core.commands import (
     Cancel,
     Command,
@@ -119,7 +119,7 @@ def test_whatever_engines_do_every_trajectory_ends_and_no_token_is_made_twice(
             agent.rng = rng
         run = RolloutRun(
             agents,
-            HandledCore(recorded(books.watched(controller), entries.append), controller),
+            HandledCore(recorded(books.watched(controller), collecting(entries)), controller),
             HostileLauncher(rng, deadly=deadly, refuses=refuses),
             clock,
             tool_limit_s=50.0,
@@ -280,7 +280,7 @@ def test_an_aborted_run_ends_and_leaves_no_task(seed, policy, deadly, after_s, h
         loop = asyncio.get_running_loop()
         clock = RunClock(loop)
         controller = Controller(policy_of(policy, CALM))
-        core = RecordedCore(controller, entries.append)
+        core = RecordedCore(controller, collecting(entries))
         run = set_out(core, HostileLauncher(rng, deadly=deadly), clock, rng)
         running = loop.create_task(run.run())
         await asyncio.sleep(after_s)
@@ -403,7 +403,7 @@ def rollout(
         launcher = HostileLauncher(Random(1), deadly=0.0)
         run = RolloutRun(
             [agent(script, clock) for script in SCRIPTS],
-            RecordedCore(controller, entries.append),
+            RecordedCore(controller, collecting(entries)),
             launcher,
             clock,
             **options,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from heddle_core import Controller, Entry, Policy
+from heddle_core import Controller, Entry, Policy, collecting
 from heddle_core.commands import Dispatch, Predict
 from heddle_core.events import (
     EngineFailed,
@@ -65,7 +65,7 @@ class Rollout:
         launcher.schedule_faults()
         run = RolloutRun(
             [self.agent(script, clock) for script in self.scripts],
-            RecordedCore(controller, self.entries.append),
+            RecordedCore(controller, collecting(self.entries)),
             launcher,
             clock,
             **self.options,

@@ -105,6 +105,27 @@ def test_null_and_left_out_mean_the_same_and_stay_none(tmp_path):
     assert last.tool is None
 
 
+@pytest.mark.parametrize("piece", [1, 7, 100])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_lines_are_put_together_from_pieces_of_any_size(tmp_path, monkeypatch, suffix, piece):
+    made = write_trace(
+        tmp_path / f"t{suffix}",
+        [record(call(), step(tool="Größe ✓"), trajectory_id=f"{n}") for n in range(5)],
+    )
+    monkeypatch.setattr("heddle_trace.files._PIECE", piece)
+    assert read_trace(tmp_path / f"t{suffix}") == made
+    write_trace(tmp_path / f"u{suffix}", made.records)
+    assert (tmp_path / f"u{suffix}").read_bytes() == (tmp_path / f"t{suffix}").read_bytes()
+    bad = written(tmp_path, LINE % STEP + "\n" + LINE % '{"output_tokens":-1}', "bad.jsonl")
+    assert [(p.line, p.field) for p in problems(bad)] == [
+        (3, "steps[0].output_tokens"),
+        (3, "trajectory_id"),
+    ]
+    cut = written(tmp_path, (LINE % STEP).encode() + "é".encode()[:1], "cut.jsonl")
+    with pytest.raises(TraceError, match=f"line 2: not UTF-8 at byte {len(LINE % STEP)}"):
+        read_trace(cut)
+
+
 BAD_LINES = {
     "negative tokens": (LINE % '{"output_tokens":-1}', "steps[0].output_tokens", "found -1"),
     "fraction of a token": (LINE % '{"output_tokens":1.5}', "steps[0].output_tokens", "whole"),

@@ -3,16 +3,18 @@
 Times are ticks since the first arrival of the run, so that they fit into 32 bits and compress.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from heddle.reports.curves import Curve, at_least, completion, thin, under_way
-from heddle.runs.compatibility import upgraded
+from heddle.reports.page.overall import activity, lengths, plan
+from heddle.reports.sample import Sample
 from heddle.runs.record import Record
-from heddle.runs.tables import Floats, Ints
+from heddle.runs.tables import Dispatches, Floats, Ints
 
 TICK_S = 1e-4
 MAX_TICKS = 2**32 - 2
@@ -32,36 +34,57 @@ class Columns:
     """What goes as JSON."""
     columns: Mapping[str, Mapping[str, Any]]
     """Table, column, values: arrays of 8, 16 or 32 bits."""
+    start_s: float
+    end_s: float
+    note: str | None
+    """As of the `Record`."""
 
 
-def columns(record: Record, names: Mapping[str, int]) -> Columns:
-    """Columns of a run; `names` numbers the trajectories of all runs on the page."""
+def columns(record: Record, shown: Sample, names: dict[str, int]) -> Columns:
+    """Columns of what is shown of a run; adds its trajectories to `names`, which numbers them."""
     tick_s = tick(record.end_s - record.start_s)
-    own = np.array([names[name] for name in record.journal.trajectories], np.uint32)
     place = np.zeros(len(record.journal.words("engine")) + 1, np.int64)
     place[record.engines["engine"]] = np.arange(len(record.engines["engine"]))
 
     def ticks(time_s: Floats) -> Any:
         return _whole((time_s - record.start_s) / tick_s)
 
+    rows = np.flatnonzero(shown.trajectories)
+    listed = record.journal.trajectories
+    own = [names.setdefault(listed[row], len(names)) for row in rows.tolist()]
+    group, groups = _words(record.trajectories["group"][rows], record.journal.words("group"))
     return Columns(
         facts={
             "tick_s": tick_s,
             "end_s": record.end_s - record.start_s,
             "note": record.note,
+            "trajectories_in_all": len(listed),
+            "sample": shown.note,
             "engines": _engines(record),
+            "drawn": shown.engines.tolist(),
+            "fleet": _fleet(record),
             "tools": [*record.journal.words("tool")],
             "outcomes": [*record.journal.words("outcome")],
-            "groups": [*record.journal.words("group")],
-            "plan": _plan(record, names),
+            "groups": groups,
+            "plan": plan(record),
+            "lengths": lengths(record, shown.engines, place),
             "curves": _curves(record),
+            "activity": None if shown.whole else activity(record),
         },
         columns={
-            "dispatches": _dispatches(record, ticks, place),
-            "trajectories": {"name": own, **_trajectories(record, ticks, place)},
-            "migrations": _migrations(record, ticks, place),
-            "reports": _reports(record, ticks, place),
+            "dispatches": _dispatches(record, shown, ticks, place),
+            "trajectories": {
+                "name": np.array(own, np.uint32),
+                "at_random": shown.at_random[rows].astype(np.uint8),
+                "group": group,
+                **_trajectories(record, rows, ticks, place),
+            },
+            "migrations": _migrations(record, shown, ticks, place),
+            "reports": _reports(record, shown, ticks, place),
         },
+        start_s=record.start_s,
+        end_s=record.end_s,
+        note=record.note,
     )
 
 
@@ -83,17 +106,24 @@ def _code(values: Ints) -> Any:
     return np.where(values < 0, NONE, values).astype(np.uint32)
 
 
-def _dispatches(record: Record, ticks: Any, place: Ints) -> dict[str, Any]:
-    d, steps = record.dispatches, record.steps
-    tool = steps["tool"][np.cumsum(d.first) - 1]
+def _words(codes: Ints, words: Sequence[str]) -> tuple[Any, list[str]]:
+    """Codes of the words that occur, and these words."""
+    found, places = np.unique(codes, return_inverse=True)
+    return _code(np.where(codes < 0, -1, places)), [words[code] for code in found if code >= 0]
+
+
+def _dispatches(record: Record, shown: Sample, ticks: Any, place: Ints) -> dict[str, Any]:
+    own = np.flatnonzero(shown.trajectories[record.dispatches.trajectory])
+    tool = record.steps["tool"][np.cumsum(record.dispatches.first)[own] - 1]
+    d = Dispatches(*(getattr(record.dispatches, f.name)[own] for f in fields(Dispatches)))
     flags = OPEN * np.isnan(d.ended_s) + PREEMPTED * d.preempted + LOST * d.lost
     tick_s = tick(record.end_s - record.start_s)
     return {
         # In order of trajectory and step; a trajectory's are together.
-        "trajectory": d.trajectory.astype(np.uint32),
+        "trajectory": _row(shown)[d.trajectory],
         "step": d.step.astype(np.uint16),
         "engine": place[d.engine].astype(np.uint16),
-        "slot": record.slot.astype(np.uint16),
+        "slot": record.slot[own].astype(np.uint16),
         "runnable": ticks(d.runnable_s),
         "dispatched": ticks(d.dispatched_s),
         "ended": ticks(np.where(np.isnan(d.ended_s), record.end_s, d.ended_s)),
@@ -108,19 +138,24 @@ def _dispatches(record: Record, ticks: Any, place: Ints) -> dict[str, Any]:
     }
 
 
-def _trajectories(record: Record, ticks: Any, place: Ints) -> dict[str, Any]:
-    t, d = record.trajectories, record.dispatches
+def _row(shown: Sample) -> Any:
+    """The row on the page of each trajectory that is shown."""
+    return (np.cumsum(shown.trajectories) - 1).astype(np.uint32)
+
+
+def _trajectories(record: Record, rows: Ints, ticks: Any, place: Ints) -> dict[str, Any]:
+    d = record.dispatches
+    t = {name: values[rows] for name, values in record.trajectories.items()}
     tick_s = tick(record.end_s - record.start_s)
-    home = np.full(len(t["trajectory"]), NONE, np.uint32)
+    home = np.full(len(record.journal.trajectories), NONE, np.uint32)
     home[d.trajectory] = place[d.engine]  # the last of each counts
     waited = t["queueing_s"] + t["engine_queued_s"]
     return {
         "arrived": ticks(t["arrived_s"]),
-        "pending": ticks(record.waiting_since_s),
+        "pending": ticks(record.waiting_since_s[rows]),
         "finished": ticks(t["finished_s"]),
         "outcome": _code(t["outcome"]),
-        "group": _code(t["group"]),
-        "home": home,
+        "home": home[rows],
         "waited": _whole(np.nan_to_num(waited) / tick_s),
         "prefill": _whole(t["prefill_s"] / tick_s),
         "decode": _whole(t["decode_s"] / tick_s),
@@ -133,10 +168,11 @@ def _trajectories(record: Record, ticks: Any, place: Ints) -> dict[str, Any]:
     }
 
 
-def _migrations(record: Record, ticks: Any, place: Ints) -> dict[str, Any]:
-    m = record.migrations
+def _migrations(record: Record, shown: Sample, ticks: Any, place: Ints) -> dict[str, Any]:
+    own = shown.trajectories[record.migrations["trajectory"]]
+    m = {name: values[own] for name, values in record.migrations.items()}
     return {
-        "trajectory": m["trajectory"].astype(np.uint32),
+        "trajectory": _row(shown)[m["trajectory"]],
         "source": place[m["source"]].astype(np.uint16),
         "target": place[m["target"]].astype(np.uint16),
         "began": ticks(m["began_s"]),
@@ -146,12 +182,13 @@ def _migrations(record: Record, ticks: Any, place: Ints) -> dict[str, Any]:
     }
 
 
-def _reports(record: Record, ticks: Any, place: Ints) -> dict[str, Any]:
-    r = record.reports
+def _reports(record: Record, shown: Sample, ticks: Any, place: Ints) -> dict[str, Any]:
+    engine = place[record.reports["engine"]]
+    own = np.isin(engine, shown.engines)
     return {
-        "engine": place[r["engine"]].astype(np.uint16),
-        "time": ticks(r["time_s"]),
-        "kv": r["kv_used_tokens"].astype(np.uint32),
+        "engine": engine[own].astype(np.uint16),
+        "time": ticks(record.reports["time_s"][own]),
+        "kv": record.reports["kv_used_tokens"][own].astype(np.uint32),
     }
 
 
@@ -179,19 +216,13 @@ def _engines(record: Record) -> list[dict[str, Any]]:
     ]
 
 
-def _plan(record: Record, names: Mapping[str, int]) -> dict[str, Any] | None:
-    """The first plan that was solved; None when the policy plans nothing."""
-    rows = record.journal.rows_of("PlanSolved")[:1]
-    if not len(rows):
-        return None
-    plan = upgraded("resource_plan", record.journal.payloads(rows)[0]["resource_plan"])
-    return {
-        "solved_s": float(record.journal.floats("time_s", rows)[0]) - record.start_s,
-        "estimated_makespan_s": plan["estimated_makespan_s"],
-        "homes": {
-            engine: [names[member] for member in members] for engine, members in plan["homes"]
-        },
-    }
+def _fleet(record: Record) -> dict[str, Any]:
+    """How many engines of each TP degree there were, widest first, and how many were restarts."""
+    names, tps = record.engines["name"], record.engines["tp"].tolist()
+    again = [re.search(r"\+\d+$", name) is not None for name in names]
+    first = [tp for tp, later in zip(tps, again, strict=True) if not later]
+    degrees = sorted(dict.fromkeys(first), reverse=True)
+    return {"of": [[tp, first.count(tp)] for tp in degrees], "again": sum(again)}
 
 
 def _curves(record: Record) -> dict[str, Any]:
@@ -220,12 +251,3 @@ def _curves(record: Record) -> dict[str, Any]:
 def _from_zero(curve: Curve) -> Curve:
     x, y = thin(*curve) if len(curve[0]) else curve
     return (x, y) if len(x) and x[0] <= 0.0 else (np.append(0.0, x), np.append(0.0, y))
-
-
-def names_of(records: Sequence[Record]) -> dict[str, int]:
-    """Number the trajectories of all runs, in order of first sight."""
-    seen: dict[str, int] = {}
-    for record in records:
-        for name in record.journal.trajectories:
-            seen.setdefault(name, len(seen))
-    return seen

@@ -1,7 +1,7 @@
 """A run's facts on the page: summary, bound, settings."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from heddle.reports.colours import policy_dashes, policy_shade
 from heddle.runs import Run, RunError, labels
@@ -28,31 +28,40 @@ def same_trace(runs: Sequence[Run]) -> None:
             )
 
 
-def facts(records: Sequence[Record], bound_of: BoundOf) -> list[dict[str, Any]]:
+def facts(runs: Sequence[Run], bound_of: BoundOf) -> list[dict[str, Any]]:
     """One object for each run, as JSON."""
-    named = short_labels([record.run for record in records])
-    dashes = policy_dashes([record.run.manifest["policy"] for record in records])
+    dashes = policy_dashes([run.manifest["policy"] for run in runs])
     return [
         {
             "label": label,
-            "policy": record.run.manifest["policy"],
-            "seed": record.run.manifest["seed"],
-            "colour": policy_shade(record.run.manifest["policy"]),
+            "policy": run.manifest["policy"],
+            "seed": run.manifest["seed"],
+            "colour": policy_shade(run.manifest["policy"]),
             "dash": dash,
-            "path": str(record.run.path),
-            "summary": _summary(record),
-            "bound": bound_of(record.run),
-            "how": _how(record.run),
+            "path": str(run.path),
+            "bound": bound_of(run),
+            "how": _how(run),
         }
-        for record, label, dash in zip(records, named, dashes, strict=True)
+        for run, label, dash in zip(runs, short_labels(runs), dashes, strict=True)
     ]
 
 
-def opening(records: Sequence[Record]) -> int:
+class Lasted(Protocol):
+    """From when to when a run lasted, and why there is no more of it."""
+
+    @property
+    def start_s(self) -> float: ...  # noqa: D102
+    @property
+    def end_s(self) -> float: ...  # noqa: D102
+    @property
+    def note(self) -> str | None: ...  # noqa: D102
+
+
+def opening(runs: Sequence[Lasted]) -> int:
     """The run that the page shows first, against run 0: the others' shortest that finished."""
-    others = range(1, len(records))
-    finished = [at for at in others if records[at].note is None] or others
-    return min(finished, key=lambda at: records[at].end_s - records[at].start_s, default=0)
+    others = range(1, len(runs))
+    finished = [at for at in others if runs[at].note is None] or others
+    return min(finished, key=lambda at: runs[at].end_s - runs[at].start_s, default=0)
 
 
 def short_labels(runs: Sequence[Run]) -> list[str]:
@@ -63,7 +72,7 @@ def short_labels(runs: Sequence[Run]) -> list[str]:
     return named if len(dict.fromkeys(named)) == len(runs) else labels(runs)
 
 
-def _summary(record: Record) -> Mapping[str, Any]:
+def summary(record: Record) -> Mapping[str, Any]:
     """Figures of a finished run; of any other the few that a part of a run has."""
     if record.note is None:
         return record.run.summary

@@ -10,10 +10,11 @@ from typing import Any
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from heddle.reports.colours import style_sheet
-from heddle.reports.page.columns import Columns, columns, names_of
-from heddle.reports.page.facts import BoundOf, facts, opening, same_trace
+from heddle.reports.page.columns import Columns, columns
+from heddle.reports.page.facts import BoundOf, facts, opening, same_trace, summary
+from heddle.reports.sample import MAX_DISPATCHES, choose, sample
 from heddle.runs import Run
-from heddle.runs.record import Record, record
+from heddle.runs.record import record
 
 SCHEMA = "heddle.reports.page/1"
 SCRIPTS = (
@@ -39,21 +40,29 @@ def page(
         RunError: the runs are of different traces, or one of them is damaged or empty.
     """
     same_trace(runs)
-    records: list[Record] = []
-    for run in runs:
+    most = MAX_DISPATCHES // len(runs)
+    choice = choose(runs, most)
+    names: dict[str, int] = {}
+    parts: list[Columns] = []
+    summaries = []
+    for run in runs:  # one at a time: a large run fills the memory
         on_progress(f"reading {run.label}")
-        records.append(record(run))
+        found = record(run)
+        parts.append(columns(found, sample(found, choice, most), names))
+        summaries.append(summary(found))
+        del found
     on_progress("bounds")
-    run_facts = facts(records, bound_of)
+    run_facts = facts(runs, bound_of)
     on_progress("writing")
-    names = names_of(records)
-    parts = [columns(each, names) for each in records]
     head = {
         "schema": SCHEMA,
-        "trace": str(records[0].run.manifest["trace"]["name"]),
+        "trace": str(runs[0].manifest["trace"]["name"]),
         "names": list(names),
-        "opens": opening(records),
-        "runs": [{**fact, **part.facts} for fact, part in zip(run_facts, parts, strict=True)],
+        "opens": opening(parts),
+        "runs": [
+            {**fact, "summary": figures, **part.facts}
+            for fact, figures, part in zip(run_facts, summaries, parts, strict=True)
+        ],
     }
     static = files("heddle.reports.page") / "static"
     text = (static / "page.html").read_text(encoding="utf-8")

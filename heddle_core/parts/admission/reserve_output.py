@@ -5,6 +5,8 @@ prefills it again. A trajectory that returns from a short tool may find its KV e
 coding trajectories on 64 H100 (Qwen3-14B) that was a fifth of the makespan.
 """
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.policy import PolicyContext, TrajectoryView
 
 STEPS_AHEAD = 1.5
@@ -14,6 +16,7 @@ UNKNOWN_STEP_TOKENS = 512.0
 """Mean output of a step without history."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ReserveOutput:
     """Reserve for the step's output, and keep the KV of trajectories that are in a tool."""
 

@@ -1,17 +1,21 @@
 """Base of placements that decide for one step at a time, when it becomes runnable."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+
+from mypy_extensions import mypyc_attr
 
 from heddle_core.ids import EngineId
 from heddle_core.policy import TrajectoryView, View
 
 
-class OneByOne(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class OneByOne(ABC):
     """A placement that never waits for the whole rollout and by default keeps no state."""
 
     needs_all: bool = False
 
+    @abstractmethod
     def place(self, t: TrajectoryView, view: View) -> EngineId:
         """Home for one runnable step."""
         ...

@@ -1,5 +1,7 @@
 """Pin a trajectory where it first ran: the KV prefix decides, load only at the first step."""
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.parts.placement.one_by_one import OneByOne
 from heddle_core.policy import TrajectoryView, View
@@ -16,6 +18,7 @@ def pinned(t: TrajectoryView, view: View) -> EngineId | None:
     return None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Sticky(OneByOne):
     """A known trajectory stays on its engine; a new one goes to the fewest steps in flight.
 

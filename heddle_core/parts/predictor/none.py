@@ -1,9 +1,12 @@
 """No prediction: for policies that do not look ahead."""
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import TrajectoryView
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class NoPrediction:
     """Learns nothing: every trajectory has 0 tokens left."""
 

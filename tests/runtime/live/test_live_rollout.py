@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from heddle_core import Controller, Entry
+from heddle_core import Controller, Entry, collecting
 from heddle_core.events import StepFinished, ToolReturned, ToolStarted, TrajectoryFinished
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.engines import StepRequest
@@ -88,7 +88,7 @@ async def rollout(
                 tool_tasks=tool_tasks,
                 on_end=transcripts.append,
             ),
-            RecordedCore(controller, entries.append),
+            RecordedCore(controller, collecting(entries)),
             ScriptedLauncher(model_of(tokenizer)),
             clock,
             tool_limit_s=tool_limit_s,

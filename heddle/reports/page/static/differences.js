@@ -22,9 +22,11 @@ function drawDifferences(page) {
   }
   const [a, b] = [page.runs[pair.from], page.runs[pair.to]];
   const found = changes(a, b);
-  verdict(page, a, b, found);
+  // Those that were chosen as the last to end, or for their engine, would count too often.
+  const random = found.filter((each) => each.atRandom);
+  verdict(page, a, b, random);
   drawChanges(page, a, b, found);
-  drawTenths(found);
+  drawTenths(random);
   list(page, "gained", found.filter((each) => each.change < 0).slice(0, 6));
   list(page, "lost", found.filter((each) => each.change > 0).reverse().slice(0, 6));
 }
@@ -36,7 +38,7 @@ function changes(a, b) {
     const other = b.rowOf[name];
     if (other < 0 || a.trajectories.finished[row] === NONE || b.trajectories.finished[other] === NONE) return;
     const ends = [a.trajectories.finished[row] * a.tick_s, b.trajectories.finished[other] * b.tick_s];
-    found.push({ name, ends, change: ends[1] - ends[0], output: Math.max(b.trajectories.output[other], 1) });
+    found.push({ name, ends, atRandom: a.trajectories.at_random[row] === 1 && b.trajectories.at_random[other] === 1, change: ends[1] - ends[0], output: Math.max(b.trajectories.output[other], 1) });
   });
   return found.sort((x, y) => x.change - y.change);
 }
@@ -46,13 +48,15 @@ function verdict(page, a, b, found) {
   const lost = found.filter((each) => each.change > 0);
   const middle = (side) => seconds(Math.abs(side.length ? side[Math.floor(side.length / 2)].change : 0));
   const all = b.end_s - a.end_s;
-  const missing = page.names.length - found.length;
+  const sampled = [a, b].some((run) => run.activity);
+  const missing = sampled ? 0 : page.names.length - found.length;
   const share = (side) => `${side.length.toLocaleString("en")} of ${found.length.toLocaleString("en")}`;
   const broken = [a, b].filter((run) => run.note);
   const whole = broken.length
     ? [`Not the whole of it: ${broken.map((run) => run.label).join(" and ")} did not finish. Of what ended in both, `]
     : [el("b", {}, b.label), " ends ", el("b", { class: all < 0 ? "gain" : "loss" }, `${seconds(Math.abs(all))} ${all < 0 ? "sooner" : "later"}`), " than ", el("b", {}, a.label), ". "];
   byId("verdict").replaceChildren(...whole,
+    sampled ? `Of a sample of ${number(Math.max(a.trajectories_in_all, b.trajectories_in_all))} trajectories: ` : "",
     el("span", { class: "gain" }, `${share(gained)} trajectories end sooner`), ` (by ${middle(gained)} at the median), `,
     el("span", { class: "loss" }, `${share(lost)} later`), ` (by ${middle(lost)}).`,
     missing ? ` ${missing.toLocaleString("en")} did not end in both and are left out.` : "",

@@ -14,6 +14,7 @@ function drawHead(page) {
   byId("about").textContent = `${number(summary.arrived)} trajectories, ${number(summary.output_tokens)} output tokens on ${how.cluster}, ${how.model}`;
   const notes = page.runs.flatMap((run) => [
     ...(run.note ? [`${run.label}: ${run.note}. Shown is what its journal holds, up to ${seconds(run.end_s)}; it is no result.`] : []),
+    ...(run.sample ? [`${run.label}: ${run.sample}. ${run.activity ? `Summary, rollout, plan and what trajectories were doing count all of them${page.runs.length > 1 ? "; how many gained and lost is counted among those drawn by their names" : ""}.` : ""}`] : []),
     ...(run.how["shown the future"] === "no" ? [] : [`${run.label} was shown the future: what it reaches is a bound, not a result.`]),
     ...(run.seed === page.runs[0].seed ? [] : [`${run.label} has another seed than ${page.runs[0].label}: values that the trace does not tell, and the order of groups, may differ.`]),
     ...(["cluster", "model"].some((key) => run.how[key] !== how[key]) ? [`${run.label} ran on ${run.how.cluster}, ${run.how.model}.`] : []),

@@ -76,7 +76,9 @@ function fill(page) {
   const compare = (x, y) => (typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : x - y);
   found.sort(([x, i], [y, j]) => (x === null) - (y === null) || (x === null ? 0 : way * compare(x, y)) || i - j);
   Object.assign(listed, { rows: found.map(([, row]) => row), from: -1, run });
-  byId("found").textContent = `${number(listed.rows.length)} of ${number(run.trajectories.name.length)} trajectories`;
+  const here = run.trajectories.name.length;
+  const all = here < run.trajectories_in_all ? ` shown of ${number(run.trajectories_in_all)}` : "";
+  byId("found").textContent = `${number(listed.rows.length)} of ${number(here)} trajectories${all}`;
   byId("table").scrollTop = 0;
   show(page);
 }

@@ -12,9 +12,9 @@ function drawTimeline(page) {
   const run = page.run;
   if (timeline.of !== run) {
     // The engine whose last step ends last is where the tail of the rollout is.
-    const last = run.engines.map((_, e) => run.ofEngine[e].reduce((end, i) => Math.max(end, run.dispatches.ended[i]), -1));
-    Object.assign(timeline, { of: run, range: null, engine: Math.max(last.indexOf(Math.max(...last)), 0) });
-    byId("engine").replaceChildren(...run.engines.map((engine, e) => el("option", { value: e }, engineLabel(engine))));
+    const last = run.drawn.map((e) => run.ofEngine[e].reduce((end, i) => Math.max(end, run.dispatches.ended[i]), -1));
+    Object.assign(timeline, { of: run, range: null, engine: run.drawn[Math.max(last.indexOf(Math.max(...last)), 0)] });
+    byId("engine").replaceChildren(...run.drawn.map((e) => el("option", { value: e }, engineLabel(run.engines[e]))));
     byId("engine").onchange = (event) => pickEngine(page, Number(event.target.value));
   }
   byId("all").onclick = () => view(page, null);
@@ -28,7 +28,13 @@ function drawTimeline(page) {
     ["queued in the engine", css("--waiting")], ["prefill", css("--prefill")], ["decode", css("--decode")],
     ["lost with its engine", css("--lost")], ["preempted", css("--preempted"), "×"], ["came by migration", css("--migration"), "◆"],
   ]);
+  for (const id of ["engines", "slots"]) byId(id).closest("figure").hidden = !run.drawn.length;
+  drawStretch(page);
+}
+
+function drawStretch(page) {
   drawDoing(page);
+  if (!page.run.drawn.length) return;
   drawEngines(page);
   drawSlots(page);
 }
@@ -51,16 +57,14 @@ function zoomed(page, change) {
 function view(page, range) {
   timeline.range = range;
   byId("all").hidden = range === null;
-  drawDoing(page);
-  drawEngines(page);
-  drawSlots(page);
+  drawStretch(page);
 }
 
 const engineLabel = (engine) => `${engine.name.length > 24 ? `…${engine.name.slice(-23)}` : engine.name} · TP ${engine.tp}`;
 
 // Margins that hold the longest name of an engine, and are the same for all that zooms together.
 function room(run) {
-  const longest = Math.max(...run.engines.map((engine) => engineLabel(engine).length));
+  const longest = Math.max(0, ...run.drawn.map((e) => engineLabel(run.engines[e]).length));
   return { l: Math.max(60, 24 + 6.6 * longest), r: 84, t: 6, b: 36 };
 }
 
@@ -76,6 +80,26 @@ const inView = (page) => ({
 function drawDoing(page) {
   const run = page.run;
   const [from, to] = span(run);
+  const { at, of } = run.activity ? counted(run, from, to) : recounted(run, from, to);
+  const traces = STATES.map(([name, text]) => ({
+    type: "scatter", mode: "lines", stackgroup: "all", name: text, x: at, y: of(name),
+    line: { width: 0, color: css(`--${name}`) }, fillcolor: css(`--${name}`), hovertemplate: "%{y:,.1f} %{fullData.name}<extra></extra>",
+  }));
+  plot("doing", traces, {
+    height: 210, hovermode: "x unified", margin: room(run),
+    xaxis: timeAxis(run, { hoverformat: ",.1f", unifiedhovertitle: { text: "at %{x:,.1f} s" } }), yaxis: axis("trajectories", { rangemode: "tozero", fixedrange: true, automargin: false }),
+  }, inView(page));
+}
+
+// Counts of all trajectories, which came with the page: not all of their steps did.
+function counted(run, from, to) {
+  const n = run.activity.waiting.length;
+  const at = Array.from({ length: n }, (_, i) => ((i + 0.5) * run.end_s) / n);
+  const seen = at.map((s) => s >= from && s <= to);
+  return { at: at.filter((_, i) => seen[i]), of: (name) => run.activity[name].filter((_, i) => seen[i]) };
+}
+
+function recounted(run, from, to) {
   const all = Array.from({ length: run.dispatches.step.length }, (_, i) => phases(run, i));
   const parts = {
     waiting: (add) => {
@@ -87,20 +111,14 @@ function drawDoing(page) {
     tool: (add) => all.forEach((p, i) => add(p.ended, toolUntil(run, i))),
   };
   const at = Array.from({ length: BINS }, (_, i) => from + ((i + 0.5) * (to - from)) / BINS);
-  const traces = STATES.map(([name, text]) => ({
-    type: "scatter", mode: "lines", stackgroup: "all", name: text, x: at, y: binned(BINS, from, to, parts[name]),
-    line: { width: 0, color: css(`--${name}`) }, fillcolor: css(`--${name}`), hovertemplate: "%{y:,.1f} %{fullData.name}<extra></extra>",
-  }));
-  plot("doing", traces, {
-    height: 210, hovermode: "x unified", margin: room(run),
-    xaxis: timeAxis(run, { hoverformat: ",.1f", unifiedhovertitle: { text: "at %{x:,.1f} s" } }), yaxis: axis("trajectories", { rangemode: "tozero", fixedrange: true, automargin: false }),
-  }, inView(page));
+  return { at, of: (name) => binned(BINS, from, to, parts[name]) };
 }
 
-// What the engines are drawn by: one row of BINS values for each, empty where there was no engine.
+// What the engines are drawn by: BINS values for each that is drawn, empty where there was no engine.
 function rows(run, measure, [from, to] = span(run)) {
   const width = (to - from) / BINS;
-  return run.engines.map((engine, e) => {
+  return run.drawn.map((e) => {
+    const engine = run.engines[e];
     const row = measure === "kv" ? reported(run, e, from, width) : binned(BINS, from, to, (add) => {
       for (const i of run.ofEngine[e]) {
         const p = phases(run, i);
@@ -146,34 +164,35 @@ function drawEngines(page) {
   const run = page.run;
   const { measure } = timeline;
   const [from, to] = span(run);
-  const count = run.engines.length;
+  const count = run.drawn.length;
   timeline.grid = { running: null, waiting: null, kv: null };
-  const row = (name, e) => (timeline.grid[name] ??= rows(run, name))[e];
+  const row = (name, at) => (timeline.grid[name] ??= rows(run, name))[at];
   const shade = { running: "", waiting: "-waiting", kv: "-kv" }[measure];
   const every = Math.ceil(count / 32);
-  const shown = run.engines.map((_, e) => e).filter((e) => e % every === 0);
+  const shown = run.drawn.map((_, at) => at).filter((at) => at % every === 0);
   const width = (to - from) / BINS;
   const trace = {
-    type: "heatmap", z: run.engines.map((_, e) => row(measure, e)), x0: from + width / 2, dx: width, y0: 0, dy: 1,
+    type: "heatmap", z: run.drawn.map((_, at) => row(measure, at)), x0: from + width / 2, dx: width, y0: 0, dy: 1,
     colorscale: [[0, css(`--low${shade}`)], [0.5, css(`--mid${shade}`)], [1, css(`--high${shade}`)]], zmin: 0, zmax: peak(run, measure), hoverinfo: "none", hoverongaps: false,
     colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 11, color: css("--soft") }, tickformat: measure === "kv" ? ".0%" : "", x: 1.01 },
   };
+  const place = run.drawn.indexOf(timeline.engine);
   const chosen = {
-    type: "rect", xref: "paper", x0: 0, x1: 1, y0: timeline.engine - 0.5, y1: timeline.engine + 0.5, line: { color: css("--accent"), width: 2 },
+    type: "rect", xref: "paper", x0: 0, x1: 1, y0: place - 0.5, y1: place + 0.5, line: { color: css("--accent"), width: 2 },
   };
-  const gone = run.engines.flatMap((engine, e) => (engine.failed ? [{
-    x: engine.gone_s, y: e, text: "✕", showarrow: false, font: { color: css("--preempted"), size: 15 },
+  const gone = run.drawn.flatMap((e, at) => (run.engines[e].failed ? [{
+    x: run.engines[e].gone_s, y: at, text: "✕", showarrow: false, font: { color: css("--preempted"), size: 15 },
   }] : []));
   plot("engines", [trace], {
     height: Math.min(Math.max(count * 20, 90), 520) + 50, margin: room(run), shapes: [chosen], annotations: gone,
     xaxis: timeAxis(run),
-    yaxis: axis("", { automargin: false, range: [count - 0.5, -0.5], autorange: false, fixedrange: true, showgrid: false, tickvals: shown, ticktext: shown.map((e) => plain(engineLabel(run.engines[e]))) }),
+    yaxis: axis("", { automargin: false, range: [count - 0.5, -0.5], autorange: false, fixedrange: true, showgrid: false, tickvals: shown, ticktext: shown.map((at) => plain(engineLabel(run.engines[run.drawn[at]]))) }),
   }, {
     ...inView(page),
-    plotly_click: ({ points }) => pickEngine(page, points[0].pointNumber[0]),
+    plotly_click: ({ points }) => pickEngine(page, page.run.drawn[points[0].pointNumber[0]]),
     plotly_hover: ({ event, points }) => {
       const [e, i] = points[0].pointNumber;
-      const now = page.run.engines[e];
+      const now = page.run.engines[page.run.drawn[e]];
       const [start, end] = span(page.run);
       const at = start + ((i + 0.5) * (end - start)) / BINS;
       const cell = (name) => (timeline.grid[name] ??= rows(page.run, name))[e][i];

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.runs.journal_rows import JournalError, decode, encode, needed, schema
+from heddle.runs.journal_reader import JournalError, decode
+from heddle.runs.journal_schema import needed, schema
 from heddle_core.commands import Command, Dispatch, SolvePlan
 from heddle_core.events import Event, MigrationFinished, PlanSolved, RolloutStarted, Tick
 from heddle_core.ids import EngineId, EngineShape, RolloutId, TrajectoryId
 from heddle_core.journal import Entry
 from heddle_core.plans import PlanProblem, ResourcePlan
-from tests.app.journals import arrived, dispatch, entry, table
+from tests.app.journals import arrived, batches, dispatch, entry, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ def test_rows_have_order_and_cause():
         entry(RolloutStarted(time_s=0.0, rollout=RolloutId("r"), trajectories=1)),
         entry(arrived("a", at=1.5), dispatch("a", 0, "e0"), dispatch("a", 1, "e0")),
     ]
-    batch = encode(entries, first_seq=10)
+    first = [entry(Tick(time_s=0.0))] * 10
+    _, batch = batches(first, entries)
     assert batch.column("seq").to_pylist() == [10, 11, 12, 13]
     assert batch.column("cause").to_pylist() == [None, None, 11, 11]
     assert batch.column("time_s").to_pylist() == [0.0, 1.5, 1.5, 1.5]
@@ -96,7 +98,7 @@ def test_rows_have_order_and_cause():
 
 
 def test_no_entries_make_no_rows():
-    assert encode([], 0).num_rows == 0
+    assert batches([])[0].num_rows == 0
 
 
 def test_a_column_name_means_one_type():
@@ -109,7 +111,7 @@ def test_a_column_name_means_one_type():
 
 
 def test_an_unknown_name_is_refused():
-    batch = pa.Table.from_batches([encode([entry(Tick(time_s=0.0))], 0)])
+    batch = table([entry(Tick(time_s=0.0))])
     other = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array(["Yawned"]))
     changed = batch.set_column(batch.schema.get_field_index("name"), "name", other)
     with pytest.raises(JournalError, match="Yawned"):
@@ -142,6 +144,6 @@ def test_a_journal_from_before_a_field_existed_takes_its_default():
         ok=True,
         kv_tokens=5,
     )
-    table = pa.Table.from_batches([encode([Entry(event, ())], 0)])
+    journal = table([Entry(event, ())])
     assert "way" not in needed()
-    assert list(decode(table.drop_columns(["way"]))) == [Entry(event, ())]
+    assert list(decode(journal.drop_columns(["way"]))) == [Entry(event, ())]

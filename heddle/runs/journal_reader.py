@@ -1,0 +1,217 @@
+"""The journal of a run, read: its file as a table, and the table as entries, exactly as recorded.
+
+What may not be in this file: metrics, anything that knows one event from another.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from heddle.runs import files
+from heddle.runs.compatibility import ROLLOUT_OF_OLD_RUNS, upgraded, upgraded_problem
+from heddle.runs.journal_columns import Ints
+from heddle.runs.journal_schema import EVENTS, layouts, needed, schema
+from heddle.runs.shape_keys import from_plain
+from heddle_core.ids import EngineId, EngineShape
+from heddle_core.journal import Entry
+from heddle_core.plans import PlanProblem
+
+OLD_JOURNAL, OLD_STREAM = "events.parquet", "events.arrows"
+"""Version 0.1.0: the journal of a run that finished, and of one that did not."""
+MAGIC = b"ARROW1\0\0"
+"""Begins an Arrow IPC file; what follows, up to the footer, is a stream."""
+TRUSTED = ("heddle_core", "heddle_trace")
+"""Packages whose planning problems may be imported by name while a journal is read."""
+
+
+class JournalError(ValueError):
+    """A journal that violates its schema."""
+
+
+def read_journal(folder: Path, *, whole: bool) -> pa.Table:
+    """Read the journal of a run directory; unless it must be `whole`, as far as it goes.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    path = folder / files.JOURNAL
+    if not path.exists():
+        if not whole and (folder / OLD_STREAM).exists():
+            return pa.Table.from_batches(list(_stream(folder / OLD_STREAM, 0)), schema())
+        if (folder / OLD_JOURNAL).exists():
+            return files.read_table(folder / OLD_JOURNAL, needed())
+    with files.readable(path):
+        try:
+            with pa.memory_map(str(path)) as file:
+                table = pa.ipc.open_file(file).read_all()
+        except pa.ArrowInvalid:
+            if whole:
+                raise
+            table = _without_footer(path)
+    return files.checked(path, table, needed())
+
+
+def _without_footer(path: Path) -> pa.Table:
+    """Read the whole batches of an Arrow file that was cut off.
+
+    Dictionaries only grow in such a file, so the last one serves all batches.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in schema().names}
+    words: dict[str, Any] = {}
+    for batch in _stream(path, len(MAGIC)):
+        for name, values in zip(columns, batch.columns, strict=True):
+            if isinstance(values, pa.DictionaryArray):
+                words[name] = values.dictionary
+                values = values.indices
+            columns[name].append(values)
+    for name, dictionary in words.items():
+        columns[name] = [pa.DictionaryArray.from_arrays(c, dictionary) for c in columns[name]]
+    arrays: list[Any] = [pa.chunked_array(columns[field.name], field.type) for field in schema()]
+    return pa.Table.from_arrays(arrays, schema=schema())
+
+
+def _stream(path: Path, start: int) -> Iterator[pa.RecordBatch]:
+    """Yield the whole batches of a stream that begins at this byte."""
+    try:
+        with pa.memory_map(str(path)) as file:
+            file.seek(start)
+            with pa.ipc.open_stream(file) as stream:
+                yield from stream
+    except (pa.ArrowInvalid, OSError, EOFError):
+        return  # cut off in the middle of a batch: what came before it is whole
+
+
+def decode(table: pa.Table) -> Iterator[Entry]:
+    """Return the entries of a journal, equal to the original ones.
+
+    Raises `JournalError` when a row names an unknown event or command, lacks what it needs, or
+    when a command does not follow the event that caused it.
+    """
+    event: Any = None
+    event_seq: int | None = None
+    events = 0
+    commands: list[Any] = []
+    for batch in table.to_batches():
+        kinds, seqs, causes = (_list(batch.column(name)) for name in ("kind", "seq", "cause"))
+        is_event = np.fromiter((kind == "event" for kind in kinds), np.bool_, len(kinds))
+        try:
+            things = _things(batch, events - 1 + np.cumsum(is_event))
+        except (KeyError, TypeError, json.JSONDecodeError) as e:
+            raise JournalError(f"journal is damaged: {type(e).__name__}: {e}") from None
+        events += int(is_event.sum())
+        for seq, kind, cause, thing in zip(seqs, kinds, causes, things, strict=True):
+            if (kind == "event") != isinstance(thing, EVENTS):
+                raise JournalError(f"journal row {seq}: {type(thing).__name__} is no {kind}")
+            if kind == "event":
+                if event is not None:
+                    yield Entry(event, tuple(commands))
+                event, event_seq, commands = thing, seq, []
+            elif cause != event_seq:
+                raise JournalError(
+                    f"journal row {seq}: a command caused by {cause}, not {event_seq}"
+                )
+            else:
+                commands.append(thing)
+    if event is not None:
+        yield Entry(event, tuple(commands))
+
+
+def _list(column: Any) -> list[Any]:
+    """Return the values of a column; word by word from its dictionary would be slow."""
+    if isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_decode()
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _things(batch: pa.RecordBatch, event_numbers: Ints) -> list[Any]:
+    """Build each row's event or command, a class at a time; the numbers are those of events."""
+    names = np.array(_list(batch.column("name")), object)
+    there = set(batch.schema.names)
+    out: list[Any] = [None] * len(names)
+    for name in dict.fromkeys(names.tolist()):
+        layout = layouts().get(name)
+        if layout is None:
+            raise JournalError(f"journal names {name!r}, which this version does not know")
+        index = np.flatnonzero(names == name)
+        rows: Any = pa.array(index)
+        keys = [f.column for f in layout.plain if f.column in there]
+        columns: list[Sequence[Any]] = [_list(batch.column(key).take(rows)) for key in keys]
+        for name_of_column in layout.engines:
+            at = keys.index(name_of_column)
+            columns[at] = [EngineId(name) for name in columns[at]]
+        if "tp" in keys:
+            _join_shapes(keys, columns)
+        if layout.cls in EVENTS:
+            keys.append("time_s")
+            columns.append(_list(batch.column("time_s").take(rows)))
+        else:
+            keys.append("cause")
+            columns.append(event_numbers[index].tolist())
+        if layout.nested:
+            texts = _list(batch.column("payload").take(rows))
+            payloads = [json.loads(text or "{}") for text in texts]
+            for field, hint in layout.nested:
+                keys.append(field)
+                columns.append([_restore(upgraded(field, p[field]), hint) for p in payloads])
+        if any(f.column == "rollout" for f in layout.plain) and "rollout" not in keys:
+            keys.append("rollout")
+            columns.append([ROLLOUT_OF_OLD_RUNS] * len(index))
+        for i, row in zip(index.tolist(), zip(*columns, strict=True), strict=True):
+            out[i] = layout.cls(**dict(zip(keys, row, strict=True)))
+    return out
+
+
+def _join_shapes(keys: list[str], columns: list[Sequence[Any]]) -> None:
+    """Put the columns of an engine's shape together again."""
+    parts = [key for key in ("gpu", "tp", "role") if key in keys]
+    values = [columns[keys.index(part)] for part in parts]
+    for part in parts:
+        at = keys.index(part)
+        del keys[at], columns[at]
+    keys.append("shape")
+    columns.append([EngineShape(*shape) for shape in zip(*values, strict=True)])
+
+
+def _restore(value: Any, hint: Any) -> Any:
+    if hint is PlanProblem:
+        path, problem = upgraded_problem(value["class"], value["value"])
+        return _convert(problem, _problem_class(path))
+    return _convert(value, hint)
+
+
+T = TypeVar("T")
+
+
+def _convert(value: Any, cls: type[T]) -> T:
+    try:
+        return msgspec.convert(from_plain(value), cls, str_keys=True, dec_hook=_from_text)
+    except msgspec.ValidationError as e:
+        raise JournalError(f"journal payload does not fit {cls}: {e}") from None
+
+
+def _from_text(cls: type, text: Any) -> Any:
+    if cls is EngineId and isinstance(text, str):
+        return EngineId(text)
+    raise TypeError(f"{cls.__name__} cannot be made of {text!r}")
+
+
+def _problem_class(path: str) -> type:
+    """Find the class of a stored problem, without importing arbitrary modules that a file names."""
+    module, _, name = path.partition(":")
+    if module.split(".")[0] not in TRUSTED and module not in sys.modules:
+        raise JournalError(
+            f"journal holds a planning problem of {path}, which is not installed here"
+        )
+    cls = getattr(importlib.import_module(module), name, None)
+    if not (isinstance(cls, type) and is_dataclass(cls)):
+        raise JournalError(f"journal holds a planning problem of {path}, which is no dataclass")
+    return cls

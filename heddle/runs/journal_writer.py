@@ -1,0 +1,396 @@
+"""A journal being written: events and commands into typed buffers, batches of them into a file.
+
+The values of a row go into the buffer of its class at once, so that the journal holds no object.
+The codes of words are the same in the whole journal: a batch adds only new words to the file, and
+columns for the metrics are kept as they pass; nothing is read back.
+
+What may not be in this file: metrics, anything that knows one event from another.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from io import BufferedWriter, FileIO
+from pathlib import Path
+from struct import Struct
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from heddle.runs.journal_columns import Column, Journal, Kept, of_kept
+from heddle.runs.journal_schema import (
+    COMMANDS,
+    EVENTS,
+    WORD,
+    Layout,
+    first_words,
+    layouts,
+    schema,
+)
+from heddle.runs.shape_keys import to_plain
+from heddle_core.commands import Command
+from heddle_core.events import Event
+from heddle_core.plans import PlanProblem
+
+Values: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+CHUNK_ENTRIES = 5_000
+"""Entries per batch: many, for cheap columns, but few enough for the processor's cache."""
+
+_PACKED: Mapping[pa.DataType, tuple[str, Any]] = {
+    pa.int64(): ("q", np.int64),
+    pa.float64(): ("d", np.float64),
+    pa.bool_(): ("b", np.int8),
+    WORD: ("i", np.int32),
+}
+_CODE_OF_BOOL: Mapping[bool | None, int] = {None: -1, False: 0, True: 1}
+_IS_EVENT = np.array([True] * len(EVENTS) + [False] * len(COMMANDS))
+
+
+class _Words(dict[str, int]):
+    """Codes of the words of a column, in order of their first use."""
+
+    def __init__(self, first: Sequence[str]) -> None:
+        super().__init__()
+        self.list: list[str] = []
+        self._offsets, self._data = np.zeros(1, np.int32), np.zeros(0, np.uint8)
+        self._array: Any = pa.array([], pa.string())
+        for word in first:
+            self[word]
+
+    def __missing__(self, word: str) -> int:
+        code = len(self.list)
+        self.list.append(word)
+        self[word] = code
+        return code
+
+    def array(self) -> Any:
+        """The words as an Arrow array: the same object until there is another word.
+
+        Each shares its memory with the next, so that many small additions cost no more than a
+        large one.
+        """
+        start, end = len(self._array), len(self.list)
+        if start == end:
+            return self._array
+        added: Any = pa.array(self.list[start:], pa.string())
+        offsets = np.frombuffer(added.buffers()[1], np.int32, len(added) + 1)
+        first, size = int(self._offsets[start]), int(offsets[-1])
+        self._offsets = _with_space(self._offsets, start + 1, end + 1)
+        self._data = _with_space(self._data, first, first + size)
+        self._offsets[start + 1 : end + 1] = offsets[1:] + first
+        if size:
+            self._data[first : first + size] = np.frombuffer(added.buffers()[2], np.uint8, size)
+        buffers: Any = [None, _arrow_buffer(self._offsets), _arrow_buffer(self._data)]
+        self._array = pa.Array.from_buffers(pa.string(), end, buffers, 0)
+        return self._array
+
+
+def _with_space(values: Values, used: int, needed: int) -> Values:
+    """Return `values`, or a larger copy when they have no space for `needed`."""
+    if needed <= len(values):
+        return values
+    larger = np.zeros(max(needed, 2 * len(values)), values.dtype)
+    larger[:used] = values[:used]
+    return larger
+
+
+class _ClassBuffer:
+    """Rows of one class, packed one after the other, and the JSON of their nested fields."""
+
+    def __init__(
+        self, kind: int, layout: Layout, words: Mapping[str, _Words], order: bytearray
+    ) -> None:
+        self._rows, self._payloads = bytearray(), list[str]()
+        columns: list[tuple[str, Any]] = []
+        codes, values = "=", list[str]()
+        names: dict[str, Any] = {"put": self._rows.extend, "order": order.append}
+        if layout.cls in EVENTS:
+            columns, codes, values = [("time_s", np.float64)], "=d", ["row.time_s"]
+        for field in layout.plain:
+            code, dtype = _PACKED[field.type]
+            value = f"row.{field.path}"
+            if field.type == WORD:
+                assert not field.optional, f"{field.column}: a word that may be None"
+                names[f"of_{field.column}"] = words[field.column]
+                value = f"of_{field.column}[{value}]"
+            elif field.type == pa.bool_():
+                names["of_bool"] = _CODE_OF_BOOL
+                value = f"of_bool[{value}]"
+            elif field.optional:
+                columns.append((_some(field.column), np.bool_))
+                codes += "?"
+                values.append(f"{value} is not None")
+                value = f"0 if {value} is None else {value}"
+            columns.append((field.column, dtype))
+            codes += code
+            values.append(value)
+        self.is_event = layout.cls in EVENTS
+        self.columns = tuple(field.column for field in layout.plain)
+        self.optional = tuple(field.column for field in layout.plain if field.optional)
+        self.dtype, self._names = np.dtype(columns), {name for name, _ in columns}
+        names["pack"] = Struct(codes).pack
+        text = f"put(pack({', '.join(values)}))"
+        if layout.nested:
+            payloads, nested = self._payloads, layout.nested
+            names["nest"] = lambda row: payloads.append(_payload(row, nested))
+            text += " or nest(row)"
+        # One expression per class, made as dataclasses make their methods: fields are read without
+        # a loop. The order comes last: what is in it is whole.
+        self.put: Callable[[Any], object] = eval(f"lambda row: {text} or order({kind})", names)
+
+    def take(self, count: int) -> tuple[Values, list[str]]:
+        """Take out this many rows, as a structured array, and their payloads; drop all others."""
+        rows = np.frombuffer(bytes(self._rows), self.dtype, count)
+        payloads = self._payloads[:count]
+        self._rows.clear()
+        self._payloads.clear()
+        return rows, payloads
+
+    def some(self, column: str, rows: Values) -> Values:
+        """Where rows of this class have a value in an optional column."""
+        name = _some(column)
+        found: Values = rows[name] if name in self._names else rows[column] >= 0
+        return found
+
+
+def _some(column: str) -> str:
+    """Name of the buffer column that says where an optional column has a value."""
+    return f"{column} is not None"
+
+
+@cache
+def _columns() -> Mapping[str, tuple[pa.DataType, Values | None]]:
+    """Type of each column but `payload`; whether a class has it, None for a column of all rows.
+
+    Columns of the same classes have the same array.
+    """
+    tables: dict[bytes, Values] = {}
+    found: dict[str, tuple[pa.DataType, Values | None]] = {}
+    of_class = [{field.column for field in layout.plain} for layout in layouts().values()]
+    for field in list(schema())[:-1]:
+        table = np.array([field.name in columns for columns in of_class])
+        owners = tables.setdefault(table.tobytes(), table) if table.any() else None
+        found[field.name] = field.type, owners
+    return found
+
+
+class JournalBuffer:
+    """The rows since the last batch, and the columns that `keep` names of each class.
+
+    `on_full` is called after every `entries` events; without it, batches are dropped.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep: Mapping[str, Sequence[str]],
+        entries: int = CHUNK_ENTRIES,
+        on_full: Callable[[], object] | None = None,
+    ) -> None:
+        self.rows = 0
+        """Rows in all batches so far."""
+        self._kept: Kept = {
+            name: {column: Column() for column in columns} for name, columns in keep.items()
+        }
+        self._words = {column: _Words(first) for column, first in first_words().items()}
+        self._order = bytearray()
+        """Class of each row."""
+        self._classes = {
+            name: _ClassBuffer(kind, layout, self._words, self._order)
+            for kind, (name, layout) in enumerate(layouts().items())
+        }
+        self._put = {layouts()[name].cls: buffer.put for name, buffer in self._classes.items()}
+        self._entries, self._full, self._on_full = 0, entries, on_full or self.take
+        self._whole = True
+
+    def record(self, event: Event, commands: Sequence[Command]) -> None:
+        """Add an event and the commands that it caused; `Sink` of `recorded`."""
+        put = self._put
+        put[event.__class__](event)
+        for command in commands:
+            put[command.__class__](command)
+        self._entries += 1
+        if self._entries >= self._full:
+            self._on_full()
+
+    def columns(self) -> Journal:
+        """Return the kept columns of all rows, once, after the last of them."""
+        self.take()
+        words = {column: words.list for column, words in self._words.items()}
+        kept, self._kept = self._kept, {}
+        return of_kept(self.rows, kept, words)
+
+    def take(self) -> pa.RecordBatch:
+        """Take out the recorded entries as the next rows of the journal.
+
+        After an interrupt in the middle of this, there are none.
+        """
+        entries, self._entries = self._entries, 0
+        codes: Values = np.frombuffer(bytes(self._order), np.int8)
+        is_event = _IS_EVENT[codes]
+        if not self._whole:
+            codes, is_event = codes[:0], is_event[:0]
+        elif int(np.count_nonzero(is_event)) > entries:
+            # The last event was interrupted before all of its commands were there.
+            end = int(np.flatnonzero(is_event)[entries])
+            codes, is_event = codes[:end], is_event[:end]
+        self._whole = False
+        self._order.clear()
+        batch = self._batch(codes, is_event)
+        self._whole = True
+        return batch
+
+    def _batch(self, codes: Values, is_event: Values) -> pa.RecordBatch:
+        total, first = len(codes), self.rows
+        order = np.argsort(codes, kind="stable")
+        codes = codes.astype(np.intp)
+        ends = np.cumsum(np.bincount(codes, minlength=len(self._classes))).tolist()
+        parts = [
+            (name, buffer, order[start:end], *buffer.take(end - start))
+            for (name, buffer), start, end in zip(
+                self._classes.items(), [0, *ends[:-1]], ends, strict=True
+            )
+            if end > start
+        ]
+        row = np.arange(total)
+        event_row = np.maximum.accumulate(np.where(is_event, row, 0))
+        time_s = np.zeros(total)
+        for _, buffer, index, rows, _ in parts:
+            if buffer.is_event:
+                time_s[index] = rows["time_s"]
+        time_s = time_s[event_row]
+        columns: dict[str, Values] = {
+            "seq": row + first,
+            "time_s": time_s,
+            "kind": (~is_event).astype(np.int32),
+            "name": codes.astype(np.int32),
+            "cause": event_row + first,
+        }
+        some: dict[str, Values] = {"cause": ~is_event}
+        texts: list[str | None] = []
+        for name, buffer, index, rows, payloads in parts:
+            values = {column: rows[column].copy() for column in buffer.columns}
+            for column, of_class in values.items():
+                if column not in columns:
+                    columns[column] = np.zeros(total, of_class.dtype)
+                columns[column][index] = of_class
+            for column in buffer.optional:
+                if column not in some:
+                    owners = _columns()[column][1]
+                    assert owners is not None, "a field's column has classes"
+                    some[column] = owners[codes]
+                some[column][index] = buffer.some(column, rows)
+            if payloads:
+                texts = texts or [None] * total
+                for at, text in zip(index.tolist(), payloads, strict=True):
+                    texts[at] = text
+            if name in self._kept:
+                values |= {"seq": index + first, "time_s": time_s[index]}
+                values["payload"] = np.array(payloads, object)
+                for column, kept in self._kept[name].items():
+                    kept.add(values[column])
+        self.rows += total
+        return self._arrow(codes, columns, some, texts)
+
+    def _arrow(
+        self,
+        codes: Values,
+        columns: Mapping[str, Values],
+        some: Mapping[str, Values],
+        texts: Sequence[str | None],
+    ) -> pa.RecordBatch:
+        """Put columns together; where one is missing, or `some` is false, it is null."""
+        total = len(codes)
+        nothing: Any = _arrow_buffer(np.zeros(total, np.int64))
+        bitmaps: dict[int, tuple[Any, int]] = {}
+        arrays: list[Any] = []
+        for name, (kind, owners) in _columns().items():
+            values = columns.get(name)
+            if values is None:
+                valid, nulls, data = nothing, total, nothing
+            else:
+                if name in some:
+                    valid, nulls = _bitmap(some[name])
+                elif owners is None:
+                    valid, nulls = None, 0
+                else:
+                    if id(owners) not in bitmaps:
+                        bitmaps[id(owners)] = _bitmap(owners[codes])
+                    valid, nulls = bitmaps[id(owners)]
+                if values.dtype == np.int8:
+                    values = np.packbits(values > 0, bitorder="little")
+                data = _arrow_buffer(values)
+            if name in self._words:
+                words = self._words[name].array()
+                arrays.append(
+                    pa.DictionaryArray.from_buffers(kind, total, [valid, data], words, nulls)
+                )
+            else:
+                arrays.append(pa.Array.from_buffers(kind, total, [valid, data], nulls))
+        arrays.append(pa.array(texts, pa.string()) if texts else pa.nulls(total, pa.string()))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema())
+
+
+def _bitmap(some: Values) -> tuple[Any, int]:
+    """Arrow's bitmap of where values are, None for everywhere, and the number of nulls."""
+    nulls = len(some) - int(np.count_nonzero(some))
+    return (_arrow_buffer(np.packbits(some, bitorder="little")) if nulls else None), nulls
+
+
+def _arrow_buffer(values: Any) -> pa.Buffer:
+    """Return the memory of an array."""
+    return pa.py_buffer(values)
+
+
+def _payload(row: Any, nested: Sequence[tuple[str, Any]]) -> str:
+    fields: dict[str, Any] = {}
+    for name, hint in nested:
+        value = getattr(row, name)
+        if hint is PlanProblem:
+            cls = type(value)
+            name_of_class = f"{cls.__module__}:{cls.__qualname__}"
+            fields[name] = {"class": name_of_class, "value": to_plain(value)}
+        else:
+            fields[name] = msgspec.to_builtins(value, str_keys=True, enc_hook=str)
+    # The standard library's JSON, not msgspec's, which has no infinities.
+    return json.dumps(fields, separators=(",", ":"))
+
+
+class JournalFile:
+    """An Arrow IPC file that is written batch by batch.
+
+    Until it is closed it has no footer, and is a stream after its first 8 bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = BufferedWriter(FileIO(path, "wb"), 1 << 20)
+        options = pa.ipc.IpcWriteOptions(
+            compression="lz4", emit_dictionary_deltas=True, use_threads=False
+        )
+        self._writer = pa.ipc.new_file(self._file, schema(), options=options)
+        self._file.flush()
+        self._whole = True
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a batch, so that it survives this process."""
+        if not self._whole:
+            return
+        self._whole = False
+        self._writer.write_batch(batch)
+        self._file.flush()
+        self._whole = True
+
+    def close(self) -> None:
+        """Add the footer, unless a write broke off: the batches before it can be read."""
+        if self._file.closed:
+            return
+        try:
+            if self._whole:
+                self._writer.close()
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        finally:
+            self._file.close()

@@ -1,0 +1,81 @@
+"""Stand-ins for values of one field that a trace lacks, and counts of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from heddle_trace.columns import Bools, Floats, Ints
+
+MissingRule: TypeAlias = Literal["error", "zero", "sample"]
+
+
+class Pool:
+    """Recorded values to draw from, those of each code apart, in the order of the trace."""
+
+    def __init__(self, named: str, words: Sequence[str], own: Ints, values: Any) -> None:
+        """`named` and the word of a code name its values; those of code `NONE` are left out."""
+        self._named, self._words = named, words
+        counted = own >= 0
+        order = np.argsort(own[counted], kind="stable")
+        self._values = values[counted][order]
+        self._size = np.bincount(own[counted], minlength=len(words))
+        self._start = np.cumsum(self._size) - self._size
+
+    def name(self, code: int) -> str:
+        """What the values of a code are, for messages."""
+        return f"{self._named} {self._words[code]}".rstrip()
+
+    def holds(self, own: Ints) -> Bools:
+        """Whether each code has values."""
+        return np.asarray((own >= 0) & (self._size[own] > 0))
+
+    def drawn(self, own: Ints, draws: Floats) -> Any:
+        """A value of each code, by a number from 0 to 1."""
+        return self._values[self._start[own] + (draws * self._size[own]).astype(np.int64)]
+
+
+@dataclass(slots=True, kw_only=True)
+class Gap:
+    """One field: its rule, and the counts so far."""
+
+    name: str
+    rule: MissingRule
+    rng: np.random.Generator
+    missing: int = 0
+    derived: int = 0
+    zeroed: int = 0
+    sampled: int = 0
+    recorded: bool = False
+    """Whether there is a value to draw from."""
+    first: int = 0
+    """The first step where it was filled."""
+    failed: tuple[int, str] | None = None
+    """The first step where nothing could be drawn, and what was sought."""
+
+    def derive(self, count: int) -> None:
+        """Count values that follow from others."""
+        self.missing += count
+        self.derived += count
+
+    def fill(self, steps: Ints, *sources: tuple[Pool, Ints]) -> Any:
+        """Stand-ins by the rule; "sample" takes the first source that has values for a step."""
+        self.missing += len(steps)
+        self.first = int(steps[0]) if len(steps) else 0
+        values = np.zeros(len(steps))
+        if self.rule != "sample":
+            self.zeroed += len(steps)
+            return values
+        self.sampled += len(steps)
+        draws = self.rng.random(len(steps))
+        left: Bools = np.ones(len(steps), np.bool_)
+        for pool, own in sources:
+            here = left & pool.holds(own)
+            values[here] = pool.drawn(own[here], draws[here])
+            left &= ~here
+        if left.any():
+            at = int(np.argmax(left))
+            sought = [pool.name(int(own[at])) for pool, own in sources if own[at] >= 0]
+            self.failed = int(steps[at]), " or ".join(sought)
+        return values

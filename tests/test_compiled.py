@@ -1,0 +1,62 @@
+"""The compiled build: which modules it has, and when it is used."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+import heddle_compiled
+from heddle_compiled import ROOT, record, source, why_not
+from heddle_compiled.modules import MODULES
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a record of a build may lie, apart from one that is really there."""
+    path = tmp_path / "build.json"
+    monkeypatch.setattr(heddle_compiled, "RECORD", path)
+    monkeypatch.delenv("HEDDLE_PURE", raising=False)
+    monkeypatch.setattr(heddle_compiled, "why_not", why_not.__wrapped__)
+    return path
+
+
+def test_every_listed_module_is_a_source_file() -> None:
+    assert [name for name in MODULES if not source(name).is_file()] == []
+    assert list(MODULES) == sorted(set(MODULES))
+
+
+@pytest.mark.parametrize("package", sorted({name.partition(".")[0] for name in MODULES}))
+def test_a_package_with_compiled_modules_selects_the_build_before_it_imports_anything(
+    package: str,
+) -> None:
+    tree = ast.parse((ROOT / package / "__init__.py").read_text())
+    first = next(node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
+    assert isinstance(first, ast.Import)
+    assert [alias.name for alias in first.names] == ["heddle_compiled"]
+
+
+def test_without_a_build_sources_run(build: Path) -> None:
+    assert heddle_compiled.why_not() == "there is no compiled build"
+
+
+def test_a_build_of_the_present_sources_is_used(build: Path) -> None:
+    build.write_text(json.dumps(record()))
+    assert heddle_compiled.why_not() == ""
+
+
+def test_a_build_of_other_sources_or_for_another_python_is_not_used(build: Path) -> None:
+    for changed in ({"suffix": ".cpython-27.so"}, {"sources": {MODULES[0]: "0"}}):
+        build.write_text(json.dumps(record() | changed))
+        assert "have changed" in heddle_compiled.why_not()
+
+
+def test_a_damaged_record_is_not_used(build: Path) -> None:
+    build.write_text("{")
+    assert "have changed" in heddle_compiled.why_not()
+
+
+def test_a_variable_switches_it_off(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build.write_text(json.dumps(record()))
+    monkeypatch.setenv("HEDDLE_PURE", "1")
+    assert heddle_compiled.why_not() == "HEDDLE_PURE is 1"
