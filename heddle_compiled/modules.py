@@ -30,6 +30,7 @@ MODULES: Final = (
     "heddle_core.transfers",
     "heddle_predict.features",
     "heddle_predict.learned",
+    "heddle_predict.observations",
     "heddle_predict.tree_walk",
     "heddle_rollout.cluster",
     "heddle_rollout.core",

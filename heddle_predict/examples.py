@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import TrajectoryView
 from heddle_predict.corpus import Source
-from heddle_predict.features import Features
-from heddle_predict.learned import Survival
 from heddle_predict.model import Floats, Model, Vocabulary
+from heddle_predict.observations import Observations
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_trace.complete import regrouped
 from heddle_trace.schema import TrajectoryScript
@@ -79,36 +78,31 @@ class Examples:
 class _Collector:
     """A watcher that records each question's row."""
 
-    features: Features
-    survival: Survival
+    observations: Observations
     totals: list[int]
     rows: list[list[float]] = field(default_factory=list)
     labels: list[tuple[float, float, int, bool, int]] = field(default_factory=list)
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        self.features.observe_step(t, event)
-        self.survival.observe_step(t, event)
+        self.observations.observe_step(t, event)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        self.features.observe_tool(t, event)
-        self.survival.observe_tool(t, event)
+        self.observations.observe_tool(t, event)
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        self.features.observe_finish(t)
-        self.survival.observe_finish(t)
+        self.observations.observe_finish(t)
 
     def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
-        survival = self.survival.log_tokens(t)
+        observed = self.observations.of(t)
+        survival = self.observations.log_survival(observed, t)
         left = self.totals[index] - t.output_tokens
-        self.rows.append(self.features.row(t, survival))
+        self.rows.append(self.observations.row(observed, t, survival))
         self.labels.append((left, survival, t.step, moment == "queued", index))
 
 
 def examples(scripts: Sequence[TrajectoryScript], vocabulary: Vocabulary, pace: Pace) -> Examples:
     """Play `scripts` as one rollout and collect every question."""
-    collector = _Collector(
-        Features(vocabulary), Survival(vocabulary), [total_tokens(s) for s in scripts]
-    )
+    collector = _Collector(Observations(vocabulary), [total_tokens(s) for s in scripts])
     play(scripts, pace, collector)
     left, survival, step, queued, index = (np.array(c) for c in zip(*collector.labels, strict=True))
     names = {name: i for i, name in enumerate(dict.fromkeys(s.group for s in scripts))}

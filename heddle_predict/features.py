@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from heddle_core.estimate.history import Levels
-from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.ids import GroupId, TrajectoryId
+from heddle_core.events import ToolReturned
+from heddle_core.ids import GroupId
 from heddle_core.policy import TrajectoryView
 from heddle_predict.model import Vocabulary
 
@@ -79,8 +79,8 @@ class _Task:
 
 
 @dataclass(slots=True)
-class _Own:
-    """Sums over the observed steps and tools of one trajectory, as in `_Group`."""
+class Own:
+    """Sums over the observed steps and tools of one unfinished trajectory, as in `_Group`."""
 
     task: _Task
     group: _Group
@@ -122,12 +122,20 @@ class Features:
         self._tool_index = {tool: i for i, tool in enumerate(vocabulary.tools)}
         self._task_index = {task: i for i, task in enumerate(vocabulary.tasks)}
         self._tasks: dict[str, _Task] = {}
-        self._own: dict[TrajectoryId, _Own] = {}
-        self._no_group = _Group()
 
-    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+    def begin(self, t: TrajectoryView) -> Own:
+        """Return the sums of a trajectory that was not observed yet."""
+        task = self._tasks.get(t.task)
+        if task is None:
+            task = self._tasks[t.task] = self._new_task(t.task)
+        group = task.groups.get(t.group)
+        if group is None:
+            group = task.groups[t.group] = _Group()
+        tools = len(self._tool_index)
+        return Own(task, group, last_tools=[0.0] * tools, calls_of=[0.0] * tools)
+
+    def learn_step(self, own: Own, t: TrajectoryView) -> None:
         """Add a generation; its length is the output of `t` since its last one."""
-        own = self._record(t)
         task, group = own.task, own.group
         made = t.output_tokens
         length = made - own.made
@@ -156,9 +164,8 @@ class Features:
         group.steps += 1
         _learn_levels(task, length)
 
-    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+    def learn_tool(self, own: Own, t: TrajectoryView, event: ToolReturned) -> None:
         """Add a tool's result: its size, outcome and time."""
-        own = self._record(t)
         task, group = own.task, own.group
         payload = math.log1p(event.observation_tokens)
         own.in_tool = False
@@ -197,10 +204,9 @@ class Features:
             own.tools[name] = None
         own.last_tools = last
 
-    def observe_finish(self, t: TrajectoryView) -> None:
+    def learn_end(self, own: Own, t: TrajectoryView) -> None:
         """Move a trajectory from the siblings that run to those that ended."""
-        own = self._own.pop(t.id, None)
-        if own is None or own.made == 0:
+        if own.made == 0:
             return
         task, group = own.task, own.group
         group.running -= 1
@@ -214,15 +220,11 @@ class Features:
         group.ended_steps += own.steps
         task.ended += 1
 
-    def row(self, t: TrajectoryView, survival: float) -> list[float]:
+    def row(self, own: Own, t: TrajectoryView, survival: float) -> list[float]:
         """Return the row of a trajectory that has not ended.
 
         `survival` is the logarithm of the estimate of `ProgressivePredictor`, one of the inputs.
         """
-        own = self._own.get(t.id)
-        if own is None:
-            task = self._tasks.get(t.task) or self._new_task(t.task)
-            own = self._new_own(task, task.groups.get(t.group, self._no_group))
         task = own.task
         made = t.output_tokens
         row = _of_own(t, own, made)
@@ -238,22 +240,6 @@ class Features:
         row += own.calls_of
         row += task.one_hot
         return row
-
-    def _record(self, t: TrajectoryView) -> _Own:
-        own = self._own.get(t.id)
-        if own is None:
-            task = self._tasks.get(t.task)
-            if task is None:
-                task = self._tasks[t.task] = self._new_task(t.task)
-            group = task.groups.get(t.group)
-            if group is None:
-                group = task.groups[t.group] = _Group()
-            own = self._own[t.id] = self._new_own(task, group)
-        return own
-
-    def _new_own(self, task: _Task, group: _Group) -> _Own:
-        tools = len(self._tool_index)
-        return _Own(task, group, last_tools=[0.0] * tools, calls_of=[0.0] * tools)
 
     def _new_task(self, name: str) -> _Task:
         index = self._task_index.get(name, -1)
@@ -282,7 +268,7 @@ def _learn_levels(task: _Task, length: int) -> None:
     task.total_level = math.log(levels.total_tokens * step / levels.step_tokens)
 
 
-def _of_own(t: TrajectoryView, own: _Own, made: int) -> list[float]:
+def _of_own(t: TrajectoryView, own: Own, made: int) -> list[float]:
     task = own.task
     total, step, payload = task.total_level, task.step_level, task.payload_level
     calls, known_calls = own.payloads, own.known_calls
@@ -310,7 +296,7 @@ def _of_own(t: TrajectoryView, own: _Own, made: int) -> list[float]:
     ]
 
 
-def _of_siblings(own: _Own, made: int) -> list[float]:
+def _of_siblings(own: Own, made: int) -> list[float]:
     """Sums over the others of the group: the group's sums minus its own."""
     task, group = own.task, own.group
     total, step, payload = task.total_level, task.step_level, task.payload_level

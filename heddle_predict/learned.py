@@ -12,52 +12,12 @@ import numpy as np
 
 from heddle_core.estimate.history import Levels
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.ids import TrajectoryId
-from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.parts.table import progressive
 from heddle_core.policy import PolicyContext, Predictor, TrajectoryView
-from heddle_predict.features import Features
-from heddle_predict.model import LOG_BOUND, Floats, Model, Vocabulary
+from heddle_predict.model import LOG_BOUND, Floats, Model
+from heddle_predict.observations import Observations, Observed
 
 _LEAST_TOKENS = 1.0  # a trajectory that has not ended makes one more
-
-
-class Survival:
-    """One `ProgressivePredictor` for each task, with the task's levels as its prior.
-
-    Its estimate is an input of learned models, and their quantiles are relative to it: a correction
-    of 0 leaves the estimate as it is.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, *, weight: float = 100.0) -> None:
-        self._vocabulary = vocabulary
-        self._weight = weight
-        self._tasks: dict[str, ProgressivePredictor] = {}
-
-    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Pass it on to the task's."""
-        self._of(t).observe_step(t, event)
-
-    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Pass it on to the task's."""
-        self._of(t).observe_tool(t, event)
-
-    def observe_finish(self, t: TrajectoryView) -> None:
-        """Pass it on to the task's."""
-        self._of(t).observe_finish(t)
-
-    def log_tokens(self, t: TrajectoryView) -> float:
-        """Logarithm of the expected rest."""
-        return math.log(self._of(t).remaining_tokens(t))
-
-    def _of(self, t: TrajectoryView) -> ProgressivePredictor:
-        found = self._tasks.get(t.task)
-        if found is None:
-            levels = self._vocabulary.tasks.get(t.task, self._vocabulary.anywhere)
-            found = self._tasks[t.task] = ProgressivePredictor(
-                typical_tokens=max(levels.total_tokens, 1.0), typical_weight=self._weight
-            )
-        return found
 
 
 class LearnedPredictor:
@@ -98,63 +58,62 @@ class LearnedPredictor:
         self._least_share = least_share
         tasks = {task: levels.get(task, old) for task, old in model.vocabulary.tasks.items()}
         vocabulary = replace(model.vocabulary, tasks=tasks)
-        self._features = Features(vocabulary)
-        self._survival = Survival(vocabulary)
-        self._corrections: dict[TrajectoryId, Sequence[float]] = {}
-        """Quantiles relative to survival, as of the latest generation."""
+        self._observations = Observations(vocabulary)
+        self._initial_state = model.initial_state()
+        self._has_state = bool(self._initial_state.size)
         self._last_row: list[float] = []
         """Samples of one prompt arrive together, and their rows are equal."""
         self._last_correction: Sequence[float] = ()
-        self._states: dict[TrajectoryId, Floats] = {}
-        self._initial_state = model.initial_state()
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Learn from a finished generation."""
-        self._survival.observe_step(t, event)
-        self._features.observe_step(t, event)
-        self._corrections.pop(t.id, None)
+        self._observations.observe_step(t, event).correction = None
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """Learn from a tool's answer."""
-        self._survival.observe_tool(t, event)
-        self._features.observe_tool(t, event)
-        if self._initial_state.size:
-            state = self._states.get(t.id, self._initial_state)
-            rows = np.array([self._features.row(t, self._survival.log_tokens(t))])
-            self._states[t.id] = self._model.update(state[None], rows)[0]
+        observed = self._observations.observe_tool(t, event)
+        if self._has_state:
+            log_survival = self._observations.log_survival(observed, t)
+            rows = np.array([self._observations.row(observed, t, log_survival)])
+            observed.state = self._model.update(self._state(observed)[None], rows)[0]
 
     def observe_finish(self, t: TrajectoryView) -> None:
         """Learn from a trajectory's end."""
-        self._survival.observe_finish(t)
-        self._features.observe_finish(t)
-        self._corrections.pop(t.id, None)
-        self._states.pop(t.id, None)
+        self._observations.observe_finish(t)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
         """Return the quantile that this predictor estimates by, at least one token."""
-        survival = self._survival.log_tokens(t)
-        correction = self._correction(t, survival)[self._at]
+        observed = self._observations.of(t)
+        survival = self._observations.log_survival(observed, t)
+        correction = self._correction(observed, t, survival)[self._at]
         log = survival + min(max(correction, -LOG_BOUND), LOG_BOUND)
         return max(math.exp(log), self._least_share * math.exp(survival), _LEAST_TOKENS)
 
     def remaining_quantiles(self, t: TrajectoryView) -> Sequence[float]:
         """Return all quantiles of the remaining tokens, at the levels of the model."""
-        survival = self._survival.log_tokens(t)
-        logs = [min(max(log, -LOG_BOUND), LOG_BOUND) for log in self._correction(t, survival)]
-        return [max(math.exp(survival + log), _LEAST_TOKENS) for log in logs]
+        observed = self._observations.of(t)
+        survival = self._observations.log_survival(observed, t)
+        found = self._correction(observed, t, survival)
+        logs = [survival + min(max(log, -LOG_BOUND), LOG_BOUND) for log in found]
+        return [max(math.exp(log), _LEAST_TOKENS) for log in logs]
 
-    def _correction(self, t: TrajectoryView, survival: float) -> Sequence[float]:
+    def _correction(
+        self, observed: Observed, t: TrajectoryView, survival: float
+    ) -> Sequence[float]:
         """The model's quantiles, computed once for each step; in between only survival changes."""
-        found = self._corrections.get(t.id)
+        found = observed.correction
         if found is None:
-            row = self._features.row(t, survival)
-            if row == self._last_row and not self._initial_state.size:
+            row = self._observations.row(observed, t, survival)
+            if row == self._last_row and not self._has_state:
                 found = self._last_correction
             else:
-                found = self._row_quantiles(self._states.get(t.id, self._initial_state), row)
+                found = self._row_quantiles(self._state(observed), row)
                 self._last_row, self._last_correction = row, found
-            self._corrections[t.id] = found
+            observed.correction = found
         return found
+
+    def _state(self, observed: Observed) -> Floats:
+        return self._initial_state if observed.state is None else observed.state
 
 
 class ByTask:

@@ -105,7 +105,8 @@ def test_an_estimate_is_raised_by_all_and_lowered_by_little():
 
     class Both(Asked):
         def on_question(self, t, index, moment):
-            survival = math.exp(hedged._survival.log_tokens(t))
+            observed = hedged._observations.of(t)
+            survival = math.exp(hedged._observations.log_survival(observed, t))
             found.append((hedged.remaining_tokens(t), plain.remaining_tokens(t), survival))
 
     watcher = Both(hedged)
@@ -123,8 +124,7 @@ def test_an_estimate_is_raised_by_all_and_lowered_by_little():
 def test_no_state_of_ended_trajectories_is_kept():
     predictor = LearnedPredictor(fitted())
     play(synthetic().scripts, Pace(), Asked(predictor))
-    assert predictor._features._own == {}
-    assert predictor._states == {}
+    assert len(predictor._observations) == 0
 
 
 def test_the_rule_estimates_unknown_tasks_without_effect_on_others():

@@ -82,7 +82,7 @@ def test_training_uses_the_questions_of_a_run(learned):
     play(scripts, Pace(slots=0.5), Watcher())
     batch = examples(scripts, model.vocabulary, Pace(slots=0.5))
     assert np.allclose(np.array(found)[anew], answers(model, batch)[anew])
-    assert predictor._states == {}
+    assert len(predictor._observations) == 0
 
 
 def test_a_model_file_holds_it_without_torch(tmp_path, monkeypatch):

@@ -31,7 +31,9 @@ class _Task(_Survival):
 
 
 @dataclass(slots=True)
-class _Own:
+class Progress:
+    """What is known of one unfinished trajectory."""
+
     task: _Task
     group: _Group
     exposure: float = 0.0
@@ -97,63 +99,78 @@ class ProgressivePredictor:
         self._typical_tokens = typical_tokens
         self._typical_weight = typical_weight
         self._tasks: dict[str, _Task] = {}
-        self._own: dict[TrajectoryId, _Own] = {}
-        self._no_task, self._no_group = _Task(), _Group()
+        self._known: dict[TrajectoryId, Progress] = {}
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Learn a step's length and the progress of `t`."""
-        own = self._record(t)
-        if event.step > 0:
-            own.task.lengths.add(own.lengths, own.group.lengths, event.output_tokens)
-        self._expose(t, own)
+        self.learn_step(self._of(t), t, event)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """Remember whether the latest call failed."""
-        self._record(t).call_failed = event.ok is False
+        self.learn_tool(self._of(t), event)
 
     def observe_finish(self, t: TrajectoryView) -> None:
         """Count an ending; a trajectory that never ran does not count."""
-        if t.output_tokens > 0:
-            own = self._record(t)
-            self._expose(t, own)
-            own.group.exposure += (1.0 - self._running_weight) * own.exposure
-            own.task.ended += 1
-            own.group.ended += 1
-        self._own.pop(t.id, None)
+        self.learn_end(self._of(t), t)
+        del self._known[t.id]
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
         """Return the expected rest, at least one token."""
-        own = self._own.get(t.id)
-        if own is None:
-            task = self._tasks.get(t.task, self._no_task)
-            own = _Own(task, task.groups.get(t.group, self._no_group))
-        task, group = own.task, own.group
+        return self.rest_of(self._of(t), t)
+
+    def _of(self, t: TrajectoryView) -> Progress:
+        known = self._known.get(t.id)
+        if known is None:
+            known = self._known[t.id] = self.begin(t)
+        return known
+
+    # -- the same for a caller that keeps what is known of each trajectory itself ----------------
+
+    def begin(self, t: TrajectoryView) -> Progress:
+        """Return what is known of a trajectory that was not observed yet."""
+        task = self._tasks.get(t.task)
+        if task is None:
+            task = self._tasks[t.task] = _Task()
+        group = task.groups.get(t.group)
+        if group is None:
+            group = task.groups[t.group] = _Group()
+        return Progress(task, group)
+
+    def learn_step(self, known: Progress, t: TrajectoryView, event: StepFinished) -> None:
+        """See `observe_step`."""
+        if event.step > 0:
+            known.task.lengths.add(known.lengths, known.group.lengths, event.output_tokens)
+        self._expose(known, t)
+
+    def learn_tool(self, known: Progress, event: ToolReturned) -> None:
+        """See `observe_tool`."""
+        known.call_failed = event.ok is False
+
+    def learn_end(self, known: Progress, t: TrajectoryView) -> None:
+        """See `observe_finish`."""
+        if t.output_tokens > 0:
+            self._expose(known, t)
+            known.group.exposure += (1.0 - self._running_weight) * known.exposure
+            known.task.ended += 1
+            known.group.ended += 1
+
+    def rest_of(self, known: Progress, t: TrajectoryView) -> float:
+        """See `remaining_tokens`."""
+        task, group = known.task, known.group
         weight, group_shape = self._typical_weight, self._group_shape
         per_ending = (weight + task.exposure) / (weight + task.ended)
         ahead = (group_shape * per_ending + group.exposure) / (group_shape + group.ended)
         made = t.output_tokens / self._typical_tokens
         total = math.pow(math.pow(made, self._shape) + ahead, 1.0 / self._shape)
-        deviation = task.lengths.deviation(own.lengths, group.lengths)
+        deviation = task.lengths.deviation(known.lengths, group.lengths)
         rest = (total - made) * self._typical_tokens * math.exp(self._step_pull * deviation)
-        if own.call_failed:
+        if known.call_failed:
             rest += task.lengths.typical_tokens(deviation)
         return rest if rest > _LEAST_TOKENS else _LEAST_TOKENS
 
-    def _record(self, t: TrajectoryView) -> _Own:
-        own = self._own.get(t.id)
-        if own is None:
-            task = self._tasks.get(t.task)
-            if task is None:
-                task = self._tasks[t.task] = _Task()
-            group = task.groups.get(t.group)
-            if group is None:
-                group = task.groups[t.group] = _Group()
-            own = self._own[t.id] = _Own(task, group)
-        return own
-
-    def _expose(self, t: TrajectoryView, own: _Own) -> None:
+    def _expose(self, known: Progress, t: TrajectoryView) -> None:
         exposure = math.pow(t.output_tokens / self._typical_tokens, self._shape)
-        more = exposure - own.exposure
-        own.exposure = exposure
-        own.task.exposure += more
-        own.group.exposure += self._running_weight * more
+        more = exposure - known.exposure
+        known.exposure = exposure
+        known.task.exposure += more
+        known.group.exposure += self._running_weight * more
