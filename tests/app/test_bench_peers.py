@@ -130,18 +130,22 @@ def test_what_steps_add_makes_up_their_contexts(bench: ModuleType, scripts):
         assert [len(row["hash_ids"]) for row in mine] == blocks
 
 
-def test_ratios_are_of_the_same_round(bench: ModuleType):
+def test_ratios_are_of_the_load_without_the_start_up(bench: ModuleType):
     def tool(name: str) -> object:
         return bench.Tool(name=name, version="1", commands={}, outcome=lambda: (0, None))
 
-    net_s = {"mine": [1.0, 2.0, 4.0], "theirs": [10.0, 30.0, 36.0]}
-    shares = {"mine": 0.5, "theirs": None}
-    lines = [*bench.report([tool("mine")], [tool("theirs")], net_s, 2_000_000, shares)]
-    assert lines[1].split() == ["mine", "1.00", "2.00", "0.50", "1"]
-    assert lines[2].split() == ["theirs", "10.00", "0.20", "none", "1"]
-    assert lines[-1] == "theirs over mine: 10.0 (9.0 to 15.0)"
-    net_s["mine"][1] = -0.01
-    (line,) = bench.report([tool("mine")], [tool("theirs")], net_s, 2_000_000, shares)
+    def lines(*mine: tuple[float, float]) -> list[str]:
+        theirs = [(5.0, 15.0), (6.0, 36.0), (4.0, 40.0)]
+        pairs = {"mine": mine, "theirs": theirs}
+        took = {name: [bench.Took(*pair) for pair in each] for name, each in pairs.items()}
+        shares = {"mine": 0.5, "theirs": None}
+        return [*bench.report([tool("mine")], [tool("theirs")], took, 2_000_000, shares)]
+
+    found = lines((1.0, 2.0), (1.0, 3.0), (1.5, 5.5))
+    assert found[1].split() == ["mine", "1.00", "2.00", "0.50", "1"]
+    assert found[2].split() == ["theirs", "11.00", "0.18", "none", "1"]
+    assert found[-1] == "theirs over mine: 11.0 (9.0 to 15.0)"
+    (line,) = lines((1.0, 2.0), (1.0, 0.9), (1.0, 5.0))
     assert "too small" in line
 
 
