@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from heddle_core.estimate.history import Levels
 from heddle_core.events import StepFinished, ToolReturned
@@ -20,6 +21,7 @@ from heddle_predict.observations import Observations, Observed
 _LEAST_TOKENS = 1.0  # a trajectory that has not ended makes one more
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LearnedPredictor:
     """Estimates by a trained model: one of its quantiles, by default the median.
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from heddle_core.estimate.group_cost import FloatArray, IntArray
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
@@ -24,6 +25,7 @@ _LEAST_LEFT = 0.25
 """Least share of its estimate that a running step keeps: it has not ended."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Balance:
     """The migration part; estimates each engine's work from the estimates at tool calls."""
 

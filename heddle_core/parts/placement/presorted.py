@@ -8,6 +8,7 @@ dynamic program (`presorted_dp`) gives the same under the published cost.
 from collections.abc import Sequence
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from heddle_core.estimate.group_cost import IntArray, work_of
 from heddle_core.estimate.ordered import Cost, ordered_costs
@@ -16,6 +17,7 @@ from heddle_core.policy import PolicyContext, TrajectoryView, View
 from heddle_core.solve.presorted_search import search_partition
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Presorted:
     """Groups for the whole rollout at once; homes stay until migration moves them."""
 

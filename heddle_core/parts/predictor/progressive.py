@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.parts.predictor.step_lengths import RunningMean, StepLengths
@@ -41,6 +43,7 @@ class Progress:
     call_failed: bool = False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ProgressivePredictor:
     """Weibull survival in tokens with a gamma effect for each group, corrected by step length.
 

@@ -1,8 +1,11 @@
 """Longest total first: like longest first, but started trajectories go on to their end."""
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.policy import TrajectoryView
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LongestTotal:
     """Key: output made plus output predicted to come; no eviction.
 
