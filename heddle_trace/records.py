@@ -60,7 +60,7 @@ _BLOCK: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class RecordColumn:
     """One field of all trajectories, or of all steps."""
 
     kind: Kind
@@ -83,9 +83,9 @@ class Column:
         named = ((int(self.values[own[0]]), own) for own in members)
         return {self.words[code]: own for code, own in named if code >= 0}
 
-    def of(self, positions: Ints | Bools | slice) -> "Column":
+    def of(self, positions: Ints | Bools | slice) -> "RecordColumn":
         """The column of some positions."""
-        return Column(self.kind, self.values[positions], self.words)
+        return RecordColumn(self.kind, self.values[positions], self.words)
 
     def plain(self) -> list[Any]:
         """Python values; None where nothing is recorded."""
@@ -111,8 +111,8 @@ class Records(Sequence[TrajectoryRecord]):
         ids: Sequence[str],
         start: Ints,
         stop: Ints,
-        trajectories: Mapping[str, Column],
-        steps: Mapping[str, Column],
+        trajectories: Mapping[str, RecordColumn],
+        steps: Mapping[str, RecordColumn],
     ) -> None:
         """Trajectory k has the steps from `start[k]` on, before `stop[k]`.
 
@@ -131,11 +131,11 @@ class Records(Sequence[TrajectoryRecord]):
             builder.add(record)
         return builder.build()
 
-    def trajectory(self, name: str) -> Column:
+    def trajectory(self, name: str) -> RecordColumn:
         """A field of every trajectory but its id."""
         return self._trajectories.get(name) or _nothing(_TRAJECTORY[name], len(self.ids))
 
-    def step(self, name: str) -> Column:
+    def step(self, name: str) -> RecordColumn:
         """A field of every step, in order of the trajectories."""
         found = self._steps.get(name)
         if found is None:
@@ -155,7 +155,7 @@ class Records(Sequence[TrajectoryRecord]):
             self._steps,
         )
 
-    def changed(self, ids: Sequence[str], columns: Mapping[str, Column | None]) -> "Records":
+    def changed(self, ids: Sequence[str], columns: Mapping[str, RecordColumn | None]) -> "Records":
         """The records under other ids and with other columns of trajectories, or without some."""
         changed = {**self._trajectories, **columns}
         kept = {name: column for name, column in changed.items() if column is not None}
@@ -215,9 +215,9 @@ class Records(Sequence[TrajectoryRecord]):
             begin = end
 
 
-def _nothing(kind: Kind, size: int) -> Column:
+def _nothing(kind: Kind, size: int) -> RecordColumn:
     value, of = (np.nan, np.float64) if kind == "seconds" else (NONE, np.int8)
-    return Column(kind, constant(value, size, of))
+    return RecordColumn(kind, constant(value, size, of))
 
 
 class RecordsBuilder:
@@ -280,7 +280,7 @@ class _Parts:
         self._known = True
         self._parts.append(self._encoded(values, bool(nothing)))
 
-    def joined(self) -> Column | None:
+    def joined(self) -> RecordColumn | None:
         """The whole column; None where nothing is recorded."""
         if not self._known:
             return None
@@ -288,7 +288,7 @@ class _Parts:
         self._parts = []
         if len(values) and (values == values[0]).all():
             values = constant(values[0], len(values), values.dtype)
-        return Column(self._kind, values, self._words.listed())
+        return RecordColumn(self._kind, values, self._words.listed())
 
     def _encoded(self, values: Sequence[Any], gaps: bool) -> npt.NDArray[Any]:
         match self._kind:
@@ -303,16 +303,16 @@ class _Parts:
                 return smallest(np.array(known, np.int64))
 
 
-def codes(column: Column) -> Codes:
+def codes(column: RecordColumn) -> Codes:
     """Codes of a column of words."""
     return np.asarray(column.values, np.int32)
 
 
-def numbers(column: Column) -> Ints:
+def numbers(column: RecordColumn) -> Ints:
     """Whole numbers of a column; `NONE` where nothing is recorded."""
     return np.asarray(column.values, np.int64)
 
 
-def seconds(column: Column) -> Floats:
+def seconds(column: RecordColumn) -> Floats:
     """Seconds of a column; NaN where nothing is recorded."""
     return np.asarray(column.values, np.float64)

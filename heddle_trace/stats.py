@@ -11,7 +11,7 @@ import numpy as np
 
 from heddle_trace.columns import NONE, Floats, carried, sums
 from heddle_trace.complete import USER, open_gaps
-from heddle_trace.records import Column, Records, numbers
+from heddle_trace.records import RecordColumn, Records, numbers
 from heddle_trace.schema import Trace, TrajectoryRecord
 
 
@@ -179,7 +179,9 @@ def group_stats(trajectories: Sequence[TrajectoryRecord]) -> GroupStats:
     )
 
 
-def _tools(tool: Column, waits: Column, added: Column, ok: Column) -> tuple[ToolStats, ...]:
+def _tools(
+    tool: RecordColumn, waits: RecordColumn, added: RecordColumn, ok: RecordColumn
+) -> tuple[ToolStats, ...]:
     """Per tool, most called first."""
     return tuple(
         ToolStats(
@@ -194,7 +196,7 @@ def _tools(tool: Column, waits: Column, added: Column, ok: Column) -> tuple[Tool
     )
 
 
-def _waited(records: Records, waits: Column) -> Floats:
+def _waited(records: Records, waits: RecordColumn) -> Floats:
     """Recorded seconds away from the engine of each trajectory that has any."""
     known, count = waits.known, records.stop - records.start
     owner = np.repeat(np.arange(len(count)), count)[known]
@@ -202,7 +204,7 @@ def _waited(records: Records, waits: Column) -> Floats:
     return np.asarray(total[np.bincount(owner, minlength=len(count)) > 0], np.float64)
 
 
-def _share(flags: Column) -> float | None:
+def _share(flags: RecordColumn) -> float | None:
     known = flags.recorded()
     return int((known == 1).sum()) / len(known) if len(known) else None
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from heddle_trace.columns import NONE, Bools, Codes, Floats, Ints, constant
 from heddle_trace.errors import TraceError
-from heddle_trace.records import Column, Kind, Records
+from heddle_trace.records import Kind, RecordColumn, Records
 from heddle_trace.workloads import OUTPUT_LIMIT_TOKENS, WORKLOADS, WorkloadSpec
 
 # Raised whenever equal arguments begin to give other trajectories. Stands in each record's source.
@@ -71,9 +71,9 @@ def synth(workload: str, trajectories: int, seed: int, samples_per_group: int = 
     stop = np.cumsum(count)
     names = [f"{workload}-{number:05d}" for number in range(groups)]
 
-    def of_call(kind: Kind, values: npt.NDArray[Any], words: Sequence[str] = ()) -> Column:
+    def of_call(kind: Kind, values: npt.NDArray[Any], words: Sequence[str] = ()) -> RecordColumn:
         none = np.nan if kind == "seconds" else NONE
-        return Column(kind, np.where(answered, values[at], none).astype(values.dtype), words)
+        return RecordColumn(kind, np.where(answered, values[at], none).astype(values.dtype), words)
 
     return Records(
         [
@@ -83,14 +83,16 @@ def synth(workload: str, trajectories: int, seed: int, samples_per_group: int = 
         stop - count,
         stop,
         {
-            "group_id": Column("word", group.astype(np.int32), names),
-            "workload": Column("word", constant(0, trajectories, np.int32), [workload]),
-            "prompt_tokens": Column("number", prompt[group]),
-            "source": Column("word", constant(0, trajectories, np.int32), [source]),
-            "truncated": Column("flag", np.where(cut, 1, NONE).astype(np.int8)),
+            "group_id": RecordColumn("word", group.astype(np.int32), names),
+            "workload": RecordColumn("word", constant(0, trajectories, np.int32), [workload]),
+            "prompt_tokens": RecordColumn("number", prompt[group]),
+            "source": RecordColumn("word", constant(0, trajectories, np.int32), [source]),
+            "truncated": RecordColumn("flag", np.where(cut, 1, NONE).astype(np.int8)),
         },
         {
-            "output_tokens": Column("number", np.minimum(outputs, left)[kept].astype(np.int32)),
+            "output_tokens": RecordColumn(
+                "number", np.minimum(outputs, left)[kept].astype(np.int32)
+            ),
             "tool": of_call("word", tools, [name for name, _ in numbers.tools]),
             "tool_s": of_call("seconds", tool_s),
             "tool_tokens": of_call("number", payload.astype(np.int32)),
