@@ -49,9 +49,10 @@ def remove() -> None:
 
 
 def built() -> list[Path]:
-    """Return the extensions that are here."""
-    folders = {source(name).parent for name in MODULES} | {ROOT}
-    return sorted(path for folder in folders for path in folder.glob("*.so"))
+    """Return the extensions that are here, those of modules that are listed no more included."""
+    packages = sorted({name.partition(".")[0] for name in MODULES})
+    beside = [path for name in packages for path in sorted((ROOT / name).rglob("*.so"))]
+    return [*ROOT.glob(f"{GROUP}__mypyc.*.so"), *beside]
 
 
 if __name__ == "__main__":
