@@ -10,7 +10,7 @@ from pathlib import Path
 
 from heddle.config import RunConfig
 from heddle.runs import Run, RunError
-from heddle.runs.journal_writer import JournalBuffer
+from heddle.runs.journal_buffer import JournalBuffer
 from heddle.runs.metrics import Measured, measure
 from heddle.runs.replay import check_trace
 from heddle.runs.tables import MEASURED

@@ -25,8 +25,9 @@ from heddle.config_files import from_builtins, to_builtins
 from heddle.runs import files
 from heddle.runs.compatibility import upgraded_context
 from heddle.runs.files import RunError
-from heddle.runs.journal_reader import decode, read_journal
-from heddle.runs.journal_writer import CHUNK_ENTRIES, JournalBuffer, JournalFile
+from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer
+from heddle.runs.journal_entries import decode
+from heddle.runs.journal_file import JournalFile, read_journal
 from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle.runs.shape_keys import from_plain, to_plain
 from heddle.runs.tables import MEASURED

@@ -6,7 +6,7 @@ from typing import Any
 
 from heddle.knowledge import SHIPPED, LoadedModel, load_predictor_model, needs_oracle
 from heddle.runs import Run, RunError
-from heddle.runs.journal_reader import decode
+from heddle.runs.journal_entries import decode
 from heddle.setup import Workspace, make_policy, prepare
 from heddle_core.controller import Controller
 from heddle_core.journal import Divergence, Entry, first_divergence

@@ -7,8 +7,8 @@ import msgspec
 import pyarrow as pa
 from click.testing import Result
 
+from heddle.runs.journal_buffer import JournalBuffer
 from heddle.runs.journal_columns import of_table
-from heddle.runs.journal_writer import JournalBuffer
 from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle_core.commands import Command, Dispatch
 from heddle_core.events import EngineReady, Event, StepFinished, TrajectoryArrived

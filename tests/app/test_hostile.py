@@ -25,7 +25,7 @@ from heddle.config import MAX_GPUS, MAX_RUNNING
 from heddle.reports import figures
 from heddle.runs import files as run_files
 from heddle.runs import load_run
-from heddle.runs.journal_reader import JournalError, decode
+from heddle.runs.journal_entries import JournalError, decode
 from tests.app.journals import Heddle
 from tests.patience import PATIENCE_S
 from tests.runtime.processes import descendants

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.runs.journal_reader import JournalError, decode
+from heddle.runs.journal_entries import JournalError, decode
 from heddle.runs.journal_schema import needed, schema
 from heddle_core.commands import Command, Dispatch, SolvePlan
 from heddle_core.events import Event, MigrationFinished, PlanSolved, RolloutStarted, Tick

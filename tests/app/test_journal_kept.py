@@ -16,8 +16,8 @@ import pytest
 
 from heddle.config import ClusterConfig, PolicyConfig, RunConfig
 from heddle.runs import load_run, metrics
+from heddle.runs.journal_buffer import JournalBuffer
 from heddle.runs.journal_columns import Column, Journal, of_table
-from heddle.runs.journal_writer import JournalBuffer
 from heddle.runs.metrics import MetricsError, measure
 from heddle.runs.tables import MEASURED
 from heddle.setup import prepare, solo_tpot

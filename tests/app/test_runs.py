@@ -13,9 +13,11 @@ from heddle.config import RunConfig
 from heddle.runs import RunDirectory, RunError, RunFacts, load_run, open_run
 from heddle.runs import directory as runs
 from heddle.runs import files as run_files
-from heddle.runs.journal_writer import JournalBuffer
+from heddle.runs.journal_buffer import JournalBuffer
+from heddle.runs.journal_columns import of_table
+from heddle.runs.journal_schema import schema
 from heddle_core.journal import Entry
-from tests.app.journals import arrived, dispatch, entry, numbered
+from tests.app.journals import arrived, batches, dispatch, entry, numbered
 from tests.app.test_metrics import story
 
 FACTS = RunFacts(
@@ -177,6 +179,30 @@ def test_a_journal_cut_off_anywhere_gives_its_whole_chunks(
         assert list(loaded.entries()) == story()[:entries]
     # The last chunk is whole before the footer is.
     assert ends[-2][0] < min(size for size in sizes if rows[size] == chunks[-1]) < len(text)
+
+
+def test_a_broken_off_run_of_an_earlier_version_is_read_as_far_as_it_goes(tmp_path: Path):
+    """Its journal was a stream in which each chunk had words of its own."""
+    run = filled(tmp_path / "runs", story()[:4])
+    with pytest.raises(KeyboardInterrupt), run:
+        raise KeyboardInterrupt
+    (run.path / "events.arrow").unlink()
+    plain = pa.schema(
+        (f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema()
+    )
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(run.path / "events.arrows", schema(), options=options) as stream:
+        for batch in batches(story()[:3], story()[3:6], story()[6:]):
+            stream.write_table(pa.Table.from_batches([batch]).cast(plain).cast(schema()))
+    loaded = load_run(run.path, unfinished=True)
+    assert list(loaded.entries()) == story()
+    size = (run.path / "events.arrows").stat().st_size
+    os.truncate(run.path / "events.arrows", size - 100)
+    assert list(loaded.entries()) == story()[:6]
+    columns = of_table(loaded.journal)
+    assert columns.trajectories == ["a", "b"]
+    steps = columns.of("Dispatch")
+    assert [columns.words("engine")[code] for code in steps.codes("engine")] == ["e0"] * 3
 
 
 def test_a_finished_run_with_a_journal_that_was_cut_off_is_damaged(tmp_path: Path):

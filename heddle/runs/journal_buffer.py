@@ -1,18 +1,14 @@
-"""A journal being written: events and commands into typed buffers, batches of them into a file.
+"""Events and commands into typed buffers: record batches for the file, columns for the metrics.
 
 The values of a row go into the buffer of its class at once, so that the journal holds no object.
-The codes of words are the same in the whole journal: a batch adds only new words to the file, and
-columns for the metrics are kept as they pass; nothing is read back.
+The codes of words are the same in the whole journal, so a batch adds only new words to the file.
 
 What may not be in this file: metrics, anything that knows one event from another.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from io import BufferedWriter, FileIO
-from pathlib import Path
 from struct import Struct
 from typing import Any, TypeAlias
 
@@ -54,15 +50,15 @@ class _Words(dict[str, int]):
 
     def __init__(self, first: Sequence[str]) -> None:
         super().__init__()
-        self.list: list[str] = []
+        self.words: list[str] = []
         self._offsets, self._data = np.zeros(1, np.int32), np.zeros(0, np.uint8)
         self._array: Any = pa.array([], pa.string())
         for word in first:
             self[word]
 
     def __missing__(self, word: str) -> int:
-        code = len(self.list)
-        self.list.append(word)
+        code = len(self.words)
+        self.words.append(word)
         self[word] = code
         return code
 
@@ -72,10 +68,10 @@ class _Words(dict[str, int]):
         Each shares its memory with the next, so that many small additions cost no more than a
         large one.
         """
-        start, end = len(self._array), len(self.list)
+        start, end = len(self._array), len(self.words)
         if start == end:
             return self._array
-        added: Any = pa.array(self.list[start:], pa.string())
+        added: Any = pa.array(self.words[start:], pa.string())
         offsets = np.frombuffer(added.buffers()[1], np.int32, len(added) + 1)
         first, size = int(self._offsets[start]), int(offsets[-1])
         self._offsets = _with_space(self._offsets, start + 1, end + 1)
@@ -207,7 +203,7 @@ class JournalBuffer:
         self._whole = True
 
     def record(self, event: Event, commands: Sequence[Command]) -> None:
-        """Add an event and the commands that it caused; `Sink` of `recorded`."""
+        """Add an event and the commands that it caused; nothing more after an error in this."""
         put = self._put
         put[event.__class__](event)
         for command in commands:
@@ -219,7 +215,7 @@ class JournalBuffer:
     def columns(self) -> Journal:
         """Return the kept columns of all rows, once, after the last of them."""
         self.take()
-        words = {column: words.list for column, words in self._words.items()}
+        words = {column: words.words for column, words in self._words.items()}
         kept, self._kept = self._kept, {}
         return of_kept(self.rows, kept, words)
 
@@ -357,40 +353,3 @@ def _payload(row: Any, nested: Sequence[tuple[str, Any]]) -> str:
             fields[name] = msgspec.to_builtins(value, str_keys=True, enc_hook=str)
     # The standard library's JSON, not msgspec's, which has no infinities.
     return json.dumps(fields, separators=(",", ":"))
-
-
-class JournalFile:
-    """An Arrow IPC file that is written batch by batch.
-
-    Until it is closed it has no footer, and is a stream after its first 8 bytes.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = BufferedWriter(FileIO(path, "wb"), 1 << 20)
-        options = pa.ipc.IpcWriteOptions(
-            compression="lz4", emit_dictionary_deltas=True, use_threads=False
-        )
-        self._writer = pa.ipc.new_file(self._file, schema(), options=options)
-        self._file.flush()
-        self._whole = True
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Append a batch, so that it survives this process."""
-        if not self._whole:
-            return
-        self._whole = False
-        self._writer.write_batch(batch)
-        self._file.flush()
-        self._whole = True
-
-    def close(self) -> None:
-        """Add the footer, unless a write broke off: the batches before it can be read."""
-        if self._file.closed:
-            return
-        try:
-            if self._whole:
-                self._writer.close()
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        finally:
-            self._file.close()

@@ -1,4 +1,4 @@
-"""The journal of a run, read: its file as a table, and the table as entries, exactly as recorded.
+"""Entries of a journal from its table, exactly as they were recorded.
 
 What may not be in this file: metrics, anything that knows one event from another.
 """
@@ -8,85 +8,26 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from heddle.runs import files
 from heddle.runs.compatibility import ROLLOUT_OF_OLD_RUNS, upgraded, upgraded_problem
 from heddle.runs.journal_columns import Ints
-from heddle.runs.journal_schema import EVENTS, layouts, needed, schema
+from heddle.runs.journal_schema import EVENTS, layouts
 from heddle.runs.shape_keys import from_plain
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.journal import Entry
 from heddle_core.plans import PlanProblem
 
-OLD_JOURNAL, OLD_STREAM = "events.parquet", "events.arrows"
-"""Version 0.1.0: the journal of a run that finished, and of one that did not."""
-MAGIC = b"ARROW1\0\0"
-"""Begins an Arrow IPC file; what follows, up to the footer, is a stream."""
 TRUSTED = ("heddle_core", "heddle_trace")
 """Packages whose planning problems may be imported by name while a journal is read."""
 
 
 class JournalError(ValueError):
     """A journal that violates its schema."""
-
-
-def read_journal(folder: Path, *, whole: bool) -> pa.Table:
-    """Read the journal of a run directory; unless it must be `whole`, as far as it goes.
-
-    Raises:
-        RunError: it is missing or damaged.
-    """
-    path = folder / files.JOURNAL
-    if not path.exists():
-        if not whole and (folder / OLD_STREAM).exists():
-            return pa.Table.from_batches(list(_stream(folder / OLD_STREAM, 0)), schema())
-        if (folder / OLD_JOURNAL).exists():
-            return files.read_table(folder / OLD_JOURNAL, needed())
-    with files.readable(path):
-        try:
-            with pa.memory_map(str(path)) as file:
-                table = pa.ipc.open_file(file).read_all()
-        except pa.ArrowInvalid:
-            if whole:
-                raise
-            table = _without_footer(path)
-    return files.checked(path, table, needed())
-
-
-def _without_footer(path: Path) -> pa.Table:
-    """Read the whole batches of an Arrow file that was cut off.
-
-    Dictionaries only grow in such a file, so the last one serves all batches.
-    """
-    columns: dict[str, list[Any]] = {name: [] for name in schema().names}
-    words: dict[str, Any] = {}
-    for batch in _stream(path, len(MAGIC)):
-        for name, values in zip(columns, batch.columns, strict=True):
-            if isinstance(values, pa.DictionaryArray):
-                words[name] = values.dictionary
-                values = values.indices
-            columns[name].append(values)
-    for name, dictionary in words.items():
-        columns[name] = [pa.DictionaryArray.from_arrays(c, dictionary) for c in columns[name]]
-    arrays: list[Any] = [pa.chunked_array(columns[field.name], field.type) for field in schema()]
-    return pa.Table.from_arrays(arrays, schema=schema())
-
-
-def _stream(path: Path, start: int) -> Iterator[pa.RecordBatch]:
-    """Yield the whole batches of a stream that begins at this byte."""
-    try:
-        with pa.memory_map(str(path)) as file:
-            file.seek(start)
-            with pa.ipc.open_stream(file) as stream:
-                yield from stream
-    except (pa.ArrowInvalid, OSError, EOFError):
-        return  # cut off in the middle of a batch: what came before it is whole
 
 
 def decode(table: pa.Table) -> Iterator[Entry]:

@@ -1,0 +1,108 @@
+"""The file of a journal: written batch by batch, and read as far as it goes.
+
+It is an Arrow IPC file with dictionaries that grow. Without its footer, it is a stream after its
+first bytes.
+"""
+
+import os
+from collections.abc import Iterator
+from io import BufferedWriter, FileIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from heddle.runs import files
+from heddle.runs.journal_schema import needed, schema
+
+OLD_JOURNAL, OLD_STREAM = "events.parquet", "events.arrows"
+"""Version 0.1.0: the journal of a run that finished, and of one that did not."""
+MAGIC = b"ARROW1\0\0"
+"""Begins an Arrow IPC file; what follows, up to the footer, is a stream."""
+
+
+class JournalFile:
+    """A journal that is being written; until it is closed, it has no footer."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = BufferedWriter(FileIO(path, "wb"), 1 << 20)
+        options = pa.ipc.IpcWriteOptions(
+            compression="lz4", emit_dictionary_deltas=True, use_threads=False
+        )
+        self._writer = pa.ipc.new_file(self._file, schema(), options=options)
+        self._file.flush()
+        self._whole = True
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a batch, so that it survives this process."""
+        if not self._whole:
+            return
+        self._whole = False
+        self._writer.write_batch(batch)
+        self._file.flush()
+        self._whole = True
+
+    def close(self) -> None:
+        """Add the footer, unless a write broke off: the batches before it can be read."""
+        if self._file.closed:
+            return
+        try:
+            if self._whole:
+                self._writer.close()
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+
+
+def read_journal(folder: Path, *, whole: bool) -> pa.Table:
+    """Read the journal of a run directory; unless it must be `whole`, as far as it goes.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    path = folder / files.JOURNAL
+    if not path.exists():
+        if not whole and (folder / OLD_STREAM).exists():
+            return pa.Table.from_batches(list(_stream(folder / OLD_STREAM, 0)), schema())
+        if (folder / OLD_JOURNAL).exists():
+            return files.read_table(folder / OLD_JOURNAL, needed())
+    with files.readable(path):
+        try:
+            with pa.memory_map(str(path)) as file:
+                table = pa.ipc.open_file(file).read_all()
+        except pa.ArrowInvalid:
+            if whole:
+                raise
+            table = _without_footer(path)
+    return files.checked(path, table, needed())
+
+
+def _without_footer(path: Path) -> pa.Table:
+    """Read the whole batches of an Arrow file that was cut off.
+
+    Dictionaries only grow in such a file, so the last one serves all batches.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in schema().names}
+    words: dict[str, Any] = {}
+    for batch in _stream(path, len(MAGIC)):
+        for name, values in zip(columns, batch.columns, strict=True):
+            if isinstance(values, pa.DictionaryArray):
+                words[name] = values.dictionary
+                values = values.indices
+            columns[name].append(values)
+    for name, dictionary in words.items():
+        columns[name] = [pa.DictionaryArray.from_arrays(c, dictionary) for c in columns[name]]
+    chunked = [pa.chunked_array(columns[field.name], field.type) for field in schema()]
+    return pa.Table.from_arrays(chunked, schema=schema())
+
+
+def _stream(path: Path, start: int) -> Iterator[pa.RecordBatch]:
+    """Yield the whole batches of a stream that begins at this byte."""
+    try:
+        with pa.memory_map(str(path)) as file:
+            file.seek(start)
+            with pa.ipc.open_stream(file) as stream:
+                yield from stream
+    except (pa.ArrowInvalid, OSError, EOFError):
+        return  # cut off in the middle of a batch: what came before it is whole
