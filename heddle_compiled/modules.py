@@ -4,7 +4,6 @@ from typing import Final
 
 MODULES: Final = (
     "heddle_core.controller",
-    "heddle_core.estimate.cost",
     "heddle_core.fewest",
     "heddle_core.fleet",
     "heddle_core.homes",
