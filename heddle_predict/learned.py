@@ -4,7 +4,7 @@ Inference uses numpy alone; torch is for training. `heddle predict fit` makes th
 """
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -55,8 +55,7 @@ class LearnedPredictor:
         if quantile not in model.levels:
             known = ", ".join(f"{level:g}" for level in model.levels)
             raise ValueError(f"quantile {quantile:g} is none of the model's: {known}")
-        self._model, self._row_quantiles = model, model.row_quantiles()
-        self._at = model.levels.index(quantile)
+        self._model, self._quantile = model, model.row_quantile(model.levels.index(quantile))
         self._least_share = least_share
         tasks = {task: levels.get(task, old) for task, old in model.vocabulary.tasks.items()}
         vocabulary = replace(model.vocabulary, tasks=tasks)
@@ -65,7 +64,7 @@ class LearnedPredictor:
         self._has_state = bool(self._initial_state.size)
         self._last_row: list[float] = []
         """Samples of one prompt arrive together, and their rows are equal."""
-        self._last_correction: Sequence[float] = ()
+        self._last_correction = 0.0
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Learn from a finished generation."""
@@ -87,31 +86,19 @@ class LearnedPredictor:
         """Return the quantile that this predictor estimates by, at least one token."""
         observed = self._observations.of(t)
         survival = self._observations.log_survival(observed, t)
-        correction = self._correction(observed, t, survival)[self._at]
-        log = survival + min(max(correction, -LOG_BOUND), LOG_BOUND)
+        log = survival + self._correction(observed, t, survival)
         return max(math.exp(log), self._least_share * math.exp(survival), _LEAST_TOKENS)
 
-    def remaining_quantiles(self, t: TrajectoryView) -> Sequence[float]:
-        """Return all quantiles of the remaining tokens, at the levels of the model."""
-        observed = self._observations.of(t)
-        survival = self._observations.log_survival(observed, t)
-        found = self._correction(observed, t, survival)
-        logs = [survival + min(max(log, -LOG_BOUND), LOG_BOUND) for log in found]
-        return [max(math.exp(log), _LEAST_TOKENS) for log in logs]
-
-    def _correction(
-        self, observed: Observed, t: TrajectoryView, survival: float
-    ) -> Sequence[float]:
-        """The model's quantiles, computed once for each step; in between only survival changes."""
+    def _correction(self, observed: Observed, t: TrajectoryView, survival: float) -> float:
+        """The model's quantile, computed once for each step; in between only survival changes."""
         found = observed.correction
         if found is None:
             row = self._observations.row(observed, t, survival)
-            if row == self._last_row and not self._has_state:
-                found = self._last_correction
-            else:
-                found = self._row_quantiles(self._state(observed), row)
-                self._last_row, self._last_correction = row, found
-            observed.correction = found
+            if row != self._last_row or self._has_state:
+                quantile = self._quantile(self._state(observed), row)
+                self._last_correction = min(max(quantile, -LOG_BOUND), LOG_BOUND)
+                self._last_row = row
+            found = observed.correction = self._last_correction
         return found
 
     def _state(self, observed: Observed) -> Floats:

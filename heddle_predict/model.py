@@ -11,8 +11,8 @@ from heddle_core.estimate.history import Levels
 
 Floats: TypeAlias = NDArray[np.float64]
 
-RowQuantiles: TypeAlias = Callable[[Floats, Sequence[float]], Sequence[float]]
-"""From a state and one row to the quantiles that `Model.quantiles` gives, to the last digit."""
+RowQuantile: TypeAlias = Callable[[Floats, Sequence[float]], float]
+"""From a state and one row to one of the quantiles of `Model.quantiles`, to the last digit."""
 
 LOG_BOUND: Final = 12.0
 """Bound on the logarithm of the correction: a row unlike any in training must not overflow."""
@@ -97,6 +97,9 @@ class Model(Protocol):
         """Quantiles of ``log(remaining / survival)``, (rows, levels); see `Features.row`."""
         ...
 
-    def row_quantiles(self) -> RowQuantiles:
-        """Return a function for one row at a time. It has arrays of its own: for one thread."""
+    def row_quantile(self, level: int) -> RowQuantile:
+        """Return a function for one row at a time and the quantile at ``levels[level]``.
+
+        It has arrays of its own: for one thread.
+        """
         ...

@@ -12,9 +12,9 @@ import heddle_compiled
 from heddle_predict.artefact import Arrays, Artefact, Header
 from heddle_predict.errors import PredictError
 from heddle_predict.forest import Forest
-from heddle_predict.model import LOG_BOUND, Floats, Model, RowQuantiles, Vocabulary
+from heddle_predict.model import LOG_BOUND, Floats, Model, RowQuantile, Vocabulary
 from heddle_predict.recurrent import NAMES, Recurrent
-from heddle_predict.tree_walk import TreeWalk, WalkedQuantiles
+from heddle_predict.tree_walk import TreeWalk, WalkedQuantile
 
 M = TypeVar("M")
 
@@ -62,22 +62,22 @@ class TreesModel:
         spread = np.exp(np.minimum(np.maximum(log_spread, -LOG_BOUND), LOG_BOUND))
         return np.asarray(location[:, None] + spread[:, None] * self.errors)
 
-    def row_quantiles(self) -> RowQuantiles:
+    def row_quantile(self, level: int) -> RowQuantile:
         """See `Model`."""
-        trees, errors = len(self.location), self.errors.tolist()
+        trees, error = len(self.location), float(self.errors[level])
         walk = TreeWalk.of(self._both) if heddle_compiled.in_force() else None
         if walk is not None:
-            return WalkedQuantiles(walk, trees, errors)
+            return WalkedQuantile(walk, trees, error)
         each = self._both.one_row().each
 
-        def quantiles(state: Floats, row: Sequence[float]) -> list[float]:
+        def quantile(state: Floats, row: Sequence[float]) -> float:
             values = each(row)
             location = float(np.add.reduce(values[:trees]))
             log_spread = float(np.add.reduce(values[trees:]))
             spread = float(np.exp(min(max(log_spread, -LOG_BOUND), LOG_BOUND)))
-            return [location + spread * error for error in errors]
+            return location + spread * error
 
-        return quantiles
+        return quantile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +102,13 @@ class SequenceModel:
         """See `Model`."""
         return np.asarray(self.network.quantiles(states, rows) + self.shifts)
 
-    def row_quantiles(self) -> RowQuantiles:
+    def row_quantile(self, level: int) -> RowQuantile:
         """See `Model`."""
 
-        def quantiles(state: Floats, row: Sequence[float]) -> list[float]:
-            found: list[float] = self.quantiles(state[None], np.array([row]))[0].tolist()
-            return found
+        def quantile(state: Floats, row: Sequence[float]) -> float:
+            return float(self.quantiles(state[None], np.array([row]))[0, level])
 
-        return quantiles
+        return quantile
 
 
 @dataclass(frozen=True, slots=True)

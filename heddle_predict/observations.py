@@ -4,7 +4,6 @@ One record for each unfinished trajectory, so that an event costs one look-up.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heddle_core.events import StepFinished, ToolReturned
@@ -23,8 +22,8 @@ class Observed:
     rule: ProgressivePredictor
     """That of its task."""
     progress: Progress
-    correction: Sequence[float] | None = None
-    """Quantiles relative to survival, as of the latest generation."""
+    correction: float | None = None
+    """The model's quantile relative to survival, as of the latest generation."""
     state: Floats | None = None
     """Of the model."""
 

@@ -103,21 +103,21 @@ class TreeWalk:
         return total
 
 
-class WalkedQuantiles:
-    """`TreesModel.row_quantiles` by a walk: `trees` of location come first, the rest are spread."""
+class WalkedQuantile:
+    """`TreesModel.row_quantile` by a walk: `trees` of location come first, the rest are spread."""
 
-    def __init__(self, walk: TreeWalk, trees: int, errors: list[float]) -> None:
-        self._walk, self._trees, self._errors = walk, trees, errors
+    def __init__(self, walk: TreeWalk, trees: int, error: float) -> None:
+        self._walk, self._trees, self._error = walk, trees, error
         self._spread_trees = len(walk) - trees
 
-    def __call__(self, state: Floats, row: Sequence[float]) -> list[float]:
-        """Return the quantiles for a row."""
+    def __call__(self, state: Floats, row: Sequence[float]) -> float:
+        """Return the quantile for a row."""
         walk, trees = self._walk, self._trees
         walk.read(row)
         location = walk.total(0, trees)
         log_spread = walk.total(trees, self._spread_trees)
         spread = float(np.exp(min(max(log_spread, -LOG_BOUND), LOG_BOUND)))
-        return [location + spread * error for error in self._errors]
+        return location + spread * self._error
 
 
 def _value(root: Node) -> float:

@@ -4,10 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from heddle_core.events import StepFinished, ToolReturned
+from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.corpus import Source, source_of, vocabulary_of
 from heddle_predict.examples import Examples, training_examples
 from heddle_predict.fit import fit
+from heddle_predict.learned import LearnedPredictor
+from heddle_predict.model import Model
 from heddle_predict.models import TreesModel, model_from
+from heddle_predict.play import Moment
 from heddle_trace.schema import StepScript, Trace, TrajectoryScript
 from heddle_trace.synth import synth
 
@@ -67,3 +72,33 @@ def script(name: str, steps: Sequence[tuple[int, int, bool]], task: str = "codin
 def with_future(old: TrajectoryScript, step: int, steps: Sequence[StepScript]) -> TrajectoryScript:
     """The same trajectory up to and with `step`, then another life."""
     return replace(old, steps=(*old.steps[: step + 1], *steps))
+
+
+def all_quantiles(model: Model) -> "Asked":
+    """A predictor for each quantile of a model."""
+    return Asked(*(LearnedPredictor(model, quantile=q, least_share=0.0) for q in model.levels))
+
+
+class Asked:
+    """Asks predictors at every moment and keeps the answers."""
+
+    def __init__(self, *predictors: Predictor) -> None:
+        self.predictors = predictors
+        self.found: list[list[float]] = []
+        self.questions: list[tuple[Moment, str, int]] = []
+
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+        for predictor in self.predictors:
+            predictor.observe_step(t, event)
+
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+        for predictor in self.predictors:
+            predictor.observe_tool(t, event)
+
+    def observe_finish(self, t: TrajectoryView) -> None:
+        for predictor in self.predictors:
+            predictor.observe_finish(t)
+
+    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
+        self.found.append([predictor.remaining_tokens(t) for predictor in self.predictors])
+        self.questions.append((moment, t.id, t.step))

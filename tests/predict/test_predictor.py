@@ -22,23 +22,7 @@ from heddle_trace.files import write_trace
 from heddle_trace.history import history_of
 from heddle_trace.synth import synth
 from tests.core.policy_fakes import policy_context
-from tests.predict.made import artefact, fitted, synthetic
-
-
-class Asked:
-    """Asks at every moment and keeps the answers."""
-
-    def __init__(self, predictor):
-        self.predictor = predictor
-        self.found = []
-        self.questions = []
-        self.observe_step = predictor.observe_step
-        self.observe_tool = predictor.observe_tool
-        self.observe_finish = predictor.observe_finish
-
-    def on_question(self, t, index, moment):
-        self.found.append(self.predictor.remaining_quantiles(t))
-        self.questions.append((moment, t.id, t.step))
+from tests.predict.made import Asked, all_quantiles, artefact, fitted, synthetic
 
 
 class Counting:
@@ -53,18 +37,18 @@ class Counting:
         self.asked = 0
         self._model = model
 
-    def row_quantiles(self):
-        inner = self._model.row_quantiles()
+    def row_quantile(self, level):
+        inner = self._model.row_quantile(level)
 
-        def quantiles(state, row):
+        def quantile(state, row):
             self.asked += 1
             return inner(state, row)
 
-        return quantiles
+        return quantile
 
 
 def test_one_question_at_a_time_gives_what_the_batch_gives():
-    asked = Asked(LearnedPredictor(fitted()))
+    asked = all_quantiles(fitted())
     play(synthetic().scripts, Pace(), asked)
     batch = examples(synthetic().scripts, fitted().vocabulary, Pace())
     anew = [moment == "in tool" for moment, _, _ in asked.questions]
@@ -74,13 +58,14 @@ def test_one_question_at_a_time_gives_what_the_batch_gives():
 
 def test_the_model_runs_once_for_each_step_and_survival_at_every_question():
     model = Counting(fitted())
-    asked = Asked(LearnedPredictor(model))
+    asked = all_quantiles(model)
     play(synthetic().scripts, Pace(), asked)
     generated = {(t, step) for moment, t, step in asked.questions if moment == "in tool"}
     # All arrive at once, and samples of one prompt differ in nothing before their first step.
     arrivals = len(list(groupby((s.task, s.steps[0].prompt_tokens) for s in synthetic().scripts)))
     assert 0 < arrivals < len(synthetic().scripts)
-    assert model.asked == len(generated) + arrivals < 0.6 * len(asked.found)
+    assert model.asked == len(model.levels) * (len(generated) + arrivals)
+    assert len(generated) + arrivals < 0.6 * len(asked.found)
     last = {}
     for (moment, t, _), found in zip(asked.questions, asked.found, strict=True):
         if moment == "queued" and t in last:  # the correction holds, survival has moved
@@ -90,7 +75,7 @@ def test_the_model_runs_once_for_each_step_and_survival_at_every_question():
 
 
 def test_quantiles_rise_and_a_running_trajectory_has_a_token_left():
-    asked = Asked(LearnedPredictor(fitted()))
+    asked = all_quantiles(fitted())
     scripts = [replace(s, task="never met") for s in synthetic("search").scripts[:40]]
     play(scripts, Pace(slots=0.5), asked)
     found = np.array(asked.found)
@@ -109,11 +94,7 @@ def test_an_estimate_is_raised_by_all_and_lowered_by_little():
             survival = math.exp(hedged._observations.log_survival(observed, t))
             found.append((hedged.remaining_tokens(t), plain.remaining_tokens(t), survival))
 
-    watcher = Both(hedged)
-    for name in ("observe_step", "observe_tool", "observe_finish"):
-        tell = [getattr(p, name) for p in (hedged, plain)]
-        setattr(watcher, name, lambda *told, tell=tell: [t(*told) for t in tell])
-    play(synthetic().scripts, Pace(), watcher)
+    play(synthetic().scripts, Pace(), Both(hedged, plain))
     for estimate, median, survival in found:
         assert estimate == pytest.approx(max(median, 0.75 * survival, 1.0))
     assert any(median < 0.7 * survival for _, median, survival in found)
@@ -167,7 +148,7 @@ class Estimates(Asked):
         self.found = {}
 
     def on_question(self, t, index, moment):
-        self.found[t.id, t.step, moment] = self.predictor.remaining_tokens(t)
+        self.found[t.id, t.step, moment] = self.predictors[0].remaining_tokens(t)
 
 
 def answered(told) -> Estimates:

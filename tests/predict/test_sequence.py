@@ -7,13 +7,12 @@ from heddle_predict.artefact import read_artefact, write_artefact
 from heddle_predict.corpus import split
 from heddle_predict.examples import answers, examples
 from heddle_predict.fit import fit, prepared
-from heddle_predict.learned import LearnedPredictor
 from heddle_predict.measures import correlation
 from heddle_predict.models import SequenceModel, model_from
 from heddle_predict.play import Pace, play
 from heddle_predict.quantiles import LEVELS
 from heddle_predict.recurrent import NAMES, Recurrent
-from tests.predict.made import fitted, synthetic
+from tests.predict.made import all_quantiles, fitted, synthetic
 
 torch = pytest.importorskip("torch", reason="the network is trained by torch: heddle[learn]")
 
@@ -66,23 +65,14 @@ def test_numpy_answers_as_torch_does():
 def test_training_uses_the_questions_of_a_run(learned):
     """A batch's states are those that the predictor holds, one tool call after another."""
     model = learned[0].model
-    found, anew = [], []
-    predictor = LearnedPredictor(model)
-
-    class Watcher:
-        observe_step = staticmethod(predictor.observe_step)
-        observe_tool = staticmethod(predictor.observe_tool)
-        observe_finish = staticmethod(predictor.observe_finish)
-
-        def on_question(self, t, index, moment):
-            found.append(predictor.remaining_quantiles(t))
-            anew.append(moment == "in tool")  # else it holds what was said before
-
+    asked = all_quantiles(model)
     scripts = synthetic("coding", 320).scripts[:60]
-    play(scripts, Pace(slots=0.5), Watcher())
+    play(scripts, Pace(slots=0.5), asked)
     batch = examples(scripts, model.vocabulary, Pace(slots=0.5))
-    assert np.allclose(np.array(found)[anew], answers(model, batch)[anew])
-    assert len(predictor._observations) == 0
+    # Else it holds the answer from before.
+    anew = [moment == "in tool" for moment, _, _ in asked.questions]
+    assert np.allclose(np.array(asked.found)[anew], answers(model, batch)[anew])
+    assert all(len(predictor._observations) == 0 for predictor in asked.predictors)
 
 
 def test_a_model_file_holds_it_without_torch(tmp_path, monkeypatch):

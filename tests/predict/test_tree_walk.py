@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from heddle_predict.artefact import read_artefact
 from heddle_predict.forest import MOST_LEAVES, Forest
 from heddle_predict.models import TreesModel, model_from
-from heddle_predict.tree_walk import TreeWalk, WalkedQuantiles
+from heddle_predict.tree_walk import TreeWalk, WalkedQuantile
 
 ALL = (1 << MOST_LEAVES) - 1
 COLUMNS = 5
@@ -76,8 +76,9 @@ def test_quantiles_of_the_shipped_model_are_the_same_in_both_ways_and_in_a_batch
     batch = model.quantiles(np.zeros((300, 0)), rows)
     walk = TreeWalk.of(model.location.beside(model.log_spread))
     assert walk is not None
-    walked = WalkedQuantiles(walk, len(model.location), model.errors.tolist())
-    either = model.row_quantiles()
-    for row, expected in zip(rows.tolist(), batch.tolist(), strict=True):
-        assert walked(np.zeros(0), row) == expected
-        assert either(np.zeros(0), row) == expected
+    for level, error in enumerate(model.errors.tolist()):
+        walked = WalkedQuantile(walk, len(model.location), error)
+        either = model.row_quantile(level)
+        for row, expected in zip(rows.tolist(), batch[:, level].tolist(), strict=True):
+            assert walked(np.zeros(0), row) == expected
+            assert either(np.zeros(0), row) == expected
