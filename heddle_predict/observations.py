@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import TrajectoryId
-from heddle_core.parts.predictor.progressive import Progress, ProgressivePredictor
+from heddle_core.parts.predictor.progressive import ProgressivePredictor, TrajectoryProgress
 from heddle_core.policy import TrajectoryView
 from heddle_predict.features import Features, Own
 from heddle_predict.model import Floats, Vocabulary
@@ -21,7 +21,7 @@ class Observed:
     own: Own
     rule: ProgressivePredictor
     """That of its task."""
-    progress: Progress
+    progress: TrajectoryProgress
     correction: float | None = None
     """The model's quantile relative to survival, as of the latest generation."""
     state: Floats | None = None

@@ -17,7 +17,7 @@ from heddle_predict.model import LOG_BOUND, Floats
 _ALL: Final = (1 << MOST_LEAVES) - 1
 
 
-class Column:
+class TreeColumn:
     """One number of the row."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Node:
     """An inner node, or a leaf, whose `threshold` is its value."""
 
     def __init__(
-        self, column: Column, threshold: float, left: "Node | None", right: "Node | None"
+        self, column: TreeColumn, threshold: float, left: "Node | None", right: "Node | None"
     ) -> None:
         self.column = column
         self.threshold = threshold
@@ -40,13 +40,13 @@ class Node:
 class TreeWalk:
     """The trees of a forest as linked nodes, and the row that they test: for one thread."""
 
-    def __init__(self, columns: list[Column], roots: list[Node]) -> None:
+    def __init__(self, columns: list[TreeColumn], roots: list[Node]) -> None:
         self._columns, self._roots = columns, roots
 
     @staticmethod
     def of(forest: Forest) -> "TreeWalk | None":
         """Link the nodes of `forest`; None if its masks are not those of trees."""
-        columns = [Column() for _ in range(int(forest.feature.max(initial=0)) + 1)]
+        columns = [TreeColumn() for _ in range(int(forest.feature.max(initial=0)) + 1)]
         roots: list[Node] = []
         for feature, threshold, mask, leaf in zip(
             forest.feature.tolist(),
@@ -131,7 +131,7 @@ def _value(root: Node) -> float:
 class _Split:
     """An inner node that is not linked yet."""
 
-    column: Column
+    column: TreeColumn
     threshold: float
     first: int
     last: int
@@ -149,7 +149,7 @@ def _linked(splits: list[_Split], leaf: Sequence[float], first: int, last: int) 
     """Link the subtree over the leaves from `first` to `last`; takes its nodes out of `splits`."""
     inside = [split for split in splits if split.first == first <= split.last < last]
     if not inside:
-        return Node(Column(), leaf[first], None, None)
+        return Node(TreeColumn(), leaf[first], None, None)
     root = max(inside, key=lambda split: split.last)
     splits.remove(root)
     left = _linked(splits, leaf, first, root.last)

@@ -33,7 +33,7 @@ class _Task(_Survival):
 
 
 @dataclass(slots=True)
-class Progress:
+class TrajectoryProgress:
     """What is known of one unfinished trajectory."""
 
     task: _Task
@@ -102,7 +102,7 @@ class ProgressivePredictor:
         self._typical_tokens = typical_tokens
         self._typical_weight = typical_weight
         self._tasks: dict[str, _Task] = {}
-        self._known: dict[TrajectoryId, Progress] = {}
+        self._known: dict[TrajectoryId, TrajectoryProgress] = {}
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Learn a step's length and the progress of `t`."""
@@ -121,7 +121,7 @@ class ProgressivePredictor:
         """Return the expected rest, at least one token."""
         return self.rest_of(self._of(t), t)
 
-    def _of(self, t: TrajectoryView) -> Progress:
+    def _of(self, t: TrajectoryView) -> TrajectoryProgress:
         known = self._known.get(t.id)
         if known is None:
             known = self._known[t.id] = self.begin(t)
@@ -129,7 +129,7 @@ class ProgressivePredictor:
 
     # -- the same for a caller that keeps what is known of each trajectory itself ----------------
 
-    def begin(self, t: TrajectoryView) -> Progress:
+    def begin(self, t: TrajectoryView) -> TrajectoryProgress:
         """Return what is known of a trajectory that was not observed yet."""
         task = self._tasks.get(t.task)
         if task is None:
@@ -137,19 +137,19 @@ class ProgressivePredictor:
         group = task.groups.get(t.group)
         if group is None:
             group = task.groups[t.group] = _Group()
-        return Progress(task, group)
+        return TrajectoryProgress(task, group)
 
-    def learn_step(self, known: Progress, t: TrajectoryView, event: StepFinished) -> None:
+    def learn_step(self, known: TrajectoryProgress, t: TrajectoryView, event: StepFinished) -> None:
         """See `observe_step`."""
         if event.step > 0:
             known.task.lengths.add(known.lengths, known.group.lengths, event.output_tokens)
         self._expose(known, t)
 
-    def learn_tool(self, known: Progress, event: ToolReturned) -> None:
+    def learn_tool(self, known: TrajectoryProgress, event: ToolReturned) -> None:
         """See `observe_tool`."""
         known.call_failed = event.ok is False
 
-    def learn_end(self, known: Progress, t: TrajectoryView) -> None:
+    def learn_end(self, known: TrajectoryProgress, t: TrajectoryView) -> None:
         """See `observe_finish`."""
         if t.output_tokens > 0:
             self._expose(known, t)
@@ -157,7 +157,7 @@ class ProgressivePredictor:
             known.task.ended += 1
             known.group.ended += 1
 
-    def rest_of(self, known: Progress, t: TrajectoryView) -> float:
+    def rest_of(self, known: TrajectoryProgress, t: TrajectoryView) -> float:
         """See `remaining_tokens`."""
         task, group = known.task, known.group
         weight, group_shape = self._typical_weight, self._group_shape
@@ -171,7 +171,7 @@ class ProgressivePredictor:
             rest += task.lengths.typical_tokens(deviation)
         return rest if rest > _LEAST_TOKENS else _LEAST_TOKENS
 
-    def _expose(self, known: Progress, t: TrajectoryView) -> None:
+    def _expose(self, known: TrajectoryProgress, t: TrajectoryView) -> None:
         exposure = math.pow(t.output_tokens / self._typical_tokens, self._shape)
         more = exposure - known.exposure
         known.exposure = exposure
