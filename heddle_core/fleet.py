@@ -50,16 +50,19 @@ class Fleet:
         """
         plan.check()
         present = self._running | self._starting | self._restarting
+        by_shape: dict[tuple[EngineShape, int], dict[EngineId, None]] = {}
+        for name, there in present.items():
+            by_shape.setdefault(_shape(there), {})[name] = None
         carriers: dict[EngineId, EngineId] = {}
         missing: list[EngineSpec] = []
         for spec in plan.engines:
-            alike = [n for n, there in present.items() if _shape(there) == _shape(spec)]
-            name = spec.engine if spec.engine in alike else next(iter(alike), None)
-            if name is None:
+            alike = by_shape.get(_shape(spec), {})
+            carrier_name = spec.engine if spec.engine in alike else next(iter(alike), None)
+            if carrier_name is None:
                 missing.append(spec)
             else:
-                carriers[spec.engine] = name
-                del present[name]
+                carriers[spec.engine] = carrier_name
+                del present[carrier_name], alike[carrier_name]
         draining = [name for name in present if name in self._running]
         for name in present:
             if name in self._running:

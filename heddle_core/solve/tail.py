@@ -108,8 +108,9 @@ class TailProblem:
         New engines are numbered after the present ones, in the order of `merged`.
         """
         shapes, widest = self._shapes(), self._widest()
-        gone = [e for window in merged for e in window]
-        kept = [e for e in range(len(shapes)) if e not in gone]
+        stays = np.ones(len(shapes), dtype=np.bool_)
+        stays[[e for window in merged for e in window]] = False
+        kept = np.flatnonzero(stays).tolist()
         if not kept:
             return np.inf, ()
         place = np.full(len(shapes), -1, dtype=np.int64)
@@ -127,7 +128,7 @@ class TailProblem:
         return end_s, [numbers[k] for k in homes.tolist()]
 
     def _plan(self, merged: Sequence[tuple[int, ...]], homes: Sequence[int]) -> ResourcePlan:
-        gone = [e for window in merged for e in window]
+        gone = {e: None for window in merged for e in window}
         engines = {k: engine for k, engine in enumerate(self.engines) if k not in gone}
         for window in merged:
             first = self.engines[window[0]]

@@ -1,9 +1,10 @@
 """Opportunistic migration as published: follow the rank of the newest prediction."""
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right
 from itertools import accumulate
 
 from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.parts.migration.ranking import Ranking
 from heddle_core.policy import TrajectoryView, View
 
 
@@ -18,22 +19,24 @@ class FollowRank:
 
     def __init__(self) -> None:
         self._value: dict[TrajectoryId, float] = {}
-        self._sorted: list[float] = []
+        self._ranking = Ranking()
         self._engines: list[EngineId] = []
-        self._known: dict[EngineId, None] = {}
+        """Widest first."""
+        self._newest: EngineId | None = None
         self._edges: list[int] = []
 
     def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
         """Return the engine whose group contains the rank of `t`, None if that is its home."""
-        if len(self._engines) != len(view.engines) or any(
-            e.id not in self._known for e in view.engines
-        ):
+        engines = view.engines
+        # Engines join at the end, and ids are never used twice: the last and their number suffice.
+        if len(self._engines) != len(engines) or self._newest != engines[-1].id:
             self._form_groups(view)
         value = t.output_tokens + remaining_tokens
         self._forget(t.id)
-        longer = len(self._sorted) - bisect_right(self._sorted, value)
-        self._remember(t.id, value)
-        rank = longer * self._edges[-1] / len(self._sorted)
+        longer = self._ranking.above(value)
+        self._value[t.id] = value
+        self._ranking.add(value)
+        rank = longer * self._edges[-1] / len(self._ranking)
         found = self._engines[min(bisect_right(self._edges, rank), len(self._engines) - 1)]
         return found if found != t.home else None
 
@@ -45,17 +48,15 @@ class FollowRank:
         """Read the groups from the homes, widest engine first."""
         engines = sorted(view.engines, key=lambda e: -e.shape.tp)
         self._engines = [e.id for e in engines]
-        self._known = dict.fromkeys(self._engines)
+        self._newest = view.engines[-1].id
         self._edges = list(accumulate(e.sessions for e in engines))
-        self._value, self._sorted = {}, []
-        for other in view.trajectories.values():
-            self._remember(other.id, other.output_tokens + other.remaining_tokens)
-
-    def _remember(self, trajectory: TrajectoryId, value: float) -> None:
-        self._value[trajectory] = value
-        insort(self._sorted, value)
+        self._value = {
+            other.id: other.output_tokens + other.remaining_tokens
+            for other in view.trajectories.values()
+        }
+        self._ranking = Ranking(self._value.values())
 
     def _forget(self, trajectory: TrajectoryId) -> None:
         value = self._value.pop(trajectory, None)
         if value is not None:
-            del self._sorted[bisect_left(self._sorted, value)]
+            self._ranking.remove(value)

@@ -30,11 +30,9 @@ class ConsistentHash(OneByOne):
 
     def place(self, t: TrajectoryView, view: View) -> EngineId:
         """Return the first accepting engine at or after the trajectory's point."""
-        on_ring = self._on_ring
-        for engine in view.engines:
-            if engine.id not in on_ring:
-                self._rebuild(view)
-                break
+        # Engines join at the end: if the last is on the ring, all are.
+        if view.engines[-1].id not in self._on_ring:
+            self._rebuild(view)
         ring = self._ring
         i = bisect_left(ring, (_point(t.id), "")) % len(ring)
         while not view.engine(
