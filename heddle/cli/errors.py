@@ -16,6 +16,7 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 OURS = (
     "heddle",
+    "heddle_compiled",
     "heddle_core",
     "heddle_rollout",
     "heddle_trace",

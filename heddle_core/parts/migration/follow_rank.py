@@ -4,7 +4,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.parts.migration.ranking import Ranking
+from heddle_core.parts.migration.sorted_numbers import SortedNumbers
 from heddle_core.policy import TrajectoryView, View
 
 
@@ -19,7 +19,7 @@ class FollowRank:
 
     def __init__(self) -> None:
         self._value: dict[TrajectoryId, float] = {}
-        self._ranking = Ranking()
+        self._ranking = SortedNumbers()
         self._engines: list[EngineId] = []
         """Widest first."""
         self._newest: EngineId | None = None
@@ -54,7 +54,7 @@ class FollowRank:
             other.id: other.output_tokens + other.remaining_tokens
             for other in view.trajectories.values()
         }
-        self._ranking = Ranking(self._value.values())
+        self._ranking = SortedNumbers(self._value.values())
 
     def _forget(self, trajectory: TrajectoryId) -> None:
         value = self._value.pop(trajectory, None)

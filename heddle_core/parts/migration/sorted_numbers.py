@@ -8,7 +8,7 @@ _MOST: Final = 2_000
 """Numbers of one part. In one list each change would move half of a million numbers."""
 
 
-class Ranking:
+class SortedNumbers:
     """A multiset of numbers that counts those above a number."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:

@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from heddle_core.parts.migration import ranking
-from heddle_core.parts.migration.ranking import Ranking
+from heddle_core.parts.migration import sorted_numbers
+from heddle_core.parts.migration.sorted_numbers import SortedNumbers
 
 values = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 7.0, 1e9])
 
@@ -17,8 +17,8 @@ values = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 7.0, 1e9])
 )
 def test_it_counts_as_a_sorted_list(first, ops, most):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking, "_MOST", most)
-        found, plain = Ranking(first), sorted(first)
+        patch.setattr(sorted_numbers, "_MOST", most)
+        found, plain = SortedNumbers(first), sorted(first)
         for add, value in ops:
             if add or value not in plain:
                 found.add(value)
