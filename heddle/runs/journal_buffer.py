@@ -32,6 +32,8 @@ from heddle_core.events import Event
 from heddle_core.plans import PlanProblem
 
 Values: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+PACKED_ROWS = 512
+"""Rows that are packed at a time: the code of all classes, and the rows, are in the cache then."""
 CHUNK_ENTRIES = 5_000
 """Entries per batch: many, for cheap columns, but few enough for the processor's cache."""
 
@@ -192,8 +194,11 @@ class JournalBuffer:
             name: {column: Column() for column in columns} for name, columns in keep.items()
         }
         self._words = {column: _Words(first) for column, first in first_words().items()}
+        self._recorded: list[Event | Command] = []
         self._order = bytearray()
-        """Class of each row."""
+        """Class of each row that is packed."""
+        self._packed = 0
+        """How many these are; after an interrupt, how many of them are whole."""
         self._classes = {
             name: _ClassBuffer(kind, layout, self._words, self._order)
             for kind, (name, layout) in enumerate(layouts().items())
@@ -204,13 +209,24 @@ class JournalBuffer:
 
     def record(self, event: Event, commands: Sequence[Command]) -> None:
         """Add an event and the commands that it caused; nothing more after an error in this."""
-        put = self._put
-        put[event.__class__](event)
-        for command in commands:
-            put[command.__class__](command)
+        rows = self._recorded
+        rows.append(event)
+        if commands:
+            rows.extend(commands)
         self._entries += 1
-        if self._entries >= self._full:
-            self._on_full()
+        if len(rows) >= PACKED_ROWS or self._entries >= self._full:
+            self._pack()
+            if self._entries >= self._full:
+                self._on_full()
+
+    def _pack(self) -> None:
+        # Taken out first: after an interrupt these rows are lost, and those before are whole.
+        rows, self._recorded = self._recorded, []
+        if rows:
+            put = self._put
+            for row in rows:
+                put[row.__class__](row)
+            self._packed = len(self._order)
 
     def columns(self) -> Journal:
         """Return the kept columns of all rows, once, after the last of them."""
@@ -224,8 +240,9 @@ class JournalBuffer:
 
         After an interrupt in the middle of this, there are none.
         """
+        self._pack()
         entries, self._entries = self._entries, 0
-        codes: Values = np.frombuffer(bytes(self._order), np.int8)
+        codes: Values = np.frombuffer(bytes(self._order), np.int8, self._packed)
         is_event = _IS_EVENT[codes]
         if not self._whole:
             codes, is_event = codes[:0], is_event[:0]
@@ -235,6 +252,7 @@ class JournalBuffer:
             codes, is_event = codes[:end], is_event[:end]
         self._whole = False
         self._order.clear()
+        self._packed = 0
         batch = self._batch(codes, is_event)
         self._whole = True
         return batch

@@ -3,19 +3,22 @@
 import errno
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 
 from heddle.config import RunConfig
-from heddle.runs import RunDirectory, RunError, RunFacts, load_run, open_run
+from heddle.runs import RunDirectory, RunError, RunFacts, journal_buffer, load_run, open_run
 from heddle.runs import directory as runs
 from heddle.runs import files as run_files
 from heddle.runs.journal_buffer import JournalBuffer
 from heddle.runs.journal_columns import of_table
 from heddle.runs.journal_schema import schema
+from heddle_core.commands import Command
 from heddle_core.journal import Entry
 from tests.app.journals import arrived, batches, dispatch, entry, numbered
 from tests.app.test_metrics import story
@@ -220,16 +223,48 @@ def test_a_finished_run_with_a_journal_that_was_cut_off_is_damaged(tmp_path: Pat
         _ = load_run(run.path).journal
 
 
-def test_an_error_inside_an_entry_leaves_it_out(tmp_path: Path):
-    class Unknown:
-        pass
+class Interrupted(tuple[Command, ...]):
+    """Commands at which an interrupt arrives."""
 
+    def __iter__(self) -> Iterator[Command]:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_inside_an_entry_leaves_it_out(tmp_path: Path):
     run = filled(tmp_path / "runs", story()[:2])
     torn = story()[2]
-    with pytest.raises(KeyError), run:
-        run.record(torn.event, (*torn.commands, Unknown()))
+    with pytest.raises(KeyboardInterrupt), run:
+        run.record(torn.event, Interrupted(torn.commands))
     loaded = load_run(run.path, unfinished=True)
     assert list(loaded.entries()) == story()[:2]
+
+
+@pytest.mark.parametrize("row", range(3))
+def test_an_interrupt_while_rows_are_packed_leaves_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: int
+):
+    monkeypatch.setattr(journal_buffer, "PACKED_ROWS", 3)
+    # Packed together are the rows of entries 0 to 2, of 3 and 4, and of 5 and 6.
+    run, entries = filled(tmp_path / "runs", story()[:5]), story()[5:7]
+    left = iter(range(row))
+
+    def interrupted(put: Callable[[Any], object]) -> Callable[[Any], object]:
+        def put_or_raise(row: Any) -> object:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return put(row)
+
+        return put_or_raise
+
+    def record() -> None:
+        for each in entries:
+            run.record(each.event, each.commands)
+
+    for kind, put in run._rows._put.items():
+        run._rows._put[kind] = interrupted(put)
+    with pytest.raises(KeyboardInterrupt), run:
+        record()
+    assert list(load_run(run.path, unfinished=True).entries()) == story()[:5]
 
 
 @pytest.mark.parametrize("place", ["_batch", "_arrow"])
