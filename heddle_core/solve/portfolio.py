@@ -39,6 +39,9 @@ _HOPELESS: Final = 1.5
 """Candidates estimated this much later than the best are dropped without simulation: the closed
 form was at most a fifth too early, and overloaded groups are slow to simulate."""
 
+_LEVELLED_GPUS: Final = 8_192
+"""Rounds of `level_plan` times GPUs: 8 s of search for a million trajectories on 8,192."""
+
 MOST_SIMULATED: Final = 128
 """Groups of one plan that are simulated, 2 ms each. On 640 GPUs the plans found with 64 to 256 of
 304 groups simulated end earlier than with all: errors of single groups are smoothed."""
@@ -154,7 +157,7 @@ def portfolio(
     published_costs = paper_costs(work.take(by_output), by_shape, max_running=max_running)
     plans = {
         "exact-context": (aware, exact_plan(aware.costs, count, pools)),
-        "level-context": (aware, level_plan(aware.costs, count, pools)),
+        "level-context": (aware, level_plan(aware.costs, count, pools, rounds=_levelled(pools))),
         "exact-paper": (published, exact_plan(published_costs, count, pools)),
     }
     for shape in sorted(by_shape):
@@ -187,6 +190,11 @@ def portfolio(
             cuts[key] = simulation.refine(candidate, rounds=rounds)
         better.append(replace(cuts[key], name=f"{candidate.name}-refined"))
     return tuple(sorted([*better, *found], key=lambda candidate: candidate.simulated_s))
+
+
+def _levelled(pools: Mapping[str, int]) -> int:
+    """Groups that are levelled one by one, each in the time of an exact plan."""
+    return max(1, min(8, _LEVELLED_GPUS // max(1, sum(pools.values()))))
 
 
 def uniform_plan(
