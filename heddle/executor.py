@@ -115,7 +115,10 @@ class Processes(Generic[S]):
                     for index, job in enumerate(jobs)
                 }
             for future in as_completed(index_of):
-                yield index_of[future], future.result()
+                result = future.result()
+                if on_progress is not None and counts is not None:
+                    on_progress(list(counts))  # a short job ends between two polls
+                yield index_of[future], result
         except BrokenProcessPool:
             raise WorkerError(
                 "a process was killed before its run was done, perhaps for lack of memory: "
