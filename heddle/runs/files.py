@@ -148,6 +148,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version_of(name) for name in packages}}
 
 
+@cache
 def version_of(package: str) -> str:
     """The version of a package that is installed, or "unknown"."""
     try:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from struct import Struct
+from types import CodeType
 from typing import Any, TypeAlias
 
 import msgspec
@@ -137,7 +138,9 @@ class _ClassBuffer:
             text += " or nest(row)"
         # One expression per class, made as dataclasses make their methods: fields are read without
         # a loop. The order comes last: what is in it is whole.
-        self.put: Callable[[Any], object] = eval(f"lambda row: {text} or order({kind})", names)
+        self.put: Callable[[Any], object] = eval(
+            _compiled(f"lambda row: {text} or order({kind})"), names
+        )
 
     def take(self, count: int) -> tuple[Values, list[str]]:
         """Take out this many rows, as a structured array, and their payloads; drop all others."""
@@ -152,6 +155,11 @@ class _ClassBuffer:
         name = _some(column)
         found: Values = rows[name] if name in self._names else rows[column] >= 0
         return found
+
+
+@cache
+def _compiled(text: str) -> CodeType:
+    return compile(text, f"<{__name__}>", "eval")
 
 
 def _some(column: str) -> str:
