@@ -10,13 +10,13 @@ from typing import Final, Generic, TypeVar
 E = TypeVar("E")
 
 NONE: Final = 1 << 60
-"""The load of a place without an engine."""
+"""The key of a place without an item."""
 
 
 class Tournament(Generic[E]):
-    """The first of the items with the least load. Loads are whole numbers."""
+    """The first of the items with the least load. Loads are whole numbers, 0 or more."""
 
-    __slots__ = ("_items", "_loads", "_size", "_winners")
+    __slots__ = ("_items", "_keys", "_size")
 
     def __init__(self, items: Sequence[E], loads: Sequence[int]) -> None:
         self._items = items
@@ -24,24 +24,25 @@ class Tournament(Generic[E]):
         while size < len(items):
             size *= 2
         self._size = size
-        self._loads = [*loads] + [NONE] * (size - len(items))
-        self._winners = [0] * size + list(range(size))
+        # Of equal loads the first place wins, so that a key alone tells the winner.
+        places = [load * size + place for place, load in enumerate(loads)]
+        keys = self._keys = [NONE] * size + places + [NONE] * (size - len(items))
         for node in range(size - 1, 0, -1):
-            self._play(node)
+            keys[node] = min(keys[2 * node], keys[2 * node + 1])
 
     def change(self, place: int, load: int) -> None:
         """Set the load of the item at `place`."""
-        self._loads[place] = load
-        node = (self._size + place) // 2
-        while node > 0:
-            self._play(node)
+        size, keys = self._size, self._keys
+        node, key = size + place, load * size + place
+        while keys[node] != key:
+            keys[node] = key
+            if node == 1:
+                return
+            other = keys[node ^ 1]
+            if other < key:
+                key = other
             node //= 2
 
     def winner(self) -> E:
         """Return the item with the least load, the first of equals."""
-        return self._items[self._winners[1] if self._size > 1 else 0]
-
-    def _play(self, node: int) -> None:
-        winners, loads = self._winners, self._loads
-        left, right = winners[2 * node], winners[2 * node + 1]
-        winners[node] = left if loads[left] <= loads[right] else right
+        return self._items[self._keys[1] % self._size]

@@ -60,6 +60,8 @@ class EngineLoop:
         self._pinned = PinnedRequests(core, settings.pin_s)
         self._exported: dict[str, tuple[str, float]] = {}
         """By trajectory: a request whose KV waits for a pull, and the end of its lease."""
+        self._released: list[str] = []
+        """Such requests to let go after the next iteration: vLLM knows of a lease only then."""
         self._version = 0
         self._preemptions = 0
         self._progress_due_s = self._sample_due_s = 0.0
@@ -78,8 +80,11 @@ class EngineLoop:
                 self._wait(activity)
             for order in self._channel.receive():
                 self._execute(order)
+            released, self._released = self._released, []
             if self._core.activity() != "idle":
                 self._process_outputs(self._core.step())
+            for request in released:
+                self._core.release(request)
             self._report()
 
     def _wait(self, activity: Activity) -> None:
@@ -186,7 +191,7 @@ class EngineLoop:
     def _release(self, trajectory: str) -> None:
         exported = self._exported.pop(trajectory, None)
         if exported is not None and time.monotonic() < exported[1]:
-            self._core.release(exported[0])
+            self._released.append(exported[0])
 
     def _load_weights(self, order: wire.LoadWeights) -> None:
         """Remove every request from the core, load the weights, and add the requests again.

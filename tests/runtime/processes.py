@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 
@@ -17,9 +18,12 @@ def _parents() -> dict[int, int]:
     return found
 
 
-def descendants(root: int | None = None) -> list[int]:
-    """Children of `root`, by default of this process, their children and so on; zombies too."""
-    parents = _parents()
+def descendants(root: int | None = None, *, besides: Collection[int] = ()) -> list[int]:
+    """Children of `root`, by default of this process, their children and so on; zombies too.
+
+    Those `besides` are left out with all their children: a browser starts some when it likes.
+    """
+    parents = {child: parent for child, parent in _parents().items() if child not in besides}
     found = [os.getpid() if root is None else root]
     for process in found:
         found.extend(child for child, parent in parents.items() if parent == process)

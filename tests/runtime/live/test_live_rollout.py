@@ -124,7 +124,7 @@ def test_a_rollout_of_real_agents_runs_to_its_end(tokenizer, policy, cut_by):
             sandbox_limits=SandboxLimits(wall_s=wall_s),
         )
     )
-    assert [p for p in descendants() if p not in before] == []
+    assert descendants(besides=before) == []
 
     ends = {e.trajectory: e.outcome for e in events(entries, TrajectoryFinished)}
     expected = {"sum": "completed", "hang": "completed", "crash": "completed", "talk": "truncated"}
@@ -152,7 +152,7 @@ def test_an_interrupted_rollout_leaves_no_program(tokenizer):
     entries: list[Entry] = []
 
     async def interrupt(run: RolloutRun) -> None:
-        while len([p for p in descendants() if p not in before]) < 3:
+        while len(descendants(besides=before)) < 3:
             await asyncio.sleep(0.02)
         await run.interrupt()
 
@@ -167,7 +167,7 @@ def test_an_interrupted_rollout_leaves_no_program(tokenizer):
             meanwhile=interrupt,
         )
     )
-    assert [p for p in descendants() if p not in before] == []
+    assert descendants(besides=before) == []
     ends = {e.trajectory: e.outcome for e in events(entries, TrajectoryFinished)}
     assert len(ends) == 16
     assert {ends[f"hang/{i}"] for i in range(4)} == {"cancelled"}

@@ -27,4 +27,4 @@ def namespaces() -> IsolationMode:
 def _nothing_is_left() -> Iterator[None]:
     before = descendants()
     yield
-    assert [p for p in descendants() if p not in before] == []
+    assert descendants(besides=before) == []

@@ -51,7 +51,7 @@ SLEEPS = "import time; print('x', flush=True); time.sleep(1000)"
 async def until_running(before: list[int], least: int) -> list[int]:
     """Wait until a program itself is there, and not only its supervisor."""
     for _ in range(3000):
-        new = [p for p in descendants() if p not in before]
+        new = descendants(besides=before)
         if len(new) >= least:
             return new
         await asyncio.sleep(0.01)

@@ -29,7 +29,7 @@ def test_a_cancelled_call_leaves_nothing(mode):
                 call.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await call
-                assert [p for p in descendants() if p not in before] == []
+                assert descendants(besides=before) == []
             assert (await sandbox.run("print(1)")).stdout == "1\n"
 
     asyncio.run(main())
@@ -46,7 +46,7 @@ def test_a_call_cancelled_twice_leaves_nothing_either(mode):
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-        assert [p for p in descendants() if p not in before] == []
+        assert descendants(besides=before) == []
 
     asyncio.run(main())
 
@@ -57,7 +57,7 @@ def test_leaving_a_sandbox_ends_the_programs_that_run(mode):
         async with Sandbox(SandboxLimits(wall_s=500.0), mode=mode) as sandbox:
             call = asyncio.create_task(sandbox.run(SLEEPS))
             await until_running(before, 3)
-        assert [p for p in descendants() if p not in before] == []
+        assert descendants(besides=before) == []
         assert call.cancelled()
 
     asyncio.run(main())
