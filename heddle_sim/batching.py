@@ -12,6 +12,7 @@ cached block of its prompt that is evicted frees exactly the block that displace
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from heddle_core.ids import EngineId
 from heddle_rollout.engines import EngineRefusedError, StepResult
@@ -67,8 +68,8 @@ class ContinuousBatch:
         self._prefix_caching = prefix_caching
         self._inverse_speed = 1.0 / speed
         self.decoding = DecodeBatch(
-            [s / speed for s in table.base_s[: max_running + 1]],
-            [s / speed for s in table.per_context_s[: max_running + 1]],
+            _scaled(table.base_s, speed),
+            _scaled(table.per_context_s, speed),
             block_size,
         )
         self.cache = PrefixCache()
@@ -166,7 +167,7 @@ class ContinuousBatch:
                         request.first_token_s = now_s
                     decoding.join(request)
             self._chunks.clear()
-        while (done := decoding.pop_finished()) is not None:
+        while (done := decoding.next_finished()) is not None:
             self._end_step(done)
             self.ended.append(done.result(now_s, finished=True))
 
@@ -354,6 +355,11 @@ class ContinuousBatch:
         return self._inverse_speed * (
             table.prefill_s(tokens, pairs) + table.host_per_prefill_s * len(self._chunks)
         )
+
+
+def _scaled(seconds: Sequence[float], speed: float) -> Sequence[float]:
+    """Seconds at a speed; engines of speed 1 share those of their table."""
+    return seconds if speed == 1.0 else [s / speed for s in seconds]
 
 
 def check_settings(

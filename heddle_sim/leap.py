@@ -13,24 +13,25 @@ A sequence needs a new KV block in the iterations in which its context is 1 modu
 so the blocks that `k` iterations take follow from how many sequences are in each residue class.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from math import sqrt
 
 from heddle_sim.request import Request
 
 
 class DecodeBatch:
-    """Sequences that decode together. Joining and leaving cost O(log B), `k` iterations O(1)."""
+    """Sequences that decode together, in the order in which they end; `k` iterations cost O(1)."""
 
     __slots__ = (
         "_base_s",
         "_block_size",
         "_due",
+        "_ends",
         "_growth_s",
-        "_heap",
         "_linear_s",
         "_per_context_s",
+        "_requests",
         "context_tokens",
         "iterations",
         "size",
@@ -45,9 +46,10 @@ class DecodeBatch:
         self._due = [0] * (2 * block_size)
         """Sequences that need a block when ``iterations % block_size`` is the index; held twice
         over, so that a run of iterations is one slice."""
-        self._heap: list[tuple[int, int, Request]] = []
-        """(iterations at the finish, order of admission, request), with leftovers of requests that
-        left early: those no longer carry that finish."""
+        self._requests: list[Request] = []
+        """The next to finish last; of those that finish together, the one that joined first."""
+        self._ends: list[int] = []
+        """Minus the iterations at the finish of each, so that they ascend."""
         self._linear_s = 0.0
         self._growth_s = 0.0
         self.iterations = 0
@@ -61,18 +63,22 @@ class DecodeBatch:
         done, block_size = self.iterations, self._block_size
         context = request.prompt_tokens + request.made_tokens
         request.offset_tokens = context - done
-        request.finish = finish = done + request.output_tokens - request.made_tokens
+        request.finish = done + request.output_tokens - request.made_tokens
+        place = bisect_left(self._ends, -request.finish)
+        self._ends.insert(place, -request.finish)
+        self._requests.insert(place, request)
         self.size += 1
         self.context_tokens += context
         residue = (1 - context + done) % block_size
         self._due[residue] += 1
         self._due[residue + block_size] += 1
-        heappush(self._heap, (finish, request.order, request))
 
     def leave(self, request: Request) -> int:
         """Take a request out, its token count brought up to date; returns its tokens of KV."""
         context = request.offset_tokens + self.iterations
         block_size = self._block_size
+        place = self._requests.index(request, bisect_left(self._ends, -request.finish))
+        del self._requests[place], self._ends[place]
         request.made_tokens = context - request.prompt_tokens
         request.finish = -1
         self.size -= 1
@@ -82,19 +88,14 @@ class DecodeBatch:
         self._due[residue + block_size] -= 1
         return context - 1
 
-    def members(self) -> list[Request]:
+    def members(self) -> Sequence[Request]:
         """The requests that decode, in no particular order."""
-        # A request that left and came back may have the same finish, not the same admission.
-        return [r for finish, order, r in self._heap if (r.finish, r.order) == (finish, order)]
+        return self._requests
 
-    def pop_finished(self) -> Request | None:
-        """The next request, in order of admission, with its last token made; still to leave."""
-        heap, done = self._heap, self.iterations
-        while heap and heap[0][0] <= done:
-            finish, _, request = heappop(heap)
-            if request.finish == finish:
-                return request
-        return None
+    def next_finished(self) -> Request | None:
+        """The next request, in order of joining, with its last token made; still to leave."""
+        ends = self._ends
+        return self._requests[-1] if ends and -ends[-1] <= self.iterations else None
 
     def needs_block(self, request: Request) -> bool:
         """Whether the next iteration puts the request's token into a new block."""
@@ -125,10 +126,8 @@ class DecodeBatch:
         Returns its iterations and its seconds, and fixes the closed form for `elapsed_s` and
         `begun`. The batch is not empty, and the next iteration's blocks are free.
         """
-        heap, size = self._heap, self.size
-        while heap[0][2].finish != heap[0][0]:
-            heappop(heap)
-        iterations = heap[0][0] - self.iterations
+        size = self.size
+        iterations = -self._ends[-1] - self.iterations
         if size * (iterations // self._block_size + 1) > free_blocks:
             iterations = self._within(iterations, free_blocks)
         per_context_s = self._per_context_s[size]
