@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from heddle.config import RunConfig
+from heddle.reports.sample import choose
 from heddle.runs import RunDirectory, RunError, RunFacts, journal_buffer, load_run, open_run
 from heddle.runs import directory as runs
 from heddle.runs import files as run_files
@@ -465,6 +466,17 @@ def test_what_is_no_run_is_refused(tmp_path: Path):
     (tmp_path / "manifest.json").write_text('{"schema": "heddle.run/9"}')
     with pytest.raises(RunError, match=r"'heddle\.run/9'"):
         load_run(tmp_path)
+
+
+@pytest.mark.parametrize("figures", [{}, {"dispatches": "3"}])
+def test_a_summary_without_the_number_of_dispatches_is_damaged(tmp_path: Path, figures: object):
+    """Pages choose by it what they show."""
+    with filled(tmp_path / "runs", story()) as run:
+        run.finish()
+    (run.path / "summary.json").unlink()
+    (run.path / "summary.json").write_text(json.dumps(figures))
+    with pytest.raises(RunError, match=r"summary\.json: damaged: it has no number of dispatches"):
+        choose([load_run(run.path)], 1)
 
 
 def test_a_damaged_table_is_named(tmp_path: Path):
