@@ -275,9 +275,9 @@ def _in_worker(function: Callable[[Any, J, Report | None], R], index: int, job: 
     except Exception as error:
         if _returns(error):
             raise
-        told = WorkerError(f"{type(error).__name__}: {error}")
-        told.add_note("".join(traceback.format_exception(error)).rstrip())
-        raise told from None
+        failure = WorkerError(f"{type(error).__name__}: {error}")
+        failure.add_note("".join(traceback.format_exception(error)).rstrip())
+        raise failure from None
 
 
 def _returns(error: Exception) -> bool:
