@@ -61,7 +61,7 @@ class RunSetup:
 
     def ideal(self, bound: Bound) -> Ideal:
         """Compute ideal makespans beside `bound`, which is the run's."""
-        return ideal(self.workload, self.profile, self.config.cluster, bound)
+        return ideal_levels(self.workload, self.profile, self.config.cluster, bound)
 
     def facts(self, driver: str, world: Mapping[str, Any] | None = None) -> RunFacts:
         """The manifest of the run; `world` describes real engines."""
@@ -226,7 +226,9 @@ def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig)
     )
 
 
-def ideal(workload: Workload, profile: Profile, cluster: ClusterConfig, bound: Bound) -> Ideal:
+def ideal_levels(
+    workload: Workload, profile: Profile, cluster: ClusterConfig, bound: Bound
+) -> Ideal:
     """Compute makespans that nothing proves, beside `bound` of the same workload and cluster."""
     return ideal_makespans(
         workload.scripts,

@@ -46,10 +46,8 @@ class Demand:
 
     def per_trajectory(self, of_steps: Floats) -> Floats:
         """Sum a column of steps over each trajectory."""
-        summed: Floats = np.bincount(
-            self.trajectory, weights=of_steps, minlength=len(self.arrival_s)
-        )
-        return summed
+        count = len(self.arrival_s)
+        return np.bincount(self.trajectory, weights=of_steps, minlength=count).astype(np.float64)
 
 
 def demand(scripts: Sequence[TrajectoryScript]) -> Demand:

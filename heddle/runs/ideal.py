@@ -129,7 +129,8 @@ def _curves(
 
     def summed(values: Floats) -> Floats:
         sums = running_sums(at, values)
-        return np.bincount(mine, weights=sums[last] - sums[first], minlength=len(chosen))
+        found = np.bincount(mine, weights=sums[last] - sums[first], minlength=len(chosen))
+        return found.astype(np.float64)
 
     curves = np.empty((2, len(PRICES), len(chosen)))
     each = np.arange(len(at))
