@@ -18,6 +18,7 @@ from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.sticky import Sticky
+from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.parts.predictor.none import NoPrediction
@@ -66,6 +67,11 @@ def verl_2026(context: PolicyContext) -> Policy:
 def slime_2026(context: PolicyContext) -> Policy:
     """slime of August 2026: SGLang's cache-aware router with its defaults 0.3 / 64 / 1.5."""
     return _baseline(context, CacheAware(cache_threshold=0.3, balance_abs=64, balance_rel=1.5))
+
+
+def sticky_least_loaded(context: PolicyContext) -> Policy:
+    """vllm-router of September 2026: pinned; new trajectories to the fewest unfinished ones."""
+    return _baseline(context, StickyLeastSessions())
 
 
 def heddle(context: PolicyContext) -> Policy:
@@ -119,6 +125,7 @@ PRESETS: Mapping[str, Factory] = {
     "verl-star": verl_star,
     "verl-2026": verl_2026,
     "slime-2026": slime_2026,
+    "sticky_least_loaded": sticky_least_loaded,
     "heddle": heddle,
     "heddle-paper": heddle_paper,
     "heddle-no-migration": heddle_no_migration,
