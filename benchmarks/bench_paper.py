@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from heddle.cli.errors import exit_with_user_errors
 from heddle.config import ClusterConfig, PolicyConfig, RunConfig
 from heddle.executor import Worker
 from heddle.setup import RunSetup, Workspace, prepare
@@ -228,7 +229,10 @@ def pin(core: int | None) -> str:
     """Let this process and those that it starts run on one core, where the system can."""
     if not hasattr(os, "sched_setaffinity"):
         return "any core"
-    chosen = max(os.sched_getaffinity(0)) if core is None else core
+    allowed = os.sched_getaffinity(0)
+    chosen = max(allowed) if core is None else core
+    if chosen not in allowed:
+        sys.exit(f"--core {chosen}: choose one of {', '.join(map(str, sorted(allowed)))}")
     os.sched_setaffinity(0, {chosen})
     return f"core {chosen}"
 
@@ -361,6 +365,8 @@ def main() -> None:
     parser.add_argument("--scale", action="store_true", help="also 1,000,000 on 8,192 GPUs")
     parser.add_argument("--core", type=int, help="core that everything runs on [the last]")
     args = parser.parse_args()
+    if args.runs < 1:
+        parser.error("--runs must be 1 or more")
     policies = args.policies.split(",")
     print(f"{build()}, {pin(args.core)}, best of {args.runs}")
     with tempfile.TemporaryDirectory() as folder:
@@ -386,4 +392,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_with_user_errors():
+        main()

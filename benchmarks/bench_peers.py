@@ -388,6 +388,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--core", type=int, help="core that everything runs on [the last]")
     args = parser.parse_args()
+    for name in ("trajectories", "gpus", "rounds"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            parser.error(f"--{name} must be 1 or more")
     peers: dict[str, tuple[Path, str]] = {}
     for package in PEERS:
         given = getattr(args, package)

@@ -9,6 +9,7 @@ import multiprocessing
 import pickle
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -43,7 +44,7 @@ OnProgress: TypeAlias = Callable[[Sequence[int]], None]
 
 
 class WorkerError(RuntimeError):
-    """A worker process was killed, by a signal or for lack of memory."""
+    """A worker process was killed, or its job ended in an error that cannot be sent from there."""
 
 
 class Executor(Protocol[S_co]):
@@ -60,7 +61,7 @@ class Executor(Protocol[S_co]):
         An exception, from a job or from the caller, stops the rest: no other job begins.
 
         Raises:
-            WorkerError: the process of a job was killed.
+            WorkerError: the process of a job was killed, or its error cannot be pickled.
         """
         ...
 
@@ -268,5 +269,21 @@ def _in_worker(function: Callable[[Any, J, Report | None], R], index: int, job: 
     assert _process is not None, "a worker process is started by `_pool`"
     counts = _process.counts
     report = None if counts is None else partial(setitem, counts, index)
-    with _process.signals.job():
-        return function(_process.shared, job, report)
+    try:
+        with _process.signals.job():
+            return function(_process.shared, job, report)
+    except Exception as error:
+        if _returns(error):
+            raise
+        failure = WorkerError(f"{type(error).__name__}: {error}")
+        failure.add_note("".join(traceback.format_exception(error)).rstrip())
+        raise failure from None
+
+
+def _returns(error: Exception) -> bool:
+    """Whether an error can be sent to another process; one of a policy may hold anything."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return True

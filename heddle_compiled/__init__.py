@@ -20,7 +20,9 @@ from heddle_compiled.modules import MODULES
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = Path(__file__).with_name("build.json")
-"""The build that is here: suffix of its extensions, and a hash of each source."""
+"""The build that is here: suffix and sizes of its extensions, and a hash of each source."""
+GROUP = "heddle"
+"""All modules are one extension, ``heddle__mypyc``, so that they call each other directly."""
 
 
 @cache
@@ -38,15 +40,25 @@ def why_not() -> str:
         return "HEDDLE_PURE is 1"
     try:
         recorded = json.loads(RECORD.read_text())
-    except ValueError:
+    except (OSError, ValueError):
         recorded = None
-    return "" if recorded == record() else "sources or Python have changed since the compiled build"
+    if recorded == record():
+        return ""
+    return "sources, extensions or Python have changed since the compiled build"
 
 
 def record() -> dict[str, object]:
     """Return what a build of the present sources by this Python records."""
     hashes = {name: hashlib.sha256(source(name).read_bytes()).hexdigest() for name in MODULES}
-    return {"suffix": EXTENSION_SUFFIXES[0], "sources": hashes}
+    sizes = {str(path.relative_to(ROOT)): path.stat().st_size for path in extensions()}
+    return {"suffix": EXTENSION_SUFFIXES[0], "sources": hashes, "extensions": sizes}
+
+
+def extensions() -> list[Path]:
+    """Return the extensions for this Python that are here: the one of all modules, and theirs."""
+    named = [ROOT / f"{GROUP}__mypyc", *(source(name).with_suffix("") for name in MODULES)]
+    paths = [path.with_name(path.name + EXTENSION_SUFFIXES[0]) for path in named]
+    return [path for path in paths if path.exists()]
 
 
 def source(module: str) -> Path:
@@ -64,5 +76,5 @@ class _Sources:
         return spec_from_file_location(name, source(name)) if name in MODULES else None
 
 
-if RECORD.exists() and not in_force():
+if not in_force() and extensions():  # also those of a build that broke off before its record
     sys.meta_path.insert(0, _Sources)

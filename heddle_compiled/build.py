@@ -10,11 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from heddle_compiled import RECORD, ROOT, record, source
+from heddle_compiled import GROUP, RECORD, ROOT, record, source
 from heddle_compiled.modules import MODULES
-
-GROUP = "heddle"
-"""All modules are one extension, ``heddle__mypyc``, so that they call each other directly."""
 
 
 def build() -> None:

@@ -167,7 +167,8 @@ class ContinuousBatch:
                         request.first_token_s = now_s
                     decoding.join(request)
             self._chunks.clear()
-        while (done := decoding.next_finished()) is not None:
+        while decoding.first_end <= decoding.iterations:
+            done = decoding.first()
             self._end_step(done)
             self.ended.append(done.result(now_s, finished=True))
 

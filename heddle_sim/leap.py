@@ -16,8 +16,12 @@ so the blocks that `k` iterations take follow from how many sequences are in eac
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import sqrt
+from typing import Final
 
 from heddle_sim.request import Request
+
+NEVER: Final = 1 << 62
+"""`DecodeBatch.first_end` of an empty batch."""
 
 
 class DecodeBatch:
@@ -33,6 +37,7 @@ class DecodeBatch:
         "_per_context_s",
         "_requests",
         "context_tokens",
+        "first_end",
         "iterations",
         "size",
     )
@@ -54,6 +59,8 @@ class DecodeBatch:
         self._growth_s = 0.0
         self.iterations = 0
         """Iterations completed since the engine began, mixed ones included."""
+        self.first_end = NEVER
+        """Iterations at the next finish."""
         self.size = 0
         self.context_tokens = 0
         """Tokens of context that the next iteration attends to, each new token included."""
@@ -67,6 +74,7 @@ class DecodeBatch:
         place = bisect_left(self._ends, -request.finish)
         self._ends.insert(place, -request.finish)
         self._requests.insert(place, request)
+        self.first_end = -self._ends[-1]
         self.size += 1
         self.context_tokens += context
         residue = (1 - context + done) % block_size
@@ -79,6 +87,7 @@ class DecodeBatch:
         block_size = self._block_size
         place = self._requests.index(request, bisect_left(self._ends, -request.finish))
         del self._requests[place], self._ends[place]
+        self.first_end = -self._ends[-1] if self._ends else NEVER
         request.made_tokens = context - request.prompt_tokens
         request.finish = -1
         self.size -= 1
@@ -92,10 +101,9 @@ class DecodeBatch:
         """The requests that decode, in no particular order."""
         return self._requests
 
-    def next_finished(self) -> Request | None:
-        """The next request, in order of joining, with its last token made; still to leave."""
-        ends = self._ends
-        return self._requests[-1] if ends and -ends[-1] <= self.iterations else None
+    def first(self) -> Request:
+        """The request that ends first; of those that end together, the one that joined first."""
+        return self._requests[-1]
 
     def needs_block(self, request: Request) -> bool:
         """Whether the next iteration puts the request's token into a new block."""
@@ -127,7 +135,7 @@ class DecodeBatch:
         `begun`. The batch is not empty, and the next iteration's blocks are free.
         """
         size = self.size
-        iterations = -self._ends[-1] - self.iterations
+        iterations = self.first_end - self.iterations
         if size * (iterations // self._block_size + 1) > free_blocks:
             iterations = self._within(iterations, free_blocks)
         per_context_s = self._per_context_s[size]

@@ -2,6 +2,10 @@
 
 import ast
 import json
+import shutil
+import subprocess
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -45,8 +49,15 @@ def test_a_build_of_the_present_sources_is_used(build: Path) -> None:
     assert heddle_compiled.why_not() == ""
 
 
-def test_a_build_of_other_sources_or_for_another_python_is_not_used(build: Path) -> None:
-    for changed in ({"suffix": ".cpython-27.so"}, {"sources": {MODULES[0]: "0"}}):
+def test_a_build_of_other_sources_that_is_cut_off_or_for_another_python_is_not_used(
+    build: Path,
+) -> None:
+    sizes = {"heddle__mypyc.so": 1}  # more or less is here
+    for changed in (
+        {"suffix": ".cpython-27.so"},
+        {"sources": {MODULES[0]: "0"}},
+        {"extensions": sizes},
+    ):
         build.write_text(json.dumps(record() | changed))
         assert "have changed" in heddle_compiled.why_not()
 
@@ -54,6 +65,24 @@ def test_a_build_of_other_sources_or_for_another_python_is_not_used(build: Path)
 def test_a_damaged_record_is_not_used(build: Path) -> None:
     build.write_text("{")
     assert "have changed" in heddle_compiled.why_not()
+
+
+def test_extensions_without_a_record_are_not_used(tmp_path: Path) -> None:
+    """As after a build that was interrupted: sources that were edited since must run."""
+    shutil.copytree(ROOT / "heddle_compiled", tmp_path / "heddle_compiled")
+    (tmp_path / "heddle_compiled" / "build.json").unlink(missing_ok=True)
+    (tmp_path / "heddle_core").mkdir()
+    (tmp_path / "heddle_core" / "__init__.py").write_text("import heddle_compiled\n")
+    (tmp_path / "heddle_core" / "fleet.py").write_text("edited = True\n")
+    (tmp_path / "heddle_core" / f"fleet{EXTENSION_SUFFIXES[0]}").write_bytes(b"no extension")
+    done = subprocess.run(
+        [sys.executable, "-c", "from heddle_core.fleet import edited"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_variable_switches_it_off(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:

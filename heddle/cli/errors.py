@@ -31,6 +31,8 @@ RUN_FAILURES = ("MetricsError", "StuckError", "LedgerError", "WorkerError", "Mea
 _DISK = {
     errno.ENOSPC: "the disk is full: free some space, or choose another folder with --out",
     errno.EDQUOT: "the disk quota is used up: free some space, or choose another folder with --out",
+    errno.EFBIG: "a file reached the largest size allowed: raise the limit (ulimit -f), or choose "
+    "another folder with --out",
     errno.EIO: "the disk reports an error: choose another folder with --out",
 }
 _FOLDER = {

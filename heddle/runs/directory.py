@@ -300,7 +300,11 @@ class Run:
     @property
     def summary(self) -> Mapping[str, Any]:
         """Its figures."""
-        return files.read_json(self.path / files.SUMMARY)
+        path = self.path / files.SUMMARY
+        figures = files.read_json(path)
+        if not isinstance(figures.get("dispatches"), int):
+            raise RunError(f"{path}: damaged: it has no number of dispatches")
+        return figures
 
     @property
     def steps(self) -> pa.Table:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from heddle.runs.files import RunError
 from heddle.runs.journal_schema import WORD, layouts, schema
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
@@ -193,16 +194,26 @@ def _columns_of(name: str) -> frozenset[str]:
 
 
 def of_table(table: pa.Table) -> Journal:
-    """Return the columns of a journal that was read."""
+    """Return the columns of a journal that was read.
+
+    Raises:
+        RunError: it names an event that is unknown, or a trajectory that never arrived.
+    """
     columns = _Table(table)
     names = columns.words("name")
     codes = columns.whole("name")
     classes: dict[str, Rows] = dict.fromkeys(layouts(), _NO_ROWS)
     for code in np.unique(codes).tolist():
+        if names[code] not in classes:
+            raise RunError(f"journal names {names[code]!r}, which this version does not know")
         classes[names[code]] = columns.rows(np.flatnonzero(codes == code))
     arrived = classes["TrajectoryArrived"].codes("trajectory")
     rank, trajectories = _arrival_order(arrived, columns.words("trajectory"))
     columns.rank_trajectories(rank)
+    for name, rows in classes.items():
+        if len(rows) and "trajectory" in _columns_of(name) and rows.codes("trajectory").min() < 0:
+            row = int(rows.seq[int(rows.codes("trajectory").argmin())])
+            raise RunError(f"journal is damaged: row {row}: its trajectory never arrived")
     return Journal(table.num_rows, trajectories, classes, columns.words)
 
 

@@ -102,7 +102,7 @@ def _things(batch: pa.RecordBatch, event_numbers: Ints) -> list[Any]:
             payloads = [json.loads(text or "{}") for text in texts]
             for field, hint in layout.nested:
                 keys.append(field)
-                columns.append([_restore(upgraded(field, p[field]), hint) for p in payloads])
+                columns.append([restored(upgraded(field, p[field]), hint) for p in payloads])
         if any(f.column == "rollout" for f in layout.plain) and "rollout" not in keys:
             keys.append("rollout")
             columns.append([ROLLOUT_OF_OLD_RUNS] * len(index))
@@ -122,7 +122,8 @@ def _join_shapes(keys: list[str], columns: list[Sequence[Any]]) -> None:
     columns.append([EngineShape(*shape) for shape in zip(*values, strict=True)])
 
 
-def _restore(value: Any, hint: Any) -> Any:
+def restored(value: Any, hint: Any) -> Any:
+    """Make the value of a nested field again from JSON."""
     if hint is PlanProblem:
         path, problem = upgraded_problem(value["class"], value["value"])
         return _convert(problem, _problem_class(path))

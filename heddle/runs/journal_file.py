@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from heddle.runs import files
+from heddle.runs.files import RunError
+from heddle.runs.journal_checks import fault
 from heddle.runs.journal_schema import needed, schema
 
 OLD_JOURNAL, OLD_STREAM = "events.parquet", "events.arrows"
@@ -64,7 +66,7 @@ def read_journal(folder: Path, *, whole: bool) -> pa.Table:
     path = folder / files.JOURNAL
     if not path.exists():
         if not whole and (folder / OLD_STREAM).exists():
-            return pa.Table.from_batches(list(_stream(folder / OLD_STREAM, 0)), schema())
+            return _old_stream(folder / OLD_STREAM)
         if (folder / OLD_JOURNAL).exists():
             return files.read_table(folder / OLD_JOURNAL, needed())
     with files.readable(path):
@@ -72,9 +74,22 @@ def read_journal(folder: Path, *, whole: bool) -> pa.Table:
             with pa.memory_map(str(path)) as file:
                 table = pa.ipc.open_file(file).read_all()
         except pa.ArrowInvalid:
-            if whole:
+            with path.open("rb") as begin:
+                ours = MAGIC.startswith(begin.read(len(MAGIC)))
+            if whole or not ours:
                 raise
             table = _without_footer(path)
+        found = fault(files.checked(path, table, needed()))
+    if found is not None:
+        raise RunError(f"{path}: damaged: {found}; copy it again, or run it again")
+    return table
+
+
+def _old_stream(path: Path) -> pa.Table:
+    """Read the whole batches of the stream of an older version."""
+    with files.readable(path):
+        batches = list(_stream(path, 0))
+        table = pa.Table.from_batches(batches, batches[0].schema if batches else schema())
     return files.checked(path, table, needed())
 
 
@@ -83,18 +98,20 @@ def _without_footer(path: Path) -> pa.Table:
 
     Dictionaries only grow in such a file, so the last one serves all batches.
     """
-    columns: dict[str, list[Any]] = {name: [] for name in schema().names}
+    found = schema()
+    columns: dict[str, list[Any]] = {}
     words: dict[str, Any] = {}
     for batch in _stream(path, len(MAGIC)):
-        for name, values in zip(columns, batch.columns, strict=True):
+        found = batch.schema
+        for name, values in zip(found.names, batch.columns, strict=True):
             if isinstance(values, pa.DictionaryArray):
                 words[name] = values.dictionary
                 values = values.indices
-            columns[name].append(values)
+            columns.setdefault(name, []).append(values)
     for name, dictionary in words.items():
         columns[name] = [pa.DictionaryArray.from_arrays(c, dictionary) for c in columns[name]]
-    chunked = [pa.chunked_array(columns[field.name], field.type) for field in schema()]
-    return pa.Table.from_arrays(chunked, schema=schema())
+    chunked = [pa.chunked_array(columns.get(field.name, []), field.type) for field in found]
+    return pa.Table.from_arrays(chunked, schema=found)
 
 
 def _stream(path: Path, start: int) -> Iterator[pa.RecordBatch]:

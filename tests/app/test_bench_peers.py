@@ -116,6 +116,30 @@ def test_a_path_without_the_peer_is_refused_and_no_path_leaves_it_out(tmp_path: 
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["aisimulate", "vidur"]
 
 
+@pytest.mark.parametrize(
+    ("script", "options", "status", "said"),
+    [
+        ("bench_peers.py", ("--rounds", "0"), 2, "error: --rounds must be 1 or more"),
+        ("bench_peers.py", ("--trajectories", "0"), 2, "error: --trajectories must be 1 or more"),
+        ("bench_paper.py", ("--runs", "0"), 2, "error: --runs must be 1 or more"),
+        ("bench_paper.py", ("--core", "100000"), 1, "--core 100000: choose one of "),
+        ("bench_paper.py", ("--policies", "no-such"), 2, "Error: no policy is called 'no-such'"),
+    ],
+)
+def test_options_that_measure_nothing_are_refused(
+    script: str, options: tuple[str, ...], status: int, said: str
+):
+    done = subprocess.run(
+        [sys.executable, SCRIPT.with_name(script), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_what_steps_add_makes_up_their_contexts(bench: ModuleType, scripts):
     rows = [json.loads(line) for line in bench.mooncake_delta(scripts)]
     assert sum(len(row["hash_ids"]) for row in rows) == len(

@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,32 @@ def dying(_: Shared, job: int, report: Report | None) -> None:
 def test_a_killed_process_is_an_error_with_a_remedy():
     with pytest.raises(WorkerError, match="fewer --jobs"):
         list(Processes(1, Shared()).map(dying, [1]))
+
+
+class TwoPartsError(ValueError):
+    """Cannot be unpickled: it is made of two arguments, and has one."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} in {where}")
+
+
+class LockedError(ValueError):
+    """Cannot be pickled."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.lock = threading.Lock()
+
+
+def failing(_: Shared, job: str, report: Report | None) -> None:
+    raise TwoPartsError("a defect", job) if job == "two" else LockedError(f"a defect in {job}")
+
+
+@pytest.mark.parametrize("job", ["two", "lock"])
+def test_an_error_that_cannot_leave_its_process_is_told(job: str):
+    with pytest.raises(WorkerError, match=f"Error: a defect in {job}") as found:
+        list(Processes(1, Shared()).map(failing, [job]))
+    assert "in failing" in found.value.__notes__[0]
 
 
 class Touching(NamedTuple):

@@ -274,6 +274,18 @@ def test_a_run_that_cannot_begin_leaves_no_directory(
     assert list(Path("runs").iterdir()) == []
 
 
+def test_a_limit_on_the_size_of_files_is_one_message(trace: Path, tmp_path: Path):
+    limited = f"import resource as r; r.setrlimit(r.RLIMIT_FSIZE, ({8 << 10}, {8 << 10}))\n"
+    run = f"from heddle.cli import main; main(['simulate', {str(trace)!r}])"
+    done = subprocess.run(
+        [sys.executable, "-c", limited + run], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "raise the limit (ulimit -f)" in done.stderr
+    assert _states(tmp_path) == ["failed"]
+
+
 def test_lack_of_memory_is_one_message(
     refused: Callable[..., str], trace: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from heddle.config import RunConfig
+from heddle.reports.sample import choose
 from heddle.runs import RunDirectory, RunError, RunFacts, journal_buffer, load_run, open_run
 from heddle.runs import directory as runs
 from heddle.runs import files as run_files
@@ -19,8 +21,9 @@ from heddle.runs.journal_buffer import JournalBuffer
 from heddle.runs.journal_columns import of_table
 from heddle.runs.journal_schema import schema
 from heddle_core.commands import Command
+from heddle_core.events import TrajectoryArrived
 from heddle_core.journal import Entry
-from tests.app.journals import arrived, batches, dispatch, entry, numbered
+from tests.app.journals import arrived, batches, dispatch, entry, numbered, table
 from tests.app.test_metrics import story
 
 FACTS = RunFacts(
@@ -223,6 +226,69 @@ def test_a_finished_run_with_a_journal_that_was_cut_off_is_damaged(tmp_path: Pat
         _ = load_run(run.path).journal
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("seq", 7, "its column 'seq' does not count from 0 on"),
+        ("step", 2**40, "its column 'step' has numbers that no step can have"),
+        ("step", "x", "its column 'step' is not of type int64"),
+        ("time_s", math.nan, "its column 'time_s' has values that are no seconds"),
+        ("trajectory", None, "its column 'trajectory' has [0-9]+ values and not [0-9]+"),
+        ("payload", "[", "the payload of row [0-9]+ cannot be read: JSONDecodeError"),
+    ],
+)
+def test_a_journal_with_a_value_that_no_run_writes_is_damaged(
+    tmp_path: Path, column: str, value: object, said: str
+):
+    """As a bit that flips on a disk leaves it: Arrow files have no checksums."""
+    with filled(tmp_path / "runs", story()) as run:
+        run.finish()
+    rows = load_run(run.path).journal.to_pylist()
+    for row in rows:
+        row[column] = value if row["step"] is not None or column == "payload" else row[column]
+    at = schema().get_field_index(column)
+    types = schema().set(at, pa.field(column, pa.string())) if value == "x" else schema()
+    _rewritten(run.path, pa.Table.from_pylist(rows, types))
+    with pytest.raises(RunError, match=f"events.arrow: damaged: {said}"):
+        _ = load_run(run.path).journal
+
+
+def test_codes_of_a_journal_that_stand_for_no_word_are_damaged(tmp_path: Path):
+    with filled(tmp_path / "runs", story()) as run:
+        run.finish()
+    table = load_run(run.path).journal.combine_chunks()
+    names = table.column("name").chunk(0)
+    codes = pa.array([len(names.dictionary)] * len(table), pa.int32())
+    wrong = pa.DictionaryArray.from_arrays(codes, names.dictionary, safe=False)
+    _rewritten(run.path, table.set_column(table.schema.get_field_index("name"), "name", wrong))
+    with pytest.raises(RunError, match=r"events\.arrow: damaged: .* out of bounds"):
+        _ = load_run(run.path).journal
+
+
+def test_another_file_in_the_place_of_an_unfinished_journal_is_damaged(tmp_path: Path):
+    run = filled(tmp_path / "runs", story())
+    with pytest.raises(KeyboardInterrupt), run:
+        raise KeyboardInterrupt
+    _rewritten(run.path, pa.table({"a": [1, 2]}))
+    whole = (run.path / "events.arrow").read_bytes()
+    for content in (whole, whole[:-20], b"no journal" * 9):
+        (run.path / "events.arrow").write_bytes(content)
+        with pytest.raises(RunError, match=r"events\.arrow: damaged: (it has no|Not an Arrow)"):
+            _ = load_run(run.path, unfinished=True).journal
+
+
+def test_a_row_of_a_trajectory_that_never_arrived_is_damage():
+    never = [each for each in story() if not isinstance(each.event, TrajectoryArrived)]
+    with pytest.raises(RunError, match=r"row [0-9]+: its trajectory never arrived"):
+        of_table(table(never))
+
+
+def _rewritten(run: Path, table: pa.Table) -> None:
+    (run / "events.arrow").chmod(0o644)
+    with pa.ipc.new_file(run / "events.arrow", table.schema) as file:
+        file.write_table(table)
+
+
 class Interrupted(tuple[Command, ...]):
     """Commands at which an interrupt arrives."""
 
@@ -360,7 +426,7 @@ def test_a_disk_without_space_for_the_journal_keeps_its_whole_chunks(
 
     with pytest.raises(OSError, match="No space left"), run:
         record_all()
-    os.write(disk, b"a part of a chunk")
+    os.write(disk, (b"" if chunks else b"ARROW1\0\0") + b"a part of a chunk")
     os.close(disk)
     loaded = load_run(run.path, unfinished=True)
     assert loaded.status == "failed"
@@ -400,6 +466,17 @@ def test_what_is_no_run_is_refused(tmp_path: Path):
     (tmp_path / "manifest.json").write_text('{"schema": "heddle.run/9"}')
     with pytest.raises(RunError, match=r"'heddle\.run/9'"):
         load_run(tmp_path)
+
+
+@pytest.mark.parametrize("figures", [{}, {"dispatches": "3"}])
+def test_a_summary_without_the_number_of_dispatches_is_damaged(tmp_path: Path, figures: object):
+    """Pages choose by it what they show."""
+    with filled(tmp_path / "runs", story()) as run:
+        run.finish()
+    (run.path / "summary.json").unlink()
+    (run.path / "summary.json").write_text(json.dumps(figures))
+    with pytest.raises(RunError, match=r"summary\.json: damaged: it has no number of dispatches"):
+        choose([load_run(run.path)], 1)
 
 
 def test_a_damaged_table_is_named(tmp_path: Path):
