@@ -37,6 +37,7 @@ from heddle_core.policy import (
     Admission,
     Consolidation,
     Migration,
+    NoConsolidation,
     Placement,
     Planner,
     PolicyContext,
@@ -179,6 +180,7 @@ PARTS: Final = Parts(
         ),
     },
     consolidation={
+        "keep_engines": Part(lambda _: NoConsolidation(), "the engines of the plan stay"),
         "consolidate": Part(
             TailConsolidation, "late in a rollout: freed engines become wide ones for stragglers"
         ),

@@ -8,6 +8,10 @@ from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.plans import EngineSpec, PlanProblem, ResourcePlan
 from heddle_core.policy import PolicyContext, TrajectoryView
 from heddle_core.solve.group_plan import one_class
+from heddle_core.solve.tail import first_search_at
+
+_TIE = 0.01
+"""Of makespans this near to the least, that of the widest shape is taken: it has room for KV."""
 
 
 class UniformStart:
@@ -42,10 +46,14 @@ class UniformStart:
             trajectories=len(ts),
             prompt_tokens=sum(t.context_tokens for t in ts) / len(ts),
             max_running=context.max_running,
+            start_s=context.engine_start_s,
+            widened_at=first_search_at(gpus),
         )
         if not makespans_s:
             return self._mixed.plan(ts, remaining)
-        shape = min(makespans_s, key=lambda shape: (makespans_s[shape], shape))
+        limit_s = (1.0 + _TIE) * min(makespans_s.values())
+        near = (shape for shape in makespans_s if makespans_s[shape] <= limit_s)
+        shape = max(near, key=lambda shape: shape.tp)
         return ResourcePlan(
             engines=tuple(
                 EngineSpec(engine=EngineId(f"e{i}"), shape=shape, max_running=context.max_running)

@@ -1,0 +1,47 @@
+"""The planner of `heddle`: one shape by history, a mix where lengths are known."""
+
+from dataclasses import replace
+
+from heddle_core.parts.planner.uniform import UniformStart
+from heddle_core.plans import ResourcePlan
+from heddle_core.solve.joint import JointProblem
+from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context
+
+
+def planned(remaining, *, gpus=8, tps=(1, 2, 4, 8), past=None, **changes):
+    ledger = ledger_of()
+    for i, tokens in enumerate(remaining):
+        add_trajectory(ledger, f"t{i}", remaining_tokens=tokens, context_tokens=200)
+    context = replace(policy_context(gpus=gpus, tps=tps, history=past), **changes)
+    return UniformStart(context).plan(list(ledger.trajectories.values()), remaining)
+
+
+def test_equal_predictions_give_engines_of_one_shape_and_no_homes():
+    plan = planned([500.0] * 40, past=history())
+    assert isinstance(plan, ResourcePlan)
+    assert len({engine.shape for engine in plan.engines}) == 1
+    assert sum(engine.shape.tp for engine in plan.engines) == 8
+    assert plan.homes == ()
+    assert plan.estimated_makespan_s > 0.0
+    plan.check()
+
+
+def test_many_trajectories_have_narrower_engines_than_few():
+    few, many = (planned([500.0] * n, past=history(), max_running=512) for n in (2, 800))
+    assert few.engines[0].shape.tp > many.engines[0].shape.tp
+
+
+def test_known_lengths_are_planned_by_the_portfolio():
+    lengths = list(history().output_quantiles)
+    plan = planned(lengths, past=history())
+    assert isinstance(plan, JointProblem)
+    assert plan.solver == "portfolio"
+
+
+def test_without_history_or_without_trajectories_the_portfolio_plans():
+    assert isinstance(planned([500.0] * 4), JointProblem)
+    assert isinstance(planned([], past=history()), JointProblem)
+
+
+def test_where_no_degree_divides_the_gpus_the_portfolio_plans():
+    assert isinstance(planned([500.0] * 4, gpus=9, tps=(2, 4), past=history()), JointProblem)
