@@ -219,7 +219,7 @@ def compare(
     config = replace(config, cluster=settings.base)
     first = shared.workload(config)
     variants = settings.variants(config, policies, shared)
-    bound, ideal = _limits(replace(config, cluster=settings.widest), shared, seeds)
+    bound, ideal = _limits(replace(config, cluster=settings.base), shared, seeds)
     # By seed first: the trace is filled in once for all policies.
     planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
     configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]

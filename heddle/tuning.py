@@ -48,7 +48,8 @@ class Tuning:
     """The clusters of a comparison."""
 
     base: ClusterConfig
-    """Of policies with a planner of their own, which run once."""
+    """Of policies with a planner of their own, which run once: with the largest number of running
+    steps of any setting."""
     settings: tuple[ClusterConfig, ...]
     """Of all others, one for each setting. Only `base` unless settings are tried."""
     swept: bool
@@ -63,12 +64,6 @@ class Tuning:
     def numbers(self) -> tuple[int, ...]:
         """Numbers of running steps of `settings`."""
         return tuple(dict.fromkeys(cluster.max_running for cluster in self.settings))
-
-    @property
-    def widest(self) -> ClusterConfig:
-        """The base with the largest number of running steps: what bounds it bounds every run."""
-        most = max(cluster.max_running for cluster in (self.base, *self.settings))
-        return replace(self.base, max_running=most)
 
     def variants(
         self, config: RunConfig, policies: Sequence[str], workspace: Workspace
@@ -129,6 +124,7 @@ def tuning(
         base = replace(base, mix=(), tp=base.tp if base.tp in held else held[0])
         degrees = held
     numbers = (base.max_running,) if slots is None else _slots(base, profile, slots)
+    base = replace(base, max_running=max(numbers))
     uniform = [base if tp is None else replace(base, tp=tp) for tp in degrees]
     return Tuning(
         base=base,

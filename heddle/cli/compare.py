@@ -59,7 +59,8 @@ def compare(
 
     With several --tp or --max-running, or best, each policy that does not plan its engines runs at
     every combination, and the table has its best by mean makespan: found on the trace that it is
-    compared on, so the hindsight is the baselines'. Policies with a planner run once. Engines of
+    compared on, so the hindsight is the baselines'. Policies with a planner run once, with the most
+    steps that are tried. Engines of
     different TP degrees side by side are --set cluster.mix=[4,2,1,1].
 
     A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in

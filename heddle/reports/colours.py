@@ -43,6 +43,7 @@ _OWN: Final = (
     "heddle-no-placement",
     "heddle-no-plan",
     "heddle-no-priority",
+    "heddle-no-widening",
     "verl-2026",
     "slime-2026",
     "sticky_least_loaded",

@@ -7,6 +7,7 @@ other classes.
 from typing import Any
 
 from heddle_core.ids import RolloutId
+from heddle_core.parts.table import kind_of
 
 ROLLOUT_OF_OLD_RUNS = RolloutId("rollout")
 """The name that `heddle simulate` and `heddle run` give a run's only rollout."""
@@ -16,6 +17,30 @@ _PROBLEMS = {
     "heddle_core.plan.searched:JointProblem": "heddle_core.solve.joint:JointProblem",
     "heddle_core.consolidate.tail_problem:TailProblem": "heddle_core.solve.tail:TailProblem",
 }
+
+
+PRESETS_VERSION = 2
+"""Raised when a preset decides otherwise than before; a manifest without it is of version 1."""
+
+_PLANNED = ("portfolio", "keep_engines")
+_PARTS_OF_1 = {
+    "heddle": ("headroom", *_PLANNED),
+    "heddle-no-migration": ("headroom", *_PLANNED),
+    "heddle-no-placement": ("headroom", *_PLANNED),
+    "heddle-no-plan": ("headroom",),
+    "heddle-no-priority": _PLANNED,
+}
+"""What presets had in version 1 in the place of other parts today."""
+
+
+def upgraded_policy(name: str, version: int) -> str:
+    """Return the name of a policy that decides as `name` did in that version of the presets."""
+    preset, *parts = name.split("+")
+    if version < 2:
+        named = {kind_of(part) for part in parts}
+        old = _PARTS_OF_1.get(preset, ())
+        parts = [*(part for part in old if kind_of(part) not in named), *parts]
+    return "+".join((preset, *parts))
 
 
 def upgraded_problem(path: str, value: Any) -> tuple[str, Any]:

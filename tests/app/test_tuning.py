@@ -144,7 +144,7 @@ def test_policies_without_a_planner_run_at_every_setting_and_others_once(compare
         assert clusters == [policy.variant.cluster] * 2
         assert [run.seed for run in policy.runs] == [0, 1]
     planned = compared.policies[4].variant
-    assert (planned.cluster.tp, planned.cluster.max_running, planned.swept) == (1, 2, False)
+    assert (planned.cluster.tp, planned.cluster.max_running, planned.swept) == (1, 3, False)
 
 
 def test_the_best_has_the_lowest_mean_over_the_seeds(compared: Comparison):
@@ -250,7 +250,7 @@ def test_the_text_shows_all_settings_and_then_the_best(heddle: Heddle, trace: Pa
     done = heddle("compare", trace, "--policies", "verl,heddle", *options)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert lines[1].endswith("TP 1 or 2 or 4, 1 or 3 running per engine (100 with a planner)")
+    assert lines[1].endswith("TP 1 or 2 or 4, 1 or 3 running per engine (3 with a planner)")
     assert lines[7].startswith("tried    mean makespan in seconds of policies without a planner")
     assert "the hindsight is theirs" in lines[7]
     assert lines[9].split() == ["policy", "running", "TP", "1", "TP", "2", "TP", "4"]

@@ -66,7 +66,7 @@ def test_baselines_run_at_every_setting_and_policies_once(store: Store):
         ("slime@tp1/64", "slime"),
     ]
     clusters = [(e.jobs[0].cluster.tp, e.jobs[0].cluster.max_running) for e in own]
-    assert clusters == [(1, 100), (2, 100), (1, 64)]
+    assert clusters == [(1, 256), (2, 256), (1, 64)]
     assert all([job.rollout.seed for job in e.jobs] == [977, 978] for e in found.entries)
     assert {limit.question["cluster"]["max_running"] for limit in found.limits} == {256}
 
