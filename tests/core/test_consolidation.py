@@ -182,7 +182,7 @@ def test_where_all_engines_stop_steps_are_preempted_and_wait_for_the_new_one():
     started = [c for e in (E0, E1, E2, E3) for c in stopped(harness, e)]
     [start] = [c for c in started if isinstance(c, StartEngine)]
     assert start.shape == EngineShape("h100", 4)
-    commands = harness.ready(start.engine, tp=4)
+    commands = harness.ready(start.engine)
     assert [c.trajectory for c in commands if isinstance(c, Dispatch)] == [A]
 
 
