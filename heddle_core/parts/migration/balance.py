@@ -68,6 +68,7 @@ class Balance:
         self._row_engine: IntArray = np.zeros(0, dtype=np.int64)
         self._row_full: FloatArray = np.zeros(0)
         self._row_work: FloatArray = np.zeros(0)
+        self._known: bool | None = None
         history = context.history
         self._appended = history.appended_per_output if history else 0.0
         self._tool_s = history.tool_s_per_output if history else 0.0
@@ -91,6 +92,8 @@ class Balance:
         full_s, work_s = self._without(t.id, home)
         own_full_s, own_work_s, solo_s = sums.own(output, context, at)
         end_at_home_s = max(full_s + own_full_s, work_s + solo_s)
+        if solo_s < sums.longest_s(at):
+            end_at_home_s = max(end_at_home_s, work_s + own_work_s + sums.longest_s(at))
         least_gain_s = max(self._min_gain_s, self._margin * end_at_home_s)
         price_s = self._context.cost.transfer_s(t.context_tokens) - _mean_tool_s(t)
         before_s = math.nextafter(end_at_home_s - least_gain_s, math.inf)
@@ -233,8 +236,21 @@ class Balance:
         self._row_engine, self._row_full, self._row_work = at, full, work
         full_s = np.bincount(at, full, none + 1).astype(np.float64)
         work_s = np.bincount(at, work, none + 1).astype(np.float64)
+        longest_s = np.full(none + 1, -math.inf)
+        if self._lengths_known(view):
+            output = np.maximum(left, 1.0)
+            solo = output * (self._t0[at] + self._tool_s) + work
+            np.maximum.at(longest_s, at, solo)
         for sums, members in zip(self._shapes, self._members, strict=True):
-            sums.replace(full_s[members], work_s[members])
+            sums.replace(full_s[members], work_s[members], longest_s[members])
+
+    def _lengths_known(self, view: View) -> bool:
+        """Whether predictions vary as lengths did, when they were first looked at."""
+        if self._known is None:
+            history = self._context.history
+            totals = [t.output_tokens + t.remaining_tokens for t in view.trajectories.values()]
+            self._known = history is not None and history.predictions_vary(totals)
+        return self._known
 
     def _estimated(
         self, output: FloatArray, context_tokens: FloatArray, at: IntArray

@@ -39,12 +39,20 @@ class EngineSums:
         # Node 1 is the root, the children of node i are 2 i and 2 i + 1, engines are the leaves.
         self._full = [math.inf] * (2 * self._leaves)
         self._work = [math.inf] * (2 * self._leaves)
+        self._late = [-math.inf] * (2 * self._leaves)
+        """End of the longest trajectory of each engine; without bounds, when it does not count."""
+        self._longest = [-math.inf] * len(kv_capacity_tokens)
 
-    def replace(self, full: FloatArray, work: FloatArray) -> None:
-        """Take new sums of all engines."""
-        leaves = self._leaves
-        for tree, sums in ((self._full, full.tolist()), (self._work, work.tolist())):
-            tree[leaves : leaves + len(sums)] = sums
+    def replace(self, full: FloatArray, work: FloatArray, longest: FloatArray) -> None:
+        """Take new sums of all engines, and the solo time of the longest trajectory of each.
+
+        A solo time of minus infinity counts for nothing.
+        """
+        leaves, late = self._leaves, work + longest
+        self._longest = longest.tolist()
+        trees = ((self._full, full), (self._work, work), (self._late, late))
+        for tree, sums in trees:
+            tree[leaves : leaves + len(sums)] = sums.tolist()
             for node in range(leaves - 1, 0, -1):
                 tree[node] = min(tree[2 * node], tree[2 * node + 1])
 
@@ -56,6 +64,11 @@ class EngineSums:
         """Set the two sums of an engine."""
         _put(self._full, self._leaves + engine, full_s)
         _put(self._work, self._leaves + engine, work_s)
+        _put(self._late, self._leaves + engine, work_s + self._longest[engine])
+
+    def longest_s(self, engine: int) -> float:
+        """Return the solo time of the longest trajectory of an engine."""
+        return self._longest[engine]
 
     def own(self, output: float, context_tokens: float, engine: int) -> tuple[float, float, float]:
         """Return what a trajectory adds to the two sums of `engine`, and its solo time there."""
@@ -81,20 +94,21 @@ class EngineSums:
         context, own_s, solo_s = self._terms(output, context_tokens)
         alone_s = self._t0 * output
         least_s = alone_s * max(context / self._largest_kv, self._least_pace) + own_s
-        leaves, fulls, works = self._leaves, self._full, self._work
+        leaves, fulls, works, lates = self._leaves, self._full, self._work, self._late
         end_s, found = before_s, -1
         node = 1
         while node:
             # Rounding is monotone: this is no later than any end below the node, to the last digit.
             full_s, work_s = fulls[node] + least_s, works[node] + solo_s
-            bound_s = (full_s if full_s > work_s else work_s) + price_s
+            late_s = lates[node] + own_s
+            bound_s = max(full_s, work_s, late_s) + price_s
             if bound_s < end_s:
                 if node < leaves:
                     node *= 2
                     continue
                 pace = max(context / self._kv[node - leaves], self._least_pace)
                 full_s = fulls[node] + (alone_s * pace + own_s)
-                exact_s = (full_s if full_s > work_s else work_s) + price_s
+                exact_s = max(full_s, work_s, late_s) + price_s
                 if exact_s < end_s:
                     end_s, found = exact_s, node - leaves
             while node & 1:
