@@ -18,6 +18,7 @@ from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.sticky import Sticky
+from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.parts.predictor.none import NoPrediction
@@ -51,6 +52,11 @@ def slime(context: PolicyContext) -> Policy:
 def verl(context: PolicyContext) -> Policy:
     """verl as the Heddle paper describes it: pinned where it first ran."""
     return _baseline(context, Sticky())
+
+
+def verl_affinity(context: PolicyContext) -> Policy:
+    """verl with the samples of a prompt on one engine: affinity by the prefix that they share."""
+    return _baseline(context, StickyGroup())
 
 
 def verl_star(context: PolicyContext) -> Policy:
@@ -116,6 +122,7 @@ def heddle_no_placement(context: PolicyContext) -> Policy:
 PRESETS: Mapping[str, Factory] = {
     "slime": slime,
     "verl": verl,
+    "verl-affinity": verl_affinity,
     "verl-star": verl_star,
     "verl-2026": verl_2026,
     "slime-2026": slime_2026,

@@ -16,6 +16,7 @@ from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.sticky import Sticky
+from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
@@ -136,6 +137,10 @@ PARTS: Final = Parts(
     placement={
         "least_loaded": Part(lambda _: LeastLoaded(), "fewest steps in flight, anew at every step"),
         "sticky": Part(lambda _: Sticky(), "stays where it first ran; new: fewest steps in flight"),
+        "sticky_group": Part(
+            lambda _: StickyGroup(),
+            "stays where it first ran; new: where the other samples of its prompt are",
+        ),
         "sticky_least_sessions": Part(
             lambda _: StickyLeastSessions(),
             "stays where it first ran; new: fewest unfinished trajectories",
