@@ -87,14 +87,20 @@ def heddle(context: PolicyContext) -> Policy:
 
 
 def heddle_paper(context: PolicyContext) -> Policy:
-    """Heddle exactly as in arXiv 2603.28101, with our untrained predictor as a service."""
+    """Heddle as in arXiv 2603.28101, with our untrained predictor as an awaited service."""
     return Policy(
-        predictor=Served(progressive(context)),
+        predictor=Served(progressive(context), awaited=True),
         scheduler=ProgressivePriority(),
         admission=PromptOnly(),
-        placement=Presorted(context, cost="paper"),
-        migration=FollowRank(),
-        planner=SearchedPlan(context, solver="anneal", cost="paper", assignment="planner"),
+        placement=Presorted(context, cost="paper-simulated"),
+        migration=FollowRank(context),
+        planner=SearchedPlan(
+            context,
+            solver="anneal",
+            cost="paper-simulated",
+            assignment="ranked",
+            least_full_slots=0.25,
+        ),
     )
 
 

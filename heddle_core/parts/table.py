@@ -114,7 +114,11 @@ PARTS: Final = Parts(
         "learned": Part(learned, "a trained model (--predictor-model) for its own tasks"),
         "served": Part(
             lambda s: Served(progressive(s)),
-            "progressive, behind a prediction service that takes time",
+            "progressive, behind a prediction service that takes time; late answers reorder",
+        ),
+        "awaited": Part(
+            lambda s: Served(progressive(s), awaited=True),
+            "the same service; a step waits for the answer that its tool did not hide",
         ),
     },
     scheduler={
@@ -160,6 +164,9 @@ PARTS: Final = Parts(
     migration={
         "never": Part(lambda _: Never(), "homes never move while a tool runs"),
         "follow_rank": Part(lambda _: FollowRank(), "to the group of the newest rank"),
+        "follow_rank_earlier": Part(
+            FollowRank, "to the group of the newest rank, if the trajectory would end earlier there"
+        ),
         "balance": Part(Balance, "to where it would end earliest, by estimated work"),
     },
     planner={
