@@ -17,6 +17,7 @@ PLACE: Mapping[Phase, tuple[int, int]] = {
     "running": (610, 140),
     "preempting": (610, 320),
     "tool": (850, 230),
+    "predicting": (850, 470),
     "migrating": (400, 420),
     "finished": (850, 60),
 }

@@ -7,6 +7,7 @@ other classes.
 from typing import Any
 
 from heddle_core.ids import RolloutId
+from heddle_core.parts.table import kind_of
 
 ROLLOUT_OF_OLD_RUNS = RolloutId("rollout")
 """The name that `heddle simulate` and `heddle run` give a run's only rollout."""
@@ -16,6 +17,22 @@ _PROBLEMS = {
     "heddle_core.plan.searched:JointProblem": "heddle_core.solve.joint:JointProblem",
     "heddle_core.consolidate.tail_problem:TailProblem": "heddle_core.solve.tail:TailProblem",
 }
+
+
+PRESETS_VERSION = 2
+"""Raised when a preset decides otherwise than before; a manifest without it is of version 1."""
+
+_PAPER_OF_1 = ("served", "presorted_by_size", "follow_rank", "anneal_by_size")
+"""What `heddle-paper` had in version 1 in the place of other parts today."""
+
+
+def upgraded_policy(name: str, version: int) -> str:
+    """Return the name of a policy that decides as `name` did in that version of the presets."""
+    preset, *parts = name.split("+")
+    if version < 2 and preset == "heddle-paper":
+        named = {kind_of(part) for part in parts}
+        parts = [*(part for part in _PAPER_OF_1 if kind_of(part) not in named), *parts]
+    return "+".join((preset, *parts))
 
 
 def upgraded_problem(path: str, value: Any) -> tuple[str, Any]:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from heddle.config import RunConfig
 from heddle.config_files import from_builtins, to_builtins
 from heddle.runs import files
-from heddle.runs.compatibility import upgraded_context
+from heddle.runs.compatibility import PRESETS_VERSION, upgraded_context
 from heddle.runs.files import RunError
 from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer
 from heddle.runs.journal_entries import decode
@@ -225,6 +225,7 @@ def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) 
         "driver": facts.driver,
         "world": facts.world,
         "policy": config.policy.preset,
+        "presets": PRESETS_VERSION,
         "seed": config.seed,
         "oracle": facts.oracle,
         "history": facts.history,
@@ -257,6 +258,7 @@ class _Manifest(TypedDict):
     host: dict[str, Any]
     pid: int
     predictor_model: NotRequired[_FileFacts | None]
+    presets: NotRequired[int]
 
 
 @dataclass(frozen=True, slots=True)

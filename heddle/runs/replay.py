@@ -6,6 +6,7 @@ from typing import Any
 
 from heddle.knowledge import SHIPPED, LoadedModel, load_predictor_model, needs_oracle
 from heddle.runs import Run, RunError
+from heddle.runs.compatibility import upgraded_policy
 from heddle.runs.journal_entries import decode
 from heddle.setup import Workspace, make_policy, prepare
 from heddle_core.controller import Controller
@@ -82,6 +83,8 @@ def _policy(run: Run) -> Policy:
     trained model, which is a file of its own.
     """
     config, shared = run.config, Workspace()
+    name = upgraded_policy(config.policy.preset, run.manifest.get("presets", 1))
+    config = replace(config, policy=replace(config.policy, preset=name))
     oracle = needs_oracle(config.policy.preset)
     if oracle:
         check_trace(run, shared, "its oracle needs the trace that it knew")

@@ -160,6 +160,9 @@ PARTS: Final = Parts(
             lambda _: ConsistentHash(), "hash of the trajectory's name on a ring of engines"
         ),
         "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
+        "presorted_by_size": Part(
+            lambda s: Presorted(s, cost="paper"), "the same under the published cost, F by size"
+        ),
     },
     migration={
         "never": Part(lambda _: Never(), "homes never move while a tool runs"),
@@ -181,6 +184,10 @@ PARTS: Final = Parts(
         "anneal": Part(
             lambda s: SearchedPlan(s, solver="anneal", cost="paper"),
             "Algorithm 2: simulated annealing under the published cost",
+        ),
+        "anneal_by_size": Part(
+            lambda s: SearchedPlan(s, solver="anneal", cost="paper", assignment="planner"),
+            "the same, homes from the plan even where predictions are ties",
         ),
         "libra-dp": Part(
             lambda s: SearchedPlan(s, solver="libra-dp"), "Libra's DP over (GPUs, requests)"
