@@ -110,7 +110,7 @@ class PaperQuality:
         """Take the errors' standard deviations in natural log; both greater than 0."""
         columns = Scripts.of(scripts)
         logs = np.log(np.maximum(columns.total("output_tokens"), 1).astype(np.float64))
-        self._logs = dict(zip(columns.ids, logs.tolist(), strict=True))
+        self._logs: dict[str, float] = dict(zip(columns.ids, logs.tolist(), strict=True))
         self._seed = seed
         self._step_variance = step_sigma**2
         prompts = len(columns.group_names)

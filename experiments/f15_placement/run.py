@@ -13,6 +13,8 @@ EVEN = {
     "heddle-no-plan+least_loaded+never": "least load",
     "heddle-no-plan+cache_aware+never": "cache-aware",
 }
+PAPER = "heddle-paper+paper_quality"
+PAPER_LOAD = "heddle-paper+paper_quality+least_loaded+never"
 
 
 def measure(context: Context) -> Measured:
@@ -27,11 +29,12 @@ def measure(context: Context) -> Measured:
             "over_least_load": gain("heddle-no-plan", "heddle-no-plan+least_loaded+never"),
             "over_cache_aware": gain("heddle-no-plan", "heddle-no-plan+cache_aware+never"),
             "over_pinned_on_planned": gain("heddle", "heddle-no-placement"),
+            "paper_over_least_load": gain(PAPER, PAPER_LOAD),
         },
         data={
             w: {
                 p: found.estimate("throughput_tok_s", policy=p, workload=w).plain()
-                for p in (*EVEN, "heddle", "heddle-no-placement")
+                for p in (*EVEN, "heddle", "heddle-no-placement", PAPER, PAPER_LOAD)
             }
             for w in WORKLOADS
         },

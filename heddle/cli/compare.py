@@ -39,8 +39,8 @@ def compare(
 
     A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
     place of the preset's own, any number of times: heddle+never, verl+lpt+progressive;
-    `heddle policies` lists both. A part of your own is +package.module:factory. The parts oracle
-    and noisy-oracle:SIGMA know the trace: no result, and their runs say so.
+    `heddle policies` lists both. A part of your own is +package.module:factory. The parts oracle,
+    noisy-oracle:SIGMA and paper_quality know the trace: no result, and their runs say so.
     """
     from heddle.cli.progress import progress, running
     from heddle.cli.show import comparison

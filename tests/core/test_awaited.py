@@ -27,7 +27,9 @@ class Awaited(Known):
     awaited: bool = True
 
 
-def awaiting(*arrivals: TrajectoryId, slots: int = 1, migration: Migration | None = None) -> Harness:
+def awaiting(
+    *arrivals: TrajectoryId, slots: int = 1, migration: Migration | None = None
+) -> Harness:
     known = Awaited({A: 10.0}, served=True)
     policy = replace(PLAIN, predictor=known, scheduler=LongestPreempts())
     policy = replace(policy, planner=Engines((E0, E1), slots=slots), migration=migration or Never())

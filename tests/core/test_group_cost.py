@@ -117,9 +117,7 @@ def test_context_growth_makes_long_groups_later_than_a_batch_only_estimate() -> 
 
 
 @settings(max_examples=20)
-@given(
-    seed=st.integers(0, 999), count=st.integers(1, 120), max_running=st.sampled_from([16, 1000])
-)
+@given(seed=st.integers(0, 999), count=st.integers(1, 120), max_running=st.sampled_from([16, 1000]))
 def test_the_published_cost_of_a_simulated_group_is_its_simulation(
     seed: int, count: int, max_running: int
 ) -> None:

@@ -18,7 +18,9 @@ def test_least_loaded_takes_the_first_of_the_fewest_in_flight(loads):
     assert chosen == f"e{loads.index(min(loads))}"
 
 
-@pytest.mark.parametrize("placement", [LeastLoaded(), Sticky(), StickyGroup(), StickyLeastSessions()])
+@pytest.mark.parametrize(
+    "placement", [LeastLoaded(), Sticky(), StickyGroup(), StickyLeastSessions()]
+)
 def test_an_engine_that_takes_no_work_gets_none(placement):
     view = view_of(0, 5, 7)
     view.known[0].accepting = False

@@ -13,8 +13,8 @@ from heddle_core.parts.predictor.history import HistoryPredictor
 from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.parts.predictor.served import Served
-from heddle_core.policy import predictions_awaited
 from heddle_core.parts.predictor.step_lengths import RunningMean, StepLengths
+from heddle_core.policy import predictions_awaited
 from tests.core.policy_fakes import trajectory
 
 EVERY = {

@@ -173,7 +173,9 @@ def finished(name, step, tokens):
 
 
 def rollout_of(workload, count=1_600, seed=101):
-    scripts, _ = complete(Trace("t", synth(workload, count, seed), ""), rules=MissingRules(), seed=0)
+    scripts, _ = complete(
+        Trace("t", synth(workload, count, seed), ""), rules=MissingRules(), seed=0
+    )
     return scripts
 
 
@@ -219,7 +221,9 @@ def test_paper_quality_names_the_trajectory_it_has_no_script_for():
         part.remaining_tokens(trajectory("b"))
 
 
-@pytest.mark.parametrize("scripts", [[], [script("a", [10])], [script("a", [10, 3]), script("b", [9])]])
+@pytest.mark.parametrize(
+    "scripts", [[], [script("a", [10])], [script("a", [10, 3]), script("b", [9])]]
+)
 def test_paper_quality_of_few_scripts_is_finite(scripts):
     part = PaperQuality(scripts, seed=0)
     for one in scripts:
