@@ -10,8 +10,6 @@ STAMP := .venv/.installed
 
 DEMO_POLICIES := verl,verl-star,slime,heddle
 DEMO_CLUSTER := --model qwen3-14b --gpu h100 --gpus 8
-# The degree at which the baselines finish this trace first; `heddle` chooses its own.
-DEMO_BEST_TP := 4
 
 .PHONY: gate test lint types compiled pure wheel bench demo demo-real docs experiments notebooks clean vllm-cpu
 
@@ -74,15 +72,14 @@ docs: .venv/.docs
 	@touch $@
 
 demo: $(STAMP)
-	@rm -rf demo
+	@rm -rf demo && mkdir demo
 	$(BIN)/heddle compare traces/coding-512.jsonl.gz --policies $(DEMO_POLICIES) \
-	  $(DEMO_CLUSTER) --out demo
-	@$(BIN)/heddle report demo/*/ -o demo/report.html > /dev/null
-	@$(BIN)/heddle report demo/*/ > demo/report.txt
-	@echo
-	@echo "The baselines ran at TP 1. At their best TP degree here, $(DEMO_BEST_TP), they take:"
-	@$(BIN)/heddle compare traces/coding-512.jsonl.gz --policies verl,verl-star,slime \
-	  $(DEMO_CLUSTER) --tp $(DEMO_BEST_TP) --out demo/.best-tp | sed -n '/^makespan in/,$$p' | tail -n +2
+	  $(DEMO_CLUSTER) --tp best --out demo/runs > demo/compare.txt
+	@cat demo/compare.txt
+	@# Each policy's run at its best setting: those that the text lists.
+	@runs=$$(sed -n 's|^  \(20[^ ]*\)$$|demo/runs/\1|p' demo/compare.txt); \
+	  $(BIN)/heddle report $$runs -o demo/report.html > /dev/null; \
+	  $(BIN)/heddle report $$runs -o demo/figures > demo/report.txt
 	@echo
 	@echo "Open demo/report.html. Figures are in demo/figures, all numbers in demo/report.txt."
 

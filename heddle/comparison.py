@@ -1,9 +1,13 @@
-"""Several policies on one trace and cluster, several seeds each: one table."""
+"""Several policies on one trace and cluster, several seeds each: one table.
+
+Policies without a planner may run at several TP degrees and numbers of running steps, of which
+the best is compared (`heddle.tuning`).
+"""
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,9 +17,11 @@ from heddle.config_files import ConfigError
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
 from heddle.knowledge import HistorySource
 from heddle.runs.bound import Bound
-from heddle.setup import Workspace, makespan_bound, prepare
+from heddle.runs.ideal import Ideal
+from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
 from heddle.signals import StopSignals
 from heddle.simulation import RunResult, simulate
+from heddle.tuning import Choice, Tuning, Variant, tuning, with_policy
 from heddle.workload import Workload
 from heddle_sim.profile_files import Profile
 
@@ -26,8 +32,8 @@ MIN_STEPS_PER_PROCESS = 20_000
 
 SEED_END = 2**32
 
-OnProgress: TypeAlias = Callable[[Sequence[int], int], None]
-"""Called with how many trajectories each run has finished, and how many a run has."""
+OnProgress: TypeAlias = Callable[[Sequence[str], Sequence[int], int], None]
+"""Called with the runs' names, how many trajectories each has finished, and how many a run has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +53,48 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyResult:
-    """One policy over all seeds."""
+    """One policy over all seeds, at one setting."""
 
-    policy: str
+    variant: Variant
+    best: bool
+    """Whether no other setting of the policy has a lower mean makespan; the first of equals."""
+    runs: tuple[RunResult, ...]
+    """By seed."""
     makespan_s: Estimate
     throughput_tok_s: Estimate
     speedup: float
-    """Mean throughput over that of the first policy named."""
+    """Mean throughput over that of the first policy named, at its best setting."""
     bound_fraction: float
     """Lower bound of the makespan over the mean makespan; 1 could not be better."""
+    fluid_fraction: float
+    """The same with the fluid optimum, which nothing proves."""
+    equal_progress_fraction: float
+    """The same with equal progress; above 1 where more is known than equal progress uses."""
+
+    @property
+    def policy(self) -> str:
+        """The name of the row."""
+        return self.variant.name
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        cluster = self.variant.cluster
+        setting = {
+            "preset": self.variant.policy,
+            "tp": cluster.tp,
+            "max_running": cluster.max_running,
+            "best": self.best,
+        }
+        return {
+            "policy": self.policy,
+            **(setting if self.variant.swept else {}),
+            "makespan_s": self.makespan_s.plain(),
+            "throughput_tok_s": self.throughput_tok_s.plain(),
+            "speedup": self.speedup,
+            "bound_fraction": self.bound_fraction,
+            "fluid_fraction": self.fluid_fraction,
+            "equal_progress_fraction": self.equal_progress_fraction,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +102,46 @@ class Comparison:
     """What `heddle compare` reports."""
 
     config: RunConfig
-    """Of the first run."""
+    """Of the first run; where settings were tried, of the policies that run once."""
+    tuning: Tuning
+    """The settings that were tried."""
     workload: Workload
     """Under the first seed."""
     profile: Profile
     history: HistorySource
     bound: Bound
-    runs: tuple[RunResult, ...]
+    """Of every row, whatever its setting."""
+    ideal: Ideal
     policies: tuple[PolicyResult, ...]
+    """A row for each policy, or for each setting of one."""
+
+    @property
+    def runs(self) -> tuple[RunResult, ...]:
+        """All runs, by row and seed."""
+        return tuple(run for policy in self.policies for run in policy.runs)
+
+    @property
+    def best(self) -> tuple[PolicyResult, ...]:
+        """One row for each policy: at its best setting where several were tried."""
+        return tuple(policy for policy in self.policies if policy.best)
+
+    @property
+    def best_baseline(self) -> PolicyResult | None:
+        """The baseline with the lowest mean makespan; None unless settings were tried."""
+        tried = [p for p in self.best if p.variant.swept and p.variant.baseline]
+        return min(tried, key=lambda p: p.makespan_s.mean, default=None)
+
+    def over_best_baseline(self, row: PolicyResult) -> float | None:
+        """Mean throughput of a row over that of the best baseline; None if there is none."""
+        baseline = self.best_baseline
+        if baseline is None:
+            return None
+        return row.throughput_tok_s.mean / baseline.throughput_tok_s.mean
 
     def plain(self) -> dict[str, Any]:
         """As JSON; equal seeds give equal values but for `wall_s` and `run`."""
         trace, cluster = self.workload.trace, self.config.cluster
+        baseline = self.best_baseline
         return {
             "schema": SCHEMA,
             "trace": {
@@ -101,16 +168,16 @@ class Comparison:
                 "capacity_s": self.bound.capacity_s,
                 **({"tools_s": self.bound.tools_s} if cluster.tool_capacity else {}),
             },
-            "runs": [run.row() for run in self.runs],
+            "ideal": asdict(self.ideal),
+            **({"best_baseline": baseline.policy} if baseline else {}),
+            "runs": [
+                {**run.row(), "policy": row.policy} for row in self.policies for run in row.runs
+            ],
             "policies": [
-                {
-                    "policy": p.policy,
-                    "makespan_s": p.makespan_s.plain(),
-                    "throughput_tok_s": p.throughput_tok_s.plain(),
-                    "speedup": p.speedup,
-                    "bound_fraction": p.bound_fraction,
-                }
-                for p in self.policies
+                {**row.plain(), "over_best_baseline": self.over_best_baseline(row)}
+                if baseline
+                else row.plain()
+                for row in self.policies
             ],
         }
 
@@ -119,6 +186,8 @@ def compare(
     config: RunConfig,
     policies: Sequence[str],
     *,
+    tps: Choice = None,
+    slots: Choice = None,
     seeds: int = 1,
     out: Path = Path("runs"),
     jobs: int | None = None,
@@ -132,8 +201,12 @@ def compare(
     result. `on_progress` is called a few times a second; it lists runs by seed first, then by
     policy.
 
+    `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
+    ``best``. Policies without a planner run at all combinations; others once, as `config` says.
+
     Raises:
-        ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs.
+        ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs; a
+            setting that cannot be tried.
         ValueError: any other of the packages' errors for bad input, before the first run.
         OSError: a run directory cannot be written.
         WorkerError: a process of `jobs` was killed.
@@ -141,45 +214,43 @@ def compare(
             signals change nothing.
     """
     _check(policies, seeds, config.seed, jobs)
-    # By seed first: the trace is filled in once for all policies.
-    configs = [_with_policy(config, p, config.seed + s) for s in range(seeds) for p in policies]
     shared = Workspace()
+    settings = tuning(config, tps=tps, slots=slots, workspace=shared)
+    config = replace(config, cluster=settings.base)
     first = shared.workload(config)
-    profile = shared.profile(config.cluster)
-    for first_of_each in configs[: len(policies)]:
-        prepare(first_of_each, workspace=shared)
-    bound = _bound(config, shared, seeds)
+    variants = settings.variants(config, policies, shared)
+    bound, ideal = _limits(replace(config, cluster=settings.base), shared, seeds)
+    # By seed first: the trace is filled in once for all policies.
+    planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
+    configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
     steps = sum(len(script.steps) for script in first.scripts)
     processes = jobs if jobs is not None else _processes(len(configs), steps * len(configs))
     executor: Executor[Workspace] = (
         InProcess(shared) if processes == 1 else Processes(processes, shared)
     )
     one = partial(_simulate, out=out, config_text=config_text)
-    total = first.trajectories
-    watch = None if on_progress is None else lambda finished: on_progress(finished, total)
+    names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
+    watch = None if on_progress is None else lambda finished: on_progress(names, finished, total)
     done: dict[tuple[str, int], RunResult] = {}
     try:
         with StopSignals():
-            for _, result in executor.map(one, configs, watch):
-                done[result.policy, result.seed] = result
+            for index, result in executor.map(one, configs, watch):
+                variant, seed = planned[index]
+                done[variant.name, seed] = result
     except (KeyboardInterrupt, WorkerError) as e:
         e.add_note(f"{len(done)} of {len(configs)} runs are finished and stay in {out}.")
         raise
-    runs = tuple(done[p, config.seed + s] for p in policies for s in range(seeds))
+    by_seed = [[done[v.name, config.seed + s] for s in range(seeds)] for v in variants]
     return Comparison(
         config=config,
+        tuning=settings,
         workload=first,
-        profile=profile,
+        profile=shared.profile(config.cluster),
         history=shared.history(config, first.trace),
         bound=bound,
-        runs=runs,
-        policies=tuple(_by_policy(policies, runs, bound)),
+        ideal=ideal,
+        policies=_results(variants, by_seed, bound, ideal),
     )
-
-
-def _with_policy(config: RunConfig, preset: str, seed: int) -> RunConfig:
-    """The same run under another policy and seed."""
-    return replace(config, policy=replace(config.policy, preset=preset), seed=seed)
 
 
 def _simulate(
@@ -213,18 +284,17 @@ def _check(policies: Sequence[str], seeds: int, first_seed: int, jobs: int | Non
         raise ConfigError(f"jobs must be 1 or more, not {jobs}")
 
 
-def _bound(config: RunConfig, shared: Workspace, seeds: int) -> Bound:
-    """The bound that holds for every seed: drawn values differ, so the lowest counts."""
+def _limits(config: RunConfig, shared: Workspace, seeds: int) -> tuple[Bound, Ideal]:
+    """What holds for every seed: drawn values differ, so the lowest bound counts."""
     fill = shared.workload(config).fill
     drawn = fill is not None and any(f.sampled for f in fill.fields.values())
-    profile = shared.profile(config.cluster)
-    bounds = [
-        makespan_bound(
-            shared.workload(replace(config, seed=config.seed + s)), profile, config.cluster
-        )
-        for s in range(seeds if drawn else 1)
-    ]
-    return min(bounds, key=lambda b: b.makespan_s)
+    profile, cluster = shared.profile(config.cluster), config.cluster
+    found = []
+    for seed in range(seeds if drawn else 1):
+        workload = shared.workload(replace(config, seed=config.seed + seed))
+        bound = makespan_bound(workload, profile, cluster)
+        found.append((bound, ideal_levels(workload, profile, cluster, bound)))
+    return min(found, key=lambda pair: pair[0].makespan_s)
 
 
 def _processes(runs: int, steps: int) -> int:
@@ -232,22 +302,35 @@ def _processes(runs: int, steps: int) -> int:
     return max(1, min(os.cpu_count() or 1, runs, steps // MIN_STEPS_PER_PROCESS))
 
 
-def _by_policy(
-    policies: Sequence[str], runs: Sequence[RunResult], bound: Bound
-) -> Iterator[PolicyResult]:
-    reference: float | None = None
-    for policy in policies:
-        mine = [run.summary for run in runs if run.policy == policy]
-        makespan = _estimate([s["makespan_s"] for s in mine])
-        throughput = _estimate([s["throughput_tok_s"] for s in mine])
-        reference = throughput.mean if reference is None else reference
-        yield PolicyResult(
-            policy=policy,
-            makespan_s=makespan,
-            throughput_tok_s=throughput,
-            speedup=throughput.mean / reference,
-            bound_fraction=bound.makespan_s / makespan.mean,
+def _results(
+    variants: Sequence[Variant],
+    runs: Sequence[Sequence[RunResult]],
+    bound: Bound,
+    ideal: Ideal,
+) -> tuple[PolicyResult, ...]:
+    """A row for each variant, from its runs."""
+    makespan = [_estimate([run.summary["makespan_s"] for run in mine]) for mine in runs]
+    throughput = [_estimate([run.summary["throughput_tok_s"] for run in mine]) for mine in runs]
+    best: dict[str, int] = {}
+    for row, variant in enumerate(variants):
+        known = best.setdefault(variant.policy, row)
+        if makespan[row].mean < makespan[known].mean:
+            best[variant.policy] = row
+    reference = throughput[best[variants[0].policy]].mean
+    return tuple(
+        PolicyResult(
+            variant=variant,
+            best=best[variant.policy] == row,
+            runs=tuple(runs[row]),
+            makespan_s=makespan[row],
+            throughput_tok_s=throughput[row],
+            speedup=throughput[row].mean / reference,
+            bound_fraction=bound.makespan_s / makespan[row].mean,
+            fluid_fraction=ideal.fluid_s / makespan[row].mean,
+            equal_progress_fraction=ideal.equal_progress_s / makespan[row].mean,
         )
+        for row, variant in enumerate(variants)
+    )
 
 
 def _estimate(values: Sequence[float]) -> Estimate:

@@ -16,6 +16,7 @@ from heddle.config import ClusterConfig, RunConfig
 from heddle.plugins import load_policy
 from heddle.runs import RunFacts
 from heddle.runs.bound import Bound, lower_bound
+from heddle.runs.ideal import Ideal, ideal_makespans
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
 from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, fitting
@@ -57,6 +58,10 @@ class RunSetup:
     def bound(self) -> Bound:
         """Bound the makespan of the run from below."""
         return makespan_bound(self.workload, self.profile, self.config.cluster)
+
+    def ideal(self, bound: Bound) -> Ideal:
+        """Compute ideal makespans beside `bound`, which is the run's."""
+        return ideal_levels(self.workload, self.profile, self.config.cluster, bound)
 
     def facts(self, driver: str, world: Mapping[str, Any] | None = None) -> RunFacts:
         """The manifest of the run; `world` describes real engines."""
@@ -214,10 +219,23 @@ def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig)
     """Bound the makespan of a workload on a cluster from below, whatever the policy."""
     return lower_bound(
         workload.scripts,
-        [_table(profile, tp, cluster) for tp in profile.tps if tp <= cluster.gpus],
+        _tables(profile, cluster),
         gpus=cluster.gpus,
         max_running=cluster.max_running,
         tool_capacity=cluster.tool_capacity,
+    )
+
+
+def ideal_levels(
+    workload: Workload, profile: Profile, cluster: ClusterConfig, bound: Bound
+) -> Ideal:
+    """Compute makespans that nothing proves, beside `bound` of the same workload and cluster."""
+    return ideal_makespans(
+        workload.scripts,
+        _tables(profile, cluster),
+        gpus=cluster.gpus,
+        max_running=cluster.max_running,
+        bound=bound,
     )
 
 
@@ -296,6 +314,11 @@ def _context(
         seed=config.seed,
         engine_start_s=simulation.start_s(max(tps, default=cluster.tp)),
     )
+
+
+def _tables(profile: Profile, cluster: ClusterConfig) -> list[LatencyTable]:
+    """The tables of all TP degrees of the profile that the cluster has GPUs for."""
+    return [_table(profile, tp, cluster) for tp in profile.tps if tp <= cluster.gpus]
 
 
 def _table(profile: Profile, tp: int, cluster: ClusterConfig) -> LatencyTable:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from heddle_core.parts.admission.prompt_only import PromptOnly
-from heddle_core.parts.admission.reserve_output import ReserveOutput
+from heddle_core.parts.consolidation.tail import TailConsolidation
 from heddle_core.parts.migration.balance import Balance
 from heddle_core.parts.migration.follow_rank import FollowRank
 from heddle_core.parts.migration.never import Never
@@ -19,15 +19,17 @@ from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
+from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.planner.uniform import UniformStart
 from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.parts.scheduler.longest_total import LongestTotal
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.table import learned, progressive
-from heddle_core.policy import Placement, Policy, PolicyContext
+from heddle_core.policy import NoConsolidation, Placement, Policy, PolicyContext
 
 Factory: TypeAlias = Callable[[PolicyContext], Policy]
 
@@ -74,15 +76,21 @@ def slime_2026(context: PolicyContext) -> Policy:
     return _baseline(context, CacheAware(cache_threshold=0.3, balance_abs=64, balance_rel=1.5))
 
 
+def sticky_least_loaded(context: PolicyContext) -> Policy:
+    """vllm-router of September 2026: pinned; new trajectories to the fewest unfinished ones."""
+    return _baseline(context, StickyLeastSessions())
+
+
 def heddle(context: PolicyContext) -> Policy:
-    """Our best configuration: no oracle, KV-aware, planned, balanced while it runs."""
+    """Our best configuration: no oracle, engines widened and balanced while it runs."""
     return Policy(
         predictor=learned(context),
         scheduler=LongestTotal(),
-        admission=ReserveOutput(context),
+        admission=PromptOnly(),
         placement=Presorted(context),
         migration=Balance(context),
-        planner=SearchedPlan(context, solver="portfolio"),
+        planner=UniformStart(context),
+        consolidation=TailConsolidation(context),
     )
 
 
@@ -110,19 +118,23 @@ def heddle_no_migration(context: PolicyContext) -> Policy:
 
 
 def heddle_no_plan(context: PolicyContext) -> Policy:
-    """`heddle` on engines of one TP degree, the baselines'."""
-    return replace(heddle(context), planner=FixedPlan(context))
+    """`heddle` on engines of one TP degree, the baselines', for the whole rollout."""
+    return replace(heddle(context), planner=FixedPlan(context), consolidation=NoConsolidation())
+
+
+def heddle_no_widening(context: PolicyContext) -> Policy:
+    """`heddle` whose engines stay as planned."""
+    return replace(heddle(context), consolidation=NoConsolidation())
 
 
 def heddle_no_priority(context: PolicyContext) -> Policy:
-    """`heddle` with queues by arrival and no reserved output, as in vLLM."""
-    return replace(heddle(context), scheduler=Fcfs(), admission=PromptOnly())
+    """`heddle` with queues by arrival, as in vLLM."""
+    return replace(heddle(context), scheduler=Fcfs())
 
 
 def heddle_no_placement(context: PolicyContext) -> Policy:
-    """`heddle` with verl's pins for homes, which never move."""
-    engines_only = SearchedPlan(context, solver="portfolio", assignment="placement")
-    return replace(heddle(context), placement=Sticky(), migration=Never(), planner=engines_only)
+    """`heddle` with verl's pins for homes, which move only off engines that stop."""
+    return replace(heddle(context), placement=Sticky(), migration=Never())
 
 
 PRESETS: Mapping[str, Factory] = {
@@ -132,10 +144,12 @@ PRESETS: Mapping[str, Factory] = {
     "verl-star": verl_star,
     "verl-2026": verl_2026,
     "slime-2026": slime_2026,
+    "sticky_least_loaded": sticky_least_loaded,
     "heddle": heddle,
     "heddle-paper": heddle_paper,
     "heddle-no-migration": heddle_no_migration,
     "heddle-no-plan": heddle_no_plan,
+    "heddle-no-widening": heddle_no_widening,
     "heddle-no-priority": heddle_no_priority,
     "heddle-no-placement": heddle_no_placement,
 }

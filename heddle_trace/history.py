@@ -34,6 +34,7 @@ def history_of(scripts: Sequence[TrajectoryScript]) -> History:
             for own in by_code(columns.tasks)
         },
         step_output_tokens=total / int(columns.steps.sum()),
+        longest_output_tokens=float(outputs.max()),
     )
 
 

@@ -40,6 +40,7 @@ class Prior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     appended_per_output: float
     tool_s_per_output: float
     step_output_tokens: float
+    longest_output_tokens: float
     output_quantiles: tuple[float, ...]
 
     def history(self) -> History:
@@ -49,6 +50,7 @@ class Prior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             appended_per_output=self.appended_per_output,
             tool_s_per_output=self.tool_s_per_output,
             step_output_tokens=self.step_output_tokens,
+            longest_output_tokens=self.longest_output_tokens,
         )
 
 
@@ -91,6 +93,7 @@ def make_prior(workload: str) -> Prior:
         appended_per_output=_rounded(history.appended_per_output),
         tool_s_per_output=_rounded(history.tool_s_per_output),
         step_output_tokens=_rounded(history.step_output_tokens),
+        longest_output_tokens=_rounded(history.longest_output_tokens),
         output_quantiles=tuple(_rounded(q) for q in history.output_quantiles),
     )
 

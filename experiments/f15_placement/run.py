@@ -18,7 +18,7 @@ PAPER_LOAD = "heddle-paper+paper_quality+least_loaded+never"
 
 
 def measure(context: Context) -> Measured:
-    """Ratios on engines of one TP degree; then pinned by load on the planned engines."""
+    """Ratios on engines of one TP degree; then on those of `heddle` and of the paper's plan."""
     found = context.results
 
     def gain(ours: str, theirs: str) -> Any:
@@ -46,7 +46,7 @@ def draw(data: Any, path: Path) -> None:
     figure, axes = page(2, width=8.0, sharey=True)
     panels = (
         ("Engines of one TP degree", EVEN),
-        ("Planned engines", {"heddle": "heddle", "heddle-no-placement": "pinned by load"}),
+        ("Engines of heddle", {"heddle": "heddle", "heddle-no-placement": "pinned by load"}),
     )
     for ax, (title, shown) in zip(axes, panels, strict=True):
         series = [

@@ -2,12 +2,18 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
 from heddle.cli.options import replayed, take_config
+
+if TYPE_CHECKING:
+    from heddle.tuning import Choice
+
+BEST: Final = "best"
 
 
 @click.command()
@@ -20,7 +26,19 @@ from heddle.cli.options import replayed, take_config
 @click.option("--seed", type=int, default=None, help="The first seed [0]")
 @click.option("--jobs", type=int, default=None, help="Worker processes [as many as pay]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
-@replayed
+@click.option(
+    "--tp",
+    default=None,
+    help="TP degree of all engines of policies that do not plan; 1,2,4,8 tries each, best all "
+    "that fit [1]",
+)
+@click.option(
+    "--max-running",
+    default=None,
+    help="Steps that an engine runs at once; 100,200 tries each with policies that do not plan, "
+    "best several up to the profile's largest batch [100]",
+)
+@partial(replayed, but=("--tp", "--max-running"))
 def compare(
     sources: tuple[str, ...],
     settings: tuple[str, ...],
@@ -28,6 +46,8 @@ def compare(
     seeds: int,
     seed: int | None,
     jobs: int | None,
+    tp: str | None,
+    max_running: str | None,
     out: Path,
     as_json: bool,
     **options: Any,
@@ -36,6 +56,12 @@ def compare(
 
     A seed draws values that the trace lacks and permutes the order of its groups, alike for every
     policy. With several seeds, the spread is the 95 % confidence interval of the mean.
+
+    With several --tp or --max-running, or best, each policy that does not plan its engines runs at
+    every combination, and the table has its best by mean makespan: found on the trace that it is
+    compared on, so the hindsight is the baselines'. Policies with a planner run once, with the most
+    steps that are tried. Engines of
+    different TP degrees side by side are --set cluster.mix=[4,2,1,1].
 
     A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
     place of the preset's own, any number of times: heddle+never, verl+lpt+progressive;
@@ -47,11 +73,13 @@ def compare(
     from heddle.comparison import compare as compared
 
     names = [name.strip() for name in policies.split(",") if name.strip()]
+    tps, slots = _tried("--tp", tp), _tried("--max-running", max_running)
+    options["tp"] = tp if tps is None else None
+    options["max_running"] = int(max_running) if max_running and slots is None else None
     config, text = take_config(sources, options, settings, seed=seed)
-    every = [f"{name} s{config.seed + s}" for s in range(seeds) for name in names]
     with progress("reading", "trajectories") as bar:
 
-        def show(done: Sequence[int], each: int) -> None:
+        def show(every: Sequence[str], done: Sequence[int], each: int) -> None:
             over = sum(n >= each for n in done)
             bar.now(f"{running(every, done, each)} ({over} of {len(every)} runs done)")
             bar.at(sum(done), each * len(every))
@@ -59,6 +87,8 @@ def compare(
         result = compared(
             config,
             names,
+            tps=tps,
+            slots=slots,
             seeds=seeds,
             out=out,
             jobs=jobs,
@@ -69,3 +99,27 @@ def compare(
         click.echo(json.dumps(result.plain(), allow_nan=False))
     else:
         comparison(result)
+
+
+def _tried(flag: str, text: str | None) -> "Choice":
+    """Read the value of an option: `best`, several numbers, or one, which is nothing to try.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    from heddle.config_files import ConfigError
+
+    if text is None:
+        return None
+    if text.strip() == BEST:
+        return BEST
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(
+            f"{flag} {text}: write a number, several to try as 1,2,4, or {BEST}; "
+            "all must be 1 or more"
+        )
+    return numbers if len(numbers) > 1 else None

@@ -8,11 +8,12 @@ from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 
 from heddle.cli.bars import makespans
-from heddle.comparison import Comparison, Estimate
+from heddle.comparison import Comparison, Estimate, PolicyResult
 from heddle.config import ClusterConfig
 from heddle.knowledge import HistorySource, needs_oracle
 from heddle.planning import Planned
 from heddle.runs.bound import Bound
+from heddle.runs.ideal import Ideal
 from heddle.setup import RunSetup
 from heddle.simulation import RunResult
 from heddle.workload import Workload
@@ -32,15 +33,32 @@ def lines(title: str, names: Mapping[str, str]) -> None:
 
 
 def comparison(result: Comparison) -> None:
-    """Trace, cluster, bound, one row for each policy, and where the runs are."""
-    _head(result.config.cluster, result.workload, result.profile, result.history, result.bound)
-    first = result.policies[0].policy
+    """Trace, cluster, bound, one row for each policy, and where the runs are.
+
+    Where settings were tried, first all of them, then each policy at its best.
+    """
+    cluster = result.config.cluster
+    _head(
+        cluster,
+        result.workload,
+        result.profile,
+        result.history,
+        result.bound,
+        result.ideal,
+        engines=_tried(result) if result.tuning.swept else _engines(cluster),
+    )
+    baseline = result.best_baseline
+    if result.tuning.swept:
+        _settings(result)
     table = new_table(
         "policy",
         "makespan_s",
         "throughput_tok_s",
-        f"vs {first}",
+        f"vs {result.best[0].policy}",
+        *(["vs best baseline"] if baseline else []),
         "of bound",
+        "of fluid",
+        "of equal progress",
         "queueing_p99_s",
         "tpot_mean_ms",
         "prefix_hit",
@@ -48,14 +66,18 @@ def comparison(result: Comparison) -> None:
         "migrations",
         "preemptions",
     )
-    for p in result.policies:
-        mine = [run.summary for run in result.runs if run.policy == p.policy]
+    for p in result.best:
+        mine = [run.summary for run in p.runs]
+        over = result.over_best_baseline(p)
         table.add_row(
             p.policy,
             _estimate(p.makespan_s),
             _estimate(p.throughput_tok_s),
             f"{p.speedup:.2f} x",
+            *([] if over is None else [f"{over:.2f} x"]),
             f"{p.bound_fraction:.2f}",
+            f"{p.fluid_fraction:.2f}",
+            f"{p.equal_progress_fraction:.2f}",
             *(
                 _number(_over_seeds(mine, key))
                 for key in ("queueing_p99_s", "tpot_mean_ms", "prefix_hit", "utilisation")
@@ -63,13 +85,59 @@ def comparison(result: Comparison) -> None:
             *(_number(_over_seeds(mine, key)) for key in ("migrations", "preemptions")),
         )
     show(table)
-    seeds = len(result.runs) // len(result.policies)
-    if seeds > 1:
-        click.echo(f"means over {seeds} seeds, ± 95 % confidence interval of the mean")
-    click.echo("runs in " + ", ".join(dict.fromkeys(str(run.path.parent) for run in result.runs)))
-    for run in result.runs:
+    if baseline:
+        click.echo(f"best baseline: {baseline.policy}")
+    shown = [run for p in result.best for run in p.runs]
+    if len(shown) > len(result.best):
+        click.echo(
+            f"means over {len(shown) // len(result.best)} seeds, "
+            "± 95 % confidence interval of the mean"
+        )
+    click.echo("runs in " + ", ".join(dict.fromkeys(str(run.path.parent) for run in shown)))
+    for run in shown:
         click.echo(f"  {run.path.name}")
-    makespans(result.policies, result.bound.makespan_s)
+    if len(result.runs) > len(shown):
+        click.echo(f"  and {len(result.runs) - len(shown):,} at other settings")
+    makespans(result.best, result.bound.makespan_s)
+
+
+def _engines(cluster: ClusterConfig) -> str:
+    """Engines that no policy plans, in words."""
+    return f"TP {cluster.tps}, {cluster.max_running} running per engine"
+
+
+def _tried(result: Comparison) -> str:
+    """The same of a comparison that tries several settings."""
+    base = result.config.cluster.max_running
+    tried = result.tuning
+    tps, numbers = (" or ".join(map(str, each)) for each in (tried.tps, tried.numbers))
+    planned = "" if tried.numbers == (base,) else f" ({base} with a planner)"
+    return f"TP {tps}, {numbers} running per engine{planned}"
+
+
+def _settings(result: Comparison) -> None:
+    """Mean makespans at all settings that were tried: a row by policy and slots, a column by TP."""
+    tps, numbers = result.tuning.tps, result.tuning.numbers
+    tried: dict[tuple[str, int, str], PolicyResult] = {
+        (p.variant.policy, p.variant.cluster.max_running, p.variant.cluster.tps): p
+        for p in result.policies
+        if p.variant.swept
+    }
+    if not tried:
+        click.echo("tried    nothing: every policy here plans its engines itself\n")
+        return
+    click.echo(
+        "tried    mean makespan in seconds of policies without a planner; * the best, found on the "
+        "same trace: the hindsight is theirs\n"
+    )
+    table = new_table("policy", "running", *(f"TP {tp}" for tp in tps))
+    for name in dict.fromkeys(policy for policy, _, _ in tried):
+        for number in numbers:
+            each = [tried[name, number, tp] for tp in tps]
+            cells = [f"{'*' if p.best else ''}{p.makespan_s.mean:,.1f}" for p in each]
+            table.add_row(name, str(number), *cells)
+    show(table)
+    click.echo()
 
 
 def run_summary(result: RunResult, setup: RunSetup | None) -> None:
@@ -77,8 +145,21 @@ def run_summary(result: RunResult, setup: RunSetup | None) -> None:
     figures = {key: _number(value) for key, value in result.summary.items()}
     if setup is not None:
         bound = setup.bound()
-        _head(setup.config.cluster, setup.workload, setup.profile, setup.history, bound)
-        figures["bound_fraction"] = _number(bound.makespan_s / result.summary["makespan_s"])
+        ideal = setup.ideal(bound)
+        cluster = setup.config.cluster
+        _head(
+            cluster,
+            setup.workload,
+            setup.profile,
+            setup.history,
+            bound,
+            ideal,
+            engines=_engines(cluster),
+        )
+        makespan_s = result.summary["makespan_s"]
+        figures["bound_fraction"] = _number(bound.makespan_s / makespan_s)
+        figures["fluid_fraction"] = _number(ideal.fluid_s / makespan_s)
+        figures["equal_progress_fraction"] = _number(ideal.equal_progress_s / makespan_s)
     lines(f"{result.policy}, seed {result.seed}", figures)
     click.echo(f"run in {result.path}")
 
@@ -171,7 +252,14 @@ def summaries(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _head(
-    cluster: ClusterConfig, work: Workload, profile: Profile, history: HistorySource, bound: Bound
+    cluster: ClusterConfig,
+    work: Workload,
+    profile: Profile,
+    history: HistorySource,
+    bound: Bound,
+    ideal: Ideal,
+    *,
+    engines: str,
 ) -> None:
     groups = len({script.group for script in work.scripts})
     facts = [
@@ -182,16 +270,17 @@ def _head(
     if work.dropped:
         facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
     click.echo(f"trace    {work.trace.name}: {'; '.join(facts)}")
-    click.echo(
-        f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, TP {cluster.tps}, "
-        f"{cluster.max_running} running per engine"
-    )
+    click.echo(f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, {engines}")
     click.echo(f"profile  {_profile_line(profile, cluster.tp)}")
     click.echo(f"history  {history.name}")
     tools = f", tools {bound.tools_s:,.1f} s" if cluster.tool_capacity else ""
     click.echo(
         f"bound    makespan at least {bound.makespan_s:,.1f} s (longest trajectory alone "
-        f"{bound.solo_s:,.1f} s, capacity {bound.capacity_s:,.1f} s{tools})\n"
+        f"{bound.solo_s:,.1f} s, capacity {bound.capacity_s:,.1f} s{tools})"
+    )
+    click.echo(
+        f"ideal    clairvoyant fluid schedule {ideal.fluid_s:,.1f} s, equal progress "
+        f"{ideal.equal_progress_s:,.1f} s; neither is a proven bound\n"
     )
 
 

@@ -30,6 +30,9 @@ SHADES: Final = (
     Shade("#6b7d00", "#b5c93c"),
     Shade("#007c91", "#4cc3d9"),
     Shade("#b3003c", "#ff7a9c"),
+    Shade("#3d4a9e", "#8f9ff5"),
+    Shade("#2f6f3a", "#86c68d"),
+    Shade("#a0522d", "#dba27f"),
 )
 _OWN: Final = (
     "heddle",
@@ -42,17 +45,22 @@ _OWN: Final = (
     "heddle-no-placement",
     "heddle-no-plan",
     "heddle-no-priority",
+    "heddle-no-widening",
     "verl-2026",
     "slime-2026",
+    "sticky_least_loaded",
+    "verl-affinity",
 )
 """Policies with a shade of their own, in the order of `SHADES`; others share these by their name.
 """
+_SHARED: Final = 12
+"""The number of shades that others share; fixed, so that a shade more changes no colour."""
 DASHES: Final = ("-", "--", ":", "-.")
 
 
 def policy_shade(policy: str) -> int:
     """The index in `SHADES` of a policy's colour; the same for a name in every figure."""
-    return _OWN.index(policy) if policy in _OWN else crc32(policy.encode()) % len(SHADES)
+    return _OWN.index(policy) if policy in _OWN else crc32(policy.encode()) % _SHARED
 
 
 def policy_colour(policy: str) -> str:

@@ -19,19 +19,22 @@ taken from chords and stay lower bounds.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from heddle.runs.tables import Floats, Ints
+from heddle.runs.demand import (
+    Demand,
+    demand,
+    knots,
+    prefill_alone_s,
+    prefill_gpu_s,
+    running_sums,
+)
+from heddle.runs.tables import Floats
 from heddle_sim.latency import LatencyTable
-from heddle_trace.columns import by_code
 from heddle_trace.schema import TrajectoryScript
-from heddle_trace.scripts import Scripts
 
 WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
-KNOTS = 1024
-"""Knots of the chords; with this many the sum is within 0.01 % of the exact one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,94 +59,27 @@ def lower_bound(
     """Bound the makespan of `scripts` on `gpus`; one table for each TP degree that is allowed."""
     assert scripts, "a trace has at least one trajectory"
     assert tables, "a profile has at least one TP degree"
-    work = _work(scripts)
-    limit = int(work.last.max(initial=1))
-    solo = _solo_s(work, tables, max_running, limit)
-    capacity = max(
-        float(_gpu_s(work, tables, max_running, limit, weight)) / gpus for weight in WEIGHTS
-    )
+    work = demand(scripts)
+    solo = _solo_s(work, tables, max_running)
+    capacity = max(float(_gpu_s(work, tables, max_running, weight)) / gpus for weight in WEIGHTS)
     tools = float(work.tool_s.sum()) / tool_capacity if tool_capacity else 0.0
     return Bound(
         makespan_s=max(solo, capacity, tools), solo_s=solo, capacity_s=capacity, tools_s=tools
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """All steps of all trajectories as columns."""
-
-    trajectory: Ints
-    arrival_s: Floats
-    """By trajectory, from the first arrival on."""
-    prompt: Ints
-    last: Ints
-    """Context at which the last decode iteration attends."""
-    new: Ints
-    """Prompt tokens that must be prefilled by this step itself."""
-    pairs: Floats
-    tool_s: Floats
-    shared_new: Ints
-    """`new`, with the prompt of a group counted once: siblings may find it in a prefix cache."""
-    shared_pairs: Floats
-
-
-def _work(scripts: Sequence[TrajectoryScript]) -> _Work:
-    columns = Scripts.of(scripts)
-    count = columns.steps
-    first = np.cumsum(count) - count
-    prompt, shared, output = (
-        columns.column(name).astype(np.int64)
-        for name in ("prompt_tokens", "shared_tokens", "output_tokens")
-    )
-    arrival = columns.arrival_s
-    # A rewritten history that shares nothing may happen to be the group's prompt: count it as free.
-    is_first = np.zeros(len(prompt), bool)
-    is_first[first] = True
-    new = np.where((shared == 0) & ~is_first, 0, prompt - shared)
-    own, shared_new = new.copy(), new.copy()
-    for members in by_code(columns.groups):
-        rows = first[members]
-        shared_new[rows] = 0
-        shared_new[rows[np.argmax(new[rows])]] = new[rows].max()
-        own[rows[arrival[members] > arrival[members].min()]] = 0
-    return _Work(
-        trajectory=np.repeat(np.arange(len(columns)), count),
-        arrival_s=arrival - arrival.min(),
-        prompt=prompt,
-        last=prompt + output - 1,
-        new=own,
-        pairs=own * (shared + own / 2.0),
-        tool_s=columns.column("tool_s"),
-        shared_new=shared_new,
-        shared_pairs=shared_new * (shared + shared_new / 2.0),
-    )
-
-
-def _solo_s(work: _Work, tables: Sequence[LatencyTable], max_running: int, limit: int) -> float:
+def _solo_s(work: Demand, tables: Sequence[LatencyTable], max_running: int) -> float:
     """Largest of arrival plus time alone, over trajectories."""
     base, slope = [], []
     for table in tables:
         base.append(_column(table.base_s, max_running)[1:])
         slope.append(_column(table.per_context_s, max_running)[1:])
-    decode = _sums(np.concatenate(base), np.concatenate(slope), limit)
-    # A prefill is at least one iteration, whatever else is in its batch.
-    iteration = min(min(table.base_s) for table in tables)
-    seconds = (
-        decode[work.last]
-        - decode[work.prompt]
-        + iteration
-        + work.new * min(_per_token_s(table) for table in tables)
-        + work.pairs * min(table.prefill_pair_s for table in tables)
-        + min(table.host_per_prefill_s for table in tables)
-        + work.tool_s
-    )
-    alone = np.bincount(work.trajectory, weights=seconds)
-    return float((work.arrival_s + alone).max())
+    decode = _sums(np.concatenate(base), np.concatenate(slope), work.largest_context)
+    seconds = decode[work.last] - decode[work.prompt] + prefill_alone_s(work, tables) + work.tool_s
+    return float((work.arrival_s + work.per_trajectory(seconds)).max())
 
 
-def _gpu_s(
-    work: _Work, tables: Sequence[LatencyTable], max_running: int, limit: int, weight: float
-) -> float:
+def _gpu_s(work: Demand, tables: Sequence[LatencyTable], max_running: int, weight: float) -> float:
     """GPU-seconds of all tokens at their cheapest."""
     base, slope = [], []
     for table in tables:
@@ -152,11 +88,9 @@ def _gpu_s(
         base.append(table.tp * weight * b / batch)
         per_context = _column(table.per_context_s, max_running)[1:]
         slope.append(table.tp * (per_context + (1.0 - weight) * b / table.kv_capacity_tokens))
-    decode = _sums(np.concatenate(base), np.concatenate(slope), limit)
-    prefill = work.shared_new.sum() * min(t.tp * _per_token_s(t) for t in tables)
-    prefill += work.shared_pairs.sum() * min(t.tp * t.prefill_pair_s for t in tables)
-    prefill += len(work.prompt) * min(t.tp * t.host_per_prefill_s for t in tables)
-    return float((decode[work.last] - decode[work.prompt]).sum() + prefill)
+    decode = _sums(np.concatenate(base), np.concatenate(slope), work.largest_context)
+    tokens = float((decode[work.last] - decode[work.prompt]).sum())
+    return tokens + prefill_gpu_s(work, tables)
 
 
 def _column(values: Sequence[float], max_running: int) -> Floats:
@@ -166,17 +100,8 @@ def _column(values: Sequence[float], max_running: int) -> Floats:
 
 def _sums(base: Floats, slope: Floats, limit: int) -> Floats:
     """Running sums over c = 0..limit of a value at most ``min(base + slope * c)``."""
-    knots = np.unique(np.append(np.geomspace(1, limit, KNOTS).astype(np.int64), [0, limit]))
-    lowest = np.full(len(knots), np.inf)
+    at = knots(limit)
+    lowest = np.full(len(at), np.inf)
     for b, s in zip(base, slope, strict=True):
-        np.minimum(lowest, b + s * knots, out=lowest)
-    sums: Any = np.cumsum(np.interp(np.arange(limit + 1), knots, lowest))
-    return np.asarray(sums, np.float64)
-
-
-def _per_token_s(table: LatencyTable) -> float:
-    """Fewest seconds per token that prefilling adds to an iteration of any size."""
-    x = np.asarray(table.prefill_tokens, np.float64)
-    y = np.asarray(table.prefill_knots_s, np.float64)
-    last = (y[-1] - y[-2]) / (x[-1] - x[-2])
-    return float(min((y[1:] / x[1:]).min(), last))
+        np.minimum(lowest, b + s * at, out=lowest)
+    return running_sums(at, lowest)

@@ -20,6 +20,7 @@ from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.planner.uniform import UniformStart
 from heddle_core.parts.predictor.group import GroupPredictor
 from heddle_core.parts.predictor.history import HistoryPredictor
 from heddle_core.parts.predictor.none import NoPrediction
@@ -37,6 +38,7 @@ from heddle_core.policy import (
     Admission,
     Consolidation,
     Migration,
+    NoConsolidation,
     Placement,
     Planner,
     PolicyContext,
@@ -174,6 +176,9 @@ PARTS: Final = Parts(
     },
     planner={
         "fixed": Part(FixedPlan, "one TP degree on all GPUs"),
+        "uniform": Part(
+            UniformStart, "one TP degree by history's lengths; `portfolio` where lengths are known"
+        ),
         "exact": Part(
             lambda s: SearchedPlan(s, solver="exact"),
             "optimal mix and groups under the cost estimate",
@@ -194,6 +199,7 @@ PARTS: Final = Parts(
         ),
     },
     consolidation={
+        "keep_engines": Part(lambda _: NoConsolidation(), "the engines of the plan stay"),
         "consolidate": Part(
             TailConsolidation, "late in a rollout: freed engines become wide ones for stragglers"
         ),

@@ -24,6 +24,17 @@ _LEAST_MOVE_GAIN_S = 0.2
 """A move must bring the end forward by this much, since it may need a preemption."""
 
 
+_PER_GPU = 4
+_AT_MOST = 512
+"""Trajectories left, per GPU and in all, at which the first search begins: with more, engines are
+full of short ones, and the search, quadratic in their number, takes long."""
+
+
+def first_search_at(gpus: int) -> int:
+    """Return with how many trajectories left the first search begins."""
+    return min(_AT_MOST, _PER_GPU * gpus)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailProblem:
     """Engines and homes for what is left of a rollout.

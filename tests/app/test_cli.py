@@ -32,9 +32,10 @@ def test_compare_shows_trace_cluster_bound_table_and_runs(heddle: Heddle, trace:
     assert lines[2].startswith("profile  ")
     assert lines[3] == "history  prior:coding"
     assert lines[4].startswith("bound    makespan at least ")
-    assert lines[6].split()[:2] == ["policy", "makespan_s"]
-    assert [line.split()[0] for line in lines[7:9]] == ["verl", "slime"]
-    assert "1.00 x" in lines[7]
+    assert lines[5].startswith("ideal    clairvoyant fluid schedule ")
+    assert lines[7].split()[:2] == ["policy", "makespan_s"]
+    assert [line.split()[0] for line in lines[8:10]] == ["verl", "slime"]
+    assert "1.00 x" in lines[8]
     assert len(list(Path("runs").iterdir())) == 4
     assert done.stderr == ""
 
@@ -125,9 +126,9 @@ def test_a_failure_without_engine_or_time_is_refused(
 
 @pytest.mark.parametrize(
     ("verb", "options"),
-    [("simulate", ("--gpus", 4)), ("compare", ("--gpus", 4, "--policies", "verl")), ("run", FAKE)],
+    [("simulate", ("--gpus", 4)), ("run", FAKE)],
 )
-def test_a_list_of_tp_degrees_has_one_for_each_engine_in_every_verb(
+def test_a_list_of_tp_degrees_has_one_for_each_engine_of_a_run(
     heddle: Heddle, trace: Path, verb: str, options: tuple[object, ...]
 ):
     done = heddle(verb, trace, *options, "--tp", "2,1,1")
@@ -165,10 +166,18 @@ def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
         (("--policies", "verl", "--gpu", "h10"), "did you mean 'h100'?"),
         (("--policies", "verl", "--tp", "3", "--gpus", "3"), "TP degrees that fit: 1, 2, 4, 8"),
         (("--policies", "verl", "--tp", "2", "--gpus", "3"), "3 is not divisible by tp = 2"),
-        (("--policies", "verl", "--tp", "one"), "--tp one: write a TP degree, or one for each"),
-        (("--policies", "verl", "--tp", "0"), "--tp 0: write a TP degree, or one for each"),
-        (("--policies", "verl", "--tp", "4,2"), "engines of 6 GPUs in all, not of gpus = 8: take"),
+        (("--policies", "verl", "--tp", "one"), "--tp one: write a number, several to try as 1,2"),
+        (("--policies", "verl", "--tp", "0"), "--tp 0: write a number, several to try as 1,2"),
+        (("--policies", "verl", "--tp", "1,,2"), "--tp 1,,2: write a number, several to try"),
+        (("--policies", "verl", "--tp", "1,best"), "--tp 1,best: write a number, several to try"),
+        (("--policies", "verl", "--tp", "4,2,1,1"), "1 is listed twice, and each is tried once."),
+        (("--policies", "verl", "--tp", "4,2,1,1"), "side by side are cluster.mix"),
         (("--policies", "verl", "--tp", "1,3", "--gpus", "4"), "TP degrees that fit: 1, 2, 4, 8"),
+        (("--policies", "verl", "--tp", "1,4", "--gpus", "6"), "gpus = 6 is not divisible by TP"),
+        (("--policies", "verl", "--max-running", "many"), "--max-running many: write a number"),
+        (("--policies", "verl", "--max-running", "9000"), "max_running must be from 1 to 8,192"),
+        (("--policies", "verl", "--max-running", "8,9000"), "9000 running steps: max_running must"),
+        (("--policies", "verl", "--max-running", "8,8"), "8 is listed twice, and each is tried"),
         (("--policies", "verl", "--gpus", "0"), "gpus must be from 1"),
         (("--policies", "verl", "--seeds", "0"), "seeds must be from 1"),
         (("--policies", "verl", "--cap-tool-s", "-1"), "cap_tool_s must be more than 0"),

@@ -80,7 +80,7 @@ def test_worker_processes_say_how_far_they_are(config: RunConfig, tmp_path: Path
         ["verl", "slime"],
         out=tmp_path / "runs",
         jobs=2,
-        on_progress=lambda done, each: calls.append([*done]),
+        on_progress=lambda names, done, each: calls.append([*done]),
     )
     assert calls
     assert all(len(done) == 2 for done in calls)

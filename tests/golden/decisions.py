@@ -60,7 +60,10 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 """What is compared of each event and command."""
 
-POLICIES = (*PRESETS, "heddle+consolidate", "verl+progressive+follow_rank+served")
+HEDDLE_BEFORE = ("heddle+headroom+portfolio+keep_engines", "heddle+headroom+portfolio")
+"""What `heddle` and `heddle+consolidate` were before engines were widened by default."""
+
+POLICIES = (*PRESETS, *HEDDLE_BEFORE, "verl+progressive+follow_rank+served")
 SCENARIOS: Mapping[str, Scenario] = {
     "storm": Scenario(),
     "history": Scenario(workload="search", with_history=True, faults=()),
@@ -68,9 +71,9 @@ SCENARIOS: Mapping[str, Scenario] = {
 }
 SHIPPED: Mapping[str, tuple[str, ...]] = {
     "tiny.jsonl": tuple(PRESETS),
-    "coding-512.jsonl.gz": (*PRESETS, "heddle+consolidate"),
-    "math-512.jsonl.gz": ("verl", "slime", "heddle", "heddle-paper"),
-    "search-512.jsonl.gz": ("verl", "slime-2026", "heddle", "heddle-paper"),
+    "coding-512.jsonl.gz": (*PRESETS, *HEDDLE_BEFORE),
+    "math-512.jsonl.gz": ("verl", "slime", "heddle", HEDDLE_BEFORE[0], "heddle-paper"),
+    "search-512.jsonl.gz": ("verl", "slime-2026", "heddle", HEDDLE_BEFORE[0], "heddle-paper"),
 }
 
 

@@ -37,7 +37,10 @@ def test_a_preset_of_an_old_run_is_replayed_with_the_parts_that_it_had() -> None
     assert upgraded_policy("heddle-paper+oracle", 1) == f"{old}+oracle"
     without_migration = "heddle-paper+served+presorted_by_size+anneal_by_size+never"
     assert upgraded_policy("heddle-paper+never", 1) == without_migration
-    assert upgraded_policy("heddle-paper+never", 2) == "heddle-paper+never"
+    assert upgraded_policy("heddle-paper", 2) == old
+    assert upgraded_policy("heddle-paper+never", 3) == "heddle-paper+never"
+    assert upgraded_policy("heddle", 1) == "heddle+headroom+portfolio+keep_engines"
+    assert upgraded_policy("heddle+never", 2) == "heddle+never"
     assert upgraded_policy("verl+lpt", 1) == "verl+lpt"
 
 

@@ -4,16 +4,11 @@ from heddle_core.ids import TrajectoryId
 from heddle_core.plans import EngineSpec
 from heddle_core.policy import PolicyContext, TrajectoryView, View
 from heddle_core.solve.group_plan import one_class
-from heddle_core.solve.tail import TailProblem
+from heddle_core.solve.tail import TailProblem, first_search_at
 
 CHARGED_S = 0.2
 """Seconds of solver time that the simulator lets pass; measured at 128 trajectories on 64 engines,
 rounded up."""
-
-_PER_GPU = 4
-_AT_MOST = 512
-"""Trajectories left, per GPU and in all, at which the first search begins: with more, engines are
-full of short ones, and the search, quadratic in their number, takes long."""
 
 _FEWER = 0.9
 """Share of the trajectories left at which the next search begins: a tenth has ended."""
@@ -36,7 +31,7 @@ class TailConsolidation:
     ) -> None:
         self._context = context
         self._min_gain_s, self._margin = min_gain_s, margin
-        self._limit = min(_AT_MOST, _PER_GPU * one_class(context.pools, context.shape_choices))
+        self._limit = first_search_at(one_class(context.pools, context.shape_choices))
         self._next = self._limit
         self._unfinished = 0
 

@@ -1,0 +1,1 @@
+"""Policies against baselines at their best settings, on nine cells; see README.md."""

@@ -1,0 +1,205 @@
+"""Settings at which a comparison runs the policies that do not plan their engines.
+
+A baseline has one TP degree for all engines, and a number of running steps for each. Which are best
+depends on the trace, and only a run can say it. A comparison therefore runs a baseline at several
+settings and takes the best on the very trace that it compares on: hindsight, and in favour of the
+baseline.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from heddle.config import ClusterConfig, RunConfig
+from heddle.config_files import ConfigError
+from heddle.setup import Workspace, prepare
+from heddle.workload import capacity_tokens
+from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.policy import NoConsolidation, Policy
+from heddle_sim.profile_files import Profile, load_profile
+
+SLOTS = (64, 100, 128, 200, 256)
+"""Running steps of an engine that `best` tries, up to the largest batch of the profile."""
+
+TUNED_BASELINES = ("verl", "slime", "verl-2026", "slime-2026", "sticky_least_loaded")
+"""Presets whose best setting a table of ours compares with."""
+
+Choice: TypeAlias = Literal["best"] | Sequence[int] | None
+"""Settings to try: every useful one, those that are listed, or the configuration's only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One row of a comparison: a policy on a cluster."""
+
+    name: str
+    """The policy's name; of a policy at several settings, with its setting: ``verl@tp4``."""
+    policy: str
+    cluster: ClusterConfig
+    swept: bool
+    """Whether the policy runs at several settings."""
+    baseline: bool
+    """Whether the policy neither plans, nor predicts, nor consolidates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """The clusters of a comparison."""
+
+    base: ClusterConfig
+    """Of policies with a planner of their own, which run once: with the largest number of running
+    steps of any setting."""
+    settings: tuple[ClusterConfig, ...]
+    """Of all others, one for each setting. Only `base` unless settings are tried."""
+    swept: bool
+    """Whether settings are tried, if only one."""
+
+    @property
+    def tps(self) -> tuple[str, ...]:
+        """TP degrees of `settings`, for people."""
+        return tuple(dict.fromkeys(cluster.tps for cluster in self.settings))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of running steps of `settings`."""
+        return tuple(dict.fromkeys(cluster.max_running for cluster in self.settings))
+
+    def variants(
+        self, config: RunConfig, policies: Sequence[str], workspace: Workspace
+    ) -> tuple[Variant, ...]:
+        """The rows of a comparison, each policy's settings together.
+
+        Raises:
+            ValueError: one of the packages' errors for bad input, of any row.
+        """
+        made: list[Variant] = []
+        for name in policies:
+            policy = prepare(with_policy(config, name, self.base), workspace=workspace).policy
+            swept = self.swept and isinstance(policy.planner, FixedPlan)
+            for cluster in self.settings if swept else (self.base,):
+                if swept:
+                    prepare(with_policy(config, name, cluster), workspace=workspace)
+                made.append(
+                    Variant(
+                        name=f"{name}@{self._label(cluster)}" if swept else name,
+                        policy=name,
+                        cluster=cluster,
+                        swept=swept,
+                        baseline=_is_baseline(policy),
+                    )
+                )
+        return tuple(made)
+
+    def _label(self, cluster: ClusterConfig) -> str:
+        tps = cluster.tps.replace(", ", "+")
+        several = len(self.numbers) > 1
+        return f"tp{tps}/{cluster.max_running}" if several else f"tp{tps}"
+
+
+def with_policy(config: RunConfig, preset: str, cluster: ClusterConfig) -> RunConfig:
+    """The same run under another policy, on another cluster."""
+    return replace(config, policy=replace(config.policy, preset=preset), cluster=cluster)
+
+
+def tuning(
+    config: RunConfig, *, tps: Choice = None, slots: Choice = None, workspace: Workspace
+) -> Tuning:
+    """Choose the settings to try: all combinations of TP degrees and numbers of running steps.
+
+    `best` tries the TP degrees of the profile that divide the GPUs and whose engines hold the
+    largest context, and the numbers of `SLOTS` with the configuration's.
+
+    Raises:
+        ConfigError: a setting that is listed cannot be used, is listed twice, or none is.
+        ValueError: any other of the packages' errors for bad input.
+    """
+    base = config.cluster
+    if tps is None and slots is None:
+        return Tuning(base=base, settings=(base,), swept=False)
+    profile = load_profile(base.model, base.gpu)
+    degrees: Sequence[int | None] = (None,)
+    if tps is not None:
+        held = _degrees(config, profile, tps, workspace)
+        base = replace(base, mix=(), tp=base.tp if base.tp in held else held[0])
+        degrees = held
+    numbers = (base.max_running,) if slots is None else _slots(base, profile, slots)
+    base = replace(base, max_running=max(numbers))
+    uniform = [base if tp is None else replace(base, tp=tp) for tp in degrees]
+    return Tuning(
+        base=base,
+        settings=tuple(replace(c, max_running=n) for c in uniform for n in numbers),
+        swept=True,
+    )
+
+
+def _degrees(
+    config: RunConfig, profile: Profile, tps: Choice, workspace: Workspace
+) -> tuple[int, ...]:
+    gpus = config.cluster.gpus
+    if tps == "best":
+        degrees = tuple(tp for tp in profile.tps if gpus % tp == 0)
+        if not degrees:
+            raise ConfigError(
+                f"gpus = {gpus} is divisible by no TP degree of {profile.model} on {profile.gpu}, "
+                f"which has {', '.join(map(str, profile.tps))}: take another number of GPUs"
+            )
+    else:
+        degrees = _listed(tps, "TP degrees")
+        for tp in degrees:
+            profile.at(tp)
+            if gpus % tp:
+                raise ConfigError(
+                    f"gpus = {gpus} is not divisible by TP degree {tp}, at which engines are to be "
+                    f"tried: leave it out, or take another number of GPUs. Engines of different "
+                    f"TP degrees side by side are cluster.mix"
+                )
+    # What the widest engines cannot hold is refused, or dropped, for all settings alike.
+    widest = replace(config.cluster, tp=max(degrees), mix=())
+    largest = workspace.workload(replace(config, cluster=widest)).largest_tokens
+    small = [tp for tp in degrees if capacity_tokens(profile, tp) < largest]
+    if small and tps != "best":
+        raise ConfigError(
+            f"engines of TP degree {small[0]} hold {capacity_tokens(profile, small[0]):,} tokens, "
+            f"and the largest context has {largest:,}: leave {small[0]} out; best takes the TP "
+            "degrees that hold it"
+        )
+    return tuple(tp for tp in degrees if tp not in small)
+
+
+def _slots(base: ClusterConfig, profile: Profile, slots: Choice) -> tuple[int, ...]:
+    if slots == "best":
+        largest = min(max(table.decode.batch) for table in profile.tables.values())
+        return tuple(sorted({base.max_running, *(n for n in SLOTS if n <= largest)}))
+    numbers = _listed(slots, "numbers of running steps")
+    for number in numbers:
+        try:
+            replace(base, max_running=number)
+        except ValueError as error:
+            raise ConfigError(f"{number} running steps: {error}") from None
+    return numbers
+
+
+def _listed(values: Choice, what: str) -> tuple[int, ...]:
+    if isinstance(values, str):
+        raise ConfigError(f"{what}: {values!r} is neither best nor a list of numbers")
+    listed = tuple(values or ())
+    if not listed:
+        raise ConfigError(f"no {what} are listed: list one or more, or take best")
+    if min(listed) < 1:
+        raise ConfigError(f"{what} must be 1 or more, not {min(listed)}")
+    twice = [value for value in listed if listed.count(value) > 1]
+    if twice:
+        raise ConfigError(
+            f"{what}: {twice[0]} is listed twice, and each is tried once. Engines of different "
+            "TP degrees side by side are cluster.mix"
+        )
+    return listed
+
+
+def _is_baseline(policy: Policy) -> bool:
+    return (
+        isinstance(policy.planner, FixedPlan)
+        and isinstance(policy.predictor, NoPrediction)
+        and isinstance(policy.consolidation, NoConsolidation)
+    )

@@ -1,0 +1,102 @@
+"""Equal progress: cases that can be worked out by hand, and what must hold for all."""
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.equal_progress import equal_progress_s
+from heddle_core.estimate.history import History
+from heddle_core.ids import EngineShape
+from tests.core.shapes import h100
+
+COST = StepCost(t0_s=0.01, t1_s=0.001, t2_s=0.0, prefill_s=0.0, kv_capacity_tokens=10**9)
+PAST = History(
+    output_quantiles=(1000.0,), appended_per_output=0.0, tool_s_per_output=0.0, step_output_tokens=1
+)
+
+
+def ends_s(
+    history: History = PAST,
+    by_shape: dict[EngineShape, StepCost] | None = None,
+    *,
+    gpus: int = 1,
+    trajectories: int = 1,
+    max_running: int = 100,
+    start_s: float = 0.0,
+    widened_at: int = 0,
+) -> dict[EngineShape, float]:
+    return equal_progress_s(
+        history,
+        by_shape or {h100(1): COST},
+        gpus=gpus,
+        trajectories=trajectories,
+        prompt_tokens=100.0,
+        max_running=max_running,
+        start_s=start_s,
+        widened_at=widened_at,
+    )
+
+
+def test_equal_trajectories_decode_in_one_batch():
+    # On the way to the median, which is the only quantile, three quarters are left on average.
+    assert ends_s(trajectories=20)[h100(1)] == pytest.approx(1000 * (0.01 + 15 * 0.001))
+
+
+def test_more_than_the_slots_wait():
+    full = 1000 * (0.01 + 5 * 0.001)
+    assert ends_s(trajectories=20, max_running=5)[h100(1)] == pytest.approx(full * 15 / 5)
+
+
+def test_a_tool_takes_its_time_and_leaves_the_batch_to_others():
+    slow = replace(PAST, tool_s_per_output=0.02)
+    found = ends_s(slow, trajectories=2)[h100(1)]
+    assert 1000 * (0.01 + 0.02) < found < 1000 * (0.01 + 1 * 0.001 + 0.02)
+
+
+def test_engines_become_wider_when_it_pays():
+    wide = replace(COST, t0_s=0.001)
+    by_shape = {h100(1): COST, h100(2): wide}
+    kept = ends_s(by_shape=by_shape, gpus=2, trajectories=2)
+    assert kept[h100(1)] > kept[h100(2)]
+    free = ends_s(by_shape=by_shape, gpus=2, trajectories=2, widened_at=2)
+    assert free[h100(1)] == pytest.approx(free[h100(2)])
+    dear = ends_s(by_shape=by_shape, gpus=2, trajectories=2, widened_at=2, start_s=1e6)
+    assert dear == kept
+
+
+def test_shapes_of_which_the_gpus_hold_no_whole_number_are_left_out():
+    by_shape = {h100(1): COST, h100(2): COST, h100(4): COST}
+    assert list(ends_s(by_shape=by_shape, gpus=6)) == [h100(1), h100(2)]
+
+
+def test_the_longest_of_many_is_beyond_the_quantiles_of_history():
+    lengths = tuple(100.0 * 1.01**i for i in range(256))
+    short = replace(PAST, output_quantiles=lengths)
+    long = replace(short, longest_output_tokens=10 * lengths[-1])
+    assert ends_s(long, trajectories=10_000)[h100(1)] > ends_s(short, trajectories=10_000)[h100(1)]
+    # Of few trajectories none is to be expected there.
+    assert ends_s(long, trajectories=100) == ends_s(short, trajectories=100)
+
+
+@given(
+    lengths=st.lists(st.floats(1.0, 1e5), min_size=1, max_size=60),
+    trajectories=st.integers(1, 10_000),
+    gpus=st.integers(1, 16),
+    kv=st.integers(1_000, 10**7),
+)
+def test_less_of_anything_never_ends_earlier(lengths, trajectories, gpus, kv):
+    past = replace(PAST, output_quantiles=tuple(sorted(lengths)), appended_per_output=0.5)
+    cost = replace(COST, t2_s=1e-8, prefill_s=1e-5, kv_capacity_tokens=kv)
+    found = ends_s(past, {h100(1): cost}, gpus=gpus, trajectories=trajectories)[h100(1)]
+    more = ends_s(past, {h100(1): cost}, gpus=gpus, trajectories=trajectories + 100)[h100(1)]
+    slots = ends_s(past, {h100(1): cost}, gpus=gpus, trajectories=trajectories, max_running=50)[
+        h100(1)
+    ]
+    room = replace(cost, kv_capacity_tokens=2 * kv)
+    roomy = ends_s(past, {h100(1): room}, gpus=gpus, trajectories=trajectories)[h100(1)]
+    assert 0.0 < roomy <= found * (1 + 1e-9)
+    assert found <= more * (1 + 1e-9)
+    assert found <= slots * (1 + 1e-9)
