@@ -66,7 +66,7 @@ class PlannedHomes:
 
     def preempt_next(self, engine: Engine, out: CommandList) -> None:
         """Preempt the next step of `engine` whose planned home is another engine."""
-        if (engine.accepting and not self._homes) or engine.preempting or not self._ledger.engines:
+        if (engine.accepting and not self._homes) or engine.preempting:
             return
         for t in engine.running.values():
             if not engine.accepting or self.can_move(t):

@@ -79,23 +79,19 @@ def equal_progress_s(
 def _quantiles(history: History, trajectories: int) -> tuple[FloatArray, FloatArray]:
     """Probabilities and lengths, up to the longest to be expected of so many trajectories.
 
-    Beyond history's last quantile, log lengths go on in proportion to normal scores, as over its
-    last tenth, and no further than to its longest.
+    That is history's longest, if they are so many that one lies beyond its last quantile. Between
+    the two, log lengths are proportional to normal scores.
     """
     lengths = np.maximum(np.asarray(history.output_quantiles, dtype=np.float64), 1.0)
     probabilities = (np.arange(len(lengths)) + 0.5) / len(lengths)
     last = 1.0 - 0.5 / trajectories
-    tenth = len(lengths) // 10
-    if tenth < 2 or last <= probabilities[-1] or history.longest_output_tokens <= lengths[-1]:
+    if last <= probabilities[-1] or history.longest_output_tokens <= lengths[-1]:
         return probabilities, lengths
     beyond = 1.0 - np.geomspace(1.0 - probabilities[-1], 1.0 - last, _BEYOND + 1)[1:]
-    scores = [NormalDist().inv_cdf(float(p)) for p in (*probabilities[[-tenth, -1]], *beyond)]
-    slope = np.log(lengths[-1] / lengths[-tenth]) / (scores[1] - scores[0])
-    further = lengths[-1] * np.exp(slope * (np.array(scores[2:]) - scores[1]))
-    return (
-        np.concatenate((probabilities, beyond)),
-        np.concatenate((lengths, np.minimum(further, history.longest_output_tokens))),
-    )
+    scores = [NormalDist().inv_cdf(float(p)) for p in (probabilities[-1], *beyond)]
+    share = (np.array(scores[1:]) - scores[0]) / (scores[-1] - scores[0])
+    further = lengths[-1] * (history.longest_output_tokens / lengths[-1]) ** share
+    return np.concatenate((probabilities, beyond)), np.concatenate((lengths, further))
 
 
 def _pace_s(

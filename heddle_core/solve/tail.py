@@ -1,9 +1,10 @@
 """Which engines to merge for the last trajectories, and which homes move, by estimated ends.
 
-A *window* is a set of narrow engines whose GPUs make one engine of the widest degree. The search
+A *window* is a set of narrow engines whose GPUs make one engine of a wider degree. The search
 compares the present engines, after the best moves of homes, with merging the 1, 2, 3, ... windows
-with the least work. The cost of merging is included: trajectories with a home on merged engines
-slow the others down for `start_s` and prefill again. Only the work left by then gains.
+with the least work, for each wider degree. The cost of merging is included: trajectories with a
+home on merged engines slow the others down for `start_s` and prefill again, or wait for so long
+where all engines are merged. Only the work left by then gains.
 
 GPUs of a merged engine must be neighbours. Engines are assumed to lie side by side, widest first,
 as planners list them; then any `width` GPUs from a multiple of `width` on are neighbours.
@@ -65,22 +66,27 @@ class TailProblem:
         model.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
         unmerged_s = best_s = model.end_s()
         best = ResourcePlan(engines=self.engines)
-        windows = self._windows(work)
-        for count in _counts(len(windows)):
-            merged = windows[:count]
-            end_s, homes = self._merge(work, merged)
-            if end_s >= best_s:
-                break
-            if unmerged_s - end_s > max(self.min_gain_s, self.margin * unmerged_s):
-                best = self._plan(merged, homes)
-            best_s = end_s
+        least_gain_s = max(self.min_gain_s, self.margin * unmerged_s)
+        for shape in self._wider():
+            windows = self._windows(work, shape.tp)
+            before_s = unmerged_s
+            for count in _counts(len(windows)):
+                merged = windows[:count]
+                end_s, homes = self._merge(work, merged, shape)
+                if end_s >= before_s:
+                    break
+                if end_s < best_s and unmerged_s - end_s > least_gain_s:
+                    best, best_s = self._plan(merged, homes, shape), end_s
+                before_s = end_s
         return best
 
     def _shapes(self) -> list[EngineShape]:
         return [engine.shape for engine in self.engines]
 
-    def _widest(self) -> EngineShape:
-        return max(self.by_shape, key=lambda shape: shape.tp)
+    def _wider(self) -> list[EngineShape]:
+        """Shapes into which present engines could be merged, widest first."""
+        least = min(engine.shape.tp for engine in self.engines)
+        return sorted((s for s in self.by_shape if s.tp > least), key=lambda s: -s.tp)
 
     def _work(self) -> Work:
         output = np.asarray(self.output_tokens)
@@ -97,9 +103,8 @@ class TailProblem:
         slots = self.engines[0].max_running
         return TailModel(work, homes, shapes, self.by_shape, max_running=slots)
 
-    def _windows(self, work: Work) -> list[tuple[int, ...]]:
-        """Engines that together have the GPUs of one of the widest degree, least work first."""
-        width = self._widest().tp
+    def _windows(self, work: Work, width: int) -> list[tuple[int, ...]]:
+        """Engines that together have the GPUs of one of degree `width`, least work first."""
         left = np.bincount(self.homes, work.output_tokens, len(self.engines))
         windows: list[tuple[int, ...]] = []
         inside: list[int] = []
@@ -113,17 +118,22 @@ class TailProblem:
                 inside, used = [], 0
         return sorted(windows, key=lambda window: float(left[list(window)].sum()))
 
-    def _merge(self, work: Work, merged: Sequence[tuple[int, ...]]) -> tuple[float, Sequence[int]]:
-        """Estimated end if each of `merged` becomes one engine, and homes then.
+    def _merge(
+        self, work: Work, merged: Sequence[tuple[int, ...]], shape: EngineShape
+    ) -> tuple[float, Sequence[int]]:
+        """Estimated end if each of `merged` becomes one engine of `shape`, and homes then.
 
         New engines are numbered after the present ones, in the order of `merged`.
         """
-        shapes, widest = self._shapes(), self._widest()
+        shapes, wide = self._shapes(), [shape] * len(merged)
         stays = np.ones(len(shapes), dtype=np.bool_)
         stays[[e for window in merged for e in window]] = False
         kept = np.flatnonzero(stays).tolist()
-        if not kept:
-            return np.inf, ()
+        if not kept:  # all wait for the new engines
+            model = self._model(work, np.full(len(work), -1, dtype=np.int64), wide)
+            model.assign_unplaced()
+            model.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
+            return self.start_s + model.end_s(), (model.homes + len(shapes)).tolist()
         place = np.full(len(shapes), -1, dtype=np.int64)
         place[kept] = np.arange(len(kept))
         model = self._model(work, place[np.asarray(self.homes)], [shapes[e] for e in kept])
@@ -131,21 +141,23 @@ class TailProblem:
         end_s, homes = model.end_s(), model.homes.copy()
         still = np.flatnonzero(model.ends > self.start_s)
         if len(still):
-            after = [*(shapes[e] for e in kept), *(widest for _ in merged)]
+            after = [*(shapes[e] for e in kept), *wide]
             then = self._model(model.after(self.start_s).take(still), homes[still], after)
             then.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
             end_s, homes[still] = self.start_s + then.end_s(), then.homes
         numbers = [*kept, *range(len(shapes), len(shapes) + len(merged))]
         return end_s, [numbers[k] for k in homes.tolist()]
 
-    def _plan(self, merged: Sequence[tuple[int, ...]], homes: Sequence[int]) -> ResourcePlan:
+    def _plan(
+        self, merged: Sequence[tuple[int, ...]], homes: Sequence[int], shape: EngineShape
+    ) -> ResourcePlan:
         gone = {e: None for window in merged for e in window}
         engines = {k: engine for k, engine in enumerate(self.engines) if k not in gone}
         for window in merged:
             first = self.engines[window[0]]
             engines[len(engines) + len(gone)] = EngineSpec(
                 engine=EngineId(first.engine.name),
-                shape=self._widest(),
+                shape=shape,
                 max_running=first.max_running,
             )
         movers: dict[int, list[TrajectoryId]] = {}

@@ -50,7 +50,7 @@ def test_in_another_process_with_another_hash_seed(here, hash_seed):
 def test_another_policy_diverges_so_that_replay_can_fail():
     played = play("heddle", SMALL)
     assert played.events(EngineFailed)
-    other = Controller(policy_of("heddle+sticky", SMALL))
+    other = Controller(policy_of("slime", SMALL))
     found = first_divergence(played.entries, other.handle)
     assert found is not None
     assert found.recorded != found.replayed

@@ -171,6 +171,21 @@ def test_waiting_trajectories_move_at_once():
     ]
 
 
+def test_where_all_engines_stop_steps_are_preempted_and_wait_for_the_new_one():
+    harness = at_work(Merge(), A, B, C, D)
+    end(harness, D, E3)
+    everything = ResourcePlan(engines=(spec(EngineId("w"), 4),))
+    commands = harness.handle(PlanSolved(time_s=0.0, plan=1, resource_plan=everything))
+    assert [c.trajectory for c in commands if isinstance(c, Preempt)] == [A, B, C]
+    for name, engine in ((A, E0), (B, E1), (C, E2)):
+        assert not [c for c in preempted(harness, name, engine) if isinstance(c, Dispatch)]
+    started = [c for e in (E0, E1, E2, E3) for c in stopped(harness, e)]
+    [start] = [c for c in started if isinstance(c, StartEngine)]
+    assert start.shape == EngineShape("h100", 4)
+    commands = harness.ready(start.engine)
+    assert [c.trajectory for c in commands if isinstance(c, Dispatch)] == [A]
+
+
 def test_several_leave_one_engine_one_after_the_other():
     homes = ((E1, (A, B)),)
     policy = replace(PLAIN, planner=Engines((E0, E1), slots=2), consolidation=Merge(homes))

@@ -75,9 +75,19 @@ def test_nothing_changes_for_less_than_the_least_gain(name, value):
     assert replace(STRAGGLER, **{name: value}).solve().engines == STRAGGLER.engines
 
 
-def test_the_last_engines_are_never_merged_away():
+def test_all_engines_become_one_where_the_wait_for_it_pays():
     alone = problem(EIGHT, (0,), (20_000.0,))
-    assert alone.solve().engines == alone.engines
+    plan = alone.solve()
+    assert [(e.engine, e.shape.tp) for e in plan.engines] == [("e0", 8)]
+    assert [members for _, members in plan.homes] == [("t0",)]
+    assert replace(alone, start_s=1_000.0).solve().engines == alone.engines
+
+
+def test_engines_become_as_wide_as_it_pays():
+    # Eight are left, and a wide engine is no faster for each of them than two of half its degree.
+    costs = {h100(1): step_cost(1), h100(2): step_cost(2), h100(4): step_cost(2)}
+    narrow = problem((1,) * 4, (0, 0, 1, 1, 2, 2, 3, 3), (20_000.0,) * 8)
+    assert tps_of(replace(narrow, by_shape=costs, start_s=1.0)) == [2, 2]
 
 
 def test_engines_of_the_widest_degree_are_left_alone():

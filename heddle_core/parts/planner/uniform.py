@@ -10,8 +10,9 @@ from heddle_core.policy import PolicyContext, TrajectoryView
 from heddle_core.solve.group_plan import one_class
 from heddle_core.solve.tail import first_search_at
 
-_TIE = 0.01
-"""Of makespans this near to the least, that of the widest shape is taken: it has room for KV."""
+_TIE = 0.03
+"""Of makespans this near to the least, that of the widest shape is taken: some trajectory may be
+longer than any in history, and decodes fastest there."""
 
 
 class UniformStart:
