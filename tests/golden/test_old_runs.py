@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from heddle import load_run
-from heddle.runs.compatibility import upgraded_policy, upgraded_problem
+from heddle.runs.compatibility import PRESETS_VERSION, upgraded_policy, upgraded_problem
 from heddle.runs.replay import replay
 from heddle.runs.shape_keys import from_plain, to_plain
 from heddle_core.ids import EngineShape
@@ -73,6 +73,21 @@ def test_an_old_problem_of_the_tail_is_read() -> None:
         from_plain(to_plain(problem)), TailProblem, dec_hook=lambda cls, text: cls(text)
     )
     assert again == problem
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("heddle", "heddle+headroom+portfolio+keep_engines"),
+        ("heddle+consolidate+never", "heddle+headroom+portfolio+consolidate+never"),
+        ("heddle-no-plan", "heddle-no-plan+headroom"),
+        ("heddle-no-priority", "heddle-no-priority+portfolio+keep_engines"),
+        ("verl+lpt", "verl+lpt"),
+    ],
+)
+def test_a_policy_of_an_old_run_has_the_parts_of_then(name: str, before: str) -> None:
+    assert upgraded_policy(name, 1) == before
+    assert upgraded_policy(name, PRESETS_VERSION) == name
 
 
 def test_there_are_old_runs() -> None:

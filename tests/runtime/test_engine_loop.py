@@ -219,7 +219,8 @@ def test_a_pinned_step_is_let_go(core, why, tmp_path):
         longer = [*context, *first, 5]
         driver.step(9, "gone", longer, 3)
     assert ("abort", "1.0") in core.calls
-    assert core.calls[-1] == ("add", "9.0", 54, True, 0)
+    # The last step is pinned too, and for want of time or space it may be let go by now.
+    assert [c for c in core.calls if c[0] == "add"][-1] == ("add", "9.0", 54, True, 0)
 
 
 def test_sleep_and_wake_are_answered_with_their_seconds(core):
