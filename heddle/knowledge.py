@@ -13,6 +13,7 @@ from typing import Any
 from heddle.config import MissingConfig
 from heddle.config_files import ConfigError
 from heddle_core.estimate.history import History
+from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.table import Part, learned
 from heddle_core.policy import Policy, PolicyContext, Predictor
 from heddle_predict.artefact import read_artefact
@@ -23,7 +24,7 @@ from heddle_predict.shipped import shipped_model
 from heddle_trace.complete import MissingRules, complete
 from heddle_trace.files import read_trace
 from heddle_trace.history import history_of
-from heddle_trace.oracle import NoisyOracle, Oracle
+from heddle_trace.oracle import NoisyOracle, Oracle, PaperQuality
 from heddle_trace.prior_files import known_priors, read_prior
 from heddle_trace.records import Records
 from heddle_trace.schema import Trace, TrajectoryScript
@@ -33,6 +34,8 @@ NONE, PRIOR = "none", "prior"
 ORACLES = {
     "oracle": "reads the scripts exactly; a comparison, not a result",
     "noisy-oracle:SIGMA": "the oracle with a log-normal error, as in noisy-oracle:0.5",
+    "paper_quality": "the oracle made as bad as the paper's predictor, as an awaited service; "
+    "reads the scripts: no result",
 }
 """Predictors that only a replay can offer, for listings."""
 
@@ -100,7 +103,11 @@ def oracles(
 ) -> dict[str, Part[Predictor]]:
     """Oracles that read `scripts`, by the names that a policy uses."""
     found: dict[str, Part[Predictor]] = {
-        "oracle": Part(lambda _: Oracle(scripts), ORACLES["oracle"])
+        "oracle": Part(lambda _: Oracle(scripts), ORACLES["oracle"]),
+        "paper_quality": Part(
+            lambda _: Served(PaperQuality(scripts, seed=seed), awaited=True),
+            ORACLES["paper_quality"],
+        ),
     }
     for part in policy.split("+")[1:]:
         name, _, sigma = part.partition(":")
@@ -177,7 +184,8 @@ def quantiles(policy: str) -> dict[str, Part[Predictor]]:
 
 def needs_oracle(policy: str) -> bool:
     """Whether a policy's name has an oracle in it."""
-    return any(p.partition(":")[0] in ("oracle", "noisy-oracle") for p in policy.split("+")[1:])
+    known = [name.partition(":")[0] for name in ORACLES]
+    return any(p.partition(":")[0] in known for p in policy.split("+")[1:])
 
 
 def sees_the_future(policy: Policy) -> bool:

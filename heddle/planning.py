@@ -1,7 +1,7 @@
 """A plan for a trace without replaying it: engines, homes and the estimated end.
 
 It is the plan that a run with the same planner makes once all trajectories have arrived, from the
-same cost estimates. Only the predictor `oracle` reads the lengths in the trace.
+same cost estimates. Only oracles read the lengths in the trace.
 """
 
 import time

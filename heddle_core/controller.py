@@ -34,7 +34,7 @@ from heddle_core.homes import PlannedHomes
 from heddle_core.ids import TrajectoryId
 from heddle_core.ledger import Engine, Ledger, LedgerError
 from heddle_core.plans import PlanProblem, ResourcePlan
-from heddle_core.policy import Policy
+from heddle_core.policy import Policy, predictions_awaited
 from heddle_core.queues import Queues
 from heddle_core.rollouts import ARRIVAL_GRACE_S, Rollout, Rollouts
 from heddle_core.trajectory import Trajectory
@@ -61,6 +61,7 @@ class Controller:
         """Output tokens at the moment of each open request, by trajectory and step."""
         self._fleet = Fleet()
         self._homes = PlannedHomes(self.ledger, self._queues)
+        self._awaits = predictions_awaited(policy.predictor)
         self._on: dict[type[Event], Callable[[Any, CommandList], None]] = {
             EngineFailed: self._on_engine_failed,
             EngineReady: self._on_engine_ready,
@@ -149,12 +150,19 @@ class Controller:
 
     def _on_tool_returned(self, e: ToolReturned, out: CommandList) -> None:
         t = self.ledger.in_tool(e.trajectory, e.step)
-        left = self.ledger.unpark(t)
         t.tool_s += e.time_s - t.tool_started_s
         t.step += 1
         t.context_tokens = e.context_tokens
         t.runnable_s = e.time_s
         self.policy.predictor.observe_tool(t, e)
+        if self._awaits and (t.id, e.step) in self._predict_requests:
+            self.ledger.move(t, "predicting")
+        else:
+            self._leave_tool(t, out)
+
+    def _leave_tool(self, t: Trajectory, out: CommandList) -> None:
+        """Place a trajectory whose tool has returned, or let it wait for its KV."""
+        left = self.ledger.unpark(t)
         if t.migrating_to is not None:
             self.ledger.move(t, "migrating")
         else:
@@ -186,11 +194,16 @@ class Controller:
         if t.phase == "finished":
             self.ledger.release(t)
             return
-        if e.remaining_tokens is None:
+        if e.remaining_tokens is not None:
+            # The prediction holds as of its request; subtract the tokens generated since.
+            self.ledger.estimate(t, max(0.0, e.remaining_tokens - made_since))
+        if t.phase == "predicting":
+            if e.remaining_tokens is not None:
+                self._consider_migration(t, out)
+            self._leave_tool(t, out)
+        elif e.remaining_tokens is None:
             return
-        # The prediction holds as of its request; subtract the tokens generated since.
-        self.ledger.estimate(t, max(0.0, e.remaining_tokens - made_since))
-        if t.phase == "tool" and t.step == e.step:
+        elif t.phase == "tool" and t.step == e.step:
             self._consider_migration(t, out)
         elif t.phase == "queued" and t.home is not None:
             engine = self.ledger.engine(t.home)
@@ -399,8 +412,8 @@ class Controller:
         return waiting
 
     def _abandon_homes(self, engine: Engine) -> None:
-        """Clear the home of trajectories in a tool: its KV is gone; they get another on return."""
+        """Clear the home of trajectories after a step: its KV is gone; they get another later."""
         if engine.sessions:
             for t in self.ledger.trajectories.values():
-                if t.home == engine.id and t.phase in ("tool", "migrating"):
+                if t.home == engine.id and t.phase in ("tool", "predicting", "migrating"):
                     self.ledger.set_home(t, None)

@@ -323,7 +323,9 @@ class Ledger:
             if t.home is not None:
                 sessions[t.home] += 1
                 parked[t.home] += t.estimated_kv_tokens if t.parked else 0
-            assert not t.parked or t.phase == "tool", f"{t.id} is parked but {t.phase}"
+            assert not t.parked or t.phase in ("tool", "predicting"), (
+                f"{t.id} is parked but {t.phase}"
+            )
             assert (t.phase == "held") == (t.id in self.held), (
                 f"{t.id}: {t.phase} and held disagree"
             )
@@ -340,6 +342,9 @@ class Ledger:
                 assert t.id in self.known_engines[t.home].running
             if t.phase == "migrating":
                 assert t.migrating_to is not None, f"{t.id} waits for no migration"
+            if t.phase == "predicting":
+                assert t.predictions_due, f"{t.id} waits for no prediction"
+                assert t.migrating_to is None, f"{t.id} waits for a prediction and a migration"
         for t in self.ended.values():
             assert t.phase == "finished", f"{t.id} ended but is {t.phase}"
             assert t.migrating_to is not None or t.predictions_due, f"{t.id} awaits nothing"

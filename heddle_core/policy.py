@@ -205,6 +205,14 @@ class Predictor(Protocol):
         ...
 
 
+def predictions_awaited(predictor: Predictor) -> bool:
+    """Whether a step waits for the answer of a `served` predictor that its tool did not hide.
+
+    A predictor may have the property `awaited` for this. Without it, a step never waits.
+    """
+    return predictor.served and bool(getattr(predictor, "awaited", False))
+
+
 class PredictorFactory(Protocol):
     """Makes a predictor for one run; the caller supplies the model."""
 

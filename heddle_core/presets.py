@@ -18,6 +18,7 @@ from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.sticky import Sticky
+from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
@@ -55,6 +56,11 @@ def verl(context: PolicyContext) -> Policy:
     return _baseline(context, Sticky())
 
 
+def verl_affinity(context: PolicyContext) -> Policy:
+    """verl with the samples of a prompt on one engine: affinity by the prefix that they share."""
+    return _baseline(context, StickyGroup())
+
+
 def verl_star(context: PolicyContext) -> Policy:
     """verl* of the Heddle paper: pinned, least loaded while max/min load exceeds 32."""
     return _baseline(context, HybridRatio(ratio=32.0))
@@ -89,14 +95,20 @@ def heddle(context: PolicyContext) -> Policy:
 
 
 def heddle_paper(context: PolicyContext) -> Policy:
-    """Heddle exactly as in arXiv 2603.28101, with our untrained predictor as a service."""
+    """Heddle as in arXiv 2603.28101, with our untrained predictor as an awaited service."""
     return Policy(
-        predictor=Served(progressive(context)),
+        predictor=Served(progressive(context), awaited=True),
         scheduler=ProgressivePriority(),
         admission=PromptOnly(),
-        placement=Presorted(context, cost="paper"),
-        migration=FollowRank(),
-        planner=SearchedPlan(context, solver="anneal", cost="paper", assignment="planner"),
+        placement=Presorted(context, cost="paper-simulated"),
+        migration=FollowRank(context),
+        planner=SearchedPlan(
+            context,
+            solver="anneal",
+            cost="paper-simulated",
+            assignment="ranked",
+            least_full_slots=0.25,
+        ),
     )
 
 
@@ -128,6 +140,7 @@ def heddle_no_placement(context: PolicyContext) -> Policy:
 PRESETS: Mapping[str, Factory] = {
     "slime": slime,
     "verl": verl,
+    "verl-affinity": verl_affinity,
     "verl-star": verl_star,
     "verl-2026": verl_2026,
     "slime-2026": slime_2026,

@@ -11,7 +11,15 @@ from typing import Final, Literal, TypeAlias
 from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
 
 Phase: TypeAlias = Literal[
-    "held", "queued", "running", "preempting", "tool", "migrating", "cancelling", "finished"
+    "held",
+    "queued",
+    "running",
+    "preempting",
+    "tool",
+    "predicting",
+    "migrating",
+    "cancelling",
+    "finished",
 ]
 
 TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, str]]] = {
@@ -40,8 +48,15 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, str]]] = {
     },
     "tool": {
         "queued": "ToolReturned",
+        "predicting": "ToolReturned before Predicted",
         "migrating": "ToolReturned before MigrationFinished",
         "held": "ToolReturned without an engine",
+        "finished": "TrajectoryFinished",
+    },
+    "predicting": {
+        "queued": "Predicted",
+        "migrating": "Predicted, and Migrate",
+        "held": "Predicted without an engine",
         "finished": "TrajectoryFinished",
     },
     "migrating": {

@@ -8,7 +8,7 @@ from pathlib import Path
 from heddle_core.trajectory import TRANSITIONS, Phase
 
 PICTURE = Path(__file__).with_suffix(".svg")
-WIDTH, HEIGHT = 960, 700
+WIDTH, HEIGHT, LEGEND = 960, 780, 560
 BOX = (112, 38)
 PLACE: Mapping[Phase, tuple[int, int]] = {
     "held": (110, 230),
@@ -17,6 +17,7 @@ PLACE: Mapping[Phase, tuple[int, int]] = {
     "running": (610, 140),
     "preempting": (610, 320),
     "tool": (850, 230),
+    "predicting": (890, 430),
     "migrating": (400, 420),
     "finished": (850, 60),
 }
@@ -32,6 +33,9 @@ BEND: Mapping[tuple[Phase, Phase], float] = {
     ("tool", "migrating"): -105.0,
     ("tool", "held"): 190.0,
     ("migrating", "held"): 20.0,
+    ("predicting", "queued"): -42.0,
+    ("predicting", "migrating"): 8.0,
+    ("predicting", "held"): -160.0,
 }
 """How far an arrow's middle is from the straight line, to the right of its direction, in pixels."""
 
@@ -93,11 +97,11 @@ def picture() -> str:
         )
     rows = (len(legend) + 1) // 2
     lines.append(
-        f'<text x="30" y="{520 + 20 * rows}" class="legend">'
+        f'<text x="30" y="{LEGEND + 10 + 20 * rows}" class="legend">'
         f"TrajectoryFinished ends: {', '.join(ends)}</text>"
     )
     for i, text in enumerate(legend):
-        x, y = 30 + WIDTH // 2 * (i // rows), 510 + 20 * (i % rows)
+        x, y = 30 + WIDTH // 2 * (i // rows), LEGEND + 20 * (i % rows)
         lines.append(f'<text x="{x}" y="{y}" class="legend">{escape(text)}</text>')
     return "\n".join([*lines, "</svg>", ""])
 

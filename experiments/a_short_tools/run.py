@@ -1,4 +1,4 @@
-"""A: math tools end before a prediction or a migration does; what is left of the gain."""
+"""A: math tools end before a prediction or a migration does; awaited or lost."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ from experiments.harness.values import Value, estimate
 LATENCIES = (0.0, 0.05, 0.27, 1.0)
 SCALES = (1.0, 6.0, 30.0)
 TOOL_S = 0.046
-SHOWN = ("slime", "heddle-paper", "heddle-no-migration", "heddle")
+SERVED = ("heddle-paper", "heddle-paper+served", "heddle-paper+paper_quality")
+"""Predictions awaited, late ones lost, awaited with the published quality (an oracle)."""
+SHOWN = ("slime", "heddle-paper", "heddle-paper+served", "heddle-no-migration", "heddle")
 
 
 def measure(context: Context) -> Measured:
@@ -19,8 +21,8 @@ def measure(context: Context) -> Measured:
     base = {"workload": "math"}
     verl = found.rows(policy="verl", tool_scale=1.0, **base)
 
-    def served(latency: float) -> Any:
-        rows = found.rows(policy="heddle-paper", prediction_s=latency, tool_scale=1.0, **base)
+    def served(policy: str, latency: float) -> Any:
+        rows = found.rows(policy=policy, prediction_s=latency, tool_scale=1.0, **base)
         return _gain(rows, verl)
 
     def scaled(policy: str, scale: float) -> Any:
@@ -29,23 +31,27 @@ def measure(context: Context) -> Measured:
         return _gain(rows, under)
 
     late = found.rows(policy="heddle-paper", prediction_s=0.27, tool_scale=1.0, **base)
-    by_latency = {str(s): served(s) for s in LATENCIES}
+    by_latency = {p: {str(s): served(p, s) for s in LATENCIES} for p in SERVED}
+    awaited, lost, quality = by_latency.values()
     by_scale = {p: {str(k): scaled(p, k) for k in SCALES} for p in SHOWN}
     return Measured(
         values={
             "late": estimate([r["predictions_late"] / r["predictions"] for r in late]),
-            "paper_with_service": by_latency["0.27"],
-            "service_over_none": _ratio(by_latency["0.27"], by_latency["0.0"]),
+            "paper_with_service": awaited["0.27"],
+            "quality_with_service": quality["0.27"],
+            "late_ones_lost": lost["0.27"],
+            "awaited_over_lost": _ratio(awaited["0.27"], lost["0.27"]),
+            "service_over_none": _ratio(awaited["0.27"], awaited["0.0"]),
             "heddle_over_verl": by_scale["heddle"]["1.0"],
             "migration_is_worth": _ratio(
                 by_scale["heddle"]["1.0"], by_scale["heddle-no-migration"]["1.0"]
             ),
             "longer_tools": _ratio(
-                by_scale["heddle-paper"]["30.0"], by_scale["heddle-paper"]["1.0"]
+                by_scale["heddle-paper+served"]["30.0"], by_scale["heddle-paper+served"]["1.0"]
             ),
         },
         data={
-            "by_latency": {k: v.plain() for k, v in by_latency.items()},
+            "by_latency": {p: {k: v.plain() for k, v in m.items()} for p, m in by_latency.items()},
             "by_scale": {p: {k: v.plain() for k, v in m.items()} for p, m in by_scale.items()},
         },
     )
@@ -63,8 +69,9 @@ def _ratio(a: Any, b: Any) -> Any:
 def draw(data: Any, path: Path) -> None:
     """Left by latency, right by tool seconds."""
     figure, axes = page(2, width=8.0)
-    points = data["by_latency"]
-    line(axes[0], [float(k) for k in points], list(points.values()), "heddle-paper", 1)
+    for index, policy in enumerate(SERVED):
+        points = data["by_latency"][policy]
+        line(axes[0], [float(k) for k in points], list(points.values()), policy, index)
     axes[0].set(title="Latency of the prediction service", xlabel="seconds for a prediction")
     for index, policy in enumerate(SHOWN):
         points = data["by_scale"][policy]
@@ -75,5 +82,6 @@ def draw(data: Any, path: Path) -> None:
     for ax in axes:
         ax.axhline(1.0, color="#777777", lw=0.8)
         ax.set(ylabel="throughput over verl", ylim=(0, None))
-    axes[1].legend()
+    for ax in axes:
+        ax.legend()
     save(figure, path)

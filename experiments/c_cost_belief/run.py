@@ -9,11 +9,13 @@ from experiments.harness.values import across
 
 WORKLOADS = ("coding", "search", "math")
 BATCH = "experiments.harness.policies:batch_only+oracle"
+SIMULATED = "experiments.harness.policies:batch_simulated+oracle"
 CONTEXT = "experiments.harness.policies:context_aware+oracle"
 NAMES = {
     "verl": "verl, no plan",
-    BATCH: "cost of batch size alone",
-    CONTEXT: "cost of contexts and KV",
+    BATCH: "batch size alone, by group size",
+    SIMULATED: "batch size alone, group simulated",
+    CONTEXT: "contexts and KV",
 }
 
 
@@ -29,6 +31,9 @@ def measure(context: Context) -> Measured:
     return Measured(
         values={
             "context_over_batch": across(list(gains.values())),
+            "simulated_over_batch": across(
+                [found.gain(SIMULATED, BATCH, workload=w) for w in WORKLOADS]
+            ),
             "batch_over_verl": across([found.gain(BATCH, "verl", workload=w) for w in WORKLOADS]),
         },
         data={
@@ -57,5 +62,5 @@ def draw(data: Any, path: Path) -> None:
         title="An exact plan under two cost estimates, lengths known, Qwen3-14B",
         ylabel="output tokens per second (thousands)",
     )
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     save(figure, path)

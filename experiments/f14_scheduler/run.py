@@ -15,6 +15,9 @@ ORDERS = {
     "heddle-no-priority+autellix": "least attained",
     "heddle-no-priority+sjf": "shortest first",
 }
+PINNED = "verl+progressive_priority+paper_quality"
+FEW = 32
+"""Slots of an engine with a hundred trajectories."""
 
 
 def measure(context: Context) -> Measured:
@@ -23,6 +26,9 @@ def measure(context: Context) -> Measured:
 
     def gain(order: str) -> Any:
         return across([found.gain("heddle", order, workload=w) for w in WORKLOADS])
+
+    def few(order: str) -> Any:
+        return across([found.gain(PINNED, order, workload=w, max_running=FEW) for w in WORKLOADS])
 
     queueing = {w: {p: _waited(context, p, w) for p in ORDERS} for w in WORKLOADS}
     ours = sum(queueing[w]["heddle"].mean for w in WORKLOADS)
@@ -33,6 +39,9 @@ def measure(context: Context) -> Measured:
             "over_round_robin": gain("heddle-no-priority+round_robin"),
             "over_autellix": gain("heddle-no-priority+autellix"),
             "over_sjf": gain("heddle-no-priority+sjf"),
+            "pinned_over_fcfs": few("verl"),
+            "pinned_over_round_robin": few("verl+round_robin"),
+            "pinned_over_autellix": few("verl+autellix"),
             "queueing_of_longest": estimate([ours / max(theirs, 1e-9)]),
         },
         data={

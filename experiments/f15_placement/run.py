@@ -13,10 +13,12 @@ EVEN = {
     "heddle-no-plan+least_loaded+never": "least load",
     "heddle-no-plan+cache_aware+never": "cache-aware",
 }
+PAPER = "heddle-paper+paper_quality"
+PAPER_LOAD = "heddle-paper+paper_quality+least_loaded+never"
 
 
 def measure(context: Context) -> Measured:
-    """Ratios on engines of one TP degree; then pinned by load on the planned engines."""
+    """Ratios on engines of one TP degree; then on those of `heddle` and of the paper's plan."""
     found = context.results
 
     def gain(ours: str, theirs: str) -> Any:
@@ -27,11 +29,12 @@ def measure(context: Context) -> Measured:
             "over_least_load": gain("heddle-no-plan", "heddle-no-plan+least_loaded+never"),
             "over_cache_aware": gain("heddle-no-plan", "heddle-no-plan+cache_aware+never"),
             "over_pinned_on_planned": gain("heddle", "heddle-no-placement"),
+            "paper_over_least_load": gain(PAPER, PAPER_LOAD),
         },
         data={
             w: {
                 p: found.estimate("throughput_tok_s", policy=p, workload=w).plain()
-                for p in (*EVEN, "heddle", "heddle-no-placement")
+                for p in (*EVEN, "heddle", "heddle-no-placement", PAPER, PAPER_LOAD)
             }
             for w in WORKLOADS
         },
@@ -43,7 +46,7 @@ def draw(data: Any, path: Path) -> None:
     figure, axes = page(2, width=8.0, sharey=True)
     panels = (
         ("Engines of one TP degree", EVEN),
-        ("Planned engines", {"heddle": "heddle", "heddle-no-placement": "pinned by load"}),
+        ("Engines of heddle", {"heddle": "heddle", "heddle-no-placement": "pinned by load"}),
     )
     for ax, (title, shown) in zip(axes, panels, strict=True):
         series = [

@@ -15,6 +15,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "TP 1": {"policy": "heddle-no-plan", "tp": 1},
     "TP 8": {"policy": "heddle-no-plan", "tp": 8},
 }
+PAPER = {"policy": "heddle-paper+paper_quality"}
+"""The paper's parts, with a predictor of the published quality."""
 
 
 def measure(context: Context) -> Measured:
@@ -29,6 +31,12 @@ def measure(context: Context) -> Measured:
             ]
         )
 
+    def paper_gain(tp: int) -> Any:
+        fixed = {"policy": f"{PAPER['policy']}+fixed", "tp": tp}
+        return across(
+            [found.ratio("throughput_tok_s", PAPER, fixed, workload=w) for w in WORKLOADS]
+        )
+
     search = {n: found.rows(workload="search", **a) for n, a in LAYOUTS.items()}
     tails = [
         _tail_s(ours) / _tail_s(fixed)
@@ -38,6 +46,8 @@ def measure(context: Context) -> Measured:
         values={
             "over_fix_1": gain("TP 1"),
             "over_fix_8": gain("TP 8"),
+            "paper_over_fix_1": paper_gain(1),
+            "paper_over_fix_8": paper_gain(8),
             "tail_over_fix_1": estimate(tails),
         },
         data={

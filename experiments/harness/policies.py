@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from heddle_core.estimate.ordered import Cost
 from heddle_core.parts.placement.cache_aware import CacheAware
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.planner.searched import SearchedPlan
@@ -11,10 +12,19 @@ from heddle_core.presets import heddle, verl
 
 def batch_only(context: PolicyContext) -> Policy:
     """`heddle` whose plan and placement use the published cost, a function of batch size alone."""
+    return _published(context, "paper")
+
+
+def batch_simulated(context: PolicyContext) -> Policy:
+    """The same with `F` from a simulation of the group instead of its size."""
+    return _published(context, "paper-simulated")
+
+
+def _published(context: PolicyContext, cost: Cost) -> Policy:
     return replace(
         heddle(context),
-        placement=Presorted(context, cost="paper"),
-        planner=SearchedPlan(context, solver="exact", cost="paper"),
+        placement=Presorted(context, cost=cost),
+        planner=SearchedPlan(context, solver="exact", cost=cost),
     )
 
 

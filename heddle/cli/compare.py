@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from heddle.cli.options import replayed, take_config
+from heddle.cli.options import positive_numbers, replayed, take_config
 
 if TYPE_CHECKING:
     from heddle.tuning import Choice
@@ -65,8 +65,8 @@ def compare(
 
     A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
     place of the preset's own, any number of times: heddle+never, verl+lpt+progressive;
-    `heddle policies` lists both. A part of your own is +package.module:factory. The parts oracle
-    and noisy-oracle:SIGMA know the trace: no result, and their runs say so.
+    `heddle policies` lists both. A part of your own is +package.module:factory. The parts oracle,
+    noisy-oracle:SIGMA and paper_quality know the trace: no result, and their runs say so.
     """
     from heddle.cli.progress import progress, running
     from heddle.cli.show import comparison
@@ -113,11 +113,8 @@ def _tried(flag: str, text: str | None) -> "Choice":
         return None
     if text.strip() == BEST:
         return BEST
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
+    numbers = positive_numbers(text)
+    if not numbers:
         raise ConfigError(
             f"{flag} {text}: write a number, several to try as 1,2,4, or {BEST}; "
             "all must be 1 or more"

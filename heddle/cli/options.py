@@ -100,6 +100,15 @@ def _taking(verb: Verb, flags: Sequence[str]) -> Verb:
     return click.argument("sources", nargs=-1, required=True, metavar="TRACE|CONFIG.toml...")(verb)
 
 
+def positive_numbers(text: str) -> list[int]:
+    """Read numbers of 1 or more with commas between; none if any of them is something else."""
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        return []
+    return numbers if min(numbers) >= 1 else []
+
+
 def tp_degrees(tps: str) -> dict[str, Any]:
     """Read `--tp` as keys of the cluster: one TP degree for every engine, or one for each.
 
@@ -108,11 +117,8 @@ def tp_degrees(tps: str) -> dict[str, Any]:
     """
     from heddle.config_files import ConfigError
 
-    try:
-        each = [int(word) for word in tps.split(",")]
-    except ValueError:
-        each = []
-    if not each or min(each) < 1:
+    each = positive_numbers(tps)
+    if not each:
         raise ConfigError(
             f"--tp {tps}: write a TP degree, or one for each engine: 1,2; all must be 1 or more"
         )

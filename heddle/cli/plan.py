@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--cost",
-    type=click.Choice(["context", "paper"]),
+    type=click.Choice(["context", "paper", "paper-simulated"]),
     default="context",
     show_default=True,
-    help="Cost estimate of a group: with contexts, KV and tools, or as published",
+    help="Cost estimate of a group: with contexts, KV and tools, or as published, F by the group's "
+    "size or simulated",
 )
 @click.option(
     "--predictor",

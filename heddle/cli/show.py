@@ -10,7 +10,7 @@ from rich.table import Table
 from heddle.cli.bars import makespans
 from heddle.comparison import Comparison, Estimate, PolicyResult
 from heddle.config import ClusterConfig
-from heddle.knowledge import HistorySource
+from heddle.knowledge import HistorySource, needs_oracle
 from heddle.planning import Planned
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
@@ -197,7 +197,7 @@ def planned(plan: Planned) -> None:
 
 def _knowledge(plan: Planned) -> str:
     """The inputs of the plan, in a line."""
-    if "oracle" in plan.predictor:
+    if needs_oracle(f"+{plan.predictor}"):
         return f"true lengths ({plan.predictor}): no plan that could have been made"
     text = f"what {plan.predictor} predicts before anything has run"
     if plan.spread:

@@ -31,6 +31,8 @@ SHADES: Final = (
     Shade("#007c91", "#4cc3d9"),
     Shade("#b3003c", "#ff7a9c"),
     Shade("#3d4a9e", "#8f9ff5"),
+    Shade("#2f6f3a", "#86c68d"),
+    Shade("#a0522d", "#dba27f"),
 )
 _OWN: Final = (
     "heddle",
@@ -47,6 +49,7 @@ _OWN: Final = (
     "verl-2026",
     "slime-2026",
     "sticky_least_loaded",
+    "verl-affinity",
 )
 """Policies with a shade of their own, in the order of `SHADES`; others share these by their name.
 """

@@ -4,6 +4,7 @@ Version 0.1.0 knew one rollout without a name, engines by TP degree alone, and p
 other classes.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from heddle_core.ids import RolloutId
@@ -19,27 +20,31 @@ _PROBLEMS = {
 }
 
 
-PRESETS_VERSION = 2
+PRESETS_VERSION = 3
 """Raised when a preset decides otherwise than before; a manifest without it is of version 1."""
 
 _PLANNED = ("portfolio", "keep_engines")
-_PARTS_OF_1 = {
-    "heddle": ("headroom", *_PLANNED),
-    "heddle-no-migration": ("headroom", *_PLANNED),
-    "heddle-no-placement": ("headroom", *_PLANNED),
-    "heddle-no-plan": ("headroom",),
-    "heddle-no-priority": _PLANNED,
+_PARTS_UNTIL: Mapping[int, Mapping[str, tuple[str, ...]]] = {
+    1: {
+        "heddle": ("headroom", *_PLANNED),
+        "heddle-no-migration": ("headroom", *_PLANNED),
+        "heddle-no-placement": ("headroom", *_PLANNED),
+        "heddle-no-plan": ("headroom",),
+        "heddle-no-priority": _PLANNED,
+    },
+    2: {"heddle-paper": ("served", "presorted_by_size", "follow_rank", "anneal_by_size")},
 }
-"""What presets had in version 1 in the place of other parts today."""
+"""What presets had until a version, that version included, in the place of other parts today."""
 
 
 def upgraded_policy(name: str, version: int) -> str:
     """Return the name of a policy that decides as `name` did in that version of the presets."""
     preset, *parts = name.split("+")
-    if version < 2:
-        named = {kind_of(part) for part in parts}
-        old = _PARTS_OF_1.get(preset, ())
-        parts = [*(part for part in old if kind_of(part) not in named), *parts]
+    for last, presets in _PARTS_UNTIL.items():
+        if version <= last:
+            named = {kind_of(part) for part in parts}
+            old = presets.get(preset, ())
+            parts = [*(part for part in old if kind_of(part) not in named), *parts]
     return "+".join((preset, *parts))
 
 

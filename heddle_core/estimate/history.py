@@ -48,13 +48,16 @@ class History:
     tasks: Mapping[str, Levels] = field(default_factory=dict)
     """Levels of each task; empty where they are not known by task."""
 
-    def predictions_vary(self, predicted: Sequence[float]) -> bool:
-        """Whether predictions spread as outputs did, or are one hedged mean for all."""
+    def predictions_vary(self, predicted: Sequence[float], *, share: float = _HEDGING) -> bool:
+        """Whether predictions spread at least the `share` of what outputs did, in their logs.
+
+        Otherwise they are one hedged mean for all.
+        """
         import numpy as np
 
         values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
         quantiles = np.maximum(np.asarray(self.output_quantiles), 1.0)
-        return bool(len(values) < 2 or np.log(values).std() >= _HEDGING * np.log(quantiles).std())
+        return bool(len(values) < 2 or np.log(values).std() >= share * np.log(quantiles).std())
 
     def mean_output_tokens(self) -> float:
         """Mean output of a trajectory."""

@@ -13,10 +13,12 @@ from heddle_core.estimate.group_cost import (
     context_costs,
     longest_first,
 )
-from heddle_core.estimate.paper_cost import paper_costs
+from heddle_core.estimate.paper_cost import paper_costs, simulated_paper_costs
 from heddle_core.ids import EngineShape
 
-Cost: TypeAlias = Literal["paper", "context"]
+Cost: TypeAlias = Literal["paper", "paper-simulated", "context"]
+"""`paper`: ``F(g)`` by the group's size. `paper-simulated`: of the group's simulation. `context`:
+our own, with contexts, KV, prefill and tools."""
 
 
 def ordered_costs(
@@ -24,10 +26,11 @@ def ordered_costs(
 ) -> tuple[IntArray, Mapping[EngineShape, SegmentCost]]:
     """Return the order in which groups are cut, longest first, and their cost on each shape.
 
-    `paper` sorts by output tokens, `context` by estimated solo time.
+    The published costs sort by output tokens, `context` by estimated solo time.
     """
     if cost == "context":
         order = longest_first(work, by_shape[min(by_shape)])
         return order, context_costs(work.take(order), by_shape, max_running=max_running)
     order = np.argsort(-work.output_tokens, kind="stable")
-    return order, paper_costs(work.take(order), by_shape, max_running=max_running)
+    costs = paper_costs if cost == "paper" else simulated_paper_costs
+    return order, costs(work.take(order), by_shape, max_running=max_running)

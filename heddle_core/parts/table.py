@@ -16,6 +16,7 @@ from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.sticky import Sticky
+from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
@@ -115,7 +116,11 @@ PARTS: Final = Parts(
         "learned": Part(learned, "a trained model (--predictor-model) for its own tasks"),
         "served": Part(
             lambda s: Served(progressive(s)),
-            "progressive, behind a prediction service that takes time",
+            "progressive, behind a prediction service that takes time; late answers reorder",
+        ),
+        "awaited": Part(
+            lambda s: Served(progressive(s), awaited=True),
+            "the same service; a step waits for the answer that its tool did not hide",
         ),
     },
     scheduler={
@@ -138,6 +143,10 @@ PARTS: Final = Parts(
     placement={
         "least_loaded": Part(lambda _: LeastLoaded(), "fewest steps in flight, anew at every step"),
         "sticky": Part(lambda _: Sticky(), "stays where it first ran; new: fewest steps in flight"),
+        "sticky_group": Part(
+            lambda _: StickyGroup(),
+            "stays where it first ran; new: where the other samples of its prompt are",
+        ),
         "sticky_least_sessions": Part(
             lambda _: StickyLeastSessions(),
             "stays where it first ran; new: fewest unfinished trajectories",
@@ -153,10 +162,16 @@ PARTS: Final = Parts(
             lambda _: ConsistentHash(), "hash of the trajectory's name on a ring of engines"
         ),
         "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
+        "presorted_by_size": Part(
+            lambda s: Presorted(s, cost="paper"), "the same under the published cost, F by size"
+        ),
     },
     migration={
         "never": Part(lambda _: Never(), "homes never move while a tool runs"),
         "follow_rank": Part(lambda _: FollowRank(), "to the group of the newest rank"),
+        "follow_rank_earlier": Part(
+            FollowRank, "to the group of the newest rank, if the trajectory would end earlier there"
+        ),
         "balance": Part(Balance, "to where it would end earliest, by estimated work"),
     },
     planner={
@@ -174,6 +189,10 @@ PARTS: Final = Parts(
         "anneal": Part(
             lambda s: SearchedPlan(s, solver="anneal", cost="paper"),
             "Algorithm 2: simulated annealing under the published cost",
+        ),
+        "anneal_by_size": Part(
+            lambda s: SearchedPlan(s, solver="anneal", cost="paper", assignment="planner"),
+            "the same, homes from the plan even where predictions are ties",
         ),
         "libra-dp": Part(
             lambda s: SearchedPlan(s, solver="libra-dp"), "Libra's DP over (GPUs, requests)"

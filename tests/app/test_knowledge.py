@@ -153,7 +153,16 @@ def test_a_history_that_is_not_there_is_explained(
 # -- oracles ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["heddle+oracle", "verl+lpt+oracle", "heddle+noisy-oracle:0.5"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "heddle+oracle",
+        "verl+lpt+oracle",
+        "heddle+noisy-oracle:0.5",
+        "heddle-paper+paper_quality",
+        "verl+paper_quality",
+    ],
+)
 def test_an_oracle_is_chosen_by_name_and_marked_in_the_manifest(
     heddle: Heddle, coding: Path, policy: str
 ):
@@ -223,7 +232,8 @@ def test_a_replay_without_an_oracle_needs_nothing_but_the_run(
 
 def test_oracles_are_listed(heddle: Heddle):
     found = json.loads(heddle("policies", "--json").stdout)
-    assert {"oracle", "noisy-oracle:SIGMA"} <= found["parts"]["predictor"].keys()
+    assert {"oracle", "noisy-oracle:SIGMA", "paper_quality"} <= found["parts"]["predictor"].keys()
+    assert "reads the scripts" in found["parts"]["predictor"]["paper_quality"]
     assert "heddle-paper" in found["presets"]
 
 
@@ -231,6 +241,7 @@ def test_compare_explains_how_parts_are_put_in(heddle: Heddle):
     said = heddle("compare", "--help").stdout
     assert "PRESET+PART" in said
     assert "noisy-oracle:SIGMA" in said
+    assert "paper_quality know the trace" in said
 
 
 # -- a prediction service -----------------------------------------------------------------------
@@ -239,6 +250,12 @@ def test_compare_explains_how_parts_are_put_in(heddle: Heddle):
 def predictions(row: dict[str, Any]) -> tuple[int, int]:
     summary = load_run(row["run"]).summary
     return summary["predictions"], summary["predictions_late"]
+
+
+def at_once(row: dict[str, Any]) -> int:
+    """Steps after the first that were dispatched within a tenth of a second of their tool's end."""
+    steps = load_run(row["run"]).steps.select(["step", "queueing_s"]).to_pylist()
+    return sum(s["step"] > 0 and s["queueing_s"] < 0.1 for s in steps)
 
 
 def test_math_tools_are_faster_than_predictions(heddle: Heddle, tmp_path: Path):
@@ -253,6 +270,21 @@ def test_math_tools_are_faster_than_predictions(heddle: Heddle, tmp_path: Path):
     assert predictions(fast)[1] / predictions(fast)[0] < 0.05
     for row in (slow, fast):
         same_again(heddle, row)
+
+
+def test_only_a_service_that_is_not_awaited_loses_predictions(heddle: Heddle, tmp_path: Path):
+    trace = tmp_path / "math.jsonl"
+    write_trace(trace, synth("math", 48, seed=7))
+    awaited, lost = (
+        simulated(heddle, trace, "--policy", policy, "--prediction-s", 0.27)
+        for policy in ("heddle-paper", "heddle-paper+served")
+    )
+    made, late = predictions(awaited)
+    assert (made, late) == predictions(lost)
+    # Tools of 0.05 s leave most of 0.27 s to wait for.
+    assert at_once(awaited) <= made - late < at_once(lost)
+    same_again(heddle, awaited)
+    same_again(heddle, lost)
 
 
 def test_coding_tools_hide_some_predictions_and_not_others(heddle: Heddle, coding: Path):

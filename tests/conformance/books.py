@@ -37,7 +37,7 @@ from heddle_core.events import (
 from heddle_core.ids import EngineId, TrajectoryId
 
 RUNNING = ("running", "preempting")
-ELSEWHERE = ("tool", "migrating", "cancelling")
+ELSEWHERE = ("tool", "predicting", "migrating", "cancelling")
 
 
 class Books:
@@ -182,6 +182,9 @@ class Books:
         assert sorted(placed) == sorted(self.arrived), "not in exactly one place (1)"
         for t in ledger.trajectories.values():
             assert t.output_tokens == self.made[t.id], "tokens lost or made twice (10)"
+            if t.phase == "predicting":
+                assert self.asked[t.id, t.step - 1] == 1, "waits for an answer that is not due (2)"
+                assert t.id not in self.in_tool
         for engine in ledger.engines:
             head = engine.head()
             assert head is None or not engine.fits(head), "waits beside a free slot (7)"

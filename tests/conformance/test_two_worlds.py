@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MIXED = (
     "verl+lpt+history+balance+headroom",
     "heddle+exact+served",
+    "heddle+exact+awaited",
     "slime-2026+autellix+headroom",
 )
 FAULTS = (

@@ -19,6 +19,7 @@ def scatter(*words: object) -> int:
 @dataclass
 class Whims:
     served: bool
+    awaited: bool
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None: ...
 
@@ -114,10 +115,10 @@ class Reshuffle:
         return Problem(found=ResourcePlan(engines=tuple(specs), homes=homes))
 
 
-def contrary(*, needs_all: bool, served: bool) -> Policy:
+def contrary(*, needs_all: bool, served: bool, awaited: bool) -> Policy:
     """Preempts, migrates, re-homes and re-plans wherever the interface lets it."""
     return Policy(
-        predictor=Whims(served=served),
+        predictor=Whims(served=served, awaited=awaited),
         scheduler=Pushy(),
         admission=Greedy(),
         placement=Anywhere(needs_all=needs_all),

@@ -83,19 +83,26 @@ class HostileWorld(RuleBasedStateMachine):
     @initialize(
         needs_all=st.booleans(),
         served=st.booleans(),
+        awaited=st.booleans(),
         announced=st.none() | st.integers(0, 6),
         late=st.booleans(),
         failures=st.integers(0, 12),
     )
     def begin(
-        self, needs_all: bool, served: bool, announced: int | None, late: bool, failures: int
+        self,
+        needs_all: bool,
+        served: bool,
+        awaited: bool,
+        announced: int | None,
+        late: bool,
+        failures: int,
     ) -> None:
         """`late`: hostility begins when all have arrived and all engines are ready.
 
         Failures are limited, as reports are, so that what takes many steps happens too.
         """
         self.failures, self.reports = failures, 4
-        self.kind = {"needs_all": needs_all, "served": served}
+        self.kind = {"needs_all": needs_all, "served": served, "awaited": awaited}
         self.controller = Controller(contrary(**self.kind))
         self.now_s = 0.0
         self.entries: list[Entry] = []
@@ -107,6 +114,8 @@ class HostileWorld(RuleBasedStateMachine):
         self.leaving: dict[TrajectoryId, Preempt] = {}
         self.moving: dict[TrajectoryId, Migrate] = {}
         self.asked: list[Predict] = []
+        self.answered: TrajectoryId | None = None
+        """Whose prediction is being delivered."""
         self.solving: list[SolvePlan] = []
         self.starting: dict[EngineId, StartEngine] = {}
         self.alive: dict[EngineId, StartEngine] = {}
@@ -142,6 +151,8 @@ class HostileWorld(RuleBasedStateMachine):
                 assert command.engine in self.alive, "a command to an engine that is not alive"
                 assert command.engine not in self.stopping
                 assert command.trajectory not in self.running, "runs twice"
+                waits = [c.trajectory for c in self.asked if self.kind["awaited"]]
+                assert command.trajectory not in waits, "runs before its prediction"
                 self.running[command.trajectory] = command
             case Preempt():
                 assert self.running[command.trajectory].engine == command.engine
@@ -150,7 +161,10 @@ class HostileWorld(RuleBasedStateMachine):
             case Migrate():
                 assert command.source in self.alive
                 assert command.target in self.alive
-                assert command.trajectory in self.in_tool, "KV may move only while a tool runs"
+                moves = command.trajectory in self.in_tool or (
+                    self.kind["awaited"] and command.trajectory == self.answered
+                )
+                assert moves, "KV may move only while a tool runs, or as a prediction ends"
                 assert command.trajectory not in self.moving
                 self.moving[command.trajectory] = command
             case Predict():
@@ -333,6 +347,7 @@ class HostileWorld(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.none() | st.floats(0, 1e5), dt=st.floats(0, 1))
     def predicted(self, data: st.DataObject, tokens: float | None, dt: float) -> None:
         command = self.asked.pop(data.draw(st.integers(0, len(self.asked) - 1)))
+        self.answered = command.trajectory
         self.say(
             Predicted(
                 time_s=self.later(dt),
@@ -341,6 +356,7 @@ class HostileWorld(RuleBasedStateMachine):
                 remaining_tokens=tokens,
             )
         )
+        self.answered = None
 
     @precondition(lambda self: self.solving)
     @rule(data=st.data())

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from heddle_core.ids import EngineId
 from heddle_core.ledger import Ledger
 from heddle_core.parts.migration.follow_rank import FollowRank
-from tests.core.ledgers import add_engine, add_trajectory, ledger_of
+from tests.core.ledgers import add_engine, add_trajectory, ledger_of, policy_context
 
 
 def literal(
@@ -110,3 +110,39 @@ def test_every_answer_is_that_of_the_published_rule(tps, totals, homes, asks):
             part.finished(t)
             ledger.finish(t)
             del known[t.id]
+
+
+def crowded_wide_engine(members: int) -> Ledger:
+    """TP 4 with `members` of 1,000 tokens, TP 1 with one of 100 whose new rank is the first."""
+    ledger = ledger_of(4, 1, max_running=64)
+    for i in range(members):
+        add_trajectory(ledger, f"t{i}", "e0", remaining_tokens=1_000.0)
+    add_trajectory(ledger, "short", "e1", remaining_tokens=100.0)
+    return ledger
+
+
+def test_a_rank_is_followed_to_where_the_end_is_earlier():
+    ledger = crowded_wide_engine(4)
+    t = ledger.trajectories["short"]
+    assert FollowRank(policy_context(max_running=64)).target(t, 5_000.0, ledger) == "e0"
+
+
+def test_a_rank_is_not_followed_to_a_later_end():
+    ledger = crowded_wide_engine(63)
+    for engine in ledger.engines:
+        engine.max_running = 8  # eight waves on the wide engine
+    t = ledger.trajectories["short"]
+    assert FollowRank().target(t, 5_000.0, ledger) == "e0"
+    assert FollowRank(policy_context(max_running=64)).target(t, 5_000.0, ledger) is None
+
+
+def test_a_transfer_that_no_tool_hides_counts():
+    ledger = crowded_wide_engine(4)
+    t = ledger.trajectories["short"]
+    part = FollowRank(policy_context(max_running=64, transfer_fixed_s=200.0))
+    t.step, t.tool_s = 1, 200.0
+    assert part.target(t, 5_000.0, ledger) == "e0"  # hidden by a tool of 200 s
+    t.phase = "predicting"
+    assert part.target(t, 5_000.0, ledger) is None
+    t.phase, t.tool_s = "tool", 0.0
+    assert part.target(t, 5_000.0, ledger) is None

@@ -17,7 +17,14 @@ from heddle_core.estimate.group_cost import (
     solo_s,
     work_of,
 )
-from heddle_core.estimate.paper_cost import paper_costs, size_cost, tpot_by_batch
+from heddle_core.estimate.paper_cost import (
+    mean_decoded_context,
+    paper_costs,
+    seconds_per_token,
+    simulated_paper_costs,
+    size_cost,
+    tpot_by_batch,
+)
 from heddle_core.estimate.simulate_group import simulate_group
 
 COST = StepCost(t0_s=0.011, t1_s=5e-5, t2_s=4.7e-8, prefill_s=4e-5, kv_capacity_tokens=259_000)
@@ -109,6 +116,34 @@ def test_context_growth_makes_long_groups_later_than_a_batch_only_estimate() -> 
     assert end_of(aware, 0, 100) > 1.5 * end_of(by_size, 0, 100)
 
 
+@settings(max_examples=20)
+@given(seed=st.integers(0, 999), count=st.integers(1, 120), max_running=st.sampled_from([16, 1000]))
+def test_the_published_cost_of_a_simulated_group_is_its_simulation(
+    seed: int, count: int, max_running: int
+) -> None:
+    output = np.sort(drawn(seed, count).output_tokens)[::-1]
+    work = work_of(output, context_tokens=400)
+    closed = simulated_paper_costs(work, {1: COST}, max_running=max_running)[1]
+    context = mean_decoded_context(work)
+    batch_only = replace(ROOMY, t1_s=COST.t1_s + COST.t2_s * context, t2_s=0.0, prefill_s=0.0)
+    simulated = simulate_group(work_of(output), batch_only, max_running=max_running, grain=0.01)
+    # Beyond the slots the closed form is the end under preemption, which is the earliest.
+    assert end_of(closed, 0, count) <= simulated.end_s * (1 + 1e-9)
+    assert end_of(closed, 0, count) >= simulated.end_s * (0.8 if simulated.waited else 1 - 1e-9)
+    by_size = paper_costs(work, {1: COST}, max_running=max_running)[1]
+    assert end_of(closed, 0, count) <= end_of(by_size, 0, count) * (1 + 1e-9)
+    assert end_of(closed, 0, 1) == pytest.approx(end_of(by_size, 0, 1))
+
+
+@given(batch=st.integers(1, 60), context=st.floats(0, 30_000), max_running=st.integers(1, 40))
+def test_a_point_of_the_curve_is_that_of_the_curve(
+    batch: int, context: float, max_running: int
+) -> None:
+    curve = tpot_by_batch(COST, batches=60, context_tokens=context, max_running=max_running)
+    point = seconds_per_token(COST, batch, context_tokens=context, max_running=max_running)
+    assert point == pytest.approx(float(curve[batch]), rel=1e-12)
+
+
 def costs_of(work: Work) -> dict[str, SegmentCost]:
     lengths = np.sort(work.output_tokens)[::-1]
     tpot = tpot_by_batch(COST, batches=len(work), context_tokens=900, max_running=16)
@@ -117,6 +152,7 @@ def costs_of(work: Work) -> dict[str, SegmentCost]:
         "context": context[1],
         "context, other order": context[8],
         "by size": size_cost(lengths, tpot),
+        "simulated": simulated_paper_costs(work_of(lengths), {1: COST}, max_running=16)[1],
     }
 
 

@@ -239,6 +239,15 @@ def wait_for_nothing(ledger: Ledger) -> None:
     ledger.unpark(ledger.trajectories["in-tool"])
 
 
+def predict_without_a_request(ledger: Ledger) -> None:
+    ledger.trajectories["in-tool"].phase = "predicting"
+
+
+def predict_and_migrate(ledger: Ledger) -> None:
+    t = ledger.trajectories["in-tool"]
+    t.phase, t.predictions_due, t.migrating_to = "predicting", 1, EngineId("e0")
+
+
 def miscount_sessions(ledger: Ledger) -> None:
     two_slots(ledger)[0].sessions += 1
 
@@ -298,6 +307,8 @@ CORRUPTIONS = [
     home_without_phase,
     end_at_home,
     wait_for_nothing,
+    predict_without_a_request,
+    predict_and_migrate,
     miscount_sessions,
     miscount_in_flight,
     too_many_slots,

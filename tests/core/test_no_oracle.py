@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from heddle.knowledge import oracles
 from heddle_core.events import StepFinished
-from heddle_core.parts.table import Part
 from heddle_core.presets import PRESETS
 from heddle_trace import TrajectoryScript
-from heddle_trace.oracle import Oracle
 from tests.conformance.scenario import Played, Scenario, play, scripts_of
 
 SCENARIO = Scenario(trajectories=32, seed=11, faults=((20.0, "e1"),))
@@ -52,7 +51,7 @@ def both(name: str, *, oracle: bool = False) -> tuple[Played, Played, float]:
             name,
             SCENARIO,
             scripts=scripts,
-            extra={"oracle": Part(lambda _, s=scripts: Oracle(s), "")} if oracle else {},
+            extra=oracles(name, scripts, seed=0) if oracle else {},
         )
         for scripts in (first, second)
     ]
@@ -68,8 +67,11 @@ def test_what_lies_ahead_changes_no_decision(name):
     assert first.entries != second.entries, "the futures were to differ"
 
 
-@pytest.mark.parametrize("name", ["heddle", "heddle-paper", "verl+lpt"])
+@pytest.mark.parametrize(
+    "name",
+    ["heddle+oracle", "heddle-paper+oracle", "verl+lpt+oracle", "heddle-paper+paper_quality"],
+)
 def test_an_oracle_is_found_out(name):
-    first, second, until_s = both(f"{name}+oracle", oracle=True)
+    first, second, until_s = both(name, oracle=True)
     before = [e for e in first.entries if e.event.time_s < until_s]
     assert before != [e for e in second.entries if e.event.time_s < until_s]

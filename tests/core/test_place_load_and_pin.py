@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.placement.sticky import Sticky
+from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
 from tests.core.policy_fakes import trajectory, view_of
 
@@ -17,7 +18,9 @@ def test_least_loaded_takes_the_first_of_the_fewest_in_flight(loads):
     assert chosen == f"e{loads.index(min(loads))}"
 
 
-@pytest.mark.parametrize("placement", [LeastLoaded(), Sticky(), StickyLeastSessions()])
+@pytest.mark.parametrize(
+    "placement", [LeastLoaded(), Sticky(), StickyGroup(), StickyLeastSessions()]
+)
 def test_an_engine_that_takes_no_work_gets_none(placement):
     view = view_of(0, 5, 7)
     view.known[0].accepting = False
@@ -121,3 +124,37 @@ def test_a_placement_without_memory_has_nothing_to_forget():
     placement.finished(t)
     assert placement.place(t, view) == before
     assert not getattr(placement, "__dict__", {})
+
+
+def test_samples_of_a_prompt_share_an_engine_and_prompts_are_dealt_by_load():
+    view, placement = view_of(2, 1), StickyGroup()
+    first = trajectory("p/0", group="p")
+    first.home = placement.place(first, view)
+    assert first.home == "e1"
+    view.known[1].in_flight = 9
+    assert placement.place(trajectory("p/1", group="p"), view) == "e1"
+    assert placement.place(trajectory("q/0", group="q"), view) == "e0"
+    assert placement.place(first, view) == "e1"
+
+
+def test_a_prompt_is_forgotten_with_its_last_sample_or_its_engine():
+    view, placement = view_of(0, 5), StickyGroup()
+    samples = [trajectory(f"p/{i}", group="p") for i in range(2)]
+    assert [placement.place(t, view) for t in samples] == ["e0", "e0"]
+    view.known[0].in_flight = 9
+    placement.finished(samples[0])
+    placement.finished(trajectory("q/0", group="q"))  # never placed here
+    assert placement.place(trajectory("p/2", group="p"), view) == "e0"
+    placement.finished(samples[1])
+    placement.finished(trajectory("p/2", group="p"))
+    assert placement.place(trajectory("p/3", group="p"), view) == "e1"
+    view.known[1].accepting = False
+    assert placement.place(trajectory("p/4", group="p"), view) == "e0"
+
+
+def test_a_migrated_sample_keeps_its_new_home():
+    view, placement = view_of(0, 5), StickyGroup()
+    t = trajectory("p/0", group="p")
+    placement.place(t, view)
+    t.home = "e1"
+    assert placement.place(t, view) == "e1"

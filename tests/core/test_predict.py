@@ -14,6 +14,7 @@ from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.predictor.step_lengths import RunningMean, StepLengths
+from heddle_core.policy import predictions_awaited
 from tests.core.policy_fakes import trajectory
 
 EVERY = {
@@ -22,6 +23,7 @@ EVERY = {
     "history": lambda: HistoryPredictor({GroupId("g0"): [100, 900]}, task_totals={"coding": [50]}),
     "progressive": ProgressivePredictor,
     "served": lambda: Served(ProgressivePredictor()),
+    "awaited": lambda: Served(ProgressivePredictor(), awaited=True),
 }
 
 
@@ -123,7 +125,9 @@ def test_only_the_served_wrapper_takes_time():
         "history": False,
         "progressive": False,
         "served": True,
+        "awaited": True,
     }
+    assert [name for name, make in EVERY.items() if predictions_awaited(make())] == ["awaited"]
 
 
 @given(moves=moves)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from heddle_core.estimate.group_cost import context_costs, longest_first, work_of
-from heddle_core.estimate.paper_cost import paper_costs
+from heddle_core.estimate.paper_cost import paper_costs, simulated_paper_costs
 from heddle_core.ids import EngineId
 from heddle_core.parts.placement.presorted import Presorted
 from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context
@@ -38,7 +38,8 @@ def estimated(cost, s, ts, remaining, tps):
         costs = context_costs(work.take(order), by_shape, max_running=s.max_running)
     else:
         order = np.argsort(-work.output_tokens, kind="stable")
-        costs = paper_costs(work.take(order), by_shape, max_running=s.max_running)
+        published = paper_costs if cost == "paper" else simulated_paper_costs
+        costs = published(work.take(order), by_shape, max_running=s.max_running)
     return order, [costs[h100(tp)] for tp in sorted(tps, reverse=True)]
 
 
@@ -51,7 +52,7 @@ def makespan(costs, bounds):
 
 @settings(max_examples=60)
 @given(
-    cost=st.sampled_from(["context", "paper"]),
+    cost=st.sampled_from(["context", "paper", "paper-simulated"]),
     tps=st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=3),
     trajectories=st.lists(
         st.tuples(st.floats(0.0, 30_000.0), st.integers(1, 30_000)), min_size=2, max_size=6

@@ -24,6 +24,8 @@ SOLVERS = [
     ("anneal", "context"),
     ("libra-dp", "context"),
     ("libra-dp", "paper"),
+    ("anneal", "paper-simulated"),
+    ("exact", "paper-simulated"),
     ("portfolio", "context"),
 ]
 every_solver = pytest.mark.parametrize(("solver", "cost"), SOLVERS)
@@ -112,6 +114,34 @@ def test_homes_are_planned_only_from_predictions_that_vary(outputs, planned):
     plan = problem_of("exact", "context", outputs, assignment="auto", past=history()).solve()
     assert bool(plan.homes) == planned
     assert plan.engines
+
+
+@pytest.mark.parametrize("past", [None, history()])
+def test_ties_give_no_homes_and_any_ranking_does(past):
+    def homes(outputs):
+        return problem_of("anneal", "paper", outputs, assignment="ranked", past=past).homes
+
+    assert not homes([3_000.0] * 9)
+    assert homes([1_500.0, 3_000.0, 6_000.0])  # they spread half as much as history
+    assert homes([9.0, 900.0, 30_000.0])
+    if past is not None:
+        assert not homes([3_000.0, 3_000.0, 3_100.0])
+
+
+def test_degrees_whose_engines_hold_too_little_kv_are_not_planned():
+    ledger = ledger_of()
+    ts = [add_trajectory(ledger, f"t{i}", context_tokens=11_500) for i in range(9)]
+    remaining = [1_000.0] * 9  # contexts of 12,000 tokens on average, 16 slots: 192,000 tokens
+
+    def tps(share):
+        planner = SearchedPlan(policy_context(), solver="anneal", least_full_slots=share)
+        return sorted(shape.tp for shape in planner.plan(ts, remaining).by_shape)
+
+    assert tps(0.0) == tps(0.3125) == [1, 2, 4, 8]  # 60,000 tokens at TP 1
+    assert tps(0.32) == [2, 4, 8]
+    assert tps(99.0) == [8]  # none holds so much: the largest
+    empty = SearchedPlan(policy_context(), solver="anneal", least_full_slots=1.0).plan([], [])
+    assert len(empty.by_shape) == 4
 
 
 @pytest.mark.parametrize("solver", CHARGED_S)

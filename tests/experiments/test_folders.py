@@ -61,7 +61,7 @@ def test_every_run_of_a_configuration_can_be_made(experiment: Experiment):
         pools={"h100": 8}, shape=shapes[0], shape_choices=shapes, max_running=8, cost=cost
     )
     for policy in {a.job.policy for a in planned_runs(experiment.config, REDUCED)}:
-        plain = re.sub(r"\+(noisy-)?oracle(:[\d.]+)?", "", policy)
+        plain = re.sub(r"\+(paper_quality|(noisy-)?oracle(:[\d.]+)?)", "", policy)
         assert load_policy(plain, policy_context).planner is not None
     assert Oracle([]).served is False
 

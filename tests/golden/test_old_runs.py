@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from heddle import load_run
-from heddle.runs.compatibility import upgraded_problem
+from heddle.runs.compatibility import PRESETS_VERSION, upgraded_policy, upgraded_problem
 from heddle.runs.replay import replay
 from heddle.runs.shape_keys import from_plain, to_plain
 from heddle_core.ids import EngineShape
@@ -29,6 +29,19 @@ def test_an_old_run_has_its_figures_and_context(name: str) -> None:
     assert run.summary["makespan_s"] > 0
     assert run.steps.num_rows > 0
     assert run.context is not None
+
+
+def test_a_preset_of_an_old_run_is_replayed_with_the_parts_that_it_had() -> None:
+    old = "heddle-paper+served+presorted_by_size+follow_rank+anneal_by_size"
+    assert upgraded_policy("heddle-paper", 1) == old
+    assert upgraded_policy("heddle-paper+oracle", 1) == f"{old}+oracle"
+    without_migration = "heddle-paper+served+presorted_by_size+anneal_by_size+never"
+    assert upgraded_policy("heddle-paper+never", 1) == without_migration
+    assert upgraded_policy("heddle-paper", 2) == old
+    assert upgraded_policy("heddle-paper+never", 3) == "heddle-paper+never"
+    assert upgraded_policy("heddle", 1) == "heddle+headroom+portfolio+keep_engines"
+    assert upgraded_policy("heddle+never", 2) == "heddle+never"
+    assert upgraded_policy("verl+lpt", 1) == "verl+lpt"
 
 
 def test_an_old_problem_of_the_tail_is_read() -> None:
@@ -60,6 +73,21 @@ def test_an_old_problem_of_the_tail_is_read() -> None:
         from_plain(to_plain(problem)), TailProblem, dec_hook=lambda cls, text: cls(text)
     )
     assert again == problem
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("heddle", "heddle+headroom+portfolio+keep_engines"),
+        ("heddle+consolidate+never", "heddle+headroom+portfolio+consolidate+never"),
+        ("heddle-no-plan", "heddle-no-plan+headroom"),
+        ("heddle-no-priority", "heddle-no-priority+portfolio+keep_engines"),
+        ("verl+lpt", "verl+lpt"),
+    ],
+)
+def test_a_policy_of_an_old_run_has_the_parts_of_then(name: str, before: str) -> None:
+    assert upgraded_policy(name, 1) == before
+    assert upgraded_policy(name, PRESETS_VERSION) == name
 
 
 def test_there_are_old_runs() -> None:

@@ -9,13 +9,16 @@ class Served:
 
     The controller requests one when a tool starts. The driver charges the latency of the service,
     which overlaps with the tool. Until `Predicted`, the last estimate minus the output since is
-    valid. A prediction after the tool's return reorders the queue.
+    valid. When the tool returns first, `awaited` decides: the next step waits for the prediction,
+    which can then migrate it, or the step is queued at once and a late prediction only reorders
+    the queue.
     """
 
     served = True
 
-    def __init__(self, inner: Predictor) -> None:
+    def __init__(self, inner: Predictor, *, awaited: bool = False) -> None:
         self.inner = inner
+        self.awaited = awaited
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Pass it on."""
