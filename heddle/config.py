@@ -75,6 +75,14 @@ class ClusterConfig:
 
     Engines that are started before the first dispatch take no time of the run.
     """
+    host_kv: Literal["none", "engine", "cluster"] = "none"
+    """Host memory as a tier behind the GPUs' KV: `engine`, a tier for each engine, as vLLM's
+    OffloadingConnector; `cluster`, one store for all engines, as MooncakeStoreConnector."""
+    host_kv_gib: float = 64.0
+    """GiB of host memory for KV, for each GPU."""
+    host_kv_gb_per_s: float | None = None
+    """GB/s of a load from host memory, for each GPU of an engine. None: 41.7 for `engine`, 10.8
+    for `cluster`: published figures, see docs/cli.md#kv-in-host-memory."""
     prediction_s: float = 0.1
     """Response time of a prediction service, in seconds; for `served` predictors only.
 
@@ -113,6 +121,9 @@ class ClusterConfig:
         start_s = self.engine_start_s
         _require(start_s is None or 0.0 <= start_s < 1e9, "engine_start_s must be 0 or more")
         _require(0.0 <= self.prediction_s < 1e9, "prediction_s must be 0 or more")
+        _require(0.0 < self.host_kv_gib < 1e6, "host_kv_gib must be more than 0")
+        speed = self.host_kv_gb_per_s
+        _require(speed is None or 0.001 <= speed < 1e6, "host_kv_gb_per_s must be 0.001 or more")
         self.faults()
         choices = self.tp_choices
         _require(

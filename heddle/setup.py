@@ -23,7 +23,7 @@ from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, fitting
 from heddle_core.defaults import ENGINE_START_S, SPARE_SLOTS
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.policy import Policy, PolicyContext
-from heddle_sim.config import SimulationConfig
+from heddle_sim.config import HostKvConfig, SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, load_profile
 from heddle_sim.profile_parts import Costs
@@ -265,9 +265,31 @@ def simulation_config(cluster: ClusterConfig, profile: Profile) -> SimulationCon
             int(tp): life.start_s for tp, life in costs.engines.items() if given_s is None
         },
         dispatch_s=costs.dispatch_s,
+        host_kv=_host_kv(cluster),
         prediction_s=cluster.prediction_s,
         report_interval_s=cluster.report_interval_s,
         faults=tuple((time_s, EngineId(engine)) for time_s, engine in cluster.faults()),
+    )
+
+
+_HOST_KV_GB_PER_S = {"engine": 41.7, "cluster": 10.8}
+"""Published, for each GPU: an H100 copies 83.4 GB/s to and from host memory together, in blocks of
+2 MB (vLLM's report on its offloading connector, January 2026); eight H200 restore 86.8 GB/s from a
+shared store over two links of 400 Gb/s (MinIO's guide to MemKV with vLLM, 2026)."""
+
+_HOST_KV_FIXED_S = 0.02
+"""Of a load; assumed: lookup, scheduling and the iteration that it waits for."""
+
+
+def _host_kv(cluster: ClusterConfig) -> HostKvConfig | None:
+    if cluster.host_kv == "none":
+        return None
+    return HostKvConfig(
+        scope=cluster.host_kv,
+        gpu_bytes=cluster.host_kv_gib * 2**30,
+        gpus=cluster.gpus,
+        gpu_bytes_per_s=1e9 * (cluster.host_kv_gb_per_s or _HOST_KV_GB_PER_S[cluster.host_kv]),
+        fixed_s=_HOST_KV_FIXED_S,
     )
 
 

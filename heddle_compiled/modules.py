@@ -44,6 +44,7 @@ MODULES: Final = (
     "heddle_sim.calendar",
     "heddle_sim.engine",
     "heddle_sim.engine_client",
+    "heddle_sim.host_kv",
     "heddle_sim.latency",
     "heddle_sim.leap",
     "heddle_sim.prefix_cache",

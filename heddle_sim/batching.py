@@ -16,10 +16,23 @@ from collections.abc import Sequence
 
 from heddle_core.ids import EngineId
 from heddle_rollout.engines import EngineRefusedError, StepResult
+from heddle_sim.host_kv import HostKv
 from heddle_sim.latency import LatencyTable
 from heddle_sim.leap import DecodeBatch
 from heddle_sim.prefix_cache import GroupPrompts, PrefixCache
-from heddle_sim.request import ENDED, RUNNING, WAITING, Context, Request
+from heddle_sim.request import ENDED, LOADING, RUNNING, WAITING, Context, Request
+
+
+class Load:
+    """A context on its way from host memory, and the blocks that it takes."""
+
+    __slots__ = ("blocks", "end_s", "epoch", "request")
+
+    def __init__(self, request: Request, blocks: int, epoch: int, end_s: float) -> None:
+        self.request = request
+        self.blocks = blocks
+        self.epoch = epoch
+        self.end_s = end_s
 
 
 class ContinuousBatch:
@@ -30,6 +43,10 @@ class ContinuousBatch:
         "_block_size",
         "_chunks",
         "_epoch",
+        "_host",
+        "_host_fixed_s",
+        "_host_free_s",
+        "_host_s_per_block",
         "_inverse_speed",
         "_max_batched_tokens",
         "_max_running",
@@ -43,6 +60,8 @@ class ContinuousBatch:
         "decoded_tokens",
         "decoding",
         "ended",
+        "loading",
+        "loads",
         "preemptions",
         "prefilled_tokens",
         "running_steps",
@@ -60,8 +79,20 @@ class ContinuousBatch:
         block_size: int,
         prefix_caching: bool,
         speed: float,
+        host: HostKv | None,
+        host_fixed_s: float,
+        host_s_per_block: float,
     ) -> None:
         self._table = table
+        self._host = host if prefix_caching else None
+        self._host_fixed_s = host_fixed_s
+        self._host_s_per_block = host_s_per_block
+        self._host_free_s = 0.0
+        """When the last load ends; one goes on at a time."""
+        self.loads: list[Load] = []
+        """Begun at this boundary; the engine takes them."""
+        self.loading = 0
+        """Steps whose context is on the way from host memory."""
         self._max_running = max_running
         self._max_batched_tokens = max_batched_tokens
         self._block_size = block_size
@@ -120,7 +151,9 @@ class ContinuousBatch:
     def place(self, context: Context, blocks: int, used_blocks: int) -> int:
         """Cache KV from elsewhere as the most recently used; returns the blocks placed."""
         request = context.request
-        if not self._prefix_caching or (request is not None and request.state == RUNNING):
+        if not self._prefix_caching or (
+            request is not None and (request.state == RUNNING or request.state == LOADING)
+        ):
             return 0
         blocks = max(self.cache.take(context), blocks)
         blocks = min(blocks, self.total_blocks - used_blocks)
@@ -144,6 +177,23 @@ class ContinuousBatch:
         self._partial = None
         self._taken = True
         self.used_blocks = 0
+        self.loading = 0
+        self.loads.clear()
+
+    def loaded(self, load: Load) -> None:
+        """A context has come from host memory; its step goes to the head of the queue.
+
+        Nothing of it stays when the step was aborted or the weights are others.
+        """
+        request = load.request
+        self.used_blocks -= load.blocks
+        self.loading -= 1
+        if request.state != LOADING:
+            return
+        request.state = WAITING
+        if load.epoch == self._epoch:
+            self.cache.put(request.context, load.blocks)
+        self.waiting.appendleft(request)
 
     # ---- the end of iterations
 
@@ -196,6 +246,8 @@ class ContinuousBatch:
         self.used_blocks -= -(-kv_tokens // block_size)
         if self._prefix_caching and request.epoch == self._epoch:
             self.cache.put(request.context, kv_tokens // block_size)
+            if self._host is not None:
+                self._host.put(request.context.trajectory, kv_tokens // block_size)
 
     # ---- the begin of iterations
 
@@ -219,7 +271,7 @@ class ContinuousBatch:
         if not decoding.size:
             return 0, 0.0
         self._taken = False
-        return decoding.leap(free_blocks)
+        return decoding.leap(self.total_blocks - self.used_blocks)
 
     def _begin_single(self, now_s: float, *, short: bool) -> float | None:
         """Begin one iteration with prefill, or with preemption when KV is short; its seconds.
@@ -281,12 +333,37 @@ class ContinuousBatch:
             budget -= self._take_chunk(request, chunk, self.used_blocks + blocks)
         if admit:
             waiting = self.waiting
-            while waiting and budget > 0 and self.running_steps < self._max_running:
+            while waiting and budget > 0 and self.running_steps + self.loading < self._max_running:
+                if self._host is not None and not waiting[0].loaded:
+                    blocks = self._in_host(waiting[0], self._host)
+                    if self.used_blocks + blocks > self.total_blocks:
+                        break
+                    if blocks:
+                        self._begin_load(now_s, blocks)
+                        continue
                 chunk = self._admit(now_s, budget)
                 if not chunk:
                     break
                 budget -= chunk
         return False
+
+    def _in_host(self, request: Request, host: HostKv) -> int:
+        """Blocks of the prompt to have from host memory; 0 when that has no more than is here."""
+        limit = (request.prompt_tokens + request.made_tokens - 1) // self._block_size
+        blocks = min(host.held(request.context.trajectory), limit)
+        return blocks if blocks > self._hit_blocks(request, limit) else 0
+
+    def _begin_load(self, now_s: float, blocks: int) -> None:
+        """Load the context of the head of the queue, which waits apart until that is done."""
+        request = self.waiting.popleft()
+        request.state, request.loaded = LOADING, True
+        missing = blocks - self.cache.take(request.context)
+        self.used_blocks += blocks
+        self.evict_displaced(self.used_blocks)
+        seconds = self._host_fixed_s + self._host_s_per_block * missing
+        self._host_free_s = max(self._host_free_s, now_s) + seconds
+        self.loading += 1
+        self.loads.append(Load(request, blocks, self._epoch, self._host_free_s))
 
     def _take_chunk(self, request: Request, chunk: int, used_blocks: int) -> int:
         self.used_blocks = used_blocks
@@ -316,7 +393,7 @@ class ContinuousBatch:
             return 0
         self.waiting.popleft()
         self.running_steps += 1
-        request.state = RUNNING
+        request.state, request.loaded = RUNNING, False
         self.cache.take(request.context)
         self._admissions += 1
         request.order = self._admissions

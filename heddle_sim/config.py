@@ -10,6 +10,27 @@ from heddle_sim.latency import LatencyTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostKvConfig:
+    """KV in host memory: how much, how fast, and who shares it."""
+
+    scope: Literal["engine", "cluster"]
+    """`engine`: each engine has its own, which ends with it. `cluster`: one store for all."""
+    gpu_bytes: float
+    """Room for each GPU of the engine, or of the cluster."""
+    gpus: int
+    """GPUs of the cluster."""
+    gpu_bytes_per_s: float
+    """Speed of a load, for each GPU of the engine."""
+    fixed_s: float
+    """Seconds of a load, whatever its size."""
+
+    def blocks(self, tp: int, block_bytes: int) -> int:
+        """Blocks that the store of an engine of degree `tp`, or of the cluster, has room for."""
+        gpus = self.gpus if self.scope == "cluster" else tp
+        return int(gpus * self.gpu_bytes // block_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
     """What the simulated cluster does; every time in seconds.
 
@@ -27,6 +48,7 @@ class SimulationConfig:
     max_batched_tokens: int = 8192
     block_size: int = 16
     prefix_caching: bool = True
+    host_kv: HostKvConfig | None = None
     tool_capacity: int | None = None
     """Tool calls that run at once; None: any number, as on a serverless platform."""
     engine_start_s: float = ENGINE_START_S

@@ -26,9 +26,10 @@ from collections.abc import Callable
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_rollout.clock import Clock
 from heddle_rollout.engines import EngineRefusedError, StepResult
-from heddle_sim.batching import ContinuousBatch, check_settings
+from heddle_sim.batching import ContinuousBatch, Load, check_settings
+from heddle_sim.host_kv import HostKv
 from heddle_sim.latency import LatencyTable
-from heddle_sim.request import COMING, ENDED, RUNNING, WAITING, Request
+from heddle_sim.request import COMING, ENDED, LOADING, RUNNING, WAITING, Request
 
 _IDLE, _LEAPING, _AT_BOUNDARY, _FAILED = range(4)
 
@@ -54,9 +55,13 @@ class SimEngine:
         prefix_caching: bool = True,
         speed: float = 1.0,
         arrival_s: float = 0.0,
+        host: HostKv | None = None,
+        host_fixed_s: float = 0.0,
+        host_s_per_block: float = 0.0,
     ) -> None:
         """`speed` divides all times of the table. A step reaches the engine `arrival_s` after its
-        start, as through a message and threads.
+        start, as through a message and threads. A load of `n` blocks from `host` takes
+        ``host_fixed_s + n * host_s_per_block``.
 
         Raises:
             EngineRefusedError: a setting that no engine can have.
@@ -68,6 +73,7 @@ class SimEngine:
         self.busy_s = 0.0
         """Seconds in iterations, as of the last batch change."""
         self._clock = clock
+        self._host = host
         self._block_size = block_size
         self._on_end = on_end
         self._arrival_s = arrival_s
@@ -80,6 +86,9 @@ class SimEngine:
             block_size=block_size,
             prefix_caching=prefix_caching,
             speed=speed,
+            host=host,
+            host_fixed_s=host_fixed_s,
+            host_s_per_block=host_s_per_block,
         )
         self._aborts: list[Request] = []
         """Running steps to end at the next boundary."""
@@ -157,6 +166,8 @@ class SimEngine:
             self._settle()
             batch.cache.trim(context, kept)
             self._reconsider_waiting()
+        if self._host is not None:
+            self._host.trim(context.trajectory, kept)
         request.state = WAITING
         waiting.append(request)
         if self._state == _IDLE:
@@ -181,12 +192,12 @@ class SimEngine:
                 self._aborts.append(request)
             self._cut_leap()
             return
-        waited = request.state == WAITING
+        state = request.state
         request.state, context.request = ENDED, None
-        if waited:
+        if state == WAITING:
             batch.waiting.remove(request)
             self._reconsider_waiting()
-        else:
+        elif state == COMING:
             self._coming -= 1
         batch.cache.forget_if_empty(context)
         batch.ended.append(request.result(self._clock.now_s, finished=False))
@@ -229,6 +240,8 @@ class SimEngine:
     def flush_kv(self) -> None:
         """New weights: cached KV is void. Running steps keep theirs; it is not cached later."""
         self._batch.flush()
+        if self._host is not None:
+            self._host.clear()
         self._reconsider_waiting()
 
     def fail(self) -> list[tuple[TrajectoryId, int]]:
@@ -245,6 +258,9 @@ class SimEngine:
             made = request.made_tokens
             if request.finish >= 0:
                 made = request.offset_tokens + done - request.prompt_tokens
+            if self._host is not None and request.state == RUNNING and request.finish >= 0:
+                kv_tokens = request.prompt_tokens + made - 1
+                self._host.put(request.context.trajectory, kv_tokens // self._block_size)
             request.state, request.context.request = ENDED, None
             lost.append((request.context.trajectory, made))
         self._state = _FAILED
@@ -273,8 +289,8 @@ class SimEngine:
 
     @property
     def waiting(self) -> int:
-        """Steps in the engine's own queue, or not arrived there yet."""
-        return len(self._batch.waiting) + self._coming
+        """Steps in the engine's own queue, not arrived there yet, or waiting for their KV."""
+        return len(self._batch.waiting) + self._batch.loading + self._coming
 
     def trajectories(self) -> list[TrajectoryId]:
         """Trajectories whose step is here: the batch in order of admission, then the queue."""
@@ -282,10 +298,10 @@ class SimEngine:
 
     def _requests(self) -> list[Request]:
         batch = self._batch
-        contexts = batch.cache.contexts.values() if self._coming else ()
+        contexts = batch.cache.contexts.values() if self._coming or batch.loading else ()
         requests = [context.request for context in contexts]
-        coming = [request for request in requests if request and request.state == COMING]
-        return [*batch.running(), *batch.waiting, *coming]
+        apart = [r for r in requests if r and (r.state == COMING or r.state == LOADING)]
+        return [*batch.running(), *batch.waiting, *apart]
 
     @property
     def kv_used_tokens(self) -> int:
@@ -371,6 +387,10 @@ class SimEngine:
         if self._state == _FAILED:
             return
         iterations, duration_s = batch.begin(now)
+        if batch.loads:
+            for load in batch.loads:
+                self._clock.call_after(load.end_s - now, self._loaded, load)
+            batch.loads.clear()
         if iterations:
             self._leap = iterations
             self._leap_is_cut = iterations == 1
@@ -381,6 +401,17 @@ class SimEngine:
         else:
             self._state = _IDLE
             self._wake_s = -1.0
+
+    def _loaded(self, load: Load) -> None:
+        """A context has come from host memory."""
+        if self._state == _FAILED:
+            return
+        self._settle()
+        self._batch.loaded(load)
+        if self._state == _IDLE:
+            self._wake_after(0.0)
+        else:
+            self._cut_leap()
 
     def _report_ends(self) -> None:
         ended = self._batch.ended

@@ -25,6 +25,7 @@ from heddle_sim.calendar import Calendar
 from heddle_sim.clock import FollowingClock
 from heddle_sim.config import SimulationConfig
 from heddle_sim.engine import SimEngine
+from heddle_sim.host_kv import HostKv
 
 
 class SimEngineClient:
@@ -38,8 +39,10 @@ class SimEngineClient:
         clock: Clock,
         engine_clock: Clock,
         follow: Callable[[], None],
+        shared_kv: HostKv | None = None,
     ) -> None:
         self._spec, self._listener, self._config = spec, listener, config
+        self._shared_kv = shared_kv
         self._clock, self._engine_clock, self._follow = clock, engine_clock, follow
         self._capabilities = EngineCapabilities(import_kv=config.moves_by == "kv")
         self._model: SimEngine | None = None
@@ -74,6 +77,12 @@ class SimEngineClient:
         table = config.table(spec.shape.gpu, spec.shape.tp)
         moves_kv = config.moves_by == "kv"
         slots = spec.max_running + (0 if moves_kv else SPARE_SLOTS)
+        block_bytes = config.block_size * table.kv_bytes_per_token
+        host, host_kv, host_s_per_block = self._shared_kv, config.host_kv, 0.0
+        if host_kv is not None:
+            host_s_per_block = block_bytes / (spec.shape.tp * host_kv.gpu_bytes_per_s)
+            if host is None:
+                host = HostKv(host_kv.blocks(spec.shape.tp, block_bytes))
         self._model = SimEngine(
             self._engine_clock,
             spec.engine,
@@ -87,6 +96,9 @@ class SimEngineClient:
             ),
             speed=config.speed(spec.engine),
             arrival_s=config.dispatch_s,
+            host=host,
+            host_fixed_s=0.0 if host_kv is None else host_kv.fixed_s,
+            host_s_per_block=host_s_per_block,
         )
         self._listener.engine_ready(spec.engine, self.kv_capacity_tokens)
 
@@ -241,16 +253,35 @@ class SimLauncher:
             self._engine_clock = following = FollowingClock(clock)
             self._follow = following.follow
         self._engines: dict[EngineId, tuple[SimEngineClient, EngineListener]] = {}
+        self._shared_kv: HostKv | None = None
 
     def start(self, spec: EngineSpec, listener: EngineListener) -> SimEngineClient:
         """Begin to start an engine; it takes no time while the clock is frozen."""
         engine = SimEngineClient(
-            spec, listener, self._config, self._clock, self._engine_clock, self._follow
+            spec,
+            listener,
+            self._config,
+            self._clock,
+            self._engine_clock,
+            self._follow,
+            self._shared_store(spec),
         )
         self._engines[spec.engine] = engine, listener
         delay_s = 0.0 if self._clock.frozen else self._config.start_s(spec.shape.tp)
         self._clock.call_after(delay_s, engine.begin)
         return engine
+
+    def _shared_store(self, spec: EngineSpec) -> HostKv | None:
+        """The host memory that all engines share, made for the first of them."""
+        config = self._config
+        host_kv = config.host_kv
+        if host_kv is None or host_kv.scope != "cluster":
+            return None
+        if self._shared_kv is None:
+            table = config.table(spec.shape.gpu, spec.shape.tp)
+            block_bytes = config.block_size * table.kv_bytes_per_token
+            self._shared_kv = HostKv(host_kv.blocks(spec.shape.tp, block_bytes))
+        return self._shared_kv
 
     def schedule_faults(self) -> None:
         """Schedule the failures of the configuration; each applies if its engine runs then."""

@@ -12,6 +12,8 @@ WAITING: Final = 1
 RUNNING: Final = 2
 """It is in the batch."""
 ENDED: Final = 3
+LOADING: Final = 4
+"""Its context is on the way from host memory."""
 
 
 class SharedPrompt:
@@ -59,6 +61,7 @@ class Request:
         "finish",
         "first_token_s",
         "group",
+        "loaded",
         "made_tokens",
         "offset_tokens",
         "order",
@@ -96,6 +99,8 @@ class Request:
         self.offset_tokens = 0
         self.order = 0
         self.epoch = 0
+        self.loaded = False
+        """Whether its context has come from host memory since it last ran."""
 
     def result(self, now_s: float, *, finished: bool) -> StepResult:
         """The result of a step that ends at `now_s`, in any state."""
