@@ -36,7 +36,7 @@ function drawSlots(page) {
     colorscale: colour.flatMap((each, k) => [[k / 4, each], [(k + 1) / 4, each]]), ygap: slots <= 130 ? 1 : 0, hoverongaps: false,
   };
   plot("slots", [trace, ...marks(run, mine)], {
-    height: Math.min(Math.max(slots * 8, 70), 560) + 50, margin: room(run),
+    height: Math.min(Math.max(slots * 8, 70), 560) + 50, margin: room(run), hoverdistance: 4, // beside a mark is the step below it
     xaxis: timeAxis(run),
     yaxis: axis("slot", { automargin: false, range: [slots - 0.5, -0.5], autorange: false, fixedrange: true, showgrid: false, nticks: 6, tickformat: "d" }),
   }, {
