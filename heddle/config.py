@@ -75,6 +75,12 @@ class ClusterConfig:
 
     Engines that are started before the first dispatch take no time of the run.
     """
+    standby_tp: tuple[int, ...] = ()
+    """TP degrees of engines that are asleep on the GPUs of the others, to take their place."""
+    standby_start_s: float | None = None
+    """Seconds until an engine that was asleep is ready. None: 2.5, see docs/cli.md."""
+    standby_gib: float = 2.4
+    """GiB of a GPU that an engine asleep on it keeps, and that KV has not."""
     host_kv: Literal["none", "engine", "cluster"] = "none"
     """Host memory as a tier behind the GPUs' KV: `engine`, a tier for each engine, as vLLM's
     OffloadingConnector; `cluster`, one store for all engines, as MooncakeStoreConnector."""
@@ -82,7 +88,7 @@ class ClusterConfig:
     """GiB of host memory for KV, for each GPU."""
     host_kv_gb_per_s: float | None = None
     """GB/s of a load from host memory, for each GPU of an engine. None: 41.7 for `engine`, 10.8
-    for `cluster`: published figures, see docs/cli.md#kv-in-host-memory."""
+    for `cluster`: published figures, see docs/cli.md."""
     prediction_s: float = 0.1
     """Response time of a prediction service, in seconds; for `served` predictors only.
 
@@ -121,6 +127,14 @@ class ClusterConfig:
         start_s = self.engine_start_s
         _require(start_s is None or 0.0 <= start_s < 1e9, "engine_start_s must be 0 or more")
         _require(0.0 <= self.prediction_s < 1e9, "prediction_s must be 0 or more")
+        standby = self.standby_tp
+        _require(
+            all(1 <= tp <= self.gpus for tp in standby) and len(set(standby)) == len(standby),
+            "standby_tp must list degrees from 1 to gpus, each once",
+        )
+        start_s = self.standby_start_s
+        _require(start_s is None or 0.0 <= start_s < 1e9, "standby_start_s must be 0 or more")
+        _require(0.0 <= self.standby_gib < 1e6, "standby_gib must be 0 or more")
         _require(0.0 < self.host_kv_gib < 1e6, "host_kv_gib must be more than 0")
         speed = self.host_kv_gb_per_s
         _require(speed is None or 0.001 <= speed < 1e6, "host_kv_gb_per_s must be 0.001 or more")

@@ -21,6 +21,7 @@ from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
 from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, fitting
 from heddle_core.defaults import ENGINE_START_S, SPARE_SLOTS
+from heddle_core.estimate.cost import CostModel
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.policy import Policy, PolicyContext
 from heddle_sim.config import HostKvConfig, SimulationConfig
@@ -210,9 +211,10 @@ def load_cluster_profile(cluster: ClusterConfig) -> Profile:
         ProfileError: model, GPU class or TP degree is unknown.
     """
     profile = load_profile(cluster.model, cluster.gpu)
-    for tp in (cluster.tp, *cluster.mix, *(cluster.tp_choices or ())):
+    for tp in (cluster.tp, *cluster.mix, *(cluster.tp_choices or ()), *cluster.standby_tp):
         profile.at(tp)
-    return profile
+    asleep_bytes = len(cluster.standby_tp) * cluster.standby_gib * 2**30
+    return profile.without_memory(asleep_bytes) if asleep_bytes else profile
 
 
 def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig) -> Bound:
@@ -263,7 +265,11 @@ def simulation_config(cluster: ClusterConfig, profile: Profile) -> SimulationCon
         engine_start_s=ENGINE_START_S if given_s is None else given_s,
         engine_start_s_at={
             int(tp): life.start_s for tp, life in costs.engines.items() if given_s is None
-        },
+        }
+        | dict.fromkeys(
+            cluster.standby_tp,
+            STANDBY_START_S if cluster.standby_start_s is None else cluster.standby_start_s,
+        ),
         dispatch_s=costs.dispatch_s,
         host_kv=_host_kv(cluster),
         prediction_s=cluster.prediction_s,
@@ -271,6 +277,11 @@ def simulation_config(cluster: ClusterConfig, profile: Profile) -> SimulationCon
         faults=tuple((time_s, EngineId(engine)) for time_s, engine in cluster.faults()),
     )
 
+
+STANDBY_START_S = 2.5
+"""Published for an 8B model with LoRA on an A100 (vLLM pull request 48337, July 2026): 0.31 s until
+the engine that gives way sleeps, its weights dropped (level 2), and 2.19 s until the other has its
+own back from host memory (level 1)."""
 
 _HOST_KV_GB_PER_S = {"engine": 41.7, "cluster": 10.8}
 """Published, for each GPU: an H100 copies 83.4 GB/s to and from host memory together, in blocks of
@@ -330,12 +341,25 @@ def _context(
         shape_choices=tuple(shapes[tp] for tp in tps),
         max_running=cluster.max_running,
         mix=tuple(shapes[tp] for tp in cluster.mix),
-        cost=profile.cost_estimate(tuple(shapes)),
+        cost=_cost_estimate(profile, tuple(shapes), simulation),
         history=history.history,
         learned=model.factory,
         seed=config.seed,
-        engine_start_s=simulation.start_s(max(tps, default=cluster.tp)),
+        engine_start_s=simulation.engine_start_s,
+        engine_start_s_at={
+            shapes[tp]: simulation.start_s(tp) for tp in every if tp in simulation.engine_start_s_at
+        },
     )
+
+
+def _cost_estimate(profile: Profile, tps: Sequence[int], simulation: SimulationConfig) -> CostModel:
+    """The profile's estimate, with loads from a store that all engines share."""
+    cost, host_kv = profile.cost_estimate(tps), simulation.host_kv
+    if host_kv is None or host_kv.scope != "cluster":
+        return cost
+    token_s = profile.kv_bytes_per_token / host_kv.gpu_bytes_per_s
+    by_shape = {s: replace(c, load_s=token_s / s.tp) for s, c in cost.by_shape.items()}
+    return replace(cost, by_shape=by_shape)
 
 
 def _tables(profile: Profile, cluster: ClusterConfig) -> list[LatencyTable]:

@@ -77,7 +77,9 @@ class Tuning:
         for name in policies:
             policy = prepare(with_policy(config, name, self.base), workspace=workspace).policy
             swept = self.swept and isinstance(policy.planner, FixedPlan)
-            for cluster in self.settings if swept else (self.base,):
+            never_starts = isinstance(policy.consolidation, NoConsolidation)
+            for setting in self.settings if swept else (self.base,):
+                cluster = replace(setting, standby_tp=()) if never_starts else setting
                 if swept:
                     prepare(with_policy(config, name, cluster), workspace=workspace)
                 made.append(

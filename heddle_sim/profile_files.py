@@ -9,7 +9,7 @@ fitted on other samples than the ground truth.
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -108,6 +108,26 @@ class Profile:
             transfer_fixed_s=self.belief_transfer.fixed_s,
             transfer_s_per_token=self.kv_bytes_per_token / self.belief_transfer.bytes_per_s,
         )
+
+    def without_memory(self, gpu_bytes: float) -> "Profile":
+        """Return the profile of engines with `gpu_bytes` less for KV on each GPU.
+
+        TP degrees without room for KV are refused.
+        """
+        tables, refused = {}, dict(self.refused)
+        for tp in self.tps:
+            entry = self.at(tp)
+            lost = round(tp * gpu_bytes / self.kv_bytes_per_token)
+            if lost >= entry.kv_capacity_tokens:
+                refused[str(tp)] = "engines asleep on its GPUs leave no room for KV"
+                continue
+            belief = entry.belief
+            tables[str(tp)] = replace(
+                entry,
+                kv_capacity_tokens=entry.kv_capacity_tokens - lost,
+                belief=replace(belief, kv_capacity_tokens=belief.kv_capacity_tokens - lost),
+            )
+        return replace(self, tables=tables, refused=refused)
 
     @property
     def summary(self) -> str:

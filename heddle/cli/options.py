@@ -25,6 +25,21 @@ class NumberRange(click.FloatRange):
         return number
 
 
+class Numbers(click.ParamType):
+    """Whole numbers of 1 or more, with commas between."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
+        """Return the numbers."""
+        found = positive_numbers(value)
+        if not found:
+            self.fail(f"{value} is no list such as 4,8 of whole numbers from 1.", param, ctx)
+        return found
+
+
 RULES = click.Choice(["error", "zero", "sample"])
 
 CLUSTER: Sequence[tuple[str, str, Any, str]] = (
@@ -35,6 +50,13 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
     ("--tool-capacity", "cluster.tool_capacity", int, "Tool calls at once [no limit]"),
     ("--engine-start-s", "cluster.engine_start_s", float, "Start of an engine [profile's, or 60]"),
+    ("--standby-tp", "cluster.standby_tp", Numbers(), "TP degrees of engines asleep, 4,8 [none]"),
+    (
+        "--host-kv",
+        "cluster.host_kv",
+        click.Choice(["none", "engine", "cluster"]),
+        "KV in host memory: for each engine, or one store for all [none]",
+    ),
     ("--failures", "cluster.failures", str, "Engines that die, as e0@120,e3@300 [none]"),
     ("--prediction-s", "cluster.prediction_s", float, "Latency of a prediction service [0.1]"),
     (

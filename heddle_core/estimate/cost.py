@@ -23,6 +23,14 @@ class StepCost:
     prefill_s: float
     """Seconds that each prompt token to prefill adds."""
     kv_capacity_tokens: int
+    load_s: float | None = None
+    """Seconds that each token of a context adds that is loaded from a store of all engines' KV; None
+    without such a store."""
+
+    @property
+    def restore_s(self) -> float:
+        """Seconds for each token of a context that is not on the engine yet."""
+        return self.prefill_s if self.load_s is None else min(self.load_s, self.prefill_s)
 
     def iteration_s(self, batch: float, context_tokens: float) -> float:
         """Seconds of one decode iteration of `batch` sequences holding `context_tokens` in all."""

@@ -9,8 +9,8 @@ with `c` tokens of context, and `a` tokens that tools append per output token, a
     pace         = iteration(b) * n / b                            b: the most that fits, if less
 
 seconds, and the makespan is the sum of the paces over `x`. All engines have one shape. Late in the
-rollout they may change to the widest one, for the price of their start and the prefill of every
-context.
+rollout they may change to the widest one, for the price of their start and the prefill, or load, of
+every context.
 
 Trajectories do not in fact advance alike: some wait for a first slot, and others are done early.
 That matters little, since an engine makes as many tokens either way.
@@ -63,7 +63,7 @@ def equal_progress_s(
     for shape in shapes:
         cost, engines = by_shape[shape], gpus // shape.tp
         spans.append(tokens * _pace_s(cost, left / engines, context, history, max_running))
-        prices.append(start_s + cost.prefill_s * left * context / engines)
+        prices.append(start_s + cost.restore_s * left * context / engines)
     ends = np.zeros(len(shapes))
     for k in reversed(range(len(tokens))):
         ends = ends + np.array([span[k] for span in spans])

@@ -7,7 +7,7 @@ it down until then. With the terms of `heddle_core.estimate.group_cost`: alone, 
     end_i = solo_i + (solo_i - tool_i) * sum over the others j of w_j / max(solo_i, solo_j)
 
 Two members slow each other down while both run, but not during a tool call. A move to another
-engine costs the prefill of the context.
+engine costs the prefill of the context, or its load where engines share a store of KV.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class TailModel:
         """Of the tables below, for each engine."""
         self._solo = np.array([solo_s(work, cost) for cost in costs])
         self._own = np.array([engine_work_s(work, cost) for cost in costs])
-        self._prefill = np.array([cost.prefill_s * work.context_tokens for cost in costs])
+        self._restore = np.array([cost.restore_s * work.context_tokens for cost in costs])
         self._kv = work.context_tokens + work.output_tokens + work.appended_tokens
         self._kv_capacity = np.array([float(by_shape[s].kv_capacity_tokens) for s in shapes])
         self._max_running = max_running
@@ -74,7 +74,7 @@ class TailModel:
         solo = self._solo[self._row, i]
         ends: FloatArray = solo + (solo - self.work.tool_s[i]) * load
         away = np.arange(len(ends)) != self._origins[i]
-        return ends + np.where(away, self._prefill[self._row, i], 0.0)
+        return ends + np.where(away, self._restore[self._row, i], 0.0)
 
     def move(self, i: int, engine: int) -> None:
         """Give `i` the home `engine`."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from heddle_core.parts.admission.prompt_only import PromptOnly
@@ -139,6 +140,10 @@ PARTS: Final = Parts(
     admission={
         "fitting": Part(lambda _: PromptOnly(), "a prompt's KV must fit, as in vLLM"),
         "headroom": Part(ReserveOutput, "KV for the step's output too; KV kept through tool calls"),
+        "next_round": Part(
+            partial(ReserveOutput, steps=1.0, results=True),
+            "KV for one step and what its tool appends; KV kept through tool calls",
+        ),
     },
     placement={
         "least_loaded": Part(lambda _: LeastLoaded(), "fewest steps in flight, anew at every step"),

@@ -11,7 +11,7 @@ as planners list them; then any `width` GPUs from a multiple of `width` on are n
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -54,6 +54,8 @@ class TailProblem:
     by_shape: Mapping[EngineShape, StepCost]
     start_s: float
     """Estimated seconds until a new engine is ready."""
+    start_s_at: Mapping[EngineShape, float] = field(default_factory=dict)
+    """The same for shapes where it is known."""
     min_gain_s: float
     margin: float
     """Least gain for which engines are merged: seconds, and share of the estimated end."""
@@ -126,6 +128,7 @@ class TailProblem:
         New engines are numbered after the present ones, in the order of `merged`.
         """
         shapes, wide = self._shapes(), [shape] * len(merged)
+        start_s = self.start_s_at.get(shape, self.start_s)
         stays = np.ones(len(shapes), dtype=np.bool_)
         stays[[e for window in merged for e in window]] = False
         kept = np.flatnonzero(stays).tolist()
@@ -133,18 +136,18 @@ class TailProblem:
             model = self._model(work, np.full(len(work), -1, dtype=np.int64), wide)
             model.assign_unplaced()
             model.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
-            return self.start_s + model.end_s(), (model.homes + len(shapes)).tolist()
+            return start_s + model.end_s(), (model.homes + len(shapes)).tolist()
         place = np.full(len(shapes), -1, dtype=np.int64)
         place[kept] = np.arange(len(kept))
         model = self._model(work, place[np.asarray(self.homes)], [shapes[e] for e in kept])
         model.assign_unplaced()
         end_s, homes = model.end_s(), model.homes.copy()
-        still = np.flatnonzero(model.ends > self.start_s)
+        still = np.flatnonzero(model.ends > start_s)
         if len(still):
             after = [*(shapes[e] for e in kept), *wide]
-            then = self._model(model.after(self.start_s).take(still), homes[still], after)
+            then = self._model(model.after(start_s).take(still), homes[still], after)
             then.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
-            end_s, homes[still] = self.start_s + then.end_s(), then.homes
+            end_s, homes[still] = start_s + then.end_s(), then.homes
         numbers = [*kept, *range(len(shapes), len(shapes) + len(merged))]
         return end_s, [numbers[k] for k in homes.tolist()]
 

@@ -10,7 +10,7 @@ from mypy_extensions import mypyc_attr
 from heddle_core.policy import PolicyContext, TrajectoryView
 
 STEPS_AHEAD = 1.5
-"""Reserve in mean steps: step lengths are skewed, and one mean step is often too small."""
+"""Reserve of `headroom` in mean steps: step lengths are skewed, and one is often too small."""
 
 UNKNOWN_STEP_TOKENS = 512.0
 """Mean output of a step without history."""
@@ -22,13 +22,22 @@ class ReserveOutput:
 
     keeps_kv = True
 
-    def __init__(self, context: PolicyContext) -> None:
+    def __init__(
+        self,
+        context: PolicyContext,
+        *,
+        steps: float = STEPS_AHEAD,
+        results: bool = False,
+    ) -> None:
+        """Reserve `steps` mean steps, and with `results` what tools append to so much output."""
         history = context.history
         self._step_tokens = history.step_output_tokens if history else UNKNOWN_STEP_TOKENS
+        self._steps = steps
+        self._growth = 1.0 + history.appended_per_output if history and results else 1.0
 
     def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
         """Return some mean steps of this trajectory or of the workload, whichever is more."""
         own = t.output_tokens / t.step if t.step else 0.0
-        ahead = STEPS_AHEAD * max(own, self._step_tokens)
+        ahead = self._steps * max(own, self._step_tokens)
         # Even at an estimate of 0 remaining tokens, the step that runs will make some.
-        return int(min(max(remaining_tokens, self._step_tokens), ahead))
+        return int(self._growth * min(max(remaining_tokens, self._step_tokens), ahead))

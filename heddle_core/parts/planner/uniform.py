@@ -47,7 +47,7 @@ class UniformStart:
             trajectories=len(ts),
             prompt_tokens=sum(t.context_tokens for t in ts) / len(ts),
             max_running=context.max_running,
-            start_s=context.engine_start_s,
+            start_s=context.start_s(max(by_shape, key=lambda shape: shape.tp)),
             widened_at=first_search_at(gpus),
         )
         if not makespans_s:
