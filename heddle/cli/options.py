@@ -25,7 +25,7 @@ class NumberRange(click.FloatRange):
         return number
 
 
-class Numbers(click.ParamType):
+class Numbers(click.ParamType[Any]):
     """Whole numbers of 1 or more, with commas between."""
 
     name = "numbers"
