@@ -23,8 +23,19 @@ _NORM = 4.0
 """Order of the norm that combines all ends. The maximum would not do: predictions of the remaining
 tokens err by half, so the second or third by estimate may be the last."""
 
+_STEPS = 12
+"""Parts of the time that work goes on for; the pace of each engine is constant in each."""
+
 _ROUNDS = 3
 """Passes over all trajectories while moves still gain; most move in the first."""
+
+
+def last_end_s(ends: FloatArray) -> float:
+    """Estimated end of the last of these, with allowance for errors: above the largest of them.
+
+    The more there are, the larger is the allowance. So compare ends of the same trajectories.
+    """
+    return float((ends**_NORM).sum() ** (1.0 / _NORM))
 
 
 class TailModel:
@@ -52,6 +63,10 @@ class TailModel:
         self._solo = np.array([solo_s(work, cost) for cost in costs])
         self._own = np.array([engine_work_s(work, cost) for cost in costs])
         self._restore = np.array([cost.restore_s * work.context_tokens for cost in costs])
+        self._t0 = np.array([cost.t0_s for cost in costs])
+        self._t1 = np.array([cost.t1_s for cost in costs])
+        self._t2 = np.array([cost.t2_s for cost in costs])
+        self._prefill_s = np.array([cost.prefill_s for cost in costs])
         self._kv = work.context_tokens + work.output_tokens + work.appended_tokens
         self._kv_capacity = np.array([float(by_shape[s].kv_capacity_tokens) for s in shapes])
         self._max_running = max_running
@@ -61,8 +76,8 @@ class TailModel:
             self.ends[i] = self.ends_at(i)[homes[i]]
 
     def end_s(self) -> float:
-        """Estimated end of the last, with allowance for errors: above the largest of all ends."""
-        return float((self.ends**_NORM).sum() ** (1.0 / _NORM))
+        """Estimated end of the last, with allowance for errors; see `last_end_s`."""
+        return last_end_s(self.ends)
 
     def ends_at(self, i: int) -> FloatArray:
         """Estimated end of `i` on each engine, others where they are."""
@@ -101,16 +116,36 @@ class TailModel:
                 return
 
     def after(self, seconds: float) -> Work:
-        """What is left of all work `seconds` later, all at the same pace to their end."""
-        done = np.minimum(1.0, seconds / self.ends)
-        work = self.work
+        """What is left of all work `seconds` later, with nobody waiting.
+
+        Contexts that came from other engines are restored first, one after another. Then all members
+        of an engine take part in every iteration, but for their time in tools. Work that is done has
+        no output left.
+        """
+        work, engines = self.work, len(self._row)
+        output = work.output_tokens
+        appended, prefill = work.appended_tokens / output, work.prefill_tokens / output
+        tool_s = work.tool_s / output
+        row = self._row[self.homes]
+        restore_s = np.where(self.homes != self._origins, self._restore[row, self._all], 0.0)
+        restoring_s = np.bincount(self.homes, restore_s, engines)
+        step_s = np.maximum(seconds - restoring_s, 0.0)[self.homes] / _STEPS
+        left, context = output.copy(), work.context_tokens.copy()
+        tau = self._t0[row]
+        for _ in range(_STEPS):
+            share = np.where(left > 0.0, tau / (tau + tool_s), 0.0)
+            load = self._t1[row] + self._t2[row] * context + self._prefill_s[row] * prefill
+            tau = self._t0[row] + np.bincount(self.homes, share * load, engines)[self.homes]
+            tokens = np.minimum(left, step_s / (tau + tool_s))
+            left -= tokens
+            context += tokens * (1.0 + appended)
         return replace(
             work,
-            output_tokens=work.output_tokens * (1.0 - done),
-            context_tokens=work.context_tokens + done * (work.output_tokens + work.appended_tokens),
-            appended_tokens=work.appended_tokens * (1.0 - done),
-            prefill_tokens=work.prefill_tokens * (1.0 - done),
-            tool_s=work.tool_s * (1.0 - done),
+            output_tokens=left,
+            context_tokens=context,
+            appended_tokens=appended * left,
+            prefill_tokens=prefill * left,
+            tool_s=tool_s * left,
         )
 
     def _delays(self, i: int) -> FloatArray:

@@ -17,7 +17,7 @@ import numpy as np
 
 from heddle_core.estimate.cost import StepCost
 from heddle_core.estimate.group_cost import IntArray, Work
-from heddle_core.estimate.tail import TailModel
+from heddle_core.estimate.tail import TailModel, last_end_s
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.plans import EngineSpec, ResourcePlan
 
@@ -136,20 +136,21 @@ class TailProblem:
             model = self._model(work, np.full(len(work), -1, dtype=np.int64), wide)
             model.assign_unplaced()
             model.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
-            return start_s + model.end_s(), (model.homes + len(shapes)).tolist()
+            return last_end_s(start_s + model.ends), (model.homes + len(shapes)).tolist()
         place = np.full(len(shapes), -1, dtype=np.int64)
         place[kept] = np.arange(len(kept))
         model = self._model(work, place[np.asarray(self.homes)], [shapes[e] for e in kept])
         model.assign_unplaced()
-        end_s, homes = model.end_s(), model.homes.copy()
-        still = np.flatnonzero(model.ends > start_s)
+        ends, homes = np.minimum(model.ends, start_s), model.homes.copy()
+        then_left = model.after(start_s)
+        still = np.flatnonzero(then_left.output_tokens > 0.0)
         if len(still):
             after = [*(shapes[e] for e in kept), *wide]
-            then = self._model(model.after(start_s).take(still), homes[still], after)
+            then = self._model(then_left.take(still), homes[still], after)
             then.relocate(least_gain_s=_LEAST_MOVE_GAIN_S)
-            end_s, homes[still] = start_s + then.end_s(), then.homes
+            ends[still], homes[still] = start_s + then.ends, then.homes
         numbers = [*kept, *range(len(shapes), len(shapes) + len(merged))]
-        return end_s, [numbers[k] for k in homes.tolist()]
+        return last_end_s(ends), [numbers[k] for k in homes.tolist()]
 
     def _plan(
         self, merged: Sequence[tuple[int, ...]], homes: Sequence[int], shape: EngineShape
