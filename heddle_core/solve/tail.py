@@ -175,8 +175,10 @@ class TailProblem:
 
 
 def _counts(most: int) -> Iterator[int]:
-    """Counts of windows to try: 1, 2, 3, 4, 6, 9, ... up to `most`."""
+    """Counts of windows to try: 1, 2, 3, 4, 6, 9, ... and `most`."""
     count = 1
-    while count <= most:
+    while count < most:
         yield count
         count = max(count + 1, count * 3 // 2)
+    if most:
+        yield most
