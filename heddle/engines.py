@@ -10,7 +10,7 @@ from heddle.config import RunConfig
 from heddle.hardware import hardware
 from heddle.runs.files import version_of
 from heddle_core.ids import EngineId
-from heddle_runtime.vllm.checks import check_engines
+from heddle_runtime.vllm.checks import EngineSetupError, check_engines
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import VllmSettings
 from heddle_sim.profile_files import load_profile
@@ -18,7 +18,7 @@ from heddle_sim.profile_files import load_profile
 
 def vllm_settings(config: RunConfig) -> VllmSettings:
     """The common settings of all vLLM engines of a run."""
-    runtime = config.runtime
+    runtime, cluster = config.runtime, config.cluster
     return VllmSettings(
         model_dir=runtime.model_dir,
         dtype=runtime.dtype,
@@ -30,6 +30,7 @@ def vllm_settings(config: RunConfig) -> VllmSettings:
         temperature=runtime.temperature,
         seed=config.seed,
         kv_transfer=runtime.kv_transfer,
+        host_kv_gib=cluster.host_kv_gib if cluster.host_kv == "engine" else None,
         pin_s=runtime.pin_s,
         allow_unknown_vllm=runtime.allow_unknown_vllm,
     )
@@ -47,6 +48,16 @@ def engine_facts(config: RunConfig, largest_tokens: int) -> dict[str, Any]:
     runtime, cluster = config.runtime, config.cluster
     if runtime.engine == "fake":
         return {"engine": "fake", "model": cluster.model, "gpu": cluster.gpu, "notes": []}
+    if cluster.host_kv == "cluster":
+        raise EngineSetupError(
+            "host_kv is cluster, and heddle run sets no store up that vLLM engines share: "
+            "set cluster.host_kv to engine or none"
+        )
+    if cluster.standby_tp:
+        raise EngineSetupError(
+            "standby_tp names engines that are asleep, and heddle run starts vLLM engines cold: "
+            "leave cluster.standby_tp empty; simulations model them"
+        )
     checked = check_engines(
         vllm_settings(config),
         tp_degrees=cluster.mix or (cluster.tp,) * (cluster.gpus // cluster.tp),

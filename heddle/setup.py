@@ -211,10 +211,12 @@ def load_cluster_profile(cluster: ClusterConfig) -> Profile:
         ProfileError: model, GPU class or TP degree is unknown.
     """
     profile = load_profile(cluster.model, cluster.gpu)
+    if cluster.standby_tp:
+        asleep_bytes = len(cluster.standby_tp) * cluster.standby_gib * 2**30
+        profile = profile.without_memory(asleep_bytes)
     for tp in (cluster.tp, *cluster.mix, *(cluster.tp_choices or ()), *cluster.standby_tp):
         profile.at(tp)
-    asleep_bytes = len(cluster.standby_tp) * cluster.standby_gib * 2**30
-    return profile.without_memory(asleep_bytes) if asleep_bytes else profile
+    return profile
 
 
 def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig) -> Bound:

@@ -28,7 +28,7 @@ from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.parts.scheduler.longest_total import LongestTotal
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
-from heddle_core.parts.table import learned, progressive
+from heddle_core.parts.table import learned, next_round, progressive
 from heddle_core.policy import NoConsolidation, Placement, Policy, PolicyContext
 
 Factory: TypeAlias = Callable[[PolicyContext], Policy]
@@ -86,7 +86,7 @@ def heddle(context: PolicyContext) -> Policy:
     return Policy(
         predictor=learned(context),
         scheduler=LongestTotal(),
-        admission=PromptOnly(),
+        admission=next_round(context),
         placement=Presorted(context),
         migration=Balance(context),
         planner=UniformStart(context),

@@ -32,7 +32,15 @@ _PARTS_UNTIL: Mapping[int, Mapping[str, tuple[str, ...]]] = {
         "heddle-no-plan": ("headroom",),
         "heddle-no-priority": _PLANNED,
     },
-    2: {"heddle-paper": ("served", "presorted_by_size", "follow_rank", "anneal_by_size")},
+    2: {
+        "heddle": ("fitting",),
+        "heddle-no-migration": ("fitting",),
+        "heddle-no-placement": ("fitting",),
+        "heddle-no-plan": ("fitting",),
+        "heddle-no-priority": ("fitting",),
+        "heddle-no-widening": ("fitting",),
+        "heddle-paper": ("served", "presorted_by_size", "follow_rank", "anneal_by_size"),
+    },
 }
 """What presets had until a version, that version included, in the place of other parts today."""
 

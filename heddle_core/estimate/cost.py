@@ -24,8 +24,8 @@ class StepCost:
     """Seconds that each prompt token to prefill adds."""
     kv_capacity_tokens: int
     load_s: float | None = None
-    """Seconds that each token of a context adds that is loaded from a store of all engines' KV; None
-    without such a store."""
+    """Seconds that each token of a context takes to load from a store of KV that all engines share;
+    None without one."""
 
     @property
     def restore_s(self) -> float:

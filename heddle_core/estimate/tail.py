@@ -118,9 +118,9 @@ class TailModel:
     def after(self, seconds: float) -> Work:
         """What is left of all work `seconds` later, with nobody waiting.
 
-        Contexts that came from other engines are restored first, one after another. Then all members
-        of an engine take part in every iteration, but for their time in tools. Work that is done has
-        no output left.
+        Contexts that came from other engines are restored first, one after another. Then all
+        members of an engine take part in every iteration, but for their time in tools. Work that
+        is done has no output left.
         """
         work, engines = self.work, len(self._row)
         output = work.output_tokens

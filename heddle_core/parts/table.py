@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from heddle_core.parts.admission.prompt_only import PromptOnly
@@ -102,6 +101,11 @@ def learned(context: PolicyContext, *, quantile: float = 0.5) -> Predictor:
     return context.learned(context, quantile=quantile)
 
 
+def next_round(context: PolicyContext) -> ReserveOutput:
+    """Reserve for one mean step and what its tool appends."""
+    return ReserveOutput(context, steps=1.0, results=True)
+
+
 PARTS: Final = Parts(
     predictor={
         "none": Part(lambda _: NoPrediction(), "expects nothing: 0 tokens left"),
@@ -141,8 +145,7 @@ PARTS: Final = Parts(
         "fitting": Part(lambda _: PromptOnly(), "a prompt's KV must fit, as in vLLM"),
         "headroom": Part(ReserveOutput, "KV for the step's output too; KV kept through tool calls"),
         "next_round": Part(
-            partial(ReserveOutput, steps=1.0, results=True),
-            "KV for one step and what its tool appends; KV kept through tool calls",
+            next_round, "KV for a step and what its tool appends; KV kept through tool calls"
         ),
     },
     placement={

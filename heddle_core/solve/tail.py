@@ -25,7 +25,7 @@ _LEAST_MOVE_GAIN_S = 0.2
 """A move must bring the end forward by this much, since it may need a preemption."""
 
 
-_PER_GPU = 4
+_PER_GPU = 8
 _AT_MOST = 512
 """Trajectories left, per GPU and in all, at which the first search begins: with more, engines are
 full of short ones, and the search, quadratic in their number, takes long."""

@@ -89,6 +89,7 @@ def check_engines(
     check_context(settings, model, largest_tokens)
     check_tp(model, tp_degrees, installed.platform, devices)
     check_transfer(settings, engines=len(tp_degrees))
+    check_host_kv(settings, installed.platform)
     if installed.platform == "cpu":
         check_memory(settings, model, tp_degrees, largest_tokens)
     return EnginesChecked(installed=installed, model=model, notes=notes)
@@ -245,6 +246,22 @@ def check_transfer(settings: VllmSettings, *, engines: int) -> None:
                     f"port {port} cannot be used ({error}): {engines} engines need as many from "
                     "kv_port on; choose another, or leave it out to have free ones found"
                 ) from None
+
+
+def check_host_kv(settings: VllmSettings, platform: Platform) -> None:
+    """Check that KV can be kept in host memory, if the settings say so."""
+    if settings.host_kv_gib is None:
+        return
+    if platform == "cpu":
+        raise EngineSetupError(
+            "host_kv needs engines on GPUs: vLLM has no OffloadingConnector on CPU; "
+            "set cluster.host_kv to none"
+        )
+    if settings.kv_transfer != "none":
+        raise EngineSetupError(
+            f"host_kv and kv_transfer = {settings.kv_transfer} are two connectors, and an engine "
+            "gets one: set cluster.host_kv or runtime.kv_transfer to none"
+        )
 
 
 def check_memory(

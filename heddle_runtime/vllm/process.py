@@ -234,6 +234,8 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
         wanted["block_size"] = settings.block_tokens or CPU_BLOCK_TOKENS
     if order.tp > 1:
         wanted["distributed_executor_backend"] = "mp"
+    if settings.host_kv_gib is not None:
+        wanted["kv_offloading_size"] = settings.host_kv_gib * order.tp
     if settings.kv_transfer == "nixl":
         wanted["kv_transfer_config"] = _nixl(settings, on_cpu=on_cpu)
         if on_cpu:

@@ -64,6 +64,9 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """No pull begins later than this before the end of a lease."""
     kv_port: int | None = None
     """First of the ports for NIXL metadata, one for each engine; None: any free ones."""
+    host_kv_gib: float | None = None
+    """GiB of host memory for KV, for each GPU of an engine, by vLLM's OffloadingConnector; on GPUs
+    only. None: no such tier."""
     pin_s: float = 0.0
     """How long an engine holds a trajectory's blocks after a step, for a short tool call."""
     sleep_mode: bool = False

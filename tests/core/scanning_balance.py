@@ -14,6 +14,7 @@ class ScanningBalance:
         self._names: list[EngineId] = []
         self._counted_s = -5.0
         self._share: dict[TrajectoryId, tuple[int, float, float]] = {}
+        self._known: bool | None = None
         history = context.history
         self._appended = history.appended_per_output if history else 0.0
         self._tool_s = history.tool_s_per_output if history else 0.0
@@ -28,6 +29,7 @@ class ScanningBalance:
         output, context = max(remaining_tokens, 1.0), float(t.context_tokens)
         own_full, own_work, solo = self._estimated(output, context, np.arange(len(self._names)))
         ends = np.maximum(self._full + own_full, self._work + solo)
+        ends = np.maximum(ends, self._work + own_work + self._longest)
         tool_s = t.tool_s / t.step if t.step else 0.0
         price_s = self._context.cost.transfer_s(t.context_tokens) - tool_s
         end_at_home = float(ends[home])
@@ -68,6 +70,11 @@ class ScanningBalance:
         self._prefill = np.array([c.prefill_s for c in costs])
         self._kv = np.array([float(e.kv_capacity_tokens) for e in engines])
         self._full, self._work = np.zeros(len(engines)), np.zeros(len(engines))
+        self._longest = np.full(len(engines), -np.inf)
+        if self._known is None:
+            totals = [t.output_tokens + t.remaining_tokens for t in view.trajectories.values()]
+            history = self._context.history
+            self._known = history is not None and history.predictions_vary(totals)
         self._share = {}
         for t in view.trajectories.values():
             if t.home not in self._names:
@@ -82,5 +89,8 @@ class ScanningBalance:
                 np.array([max(left, 1.0)]), np.array([float(t.context_tokens)]), one
             )
             self._share[t.id] = (home, float(full[0]), float(work[0]))
+            if self._known:
+                alone_s = max(left, 1.0) * (self._t0[home] + self._tool_s)
+                self._longest[home] = max(self._longest[home], alone_s)
             self._full[home] += full[0]
             self._work[home] += work[0]

@@ -262,8 +262,9 @@ RUNS = st.lists(
     kv=st.lists(st.sampled_from([0, 0, 9_000, 40_000]), min_size=12, max_size=12),
     least=st.sampled_from([(0.0, 0.0), (2.0, 0.05)]),
     fixed_s=st.sampled_from([0.0, 0.5, 20.0]),
+    lengths_known=st.booleans(),
 )
-def test_it_finds_what_a_scan_of_all_engines_finds(ops, tps, kv, least, fixed_s):
+def test_it_finds_what_a_scan_of_all_engines_finds(ops, tps, kv, least, fixed_s, lengths_known):
     s = policy_context(tps=(1, 2, 4), history=HISTORY, transfer_fixed_s=fixed_s)
     # Two shapes of one cost: ends on engines of different shapes may be equal.
     by_shape = {shape: step_cost(1 if shape.tp == 2 else shape.tp) for shape in s.shape_choices}
@@ -273,7 +274,8 @@ def test_it_finds_what_a_scan_of_all_engines_finds(ops, tps, kv, least, fixed_s)
         engine.kv_capacity_tokens = 60_000 + more
     for i in range(4 * len(tps)):  # many at the first engine; the others are alike
         home = ledger.engines[0 if i % 4 else i // 4].id
-        add_trajectory(ledger, f"t{i}", home, remaining_tokens=20_000.0, tool_s=10.0 * (i % 3))
+        left = 40.0 * 4.0 ** (i % 6) if lengths_known else 20_000.0
+        add_trajectory(ledger, f"t{i}", home, remaining_tokens=left, tool_s=10.0 * (i % 3))
     searched = Balance(s, min_gain_s=least[0], margin=least[1])
     scanned = ScanningBalance(s, min_gain_s=least[0], margin=least[1])
     for number, (op, which, remaining, context) in enumerate([*FIRST, *ops]):
@@ -302,5 +304,22 @@ def test_it_finds_what_a_scan_of_all_engines_finds(ops, tps, kv, least, fixed_s)
             assert target == scanned.target(t, remaining, ledger)
             if target is not None and t.phase == "tool" and which % 5:
                 ledger.set_home(t, target)
+    assert searched._known == scanned._known == lengths_known
     for number, name in enumerate(scanned._names):
         assert sums(searched, name) == (scanned._full[number], scanned._work[number])
+
+
+def test_an_arrival_pays_for_its_delay_of_the_longest_where_lengths_are_known():
+    """The second engine has little work, but its longest ends last."""
+
+    def target(*left):
+        s = policy_context(tps=(1, 2, 4), history=HISTORY)
+        ledger = ledger_of(1, 1)
+        for i, tokens in enumerate(left):
+            home = ledger.engines[1 if i == 0 else 0].id
+            add_trajectory(ledger, f"t{i}", home, remaining_tokens=tokens, tool_s=60.0)
+        t = ledger.trajectories[TrajectoryId("t1")]
+        return Balance(s).target(t, t.remaining_tokens, ledger)
+
+    assert target(*[5_000.0] * 40) == "e1"
+    assert target(*(100_000.0, *(10.0 * 2.0 ** (i % 10) for i in range(39)))) is None

@@ -8,6 +8,7 @@ from heddle_core.parts.admission.reserve_output import (
     UNKNOWN_STEP_TOKENS,
     ReserveOutput,
 )
+from heddle_core.parts.table import next_round
 from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context
 
 
@@ -31,6 +32,18 @@ def test_it_reserves_what_is_left_within_one_and_some_mean_steps(remaining, toke
 def test_a_trajectory_with_longer_steps_reserves_for_its_own():
     assert reserve(1e9, output=4_000, step=4, past=history()) == int(STEPS_AHEAD * 1_000)
     assert reserve(1e9, output=40, step=4, past=history()) == int(STEPS_AHEAD * 300)
+
+
+def test_a_round_is_one_step_and_what_its_tool_appends():
+    past = history()
+    part = next_round(policy_context(history=past))
+    t = add_trajectory(ledger_of(), "t", output_tokens=4_000, step=4)
+    growth = 1.0 + past.appended_per_output
+    assert growth > 1.0
+    assert part.reserve_tokens(t, 1e9) == int(growth * 1_000)
+    assert part.reserve_tokens(t, 500.0) == int(growth * 500)
+    assert part.keeps_kv
+    assert next_round(policy_context()).reserve_tokens(t, 1e9) == 1_000
 
 
 def test_without_history_a_common_step_is_assumed():

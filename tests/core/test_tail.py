@@ -23,14 +23,38 @@ def end(ledger, count: int) -> None:
 
 def test_the_search_begins_when_few_are_left_and_again_when_a_tenth_of_them_has_ended():
     part = TailConsolidation(policy_context(gpus=8))
-    ledger = ledger_with(40, 1, 1, 2)
+    ledger = ledger_with(80, 1, 1, 2)
     asked = []
     while ledger.unfinished:
         if part.consolidate(ledger) is not None:
             asked.append(ledger.unfinished)
         end(ledger, 1)
-    assert asked[0] == 32, "four for each GPU"
-    assert asked[1:] == [28, 25, 22, 19, 17, 15, 13, 11, 9, 8, 7, 6, 5, 4, 3, 2, 1]
+    assert asked[0] == 64, "eight for each GPU"
+    assert asked[1:] == [
+        57,
+        51,
+        45,
+        40,
+        36,
+        32,
+        28,
+        25,
+        22,
+        19,
+        17,
+        15,
+        13,
+        11,
+        9,
+        8,
+        7,
+        6,
+        5,
+        4,
+        3,
+        2,
+        1,
+    ]
     assert part.consolidate(ledger) is None
 
 

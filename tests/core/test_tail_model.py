@@ -1,5 +1,7 @@
 """The model of the tail: ends by the formula, kept up to date; no move makes them later."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -128,13 +130,50 @@ def test_a_trajectory_without_a_home_gets_the_one_where_it_ends_earliest():
     assert (crowd.homes >= 0).all()
 
 
-def test_what_is_left_later_is_what_was_there_less_the_share_that_was_done():
-    work = work_of([1_000.0, 100.0], context_tokens=np.array([500.0, 500.0]), tool_s=4.0)
+def test_what_is_left_later_is_what_was_there_less_what_was_done_alone():
+    work = work_of(
+        [1_000.0, 100.0],
+        context_tokens=np.array([500.0, 500.0]),
+        prefill_tokens=0.0,
+        tool_s=np.array([4.0, 0.4]),
+    )
     crowd = tail_of(work, [0, 1], [1, 1])
     half_s = float(crowd.ends[0]) / 2
     left = crowd.after(half_s)
-    assert left.output_tokens[0] == pytest.approx(500.0)
-    assert left.context_tokens[0] == pytest.approx(1_000.0)
-    assert left.tool_s[0] == pytest.approx(2.0)
+    assert left.output_tokens[0] == pytest.approx(500.0, rel=0.02)
+    assert left.context_tokens[0] == pytest.approx(1_500.0 - left.output_tokens[0])
+    assert left.tool_s[0] == pytest.approx(left.output_tokens[0] * 0.004)
     assert left.output_tokens[1] == 0.0
     assert crowd.after(0.0).output_tokens.tolist() == work.output_tokens.tolist()
+
+
+def test_a_crowd_gets_as_far_as_its_common_iterations_allow():
+    work = work_of([1_000.0] * 9 + [5.0], context_tokens=0.0, prefill_tokens=0.0)
+    crowd = tail_of(work, [0] * 10, [1])
+    cost = BY_SHAPE[h100(1)]
+    # Nine of them run for 400 iterations: contexts are 200 tokens on average.
+    iteration_s = cost.t0_s + 9 * (cost.t1_s + cost.t2_s * 200.0)
+    left = crowd.after(400 * iteration_s)
+    assert left.output_tokens[:9] == pytest.approx([600.0] * 9, rel=0.01)
+    assert left.output_tokens[9] == 0.0
+
+
+def test_contexts_from_elsewhere_are_restored_before_anything_is_made():
+    work = work_of([1_000.0, 1_000.0], context_tokens=np.full(2, 10_000.0), prefill_tokens=0.0)
+    crowd = tail_of(work, [0, 1], [1, 1])
+    crowd.move(1, 0)
+    restore_s = BY_SHAPE[h100(1)].prefill_s * 10_000.0
+    assert crowd.after(restore_s).output_tokens.tolist() == [1_000.0, 1_000.0]
+    assert crowd.after(restore_s + 1.0).output_tokens[0] < 1_000.0
+
+
+def test_a_store_that_engines_share_makes_moves_cheaper():
+    by_shape = {s: replace(cost, load_s=cost.prefill_s / 10) for s, cost in BY_SHAPE.items()}
+    slow = {s: replace(cost, load_s=cost.prefill_s * 10) for s, cost in BY_SHAPE.items()}
+    work = work_of([1_000.0], context_tokens=np.array([10_000.0]), prefill_tokens=0.0)
+    at = np.array([0], dtype=np.int64)
+    shapes = [h100(1), h100(1)]
+    price_s = BY_SHAPE[h100(1)].prefill_s * 10_000.0
+    for costs, factor in ((BY_SHAPE, 1.0), (by_shape, 0.1), (slow, 1.0)):
+        ends = TailModel(work, at, shapes, costs, max_running=16).ends_at(0)
+        assert ends[1] - ends[0] == pytest.approx(factor * price_s)

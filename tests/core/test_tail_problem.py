@@ -118,6 +118,24 @@ def test_gpus_that_do_not_make_a_wide_engine_stay_as_they_are():
     assert uneven.solve().engines == uneven.engines
 
 
+def test_a_shape_that_starts_soon_is_taken_where_others_start_late():
+    waiting = replace(STRAGGLER, start_s=1_000.0, start_s_at={h100(4): 2.0})
+    assert [tp for tp in tps_of(waiting) if tp > 1] == [4]
+
+
+def test_merging_is_compared_by_the_ends_of_the_same_trajectories():
+    """Most end while the wide engine starts, and what is left gains less than the start costs."""
+    many = problem((4, 4), (0, 1) * 16, (3_000.0,) * 30 + (6_000.0,) * 2, start_s=60.0)
+    assert many.solve().engines == many.engines
+
+
+@pytest.mark.parametrize("windows", [2, 5, 7])
+def test_merging_all_is_tried_for_any_number_of_windows(windows):
+    homes = tuple(range(2 * windows))
+    crowd = problem((4,) * 2 * windows, homes, (40_000.0,) * 2 * windows, start_s=0.1)
+    assert tps_of(crowd) == [8] * windows
+
+
 @settings(max_examples=60)
 @given(
     tps=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=20),

@@ -1,5 +1,6 @@
 """What can be wrong is said in one line, before anything is started."""
 
+import dataclasses
 import json
 import socket
 from pathlib import Path
@@ -173,6 +174,21 @@ def test_a_port_that_is_taken(model):
             model, tp=(1, 1), kv_transfer="nixl", kv_port=port - 1
         )
     check(model, tp=(1, 1), kv_transfer="nixl")
+
+
+def test_kv_in_host_memory_needs_gpus_and_the_only_connector(model, monkeypatch):
+    assert "no OffloadingConnector on CPU" in refusal(model, host_kv_gib=64.0)
+    on_gpu = Installed(SUPPORTED["cuda"], "cuda")
+    monkeypatch.setattr(checks, "installed_vllm", lambda: on_gpu)
+    monkeypatch.setattr(checks, "count_gpus", lambda: 8)
+    check(model, host_kv_gib=64.0)
+    assert "two connectors" in refusal(model, host_kv_gib=64.0, kv_transfer="nixl")
+
+
+def test_vllm_knows_the_option_for_kv_in_host_memory():
+    arguments = pytest.importorskip("vllm.engine.arg_utils", reason="vLLM is not installed")
+    known = {field.name for field in dataclasses.fields(arguments.EngineArgs)}
+    assert {"kv_offloading_size", "kv_transfer_config"} <= known
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from heddle_core.policy import PolicyContext, TrajectoryView, View
 from heddle_core.solve.group_plan import one_class
 from heddle_core.solve.tail import TailProblem, first_search_at
 
-CHARGED_S = 0.2
-"""Seconds of solver time that the simulator lets pass; measured at 128 trajectories on 64 engines,
+CHARGED_S = 1.0
+"""Seconds of solver time that the simulator lets pass; measured at 512 trajectories on 32 engines,
 rounded up."""
 
 _FEWER = 0.9

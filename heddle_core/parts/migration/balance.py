@@ -4,6 +4,9 @@ Plans are inexact: cost estimates are coarse and predictions are revised. This p
 remaining work during tool calls. It keeps the two sums of `engine_sums` for every engine over its
 unfinished trajectories. One moves when another engine's end, the unhidden part of the transfer
 included, is earlier by a margin.
+
+Where predictions vary as lengths did, an arrival also pays for its delay of the longest trajectory
+of an engine: then that is known, and the plan may have given it an engine of its own.
 """
 
 import math
@@ -69,6 +72,7 @@ class Balance:
         self._row_full: FloatArray = np.zeros(0)
         self._row_work: FloatArray = np.zeros(0)
         self._known: bool | None = None
+        """Whether lengths are known well enough to protect an engine's longest trajectory."""
         history = context.history
         self._appended = history.appended_per_output if history else 0.0
         self._tool_s = history.tool_s_per_output if history else 0.0
@@ -91,9 +95,8 @@ class Balance:
         sums = self._shapes[shape]
         full_s, work_s = self._without(t.id, home)
         own_full_s, own_work_s, solo_s = sums.own(output, context, at)
-        end_at_home_s = max(full_s + own_full_s, work_s + solo_s)
-        if solo_s < sums.longest_s(at):
-            end_at_home_s = max(end_at_home_s, work_s + own_work_s + sums.longest_s(at))
+        delayed_s = work_s + own_work_s + sums.longest_s(at)
+        end_at_home_s = max(full_s + own_full_s, work_s + solo_s, delayed_s)
         least_gain_s = max(self._min_gain_s, self._margin * end_at_home_s)
         price_s = self._context.cost.transfer_s(t.context_tokens) - _mean_tool_s(t)
         before_s = math.nextafter(end_at_home_s - least_gain_s, math.inf)
@@ -237,18 +240,16 @@ class Balance:
         full_s = np.bincount(at, full, none + 1).astype(np.float64)
         work_s = np.bincount(at, work, none + 1).astype(np.float64)
         longest_s = np.full(none + 1, -math.inf)
-        if self._lengths_known(view):
-            output = np.maximum(left, 1.0)
-            solo = output * (self._t0[at] + self._tool_s) + work
-            np.maximum.at(longest_s, at, solo)
+        if self._lengths_known(ts):
+            np.maximum.at(longest_s, at, np.maximum(left, 1.0) * (self._t0[at] + self._tool_s))
         for sums, members in zip(self._shapes, self._members, strict=True):
             sums.replace(full_s[members], work_s[members], longest_s[members])
 
-    def _lengths_known(self, view: View) -> bool:
-        """Whether predictions vary as lengths did, when they were first looked at."""
+    def _lengths_known(self, ts: Sequence[TrajectoryView]) -> bool:
+        """Whether predictions varied as lengths do, when they were first looked at."""
         if self._known is None:
             history = self._context.history
-            totals = [t.output_tokens + t.remaining_tokens for t in view.trajectories.values()]
+            totals = [t.output_tokens + t.remaining_tokens for t in ts]
             self._known = history is not None and history.predictions_vary(totals)
         return self._known
 

@@ -6,9 +6,11 @@ terms of `heddle_core.estimate.group_cost`:
     full_e = sum of t0 * o_k * max(c_k / KV capacity, 1 / slots) + w_k    (a full engine)
     work_e = sum of w_k                 (the delay of one that runs all the time by the others)
 
-and ends on `e` at ``max(full_e, solo + work_e)``. Engines of one shape differ in these sums and a
-little in KV capacity. The least sums of 2, 4, 8 ... neighbours bound the ends on all of them from
-below, so that a search visits few engines.
+and ends on `e` at ``max(full_e, solo + work_e)``. If the longest trajectory of `e` counts, which
+needs `longest_e` for its iterations and tools alone, the end is no earlier than that one's,
+``work_e + longest_e``. Engines of one shape differ in these sums and a little in KV capacity. The
+least sums of 2, 4, 8 ... neighbours bound the ends on all of them from below, so that a search
+visits few engines.
 """
 
 import math
@@ -40,14 +42,11 @@ class EngineSums:
         self._full = [math.inf] * (2 * self._leaves)
         self._work = [math.inf] * (2 * self._leaves)
         self._late = [-math.inf] * (2 * self._leaves)
-        """End of the longest trajectory of each engine; without bounds, when it does not count."""
+        """End of the longest trajectory of each engine; minus infinity where it does not count."""
         self._longest = [-math.inf] * len(kv_capacity_tokens)
 
     def replace(self, full: FloatArray, work: FloatArray, longest: FloatArray) -> None:
-        """Take new sums of all engines, and the solo time of the longest trajectory of each.
-
-        A solo time of minus infinity counts for nothing.
-        """
+        """Take new sums of all engines, and `longest_e`: minus infinity where it does not count."""
         leaves, late = self._leaves, work + longest
         self._longest = longest.tolist()
         trees = ((self._full, full), (self._work, work), (self._late, late))
@@ -67,7 +66,7 @@ class EngineSums:
         _put(self._late, self._leaves + engine, work_s + self._longest[engine])
 
     def longest_s(self, engine: int) -> float:
-        """Return the solo time of the longest trajectory of an engine."""
+        """Return what the longest trajectory of an engine needs alone, without its work."""
         return self._longest[engine]
 
     def own(self, output: float, context_tokens: float, engine: int) -> tuple[float, float, float]:
