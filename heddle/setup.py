@@ -348,7 +348,7 @@ def _context(
         learned=model.factory,
         seed=config.seed,
         engine_start_s=simulation.engine_start_s,
-        engine_start_s_at={
+        engine_start_s_by_shape={
             shapes[tp]: simulation.start_s(tp) for tp in every if tp in simulation.engine_start_s_at
         },
     )

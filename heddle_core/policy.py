@@ -39,12 +39,12 @@ class PolicyContext:
     seed: int = 0
     engine_start_s: float = ENGINE_START_S
     """Estimated seconds from the start of an engine until it is ready, while a rollout runs."""
-    engine_start_s_at: Mapping[EngineShape, float] = field(default_factory=dict)
+    engine_start_s_by_shape: Mapping[EngineShape, float] = field(default_factory=dict)
     """The same for shapes where it is known, such as those of engines that are asleep."""
 
     def start_s(self, shape: EngineShape) -> float:
         """Estimated seconds until an engine of `shape` is ready."""
-        return self.engine_start_s_at.get(shape, self.engine_start_s)
+        return self.engine_start_s_by_shape.get(shape, self.engine_start_s)
 
 
 class TrajectoryView(Protocol):

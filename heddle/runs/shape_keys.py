@@ -1,6 +1,6 @@
 """Data with mappings by engine shape, as JSON and back: JSON has no such keys.
 
-A mapping `by_shape` becomes a list of pairs, each of a shape and its value.
+A mapping `by_shape`, or `..._by_shape`, becomes a list of pairs, each of a shape and its value.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Return JSON values with every `by_shape` as a mapping again, for `msgspec.convert`.
+    """Return JSON values with every such field as a mapping again, for `msgspec.convert`.
 
     Raises:
         msgspec.ValidationError: a key is no engine shape.
@@ -34,7 +34,7 @@ def from_plain(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        key: _by_shape(v) if key == _FIELD and isinstance(v, list) else from_plain(v)
+        key: _by_shape(v) if key.endswith(_FIELD) and isinstance(v, list) else from_plain(v)
         for key, v in value.items()
     }
 

@@ -54,7 +54,7 @@ class TailProblem:
     by_shape: Mapping[EngineShape, StepCost]
     start_s: float
     """Estimated seconds until a new engine is ready."""
-    start_s_at: Mapping[EngineShape, float] = field(default_factory=dict)
+    start_s_by_shape: Mapping[EngineShape, float] = field(default_factory=dict)
     """The same for shapes where it is known."""
     min_gain_s: float
     margin: float
@@ -128,7 +128,7 @@ class TailProblem:
         New engines are numbered after the present ones, in the order of `merged`.
         """
         shapes, wide = self._shapes(), [shape] * len(merged)
-        start_s = self.start_s_at.get(shape, self.start_s)
+        start_s = self.start_s_by_shape.get(shape, self.start_s)
         stays = np.ones(len(shapes), dtype=np.bool_)
         stays[[e for window in merged for e in window]] = False
         kept = np.flatnonzero(stays).tolist()

@@ -119,7 +119,7 @@ def test_gpus_that_do_not_make_a_wide_engine_stay_as_they_are():
 
 
 def test_a_shape_that_starts_soon_is_taken_where_others_start_late():
-    waiting = replace(STRAGGLER, start_s=1_000.0, start_s_at={h100(4): 2.0})
+    waiting = replace(STRAGGLER, start_s=1_000.0, start_s_by_shape={h100(4): 2.0})
     assert [tp for tp in tps_of(waiting) if tp > 1] == [4]
 
 

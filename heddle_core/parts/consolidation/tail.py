@@ -90,7 +90,7 @@ class TailConsolidation:
             tool_s_per_output=tuple(tool_s for _, tool_s in own),
             by_shape={shape: context.cost.by_shape[shape] for shape in shapes},
             start_s=context.engine_start_s,
-            start_s_at={shape: context.start_s(shape) for shape in shapes},
+            start_s_by_shape={shape: context.start_s(shape) for shape in shapes},
             min_gain_s=self._min_gain_s,
             margin=self._margin,
             charged_s=CHARGED_S,
