@@ -14,6 +14,10 @@ Both observe the run; neither decides anything. Synthetic workloads have 1,600 t
 shipped prior as history. Of a recorded trace, half of the groups is history, and the other half
 (at most 1,600 trajectories) is played, for each seed another half.
 
+Where many lengths are equal, as at an output limit, a quantile that is one of them covers more than
+its level. *below* is the share of totals at least a token below the last quantile of `posterior`:
+its level lies between that and the coverage.
+
 Figures go into `coverage.json` beside this file, then into `COVERAGE.md`.
 """
 
@@ -72,19 +76,23 @@ STEP_END = "step end"
 
 @dataclass(slots=True)
 class Questions:
-    """Whether totals lay at or below each quantile: one row a question, by moment and model."""
+    """By moment and model, one row a question: whether the total lay at or below each quantile, and
+    whether it lay a token or more below the last one."""
 
-    hits: dict[tuple[str, str], list[list[bool]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    hits: dict[tuple[str, str], list[list[bool]]] = field(default_factory=lambda: defaultdict(list))
 
     def coverage(self, moment: str, model: str) -> dict[str, Any] | None:
         """Share of hits at each level; None for fewer than `FEWEST`."""
         rows = self.hits.get((moment, model), ())
         if len(rows) < FEWEST:
             return None
-        shares = np.mean(rows, axis=0).round(4).tolist()
-        return {"questions": len(rows), "coverage": shares}
+        *shares, below = np.mean(rows, axis=0).round(4).tolist()
+        return {"questions": len(rows), "coverage": shares, "below": below}
+
+
+def hits(truth: float, quantiles: Sequence[float]) -> list[bool]:
+    """One row of `Questions`."""
+    return [*(truth <= quantile for quantile in quantiles), truth <= quantiles[-1] - 1.0]
 
 
 class Shadows:
@@ -143,12 +151,15 @@ class Shadows:
         states = np.tile(self._model.initial_state(), (len(ts), 1))
         found = self._model.quantiles(states, np.array(rows))[:, self._at]
         learned = np.maximum(np.exp(found + np.array(survival)[:, None]), 1.0)
-        self._questions.hits[moment, "learned"] += (rest[:, None] <= learned).tolist()
+        self._questions.hits[moment, "learned"] += [
+            hits(truth, quantiles)
+            for truth, quantiles in zip(rest.tolist(), learned.tolist(), strict=True)
+        ]
         for t, truth in zip(ts, rest.tolist(), strict=True):
             running = self._posterior.running_tokens(t)
-            quantiles = self._posterior.remaining_quantiles(t, LEVELS)
-            hits = [truth <= running + quantile for quantile in quantiles]
-            self._questions.hits[moment, "posterior"].append(hits)
+            found_now = self._posterior.remaining_quantiles(t, LEVELS)
+            row = hits(truth, [running + quantile for quantile in found_now])
+            self._questions.hits[moment, "posterior"].append(row)
 
 
 def play(setup: RunSetup, model: Model, questions: Questions, every_s: float, by: str) -> None:
@@ -240,18 +251,20 @@ def measure(name: str, seeds: Sequence[int]) -> dict[str, Any]:
 def table(title: str, found: dict[str, Any]) -> list[str]:
     """One table: moments in rows, levels of each model in columns."""
     shown = [f"{model} {level:g}" for model in MODELS for level in LEVELS]
+    shown.append(f"below {LEVELS[-1]:g}")
     lines = [f"| {title} | trajectories | " + " | ".join(shown) + " |"]
     lines.append("|---|---|" + "---|" * len(shown))
-    for moment in sorted(found, key=lambda m: (m == STEP_END, float(m.split("-")[0].split(" ")[0])
-                                              if m != STEP_END else 0.0)):
-        cells = found[moment]
+    for moment, cells in sorted(found.items(), key=lambda item: order(item[0])):
         shares = [share for model in MODELS for share in cells[model]["coverage"]]
-        lines.append(
-            f"| {moment} | {cells[MODELS[0]]['questions']:,} | "
-            + " | ".join(f"{share:.2f}" for share in shares)
-            + " |"
-        )
+        shares.append(cells["posterior"]["below"])
+        count = f"{cells['posterior']['questions']:,}"
+        lines.append(f"| {moment} | {count} | " + " | ".join(f"{s:.2f}" for s in shares) + " |")
     return lines
+
+
+def order(moment: str) -> float:
+    """Moments of a table by time, step ends last."""
+    return float("inf") if moment == STEP_END else float(moment.split("-")[0].split(" ")[0])
 
 
 def main() -> None:

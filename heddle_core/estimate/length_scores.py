@@ -31,7 +31,7 @@ class LengthScores:
 
         Without any, lengths are lognormal around 3,000 tokens with a log deviation of 1.
         """
-        if not quantiles:
+        if len(quantiles) == 0:
             self._logs = np.log(_TYPICAL_TOKENS) + np.array([-SCORE_BOUND, SCORE_BOUND])
             self._scores = np.array([-SCORE_BOUND, SCORE_BOUND])
             return

@@ -89,7 +89,7 @@ class LengthPosterior:
 
     def ended(self, score: float) -> FloatArray:
         """Return the evidence of a trajectory that ended with this score, (cells,)."""
-        return self._rows(self._log_density, np.array([score]))[0]
+        return np.asarray(self._rows(self._log_density, np.array([score]))[0])
 
     def running(self, scores: FloatArray) -> FloatArray:
         """Return the evidence of each trajectory beyond its score, (scores, cells)."""

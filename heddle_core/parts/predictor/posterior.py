@@ -43,7 +43,7 @@ class PosteriorPredictor:
     running step are estimated as the seconds since its dispatch times the pace of its engine, a
     moving average over finished steps. The time is that of the latest event.
 
-    State: two vectors of about 250 numbers for each group.
+    State: a vector of 245 numbers for each of the latest 512 groups.
     """
 
     served = False
@@ -71,7 +71,7 @@ class PosteriorPredictor:
         self._observed = self._learned = 0
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Learn the pace of an engine, and whether `t` has ended."""
+        """Learn the pace of an engine, and whether this step was the last."""
         self._of(t)
         self._now_s = event.time_s
         self._observed += 1
@@ -125,6 +125,13 @@ class PosteriorPredictor:
         rest = self._scores.tokens(found) - made
         return [max(tokens, _LEAST_TOKENS) for tokens in rest.tolist()]
 
+    def running_tokens(self, t: TrajectoryView) -> float:
+        """Estimate the tokens of the running step of `t`; 0 where none runs."""
+        if t.phase not in ("running", "preempting") or t.home is None:
+            return 0.0
+        pace = self._pace.get(t.home, self._any_pace)
+        return max(self._now_s - t.dispatched_s, 0.0) * pace
+
     def _of(self, t: TrajectoryView) -> _Group:
         group = self._groups.get(t.group)
         if group is None:
@@ -155,12 +162,6 @@ class PosteriorPredictor:
             return group.ended
         running = self._posterior.running(self._scores.scores(np.array(made)))
         return np.asarray(group.ended + running.sum(axis=0))
-
-    def running_tokens(self, t: TrajectoryView) -> float:
-        if t.phase not in ("running", "preempting") or t.home is None:
-            return 0.0
-        pace = self._pace.get(t.home, self._any_pace)
-        return max(self._now_s - t.dispatched_s, 0.0) * pace
 
     def _score(self, made: float) -> FloatArray:
         return self._scores.scores(np.array([made + _MORE]))
