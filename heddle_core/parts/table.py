@@ -116,7 +116,7 @@ PARTS: Final = Parts(
         "progressive": Part(progressive, "revised at every step from observations"),
         "posterior": Part(
             lambda s: PosteriorPredictor(s.history),
-            "median of a calibrated distribution, survivors and siblings counted",
+            "mean of a calibrated distribution, from survivors and siblings",
         ),
         "learned": Part(learned, "a trained model (--predictor-model) for its own tasks"),
         "served": Part(

@@ -19,6 +19,10 @@ _MORE = 0.5
 _UNKNOWN = LengthPrior(level_sd=2.0, spread_sd=0.4)
 """Without a history the level is a guess."""
 
+_MEAN_OF = tuple((i + 0.5) / 20 for i in range(20))
+"""Levels of the quantiles whose mean is the estimate. Beyond the last one, 0.975, a distribution is
+mostly an assumption."""
+
 _PACE_WEIGHT = 0.1
 """Of the latest step in the pace of its engine."""
 _EVENTS, _GROWTH = 16, 0.05
@@ -103,8 +107,8 @@ class PosteriorPredictor:
             group.ended += self._posterior.running(self._score(t.output_tokens))[0]
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return the median of what is left, at least one token."""
-        return self.remaining_quantiles(t, (0.5,))[0]
+        """Return the mean of what is left, but for the outermost tail; at least one token."""
+        return sum(self.remaining_quantiles(t, _MEAN_OF)) / len(_MEAN_OF)
 
     def remaining_quantiles(
         self, t: TrajectoryView, levels: Sequence[float], *, running_tokens: float | None = None
