@@ -112,6 +112,8 @@ class Shadows:
             TrajectoryId(s.id): sum(step.output_tokens for step in s.steps) for s in scripts
         }
         self._questions = questions
+        self.ended = 0
+        """Trajectories."""
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Show it to all."""
@@ -129,6 +131,7 @@ class Shadows:
 
     def observe_finish(self, t: TrajectoryView) -> None:
         """Show it to all."""
+        self.ended += 1
         self._acting.observe_finish(t)
         self._posterior.observe_finish(t)
         self._observations.observe_finish(t)
@@ -172,12 +175,12 @@ def play(setup: RunSetup, model: Model, questions: Questions, every_s: float, by
 
     def question() -> None:
         nonlocal asked
-        unfinished = list(controller.ledger.trajectories.values())
-        if not unfinished:
+        if shadows.ended == len(scripts):
             return
-        ended = 1.0 - len(unfinished) / len(scripts)
-        share = ENDED[min(int(ended * len(ENDED)), len(ENDED) - 1)]
-        shadows.question(f"{asked * every_s:.0f} s" if by == "seconds" else share, unfinished)
+        share = ENDED[int(shadows.ended / len(scripts) * len(ENDED))]
+        arrived = list(controller.ledger.trajectories.values())
+        if arrived:
+            shadows.question(f"{asked * every_s:.0f} s" if by == "seconds" else share, arrived)
         asked += 1
         clock.call_after(every_s, question)
 
@@ -252,7 +255,7 @@ def table(title: str, found: dict[str, Any]) -> list[str]:
     """One table: moments in rows, levels of each model in columns."""
     shown = [f"{model} {level:g}" for model in MODELS for level in LEVELS]
     shown.append(f"below {LEVELS[-1]:g}")
-    lines = [f"| {title} | trajectories | " + " | ".join(shown) + " |"]
+    lines = [f"| {title} | questions | " + " | ".join(shown) + " |"]
     lines.append("|---|---|" + "---|" * len(shown))
     for moment, cells in sorted(found.items(), key=lambda item: order(item[0])):
         shares = [share for model in MODELS for share in cells[model]["coverage"]]
