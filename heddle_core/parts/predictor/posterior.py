@@ -56,7 +56,7 @@ class PosteriorPredictor:
         """Start from the lengths of earlier rollouts.
 
         The share of the variance between prompts is history's, where it has totals by prompt, and
-        a half otherwise: recorded traces have 0.24 to 0.69.
+        a half otherwise: recorded traces have 0.24 to 0.66.
         """
         self._scores = LengthScores(history.output_quantiles if history else ())
         prior = _UNKNOWN
