@@ -24,6 +24,7 @@ from heddle_core.parts.planner.uniform import UniformStart
 from heddle_core.parts.predictor.group import GroupPredictor
 from heddle_core.parts.predictor.history import HistoryPredictor
 from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.predictor.posterior import PosteriorPredictor
 from heddle_core.parts.predictor.prefix_tree import PrefixTreePredictor
 from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.parts.predictor.served import Served
@@ -118,6 +119,10 @@ PARTS: Final = Parts(
             lambda _: PrefixTreePredictor(), "Libra's tree: trajectories with the same tool answers"
         ),
         "progressive": Part(progressive, "revised at every step from observations"),
+        "posterior": Part(
+            lambda s: PosteriorPredictor(s.history),
+            "mean of a calibrated distribution, from survivors and siblings",
+        ),
         "learned": Part(learned, "a trained model (--predictor-model) for its own tasks"),
         "served": Part(
             lambda s: Served(progressive(s)),

@@ -26,6 +26,7 @@ class FakeTrajectory:
     context_tokens: int = 100
     output_tokens: int = 0
     tool_s: float = 0.0
+    dispatched_s: float = 0.0
     arrived_s: float = 0.0
     runnable_s: float = 0.0
 

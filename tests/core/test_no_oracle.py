@@ -58,7 +58,9 @@ def both(name: str, *, oracle: bool = False) -> tuple[Played, Played, float]:
     return played[0], played[1], min(delivered_s(p, changed) for p in played)
 
 
-@pytest.mark.parametrize("name", [*PRESETS, "verl+lpt+group+headroom", "heddle-paper+history"])
+@pytest.mark.parametrize(
+    "name", [*PRESETS, "verl+lpt+group+headroom", "heddle-paper+history", "heddle+posterior"]
+)
 def test_what_lies_ahead_changes_no_decision(name):
     first, second, until_s = both(name)
     before = [e for e in first.entries if e.event.time_s < until_s]

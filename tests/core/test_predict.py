@@ -11,6 +11,7 @@ from heddle_core.ids import EngineId, GroupId
 from heddle_core.parts.predictor.group import GroupPredictor
 from heddle_core.parts.predictor.history import HistoryPredictor
 from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.predictor.posterior import PosteriorPredictor
 from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.predictor.step_lengths import RunningMean, StepLengths
@@ -22,6 +23,7 @@ EVERY = {
     "group": GroupPredictor,
     "history": lambda: HistoryPredictor({GroupId("g0"): [100, 900]}, task_totals={"coding": [50]}),
     "progressive": ProgressivePredictor,
+    "posterior": PosteriorPredictor,
     "served": lambda: Served(ProgressivePredictor()),
     "awaited": lambda: Served(ProgressivePredictor(), awaited=True),
 }
@@ -124,6 +126,7 @@ def test_only_the_served_wrapper_takes_time():
         "group": False,
         "history": False,
         "progressive": False,
+        "posterior": False,
         "served": True,
         "awaited": True,
     }
