@@ -13,7 +13,6 @@ from heddle_core.ids import EngineId
 from heddle_runtime.vllm.checks import check_engines
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import VllmSettings
-from heddle_sim.profile_files import load_profile
 
 
 def vllm_settings(config: RunConfig) -> VllmSettings:
@@ -95,12 +94,8 @@ def open_vllm(config: RunConfig, logs: Path) -> VllmLauncher:
     )
 
 
-def _cores(config: RunConfig) -> list[tuple[int, ...]]:
-    """A core for each engine while there are enough; engines of several ranks choose their own."""
-    cluster = config.cluster
-    degrees = cluster.mix or cluster.tp_choices or load_profile(cluster.model, cluster.gpu).tps
+def _cores(config: RunConfig) -> list[int]:
+    """The cores to pin engines to, while there is one for each rank of all engines."""
     mine = sorted(os.sched_getaffinity(0))
-    widest = max(tp for tp in (*degrees, cluster.tp) if tp <= cluster.gpus)
-    if not config.runtime.pin_cores or widest > 1 or cluster.gpus > len(mine):
-        return []
-    return [(core,) for core in mine[: cluster.gpus]]
+    enough = config.cluster.gpus <= len(mine)
+    return mine[: config.cluster.gpus] if config.runtime.pin_cores and enough else []
