@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from heddle.config import RunConfig
 from heddle.hardware import hardware
 from heddle.runs.files import version_of
 from heddle_core.ids import EngineId
-from heddle_runtime.vllm.checks import check_engines
+from heddle_runtime.vllm.checks import EngineSetupError, check_engines
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import VllmSettings
 
@@ -34,11 +34,14 @@ def vllm_settings(config: RunConfig) -> VllmSettings:
     )
 
 
-def engine_facts(config: RunConfig, largest_tokens: int) -> dict[str, Any]:
+def engine_facts(
+    config: RunConfig, largest_tokens: int, planned_tps: Sequence[int] = ()
+) -> dict[str, Any]:
     """Check that the engines of a run are available, and return their facts for the manifest.
 
-    `largest_tokens` is the largest context of the trace. Facts of a running engine, such as its KV
-    space, are added when it becomes ready; see `facts_of`.
+    `largest_tokens` is the largest context of the trace; `planned_tps` are the TP degrees that the
+    policy may choose. Facts of a running engine, such as its KV space, are added when it becomes
+    ready; see `facts_of`.
 
     Raises:
         ValueError: something is missing; the message has one line, with the remedy.
@@ -46,11 +49,23 @@ def engine_facts(config: RunConfig, largest_tokens: int) -> dict[str, Any]:
     runtime, cluster = config.runtime, config.cluster
     if runtime.engine == "fake":
         return {"engine": "fake", "model": cluster.model, "gpu": cluster.gpu, "notes": []}
+    settings = vllm_settings(config)
     checked = check_engines(
-        vllm_settings(config),
+        settings,
         tp_degrees=cluster.mix or (cluster.tp,) * (cluster.gpus // cluster.tp),
         largest_tokens=largest_tokens,
     )
+    for tp in planned_tps:
+        try:
+            check_engines(
+                settings, tp_degrees=(tp,) * (cluster.gpus // tp), largest_tokens=largest_tokens
+            )
+        except EngineSetupError as error:
+            rest = [other for other in planned_tps if other != tp]
+            raise EngineSetupError(
+                f"the policy may start engines of TP {tp}, which cannot run: {error}; or leave "
+                f"that degree out with --set cluster.tp_choices={rest or [cluster.tp]}"
+            ) from None
     return {
         "engine": "vllm",
         "vllm": checked.installed.release,
