@@ -17,6 +17,7 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -24,8 +25,11 @@ from typing import Any
 import click
 
 from experiments.real_cpu.run import HERE, SEED, WORK, heddle
+from heddle.config import RuntimeConfig
 from heddle.runs import Run, load_run
 from heddle.runs.replay import replay
+from heddle.setup import prepare as prepare_run
+from heddle.simulation import simulate
 from heddle_core.commands import StopEngine
 from heddle_core.events import (
     EngineReady,
@@ -48,8 +52,8 @@ PROFILE = HERE / "widening.profile.json"
 TRACE, EARLIER = WORK / "widening.jsonl.gz", WORK / "widening-earlier.jsonl.gz"
 
 POLICIES = {"heddle-no-widening+fixed": "kept", "heddle+fixed": "widened"}
-TRAJECTORIES, PER_GROUP, SHRINK = 12, 4, 1.5
-MAX_RUNNING, CONTEXT, SWEPT_CONTEXT = 12, 8192, 2048
+ENGINES, TRAJECTORIES, PER_GROUP, SHRINK = 2, 12, 4, 1.5
+MAX_RUNNING, CONTEXT, SWEPT_CONTEXT = 8, 8192, 2048
 STATED = 20
 """How many times as fast as TP 1 the policy takes TP 2 to be."""
 
@@ -93,25 +97,25 @@ def prepare() -> None:
     PROFILE.write_text(json.dumps(profile, indent=1) + "\n")
 
 
-def options(policy: str) -> list[object]:
-    """Of a run and of its simulation."""
-    return [
-        *(TRACE, "--policy", policy, "--json", "--model", PROFILE, "--history", EARLIER),
-        *("--max-running", MAX_RUNNING, "--seed", SEED, "--out", WORK / "runs"),
-    ]
-
-
 def measured(policy: str) -> Run:
     """Run on real engines."""
-    engines = ("--engine", "vllm", "--model-dir", MODEL, "--engines", 2)
-    limit = ("--set", f"runtime.max_context={CONTEXT}")
-    return load_run(json.loads(heddle("run", *options(policy), *engines, *limit))["run"])
+    row = heddle(
+        *("run", TRACE, "--policy", policy, "--json", "--model", PROFILE, "--history", EARLIER),
+        *("--engine", "vllm", "--model-dir", MODEL, "--engines", ENGINES, "--seed", SEED),
+        *("--max-running", MAX_RUNNING, "--set", f"runtime.max_context={CONTEXT}"),
+        *("--out", WORK / "runs"),
+    )
+    return load_run(json.loads(row)["run"])
 
 
-def simulated(policy: str, start_s: float | None = None) -> Run:
-    """Simulate it; `start_s` in the place of the profile's."""
-    given = () if start_s is None else ("--engine-start-s", f"{start_s:.3f}")
-    return load_run(json.loads(heddle("simulate", *options(policy), "--gpus", 2, *given))["run"])
+def simulated(run: Run, start_s: float | None = None) -> Run:
+    """Simulate a run; its engines start in `start_s`, which the policy is not told."""
+    config = replace(run.config, runtime=RuntimeConfig())
+    setup = prepare_run(config)
+    if start_s is not None:
+        engines = replace(setup.simulation, engine_start_s=start_s, engine_start_s_at={})
+        setup = replace(setup, simulation=engines)
+    return load_run(simulate(setup, out=WORK / "runs").path)
 
 
 def figures(run: Run) -> dict[str, float | None]:
@@ -190,10 +194,10 @@ def repeat() -> dict[str, Any]:
         row[name] = {
             "run": str(run.path.relative_to(HERE)),
             "measured": real,
-            "predicted": figures(simulated(policy)),
+            "predicted": figures(simulated(run)),
         }
         if real["start_s"] is not None:
-            row[name]["told"] = figures(simulated(policy, real["start_s"]))
+            row[name]["known"] = figures(simulated(run, real["start_s"]))
     return row
 
 
@@ -205,7 +209,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for name, text in FIGURES.items():
         cells = [rows[0]["widened"]["predicted"][name]]
         for row in rows:
-            cells += [row["widened"][kind].get(name) for kind in ("measured", "told")]
+            cells += [row["widened"][kind].get(name) for kind in ("measured", "known")]
         yield f"| {text} | {' | '.join(map(_number, cells))} |"
     kept = [row["kept"] for row in rows]
     cells = [kept[0]["predicted"]["makespan_s"]]

@@ -63,6 +63,18 @@ class VllmCore:
         # vLLM reserves one block as the null block.
         self.kv_capacity_tokens: int = (cache.num_gpu_blocks - 1) * cache.block_size
 
+    def warm_up(self) -> None:
+        """Run a step, and leave none of its KV.
+
+        The first step of an engine with several ranks took seconds longer than others. In the
+        middle of a rollout trajectories would wait for it.
+        """
+        self.add("warm-up", [0] * self.block_tokens, max_tokens=2)
+        while self.activity() == "computing":
+            for _ in self.step():
+                pass
+        self._engine.reset_prefix_cache()
+
     def add(
         self,
         request: str,
@@ -244,6 +256,7 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
     if order.tp > 1:
         _watch_tp_processes()
         _unlink_shared_memory()
+        core.warm_up()
     one = model.get_total_num_kv_heads() * model.get_head_size() * model.dtype.itemsize
     return core, wire.Ready(
         kv_capacity_tokens=core.kv_capacity_tokens,
