@@ -247,6 +247,30 @@ def test_an_engine_that_waits_for_a_dead_thread_at_start_is_quoted(bench, tmp_pa
     bench.run(main())
 
 
+def test_an_engine_that_is_stopped_while_it_starts_leaves_no_shared_memory(bench, tmp_path):
+    shared = Path("/dev/shm", f"vllm_{tmp_path.name}")
+
+    async def main() -> None:
+        launcher = VllmLauncher(
+            VllmSettings(model_dir=str(tmp_path)), module="tests.runtime.sharing_process"
+        )
+        spec = EngineSpec(engine=EngineId("s"), shape=EngineShape("cpu", 2), max_running=1)
+        engine = launcher.start(spec, bench.recorder)
+        await until(lambda: shared.exists() and b"/dev/shm/vllm_" in maps_of(engine))
+        engine.stop()
+        await bench.recorder.take("stopped")
+        assert not shared.exists()
+        await launcher.close()
+
+    def maps_of(engine: VllmEngine) -> bytes:
+        return b"".join(Path(f"/proc/{p}/maps").read_bytes() for p in group_members(engine.pid))
+
+    try:
+        bench.run(main())
+    finally:
+        shared.unlink(missing_ok=True)
+
+
 def test_an_engine_has_as_many_of_the_least_used_cores_as_ranks(bench, tmp_path, monkeypatch):
     """Also one that takes the place of two."""
     pinned: dict[EngineId, tuple[int, ...]] = {}
