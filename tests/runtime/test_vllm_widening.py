@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,14 +21,13 @@ import heddle.running
 from heddle.config import ClusterConfig, PolicyConfig, RunConfig, RuntimeConfig
 from heddle.runs import Run, load_run
 from heddle.runs.replay import replay
-from heddle_core.commands import Dispatch, SolvePlan
+from heddle_core.commands import Dispatch, SolvePlan, StartEngine
 from heddle_core.events import (
     EngineFailed,
     EngineReady,
     StepFinished,
     StepPreempted,
 )
-from heddle_core.ids import EngineId
 from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import EngineListener
 from heddle_rollout.scripted_agent import ScriptedAgent
@@ -44,34 +44,44 @@ from tests.runtime.vllm_bench import needs_vllm
 pytestmark = needs_vllm
 
 PROFILE = Path(__file__).resolve().parents[2] / "experiments" / "real_cpu" / "profile.json"
-E1, WIDE, AGAIN, LAST = EngineId("e1"), *(EngineId("e0", life) for life in (1, 2, 3))
 STEPS = {"first": [20], "in_tool": [4, 40], "long0": [500, 30], "long1": [500, 30]}
-"""Output tokens of each step. When `first` ends on e0, `in_tool` is in its tool or has just left
-it, and the others are in their first step on e1."""
+"""Output tokens of each step. When `first` ends, `in_tool` is in its tool or has just left
+it, and the others are in their first step on the other engine."""
 PROMPT, OBSERVED, TOOL_S = 320, 40, 2.0
 
 
 class PausingLauncher(VllmLauncher):
-    """Pauses e1 when it has made tokens, until the merge: however slow e0 is, they run then."""
+    """Pauses the engine of the long steps once they have made tokens, until the merge.
+
+    However slow the other engine is, they have not ended then.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.pausing: list[asyncio.Task[None]] = []
+        self.paused: list[int] = []
+        self.wide: list[VllmEngine] = []
+        SolvedAtOnce.resume = self.resume
 
     def start(self, spec: EngineSpec, listener: EngineListener) -> VllmEngine:
         engine = super().start(spec, listener)
-        if spec.engine == E1:
-            self.pausing = asyncio.get_running_loop().create_task(self.pause(engine))
-            SolvedAtOnce.resume = self.resume
+        if spec.shape.tp == 1:
+            self.pausing.append(asyncio.get_running_loop().create_task(self.pause(engine)))
+        else:
+            self.wide.append(engine)
         return engine
 
     async def pause(self, engine: VllmEngine) -> None:
-        await until(lambda: makes_tokens(engine))
-        self.send(engine.pid, signal.SIGSTOP)
+        await until(lambda: "long0" in made_of(engine) and "first" not in engine._running)
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGSTOP)
+        self.paused.append(engine.pid)
 
     def resume(self) -> None:
-        self.pausing.cancel()
-        self.send(self.pid(E1), signal.SIGCONT)
-
-    def send(self, pid: int | None, number: signal.Signals) -> None:
-        if pid is not None:
-            os.kill(pid, number)
+        for task in self.pausing:
+            task.cancel()
+        while self.paused:
+            os.kill(self.paused.pop(), signal.SIGCONT)
 
 
 class SolvedAtOnce:
@@ -91,20 +101,20 @@ class KillingLauncher(PausingLauncher):
 
     def start(self, spec: EngineSpec, listener: EngineListener) -> VllmEngine:
         engine = super().start(spec, listener)
-        moments: dict[EngineId, Callable[[], bool]] = {
+        moments: list[Callable[[], bool]] = [
             # The processes of its ranks are there.
-            WIDE: lambda: engine.pid is not None and len(group_members(engine.pid)) > 2,
-            AGAIN: lambda: makes_tokens(engine),
-        }
-        if spec.engine in moments:
-            self.killing = asyncio.get_running_loop().create_task(
-                kill_when(engine, moments[spec.engine])
-            )
+            lambda: engine.pid is not None and len(group_members(engine.pid)) > 2,
+            lambda: bool(made_of(engine)),
+        ]
+        if 0 < len(self.wide) <= len(moments):
+            moment = moments[len(self.wide) - 1]
+            self.killing = asyncio.get_running_loop().create_task(kill_when(engine, moment))
         return engine
 
 
-def makes_tokens(engine: VllmEngine) -> bool:
-    return any(step.made for step in engine._running._by_id.values())
+def made_of(engine: VllmEngine) -> list[str]:
+    """Trajectories of which tokens have been reported."""
+    return [step.trajectory for step in engine._running._by_id.values() if step.made]
 
 
 async def kill_when(engine: VllmEngine, moment: Callable[[], bool]) -> None:
@@ -218,12 +228,12 @@ def test_two_engines_become_one_of_tp_2_in_mid_rollout(
     assert contexts == undisturbed
     check_books(run)
     events = [entry.event for entry in run.entries()]
-    ready = [(e.engine, e.shape.tp) for e in events if isinstance(e, EngineReady)]
-    assert ready == [("e0", 1), ("e1", 1), (WIDE, 2)]
+    ready = {e.engine: e.shape.tp for e in events if isinstance(e, EngineReady)}
+    assert list(ready.values()) == [1, 1, 2]
     # Steps under way were preempted, and their contexts were prefilled anew on the wide engine.
     preempted = [e.trajectory for e in events if isinstance(e, StepPreempted)]
     assert sorted(preempted) == ["long0", "long1"]
-    on_wide = [e for e in events if isinstance(e, StepFinished) and e.engine == WIDE]
+    on_wide = [e for e in events if isinstance(e, StepFinished) and ready[e.engine] == 2]
     again = {e.trajectory: e for e in reversed(on_wide)}
     assert set(again) == {"in_tool", "long0", "long1"}
     assert [e.cached_tokens for e in again.values()] == [0, 0, 0]
@@ -236,12 +246,12 @@ def test_a_wide_engine_that_is_killed_loses_no_trajectory(
     assert contexts == undisturbed
     check_books(run)
     entries = list(run.entries())
+    starts = [c for e in entries for c in e.commands if isinstance(c, StartEngine)]
+    wide = [c.engine for c in starts if c.shape.tp == 2]
     failed = [e.event for e in entries if isinstance(e.event, EngineFailed)]
-    assert [(e.engine, e.reason) for e in failed] == [
-        (WIDE, "killed by SIGKILL"),
-        (AGAIN, "killed by SIGKILL"),
-    ]
+    assert [e.reason for e in failed] == ["killed by SIGKILL"] * 2
+    assert [e.engine for e in failed] == wide[:2]
     assert failed[0].salvaged == ()
     assert sum(tokens for _, tokens in failed[1].salvaged) > 0
     dispatched = {c.engine for e in entries for c in e.commands if isinstance(c, Dispatch)}
-    assert dispatched == {"e0", "e1", AGAIN, LAST}
+    assert dispatched == {"e0", "e1", *wide[1:]}
