@@ -3,9 +3,9 @@
     python -m experiments.real_cpu.widening [--repeats 2] [--fresh]
 
 Two engines of TP 1 begin a rollout, and `heddle` merges them into one of TP 2 for its last
-trajectories. The times of both degrees, starts included, are measured by a sweep. On two cores
-TP 2 is not faster, so the policy would never widen: for its decisions alone, the profile states a
-TP 2 that is `STATED` times as fast. The simulated engines have the measured times.
+trajectories. The times of both degrees, starts included, are measured by a sweep. On two
+shared cores TP 2 is hardly faster, so the policy would not widen: for its decisions alone, the
+profile states a TP 2 that is `STATED` times as fast. The simulated engines have the measured times.
 
 With that statement `heddle` would begin at TP 2, so its planner is `fixed`. Results are kept in
 widening.json as they come; an interrupted experiment goes on where it was.
