@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from heddle_core.ids import EngineId
 from heddle_runtime.vllm.checks import EngineSetupError, check_engines
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import VllmSettings
-from heddle_sim.profile_files import load_profile
 
 
 def vllm_settings(config: RunConfig) -> VllmSettings:
@@ -36,11 +35,14 @@ def vllm_settings(config: RunConfig) -> VllmSettings:
     )
 
 
-def engine_facts(config: RunConfig, largest_tokens: int) -> dict[str, Any]:
+def engine_facts(
+    config: RunConfig, largest_tokens: int, planned_tps: Sequence[int] = ()
+) -> dict[str, Any]:
     """Check that the engines of a run are available, and return their facts for the manifest.
 
-    `largest_tokens` is the largest context of the trace. Facts of a running engine, such as its KV
-    space, are added when it becomes ready; see `facts_of`.
+    `largest_tokens` is the largest context of the trace; `planned_tps` are the TP degrees that the
+    policy may choose. Facts of a running engine, such as its KV space, are added when it becomes
+    ready; see `facts_of`.
 
     Raises:
         ValueError: something is missing; the message has one line, with the remedy.
@@ -58,11 +60,23 @@ def engine_facts(config: RunConfig, largest_tokens: int) -> dict[str, Any]:
             "standby_tp names engines that are asleep, and heddle run starts vLLM engines cold: "
             "leave cluster.standby_tp empty; simulations model them"
         )
+    settings = vllm_settings(config)
     checked = check_engines(
-        vllm_settings(config),
+        settings,
         tp_degrees=cluster.mix or (cluster.tp,) * (cluster.gpus // cluster.tp),
         largest_tokens=largest_tokens,
     )
+    for tp in planned_tps:
+        try:
+            check_engines(
+                settings, tp_degrees=(tp,) * (cluster.gpus // tp), largest_tokens=largest_tokens
+            )
+        except EngineSetupError as error:
+            rest = [other for other in planned_tps if other != tp]
+            raise EngineSetupError(
+                f"the policy may start engines of TP {tp}, which cannot run: {error}; or leave "
+                f"that degree out with --set cluster.tp_choices={rest or [cluster.tp]}"
+            ) from None
     return {
         "engine": "vllm",
         "vllm": checked.installed.release,
@@ -106,12 +120,8 @@ def open_vllm(config: RunConfig, logs: Path) -> VllmLauncher:
     )
 
 
-def _cores(config: RunConfig) -> list[tuple[int, ...]]:
-    """A core for each engine while there are enough; engines of several ranks choose their own."""
-    cluster = config.cluster
-    degrees = cluster.mix or cluster.tp_choices or load_profile(cluster.model, cluster.gpu).tps
+def _cores(config: RunConfig) -> list[int]:
+    """The cores to pin engines to, while there is one for each rank of all engines."""
     mine = sorted(os.sched_getaffinity(0))
-    widest = max(tp for tp in (*degrees, cluster.tp) if tp <= cluster.gpus)
-    if not config.runtime.pin_cores or widest > 1 or cluster.gpus > len(mine):
-        return []
-    return [(core,) for core in mine[: cluster.gpus]]
+    enough = config.cluster.gpus <= len(mine)
+    return mine[: config.cluster.gpus] if config.runtime.pin_cores and enough else []

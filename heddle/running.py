@@ -27,7 +27,9 @@ from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, Event, TrajectoryFinished
 from heddle_core.ids import EngineId
 from heddle_core.journal import Sink
+from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.plans import ResourcePlan
+from heddle_core.policy import NoConsolidation
 from heddle_rollout.agents import Agent
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.engines import Launcher
@@ -141,11 +143,19 @@ def _live(config: RunConfig) -> _Live:
 
 def _facts_of_engines(setup: RunSetup, live: _Live | None) -> dict[str, Any]:
     """The manifest's facts of engines, machine and sandbox, after their checks."""
-    facts = engine_facts(setup.config, setup.workload.largest_tokens)
+    facts = engine_facts(setup.config, setup.workload.largest_tokens, _planned_tps(setup))
     if live is None:
         return facts
     notes = [*facts["notes"], *([live.sandbox.note] if live.sandbox.note else [])]
     return {**facts, "sandbox": live.sandbox.mode, "notes": notes}
+
+
+def _planned_tps(setup: RunSetup) -> list[int]:
+    """TP degrees that the policy may choose before or during the rollout."""
+    policy = setup.policy
+    if isinstance(policy.planner, FixedPlan) and isinstance(policy.consolidation, NoConsolidation):
+        return []
+    return [shape.tp for shape in setup.context.shape_choices]
 
 
 class _Sink:

@@ -319,8 +319,8 @@ class Controller:
 
     def _consider_consolidation(self, out: CommandList) -> None:
         """Ask for other engines once all have arrived and while the fleet is at rest."""
-        part = self.policy.consolidation
-        if self._searches or not (self._fleet.steady and self.ledger.engines):
+        part, fleet = self.policy.consolidation, self._fleet
+        if self._searches or fleet.gave_up or not (fleet.steady and self.ledger.engines):
             return
         if not self.rollouts.settled:
             return

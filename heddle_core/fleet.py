@@ -24,6 +24,10 @@ class Fleet:
         self._unwanted: dict[EngineId, None] = {}
         """Still starting, though not part of a newer plan."""
         self._after_stops: list[EngineSpec] = []
+        self._replaced: list[EngineSpec] = []
+        """Engines that were stopped for those of the plan."""
+        self.gave_up = False
+        """Whether narrower engines were started again, since a wide one failed too often."""
         self._lives: dict[str, int] = {}
         """Number of engines that have had a plan's name."""
         self._restarts: dict[str, int] = {}
@@ -64,6 +68,8 @@ class Fleet:
                 carriers[spec.engine] = carrier_name
                 del present[carrier_name], alike[carrier_name]
         draining = [name for name in present if name in self._running]
+        if draining:
+            self._replaced = [self._running[name] for name in draining]
         for name in present:
             if name in self._running:
                 del self._running[name]
@@ -99,7 +105,10 @@ class Fleet:
         self._start(out)
 
     def failed(self, engine: EngineId, out: CommandList) -> None:
-        """Record that an engine died, in any state; restart it if the plan needs it."""
+        """Record that an engine died, in any state; restart it if the plan needs it.
+
+        Instead of one that has failed too often, start narrower ones that were stopped for it.
+        """
         wanted = (
             self._running.pop(engine, None)
             or self._starting.pop(engine, None)
@@ -121,10 +130,23 @@ class Fleet:
     def _restart(self, spec: EngineSpec, out: CommandList) -> None:
         name = spec.engine.name
         self._restarts[name] = self._restarts.get(name, 0) + 1
-        if self._restarts[name] <= MAX_RESTARTS:
-            new = self._carrier(spec)
+        instead = [spec] if self._restarts[name] <= MAX_RESTARTS else self._narrower(spec)
+        for each in instead:
+            new = self._carrier(each)
             self._restarting[new.engine] = new
             out.append(_start_command(new, out.cause))
+
+    def _narrower(self, spec: EngineSpec) -> list[EngineSpec]:
+        """Take engines out of `_replaced` that are narrower than `spec`, for its GPUs."""
+        taken: list[EngineSpec] = []
+        free = spec.shape.tp
+        for each in self._replaced:
+            if each.shape.gpu == spec.shape.gpu and each.shape.tp <= min(free, spec.shape.tp - 1):
+                taken.append(each)
+                free -= each.shape.tp
+        self._replaced = [each for each in self._replaced if each not in taken]
+        self.gave_up = self.gave_up or bool(taken)
+        return taken
 
     def _carrier(self, spec: EngineSpec) -> EngineSpec:
         """Return `spec` under an unused id."""

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from heddle_runtime.process.wire import Channel, ClosedError, Order, Report
@@ -87,7 +87,9 @@ class EngineChild:
     def kill(self, *, silent: bool = False) -> None:
         """End the whole group now. `silent`: report nothing more, not even its exit reason."""
         self._silent = self._silent or silent
-        for member in group_members(self.pid) if self._open else ():
+        members = group_members(self.pid) if self._open else []
+        unlink_shared_memory(members)
+        for member in members:
             if not _is_tracker(member):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(member, signal.SIGKILL)
@@ -172,6 +174,19 @@ def _is_tracker(process: int) -> bool:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+def unlink_shared_memory(processes: Sequence[int]) -> None:
+    """Unlink the shared memory of vLLM's CPU collectives that these processes have open.
+
+    It would stay after them: vLLM leaves it to a normal exit.
+    """
+    for process in processes:
+        with contextlib.suppress(OSError):  # it has just ended
+            for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+                name = line.partition("/dev/shm/")[2]
+                if name.startswith("vllm_"):
+                    Path("/dev/shm", name).unlink(missing_ok=True)
 
 
 def group_members(group: int) -> list[int]:

@@ -4,7 +4,8 @@ import asyncio
 import re
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from heddle_core.ids import EngineId
@@ -27,7 +28,7 @@ class VllmLauncher:
         settings: VllmSettings,
         *,
         log_dir: Path | None = None,
-        cores: Sequence[Sequence[int]] = (),
+        cores: Sequence[int] = (),
         devices: Sequence[int] = (),
         engines_per_device: int = 1,
         start_limit_s: float = 600.0,
@@ -35,9 +36,9 @@ class VllmLauncher:
     ) -> None:
         """vLLM's output goes to `log_dir`/<engine>.log; None: to a temporary folder.
 
-        `cores` are sets of CPU cores; each engine is pinned to the least used set, if there are
-        any. `devices` are GPU numbers, each for `engines_per_device` engines; empty: CUDA's choice.
-        `module` runs in an engine's process.
+        `cores` are CPU cores, if engines are to be pinned: each to as many of the least used as its
+        TP degree. `devices` are GPU numbers, each for `engines_per_device` engines; empty: CUDA's
+        choice. `module` runs in an engine's process.
         """
         self._settings = settings
         installed = installed_vllm()
@@ -45,13 +46,15 @@ class VllmLauncher:
         self._scratch = tempfile.TemporaryDirectory(prefix="heddle-") if log_dir is None else None
         self._log_dir = log_dir if log_dir is not None else Path(self._scratch_name())
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        self._cores = [tuple(each) for each in cores]
+        self._cores = list(cores)
         self._devices = list(devices) if self._platform == "cuda" else []
         self._per_device = engines_per_device
         self._start_limit_s, self._module = start_limit_s, module
         self._engines: dict[EngineId, VllmEngine] = {}
-        self._core_set: dict[EngineId, int] = {}
+        self._pinned: dict[EngineId, tuple[int, ...]] = {}
+        """The cores of each engine."""
         self._on: dict[EngineId, tuple[int, ...]] = {}
+        """The GPUs of each engine."""
         self._port = settings.kv_port
         self._held: dict[EngineId, socket.socket] = {}
         """Ports reserved for engines."""
@@ -98,7 +101,7 @@ class VllmLauncher:
         name = engine.spec.engine
         if engine.gone and self._engines.get(name) is engine:
             del self._engines[name]
-            self._core_set.pop(name, None)
+            self._pinned.pop(name, None)
             self._on.pop(name, None)
             if name in self._held:
                 self._held.pop(name).close()
@@ -123,17 +126,13 @@ class VllmLauncher:
         """Choose cores and GPUs; None while too few GPUs are free."""
         devices: tuple[int, ...] = ()
         if self._devices:
-            free = [d for d in self._devices if self._used(d) < self._per_device]
+            free = [d for d in self._devices if _uses(self._on, d) < self._per_device]
             if len(free) < spec.shape.tp:
                 return None
-            devices = tuple(sorted(free, key=self._used)[: spec.shape.tp])
+            devices = _least_used(self._on, free, spec.shape.tp)
             self._on[spec.engine] = devices
-        cores: tuple[int, ...] = ()
-        if self._cores:
-            taken = list(self._core_set.values())
-            chosen = min(range(len(self._cores)), key=taken.count)
-            self._core_set[spec.engine] = chosen
-            cores = self._cores[chosen]
+        cores = _least_used(self._pinned, self._cores, spec.shape.tp)
+        self._pinned[spec.engine] = cores
         name = re.sub(r"[^\w.+-]", "_", spec.engine)
         return LaunchSpec(
             module=self._module,
@@ -148,9 +147,6 @@ class VllmLauncher:
             start_limit_s=self._start_limit_s,
         )
 
-    def _used(self, device: int) -> int:
-        return sum(device in devices for devices in self._on.values())
-
     def _next_port(self, engine: EngineId) -> int:
         if self._settings.kv_transfer == "none":
             return 0
@@ -164,3 +160,15 @@ class VllmLauncher:
         held.bind(("127.0.0.1", 0))
         port: int = held.getsockname()[1]
         return port
+
+
+def _uses(by_engine: Mapping[EngineId, Sequence[int]], one: int) -> int:
+    """How many engines use a core or a GPU."""
+    return sum(one in used for used in by_engine.values())
+
+
+def _least_used(
+    by_engine: Mapping[EngineId, Sequence[int]], choices: Sequence[int], count: int
+) -> tuple[int, ...]:
+    """The `count` cores or GPUs that the fewest engines use, in the order of their numbers."""
+    return tuple(sorted(sorted(choices, key=partial(_uses, by_engine))[:count]))

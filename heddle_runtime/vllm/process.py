@@ -18,12 +18,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import connection
-from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
 from heddle_runtime.process import wire
-from heddle_runtime.process.child import PART_DIED, group_members
+from heddle_runtime.process.child import PART_DIED, group_members, unlink_shared_memory
 from heddle_runtime.process.engine_core import Activity, CoreOutput, Finish
 from heddle_runtime.process.fatal_error import fail_on_thread_death, fatal_error
 from heddle_runtime.process.loop import connect, serve
@@ -62,6 +61,18 @@ class VllmCore:
         self.block_tokens: int = cache.block_size
         # vLLM reserves one block as the null block.
         self.kv_capacity_tokens: int = (cache.num_gpu_blocks - 1) * cache.block_size
+
+    def warm_up(self) -> None:
+        """Run a step, and leave none of its KV.
+
+        The first step of an engine with several ranks took seconds longer than others. In the
+        middle of a rollout trajectories would wait for it.
+        """
+        self.add("warm-up", [0] * self.block_tokens, max_tokens=2)
+        while self.activity() == "computing":
+            for _ in self.step():
+                pass
+        self._engine.reset_prefix_cache()
 
     def add(
         self,
@@ -245,7 +256,9 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
     core = VllmCore(engine, settings, _eos_ids(model))
     if order.tp > 1:
         _watch_tp_processes()
-        _unlink_shared_memory()
+        # Every process has it open by now. It would stay if all were killed at once.
+        unlink_shared_memory(group_members(os.getpgrp()))
+        core.warm_up()
     one = model.get_total_num_kv_heads() * model.get_head_size() * model.dtype.itemsize
     return core, wire.Ready(
         kv_capacity_tokens=core.kv_capacity_tokens,
@@ -309,19 +322,6 @@ def _watch_tp_processes() -> None:
         os._exit(PART_DIED)
 
     threading.Thread(target=watch, name="heddle-parts", daemon=True).start()
-
-
-def _unlink_shared_memory() -> None:
-    """Unlink the shared memory of vLLM's CPU collectives, which every process has open by now.
-
-    Otherwise it would stay when the processes are killed.
-    """
-    for process in group_members(os.getpgrp()):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{process}/maps").read_text().splitlines():
-                name = line.partition("/dev/shm/")[2]
-                if name.startswith("vllm_"):
-                    Path("/dev/shm", name).unlink(missing_ok=True)
 
 
 def _use_cores(cores: Sequence[int]) -> None:

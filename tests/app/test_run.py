@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from heddle.config import RunConfig, RuntimeConfig
-from heddle.engines import vllm_settings
+from heddle.config import ClusterConfig, RunConfig, RuntimeConfig
+from heddle.engines import engine_facts, vllm_settings
 from heddle.runs import load_run
 from heddle_core.events import EngineFailed, EngineReady, StepFinished, TrajectoryFinished
+from heddle_runtime.vllm.checks import EngineSetupError
+from heddle_runtime.vllm.settings import VllmSettings
 from tests.app.journals import Heddle
 from tests.patience import PATIENCE_S
 
@@ -93,6 +95,43 @@ def test_what_cannot_be_run_is_refused_in_one_line(
     assert says in said
     assert len(said.splitlines()) == 1
     assert not list(Path().glob("runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "planned"), [("verl", []), ("verl+consolidate", [1, 2]), ("heddle", [1, 2])]
+)
+def test_the_degrees_that_a_policy_may_choose_are_checked(
+    refused: Callable[..., str],
+    trace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    planned: list[int],
+):
+    def facts(config: RunConfig, largest_tokens: int, planned_tps: list[int]) -> None:
+        raise EngineSetupError(f"may choose {planned_tps}")
+
+    monkeypatch.setattr("heddle.running.engine_facts", facts)
+    real = ("--engine", "vllm", "--model-dir", ".", "--engines", 2)
+    assert f"may choose {planned}" in refused("run", trace, *real, "--policy", policy)
+
+
+def test_a_degree_that_may_be_chosen_and_cannot_run_is_named(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def check(settings: VllmSettings, *, tp_degrees: tuple[int, ...], largest_tokens: int) -> None:
+        if 2 in tp_degrees:
+            raise EngineSetupError("TP 2 does not divide the model's 3 heads")
+
+    monkeypatch.setattr("heddle.engines.check_engines", check)
+    config = RunConfig(
+        trace=str(trace),
+        cluster=ClusterConfig(gpus=2),
+        runtime=RuntimeConfig(engine="vllm", model_dir="m"),
+    )
+    with pytest.raises(
+        EngineSetupError, match=r"TP 2, which cannot run.*3 heads.*tp_choices=\[1\]"
+    ):
+        engine_facts(config, 1000, [1, 2])
 
 
 def test_engines_are_set_up_by_the_configuration(trace: Path):

@@ -125,7 +125,7 @@ class Books:
                 self.in_tool.pop(event.trajectory, None)
 
     def leave(self, engine: EngineId) -> None:
-        self.alive.pop(engine)
+        (self.starting if engine in self.starting else self.alive).pop(engine)
         self.gone[engine] = None
 
     def asked_for(self, command: Command) -> None:

@@ -16,6 +16,7 @@ from heddle_core.events import (
     StepPreempted,
     TrajectoryFinished,
 )
+from heddle_core.fleet import MAX_RESTARTS
 from heddle_core.ids import EngineId, EngineShape, RolloutId, TrajectoryId
 from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import View
@@ -239,6 +240,26 @@ def test_a_new_engine_that_fails_is_started_again_and_all_trajectories_go_on_mea
     harness.finish(A)
     harness.tool(A)
     assert isinstance(harness.back(A)[0], Dispatch)
+
+
+def test_where_no_wide_engine_starts_the_narrow_ones_come_back_and_stay():
+    part = Merge()
+    harness = at_work(part, A, B, C, D)
+    end(harness, B, E1)
+    solved(harness)
+    for name, engine in ((C, E2), (D, E3)):
+        preempted(harness, name, engine)
+        stopped(harness, engine)
+    commands: list = []
+    for life in range(1, MAX_RESTARTS + 2):
+        wide = EngineId("e2", life)
+        commands = harness.handle(EngineFailed(time_s=0.0, engine=wide, reason="x"))
+    assert [(c.engine, c.shape.tp) for c in commands] == [("e2+5", 1), ("e3+1", 1)]
+    for command in commands:
+        harness.ready(command.engine)
+    part.asked = 0
+    end(harness, A, E0)
+    assert part.asked == 0, "it would fail again"
 
 
 def test_an_engine_that_dies_while_it_should_stop_frees_its_gpus():

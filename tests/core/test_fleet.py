@@ -195,6 +195,21 @@ def test_a_card_that_fails_again_and_again_is_given_up():
     assert started(harness.failed("e1")) == [("e1+1", 1)], "others have tries of their own"
 
 
+def test_narrower_engines_come_back_for_a_wide_one_that_cannot_be_started():
+    harness = running(1, 1, 1)
+    harness.plan(plan_of(2, 1))
+    harness.stopped("e0")
+    assert started(harness.stopped("e2")) == [("e0+1", 2)]
+    for life in range(1, MAX_RESTARTS + 1):
+        assert started(harness.failed(f"e0+{life}")) == [(f"e0+{life + 1}", 2)]
+        assert not harness.fleet.gave_up
+    last = f"e0+{MAX_RESTARTS + 1}"
+    assert started(harness.failed(last)) == [("e0+5", 1), ("e2+1", 1)]
+    assert harness.fleet.gave_up
+    assert harness.ready("e0+5")
+    assert started(harness.failed("e2+1")) == [("e2+2", 1)], "these have tries of their own"
+
+
 @settings(max_examples=150)
 @given(
     plans=st.lists(st.lists(st.sampled_from([1, 2, 4]), max_size=4), min_size=1, max_size=4),

@@ -19,7 +19,7 @@ from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import EngineRefusedError
 from heddle_runtime.process.child import group_members
-from heddle_runtime.vllm.engine import VllmEngine
+from heddle_runtime.vllm.engine import LaunchSpec, VllmEngine
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import VllmSettings
 from tests.rollout.contract import (
@@ -242,6 +242,64 @@ def test_an_engine_that_waits_for_a_dead_thread_at_start_is_quoted(bench, tmp_pa
         assert reason == "OSError: the port is taken"
         with pytest.raises(EngineRefusedError, match=f"w is not ready: {reason}"):
             engine.start(request("w", ids("w", PROMPT), 1))
+        await launcher.close()
+
+    bench.run(main())
+
+
+def test_an_engine_that_is_stopped_while_it_starts_leaves_no_shared_memory(bench, tmp_path):
+    shared = Path("/dev/shm", f"vllm_{tmp_path.name}")
+
+    async def main() -> None:
+        launcher = VllmLauncher(
+            VllmSettings(model_dir=str(tmp_path)), module="tests.runtime.sharing_process"
+        )
+        spec = EngineSpec(engine=EngineId("s"), shape=EngineShape("cpu", 2), max_running=1)
+        engine = launcher.start(spec, bench.recorder)
+        await until(lambda: shared.exists() and b"/dev/shm/vllm_" in maps_of(engine))
+        engine.stop()
+        await bench.recorder.take("stopped")
+        assert not shared.exists()
+        await launcher.close()
+
+    def maps_of(engine: VllmEngine) -> bytes:
+        return b"".join(Path(f"/proc/{p}/maps").read_bytes() for p in group_members(engine.pid))
+
+    try:
+        bench.run(main())
+    finally:
+        shared.unlink(missing_ok=True)
+
+
+def test_an_engine_has_as_many_of_the_least_used_cores_as_ranks(bench, tmp_path, monkeypatch):
+    """Also one that takes the place of two."""
+    pinned: dict[EngineId, tuple[int, ...]] = {}
+    launch = VllmEngine.launch
+
+    def noted(engine: VllmEngine, spec: LaunchSpec) -> None:
+        pinned[engine.spec.engine] = spec.cores
+        launch(engine, spec)
+
+    monkeypatch.setattr(VllmEngine, "launch", noted)
+
+    async def main() -> None:
+        launcher = VllmLauncher(
+            VllmSettings(model_dir=str(tmp_path)),
+            cores=[4, 7],
+            module="tests.runtime.counting_process",
+        )
+
+        async def started(name: str, tp: int) -> VllmEngine:
+            spec = EngineSpec(engine=EngineId(name), shape=EngineShape("cpu", tp), max_running=1)
+            engine = launcher.start(spec, bench.recorder)
+            await bench.recorder.take("ready")
+            return engine
+
+        for engine in [await started("one", 1), await started("other", 1)]:
+            engine.stop()
+            await bench.recorder.take("stopped")
+        await started("wide", 2)
+        assert pinned == {"one": (4,), "other": (7,), "wide": (4, 7)}
         await launcher.close()
 
     bench.run(main())
