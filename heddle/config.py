@@ -11,6 +11,7 @@ from heddle_core.defaults import REPORT_INTERVAL_S
 
 MissingRule: TypeAlias = Literal["error", "zero", "sample"]
 OverCapacityRule: TypeAlias = Literal["error", "drop"]
+HostKvScope: TypeAlias = Literal["none", "engine", "cluster"]
 
 MAX_GPUS = 100_000
 """More than any cluster; a larger number is a typing error and would exhaust memory."""
@@ -81,7 +82,7 @@ class ClusterConfig:
     """Seconds until an engine that was asleep is ready. None: 2.5, see docs/cli.md."""
     standby_gib: float = 2.4
     """GiB of a GPU that an engine asleep on it keeps, and that KV has not."""
-    host_kv: Literal["none", "engine", "cluster"] = "none"
+    host_kv: HostKvScope = "none"
     """Host memory as a tier behind the GPUs' KV: `engine`, a tier for each engine, as vLLM's
     OffloadingConnector; `cluster`, one store for all engines, as MooncakeStoreConnector."""
     host_kv_gib: float = 64.0

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import get_args
 
 import click
 
@@ -13,6 +14,7 @@ from experiments.harness.store import Store
 from experiments.tuned.cells import CELLS, PlannedCell, Row, planned, rows, summaries
 from heddle.cli.progress import progress
 from heddle.cli.show import new_table, show
+from heddle.config import HostKvScope
 from heddle.executor import WorkerError
 
 CACHE = EXPERIMENTS / ".cache"
@@ -30,6 +32,13 @@ CACHE = EXPERIMENTS / ".cache"
 @click.option("--seeds", default="977", show_default=True, help="Of the rollouts, as 977,978")
 @click.option("--policies", default="heddle", show_default=True, help="Beside the baselines")
 @click.option("--cells", default="all", show_default=True, help="As coding-8b,math-32b, or all")
+@click.option(
+    "--host-kv",
+    type=click.Choice(get_args(HostKvScope)),
+    default="none",
+    show_default=True,
+    help="KV in host memory, for baselines too",
+)
 @click.option("--jobs", default=os.cpu_count() or 1, show_default="one per core")
 @click.option("--fresh", is_flag=True, help="Repeat the runs of baselines too")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
@@ -39,6 +48,7 @@ def main(
     seeds: str,
     policies: str,
     cells: str,
+    host_kv: HostKvScope,
     jobs: int,
     fresh: bool,
     as_json: bool,
@@ -48,7 +58,8 @@ def main(
     Prints the best setting of each baseline, found on the rollouts that the policies are compared
     on, and what each policy reaches beside it: of the best baseline, the proven bound and the
     ideals. A policy runs as the defaults say, or at the setting that its name ends with, as
-    verl+consolidate@tp4/200.
+    verl+consolidate@tp4/200. heddle@start5 starts engines in 5 seconds; heddle@standby4+8 has
+    engines of TP 4 and 8 asleep.
 
     Finished runs are kept in experiments/.cache. Those of policies that other code made than
     today's are repeated; those of baselines are kept and counted.
@@ -64,6 +75,7 @@ def main(
                 seeds=_seeds(seeds),
                 policies=names,
                 store=store,
+                host_kv=host_kv,
             )
             for name in _cells(cells)
         ]
@@ -112,17 +124,23 @@ def _forget(found: Sequence[PlannedCell], store: Store, *, fresh: bool) -> int:
 
 
 def _table(results: Sequence[Row]) -> None:
-    columns = ("vs best baseline", "of bound", "of fluid", "of equal progress")
+    columns = ("vs best baseline", "over rollouts", "of bound", "of fluid", "of equal progress")
     table = new_table("cell", "policy", "makespan_s", *columns)
     table.columns[1].justify = "left"
     for at, row in enumerate(results):
         first = at == 0 or results[at - 1].cell != row.cell
-        ratios = (row.over_best, row.of_bound, row.of_fluid, row.of_equal_progress)
+        ratios = (row.of_bound, row.of_fluid, row.of_equal_progress)
         table.add_row(
-            row.cell if first else "", row.policy, f"{row.makespan_s:,.1f}", *map(_ratio, ratios)
+            row.cell if first else "",
+            row.policy,
+            f"{row.makespan_s:,.1f}",
+            _ratio(row.over_best),
+            f"{row.over_best_least:.2f} to {row.over_best_most:.2f}",
+            *map(_ratio, ratios),
         )
     for policy, what, values in summaries(results):
-        table.add_row(what, policy, "", *map(_ratio, values.values()))
+        over, *others = map(_ratio, values.values())
+        table.add_row(what, policy, "", over, "", *others)
     show(table)
     click.echo("baselines at their best setting on the same rollouts: the hindsight is theirs")
 

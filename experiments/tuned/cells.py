@@ -17,7 +17,7 @@ import msgspec
 from experiments.harness.jobs import Computation, Job, Rollout
 from experiments.harness.running import trace_of
 from experiments.harness.store import Store
-from heddle.config import ClusterConfig, RunConfig
+from heddle.config import ClusterConfig, HostKvScope, RunConfig
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
 from heddle.tuning import TUNED_BASELINES, tuning, with_policy
 
@@ -26,7 +26,9 @@ WORKLOADS = ("coding", "search", "math")
 MODELS = {"8b": "qwen3-8b", "14b": "qwen3-14b", "32b": "qwen3-32b"}
 SHARE = {"8b": 1.0, "14b": 1.0, "32b": 0.5}
 """Of the trajectories per GPU that are asked for: 32B has KV for fewer."""
-SETTING = re.compile(r"tp(\d+)(?:/(\d+))?")
+SETTING = re.compile(
+    r"tp(?P<tp>\d+)(/(?P<slots>\d+))?|start(?P<start_s>\d+(\.\d+)?)|standby(?P<standby>\d+(\+\d+)*)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,9 @@ class Row:
     makespan_s: float
     over_best: float
     """The best baseline's makespan over this one's."""
+    over_best_least: float
+    """The least over the rollouts."""
+    over_best_most: float
     of_bound: float
     of_fluid: float
     of_equal_progress: float
@@ -89,10 +94,13 @@ def planned(
     seeds: Sequence[int],
     policies: Sequence[str],
     store: Store,
+    host_kv: HostKvScope = "none",
 ) -> PlannedCell:
     """The runs of a cell: every baseline at every setting that each rollout allows.
 
-    A policy runs as the defaults say, or at the setting that its name ends with: ``@tp4/200``.
+    A policy runs as the defaults say, or at the setting that its name ends with: ``@tp4/200``,
+    ``@start5`` (seconds in which engines start), ``@standby4+8`` (degrees of engines asleep).
+    `host_kv` is everybody's.
 
     Raises:
         ValueError: one of the packages' errors for bad input.
@@ -105,7 +113,7 @@ def planned(
         )
         for seed in seeds
     ]
-    cluster = ClusterConfig(model=MODELS[cell.size], gpus=gpus)
+    cluster = ClusterConfig(model=MODELS[cell.size], gpus=gpus, host_kv=host_kv)
     configs = [
         RunConfig(trace=str(trace_of(rollout, store.folder)), cluster=cluster)
         for rollout in rollouts
@@ -152,9 +160,16 @@ def _setting(name: str, base: ClusterConfig) -> tuple[str, ClusterConfig]:
         return policy, base
     found = SETTING.fullmatch(text)
     if found is None:
-        raise ValueError(f"policy {name!r}: write a setting as @tp4, or @tp4/200 with the slots")
-    slots = int(found[2]) if found[2] else base.max_running
-    return policy, replace(base, tp=int(found[1]), max_running=slots)
+        raise ValueError(
+            f"policy {name!r}: write a setting as @tp4, @tp4/200 with the slots, @start5 or "
+            "@standby4+8"
+        )
+    if found["start_s"]:
+        return policy, replace(base, engine_start_s=float(found["start_s"]))
+    if found["standby"]:
+        return policy, replace(base, standby_tp=tuple(map(int, found["standby"].split("+"))))
+    slots = int(found["slots"]) if found["slots"] else base.max_running
+    return policy, replace(base, tp=int(found["tp"]), max_running=slots)
 
 
 def limits_of(rollout: Rollout, cluster: ClusterConfig, folder: Path) -> Mapping[str, Any]:
@@ -177,11 +192,11 @@ def rows(planned_cell: PlannedCell, store: Store) -> list[Row]:
         math.fsum(each[key] for each in limits) / len(limits)
         for key in ("bound_s", "fluid_s", "equal_progress_s")
     )
-    makespan = {
-        entry.name: math.fsum(store.get(job.key)["makespan_s"] for job in entry.jobs)
-        / len(entry.jobs)
+    each_s = {
+        entry.name: [float(store.get(job.key)["makespan_s"]) for job in entry.jobs]
         for entry in planned_cell.entries
     }
+    makespan = {name: math.fsum(found) / len(found) for name, found in each_s.items()}
     best: dict[str, str] = {}
     for entry in planned_cell.entries:
         if entry.baseline:
@@ -190,6 +205,8 @@ def rows(planned_cell: PlannedCell, store: Store) -> list[Row]:
                 best[entry.jobs[0].policy] = entry.name
     baselines = sorted(best.values(), key=lambda name: makespan[name])
     policies = [entry.name for entry in planned_cell.entries if not entry.baseline]
+    best_s = each_s[baselines[0]]
+    over = {name: [b / s for b, s in zip(best_s, each_s[name], strict=True)] for name in each_s}
     return [
         Row(
             cell=planned_cell.cell.name,
@@ -197,6 +214,8 @@ def rows(planned_cell: PlannedCell, store: Store) -> list[Row]:
             baseline=name in baselines,
             makespan_s=makespan[name],
             over_best=makespan[baselines[0]] / makespan[name],
+            over_best_least=min(over[name]),
+            over_best_most=max(over[name]),
             of_bound=bound / makespan[name],
             of_fluid=fluid / makespan[name],
             of_equal_progress=equal / makespan[name],

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from experiments.harness.store import Store
 from experiments.tuned import __main__ as command
 from experiments.tuned.cells import CELLS, PlannedCell, Row, planned, rows, summaries
+from heddle.config import HostKvScope
 from heddle.tuning import TUNED_BASELINES
 
 CELL = CELLS["coding-8b"]
@@ -18,10 +19,21 @@ SMALL = ("--gpus", "1", "--per-gpu", "2", "--jobs", "1")
 
 
 def cell(
-    store: Store, *policies: str, name: str = "coding-8b", gpus: int = 2, per_gpu: int = 2
+    store: Store,
+    *policies: str,
+    name: str = "coding-8b",
+    gpus: int = 2,
+    per_gpu: int = 2,
+    host_kv: HostKvScope = "none",
 ) -> PlannedCell:
     return planned(
-        CELLS[name], gpus=gpus, per_gpu=per_gpu, seeds=[977, 978], policies=policies, store=store
+        CELLS[name],
+        gpus=gpus,
+        per_gpu=per_gpu,
+        seeds=[977, 978],
+        policies=policies,
+        store=store,
+        host_kv=host_kv,
     )
 
 
@@ -71,6 +83,14 @@ def test_baselines_run_at_every_setting_and_policies_once(store: Store):
     assert {limit.question["cluster"]["max_running"] for limit in found.limits} == {256}
 
 
+def test_starts_are_a_setting_of_a_policy_and_host_memory_is_everybodys(store: Store):
+    found = cell(store, "heddle@start5", "heddle@standby2", host_kv="cluster")
+    started, asleep = (entry.jobs[0].cluster for entry in found.entries if not entry.baseline)
+    assert (started.engine_start_s, started.standby_tp) == (5.0, ())
+    assert (asleep.engine_start_s, asleep.standby_tp) == (None, (2,))
+    assert {job.cluster.host_kv for entry in found.entries for job in entry.jobs} == {"cluster"}
+
+
 def test_a_degree_that_does_not_hold_the_largest_context_is_no_setting(store: Store):
     found = cell(store, "heddle", name="coding-32b", per_gpu=400)
     assert {entry.jobs[0].cluster.tp for entry in found.entries} == {2}
@@ -106,6 +126,8 @@ def test_rows_have_the_best_of_each_baseline_and_ratios_to_the_best(store: Store
         f"{name}@tp1/64" for name in TUNED_BASELINES if name != "slime"
     ]
     assert (heddle.makespan_s, heddle.over_best) == (100.0, 1.1)
+    assert heddle.over_best_least == pytest.approx(120.0 / 110.0)
+    assert heddle.over_best_most == pytest.approx(100.0 / 90.0)
     assert (heddle.of_bound, heddle.of_fluid, heddle.of_equal_progress) == (0.5, 0.6, 0.8)
     assert [row.baseline for row in (best, *others, heddle)] == [True] * 5 + [False]
 
@@ -117,6 +139,8 @@ def test_summaries_are_geometric_means_and_the_worst_of_policies():
         baseline=False,
         makespan_s=1.0,
         over_best=2.0,
+        over_best_least=2.0,
+        over_best_most=2.0,
         of_bound=0.5,
         of_fluid=0.5,
         of_equal_progress=1.0,
