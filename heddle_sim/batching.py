@@ -14,25 +14,12 @@ cached block of its prompt that is evicted frees exactly the block that displace
 from collections import deque
 from collections.abc import Sequence
 
-from heddle_core.ids import EngineId
-from heddle_rollout.engines import EngineRefusedError, StepResult
-from heddle_sim.host_kv import HostKv
+from heddle_rollout.engines import StepResult
+from heddle_sim.host_kv import HostLink, Load
 from heddle_sim.latency import LatencyTable
 from heddle_sim.leap import DecodeBatch
 from heddle_sim.prefix_cache import GroupPrompts, PrefixCache
 from heddle_sim.request import ENDED, LOADING, RUNNING, WAITING, Context, Request
-
-
-class Load:
-    """A context on its way from host memory, and the blocks that it takes."""
-
-    __slots__ = ("blocks", "end_s", "epoch", "request")
-
-    def __init__(self, request: Request, blocks: int, epoch: int, end_s: float) -> None:
-        self.request = request
-        self.blocks = blocks
-        self.epoch = epoch
-        self.end_s = end_s
 
 
 class ContinuousBatch:
@@ -44,9 +31,6 @@ class ContinuousBatch:
         "_chunks",
         "_epoch",
         "_host",
-        "_host_fixed_s",
-        "_host_free_s",
-        "_host_s_per_block",
         "_inverse_speed",
         "_max_batched_tokens",
         "_max_running",
@@ -60,8 +44,6 @@ class ContinuousBatch:
         "decoded_tokens",
         "decoding",
         "ended",
-        "loading",
-        "loads",
         "preemptions",
         "prefilled_tokens",
         "running_steps",
@@ -79,20 +61,10 @@ class ContinuousBatch:
         block_size: int,
         prefix_caching: bool,
         speed: float,
-        host: HostKv | None,
-        host_fixed_s: float,
-        host_s_per_block: float,
+        host: HostLink | None,
     ) -> None:
         self._table = table
-        self._host = host if prefix_caching else None
-        self._host_fixed_s = host_fixed_s
-        self._host_s_per_block = host_s_per_block
-        self._host_free_s = 0.0
-        """When the last load ends; one goes on at a time."""
-        self.loads: list[Load] = []
-        """Begun at this boundary; the engine takes them."""
-        self.loading = 0
-        """Steps whose context is on the way from host memory."""
+        self._host = host
         self._max_running = max_running
         self._max_batched_tokens = max_batched_tokens
         self._block_size = block_size
@@ -177,8 +149,6 @@ class ContinuousBatch:
         self._partial = None
         self._taken = True
         self.used_blocks = 0
-        self.loading = 0
-        self.loads.clear()
 
     def loaded(self, load: Load) -> None:
         """A context has come from host memory; its step goes to the head of the queue.
@@ -187,7 +157,6 @@ class ContinuousBatch:
         """
         request = load.request
         self.used_blocks -= load.blocks
-        self.loading -= 1
         if request.state != LOADING:
             return
         request.state = WAITING
@@ -247,7 +216,7 @@ class ContinuousBatch:
         if self._prefix_caching and request.epoch == self._epoch:
             self.cache.put(request.context, kv_tokens // block_size)
             if self._host is not None:
-                self._host.put(request.context.trajectory, kv_tokens // block_size)
+                self._host.store.put(request.context.trajectory, kv_tokens // block_size)
 
     # ---- the begin of iterations
 
@@ -333,13 +302,16 @@ class ContinuousBatch:
             budget -= self._take_chunk(request, chunk, self.used_blocks + blocks)
         if admit:
             waiting = self.waiting
-            while waiting and budget > 0 and self.running_steps + self.loading < self._max_running:
-                if self._host is not None and not waiting[0].loaded:
-                    blocks = self._in_host(waiting[0], self._host)
+            host = self._host
+            free = self._max_running - (host.loading if host is not None else 0)
+            while waiting and budget > 0 and self.running_steps < free:
+                if host is not None and not waiting[0].loaded:
+                    blocks = self._in_host(waiting[0], host)
                     if self.used_blocks + blocks > self.total_blocks:
                         break
                     if blocks:
-                        self._begin_load(now_s, blocks)
+                        self._begin_load(now_s, blocks, host)
+                        free -= 1
                         continue
                 chunk = self._admit(now_s, budget)
                 if not chunk:
@@ -347,23 +319,20 @@ class ContinuousBatch:
                 budget -= chunk
         return False
 
-    def _in_host(self, request: Request, host: HostKv) -> int:
+    def _in_host(self, request: Request, host: HostLink) -> int:
         """Blocks of the prompt to have from host memory; 0 when that has no more than is here."""
         limit = (request.prompt_tokens + request.made_tokens - 1) // self._block_size
-        blocks = min(host.held(request.context.trajectory), limit)
+        blocks = min(host.store.held(request.context.trajectory), limit)
         return blocks if blocks > self._hit_blocks(request, limit) else 0
 
-    def _begin_load(self, now_s: float, blocks: int) -> None:
+    def _begin_load(self, now_s: float, blocks: int, host: HostLink) -> None:
         """Load the context of the head of the queue, which waits apart until that is done."""
         request = self.waiting.popleft()
         request.state, request.loaded = LOADING, True
         missing = blocks - self.cache.take(request.context)
         self.used_blocks += blocks
         self.evict_displaced(self.used_blocks)
-        seconds = self._host_fixed_s + self._host_s_per_block * missing
-        self._host_free_s = max(self._host_free_s, now_s) + seconds
-        self.loading += 1
-        self.loads.append(Load(request, blocks, self._epoch, self._host_free_s))
+        host.begin(request, blocks, missing, self._epoch, now_s)
 
     def _take_chunk(self, request: Request, chunk: int, used_blocks: int) -> int:
         self.used_blocks = used_blocks
@@ -438,34 +407,3 @@ class ContinuousBatch:
 def _scaled(seconds: Sequence[float], speed: float) -> Sequence[float]:
     """Seconds at a speed; engines of speed 1 share those of their table."""
     return seconds if speed == 1.0 else [s / speed for s in seconds]
-
-
-def check_settings(
-    engine: EngineId,
-    table: LatencyTable,
-    max_running: int,
-    max_batched_tokens: int,
-    block_size: int,
-    speed: float,
-) -> None:
-    """Refuse what no engine can be set to.
-
-    Raises:
-        EngineRefusedError: names the engine, the setting and its range.
-    """
-    sizes = min(len(table.base_s), len(table.per_context_s)) - 1
-    wrong = ""
-    if not 1 <= max_running <= sizes:
-        wrong = (
-            f"max_running must be 1 to {sizes}, the largest batch of its table, not {max_running}"
-        )
-    elif max_batched_tokens < max_running:
-        wrong = f"max_batched_tokens={max_batched_tokens} cannot carry max_running={max_running}"
-    elif not 1 <= block_size <= table.kv_capacity_tokens:
-        wrong = f"block_size={block_size} must be 1 to {table.kv_capacity_tokens}, its KV capacity"
-    elif not speed > 0.0:
-        wrong = f"speed must be above 0, not {speed}"
-    elif min(table.base_s[1:]) <= 0.0 or min(table.per_context_s) < 0.0:
-        wrong = "its table has an iteration that takes no time"
-    if wrong:
-        raise EngineRefusedError(f"engine {engine}: {wrong}")

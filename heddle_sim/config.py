@@ -6,6 +6,7 @@ from typing import Literal
 
 from heddle_core.defaults import ENGINE_START_S, REPORT_DELAY_S, REPORT_INTERVAL_S
 from heddle_core.ids import EngineId
+from heddle_rollout.engines import EngineRefusedError
 from heddle_sim.latency import LatencyTable
 
 
@@ -85,3 +86,34 @@ class SimulationConfig:
     def transfer_s(self, kv_bytes: float) -> float:
         """Seconds that `kv_bytes` take from one engine to another, once both are free."""
         return self.transfer_fixed_s + kv_bytes / self.transfer_bytes_per_s
+
+
+def check_settings(
+    engine: EngineId,
+    table: LatencyTable,
+    max_running: int,
+    max_batched_tokens: int,
+    block_size: int,
+    speed: float,
+) -> None:
+    """Refuse what no engine can be set to.
+
+    Raises:
+        EngineRefusedError: names the engine, the setting and its range.
+    """
+    sizes = min(len(table.base_s), len(table.per_context_s)) - 1
+    wrong = ""
+    if not 1 <= max_running <= sizes:
+        wrong = (
+            f"max_running must be 1 to {sizes}, the largest batch of its table, not {max_running}"
+        )
+    elif max_batched_tokens < max_running:
+        wrong = f"max_batched_tokens={max_batched_tokens} cannot carry max_running={max_running}"
+    elif not 1 <= block_size <= table.kv_capacity_tokens:
+        wrong = f"block_size={block_size} must be 1 to {table.kv_capacity_tokens}, its KV capacity"
+    elif not speed > 0.0:
+        wrong = f"speed must be above 0, not {speed}"
+    elif min(table.base_s[1:]) <= 0.0 or min(table.per_context_s) < 0.0:
+        wrong = "its table has an iteration that takes no time"
+    if wrong:
+        raise EngineRefusedError(f"engine {engine}: {wrong}")

@@ -26,8 +26,9 @@ from collections.abc import Callable
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_rollout.clock import Clock
 from heddle_rollout.engines import EngineRefusedError, StepResult
-from heddle_sim.batching import ContinuousBatch, Load, check_settings
-from heddle_sim.host_kv import HostKv
+from heddle_sim.batching import ContinuousBatch
+from heddle_sim.config import check_settings
+from heddle_sim.host_kv import HostLink, Load
 from heddle_sim.latency import LatencyTable
 from heddle_sim.request import COMING, ENDED, LOADING, RUNNING, WAITING, Request
 
@@ -55,13 +56,10 @@ class SimEngine:
         prefix_caching: bool = True,
         speed: float = 1.0,
         arrival_s: float = 0.0,
-        host: HostKv | None = None,
-        host_fixed_s: float = 0.0,
-        host_s_per_block: float = 0.0,
+        host: HostLink | None = None,
     ) -> None:
         """`speed` divides all times of the table. A step reaches the engine `arrival_s` after its
-        start, as through a message and threads. A load of `n` blocks from `host` takes
-        ``host_fixed_s + n * host_s_per_block``.
+        start, as through a message and threads. `host` needs prefix caching.
 
         Raises:
             EngineRefusedError: a setting that no engine can have.
@@ -73,7 +71,7 @@ class SimEngine:
         self.busy_s = 0.0
         """Seconds in iterations, as of the last batch change."""
         self._clock = clock
-        self._host = host
+        self._host = host = host if prefix_caching else None
         self._block_size = block_size
         self._on_end = on_end
         self._arrival_s = arrival_s
@@ -87,8 +85,6 @@ class SimEngine:
             prefix_caching=prefix_caching,
             speed=speed,
             host=host,
-            host_fixed_s=host_fixed_s,
-            host_s_per_block=host_s_per_block,
         )
         self._aborts: list[Request] = []
         """Running steps to end at the next boundary."""
@@ -167,7 +163,7 @@ class SimEngine:
             batch.cache.trim(context, kept)
             self._reconsider_waiting()
         if self._host is not None:
-            self._host.trim(context.trajectory, kept)
+            self._host.store.trim(context.trajectory, kept)
         request.state = WAITING
         waiting.append(request)
         if self._state == _IDLE:
@@ -241,7 +237,7 @@ class SimEngine:
         """New weights: cached KV is void. Running steps keep theirs; it is not cached later."""
         self._batch.flush()
         if self._host is not None:
-            self._host.clear()
+            self._host.store.clear()
         self._reconsider_waiting()
 
     def fail(self) -> list[tuple[TrajectoryId, int]]:
@@ -260,7 +256,7 @@ class SimEngine:
                 made = request.offset_tokens + done - request.prompt_tokens
             if self._host is not None and request.state == RUNNING and request.finish >= 0:
                 kv_tokens = request.prompt_tokens + made - 1
-                self._host.put(request.context.trajectory, kv_tokens // self._block_size)
+                self._host.store.put(request.context.trajectory, kv_tokens // self._block_size)
             request.state, request.context.request = ENDED, None
             lost.append((request.context.trajectory, made))
         self._state = _FAILED
@@ -290,7 +286,11 @@ class SimEngine:
     @property
     def waiting(self) -> int:
         """Steps in the engine's own queue, not arrived there yet, or waiting for their KV."""
-        return len(self._batch.waiting) + self._batch.loading + self._coming
+        return len(self._batch.waiting) + self._loading + self._coming
+
+    @property
+    def _loading(self) -> int:
+        return self._host.loading if self._host is not None else 0
 
     def trajectories(self) -> list[TrajectoryId]:
         """Trajectories whose step is here: the batch in order of admission, then the queue."""
@@ -298,7 +298,7 @@ class SimEngine:
 
     def _requests(self) -> list[Request]:
         batch = self._batch
-        contexts = batch.cache.contexts.values() if self._coming or batch.loading else ()
+        contexts = batch.cache.contexts.values() if self._coming or self._loading else ()
         requests = [context.request for context in contexts]
         apart = [r for r in requests if r and (r.state == COMING or r.state == LOADING)]
         return [*batch.running(), *batch.waiting, *apart]
@@ -387,10 +387,10 @@ class SimEngine:
         if self._state == _FAILED:
             return
         iterations, duration_s = batch.begin(now)
-        if batch.loads:
-            for load in batch.loads:
+        if self._host is not None and self._host.begun:
+            for load in self._host.begun:
                 self._clock.call_after(load.end_s - now, self._loaded, load)
-            batch.loads.clear()
+            self._host.begun.clear()
         if iterations:
             self._leap = iterations
             self._leap_is_cut = iterations == 1
@@ -404,6 +404,8 @@ class SimEngine:
 
     def _loaded(self, load: Load) -> None:
         """A context has come from host memory."""
+        assert self._host is not None
+        self._host.loading -= 1
         if self._state == _FAILED:
             return
         self._settle()

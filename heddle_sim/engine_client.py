@@ -25,7 +25,7 @@ from heddle_sim.calendar import Calendar
 from heddle_sim.clock import FollowingClock
 from heddle_sim.config import SimulationConfig
 from heddle_sim.engine import SimEngine
-from heddle_sim.host_kv import HostKv
+from heddle_sim.host_kv import HostKv, HostLink
 
 
 class SimEngineClient:
@@ -78,11 +78,11 @@ class SimEngineClient:
         moves_kv = config.moves_by == "kv"
         slots = spec.max_running + (0 if moves_kv else SPARE_SLOTS)
         block_bytes = config.block_size * table.kv_bytes_per_token
-        host, host_kv, host_s_per_block = self._shared_kv, config.host_kv, 0.0
+        store, host_kv, host = self._shared_kv, config.host_kv, None
         if host_kv is not None:
-            host_s_per_block = block_bytes / (spec.shape.tp * host_kv.gpu_bytes_per_s)
-            if host is None:
-                host = HostKv(host_kv.blocks(spec.shape.tp, block_bytes))
+            store = store or HostKv(host_kv.blocks(spec.shape.tp, block_bytes))
+            s_per_block = block_bytes / (spec.shape.tp * host_kv.gpu_bytes_per_s)
+            host = HostLink(store, host_kv.fixed_s, s_per_block)
         self._model = SimEngine(
             self._engine_clock,
             spec.engine,
@@ -97,8 +97,6 @@ class SimEngineClient:
             speed=config.speed(spec.engine),
             arrival_s=config.dispatch_s,
             host=host,
-            host_fixed_s=0.0 if host_kv is None else host_kv.fixed_s,
-            host_s_per_block=host_s_per_block,
         )
         self._listener.engine_ready(spec.engine, self.kv_capacity_tokens)
 

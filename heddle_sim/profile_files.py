@@ -121,11 +121,11 @@ class Profile:
             if lost >= entry.kv_capacity_tokens:
                 refused[str(tp)] = "engines asleep on its GPUs leave no room for KV"
                 continue
-            belief = entry.belief
+            estimate = entry.belief
             tables[str(tp)] = replace(
                 entry,
                 kv_capacity_tokens=entry.kv_capacity_tokens - lost,
-                belief=replace(belief, kv_capacity_tokens=belief.kv_capacity_tokens - lost),
+                belief=replace(estimate, kv_capacity_tokens=estimate.kv_capacity_tokens - lost),
             )
         return replace(self, tables=tables, refused=refused)
 

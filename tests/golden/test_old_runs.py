@@ -40,7 +40,8 @@ def test_a_preset_of_an_old_run_is_replayed_with_the_parts_that_it_had() -> None
     assert upgraded_policy("heddle-paper", 2) == old
     assert upgraded_policy("heddle-paper+never", 3) == "heddle-paper+never"
     assert upgraded_policy("heddle", 1) == "heddle+headroom+portfolio+keep_engines"
-    assert upgraded_policy("heddle+never", 2) == "heddle+never"
+    assert upgraded_policy("heddle+never", 2) == "heddle+fitting+never"
+    assert upgraded_policy("heddle+headroom", 2) == "heddle+headroom"
     assert upgraded_policy("verl+lpt", 1) == "verl+lpt"
 
 
@@ -81,7 +82,7 @@ def test_an_old_problem_of_the_tail_is_read() -> None:
         ("heddle", "heddle+headroom+portfolio+keep_engines"),
         ("heddle+consolidate+never", "heddle+headroom+portfolio+consolidate+never"),
         ("heddle-no-plan", "heddle-no-plan+headroom"),
-        ("heddle-no-priority", "heddle-no-priority+portfolio+keep_engines"),
+        ("heddle-no-priority", "heddle-no-priority+fitting+portfolio+keep_engines"),
         ("verl+lpt", "verl+lpt"),
     ],
 )

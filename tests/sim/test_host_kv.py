@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle_core.ids import TrajectoryId
-from heddle_sim.host_kv import HostKv
+from heddle_sim.host_kv import HostKv, HostLink
 from tests.sim.one_engine import A, B, Bench, C, table
 from tests.sim.test_engine_twin import Player, scenario, sim_engine
 
@@ -44,9 +44,7 @@ def bench(host: HostKv | None, *, blocks: int = 10, **settings) -> Bench:
     """Blocks of 16 tokens; a load takes 0.5 s and 0.1 s for each block."""
     return Bench(
         table(kv_capacity_tokens=16 * blocks),
-        host=host,
-        host_fixed_s=0.5,
-        host_s_per_block=0.1,
+        host=host and HostLink(host, 0.5, 0.1),
         **settings,
     )
 
@@ -204,10 +202,10 @@ def test_every_step_ends_once_and_no_block_is_lost(
 ) -> None:
     case = replace(scenario(seed, trajectories, tight, disturbances), prefix_caching=True)
     host = HostKv(blocks)
-    settings = {"host": host, "host_fixed_s": 0.003, "host_s_per_block": 0.0007}
-    player = Player(partial(sim_engine, **settings), case)
+    link = HostLink(host, 0.003, 0.0007)
+    player = Player(partial(sim_engine, host=link), case)
     batch = player.engine._batch
-    assert batch.used_blocks == batch.running_steps == batch.loading == 0
+    assert batch.used_blocks == batch.running_steps == link.loading == 0
     assert not batch.waiting
     assert host.used <= blocks
     finished = [end.trajectory for _, end in player.ends if end.finished]
@@ -222,6 +220,6 @@ def test_the_scenarios_load() -> None:
     for seed in range(30):
         case = replace(scenario(seed, 12, 0.3, 3), prefix_caching=True)
         without = Player(sim_engine, case).engine.prefilled_tokens
-        settings = {"host": HostKv(10_000), "host_s_per_block": 1e-5}
-        saved += without - Player(partial(sim_engine, **settings), case).engine.prefilled_tokens
+        link = HostLink(HostKv(10_000), 0.0, 1e-5)
+        saved += without - Player(partial(sim_engine, host=link), case).engine.prefilled_tokens
     assert saved > 1_000
