@@ -74,7 +74,7 @@ class ScanningBalance:
         if self._known is None:
             totals = [t.output_tokens + t.remaining_tokens for t in view.trajectories.values()]
             history = self._context.history
-            self._known = history is not None and history.predictions_vary(totals)
+            self._known = history is not None and history.lengths_known(totals)
         self._share = {}
         for t in view.trajectories.values():
             if t.home not in self._names:

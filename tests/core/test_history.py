@@ -2,6 +2,7 @@
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given
 
 from tests.core.ledgers import history
@@ -45,6 +46,16 @@ def test_predictions_that_spread_as_history_did_are_used():
     past = history()
     doubled = [2.0 * q for q in past.output_quantiles]
     assert past.lengths(doubled).tolist() == doubled
+
+
+@pytest.mark.parametrize(
+    ("factor", "known"), [(0.6, False), (0.8, True), (1.05, True), (1.2, False)]
+)
+def test_lengths_are_known_where_predictions_spread_as_history_did(factor, known):
+    past = history()
+    predicted = [100.0 * (q / 100.0) ** factor for q in past.output_quantiles]
+    assert past.lengths_known(predicted) == known
+    assert past.predictions_vary(predicted) == (factor > 0.7)
 
 
 def test_one_prediction_alone_has_no_rank():

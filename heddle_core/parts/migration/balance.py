@@ -250,7 +250,7 @@ class Balance:
         if self._known is None:
             history = self._context.history
             totals = [t.output_tokens + t.remaining_tokens for t in ts]
-            self._known = history is not None and history.predictions_vary(totals)
+            self._known = history is not None and history.lengths_known(totals)
         return self._known
 
     def _estimated(

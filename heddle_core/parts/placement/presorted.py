@@ -32,13 +32,13 @@ class Presorted:
     ) -> Sequence[EngineId]:
         """Cut `ts` into a group per engine, widest engine first.
 
-        Predictions that hardly vary are replaced by the mean of history; the members of such groups
-        are then interleaved over the engines.
+        Predictions that do not vary as lengths did, less or more, are replaced by the mean of
+        history; the members of such groups are then interleaved over the engines.
         """
         context, history = self._context, self._context.history
         engines = sorted(view.engines, key=lambda e: -e.shape.tp)
         by_shape = {e.shape: context.cost.by_shape[e.shape] for e in engines}
-        varied = history is None or history.predictions_vary(remaining)
+        varied = history is None or history.lengths_known(remaining)
         if history is None or varied:
             output = np.maximum(np.asarray(remaining, dtype=np.float64), 1.0)
         else:

@@ -36,7 +36,7 @@ class UniformStart:
         """Return engines of one shape, or the portfolio's problem."""
         context = self._context
         history = context.history
-        if history is None or not ts or history.predictions_vary(remaining):
+        if history is None or not ts or history.lengths_known(remaining):
             return self._mixed.plan(ts, remaining)
         by_shape = {shape: context.cost.by_shape[shape] for shape in context.shape_choices}
         gpus = one_class(context.pools, by_shape)
