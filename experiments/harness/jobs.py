@@ -52,9 +52,15 @@ class Job:
     def key(self) -> str:
         """Address of its result: a hash of all its inputs."""
         plain = msgspec.to_builtins(self)
+        # Results keep their address where a field that came later has no effect.
         if not self.rollout.arrive_over_s:
-            # It came later: results without it keep their address.
             del plain["rollout"]["arrive_over_s"]
+        if not self.cluster.standby_tp:
+            for name in ("standby_tp", "standby_start_s", "standby_gib"):
+                del plain["cluster"][name]
+        if self.cluster.host_kv == "none":
+            for name in ("host_kv", "host_kv_gib", "host_kv_gb_per_s"):
+                del plain["cluster"][name]
         return content_key({"schema": SCHEMA, "job": plain})
 
 
