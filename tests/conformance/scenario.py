@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Literal
 
 from heddle.knowledge import SHIPPED, load_predictor_model
 from heddle.plugins import load_policy
@@ -18,7 +19,7 @@ from heddle_core.events import Event
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.journal import Handle
 from heddle_core.parts.table import Part
-from heddle_sim.config import SimulationConfig
+from heddle_sim.config import HostKvConfig, SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile, load_profile
 from heddle_sim.rollout import simulate_rollout
@@ -53,6 +54,7 @@ class Scenario:
     """Scarce: a few long contexts fill an engine, yet the longest still fits on the smallest."""
     transfer_fixed_s: float = 0.02
     """Cheap, so that migration has something to do in a small rollout."""
+    host_kv: Literal["none", "engine", "cluster"] = "none"
 
 
 @dataclass
@@ -127,7 +129,23 @@ def world_of(scenario: Scenario) -> SimulationConfig:
         tool_capacity=scenario.tool_capacity,
         engine_start_s=15.0,
         prediction_s=scenario.prediction_s,
+        host_kv=_host_kv(scenario),
         faults=scenario.faults,
+    )
+
+
+def _host_kv(scenario: Scenario) -> HostKvConfig | None:
+    """Host memory for a third of what the GPUs hold, and loads that take a while."""
+    if scenario.host_kv == "none":
+        return None
+    return HostKvConfig(
+        scope=scenario.host_kv,
+        gpu_bytes=load_profile("qwen3-14b", "h100").kv_bytes_per_token
+        * scenario.kv_per_gpu_tokens
+        / 3,
+        gpus=GPUS,
+        gpu_bytes_per_s=4e9,
+        fixed_s=0.02,
     )
 
 

@@ -52,6 +52,8 @@ SCENARIOS = {
     "storm": Scenario(faults=FAULTS, tool_capacity=12),
     "search": Scenario(workload="search", faults=FAULTS[1:2], tool_capacity=4, with_history=True),
     "math": Scenario(workload="math", faults=FAULTS[2:4], with_history=True),
+    "host": Scenario(faults=FAULTS, with_history=True, host_kv="engine"),
+    "store": Scenario(workload="search", faults=FAULTS, host_kv="cluster"),
 }
 
 
