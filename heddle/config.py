@@ -131,7 +131,8 @@ class ClusterConfig:
         standby = self.standby_tp
         _require(
             all(1 <= tp <= self.gpus for tp in standby) and len(set(standby)) == len(standby),
-            "standby_tp must list degrees from 1 to gpus, each once",
+            f"standby_tp = {list(standby)} must list TP degrees from 1 to gpus = {self.gpus}, "
+            "each once",
         )
         start_s = self.standby_start_s
         _require(start_s is None or 0.0 <= start_s < 1e9, "standby_start_s must be 0 or more")

@@ -76,7 +76,7 @@ class Profile:
         entry = self.tables.get(str(tp))
         if entry is None:
             why = self.refused.get(str(tp), "the profile has no table for it")
-            fits = ", ".join(str(n) for n in self.tps)
+            fits = ", ".join(str(n) for n in self.tps) or "none"
             raise ProfileError(
                 f"{self.model} on {self.gpu} cannot run at TP {tp}: {why}; "
                 f"TP degrees that fit: {fits}"
