@@ -20,7 +20,7 @@ from multiprocessing.synchronize import Event
 from operator import setitem
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
-from heddle.signals import Interrupts, WorkerSignals, interrupt, keyboard_interrupt_blocked
+from heddle.signals import Interrupts, WorkerSignals, interrupt, terminal_signals_blocked
 
 POLL_S = 0.2
 """Seconds between two reads of the progress of jobs in other processes."""
@@ -103,14 +103,14 @@ class Processes(Generic[S]):
         context = _context()
         # Without a lock, which a killed process would hold: each number has one writer.
         counts = context.RawArray("q", len(jobs)) if on_progress else None
-        stop = context.Event()
-        pool = _pool(
-            context, self._processes, stop, self._interrupts, Packed(self._shared, context), counts
-        )
+        with terminal_signals_blocked():  # the first semaphore starts a process
+            stop = context.Event()
+            shared = Packed(self._shared, context)
+            pool = _pool(context, self._processes, stop, self._interrupts, shared, counts)
         others = set(multiprocessing.active_children())
         polling = _polling(counts, on_progress)
         try:
-            with keyboard_interrupt_blocked():
+            with terminal_signals_blocked():
                 index_of = {
                     pool.submit(_in_worker, function, index, job): index
                     for index, job in enumerate(jobs)
@@ -143,11 +143,13 @@ class Worker:
 
     def __init__(self, interrupts: Interrupts) -> None:
         context = _context()
-        self._pool = _pool(context, 1, context.Event(), interrupts, Packed(None, context), None)
+        with terminal_signals_blocked():
+            stop, shared = context.Event(), Packed(None, context)
+            self._pool = _pool(context, 1, stop, interrupts, shared, None)
 
     def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
         """Call a function there."""
-        with keyboard_interrupt_blocked():
+        with terminal_signals_blocked():
             return self._pool.submit(_in_worker, _call, 0, partial(function, *args, **kwargs))
 
     def close(self, *, wait: bool = False) -> None:

@@ -124,9 +124,13 @@ class StopSignals:
 
 
 @contextmanager
-def keyboard_interrupt_blocked() -> Iterator[None]:
-    """Start processes with SIGINT blocked: Ctrl-C would end them noisily while they import."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+def terminal_signals_blocked() -> Iterator[None]:
+    """Start processes with SIGINT and SIGHUP blocked: what a terminal sends ends its main process,
+    which ends the others in order. SIGINT would end them noisily while they import, and SIGHUP
+    those that serve the others, for which it stays blocked. SIGTERM has to end a process of a pool.
+    """
+    blocked = (signal.SIGINT, signal.SIGHUP) if hasattr(signal, "SIGHUP") else (signal.SIGINT,)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         yield
     finally:
@@ -142,7 +146,7 @@ class WorkerSignals:
     """SIGINT in a worker process: it interrupts a job, and nothing between jobs.
 
     The process ends when its parent has ended, after its job has closed. A new one starts with
-    SIGINT blocked; see `keyboard_interrupt_blocked`.
+    SIGINT blocked; see `terminal_signals_blocked`.
     """
 
     def __init__(self, stop: "Event", interrupts: Interrupts) -> None:

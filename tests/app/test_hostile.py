@@ -187,6 +187,8 @@ def test_a_signal_to_every_process_ends_all_of_them(tmp_path: Path, number: sign
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number, err
     assert "Interrupted" in err
+    if number != signal.SIGTERM:  # that ends the processes that serve the others
+        assert "Traceback" not in err
     assert "running" not in _states(tmp_path)
 
 
