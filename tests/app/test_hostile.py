@@ -37,12 +37,20 @@ CODING = Path(__file__).resolve().parents[2] / "traces" / "coding-512.jsonl.gz"
 COMPARE = (*COMMAND, "compare", str(CODING), "--policies", "verl,slime", "--seeds", "40")
 
 
+def _default_signals() -> None:
+    """In a child: signals as at login, whatever the tests' own process ignores or blocks."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 def _comparison(folder: Path, jobs: int) -> "subprocess.Popen[str]":
     """A comparison that is under way: its first run has a directory."""
     process = subprocess.Popen(
         [*COMPARE, "--jobs", str(jobs)],
         cwd=folder,
         start_new_session=True,  # a group of its own, to which a signal can be sent
+        preexec_fn=_default_signals,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -181,6 +189,7 @@ def test_a_signal_to_every_process_ends_all_of_them(tmp_path: Path, number: sign
     """As when a terminal is closed, or a batch system ends a job."""
     process = _comparison(tmp_path, 2)
     time.sleep(0.3)  # runs are under way in all of them
+    assert process.poll() is None, "it ended before the signal"
     os.killpg(process.pid, number)
     time.sleep(0.001)
     os.killpg(process.pid, number)
