@@ -57,20 +57,13 @@ class History:
 
         Otherwise they are one hedged mean for all.
         """
-        import numpy as np
-
-        values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
-        quantiles = np.maximum(np.asarray(self.output_quantiles), 1.0)
-        return bool(len(values) < 2 or np.log(values).std() >= share * np.log(quantiles).std())
+        return len(predicted) < 2 or _spread(predicted) >= share * _spread(self.output_quantiles)
 
     def lengths_known(self, predicted: Sequence[float]) -> bool:
         """Whether predictions spread as outputs did, no less and no more, in their logs."""
-        import numpy as np
-
-        values = np.maximum(np.asarray(predicted, dtype=np.float64), 1.0)
-        quantiles = np.maximum(np.asarray(self.output_quantiles), 1.0)
-        widest = _ERRING * np.log(quantiles).std()
-        return self.predictions_vary(predicted) and bool(np.log(values).std() <= widest)
+        if not self.predictions_vary(predicted):
+            return False
+        return len(predicted) < 2 or _spread(predicted) <= _ERRING * _spread(self.output_quantiles)
 
     def mean_output_tokens(self) -> float:
         """Mean output of a trajectory."""
@@ -95,3 +88,10 @@ class History:
         lengths = np.empty_like(values)
         lengths[order] = np.interp(at, known, quantiles)
         return lengths
+
+
+def _spread(lengths: Sequence[float]) -> float:
+    """Standard deviation of the logarithms of `lengths`, each taken as a token at least."""
+    import numpy as np
+
+    return float(np.log(np.maximum(np.asarray(lengths, dtype=np.float64), 1.0)).std())

@@ -100,14 +100,16 @@ class EngineSums:
             # Rounding is monotone: this is no later than any end below the node, to the last digit.
             full_s, work_s = fulls[node] + least_s, works[node] + solo_s
             late_s = lates[node] + own_s
-            bound_s = max(full_s, work_s, late_s) + price_s
+            if late_s > work_s:
+                work_s = late_s
+            bound_s = (full_s if full_s > work_s else work_s) + price_s
             if bound_s < end_s:
                 if node < leaves:
                     node *= 2
                     continue
                 pace = max(context / self._kv[node - leaves], self._least_pace)
                 full_s = fulls[node] + (alone_s * pace + own_s)
-                exact_s = max(full_s, work_s, late_s) + price_s
+                exact_s = (full_s if full_s > work_s else work_s) + price_s
                 if exact_s < end_s:
                     end_s, found = exact_s, node - leaves
             while node & 1:
