@@ -20,9 +20,9 @@ from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
+from heddle_core.parts.planner.equal_progress import EqualProgressPlan
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
-from heddle_core.parts.planner.uniform import UniformStart
 from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.scheduler.fcfs import Fcfs
@@ -89,7 +89,7 @@ def heddle(context: PolicyContext) -> Policy:
         admission=next_round(context),
         placement=Presorted(context),
         migration=Balance(context),
-        planner=UniformStart(context),
+        planner=EqualProgressPlan(context),
         consolidation=TailConsolidation(context),
     )
 

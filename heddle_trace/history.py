@@ -35,6 +35,7 @@ def history_of(scripts: Sequence[TrajectoryScript]) -> History:
         },
         step_output_tokens=total / int(columns.steps.sum()),
         longest_output_tokens=float(outputs.max()),
+        trajectories=len(columns),
     )
 
 

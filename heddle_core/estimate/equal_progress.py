@@ -1,22 +1,23 @@
 """Estimated makespan when all trajectories advance alike, and engines widen late in the rollout.
 
 Nothing is known of single lengths here, only their distribution. Once every trajectory has made
-`x` output tokens, the longer ones are left; `n` of them share an engine. With a batch of `b`, each
-with `c` tokens of context, and `a` tokens that tools append per output token, an output token takes
+`x` output tokens, the longer ones are left, `n` in all. They are spread over the engines for the
+most output tokens a second, which assumes that trajectories may move. With a batch of `b`, each
+with `c` tokens of context, and `a` tokens that tools append per output token, an engine makes
 
-    iteration(b) = t0 + b * (t1 + t2 * c + prefill * a)
-    pace         = iteration(b) + tool seconds per output token    b: those of `n` not in a tool
-    pace         = iteration(b) * n / b                            b: the most that fits, if less
+    rate(b) = b / (t0 + b * (t1 + t2 * c + prefill * a))
 
-seconds, and the makespan is the sum of the paces over `x`. All engines have one shape. Late in the
-rollout they may change to the widest one, for the price of their start and the prefill, or load, of
-every context.
+tokens a second. Those in tools are in no batch: `n` is the sum of all batches, and of the sum of
+all rates times the tool seconds per output token. More than the slots or the KV hold wait. An
+output token of all takes `n` over the sum of the rates, and the makespan is the sum of that over
+`x`. Late in the rollout all engines may change to the widest shape, for the price of their start
+and the prefill, or load, of every context.
 
 Trajectories do not in fact advance alike: some wait for a first slot, and others are done early.
 That matters little, since an engine makes as many tokens either way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -29,13 +30,20 @@ from heddle_core.ids import EngineShape
 _BEYOND = 8
 """Lengths beyond history's last quantile."""
 
-_HALVINGS = 40
-"""Of the interval that holds a batch; more than a double has digits for."""
+_PRICES = (1e-15, 1e10)
+"""Holds every price that `_pace_s` may find, in output tokens a second for one more sequence."""
+
+_HALVINGS = 60
+"""Of the interval that holds the logarithm of a price; more than a double has digits for."""
+
+_LEAST_S = 1e-12
+"""In place of times of 0."""
 
 
 def equal_progress_s(
     history: History,
     by_shape: Mapping[EngineShape, StepCost],
+    mixes: Sequence[Mapping[EngineShape, int]],
     *,
     gpus: int,
     trajectories: int,
@@ -43,12 +51,12 @@ def equal_progress_s(
     max_running: int,
     start_s: float,
     widened_at: int,
-) -> dict[EngineShape, float]:
-    """Return the estimated makespan in seconds by the shape that all engines begin with.
+) -> list[float]:
+    """Return the estimated makespan in seconds of each of `mixes`, engines by shape.
 
-    Shapes of which `gpus` hold no whole number are left out. `prompt_tokens` is the mean. With
-    `widened_at` trajectories left or fewer, all engines change to the widest shape, in `start_s`,
-    as soon as that brings the end forward.
+    `prompt_tokens` is the mean. With `widened_at` trajectories left or fewer, all engines change to
+    the widest shape of which `gpus` hold a whole number, in `start_s`, as soon as that brings the
+    end forward.
     """
     probabilities, lengths = _quantiles(history, trajectories)
     made = np.concatenate(([0.0], lengths))
@@ -56,31 +64,28 @@ def equal_progress_s(
     longer = 1.0 - 0.5 * (probabilities + np.concatenate(([0.0], probabilities[:-1])))
     left = np.maximum(trajectories * longer, 1.0)
     context = prompt_tokens + middle * (1.0 + history.appended_per_output)
-    shapes = sorted((s for s in by_shape if gpus % s.tp == 0), key=lambda s: s.tp)
-    if not shapes:
-        return {}
-    spans, prices = [], []
-    for shape in shapes:
-        cost, engines = by_shape[shape], gpus // shape.tp
-        spans.append(tokens * _pace_s(cost, left / engines, context, history, max_running))
-        prices.append(start_s + cost.restore_s * left * context / engines)
-    ends = np.zeros(len(shapes))
+    shapes = sorted(by_shape, key=lambda shape: shape.tp)
+    costs = [by_shape[shape] for shape in shapes]
+    widest = max((s for s in shapes if gpus % s.tp == 0), key=lambda s: s.tp, default=None)
+    tried = list(mixes) if widest is None else [*mixes, {widest: gpus // widest.tp}]
+    engines = np.array([[mix.get(shape, 0) for shape in shapes] for mix in tried], dtype=float)
+    spans = tokens * _pace_s(costs, engines, left, context, history, max_running)
+    ends = np.zeros(len(tried))
     for k in reversed(range(len(tokens))):
-        ends = ends + np.array([span[k] for span in spans])
-        if left[k] <= widened_at:
-            ends = np.minimum(ends, ends[-1] + prices[-1][k])
-    first_s = [
-        by_shape[shape].prefill_s * prompt_tokens * trajectories / (gpus // shape.tp)
-        for shape in shapes
-    ]
-    return dict(zip(shapes, (ends + np.array(first_s)).tolist(), strict=True))
+        ends = ends + spans[:, k]
+        if widest is not None and left[k] <= widened_at:
+            loaded_s = by_shape[widest].restore_s * left[k] * context[k] / (gpus // widest.tp)
+            ends = np.minimum(ends, ends[-1] + start_s + loaded_s)
+    prefill_rates = engines @ np.array([1.0 / max(cost.prefill_s, _LEAST_S) for cost in costs])
+    first_s = prompt_tokens * trajectories / prefill_rates
+    return [float(end) for end in (ends + first_s)[: len(mixes)]]
 
 
 def _quantiles(history: History, trajectories: int) -> tuple[FloatArray, FloatArray]:
     """Probabilities and lengths, up to the longest to be expected of so many trajectories.
 
-    That is history's longest, if they are so many that one lies beyond its last quantile. Between
-    the two, log lengths are proportional to normal scores.
+    Between history's last quantile and its longest, log lengths are proportional to normal scores.
+    No length is beyond history's longest: it may be the longest context that is allowed.
     """
     lengths = np.maximum(np.asarray(history.output_quantiles, dtype=np.float64), 1.0)
     probabilities = (np.arange(len(lengths)) + 0.5) / len(lengths)
@@ -88,26 +93,47 @@ def _quantiles(history: History, trajectories: int) -> tuple[FloatArray, FloatAr
     if last <= probabilities[-1] or history.longest_output_tokens <= lengths[-1]:
         return probabilities, lengths
     beyond = 1.0 - np.geomspace(1.0 - probabilities[-1], 1.0 - last, _BEYOND + 1)[1:]
-    scores = [NormalDist().inv_cdf(float(p)) for p in (probabilities[-1], *beyond)]
-    share = (np.array(scores[1:]) - scores[0]) / (scores[-1] - scores[0])
+    longest_at = 1.0 - 0.5 / (history.trajectories or trajectories)
+    known = np.maximum(longest_at, beyond[0])
+    scores = [NormalDist().inv_cdf(float(p)) for p in (probabilities[-1], known, *beyond)]
+    share = np.minimum((np.array(scores[2:]) - scores[0]) / (scores[1] - scores[0]), 1.0)
     further = lengths[-1] * (history.longest_output_tokens / lengths[-1]) ** share
     return np.concatenate((probabilities, beyond)), np.concatenate((lengths, further))
 
 
 def _pace_s(
-    cost: StepCost, each: FloatArray, context: FloatArray, history: History, max_running: int
+    costs: Sequence[StepCost],
+    engines: FloatArray,
+    left: FloatArray,
+    context: FloatArray,
+    history: History,
+    max_running: int,
 ) -> FloatArray:
-    """Seconds per output token with `each` trajectories on an engine, all arrays by length."""
-    tool_s = history.tool_s_per_output
-    sequence_s = cost.t1_s + cost.t2_s * context + cost.prefill_s * history.appended_per_output
-    most = np.clip(cost.kv_capacity_tokens / context, 1.0, max_running)
-    # The batch that `each` trajectories make, less those in tools: b = each * i(b) / (i(b) + tool).
-    low, high = np.zeros_like(each), each.copy()
+    """Seconds per output token of all, by mix and length.
+
+    `engines` counts them by mix and cost. `left` is the number of trajectories by length, `context`
+    the tokens of each. The rates of a mix are largest where one more sequence adds the same to each
+    engine that is not full. That is the price, `rate'(b) = t0 / (t0 + b * sequence)^2`.
+    """
+    t0_s = np.maximum([cost.t0_s for cost in costs], _LEAST_S)
+    # By length and cost.
+    sequence_s = np.stack(
+        [c.t1_s + c.t2_s * context + c.prefill_s * history.appended_per_output for c in costs], -1
+    )
+    sequence_s = np.maximum(sequence_s, _LEAST_S)
+    most = np.stack([np.clip(c.kv_capacity_tokens / context, 1.0, max_running) for c in costs], -1)
+
+    def rates(log_price: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Trajectories that the engines hold, and their output tokens a second."""
+        batch = (np.sqrt(t0_s / np.exp(log_price)[..., None]) - t0_s) / sequence_s
+        batch = np.clip(batch, 0.0, most)
+        rate = np.einsum("mk,mlk->ml", engines, batch / (t0_s + sequence_s * batch))
+        return np.einsum("mk,mlk->ml", engines, batch) + rate * history.tool_s_per_output, rate
+
+    low = np.full((len(engines), len(left)), np.log(_PRICES[0]))
+    high = np.full_like(low, np.log(_PRICES[1]))
     for _ in range(_HALVINGS):
-        batch = 0.5 * (low + high)
-        iteration_s = cost.t0_s + sequence_s * batch
-        less = batch * (iteration_s + tool_s) < each * iteration_s
-        low, high = np.where(less, batch, low), np.where(less, high, batch)
-    batch = np.minimum(high, most)
-    iteration_s = cost.t0_s + sequence_s * batch
-    return np.where(high > most, iteration_s * each / batch, iteration_s + tool_s)
+        middle = 0.5 * (low + high)
+        too_cheap = rates(middle)[0] > left
+        low, high = np.where(too_cheap, middle, low), np.where(too_cheap, high, middle)
+    return left / rates(high)[1]

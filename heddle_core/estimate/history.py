@@ -47,6 +47,8 @@ class History:
     """Mean output tokens of a step."""
     longest_output_tokens: float = 0.0
     """Output of the longest trajectory; 0 where it is not known."""
+    trajectories: int = 0
+    """Of which that is the longest; 0 where it is not known."""
     group_totals: Mapping[GroupId, Sequence[int]] = field(default_factory=dict)
     """Total output tokens of earlier samples, by prompt; empty where prompts do not recur."""
     tasks: Mapping[str, Levels] = field(default_factory=dict)

@@ -18,9 +18,9 @@ from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
+from heddle_core.parts.planner.equal_progress import EqualProgressPlan
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
-from heddle_core.parts.planner.uniform import UniformStart
 from heddle_core.parts.predictor.group import GroupPredictor
 from heddle_core.parts.predictor.history import HistoryPredictor
 from heddle_core.parts.predictor.none import NoPrediction
@@ -189,8 +189,9 @@ PARTS: Final = Parts(
     },
     planner={
         "fixed": Part(FixedPlan, "one TP degree on all GPUs"),
-        "uniform": Part(
-            UniformStart, "one TP degree by history's lengths; `portfolio` where lengths are known"
+        "equal_progress": Part(
+            EqualProgressPlan,
+            "one TP degree or two by history's lengths; `portfolio` where lengths are known",
         ),
         "exact": Part(
             lambda s: SearchedPlan(s, solver="exact"),

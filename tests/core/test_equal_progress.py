@@ -28,9 +28,12 @@ def ends_s(
     start_s: float = 0.0,
     widened_at: int = 0,
 ) -> dict[EngineShape, float]:
-    return equal_progress_s(
+    costs = by_shape or {h100(1): COST}
+    shapes = [shape for shape in costs if gpus % shape.tp == 0]
+    ends = equal_progress_s(
         history,
-        by_shape or {h100(1): COST},
+        costs,
+        [{shape: gpus // shape.tp} for shape in shapes],
         gpus=gpus,
         trajectories=trajectories,
         prompt_tokens=100.0,
@@ -38,6 +41,7 @@ def ends_s(
         start_s=start_s,
         widened_at=widened_at,
     )
+    return dict(zip(shapes, ends, strict=True))
 
 
 def test_equal_trajectories_decode_in_one_batch():
@@ -67,9 +71,62 @@ def test_engines_become_wider_when_it_pays():
     assert dear == kept
 
 
-def test_shapes_of_which_the_gpus_hold_no_whole_number_are_left_out():
-    by_shape = {h100(1): COST, h100(2): COST, h100(4): COST}
-    assert list(ends_s(by_shape=by_shape, gpus=6)) == [h100(1), h100(2)]
+def mixed_s(mix, by_shape, *, trajectories, history=PAST, max_running=100):
+    return equal_progress_s(
+        history,
+        by_shape,
+        [mix],
+        gpus=sum(shape.tp * count for shape, count in mix.items()),
+        trajectories=trajectories,
+        prompt_tokens=100.0,
+        max_running=max_running,
+        start_s=0.0,
+        widened_at=0,
+    )[0]
+
+
+def test_few_trajectories_are_on_the_wide_engine_of_a_mix():
+    wide = replace(COST, t0_s=0.001)
+    by_shape = {h100(1): COST, h100(2): wide}
+    # One of two, which has half of the way before it on average, and never less than one.
+    alone = mixed_s({h100(2): 1, h100(1): 2}, by_shape, trajectories=1)
+    assert alone == pytest.approx(1000 * (0.001 + 1 * 0.001), rel=1e-6)
+
+
+@pytest.mark.parametrize("trajectories", [4, 40, 400])
+def test_the_batches_of_a_mix_make_the_most_tokens_a_second(trajectories):
+    wide = replace(COST, t0_s=0.006, t1_s=0.0006)
+    left = trajectories * 0.75
+    most = max(
+        batch / (0.006 + batch * 0.0006) + 2 * other / (0.01 + other * 0.001)
+        for batch in (left * i / 2000 for i in range(2001))
+        if batch <= 100 and (other := min((left - batch) / 2, 100)) >= 0
+    )
+    found = mixed_s(
+        {h100(2): 1, h100(1): 2}, {h100(1): COST, h100(2): wide}, trajectories=trajectories
+    )
+    assert found == pytest.approx(1000 * left / most, rel=1e-4)
+
+
+def test_equal_shapes_make_a_mix_of_one():
+    by_shape = {h100(1): COST, h100(2): COST}
+    mix = mixed_s({h100(2): 2, h100(1): 4}, by_shape, trajectories=50)
+    single = mixed_s({h100(1): 6}, by_shape, trajectories=50)
+    assert mix == pytest.approx(single)
+
+
+def test_few_of_many_trajectories_are_as_long_as_the_longest():
+    lengths = tuple(100.0 * 1.01**i for i in range(256))
+    past = replace(PAST, output_quantiles=lengths, longest_output_tokens=10 * lengths[-1])
+    unknown, known = past, replace(past, trajectories=10_000)
+    # The longest of 1,000 is shorter than that of 10,000, and that of more no longer.
+    assert ends_s(known, trajectories=1_000)[h100(1)] < ends_s(unknown, trajectories=1_000)[h100(1)]
+    same = (ends_s(each, trajectories=10_000)[h100(1)] for each in (known, unknown))
+    assert next(same) == pytest.approx(next(same))
+    fewer = replace(past, trajectories=3)
+    assert (
+        ends_s(fewer, trajectories=1_000)[h100(1)] >= ends_s(unknown, trajectories=1_000)[h100(1)]
+    )
 
 
 def test_the_longest_of_many_is_beyond_the_quantiles_of_history():

@@ -1,0 +1,150 @@
+"""Engines of one shape or two by the lengths of history, to be widened as trajectories end."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import TypeAlias
+
+from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.equal_progress import equal_progress_s
+from heddle_core.estimate.history import History
+from heddle_core.ids import EngineId, EngineShape
+from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.plans import EngineSpec, PlanProblem, ResourcePlan
+from heddle_core.policy import PolicyContext, TrajectoryView
+from heddle_core.solve.group_plan import one_class
+from heddle_core.solve.tail import first_search_at
+
+_TIE = 0.03
+"""Of makespans this near to the least, that of the widest single shape is taken: some trajectory
+may be longer than any in history, and decodes fastest there."""
+
+_SHARES = (0.125, 0.25, 0.5)
+"""Of the GPUs that may have wide engines beside narrow ones."""
+
+_SPREAD = 0.65
+_MEDIANS = (100.0, 300.0, 1_000.0, 3_000.0, 10_000.0)
+ASSUMED_HISTORIES = tuple(
+    History(
+        output_quantiles=tuple(
+            median * math.exp(_SPREAD * NormalDist().inv_cdf((i + 0.5) / 50)) for i in range(50)
+        ),
+        appended_per_output=0.6,
+        tool_s_per_output=0.0,
+        step_output_tokens=512.0,
+    )
+    for median in _MEDIANS
+)
+"""Without a history, lengths are log-normal and their median is unknown. In five published traces
+of agents the median is 113 to 3,593 tokens, and the 99th percentile 3.9 to 4.9 medians: a standard
+deviation of logarithms of 0.58 to 0.68."""
+
+Mix: TypeAlias = Mapping[EngineShape, int]
+"""Engines by shape."""
+
+
+class EqualProgressPlan:
+    """The engines that end first if all trajectories advance alike: of one shape, or of two.
+
+    The `portfolio` cuts a mix of shapes for lengths, by ranks. Where ranks are wrong, long
+    trajectories are held on narrow engines and short ones crowd the wide ones: on synthetic math
+    its mix loses to the best single shape. So it plans only where predictions vary as lengths did.
+    Here nothing is taken for known but the distribution of lengths, by history. Without one, the
+    shape is taken whose makespan is nearest to the least one over lengths of several scales.
+    `TailConsolidation` widens the engines later, when it is seen who is long.
+    """
+
+    needs_all = True
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._context = context
+        self._mixed = SearchedPlan(context, solver="portfolio")
+
+    def plan(
+        self, ts: Sequence[TrajectoryView], remaining: Sequence[float]
+    ) -> ResourcePlan | PlanProblem:
+        """Return the engines without homes, or the portfolio's problem."""
+        context = self._context
+        if not ts or self._lengths_known(remaining):
+            return self._mixed.plan(ts, remaining)
+        by_shape = {shape: context.cost.by_shape[shape] for shape in context.shape_choices}
+        gpus = one_class(context.pools, by_shape)
+        shapes = [shape for shape in by_shape if gpus % shape.tp == 0]
+        mixes: list[Mix] = [{shape: gpus // shape.tp} for shape in shapes]
+        if not mixes:
+            return self._mixed.plan(ts, remaining)
+        makespan_s: float | None = None
+        if context.history is None:
+            estimates = [self._makespans_s(h, by_shape, mixes, gpus, ts) for h in ASSUMED_HISTORIES]
+            mix = mixes[_least_regret(estimates)]
+        else:
+            mixes += [mix for wide in shapes for mix in _partly(wide, shapes, gpus)]
+            makespans_s = self._makespans_s(context.history, by_shape, mixes, gpus, ts)
+            chosen = _simplest_near_least(mixes, makespans_s)
+            mix, makespan_s = mixes[chosen], makespans_s[chosen]
+        widest_first = sorted(mix, key=lambda shape: -shape.tp)
+        engines = [shape for shape in widest_first for _ in range(mix[shape])]
+        return ResourcePlan(
+            engines=tuple(
+                EngineSpec(engine=EngineId(f"e{i}"), shape=shape, max_running=context.max_running)
+                for i, shape in enumerate(engines)
+            ),
+            estimated_makespan_s=makespan_s,
+        )
+
+    def _lengths_known(self, remaining: Sequence[float]) -> bool:
+        history = self._context.history
+        if history is None:  # only an oracle spreads its predictions so
+            return ASSUMED_HISTORIES[0].predictions_vary(remaining)
+        return history.lengths_known(remaining)
+
+    def _makespans_s(
+        self,
+        history: History,
+        by_shape: Mapping[EngineShape, StepCost],
+        mixes: Sequence[Mix],
+        gpus: int,
+        ts: Sequence[TrajectoryView],
+    ) -> list[float]:
+        context = self._context
+        return equal_progress_s(
+            history,
+            by_shape,
+            mixes,
+            gpus=gpus,
+            trajectories=len(ts),
+            prompt_tokens=sum(t.context_tokens for t in ts) / len(ts),
+            max_running=context.max_running,
+            start_s=context.start_s(max(by_shape, key=lambda shape: shape.tp)),
+            widened_at=first_search_at(gpus),
+        )
+
+
+def _partly(wide: EngineShape, shapes: Sequence[EngineShape], gpus: int) -> list[Mix]:
+    """Mixes of `wide` engines on some of the GPUs, and of a narrower shape on the others."""
+    counts = sorted({max(1, round(share * gpus / wide.tp)) for share in _SHARES})
+    narrower = [shape for shape in shapes if shape.tp < wide.tp]
+    return [
+        {wide: count, narrow: (gpus - count * wide.tp) // narrow.tp}
+        for count in counts
+        for narrow in narrower
+        if gpus - count * wide.tp > 0 and (gpus - count * wide.tp) % narrow.tp == 0
+    ]
+
+
+def _simplest_near_least(mixes: Sequence[Mix], makespans_s: Sequence[float]) -> int:
+    """Position of the widest single shape near the least makespan; of that makespan if none is."""
+    limit_s = (1.0 + _TIE) * min(makespans_s)
+    near = [k for k, mix in enumerate(mixes) if len(mix) == 1 and makespans_s[k] <= limit_s]
+    if near:
+        return max(near, key=lambda k: max(shape.tp for shape in mixes[k]))
+    return min(range(len(mixes)), key=lambda k: makespans_s[k])
+
+
+def _least_regret(estimates: Sequence[Sequence[float]]) -> int:
+    """Position of the least makespan over the least one, in the mean of the logarithms."""
+
+    def regret(k: int) -> float:
+        return sum(math.log(makespans_s[k] / min(makespans_s)) for makespans_s in estimates)
+
+    return min(range(len(estimates[0])), key=regret)

@@ -1,0 +1,110 @@
+"""The planner of `heddle`: one shape or two by history, the portfolio where lengths are known."""
+
+from dataclasses import replace
+
+from heddle_core.estimate.cost import CostModel, StepCost
+from heddle_core.parts.planner.equal_progress import EqualProgressPlan
+from heddle_core.plans import ResourcePlan
+from heddle_core.solve.joint import JointProblem
+from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context
+from tests.core.shapes import h100
+
+
+def planned(remaining, *, gpus=8, tps=(1, 2, 4, 8), past=None, **changes):
+    ledger = ledger_of()
+    for i, tokens in enumerate(remaining):
+        add_trajectory(ledger, f"t{i}", remaining_tokens=tokens, context_tokens=200)
+    context = replace(policy_context(gpus=gpus, tps=tps, history=past), **changes)
+    return EqualProgressPlan(context).plan(list(ledger.trajectories.values()), remaining)
+
+
+def test_equal_predictions_give_engines_of_one_shape_and_no_homes():
+    plan = planned([500.0] * 40, past=history())
+    assert isinstance(plan, ResourcePlan)
+    assert len({engine.shape for engine in plan.engines}) == 1
+    assert sum(engine.shape.tp for engine in plan.engines) == 8
+    assert plan.homes == ()
+    assert plan.estimated_makespan_s > 0.0
+    plan.check()
+
+
+def test_the_shape_is_that_of_the_least_estimate():
+    # A token on two GPUs costs more than half of what it costs on one: many trajectories keep all
+    # engines full, and few want the least time for a token.
+    narrow = StepCost(t0_s=0.010, t1_s=0.0010, t2_s=0.0, prefill_s=0.0, kv_capacity_tokens=10**9)
+    wide = replace(narrow, t0_s=0.006, t1_s=0.0009)
+    cost = CostModel(
+        by_shape={h100(1): narrow, h100(2): wide}, transfer_fixed_s=0.0, transfer_s_per_token=0.0
+    )
+    few, many = (
+        planned(
+            [500.0] * n, tps=(1, 2), past=history(), cost=cost, max_running=512, engine_start_s=60.0
+        )
+        for n in (2, 4_000)
+    )
+    assert [e.shape for e in few.engines] == [h100(2)] * 4
+    assert [e.shape for e in many.engines] == [h100(1)] * 8
+
+
+def test_known_lengths_are_planned_by_the_portfolio():
+    lengths = list(history().output_quantiles)
+    plan = planned(lengths, past=history())
+    assert isinstance(plan, JointProblem)
+    assert plan.solver == "portfolio"
+
+
+def test_without_trajectories_the_portfolio_plans():
+    assert isinstance(planned([], past=history()), JointProblem)
+    assert isinstance(planned([]), JointProblem)
+
+
+def test_without_history_equal_predictions_give_one_shape_and_no_estimate():
+    plan = planned([500.0] * 40)
+    assert isinstance(plan, ResourcePlan)
+    assert len({engine.shape for engine in plan.engines}) == 1
+    assert plan.estimated_makespan_s is None
+
+
+def test_without_history_known_lengths_are_planned_by_the_portfolio():
+    assert isinstance(planned([100.0, 500.0, 2_500.0]), JointProblem)
+
+
+def test_without_history_the_shape_is_the_least_bad_for_short_and_long_outputs():
+    # Wide engines decode faster and prefill no faster for their GPUs: long prompts want narrow
+    # engines whatever the outputs are, and few trajectories wide ones.
+    narrow = StepCost(t0_s=0.010, t1_s=1e-5, t2_s=0.0, prefill_s=1e-4, kv_capacity_tokens=10**9)
+    wide = replace(narrow, t0_s=0.006)
+    cost = CostModel(
+        by_shape={h100(1): narrow, h100(2): wide}, transfer_fixed_s=0.0, transfer_s_per_token=0.0
+    )
+    few, many = (
+        planned([500.0] * n, tps=(1, 2), cost=cost, max_running=512, engine_start_s=600.0)
+        for n in (2, 4_000)
+    )
+    assert {e.shape for e in few.engines} == {h100(2)}
+    assert {e.shape for e in many.engines} == {h100(1)}
+
+
+def test_one_very_long_trajectory_gets_a_wide_engine_beside_narrow_ones():
+    narrow = StepCost(t0_s=0.010, t1_s=0.0010, t2_s=0.0, prefill_s=0.0, kv_capacity_tokens=10**9)
+    wide = replace(narrow, t0_s=0.002, t1_s=0.0009)
+    cost = CostModel(
+        by_shape={h100(1): narrow, h100(4): wide}, transfer_fixed_s=0.0, transfer_s_per_token=0.0
+    )
+    lengths = tuple(100.0 + i for i in range(256))
+    past = replace(history(), output_quantiles=lengths, longest_output_tokens=20_000.0)
+    plan = planned(
+        [500.0] * 4_000,
+        tps=(1, 4),
+        past=past,
+        cost=cost,
+        max_running=512,
+        engine_start_s=600.0,
+    )
+    assert [e.shape for e in plan.engines] == [h100(4)] + [h100(1)] * 4
+    assert [e.engine for e in plan.engines] == [f"e{i}" for i in range(5)]
+    assert plan.homes == ()
+
+
+def test_where_no_degree_divides_the_gpus_the_portfolio_plans():
+    assert isinstance(planned([500.0] * 4, gpus=9, tps=(2, 4), past=history()), JointProblem)
