@@ -160,6 +160,7 @@ class Comparison:
                 "tp": cluster.tp,
                 **({"mix": list(cluster.mix)} if cluster.mix else {}),
                 "max_running": cluster.max_running,
+                **self._resources(),
             },
             "history": self.history.plain(),
             "bound": {
@@ -180,6 +181,18 @@ class Comparison:
                 for row in self.policies
             ],
         }
+
+    def _resources(self) -> dict[str, Any]:
+        """Settings of the cluster that are not the defaults, and that a reader must know."""
+        cluster = self.config.cluster
+        found: dict[str, Any] = {}
+        if cluster.engine_start_s is not None:
+            found["engine_start_s"] = cluster.engine_start_s
+        if cluster.standby_tp:
+            found["standby_tp"] = list(cluster.standby_tp)
+        if cluster.host_kv != "none":
+            found["host_kv"] = cluster.host_kv
+        return found
 
 
 def compare(
@@ -223,12 +236,14 @@ def compare(
     # By seed first: the trace is filled in once for all policies.
     planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
     configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
+    # Engines asleep leave less KV: what those rows cannot hold is left out of every row.
+    asleep = settings.base.standby_tp
     steps = sum(len(script.steps) for script in first.scripts)
     processes = jobs if jobs is not None else _processes(len(configs), steps * len(configs))
     executor: Executor[Workspace] = (
         InProcess(shared) if processes == 1 else Processes(processes, shared)
     )
-    one = partial(_simulate, out=out, config_text=config_text)
+    one = partial(_simulate, asleep=asleep, out=out, config_text=config_text)
     names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
     watch = None if on_progress is None else lambda finished: on_progress(names, finished, total)
     done: dict[tuple[str, int], RunResult] = {}
@@ -258,12 +273,17 @@ def _simulate(
     config: RunConfig,
     report: Report | None,
     *,
+    asleep: tuple[int, ...],
     out: Path,
     config_text: str | None,
 ) -> RunResult:
-    """One run of a comparison, as a job of an executor."""
+    """One run of a comparison, as a job of an executor.
+
+    Its trajectories are those that fit beside engines `asleep`, whether it has such engines or not.
+    """
+    held = replace(config, cluster=replace(config.cluster, standby_tp=asleep))
     return simulate(
-        prepare(config, workspace=shared),
+        prepare(config, workspace=shared, workload=shared.workload(held)),
         out=out,
         config_text=config_text,
         on_progress=None if report is None else lambda finished, total: report(finished),
@@ -285,10 +305,14 @@ def _check(policies: Sequence[str], seeds: int, first_seed: int, jobs: int | Non
 
 
 def _limits(config: RunConfig, shared: Workspace, seeds: int) -> tuple[Bound, Ideal]:
-    """What holds for every seed: drawn values differ, so the lowest bound counts."""
+    """What holds for every seed: drawn values differ, so the lowest bound counts.
+
+    Some row may have no engines asleep, so the bound has all memory for KV.
+    """
     fill = shared.workload(config).fill
     drawn = fill is not None and any(f.sampled for f in fill.fields.values())
-    profile, cluster = shared.profile(config.cluster), config.cluster
+    cluster = replace(config.cluster, standby_tp=())
+    profile = shared.profile(cluster)
     found = []
     for seed in range(seeds if drawn else 1):
         workload = shared.workload(replace(config, seed=config.seed + seed))

@@ -126,8 +126,10 @@ class ClusterConfig:
             f"report_interval_s must be {MIN_REPORT_INTERVAL_S} seconds or more",
         )
         start_s = self.engine_start_s
-        _require(start_s is None or 0.0 <= start_s < 1e9, "engine_start_s must be 0 or more")
-        _require(0.0 <= self.prediction_s < 1e9, "prediction_s must be 0 or more")
+        _require(
+            start_s is None or 0.0 <= start_s < 1e9, "engine_start_s must be from 0 to below 1e9"
+        )
+        _require(0.0 <= self.prediction_s < 1e9, "prediction_s must be from 0 to below 1e9")
         standby = self.standby_tp
         _require(
             all(1 <= tp <= self.gpus for tp in standby) and len(set(standby)) == len(standby),
@@ -135,11 +137,16 @@ class ClusterConfig:
             "each once",
         )
         start_s = self.standby_start_s
-        _require(start_s is None or 0.0 <= start_s < 1e9, "standby_start_s must be 0 or more")
-        _require(0.0 <= self.standby_gib < 1e6, "standby_gib must be 0 or more")
-        _require(0.0 < self.host_kv_gib < 1e6, "host_kv_gib must be more than 0")
+        _require(
+            start_s is None or 0.0 <= start_s < 1e9, "standby_start_s must be from 0 to below 1e9"
+        )
+        _require(0.0 <= self.standby_gib < 1e6, "standby_gib must be from 0 to below 1e6")
+        _require(0.0 < self.host_kv_gib < 1e6, "host_kv_gib must be more than 0 and below 1e6")
         speed = self.host_kv_gb_per_s
-        _require(speed is None or 0.001 <= speed < 1e6, "host_kv_gb_per_s must be 0.001 or more")
+        _require(
+            speed is None or 0.001 <= speed < 1e6,
+            "host_kv_gb_per_s must be from 0.001 to below 1e6",
+        )
         self.faults()
         choices = self.tp_choices
         _require(

@@ -204,16 +204,26 @@ def make_policy(
     return load_policy(preset, context, extra=knowledge.extras(preset, scripts, config.seed))
 
 
+def memory_profile(cluster: ClusterConfig) -> Profile:
+    """Load the profile of a cluster, with the memory that engines asleep leave for KV.
+
+    Raises:
+        ProfileError: model or GPU class is unknown.
+    """
+    profile = load_profile(cluster.model, cluster.gpu)
+    if cluster.standby_tp:
+        asleep_bytes = len(cluster.standby_tp) * cluster.standby_gib * 2**30
+        profile = profile.without_memory(asleep_bytes)
+    return profile
+
+
 def load_cluster_profile(cluster: ClusterConfig) -> Profile:
     """Load the profile of a cluster and check that the model runs at its TP degrees.
 
     Raises:
         ProfileError: model, GPU class or TP degree is unknown.
     """
-    profile = load_profile(cluster.model, cluster.gpu)
-    if cluster.standby_tp:
-        asleep_bytes = len(cluster.standby_tp) * cluster.standby_gib * 2**30
-        profile = profile.without_memory(asleep_bytes)
+    profile = memory_profile(cluster)
     for tp in (cluster.tp, *cluster.mix, *(cluster.tp_choices or ()), *cluster.standby_tp):
         profile.at(tp)
     return profile

@@ -12,12 +12,12 @@ from typing import Literal, TypeAlias
 
 from heddle.config import ClusterConfig, RunConfig
 from heddle.config_files import ConfigError
-from heddle.setup import Workspace, prepare
+from heddle.setup import Workspace, memory_profile, prepare
 from heddle.workload import capacity_tokens
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.policy import NoConsolidation, Policy
-from heddle_sim.profile_files import Profile, load_profile
+from heddle_sim.profile_files import Profile
 
 SLOTS = (64, 100, 128, 200, 256)
 """Running steps of an engine that `best` tries, up to the largest batch of the profile."""
@@ -119,7 +119,7 @@ def tuning(
     base = config.cluster
     if tps is None and slots is None:
         return Tuning(base=base, settings=(base,), swept=False)
-    profile = load_profile(base.model, base.gpu)
+    profile = memory_profile(base)
     degrees: Sequence[int | None] = (None,)
     if tps is not None:
         held = _degrees(config, profile, tps, workspace)

@@ -119,7 +119,9 @@ class Profile:
             entry = self.at(tp)
             lost = round(tp * gpu_bytes / self.kv_bytes_per_token)
             if lost >= entry.kv_capacity_tokens:
-                refused[str(tp)] = "engines asleep on its GPUs leave no room for KV"
+                refused[str(tp)] = (
+                    "engines asleep on its GPUs (standby_tp, standby_gib) leave no room for KV"
+                )
                 continue
             estimate = entry.belief
             tables[str(tp)] = replace(

@@ -270,7 +270,9 @@ def _head(
     if work.dropped:
         facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
     click.echo(f"trace    {work.trace.name}: {'; '.join(facts)}")
-    click.echo(f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, {engines}")
+    click.echo(
+        f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, {engines}{_resources(cluster)}"
+    )
     click.echo(f"profile  {_profile_line(profile, cluster.tp)}")
     click.echo(f"history  {history.name}")
     tools = f", tools {bound.tools_s:,.1f} s" if cluster.tool_capacity else ""
@@ -282,6 +284,19 @@ def _head(
         f"ideal    clairvoyant fluid schedule {ideal.fluid_s:,.1f} s, equal progress "
         f"{ideal.equal_progress_s:,.1f} s; neither is a proven bound\n"
     )
+
+
+def _resources(cluster: ClusterConfig) -> str:
+    """What the cluster has besides its engines."""
+    text = ""
+    if cluster.engine_start_s is not None:
+        text += f", engines start in {cluster.engine_start_s:g} s"
+    if cluster.standby_tp:
+        tps = " and ".join(map(str, cluster.standby_tp))
+        text += f", engines of TP {tps} asleep for policies that start engines"
+    if cluster.host_kv != "none":
+        text += f", KV in host memory for each {cluster.host_kv}"
+    return text
 
 
 def _profile_line(profile: Profile, tp: int) -> str:

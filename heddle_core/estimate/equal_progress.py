@@ -45,7 +45,7 @@ def equal_progress_s(
     by_shape: Mapping[EngineShape, StepCost],
     mixes: Sequence[Mapping[EngineShape, int]],
     *,
-    gpus: int,
+    widened: Mapping[EngineShape, int],
     trajectories: int,
     prompt_tokens: float,
     max_running: int,
@@ -54,9 +54,8 @@ def equal_progress_s(
 ) -> list[float]:
     """Return the estimated makespan in seconds of each of `mixes`, engines by shape.
 
-    `prompt_tokens` is the mean. With `widened_at` trajectories left or fewer, all engines change to
-    the widest shape of which `gpus` hold a whole number, in `start_s`, as soon as that brings the
-    end forward.
+    `prompt_tokens` is the mean. With `widened_at` trajectories left or fewer, the engines change to
+    `widened`, in `start_s`, as soon as that brings the end forward.
     """
     probabilities, lengths = _quantiles(history, trajectories)
     made = np.concatenate(([0.0], lengths))
@@ -66,15 +65,15 @@ def equal_progress_s(
     context = prompt_tokens + middle * (1.0 + history.appended_per_output)
     shapes = sorted(by_shape, key=lambda shape: shape.tp)
     costs = [by_shape[shape] for shape in shapes]
-    widest = max((s for s in shapes if gpus % s.tp == 0), key=lambda s: s.tp, default=None)
-    tried = list(mixes) if widest is None else [*mixes, {widest: gpus // widest.tp}]
+    tried = [*mixes, widened]
     engines = np.array([[mix.get(shape, 0) for shape in shapes] for mix in tried], dtype=float)
     spans = tokens * _pace_s(costs, engines, left, context, history, max_running)
+    restore_rates = engines @ np.array([1.0 / max(cost.restore_s, _LEAST_S) for cost in costs])
     ends = np.zeros(len(tried))
     for k in reversed(range(len(tokens))):
         ends = ends + spans[:, k]
-        if widest is not None and left[k] <= widened_at:
-            loaded_s = by_shape[widest].restore_s * left[k] * context[k] / (gpus // widest.tp)
+        if left[k] <= widened_at:
+            loaded_s = left[k] * context[k] / restore_rates[-1]
             ends = np.minimum(ends, ends[-1] + start_s + loaded_s)
     prefill_rates = engines @ np.array([1.0 / max(cost.prefill_s, _LEAST_S) for cost in costs])
     first_s = prompt_tokens * trajectories / prefill_rates

@@ -1,15 +1,24 @@
 """Engines asleep and KV in host memory: what a configuration makes of them."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from heddle.comparison import compare
 from heddle.config import ClusterConfig, PolicyConfig, RunConfig, RuntimeConfig
 from heddle.engines import engine_facts
-from heddle.setup import STANDBY_START_S, Workspace, load_cluster_profile, prepare
+from heddle.setup import (
+    STANDBY_START_S,
+    Workspace,
+    load_cluster_profile,
+    memory_profile,
+    prepare,
+)
 from heddle.simulation import simulate
 from heddle.tuning import tuning
+from heddle.workload import capacity_tokens
 from heddle_core.ids import EngineShape
 from heddle_runtime.vllm.checks import EngineSetupError
 from heddle_sim.profile_files import ProfileError
@@ -42,7 +51,7 @@ def test_engines_asleep_start_soon_and_take_kv_from_all(config: RunConfig):
 
 def test_engines_asleep_that_leave_no_kv_are_refused_by_degree():
     crowded = ClusterConfig(gpus=8, standby_tp=(8,), standby_gib=50.0)
-    with pytest.raises(ProfileError, match="engines asleep on its GPUs leave no room"):
+    with pytest.raises(ProfileError, match=r"engines asleep on its GPUs .* leave no room"):
         load_cluster_profile(crowded)
 
 
@@ -122,3 +131,57 @@ def test_the_command_line_has_both(heddle: Heddle, trace: Path):
     wrong = heddle("simulate", str(trace), "--standby-tp", "4,x")
     assert wrong.exit_code == 2
     assert "no list such as 4,8" in wrong.output
+
+
+@pytest.fixture
+def tight(tmp_path: Path) -> RunConfig:
+    """Qwen3-32B at TP 1, where engines asleep leave little KV: some contexts fit only without."""
+    path = tmp_path / "tight.jsonl.gz"
+    write_trace(path, synth("coding", trajectories=32, samples_per_group=8, seed=0))
+    cluster = ClusterConfig(model="qwen3-32b", gpus=8, standby_tp=(4, 8), over_capacity="drop")
+    return RunConfig(trace=str(path), cluster=cluster)
+
+
+def test_rows_with_and_without_engines_asleep_have_the_same_trajectories(
+    tight: RunConfig, tmp_path: Path
+):
+    result = compare(tight, ["verl", "heddle"], out=tmp_path, jobs=1)
+    assert result.workload.dropped
+    tokens = {run.summary["output_tokens"] for run in result.runs}
+    assert tokens == {result.workload.output_tokens}
+    assert {run.summary["dropped_over_capacity"] for run in result.runs} == {
+        len(result.workload.dropped)
+    }
+
+
+def test_the_bound_has_the_kv_of_the_row_that_has_most(tight: RunConfig, tmp_path: Path):
+    result = compare(tight, ["heddle", "verl"], out=tmp_path, jobs=1)
+    without = prepare(
+        replace(tight, cluster=replace(tight.cluster, standby_tp=())), workload=result.workload
+    )
+    assert result.bound.makespan_s == pytest.approx(without.bound().makespan_s)
+    assert all(row.bound_fraction <= 1.0 for row in result.policies)
+
+
+def test_the_best_degree_holds_the_contexts_beside_engines_asleep(tight: RunConfig, tmp_path: Path):
+    strict = replace(tight, cluster=replace(tight.cluster, over_capacity="error"))
+    found = tuning(strict, tps="best", workspace=Workspace())
+    largest = prepare(strict_at(strict, 8)).workload.largest_tokens
+    for cluster in (found.base, *found.settings):
+        assert capacity_tokens(memory_profile(cluster), cluster.tp) >= largest
+
+
+def strict_at(config: RunConfig, tp: int) -> RunConfig:
+    return replace(config, cluster=replace(config.cluster, tp=tp))
+
+
+def test_a_comparison_says_what_the_cluster_has(heddle: Heddle, trace: Path):
+    options = ("--gpus", "8", "--standby-tp", "4", "--host-kv", "engine", "--engine-start-s", "5")
+    shown = heddle("compare", str(trace), "--policies", "verl", *options)
+    line = next(each for each in shown.output.splitlines() if each.startswith("cluster"))
+    for what in ("start in 5 s", "TP 4 asleep", "host memory for each engine"):
+        assert what in line
+    told = heddle("compare", str(trace), "--policies", "verl", "--json", *options)
+    cluster = json.loads(told.stdout)["cluster"]
+    assert (cluster["standby_tp"], cluster["host_kv"]) == ([4], "engine")
+    assert cluster["engine_start_s"] == 5.0

@@ -106,5 +106,18 @@ def test_one_very_long_trajectory_gets_a_wide_engine_beside_narrow_ones():
     assert plan.homes == ()
 
 
-def test_where_no_degree_divides_the_gpus_the_portfolio_plans():
-    assert isinstance(planned([500.0] * 4, gpus=9, tps=(2, 4), past=history()), JointProblem)
+def test_where_no_degree_fits_the_gpus_the_portfolio_plans():
+    assert isinstance(planned([500.0] * 4, gpus=1, tps=(2, 4), past=history()), JointProblem)
+
+
+def test_gpus_that_a_degree_does_not_divide_get_narrower_engines():
+    for past in (history(), None):
+        plan = planned([500.0] * 8, gpus=13, past=past)
+        assert [e.shape.tp for e in plan.engines] == [8, 4, 1]
+    # GPUs that no shape fits stay without an engine.
+    plan = planned([500.0] * 8, gpus=9, tps=(2, 4), past=history())
+    assert sum(e.shape.tp for e in plan.engines) == 8
+
+
+def test_one_trajectory_needs_no_search():
+    assert isinstance(planned([500.0], past=history()), ResourcePlan)

@@ -69,18 +69,20 @@ class EqualProgressPlan:
             return self._mixed.plan(ts, remaining)
         by_shape = {shape: context.cost.by_shape[shape] for shape in context.shape_choices}
         gpus = one_class(context.pools, by_shape)
-        shapes = [shape for shape in by_shape if gpus % shape.tp == 0]
-        mixes: list[Mix] = [{shape: gpus // shape.tp} for shape in shapes]
-        if not mixes:
+        shapes = sorted((s for s in by_shape if s.tp <= gpus), key=lambda s: s.tp)
+        if not shapes:
             return self._mixed.plan(ts, remaining)
+        single = [_filled(shape, shapes, gpus) for shape in shapes]
         makespan_s: float | None = None
         if context.history is None:
-            estimates = [self._makespans_s(h, by_shape, mixes, gpus, ts) for h in ASSUMED_HISTORIES]
-            mix = mixes[_least_regret(estimates)]
+            estimates = [
+                self._makespans_s(h, by_shape, single, single[-1], ts) for h in ASSUMED_HISTORIES
+            ]
+            mix = single[_least_regret(estimates)]
         else:
-            mixes += [mix for wide in shapes for mix in _partly(wide, shapes, gpus)]
-            makespans_s = self._makespans_s(context.history, by_shape, mixes, gpus, ts)
-            chosen = _simplest_near_least(mixes, makespans_s)
+            mixes = [*single, *(m for wide in shapes for m in _partly(wide, shapes, gpus))]
+            makespans_s = self._makespans_s(context.history, by_shape, mixes, single[-1], ts)
+            chosen = _simplest_near_least(makespans_s, single=len(single))
             mix, makespan_s = mixes[chosen], makespans_s[chosen]
         widest_first = sorted(mix, key=lambda shape: -shape.tp)
         engines = [shape for shape in widest_first for _ in range(mix[shape])]
@@ -94,6 +96,8 @@ class EqualProgressPlan:
 
     def _lengths_known(self, remaining: Sequence[float]) -> bool:
         history = self._context.history
+        if len(remaining) < 2:
+            return False
         if history is None:  # only an oracle spreads its predictions so
             return ASSUMED_HISTORIES[0].predictions_vary(remaining)
         return history.lengths_known(remaining)
@@ -103,7 +107,7 @@ class EqualProgressPlan:
         history: History,
         by_shape: Mapping[EngineShape, StepCost],
         mixes: Sequence[Mix],
-        gpus: int,
+        widened: Mix,
         ts: Sequence[TrajectoryView],
     ) -> list[float]:
         context = self._context
@@ -111,34 +115,41 @@ class EqualProgressPlan:
             history,
             by_shape,
             mixes,
-            gpus=gpus,
+            widened=widened,
             trajectories=len(ts),
             prompt_tokens=sum(t.context_tokens for t in ts) / len(ts),
             max_running=context.max_running,
             start_s=context.start_s(max(by_shape, key=lambda shape: shape.tp)),
-            widened_at=first_search_at(gpus),
+            widened_at=first_search_at(sum(s.tp * n for s, n in widened.items())),
         )
+
+
+def _filled(shape: EngineShape, shapes: Sequence[EngineShape], gpus: int) -> Mix:
+    """Engines of `shape` on as many GPUs as possible, and on the rest of narrower `shapes`."""
+    mix: dict[EngineShape, int] = {}
+    for each in sorted((s for s in shapes if s.tp <= shape.tp), key=lambda s: -s.tp):
+        if gpus >= each.tp:
+            mix[each] = gpus // each.tp
+            gpus %= each.tp
+    return mix
 
 
 def _partly(wide: EngineShape, shapes: Sequence[EngineShape], gpus: int) -> list[Mix]:
     """Mixes of `wide` engines on some of the GPUs, and of a narrower shape on the others."""
     counts = sorted({max(1, round(share * gpus / wide.tp)) for share in _SHARES})
-    narrower = [shape for shape in shapes if shape.tp < wide.tp]
     return [
-        {wide: count, narrow: (gpus - count * wide.tp) // narrow.tp}
+        {wide: count, **_filled(narrow, shapes, gpus - count * wide.tp)}
         for count in counts
-        for narrow in narrower
-        if gpus - count * wide.tp > 0 and (gpus - count * wide.tp) % narrow.tp == 0
+        for narrow in shapes
+        if narrow.tp < wide.tp and count * wide.tp + narrow.tp <= gpus
     ]
 
 
-def _simplest_near_least(mixes: Sequence[Mix], makespans_s: Sequence[float]) -> int:
-    """Position of the widest single shape near the least makespan; of that makespan if none is."""
+def _simplest_near_least(makespans_s: Sequence[float], *, single: int) -> int:
+    """Position of the last of the first `single`, the widest, near the least; else of the least."""
     limit_s = (1.0 + _TIE) * min(makespans_s)
-    near = [k for k, mix in enumerate(mixes) if len(mix) == 1 and makespans_s[k] <= limit_s]
-    if near:
-        return max(near, key=lambda k: max(shape.tp for shape in mixes[k]))
-    return min(range(len(mixes)), key=lambda k: makespans_s[k])
+    near = [k for k in range(single) if makespans_s[k] <= limit_s]
+    return near[-1] if near else min(range(len(makespans_s)), key=lambda k: makespans_s[k])
 
 
 def _least_regret(estimates: Sequence[Sequence[float]]) -> int:
