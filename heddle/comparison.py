@@ -236,14 +236,12 @@ def compare(
     # By seed first: the trace is filled in once for all policies.
     planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
     configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
-    # Engines asleep leave less KV: what those rows cannot hold is left out of every row.
-    asleep = settings.base.standby_tp
     steps = sum(len(script.steps) for script in first.scripts)
     processes = jobs if jobs is not None else _processes(len(configs), steps * len(configs))
     executor: Executor[Workspace] = (
         InProcess(shared) if processes == 1 else Processes(processes, shared)
     )
-    one = partial(_simulate, asleep=asleep, out=out, config_text=config_text)
+    one = partial(_simulate, asleep=config.cluster.standby_tp, out=out, config_text=config_text)
     names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
     watch = None if on_progress is None else lambda finished: on_progress(names, finished, total)
     done: dict[tuple[str, int], RunResult] = {}
@@ -279,7 +277,7 @@ def _simulate(
 ) -> RunResult:
     """One run of a comparison, as a job of an executor.
 
-    Its trajectories are those that fit beside engines `asleep`, whether it has such engines or not.
+    Engines asleep leave less KV. What rows with such engines cannot hold is left out of all rows.
     """
     held = replace(config, cluster=replace(config.cluster, standby_tp=asleep))
     return simulate(

@@ -38,6 +38,7 @@ MIXED = (
     "verl+lpt+history+balance+headroom",
     "heddle+exact+served",
     "heddle+exact+awaited",
+    "heddle+progressive+portfolio",
     "slime-2026+autellix+headroom",
 )
 FAULTS = (
@@ -128,7 +129,7 @@ def test_simulated_and_real_clock_give_the_same_journal(name: str, scenario: str
 
 def test_the_scenarios_have_what_they_are_for() -> None:
     paper = on_the_event_loop("heddle-paper", SCENARIOS["storm"])
-    ours = on_the_event_loop("heddle+progressive", SCENARIOS["storm"])
+    ours = on_the_event_loop("heddle+progressive+portfolio", SCENARIOS["storm"])
     assert sum(isinstance(e.event, EngineFailed) for e in paper) >= 3
     assert any(isinstance(c, Preempt) for e in paper for c in e.commands)
     for entries in (paper, ours):
