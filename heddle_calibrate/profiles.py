@@ -1,12 +1,13 @@
-"""Profiles as files: the text that `heddle_sim.profile_files.read_profile` reads."""
+"""Profiles as files: the text that `read_profile` and `load_training` of heddle_sim read."""
 
 import json
 from dataclasses import asdict
 
 from heddle_sim.profile_files import Profile
+from heddle_sim.training_files import TrainingFile
 
 
-def encode_profile(profile: Profile) -> bytes:
+def encode_profile(profile: Profile | TrainingFile) -> bytes:
     """Format a profile as JSON in the order of its fields, without fields that are None."""
     plain = {key: value for key, value in asdict(profile).items() if value is not None}
     return (_text(plain) + "\n").encode()

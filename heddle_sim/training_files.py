@@ -1,0 +1,45 @@
+"""Profiles of trainers and weight updates, read from a JSON file ("heddle.training/1").
+
+`heddle_sim/profiles/training/published.json` ships: fitted on published steps and updates, with
+its sources and errors. `python -m heddle_calibrate.fit.from_training_rows` writes it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from heddle_sim.profile_files import PROFILE_FOLDER, ProfileError
+from heddle_sim.training import TrainingProfile
+from heddle_sim.weight_update import WeightUpdateProfile
+
+TRAINING_FILE = PROFILE_FOLDER / "training" / "published.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFile:
+    """Both profiles of one file."""
+
+    schema: Literal["heddle.training/1"]
+    training: TrainingProfile
+    weight_update: WeightUpdateProfile
+
+
+def load_training(path: Path = TRAINING_FILE) -> TrainingFile:
+    """Read and check a file of training profiles; by default the shipped one.
+
+    Raises ProfileError that names the file and the field.
+    """
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=TrainingFile)
+    except OSError as e:
+        raise ProfileError(f"cannot read the training profile {path}: {e.strerror}") from e
+    except msgspec.MsgspecError as e:
+        raise ProfileError(
+            f"{path} is not a training profile: {e}; see heddle_sim/profiles/README.md"
+        ) from e
+    for name, part in (("training", file.training), ("weight_update", file.weight_update)):
+        for fault in part.faults():
+            raise ProfileError(f"{path}: {name}.{fault}")
+    return file

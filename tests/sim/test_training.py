@@ -1,0 +1,267 @@
+"""Training steps, their memory, weight updates: by hand, and against published phases."""
+
+import itertools
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heddle_sim.profile_files import ProfileError
+from heddle_sim.trained_models import MODELS, TrainedModel, UnknownModelError, trained_model
+from heddle_sim.training import (
+    TrainingError,
+    TrainLayout,
+    flops_per_token,
+    pipeline_stretch,
+    step_flops,
+)
+from heddle_sim.training_files import TRAINING_FILE, load_training
+from heddle_sim.training_memory import TrainingMemoryError, check_memory, training_memory
+from heddle_sim.weight_update import WeightUpdateError
+
+TRAINING = load_training().training
+UPDATES = load_training().weight_update
+PROMPT = 120
+"""NeMo-RL's lengths leave the prompt out."""
+
+PHASES = [
+    ("llama-3.1-8b", 8, "megatron", TrainLayout(), 795, 28, 18),
+    ("llama-3.1-8b", 8, "fsdp", None, 777, 38, 19),
+    ("llama-3.1-70b", 64, "megatron", TrainLayout(tp=4, pp=4), 398, 28, 18),
+    ("llama-3.1-70b", 64, "fsdp", None, 395, 97, 28),
+    ("qwen3-32b", 64, "megatron", TrainLayout(tp=4, pp=2), 3283, 68, 40),
+]
+"""NeMo-RL 0.3 release notes: 2048 samples, 4 optimizer steps, 2 log-prob passes, H100."""
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "backend", "layout", "tokens", "train", "logprob"), PHASES
+)
+def test_published_phases_of_dense_models_are_met_to_15_percent(
+    model, gpus, backend, layout, tokens, train, logprob
+):
+    found = TRAINING.step_time(
+        np.full(2048, tokens + PROMPT),
+        model=model,
+        gpu="h100",
+        gpus=gpus,
+        backend=backend,
+        layout=layout,
+        optimizer_steps=4,
+        logprob_passes=2,
+    )
+    assert found.train_s + found.fixed_s == pytest.approx(train, rel=0.15)
+    assert found.logprob_s == pytest.approx(logprob, rel=0.15)
+    assert found.total_s == found.train_s + found.logprob_s + found.fixed_s
+
+
+def test_flops_of_a_token_are_those_counted_by_hand():
+    # Llama-3.1-8B: 8.030e9 parameters, 128,256 x 4096 of them embedding; 32 layers of 4096.
+    by_hand = 6 * (8.030e9 - 128_256 * 4096) + 6 * 32 * 4096 * 8192
+    assert flops_per_token("llama-3.1-8b", 8192) == pytest.approx(by_hand)
+    # Tokens and model TFLOP per second and GPU that Megatron-Bridge publishes side by side.
+    assert flops_per_token("llama-3.1-8b", 8192) * 14_451 == pytest.approx(744e12, rel=0.003)
+    assert flops_per_token("llama-3.1-70b", 8192) * 1602 == pytest.approx(719e12, rel=0.003)
+    assert flops_per_token("qwen3-30b-a3b", 4096) * 5275 == pytest.approx(121e12, rel=0.03)
+    assert flops_per_token("qwen3-235b-a22b", 4096) * 1575 == pytest.approx(233e12, rel=0.005)
+
+
+def test_a_tied_embedding_is_multiplied_as_output_head():
+    assert MODELS["qwen3-4b"].multiplied == MODELS["qwen3-4b"].parameters
+    assert MODELS["qwen3-8b"].multiplied < MODELS["qwen3-8b"].parameters
+
+
+def test_packed_samples_attend_to_themselves_alone():
+    together = step_flops("qwen3-8b", [8000])
+    assert step_flops("qwen3-8b", [4000, 4000]) < together
+    by_token = 4000 * flops_per_token("qwen3-8b", 4000)
+    assert step_flops("qwen3-8b", np.array([4000, 4000])) == pytest.approx(2 * by_token)
+
+
+@given(
+    st.lists(st.integers(1, 32_768), min_size=1, max_size=50),
+    st.sampled_from(sorted(MODELS)),
+    st.sampled_from(["h100", "h20", "b200", "a100"]),
+)
+def test_more_gpus_are_never_slower_with_megatron_and_more_tokens_never_faster(lengths, model, gpu):
+    def total(gpus: int, lengths: list[int]) -> float:
+        return TRAINING.step_time(lengths, model=model, gpu=gpu, gpus=gpus).total_s
+
+    seconds = [total(gpus, lengths) for gpus in (8, 16, 64, 512)]
+    assert all(many < few for few, many in itertools.pairwise(seconds))
+    assert total(8, [*lengths, 100]) > seconds[0]
+    assert total(8, [n + 1 for n in lengths]) > seconds[0]
+
+
+def test_with_fsdp_more_gpus_help_until_collectives_take_the_time():
+    def total(gpus: int) -> float:
+        one = TRAINING.step_time(
+            [4096] * 4096, model="qwen3-8b", gpu="h100", gpus=gpus, backend="fsdp"
+        )
+        return one.total_s
+
+    seconds = [total(gpus) for gpus in (16, 32, 64, 128, 256)]
+    assert all(many < few for few, many in itertools.pairwise(seconds))
+    assert total(256) > total(16) / 16
+
+
+def test_colocated_and_optimizer_steps_and_passes_cost_time():
+    def step(**more):
+        given = {"model": "qwen3-8b", "gpu": "h100", "gpus": 16, "backend": "fsdp", **more}
+        return TRAINING.step_time([2000] * 512, **given)
+
+    assert step(colocated=True).train_s > step().train_s
+    assert step(optimizer_steps=4).fixed_s == pytest.approx(4 * step().fixed_s)
+    assert step(logprob_passes=2).logprob_s == pytest.approx(2 * step().logprob_s)
+    assert step(logprob_passes=0).logprob_s == 0
+    assert TRAINING.step_time([], model="qwen3-8b", gpu="h100", gpus=8).total_s == 0
+
+
+def test_a_pipeline_fills_and_drains():
+    layout = TrainLayout(pp=4, micro_batch_tokens=1000)
+    # 16,000 tokens on 2 ranks of data parallelism: 8 micro-batches.
+    assert pipeline_stretch(layout, gpus=8, tokens=16_000, longest=10) == pytest.approx(11 / 8)
+    assert pipeline_stretch(TrainLayout(), gpus=8, tokens=16_000, longest=10) == 1
+    # Samples longer than a micro-batch make fewer of them.
+    assert pipeline_stretch(layout, gpus=8, tokens=16_000, longest=4000) == pytest.approx(5 / 2)
+
+
+def test_a_step_of_thousands_of_samples_takes_no_time():
+    lengths = np.random.default_rng(1).integers(100, 32_768, 8192)
+    start = time.perf_counter()
+    for _ in range(100):
+        TRAINING.step_time(lengths, model="qwen3-14b", gpu="h100", gpus=64)
+    assert time.perf_counter() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("more", "part"),
+    [
+        ({"gpu": "h1000"}, "no peak FLOP rate of GPU 'h1000'; known: a100"),
+        ({"gpus": 0}, "1 or more"),
+        ({"gpus": 12, "layout": TrainLayout(tp=8)}, "give a multiple of 8"),
+        ({"layout": TrainLayout(tp=0)}, "1 or more"),
+        ({"lengths": [-1]}, "0 or more"),
+        ({"backend": "deepspeed"}, "known: fsdp, megatron, megatron-fp8"),
+        ({"backend": "fsdp", "precision": "fp8"}, "no MFU of trainer 'fsdp-fp8'"),
+    ],
+)
+def test_a_step_that_cannot_be_says_why(more, part):
+    given = {"lengths": [100], "model": "qwen3-8b", "gpu": "h100", "gpus": 8, **more}
+    with pytest.raises(TrainingError, match=part):
+        TRAINING.step_time(given.pop("lengths"), **given)
+
+
+def test_an_unknown_model_is_refused_with_the_nearest():
+    with pytest.raises(UnknownModelError, match="did you mean 'qwen3-14b'"):
+        trained_model("qwen3-14")
+    own = TrainedModel(
+        name="own",
+        parameters=1e9,
+        active=1e9,
+        layers=16,
+        hidden=2048,
+        heads=16,
+        head_dim=128,
+        vocabulary=32_000,
+    )
+    assert trained_model(own) is own
+    assert trained_model("Qwen3-14B").layers == 40
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "peak"),
+    [
+        ("qwen3-4b", 16_384, 17.1),
+        ("qwen3-4b", 65_536, 36.1),
+        ("qwen3-30b-a3b", 16_384, 74.6),
+        ("qwen3-30b-a3b", 65_536, 105.4),
+    ],
+)
+def test_published_peaks_of_memory_are_met_to_4_gib(model, tokens, peak):
+    """prime-rl, FSDP on 8 H200."""
+    found = training_memory(model, gpu="h200", gpus=8, longest=tokens)
+    assert found.needed_gib == pytest.approx(peak, abs=4)
+
+
+def test_what_does_not_fit_is_refused_with_the_number_that_does():
+    with pytest.raises(TrainingMemoryError) as e:
+        check_memory("qwen3-32b", gpu="h100", gpus=4, longest=8192)
+    text = str(e.value)
+    assert "training qwen3-32b on 4 h100 GPUs needs" in text
+    assert "has 79.6" in text
+    number = int(text.rpartition("; ")[2].split()[0])
+    assert check_memory("qwen3-32b", gpu="h100", gpus=number, longest=8192).needed_gib <= 79.6
+    with pytest.raises(TrainingMemoryError):
+        check_memory("qwen3-32b", gpu="h100", gpus=number - 1, longest=8192)
+
+
+def test_a_layout_shards_weights_and_activations():
+    wide = TrainLayout(tp=8, pp=4)
+    assert check_memory(
+        "llama-3.1-70b", gpu="h100", gpus=64, longest=4096, backend="megatron", layout=wide
+    )
+    with pytest.raises(TrainingMemoryError, match="no number of GPUs works with this layout"):
+        check_memory(
+            "llama-3.1-70b",
+            gpu="h100",
+            gpus=64,
+            longest=4096,
+            backend="megatron",
+            layout=TrainLayout(tp=1),
+        )
+    offloaded = training_memory(
+        "qwen3-235b-a22b", gpu="h20", gpus=32, longest=4096, optimizer_offload=True
+    )
+    assert offloaded.states_gib == pytest.approx(4 * 235.094e9 / 32 / 2**30)
+    with pytest.raises(TrainingError, match="no memory size of GPU 'tpu'"):
+        check_memory("qwen3-8b", gpu="tpu", gpus=8, longest=10)
+    assert check_memory("qwen3-8b", gpu="tpu", gpus=8, longest=10, memory_gib=80)
+
+
+@pytest.mark.parametrize("method", sorted(UPDATES.methods))
+def test_updates_grow_with_the_model_and_pause_at_most_throughout(method):
+    seconds = [UPDATES.time(m, method, gpus=32) for m in ("qwen3-8b", "qwen3-32b", 235e9)]
+    assert all(few.total_s < many.total_s for few, many in itertools.pairwise(seconds))
+    assert all(0 < one.pause_s <= one.total_s for one in seconds)
+    assert UPDATES.time("qwen3-32b", method, gpus=256).total_s <= seconds[1].total_s
+    fp8 = UPDATES.time("qwen3-32b", method, gpus=32, bytes_per_parameter=1)
+    assert fp8.total_s < seconds[1].total_s
+
+
+def test_an_update_is_set_up_prepared_and_sent():
+    one = UPDATES.methods["tcp"]
+    size = 2 * 32.762e9
+    by_hand = one.setup_s + size / one.prepare_bytes_per_s + size / one.wire_bytes_per_s
+    assert UPDATES.time("qwen3-32b", "tcp", gpus=8).total_s == pytest.approx(by_hand)
+    with pytest.raises(WeightUpdateError, match="unknown weight update method 'pigeon'; known: "):
+        UPDATES.time("qwen3-8b", "pigeon", gpus=8)
+    with pytest.raises(WeightUpdateError, match="is none"):
+        UPDATES.time(0.0, "nccl", gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "part"),
+    [
+        ('"schema": "heddle.training/1"', '"schema": "other"', "is not a training profile"),
+        ('"pause_share": 0.61', '"pause_share": 1.61', "rdma_p2p.pause_share is between 0 and 1"),
+        (
+            '"wire_bytes_per_s": 50',
+            '"wire_bytes_per_s": -50',
+            "wire_bytes_per_s must be a positive",
+        ),
+        ('"fsdp": 0.703', '"fsdp": 0', "colocated_efficiency.fsdp must be a positive"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_the_field(tmp_path: Path, old: str, new: str, part: str):
+    text = TRAINING_FILE.read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "own.json"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(ProfileError, match=part):
+        load_training(path)
+    with pytest.raises(ProfileError, match="cannot read"):
+        load_training(tmp_path / "none.json")
