@@ -331,8 +331,8 @@ def _results(
     ideal: Ideal,
 ) -> tuple[PolicyResult, ...]:
     """A row for each variant, from its runs."""
-    makespan = [_estimate([run.summary["makespan_s"] for run in mine]) for mine in runs]
-    throughput = [_estimate([run.summary["throughput_tok_s"] for run in mine]) for mine in runs]
+    makespan = [estimate([run.summary["makespan_s"] for run in mine]) for mine in runs]
+    throughput = [estimate([run.summary["throughput_tok_s"] for run in mine]) for mine in runs]
     best: dict[str, int] = {}
     for row, variant in enumerate(variants):
         known = best.setdefault(variant.policy, row)
@@ -355,7 +355,8 @@ def _results(
     )
 
 
-def _estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean of runs, and its confidence interval."""
     # Imported here: `heddle --help` should not wait for scipy.
     from scipy.special import stdtrit
 

@@ -92,6 +92,15 @@ class Controller:
         self._on[type(event)](event, out)
         return tuple(out)
 
+    @property
+    def events(self) -> int:
+        """Events so far: the number of the next."""
+        return self._events
+
+    def skip_event(self) -> None:
+        """Count an event of the run that is none of a rollout's."""
+        self._events += 1
+
     # -- one trajectory's round: step, tool, step ... -------------------------------------------
 
     def _on_arrived(self, e: TrajectoryArrived, out: CommandList) -> None:

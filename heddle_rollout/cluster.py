@@ -96,7 +96,7 @@ class Cluster:
             return  # it died before the command came; EngineFailed was its end
         self._stopping[command.engine] = None
         if not command.drain:
-            self._abort_running(command.engine)
+            self.abort_running(command.engine)
         self._stop_if_drained(command.engine)
 
     def dispatch(self, command: Dispatch, request: StepRequest) -> str:
@@ -126,7 +126,20 @@ class Cluster:
     def abort_all(self) -> None:
         """Abort every running step."""
         for name in self._running:
-            self._abort_running(name)
+            self.abort_running(name)
+
+    def abort_running(self, name: EngineId) -> None:
+        """Abort every running step of an engine."""
+        engine = self.engines[name]
+        if engine.capabilities.preempt:
+            for trajectory in list(self._running[name]):
+                engine.abort(trajectory)
+
+    def abort(self, trajectory: TrajectoryId) -> None:
+        """Abort the running step of a trajectory, if it has one."""
+        for name, running in self._running.items():
+            if trajectory in running and self.engines[name].capabilities.preempt:
+                self.engines[name].abort(trajectory)
 
     def update_weights(self, version: int, path: str) -> None:
         """Load other weights on every engine, and on each that becomes ready later."""
@@ -246,12 +259,6 @@ class Cluster:
         self._thaw_if_started()
 
     # -- inside -----------------------------------------------------------------------------------
-
-    def _abort_running(self, name: EngineId) -> None:
-        engine = self.engines[name]
-        if engine.capabilities.preempt:
-            for trajectory in list(self._running[name]):
-                engine.abort(trajectory)
 
     def _update_weights(self, name: EngineId, version: int, path: str) -> None:
         engine = self.engines[name]

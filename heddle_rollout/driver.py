@@ -6,7 +6,7 @@ command ends in exactly one event.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mypy_extensions import mypyc_attr
@@ -25,6 +25,7 @@ from heddle_core.commands import (
 from heddle_core.defaults import REPORT_DELAY_S, REPORT_INTERVAL_S
 from heddle_core.events import (
     Event,
+    MigrationFinished,
     Outcome,
     PlanSolved,
     Predicted,
@@ -112,6 +113,8 @@ class Driver:
         report_delay_s: float = REPORT_DELAY_S,
         on_idle: Callable[[], None] = lambda: None,
         on_error: Callable[[BaseException], None] = lambda error: None,
+        on_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
+        carry_out: Mapping[type, Callable[[Any], None]] | None = None,
     ) -> None:
         """Without a prediction service the core's own estimate is returned. Without a solver a plan
         is searched in place, after its charged time.
@@ -121,14 +124,16 @@ class Driver:
         `on_idle` is called when the last open rollout is over and no engine is stopping; it may
         open more rollouts.
         `on_error` is called once, for an error after which no event is delivered: `StuckError`, or
-        a defect of the core, an agent or a service.
+        a defect of the core, an agent or a service. `carry_out` executes the commands of a core
+        that has more than a rollout's, by their class. `on_lost` is called with the tokens that a
+        step had made when its trajectory was cancelled.
         """
         self._core, self._clock = core, clock
         self._predictions = predictions or CoreEstimates(clock)
         self._solver = solver or ChargedSolver(clock)
         self._tools = ToolPool(clock, self, capacity=tool_capacity, limit_s=tool_limit_s)
         self._report_interval_s, self._report_delay_s = report_interval_s, report_delay_s
-        self._on_idle, self._on_error = on_idle, on_error
+        self._on_idle, self._on_error, self._on_lost = on_idle, on_error, on_lost
         self._cluster = Cluster(
             clock,
             launcher,
@@ -157,8 +162,11 @@ class Driver:
         self._idle = True
         self._interrupted = False
         self._closed = False
-        self._carry_out: dict[type[Command], Callable[[Any], None]] = {
-            Cancel: self._cancel,
+        self._carry_out = self._of_rollouts() | dict(carry_out or {})
+
+    def _of_rollouts(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            Cancel: self.cancel,
             Dispatch: self._dispatch,
             Migrate: self._migrate,
             Predict: self._predict,
@@ -253,6 +261,27 @@ class Driver:
         self._cluster.update_weights(version, path)
         self._deliver(WeightsUpdated(time_s=self._clock.now_s, version=version))
 
+    @property
+    def engines(self) -> Sequence[EngineId]:
+        """Engines that are ready, stopping ones included."""
+        return tuple(self._cluster.engines)
+
+    def deliver(self, event: Event) -> None:
+        """Deliver an event of `carry_out`'s services."""
+        self._deliver(event)
+
+    def abort_running(self, engine: EngineId) -> None:
+        """End the running steps of an engine early, with their tokens kept."""
+        self._cluster.abort_running(engine)
+
+    def cancel(self, command: Cancel) -> None:
+        """Close a trajectory as cancelled; its step and its tool call end without a report."""
+        tracked = self._trajectories.get(command.trajectory)
+        if tracked is not None:
+            self._tools.cancel(tracked.id)
+            self._finish(tracked, "cancelled")
+            self._cluster.abort(tracked.id)
+
     def interrupt(self, drain_s: float) -> None:
         """End early: engines hand over the tokens of running steps, for `drain_s` at most.
 
@@ -313,8 +342,23 @@ class Driver:
         self._carry_out[type(command)](command)
 
     def _migrate(self, command: Migrate) -> None:
-        agent = self._trajectories[command.trajectory].agent
-        self._cluster.migrations.migrate(command, agent.group, agent.context_ids)
+        tracked = self._trajectories.get(command.trajectory)
+        if tracked is not None:
+            agent = tracked.agent
+            self._cluster.migrations.migrate(command, agent.group, agent.context_ids)
+            return
+        # It was cancelled with others. Its TrajectoryFinished is on its way, and this comes after.
+        self._deliver(
+            MigrationFinished(
+                time_s=self._clock.now_s,
+                trajectory=command.trajectory,
+                source=command.source,
+                target=command.target,
+                ok=False,
+                kv_tokens=0,
+                way="none",
+            )
+        )
 
     def _predict(self, command: Predict) -> None:
         self._requests += 1
@@ -323,9 +367,6 @@ class Driver:
     def _solve(self, command: SolvePlan) -> None:
         self._requests += 1
         self._solver.solve(command, self)
-
-    def _cancel(self, command: Cancel) -> None:
-        self._finish(self._trajectories[command.trajectory], "cancelled")
 
     def _tick(self, deadline_s: float) -> None:
         if deadline_s == self._tick_at:
@@ -377,8 +418,10 @@ class Driver:
             self._arrive(tracked)
 
     def _dispatch(self, command: Dispatch) -> None:
-        request = self._trajectories[command.trajectory].agent.request()
-        refused = self._cluster.dispatch(command, request)
+        tracked = self._trajectories.get(command.trajectory)
+        if tracked is None:
+            return  # it was cancelled with others: its TrajectoryFinished is on its way
+        refused = self._cluster.dispatch(command, tracked.agent.request())
         if refused:
             result = StepResult(
                 trajectory=command.trajectory, tokens=0, finished=True, error=refused
@@ -405,7 +448,8 @@ class Driver:
     def _step_ended(self, engine: EngineId, result: StepResult) -> None:
         tracked = self._trajectories.get(result.trajectory)
         if tracked is None:
-            return  # it was cancelled meanwhile
+            self._on_lost(result.trajectory, result.tokens)  # it was cancelled meanwhile
+            return
         action = self._keep_tokens(tracked, result)
         if not result.finished:
             self._deliver(

@@ -77,9 +77,15 @@ class ScriptedAgent:
         first_arrival_s: float = 0.0,
         tokens: TokenSource | None = None,
         tool_scale: float = 1.0,
+        id_: TrajectoryId | None = None,
+        group: GroupId | None = None,
     ) -> None:
-        """`tokens` None: for engines that make none. Tool calls take `tool_scale` of their time."""
-        self._id, self._group = TrajectoryId(script.id), GroupId(script.group)
+        """`tokens` None: for engines that make none. Tool calls take `tool_scale` of their time.
+
+        `id_` and `group` replace the script's, for a script that runs more than once.
+        """
+        self._id = TrajectoryId(script.id) if id_ is None else id_
+        self._group = GroupId(script.group) if group is None else group
         self._task, self._truncated = script.task, script.truncated
         self._arrival_s = script.arrival_s - first_arrival_s
         self._clock, self._tokens, self._tool_scale = clock, tokens, tool_scale

@@ -54,6 +54,18 @@ class ToolPool:
         else:
             self._begin(agent)
 
+    def cancel(self, trajectory: TrajectoryId) -> None:
+        """Cancel the call of a trajectory, if it has one; it reports no result."""
+        agent, _ = self.active.pop(trajectory, (None, 0))
+        if agent is not None:
+            agent.cancel_tool()
+            self._begin_next()
+            return
+        for waiting in self._waiting:
+            if waiting[1].id == trajectory:
+                self._waiting.remove(waiting)
+                return
+
     def close(self) -> None:
         """Cancel every call; none reports a result any more."""
         self._waiting.clear()
@@ -65,16 +77,19 @@ class ToolPool:
         """See `ToolListener`."""
         del self.active[trajectory]
         # The call that has waited longest begins before the listener can request another.
-        if self._waiting:
-            since_s, agent = self._waiting.popleft()
-            self.queued_s += self._clock.now_s - since_s
-            self._begin(agent)
+        self._begin_next()
         self._listener.tool_returned(trajectory, answer)
 
     def tool_failed(self, trajectory: TrajectoryId, error: BaseException) -> None:
         """See `ToolListener`."""
         del self.active[trajectory]
         self._listener.tool_failed(trajectory, error)
+
+    def _begin_next(self) -> None:
+        if self._waiting:
+            since_s, agent = self._waiting.popleft()
+            self.queued_s += self._clock.now_s - since_s
+            self._begin(agent)
 
     def _begin(self, agent: Agent) -> None:
         self._calls += 1

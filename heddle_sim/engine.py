@@ -88,6 +88,7 @@ class SimEngine:
         )
         self._aborts: list[Request] = []
         """Running steps to end at the next boundary."""
+        self._paused = False
         self._state = _IDLE
         self._since_s = 0.0
         self._leap = 0
@@ -186,7 +187,10 @@ class SimEngine:
         if request.state == RUNNING:
             if request not in self._aborts:
                 self._aborts.append(request)
-            self._cut_leap()
+            if self._state == _IDLE:
+                self._wake_after(0.0)  # it is paused
+            else:
+                self._cut_leap()
             return
         state = request.state
         request.state, context.request = ENDED, None
@@ -239,6 +243,18 @@ class SimEngine:
         if self._host is not None:
             self._host.store.clear()
         self._reconsider_waiting()
+
+    def pause(self) -> None:
+        """Begin no iteration after the one that runs now; steps stay, and may be started."""
+        self._paused = True
+        self._cut_leap()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        if self._paused:
+            self._paused = False
+            if self._state == _IDLE:
+                self._wake_after(0.0)
 
     def fail(self) -> list[tuple[TrajectoryId, int]]:
         """Fail now. Returns each step whose end was not reported, with the tokens it has made.
@@ -385,6 +401,10 @@ class SimEngine:
             self._aborts.clear()
             self._report_ends()
         if self._state == _FAILED:
+            return
+        if self._paused:
+            self._state = _IDLE
+            self._wake_s = -1.0
             return
         iterations, duration_s = batch.begin(now)
         if self._host is not None and self._host.begun:

@@ -46,6 +46,8 @@ class SimEngineClient:
         self._clock, self._engine_clock, self._follow = clock, engine_clock, follow
         self._capabilities = EngineCapabilities(import_kv=config.moves_by == "kv")
         self._model: SimEngine | None = None
+        self._busy_s = 0.0
+        """In iterations, once the engine has ended."""
         """None before it is ready and after its end."""
         self._prefills: dict[TrajectoryId, int] = {}
         """Moves that are a prefill here, by trajectory."""
@@ -184,6 +186,27 @@ class SimEngineClient:
         self._alive().flush_kv()
         self._answer_soon(self._listener.weights_updated, self._spec.engine, version)
 
+    def pause(self) -> None:
+        """Begin no iteration until `resume`; nothing if the engine is not there."""
+        if self._model is not None:
+            self._alive().pause()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        if self._model is not None:
+            self._alive().resume()
+
+    def flush_kv(self) -> None:
+        """Void all cached KV."""
+        if self._model is not None:
+            self._alive().flush_kv()
+
+    @property
+    def busy_gpu_s(self) -> float:
+        """GPU-seconds in iterations so far, over its whole life."""
+        busy_s = self._model.busy_s if self._model is not None else self._busy_s
+        return busy_s * self._spec.shape.tp
+
     def stop(self) -> None:
         """End the engine."""
         self.die()
@@ -198,6 +221,7 @@ class SimEngineClient:
         if self._model is None:
             return []
         made = self._alive().fail()
+        self._busy_s = self._model.busy_s
         self._model = None
         return [
             (t, StepResult(trajectory=t, tokens=tokens, finished=False))
@@ -252,6 +276,8 @@ class SimLauncher:
             self._follow = following.follow
         self._engines: dict[EngineId, tuple[SimEngineClient, EngineListener]] = {}
         self._shared_kv: HostKv | None = None
+        self._ended_gpu_s = 0.0
+        """GPU-seconds in iterations of failed engines."""
 
     def start(self, spec: EngineSpec, listener: EngineListener) -> SimEngineClient:
         """Begin to start an engine; it takes no time while the clock is frozen."""
@@ -281,6 +307,16 @@ class SimLauncher:
             self._shared_kv = HostKv(host_kv.blocks(spec.shape.tp, block_bytes))
         return self._shared_kv
 
+    @property
+    def busy_gpu_s(self) -> float:
+        """GPU-seconds in iterations of all engines so far."""
+        return self._ended_gpu_s + sum(e.busy_gpu_s for e, _ in self._engines.values())
+
+    def engine(self, name: EngineId) -> SimEngineClient | None:
+        """Return an engine that was started and has not failed."""
+        found = self._engines.get(name)
+        return found[0] if found is not None and found[0].alive else None
+
     def schedule_faults(self) -> None:
         """Schedule the failures of the configuration; each applies if its engine runs then."""
         for time_s, name in self._config.faults:
@@ -291,7 +327,9 @@ class SimLauncher:
         engine, listener = self._engines.get(name, (None, None))
         if engine is not None and listener is not None and engine.alive:
             del self._engines[name]
-            listener.engine_failed(name, "injected fault", engine.die())
+            salvaged = engine.die()
+            self._ended_gpu_s += engine.busy_gpu_s
+            listener.engine_failed(name, "injected fault", salvaged)
 
     async def close(self) -> None:
         """Do nothing: simulated engines leave nothing behind."""

@@ -19,6 +19,7 @@ FILE_LINES, FUNCTION_LINES = 400, 70
 
 LONG_FILES = {
     "heddle_core/controller.py": "one state machine: every event and the commands that follow",
+    "heddle_core/loop/controller.py": "the same of a loop, above rollouts",
     "heddle_runtime/vllm/engine.py": "one implementation of EngineClient: orders, reports, its end",
     "heddle_rollout/driver.py": "one driver: events in, commands out, and how a run ends",
     "heddle_sim/batching.py": "all decisions at the boundary of an iteration, on one set of blocks",

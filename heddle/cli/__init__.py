@@ -12,6 +12,7 @@ from heddle.signals import terminate_on_signals
 
 VERBS = {
     "compare": "heddle.cli.compare:compare",
+    "loop": "heddle.cli.loop:loop",
     "simulate": "heddle.cli.simulate:simulate",
     "run": "heddle.cli.run:run",
     "plan": "heddle.cli.plan:plan",
@@ -21,6 +22,7 @@ VERBS = {
     "calibrate": "heddle.cli.calibrate:calibrate",
     "predict": "heddle.cli.predict:predict",
     "policies": "heddle.cli.policies:policies",
+    "regimes": "heddle.cli.regimes:regimes",
 }
 
 

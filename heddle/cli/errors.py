@@ -25,7 +25,14 @@ OURS = (
     "heddle_predict",
     "heddle_calibrate",
 )
-RUN_FAILURES = ("MetricsError", "StuckError", "LedgerError", "WorkerError", "MeasureError")
+RUN_FAILURES = (
+    "MetricsError",
+    "StuckError",
+    "LedgerError",
+    "WorkerError",
+    "MeasureError",
+    "TooManyFailuresError",
+)
 """Errors of ours for failed runs, as opposed to wrong usage."""
 
 _DISK = {

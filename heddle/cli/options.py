@@ -108,6 +108,11 @@ def planned(verb: Verb) -> Verb:
     return _taking(verb, [*PLANNED, *gaps])
 
 
+def looped(verb: Verb) -> Verb:
+    """Add the SOURCES argument, the options of `CLUSTER` but failures, and `--set` to a verb."""
+    return _taking(verb, [flag for flag, *_ in CLUSTER if flag != "--failures"])
+
+
 def _taking(verb: Verb, flags: Sequence[str]) -> Verb:
     verb = click.option(
         "--set",

@@ -1,0 +1,161 @@
+"""`heddle loop`: whole training regimes on one trace and cluster."""
+
+import json
+from typing import Any
+
+import rich_click as click
+
+from heddle.cli.compare import BEST
+from heddle.cli.options import NumberRange, looped, positive_numbers, take_config
+
+
+@click.command()
+@click.option(
+    "--regimes",
+    required=True,
+    help="REGIME[:PARAMETER=VALUE...], separated by commas; `heddle regimes` lists them",
+)
+@click.option("--policy", default="verl", show_default=True, help="PRESET[+PART...] of rollouts")
+@click.option(
+    "--train-gpus",
+    default=None,
+    help="GPUs of the trainer; the engines have the others of --gpus. 8,16 tries each, best six "
+    "shares from an eighth to three quarters; a regime's best split is shown [a quarter]",
+)
+@click.option("--colocated", is_flag=True, help="Engines and trainer have all GPUs in turn")
+@click.option("--steps", type=int, default=10, show_default=True, help="Batches to train")
+@click.option("--groups", type=int, default=64, show_default=True, help="Prompts of a batch")
+@click.option("--samples", type=int, default=16, show_default=True, help="Samples of a prompt")
+@click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each regime")
+@click.option("--seed", type=int, default=None, help="The first seed [0]")
+@click.option("--repeat", is_flag=True, help="Begin the trace again after its last prompt")
+@click.option(
+    "--train-backend",
+    type=click.Choice(["megatron", "fsdp"]),
+    default="megatron",
+    show_default=True,
+    help="Trainer",
+)
+@click.option("--train-tp", type=click.IntRange(1), default=None, help="Its TP degree [least]")
+@click.option("--train-pp", type=click.IntRange(1), default=None, help="Its stages [least]")
+@click.option("--optimizer-steps", type=int, default=1, show_default=True, help="Of a batch")
+@click.option(
+    "--logprob-passes", type=int, default=1, show_default=True, help="Forward passes of a batch"
+)
+@click.option(
+    "--update-method",
+    default="nccl",
+    show_default=True,
+    help="How weights reach engines on GPUs of their own",
+)
+@click.option("--env-start-s", type=NumberRange(0), default=0.0, help="Start of an environment [0]")
+@click.option("--env-spread-s", type=NumberRange(0), default=0.0, help="Its standard deviation [0]")
+@click.option("--env-capacity", type=int, default=None, help="Starts at once [no limit]")
+@click.option(
+    "--env-failure-rate", type=NumberRange(0), default=0.0, help="Share of starts that fail [0]"
+)
+@click.option("--reward-s", type=NumberRange(0), default=0.0, help="Time of a reward [0]")
+@click.option("--reward-capacity", type=int, default=None, help="Rewards at once [no limit]")
+@click.option(
+    "--reward-cold-start-s",
+    type=NumberRange(0),
+    default=0.0,
+    help="Added to each, for a serverless reward [0]",
+)
+@click.option(
+    "--price", type=NumberRange(0), default=None, help="Dollars of a GPU and hour [by GPU class]"
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+@looped
+def loop(
+    sources: tuple[str, ...],
+    settings: tuple[str, ...],
+    regimes: str,
+    policy: str,
+    train_gpus: str | None,
+    colocated: bool,
+    seed: int | None,
+    price: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train on a trace under several regimes, simulated, and put the results side by side.
+
+    A regime says when trajectories start, which of them make a batch, and when weights change. The
+    engines generate the trace's trajectories, in batches of --groups prompts with --samples samples
+    each; the trainer takes the time that published steps took
+    (docs/training-time.md). Times leave out the first steps, until the regime's trajectories are
+    under way.
+
+    --gpus counts all GPUs. With --colocated, rollout and training have them in turn.
+    """
+    from heddle.cli.progress import progress
+    from heddle.cli.show_loop import show_loop
+    from heddle.loop.comparison import compare_regimes
+    from heddle.loop.config import LoopConfig
+    from heddle.loop.setup import splits
+
+    own = {name: options.pop(name) for name in _OWN}
+    config, _ = take_config(sources, options, settings, seed=seed, policy__preset=policy)
+    gpus = config.cluster.gpus
+    tried = _tried(train_gpus, gpus)
+    made = LoopConfig(
+        run=config,
+        regimes=tuple(name.strip() for name in regimes.split(",") if name.strip()),
+        colocated=colocated,
+        price=price,
+        **own,
+    )
+    with progress("reading", "batches") as bar:
+        result = compare_regimes(
+            splits(made, gpus, tried),
+            fitting_only=tried is None,
+            on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
+        )
+    if as_json:
+        click.echo(json.dumps(result.plain(), allow_nan=False))
+    else:
+        show_loop(result)
+
+
+def _tried(text: str | None, gpus: int) -> list[int] | None:
+    """Read `--train-gpus`: numbers, or None for `best`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    from heddle.config_files import ConfigError
+
+    if text is None:
+        return [max(1, gpus // 4)]
+    if text.strip() == BEST:
+        return None
+    numbers = positive_numbers(text)
+    if not numbers:
+        raise ConfigError(
+            f"--train-gpus {text}: write a number, several to try as 8,16, or {BEST}; all must be "
+            "1 or more"
+        )
+    return list(dict.fromkeys(numbers))
+
+
+_OWN = (
+    "steps",
+    "groups",
+    "samples",
+    "seeds",
+    "repeat",
+    "train_backend",
+    "train_tp",
+    "train_pp",
+    "optimizer_steps",
+    "logprob_passes",
+    "update_method",
+    "env_start_s",
+    "env_spread_s",
+    "env_capacity",
+    "env_failure_rate",
+    "reward_s",
+    "reward_capacity",
+    "reward_cold_start_s",
+)

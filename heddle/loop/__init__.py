@@ -1,0 +1,1 @@
+"""RL loops: rollouts, rewards, training and weight updates under a regime."""

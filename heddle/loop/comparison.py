@@ -1,0 +1,287 @@
+"""Several regimes on one trace and cluster, several seeds each: one table."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from heddle.comparison import Estimate, estimate
+from heddle.loop.config import LoopConfig
+from heddle.loop.measure import LoopFigures, LoopMeasure
+from heddle.loop.setup import LoopSetup, prepare_loop
+from heddle.setup import Workspace
+from heddle_core.controller import Controller
+from heddle_core.ids import GroupId
+from heddle_core.loop.commands import AnyCommand
+from heddle_core.loop.controller import LoopController
+from heddle_core.loop.events import AnyEvent, Trained
+from heddle_sim.loop import LoopSimulation
+from heddle_sim.training import TrainingError
+
+SCHEMA = "heddle.loop/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegimeResult:
+    """One regime over all seeds."""
+
+    setup: LoopSetup
+    """Of the first seed."""
+    runs: tuple[LoopFigures, ...]
+    busy: tuple[float, ...]
+    """Share of the time in which rollout engines had a batch, by run."""
+    bounds_s: tuple[float, ...]
+    """Seconds in which no loop can train the same samples, by run."""
+    step_s: Estimate
+
+    @property
+    def bound_fraction(self) -> float:
+        """Lower bound over the time of the whole loop, mean of the runs."""
+        pairs = zip(self.bounds_s, self.runs, strict=True)
+        return sum(bound_s / run.duration_s for bound_s, run in pairs) / len(self.runs)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Mean of the runs."""
+        return sum(run.samples_per_s for run in self.runs) / len(self.runs)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Mean of the runs."""
+        return sum(run.tokens_per_s for run in self.runs) / len(self.runs)
+
+    @property
+    def dollars_per_1k_samples(self) -> float | None:
+        """All GPUs, for as long as a thousand samples take."""
+        price = self.setup.price
+        if price is None:
+            return None
+        return price * self.setup.gpus * 1000.0 / self.samples_per_s / 3600.0
+
+    @property
+    def rollout_busy(self) -> float:
+        """Mean of the runs."""
+        return sum(self.busy) / len(self.busy)
+
+    @property
+    def train_busy(self) -> float:
+        """Share of the time in training."""
+        return sum(run.training_s / run.duration_s for run in self.runs) / len(self.runs)
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """Trained trajectories by staleness, over all runs."""
+        found: dict[int, int] = {}
+        for run in self.runs:
+            for versions, number in run.staleness:
+                found[versions] = found.get(versions, 0) + number
+        return dict(sorted(found.items()))
+
+    @property
+    def mean_staleness(self) -> float:
+        """Of a trained trajectory."""
+        found = self.staleness
+        return sum(s * n for s, n in found.items()) / sum(found.values())
+
+    @property
+    def wasted_share(self) -> float:
+        """Output tokens of discarded trajectories, over all that were made or trained."""
+        wasted = sum(run.wasted_tokens for run in self.runs)
+        trained = sum(run.all_trained_tokens for run in self.runs)
+        return wasted / (wasted + trained)
+
+    @property
+    def length_bias(self) -> float:
+        """Mean output of a trained trajectory over that of a started one; below 1: too short."""
+        biases = [run.mean_trained_tokens / run.mean_started_tokens for run in self.runs]
+        return sum(biases) / len(biases)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        staleness = self.staleness
+        return {
+            "regime": self.setup.name,
+            "train_gpus": self.setup.train_gpus,
+            "rollout_gpus": self.setup.config.run.cluster.gpus,
+            "trainer": {
+                "backend": self.setup.config.train_backend,
+                "tp": self.setup.layout.tp,
+                "pp": self.setup.layout.pp,
+            },
+            "update_s": self.setup.update.total_s,
+            "pause_s": self.setup.update.pause_s,
+            "step_s": self.step_s.plain(),
+            "measured_steps": len(self.runs[0].step_s),
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s": self.tokens_per_s,
+            "dollars_per_1k_samples": self.dollars_per_1k_samples,
+            "busy": {"rollout": self.rollout_busy, "train": self.train_busy},
+            "staleness": {
+                "mean": self.mean_staleness,
+                "max": max(staleness),
+                "histogram": {str(versions): number for versions, number in staleness.items()},
+            },
+            "wasted_tokens": sum(run.wasted_tokens for run in self.runs),
+            "wasted_share": self.wasted_share,
+            "length_bias": self.length_bias,
+            "bound_fraction": self.bound_fraction,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopComparison:
+    """What `heddle loop` reports."""
+
+    tried: tuple[RegimeResult, ...]
+    """Every regime at every split of the GPUs."""
+
+    @property
+    def regimes(self) -> tuple[RegimeResult, ...]:
+        """Each regime at its split with the shortest step; the first of equals."""
+        best: dict[str, RegimeResult] = {}
+        for row in self.tried:
+            known = best.setdefault(row.setup.name, row)
+            if row.step_s.mean < known.step_s.mean:
+                best[row.setup.name] = row
+        return tuple(best.values())
+
+    @property
+    def splits(self) -> tuple[int, ...]:
+        """Numbers of training GPUs that were tried."""
+        return tuple(dict.fromkeys(row.setup.train_gpus for row in self.tried))
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        first = self.tried[0].setup
+        config, trace = first.config, first.run.workload.trace
+        cluster = config.run.cluster
+        return {
+            "schema": SCHEMA,
+            "trace": {
+                "name": trace.name,
+                "trajectories": len(first.run.workload.scripts),
+                "sha256": trace.sha256,
+            },
+            "policy": config.run.policy.preset,
+            "cluster": {
+                "gpus": first.gpus,
+                "gpu": cluster.gpu,
+                "model": cluster.model,
+                "colocated": config.colocated,
+                "tp": cluster.tp,
+                "max_running": cluster.max_running,
+            },
+            "batch": {"groups": config.groups, "samples": config.samples},
+            "steps": config.steps,
+            "regimes": [row.plain() for row in self.regimes],
+            "tried": [
+                {
+                    "regime": row.setup.name,
+                    "train_gpus": row.setup.train_gpus,
+                    "step_s": row.step_s.plain(),
+                }
+                for row in self.tried
+            ],
+        }
+
+
+def compare_regimes(
+    configs: Sequence[LoopConfig],
+    *,
+    fitting_only: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> LoopComparison:
+    """Run each regime of each configuration; configurations differ in the split of the GPUs.
+
+    Seeds are `config.run.seed` and on. With `fitting_only`, configurations whose trainer does not
+    fit into memory are left out, unless none fits. `on_progress` gets the number of batches trained
+    and of all.
+
+    Raises:
+        ValueError: one of the packages' errors for bad input, before the first run.
+    """
+    workspace = Workspace()
+    setups: list[LoopSetup] = []
+    for config in configs:
+        try:
+            setups += [prepare_loop(config, name, workspace=workspace) for name in config.regimes]
+        except TrainingError:
+            if not fitting_only or (config is configs[-1] and not setups):
+                raise
+    total = sum(setup.config.seeds * setup.config.steps for setup in setups)
+    done = 0
+
+    def trained() -> None:
+        nonlocal done
+        done += 1
+        if on_progress is not None:
+            on_progress(done, total)
+
+    return LoopComparison(tried=tuple(_result(s, workspace, trained) for s in setups))
+
+
+def _result(setup: LoopSetup, workspace: Workspace, on_trained: Callable[[], None]) -> RegimeResult:
+    config = setup.config
+    runs, busy, bounds_s = [], [], []
+    for offset in range(config.seeds):
+        seeded = replace(config, run=replace(config.run, seed=config.run.seed + offset))
+        one = prepare_loop(seeded, setup.name, workspace=workspace)
+        figures, share, trained = run_loop(one, on_trained)
+        runs.append(figures)
+        busy.append(share)
+        bounds_s.append(one.bound_s(trained, figures.training_s))
+    return RegimeResult(
+        setup=setup,
+        runs=tuple(runs),
+        busy=tuple(busy),
+        bounds_s=tuple(bounds_s),
+        step_s=estimate([run.mean_step_s for run in runs]),
+    )
+
+
+def run_loop(
+    setup: LoopSetup, on_trained: Callable[[], None]
+) -> tuple[LoopFigures, float, list[tuple[GroupId, int]]]:
+    """Run one loop; return its figures, the busy share of its engines, and the trained samples.
+
+    Raises:
+        StuckError: nothing is left to happen before the loop is over.
+        OutOfPromptsError: a regime that discards prompts has none left.
+    """
+    config = setup.config
+    prompts = setup.data.prompts(repeat=True)
+    core = LoopController(Controller(setup.run.policy), setup.regime, prompts, batches=config.steps)
+    measured = _Measured(core, setup.data.output_tokens, on_trained)
+    measure = measured.measure
+    simulation = LoopSimulation(measured, setup.run.simulation, setup.world, on_lost=measure.lost)
+    simulation.run()
+    gpu_s = simulation.launcher.busy_gpu_s
+    share = gpu_s / (config.run.cluster.gpus * simulation.clock.now_s)
+    return measure.figures(first=setup.first_measured), share, measure.trained
+
+
+class _Measured:
+    """A loop's core that counts what passes."""
+
+    def __init__(
+        self,
+        core: LoopController,
+        output_tokens: Callable[[GroupId, int], int],
+        on_trained: Callable[[], None],
+    ) -> None:
+        self._core, self._on_trained = core, on_trained
+        self.measure = LoopMeasure(output_tokens)
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._core.deadline_s
+
+    @property
+    def over(self) -> bool:
+        return self._core.over
+
+    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+        commands = self._core.handle(event)
+        self.measure.take(event, commands, self._core.version)
+        if isinstance(event, Trained):
+            self._on_trained()
+        return commands

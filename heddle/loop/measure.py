@@ -1,0 +1,162 @@
+"""Figures of an RL loop, from its events and commands as they pass."""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from heddle_core.events import EngineFailed, StepFinished, StepPreempted, TrajectoryFinished
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_core.loop.commands import AnyCommand, Discard, StartTrajectory, Train
+from heddle_core.loop.events import AnyEvent, StartFailed, Trained
+
+
+@dataclass(slots=True)
+class _Running:
+    version: int
+    group: GroupId
+    number: int
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopFigures:
+    """What a loop reached. Times are seconds; those of steps leave out the first ones."""
+
+    steps: int
+    duration_s: float
+    """Until the last batch was trained."""
+    step_s: tuple[float, ...]
+    """Between the ends of two trainings."""
+    trained_trajectories: int
+    """Of the steps in `step_s`."""
+    trained_tokens: int
+    """Output tokens of them."""
+    training_s: float
+    """In training, over the whole loop."""
+    staleness: tuple[tuple[int, int], ...]
+    """Staleness and number of trained trajectories, over the whole loop."""
+    wasted_tokens: int
+    """Output tokens of trajectories that were discarded before the last batch was trained."""
+    mean_trained_tokens: float
+    """Output tokens of a trained trajectory, over the whole loop."""
+    mean_started_tokens: float
+    """Output tokens that as many trajectories would make as were trained or discarded, in the order
+    of their starts."""
+    all_trained_tokens: int
+    """Output tokens of all trained trajectories, over the whole loop."""
+    failed_starts: int
+
+    @property
+    def mean_step_s(self) -> float:
+        """Mean of a step."""
+        return fmean(self.step_s)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Trained trajectories a second."""
+        return self.trained_trajectories / sum(self.step_s)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained output tokens a second."""
+        return self.trained_tokens / sum(self.step_s)
+
+    @property
+    def mean_staleness(self) -> float:
+        """Of a trained trajectory."""
+        return sum(s * n for s, n in self.staleness) / sum(n for _, n in self.staleness)
+
+
+class LoopMeasure:
+    """Takes every event with its commands; holds unfinished trajectories, and lengths."""
+
+    def __init__(self, output_tokens: Callable[[GroupId, int], int]) -> None:
+        """`output_tokens` has those of a sample of a prompt, all steps together."""
+        self._output_tokens = output_tokens
+        self._started = array("q")
+        """Output tokens of every trajectory, in order of the starts."""
+        self._ended = 0
+        """Trajectories that were trained or discarded before the last batch was trained."""
+        self._wasted = 0
+        self._running: dict[TrajectoryId, _Running] = {}
+        self._trained_at: list[float] = []
+        self._train_began_s = 0.0
+        self._training_s = 0.0
+        self._batches: list[tuple[int, int]] = []
+        """Trajectories and output tokens of each batch."""
+        self._staleness: Counter[int] = Counter()
+        self.trained: list[tuple[GroupId, int]] = []
+        """Prompt and number of every trained sample, in order."""
+        self._wasted_tokens = self._wasted_before_end = 0
+        self._failed_starts = 0
+
+    def lost(self, trajectory: TrajectoryId, tokens: int) -> None:
+        """Count the tokens of a step whose trajectory was cancelled."""
+        self._wasted_tokens += tokens
+
+    def take(self, event: AnyEvent, commands: Sequence[AnyCommand], version: int) -> None:
+        """Count an event and its commands; `version` is the loop's after both."""
+        kind = type(event)
+        if kind is StepFinished or kind is StepPreempted:
+            running = self._running.get(event.trajectory)  # type: ignore[union-attr]
+            if running is not None:
+                running.tokens += event.output_tokens  # type: ignore[union-attr]
+        elif isinstance(event, TrajectoryFinished):
+            if event.outcome in ("failed", "cancelled"):
+                self._waste(event.trajectory)
+        elif isinstance(event, EngineFailed):
+            for trajectory, tokens in event.salvaged:
+                if trajectory in self._running:
+                    self._running[trajectory].tokens += tokens
+        elif isinstance(event, Trained):
+            self._trained_at.append(event.time_s)
+            self._training_s += event.time_s - self._train_began_s
+            self._wasted_before_end = self._wasted_tokens
+            self._ended = sum(n for n, _ in self._batches) + self._wasted
+        elif isinstance(event, StartFailed):
+            self._failed_starts += 1
+            self._waste(event.trajectory)
+        for command in commands:
+            if isinstance(command, StartTrajectory):
+                self._running[command.trajectory] = _Running(version, command.group, command.sample)
+                self._started.append(self._output_tokens(command.group, command.sample))
+            elif isinstance(command, Discard):
+                self._waste(command.trajectory)
+            elif isinstance(command, Train):
+                self._train(command, event.time_s, version)
+
+    def _train(self, command: Train, time_s: float, version: int) -> None:
+        self._train_began_s = time_s
+        trained = [self._running.pop(each) for each in command.trajectories]
+        self._batches.append((len(trained), sum(t.tokens for t in trained)))
+        self._staleness.update(version - t.version for t in trained)
+        self.trained.extend((t.group, t.number) for t in trained)
+
+    def _waste(self, trajectory: TrajectoryId) -> None:
+        running = self._running.pop(trajectory, None)
+        if running is not None:
+            self._wasted_tokens += running.tokens
+            self._wasted += 1
+
+    def figures(self, *, first: int) -> LoopFigures:
+        """Return the figures of a loop that is over; times leave out the steps before `first`."""
+        at = self._trained_at
+        later = self._batches[first:]
+        everything = sum(n for n, _ in self._batches)
+        return LoopFigures(
+            steps=len(at),
+            duration_s=at[-1],
+            step_s=tuple(b - a for a, b in pairwise(at[first - 1 :])),
+            trained_trajectories=sum(n for n, _ in later),
+            trained_tokens=sum(tokens for _, tokens in later),
+            training_s=self._training_s,
+            staleness=tuple(sorted(self._staleness.items())),
+            wasted_tokens=self._wasted_before_end,
+            mean_trained_tokens=sum(tokens for _, tokens in self._batches) / everything,
+            mean_started_tokens=sum(self._started[: self._ended]) / self._ended,
+            all_trained_tokens=sum(tokens for _, tokens in self._batches),
+            failed_starts=self._failed_starts,
+        )

@@ -1,0 +1,456 @@
+"""Decides what an RL loop starts, trains and updates, above the controller of its rollouts.
+
+Like that controller it reads no clock and does no I/O: events come in, commands go out. It owns the
+rollouts' controller and hands their events on. Groups, versions and batches are kept here; steps,
+homes and queues there. Neither reads the other's state.
+"""
+
+import math
+import typing
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal, TypeAlias
+
+from heddle_core.commands import Cancel
+from heddle_core.controller import Controller
+from heddle_core.events import (
+    EngineFailed,
+    EngineReady,
+    EngineStopped,
+    TrajectoryArrived,
+    TrajectoryFinished,
+)
+from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
+from heddle_core.ledger import LedgerError
+from heddle_core.loop.commands import (
+    AnyCommand,
+    AssignGpus,
+    CloseRollout,
+    Discard,
+    OpenRollout,
+    Score,
+    StartTrajectory,
+    Train,
+    UpdateWeights,
+)
+from heddle_core.loop.events import (
+    AnyEvent,
+    EngineUpdated,
+    GpusAssigned,
+    LoopEvent,
+    LoopStarted,
+    Scored,
+    StartFailed,
+    Trained,
+)
+from heddle_core.loop.groups import Group, Groups, GroupSample, Prompt
+from heddle_core.loop.regime import Regime
+
+MOST_FAILURES: Final = 3
+"""Starts, samples and rewards of a group that may fail before its prompt is given up."""
+
+EXTRA: Final = RolloutId("extra")
+"""The open rollout of trajectories that start outside a round."""
+
+_LOOP_EVENTS: Final = frozenset(typing.get_args(LoopEvent))
+
+Stage: TypeAlias = Literal[
+    "collecting", "to_training", "training", "to_rollout", "draining", "updating", "over"
+]
+"""What the loop does besides its rollouts: it waits for a batch, moves the GPUs to training,
+trains, moves them back, waits for running trajectories, updates the engines, or has ended."""
+
+
+MOST_FAILED_PROMPTS: Final = 100
+"""Times the groups of a batch: then the loop is given up."""
+
+
+class TooManyFailuresError(RuntimeError):
+    """A loop that does not get on, because nearly every start or reward fails."""
+
+
+class OutOfPromptsError(ValueError):
+    """The data set has no prompt left."""
+
+
+class LoopController:
+    """Trains so many batches under a regime, then discards what still runs."""
+
+    def __init__(
+        self, controller: Controller, regime: Regime, prompts: Iterable[Prompt], *, batches: int
+    ) -> None:
+        """`prompts` start in this order."""
+        self.regime = regime
+        self.groups = Groups()
+        self.stage: Stage = "collecting"
+        self.version = 0
+        self.begun = 0
+        """Batches whose training has begun."""
+        self.trained = 0
+        """Batches whose training has ended."""
+        self.failed_prompts: list[GroupId] = []
+        """Prompts of which too many samples failed."""
+        self._rollouts = controller
+        self._batches = batches
+        self._prompts = iter(prompts)
+        self._deferred: deque[Prompt] = deque()
+        self._rounds = 0
+        self._extra_is_open = False
+        self._due: dict[RolloutId, int] = {}
+        """Trajectories of each rollout that have not arrived."""
+        self._short: set[RolloutId] = set()
+        """Rollouts of which fewer trajectories arrive than announced."""
+        self._engines: dict[EngineId, None] = {}
+        self._updating: dict[EngineId, None] = {}
+        self._cause = 0
+        self._training: tuple[TrajectoryId, ...] = ()
+        by_batch = regime.staleness.counted_by == "batch"
+        self._round_stages = ("collecting", "training") if by_batch else ("collecting",)
+        """Stages in which a round may start, where updates wait for running trajectories."""
+        self._on: dict[type[AnyEvent], Callable[[Any, list[AnyCommand]], None]] = {
+            EngineFailed: self._on_engine_gone,
+            EngineReady: self._on_engine_ready,
+            EngineStopped: self._on_engine_gone,
+            EngineUpdated: self._on_engine_updated,
+            GpusAssigned: self._on_gpus_assigned,
+            LoopStarted: self._on_loop_started,
+            Scored: self._on_scored,
+            StartFailed: self._on_start_failed,
+            Trained: self._on_trained,
+            TrajectoryArrived: self._on_arrived,
+            TrajectoryFinished: self._on_finished,
+        }
+
+    @property
+    def deadline_s(self) -> float | None:
+        """That of the rollouts."""
+        return self._rollouts.deadline_s
+
+    @property
+    def over(self) -> bool:
+        """Whether all batches are trained and every trajectory has ended."""
+        return self.stage == "over" and not self.groups.samples
+
+    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+        """Take one event in; return the commands it causes."""
+        out: list[AnyCommand]
+        cause = self._rollouts.events
+        if type(event) in _LOOP_EVENTS:
+            self._rollouts.skip_event()
+            out = []
+        else:
+            out = list(self._rollouts.handle(event))  # type: ignore[arg-type]
+        react = self._on.get(type(event))
+        if react is not None:
+            self._cause = cause
+            react(event, out)
+            self._advance(out)
+        return tuple(out)
+
+    # -- samples ----------------------------------------------------------------------------------
+
+    def _on_loop_started(self, e: LoopStarted, out: list[AnyCommand]) -> None:
+        """Nothing besides the start of the first trajectories."""
+
+    def _on_arrived(self, e: TrajectoryArrived, out: list[AnyCommand]) -> None:
+        sample = self.groups.sample(e.trajectory)
+        self._arrived_in(sample.rollout, out)
+        if sample.phase == "discarded":
+            self._cancel(sample, out)
+        else:
+            self.groups.move(sample, "running")
+
+    def _on_start_failed(self, e: StartFailed, out: list[AnyCommand]) -> None:
+        sample = self.groups.sample(e.trajectory)
+        was_wanted = sample.phase != "discarded"
+        if was_wanted:
+            self.groups.move(sample, "discarded")
+        self.groups.forget(sample)
+        self._short.add(sample.rollout)
+        self._arrived_in(sample.rollout, out)
+        if was_wanted:
+            self._replace(sample, out)
+
+    def _on_finished(self, e: TrajectoryFinished, out: list[AnyCommand]) -> None:
+        sample = self.groups.sample(e.trajectory)
+        if sample.phase == "discarded":
+            self.groups.forget(sample)
+        elif e.outcome in ("completed", "truncated"):
+            self.groups.move(sample, "scoring")
+            out.append(Score(trajectory=e.trajectory, cause=self._cause))
+        else:
+            self.groups.move(sample, "discarded")
+            self.groups.forget(sample)
+            self._replace(sample, out)
+
+    def _on_scored(self, e: Scored, out: list[AnyCommand]) -> None:
+        sample = self.groups.sample(e.trajectory)
+        if sample.phase == "discarded":
+            self.groups.forget(sample)
+        elif e.reward is None:
+            self._discard(sample, out)
+            self.groups.forget(sample)
+            self._replace(sample, out)
+        else:
+            self.groups.move(sample, "scored")
+            if sample.group.complete:
+                for other in list(sample.group.live.values()):
+                    if other.phase != "scored":
+                        self._discard(other, out)
+
+    def _replace(self, failed: GroupSample, out: list[AnyCommand]) -> None:
+        """Start a failed sample again if its group needs it, unless too many of it have failed."""
+        group = failed.group
+        group.failures += 1
+        if self.stage == "over" or len(group.live) >= group.needed:
+            return
+        if group.failures > MOST_FAILURES:
+            self.failed_prompts.append(group.id)
+            self._drop(group, out)
+            if len(self.failed_prompts) > MOST_FAILED_PROMPTS * self.regime.groups:
+                raise TooManyFailuresError(
+                    f"{len(self.failed_prompts):,} prompts were given up, each after "
+                    f"{MOST_FAILURES + 1} failures of its samples, while {self.trained} of "
+                    f"{self._batches} batches were trained: environments or rewards fail too often"
+                )
+        else:
+            self._start_sample(group, failed.number, EXTRA, out)
+
+    def _discard(self, sample: GroupSample, out: list[AnyCommand]) -> None:
+        """A sample is not needed: end it if it runs."""
+        before = sample.phase
+        self.groups.move(sample, "discarded")
+        if before == "running":
+            self._cancel(sample, out)
+        elif before != "starting":
+            out.append(Discard(trajectory=sample.trajectory, cause=self._cause))
+            if before == "scored":
+                self.groups.forget(sample)
+
+    def _cancel(self, sample: GroupSample, out: list[AnyCommand]) -> None:
+        out.append(Cancel(trajectory=sample.trajectory, reason="discarded", cause=self._cause))
+
+    def _drop(self, group: Group, out: list[AnyCommand]) -> None:
+        for sample in list(group.live.values()):
+            self._discard(sample, out)
+        self.groups.drop(group)
+
+    # -- training and weights ---------------------------------------------------------------------
+
+    def _on_trained(self, e: Trained, out: list[AnyCommand]) -> None:
+        if self.stage != "training" or e.batch != self.begun - 1:
+            raise LedgerError(f"batch {e.batch} is not in training")
+        self.trained += 1
+        self._training = ()
+        if self.trained == self._batches:
+            self.stage = "over"
+            for group in list(self.groups.open.values()):
+                self._drop(group, out)
+        elif self.regime.split.colocated:
+            self.stage = "to_rollout"
+            out.append(AssignGpus(role="rollout", cause=self._cause))
+        else:
+            self._after_training()
+
+    def _on_gpus_assigned(self, e: GpusAssigned, out: list[AnyCommand]) -> None:
+        if self.stage == "to_training" and e.role == "training":
+            self.stage = "training"
+            self._train(out)
+        elif self.stage == "to_rollout" and e.role == "rollout":
+            self._after_training()
+        else:
+            raise LedgerError(f"GPUs were assigned to {e.role} while {self.stage}")
+
+    def _after_training(self) -> None:
+        due = self.trained % self.regime.update.every == 0
+        self.stage = "draining" if due else "collecting"
+
+    def _on_engine_ready(self, e: EngineReady, out: list[AnyCommand]) -> None:
+        self._engines[e.engine] = None
+
+    def _on_engine_gone(self, e: EngineStopped | EngineFailed, out: list[AnyCommand]) -> None:
+        self._engines.pop(e.engine, None)
+        self._updating.pop(e.engine, None)
+
+    def _on_engine_updated(self, e: EngineUpdated, out: list[AnyCommand]) -> None:
+        if e.engine in self._engines and self._updating.pop(e.engine, 0) is not None:
+            raise LedgerError(f"engine {e.engine!r} was not to be updated")
+
+    def _train(self, out: list[AnyCommand]) -> None:
+        batch = self.begun - 1
+        out.append(Train(batch=batch, trajectories=self._training, cause=self._cause))
+
+    # -- what follows from the state --------------------------------------------------------------
+
+    def _advance(self, out: list[AnyCommand]) -> None:
+        """Do all that can be done now."""
+        if self.stage == "collecting":
+            self._begin_training(out)
+        if self.stage == "draining":
+            self._begin_update(out)
+        if self.stage == "updating" and not self._updating:
+            self._end_update(out)
+            self._begin_training(out)
+        if self.stage == "over":
+            if self._extra_is_open and not self._due.get(EXTRA):
+                self._extra_is_open = False
+                out.append(CloseRollout(rollout=EXTRA, cause=self._cause))
+        else:
+            self._start_groups(out)
+
+    def _begin_training(self, out: list[AnyCommand]) -> None:
+        batch = self._complete_batch()
+        if not batch:
+            return
+        samples = [sample for group in batch for sample in self.groups.train(group)]
+        self._training = tuple(sample.trajectory for sample in samples)
+        self.begun += 1
+        if self.regime.batching.rest != "keep":
+            for group in list(self.groups.open.values()):
+                if self.regime.batching.rest == "defer":
+                    again = group.prompt.deferrals + 1
+                    self._deferred.append(replace(group.prompt, deferrals=again))
+                self._drop(group, out)
+        if self.regime.split.colocated:
+            self.stage = "to_training"
+            out.append(AssignGpus(role="training", cause=self._cause))
+        else:
+            self.stage = "training"
+            self._train(out)
+
+    def _complete_batch(self) -> list[Group]:
+        """The groups to train now; none while too few are complete, or a late one is awaited."""
+        regime, groups = self.regime, self.groups
+        ready = list(groups.ready())
+        if len(ready) < regime.groups:
+            return []
+        if regime.batching.order == "first_finished":
+            ready.sort(key=lambda group: group.completed_as)
+        must = 0
+        if regime.staleness.late == "wait" and regime.batching.rest == "keep":
+            # Groups that would exceed the bound after the next update are trained before it.
+            last = self.version - regime.staleness.most
+            late = sum(group.version <= last for group in groups.open.values())
+            ready.sort(key=lambda group: group.version > last)
+            left = regime.update.every - 1 - self.trained % regime.update.every
+            must = min(late - left * regime.groups, regime.groups)
+            if sum(group.version <= last for group in ready) < must:
+                return []
+        return ready[: regime.groups]
+
+    def _begin_update(self, out: list[AnyCommand]) -> None:
+        update = self.regime.update
+        if update.mode == "drain" and self.groups.in_flight:
+            return
+        self.stage = "updating"
+        self._updating = dict(self._engines)
+        out.extend(
+            UpdateWeights(
+                engine=engine,
+                version=self.version + 1,
+                mode=update.mode,
+                keep_kv=update.keep_kv,
+                cause=self._cause,
+            )
+            for engine in self._engines
+        )
+
+    def _end_update(self, out: list[AnyCommand]) -> None:
+        self.version += 1
+        self.stage = "collecting"
+        if self.regime.staleness.late == "drop":
+            for group in self.groups.before(self.version - self.regime.staleness.most):
+                self._drop(group, out)
+
+    # -- starts -----------------------------------------------------------------------------------
+
+    def _start_groups(self, out: list[AnyCommand]) -> None:
+        regime, groups = self.regime, self.groups
+        drains = regime.update.mode == "drain"
+        if drains and not (self.stage in self._round_stages and groups.in_flight == 0):
+            return
+        long_round = drains and len(self._deferred) >= regime.groups
+        count = regime.groups if long_round else self._may_start()
+        if count <= 0:
+            return
+        samples = regime.samples if long_round else regime.started_samples
+        prompts = [self._next_prompt(long_round) for _ in range(count)]
+        rollout = EXTRA
+        if drains or not self._rounds:
+            rollout = RolloutId(f"round-{self._rounds}")
+            self._rounds += 1
+            self._due[rollout] = 0
+            out.append(
+                OpenRollout(
+                    rollout=rollout,
+                    trajectories=sum(min(samples, prompt.samples) for prompt in prompts),
+                    weights_version=self.version,
+                    cause=self._cause,
+                )
+            )
+        for prompt in prompts:
+            group = groups.start(prompt, needed=regime.samples, version=self.version)
+            for number in range(min(samples, prompt.samples)):
+                self._start_sample(group, number, rollout, out)
+
+    def _may_start(self) -> int:
+        """Groups that the regime lets start now."""
+        regime, groups = self.regime, self.groups
+        staleness, extra = regime.staleness, regime.sampling.extra_groups
+        # A trainer that is slower than its engines would let groups pile up without end.
+        allowed = [2 * regime.groups * self._batches + extra - groups.live]
+        if staleness.counted_by == "version":
+            batches = (staleness.bound + self.version + 1) * regime.update.every
+            allowed.append(math.floor(batches * regime.groups + 1e-9) + extra - groups.live)
+        elif staleness.counted_by == "batch":
+            allowed.append((self.begun + 1) * regime.groups + extra - groups.live)
+        if staleness.max_concurrent is not None:
+            free = staleness.max_concurrent - groups.in_flight
+            allowed.append(free // regime.started_samples)
+        return min(allowed)
+
+    def _next_prompt(self, long_round: bool) -> Prompt:
+        if long_round:
+            return self._deferred.popleft()
+        prompt = next(self._prompts, None)
+        if prompt is None:
+            raise OutOfPromptsError(f"no prompt is left after {self.groups.started} groups")
+        return prompt
+
+    def _start_sample(
+        self, group: Group, number: int, rollout: RolloutId, out: list[AnyCommand]
+    ) -> None:
+        if rollout == EXTRA and not self._extra_is_open:
+            self._extra_is_open = True
+            out.append(
+                OpenRollout(
+                    rollout=EXTRA,
+                    trajectories=None,
+                    weights_version=self.version,
+                    cause=self._cause,
+                )
+            )
+        start = group.prompt.deferrals + group.failures
+        again = f".{group.prompt.deferrals}.{group.failures}" if start else ""
+        trajectory = TrajectoryId(f"{group.id}/{number}{again}")
+        self.groups.add(group, trajectory, number=number, rollout=rollout, version=self.version)
+        self._due[rollout] = self._due.get(rollout, 0) + 1
+        out.append(
+            StartTrajectory(
+                trajectory=trajectory,
+                group=group.id,
+                sample=number,
+                rollout=rollout,
+                cause=self._cause,
+            )
+        )
+
+    def _arrived_in(self, rollout: RolloutId, out: list[AnyCommand]) -> None:
+        """A trajectory has arrived in its rollout, or never will."""
+        self._due[rollout] -= 1
+        if rollout != EXTRA and not self._due[rollout]:
+            del self._due[rollout]
+            if rollout in self._short:
+                self._short.discard(rollout)
+                out.append(CloseRollout(rollout=rollout, cause=self._cause))

@@ -1,0 +1,328 @@
+"""Named regimes, with the parameters of the systems that they come from.
+
+A regime is one class below and one line in `REGIMES`. `docs/regimes.md` states what of each system
+is modelled and what is not.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Protocol
+
+from heddle_core.loop.regime import (
+    Batching,
+    Regime,
+    RegimeError,
+    Sampling,
+    Split,
+    Staleness,
+    Update,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShape:
+    """What a regime is made for."""
+
+    groups: int
+    """Prompts of a batch."""
+    samples: int
+    """Trained samples of a prompt."""
+    slots: int
+    """Steps that the rollout engines run at once, all together."""
+    colocated: bool
+
+    @property
+    def trajectories(self) -> int:
+        """Of a batch."""
+        return self.groups * self.samples
+
+
+MOST = 1_000_000
+"""Of any parameter."""
+
+
+class RegimePreset(Protocol):
+    """Parameters of a system."""
+
+    can_share_gpus: ClassVar[bool]
+    """Whether rollout and training may have the same GPUs in turn."""
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """The rules for such batches."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """On-policy: generate a batch, train, update, generate the next."""
+
+    can_share_gpus: ClassVar[bool] = True
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """Strictly one after the other."""
+        return Regime(groups=shape.groups, samples=shape.samples, split=_split(shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneStepOff:
+    """One-step-off-policy (verl), train_async (slime): the next batch while one is trained."""
+
+    can_share_gpus: ClassVar[bool] = False
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """The update waits for the batch in generation."""
+        return Regime(
+            groups=shape.groups,
+            samples=shape.samples,
+            staleness=Staleness(bound=1.0, counted_by="batch"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerlFullyAsync:
+    """verl's fully asynchronous trainer."""
+
+    can_share_gpus: ClassVar[bool] = False
+    staleness_threshold: float = 0.1
+    """Samples from older weights, as a share of those between two updates."""
+    trigger_parameter_sync_step: int = 4
+    """Batches between two updates."""
+    partial_rollout: bool = True
+    """Interrupt running trajectories at an update; else it waits for them."""
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """Admission by the number of samples since the last update."""
+        if not self.partial_rollout and self.staleness_threshold > 0.0:
+            raise RegimeError(
+                "staleness_threshold above 0 needs partial_rollout=true: an "
+                "update that waits for running trajectories leaves none for the next batch"
+            )
+        return Regime(
+            groups=shape.groups,
+            samples=shape.samples,
+            staleness=Staleness(bound=self.staleness_threshold, late="train"),
+            update=Update(
+                mode="interrupt" if self.partial_rollout else "drain",
+                every=self.trigger_parameter_sync_step,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Areal:
+    """AReaL: bounded staleness at admission, generation interrupted at an update."""
+
+    can_share_gpus: ClassVar[bool] = False
+    max_head_offpolicyness: float = 4.0
+    """Bound on the staleness, eta in the paper, which uses 4 to 8; the code's default is 0."""
+    max_concurrent_rollouts: int = 0
+    """Trajectories in flight at most; 0: twice the engines' slots."""
+    enforce: bool = False
+    """Wait for trajectories that would exceed the bound; AReaL trains them."""
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """Its admission rule, with interruptible generation."""
+        most = self.max_concurrent_rollouts or 2 * max(shape.slots, shape.samples)
+        return Regime(
+            groups=shape.groups,
+            samples=shape.samples,
+            staleness=Staleness(
+                bound=self.max_head_offpolicyness,
+                late="wait" if self.enforce else "train",
+                max_concurrent=most,
+            ),
+            update=Update(mode="interrupt"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRl:
+    """PipelineRL: weights change in flight, with the KV kept; no bound on the staleness."""
+
+    can_share_gpus: ClassVar[bool] = False
+    attempts_in_flight: int = 0
+    """Trajectories in flight; 0: the engines' slots."""
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """As many trajectories as the engines run, the first finished groups first."""
+        return Regime(
+            groups=shape.groups,
+            samples=shape.samples,
+            staleness=Staleness(
+                counted_by="nothing",
+                late="train",
+                max_concurrent=self.attempts_in_flight or max(shape.slots, shape.samples),
+            ),
+            batching=Batching(order="first_finished"),
+            update=Update(mode="in_flight", keep_kv=True),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roll:
+    """ROLL: groups of later batches start early, redundant samples, too old groups are dropped."""
+
+    can_share_gpus: ClassVar[bool] = False
+    async_generation_ratio: float = 1.0
+    """Batches in generation beside the current one; ROLL's default is 0, synchronous."""
+    group_size_redundancy: int = 0
+    """Samples of a group beside those that it needs."""
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """The oldest groups first; those over the ratio are dropped."""
+        return Regime(
+            groups=shape.groups,
+            samples=shape.samples,
+            sampling=Sampling(extra_samples=self.group_size_redundancy),
+            staleness=_dropping(self.async_generation_ratio),
+            update=Update(mode="interrupt"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollArt:
+    """RollArt: staleness bounded for each trajectory, redundant environments."""
+
+    can_share_gpus: ClassVar[bool] = False
+    alpha: float = 1.0
+    """Versions between the start of a trajectory and its training."""
+    redundant_environments: int = 0
+    """Samples of a group beside those that it needs; the first to finish count."""
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """Trajectories start as engines have room; those that grow too old are cancelled."""
+        return Regime(
+            groups=shape.groups,
+            samples=shape.samples,
+            sampling=Sampling(extra_samples=self.redundant_environments),
+            staleness=_dropping(self.alpha),
+            batching=Batching(order="first_finished"),
+            update=Update(mode="interrupt"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class April:
+    """APRIL: more prompts than a batch needs; the rest goes on in the next step."""
+
+    can_share_gpus: ClassVar[bool] = True
+    over_sampling: float = 2.0
+    """Prompts in flight over those of a batch (slime's over-sampling-batch-size)."""
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """Partial rollout: trajectories that were stopped keep their tokens."""
+        _at_least("over_sampling", self.over_sampling, 1.0)
+        extra = math.ceil((self.over_sampling - 1.0) * shape.groups - 1e-9)
+        return Regime(
+            groups=shape.groups,
+            samples=shape.samples,
+            sampling=Sampling(extra_groups=extra),
+            staleness=Staleness(late="train"),
+            batching=Batching(order="first_finished"),
+            update=Update(mode="interrupt"),
+            split=_split(shape),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollPacker:
+    """RollPacker: tail batching. Short rounds take the first finishers, long rounds the rest."""
+
+    can_share_gpus: ClassVar[bool] = True
+    eta_prompts: float = 1.25
+    """Prompts that start, over those of a batch."""
+    eta_responses: float = 1.25
+    """Samples of a prompt that start, over those that are trained."""
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """On-policy: what is put off starts again, under newer weights."""
+        _at_least("eta_prompts", self.eta_prompts, 1.0)
+        _at_least("eta_responses", self.eta_responses, 1.0)
+        return Regime(
+            groups=shape.groups,
+            samples=shape.samples,
+            sampling=Sampling(
+                extra_groups=math.ceil((self.eta_prompts - 1.0) * shape.groups - 1e-9),
+                extra_samples=math.ceil((self.eta_responses - 1.0) * shape.samples - 1e-9),
+            ),
+            batching=Batching(order="first_finished", rest="defer"),
+            split=_split(shape),
+        )
+
+
+REGIMES: Mapping[str, type[RegimePreset]] = {
+    "sync": Sync,
+    "one-step-off": OneStepOff,
+    "verl-fully-async": VerlFullyAsync,
+    "areal": Areal,
+    "pipelinerl": PipelineRl,
+    "roll": Roll,
+    "rollart": RollArt,
+    "april": April,
+    "rollpacker": RollPacker,
+}
+
+
+def regime_named(text: str, shape: BatchShape) -> Regime:
+    """Make a regime from ``NAME`` or ``NAME:PARAMETER=VALUE:...``.
+
+    Raises:
+        RegimeError: an unknown name or parameter, a value out of range, or GPUs that this regime
+            cannot share.
+    """
+    name, *settings = text.split(":")
+    cls = REGIMES.get(name)
+    if cls is None:
+        raise RegimeError(f"no regime is named {name!r}; there are {', '.join(REGIMES)}")
+    preset: Any = cls()
+    known = {field.name: type(getattr(preset, field.name)) for field in fields(preset)}
+    given: set[str] = set()
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key not in known:
+            raise RegimeError(
+                f"regime {name} has no parameter {key!r}; "
+                + (f"it has {', '.join(known)}" if known else "it has none")
+            )
+        if key in given:
+            raise RegimeError(f"regime {name}: {key} is given twice")
+        given.add(key)
+        preset = replace(preset, **{key: _value(name, key, value, known[key])})
+    if shape.colocated and not cls.can_share_gpus:
+        raise RegimeError(
+            f"regime {name} generates while it trains, so the two need GPUs of their own: leave "
+            "out --colocated"
+        )
+    try:
+        regime: Regime = preset.regime(shape)
+    except RegimeError as error:
+        raise RegimeError(f"regime {text}: {error}") from None
+    return regime
+
+
+def _value(name: str, key: str, text: str, kind: type) -> Any:
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        value = kind(text)
+    except (KeyError, ValueError):
+        what = {bool: "true or false", int: "a whole number"}.get(kind, "a number")
+        raise RegimeError(f"regime {name}: {key} must be {what}, not {text!r}") from None
+    if not 0 <= value <= MOST:
+        raise RegimeError(f"regime {name}: {key} must be from 0 to {MOST:,}, not {text}")
+    return value
+
+
+def _at_least(what: str, value: float, least: float) -> None:
+    if value < least:
+        raise RegimeError(f"{what} must be {least:g} or more, not {value:g}")
+
+
+def _dropping(bound: float) -> Staleness:
+    """Groups over the bound are dropped; with a bound of 0 none can be."""
+    return Staleness(bound=bound, late="drop" if bound > 0.0 else "wait")
+
+
+def _split(shape: BatchShape) -> Split:
+    return Split(colocated=shape.colocated)

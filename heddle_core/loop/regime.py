@@ -1,0 +1,178 @@
+"""A regime: the rules of an RL loop, in five parts that combine freely.
+
+RL step: one batch trained. Version: number of weight updates so far. Staleness of a trajectory: the
+version when its batch is trained, minus the version when it started.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from heddle_core.loop.commands import UpdateMode
+
+Late: TypeAlias = Literal["wait", "drop", "train"]
+"""What is done about a group that would exceed the staleness bound: the trainer waits for it, it is
+discarded, or it is trained all the same, because the bound holds for admission only."""
+
+Rest: TypeAlias = Literal["keep", "cancel", "defer"]
+"""What becomes of groups that run when a batch is complete: they go on, they are discarded, or they
+are discarded and their prompts come back later in a round of their own."""
+
+
+class RegimeError(ValueError):
+    """A regime that contradicts itself or its batch; the message names the parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How much is started for each batch beyond what it needs."""
+
+    extra_groups: int = 0
+    """Groups that run beside those of a batch."""
+    extra_samples: int = 0
+    """Samples of a group beside those that it needs; the first to finish count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """How many groups may start.
+
+    By version, `(bound + version + 1)` batches in all, those discarded not counted: AReaL's rule
+    (arXiv 2505.24298, section 5.1). By batch, one more than the trainer has begun: the next batch
+    is generated while one is trained.
+    """
+
+    bound: float = 0.0
+    counted_by: Literal["version", "batch", "nothing"] = "version"
+    """`nothing`: only `max_concurrent` limits the starts."""
+    late: Late = "wait"
+    max_concurrent: int | None = None
+    """Trajectories in flight; None: any number."""
+
+    @property
+    def most(self) -> int:
+        """Largest staleness of a trajectory that may be trained."""
+        return math.ceil(self.bound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """Which complete groups make a batch."""
+
+    order: Literal["oldest", "first_finished"] = "oldest"
+    rest: Rest = "keep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """How weights reach the engines, all of them at once."""
+
+    mode: UpdateMode = "drain"
+    keep_kv: bool = False
+    every: int = 1
+    """Batches between two updates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Who has the GPUs: rollout and training in turn, or each its own."""
+
+    colocated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """Rules of an RL loop.
+
+    Raises:
+        RegimeError: a number out of range, or parts that cannot work together.
+    """
+
+    groups: int
+    """Prompts of a batch."""
+    samples: int
+    """Trained samples of a prompt."""
+    sampling: Sampling = Sampling()
+    staleness: Staleness = Staleness()
+    batching: Batching = Batching()
+    update: Update = Update()
+    split: Split = Split()
+
+    def __post_init__(self) -> None:
+        sampling, staleness, update = self.sampling, self.staleness, self.update
+        _require(self.groups >= 1, f"groups must be 1 or more, not {self.groups}")
+        _require(self.samples >= 1, f"samples must be 1 or more, not {self.samples}")
+        _require(sampling.extra_groups >= 0, "extra_groups must be 0 or more")
+        _require(sampling.extra_samples >= 0, "extra_samples must be 0 or more")
+        _require(
+            math.isfinite(staleness.bound) and staleness.bound >= 0.0,
+            f"the staleness bound must be 0 or more, not {staleness.bound}",
+        )
+        _require(update.every >= 1, f"update every 1 or more batches, not {update.every}")
+        most = staleness.max_concurrent
+        _require(
+            most is None or most >= self.started_samples,
+            f"max_concurrent must be {self.started_samples} or more, so that a group can start, "
+            f"not {most}",
+        )
+        _require(
+            staleness.counted_by != "nothing" or most is not None,
+            "without a limit by version or batch, max_concurrent must be given",
+        )
+        carries = self.batching.rest == "keep"
+        overlapping = (
+            staleness.counted_by != "batch"
+            and (staleness.bound > 0.0 or staleness.counted_by == "nothing")
+        ) or (carries and sampling.extra_groups > 0)
+        _require(
+            update.mode != "drain" or not overlapping,
+            "trajectories run across weight updates here: use update interrupt or in_flight, or "
+            "staleness bound 0 and rest cancel",
+        )
+        _require(
+            staleness.counted_by != "batch" or update.mode == "drain",
+            "a regime that starts the next batch with the training of one updates by drain",
+        )
+        _require(
+            staleness.counted_by != "batch" or staleness.bound >= 1.0,
+            "a batch that is generated while one is trained is one version old: take a staleness "
+            "bound of 1 or more",
+        )
+        _require(
+            not (self.split.colocated and staleness.counted_by == "batch"),
+            "GPUs that rollout and training have in turn cannot generate while they train",
+        )
+        _require(
+            staleness.late != "wait"
+            or (
+                staleness.counted_by != "nothing"
+                and (sampling.extra_groups == 0 or update.mode == "drain")
+            ),
+            "more groups run than a batch and the bound allow, so the trainer cannot wait for "
+            "each: use late drop or train",
+        )
+        _require(
+            not (staleness.counted_by == "version" and staleness.bound == 0.0)
+            or staleness.late != "drop"
+            or not carries,
+            "staleness bound 0 with late drop would discard what rest keep carries over",
+        )
+
+    @property
+    def started_samples(self) -> int:
+        """Samples of a group that start."""
+        return self.samples + self.sampling.extra_samples
+
+    @property
+    def warm_up_batches(self) -> int:
+        """Batches until as many trajectories are under way as will be, one at least."""
+        staleness = self.staleness
+        batches = (staleness.bound + 1.0) * self.update.every
+        if staleness.counted_by == "nothing" and staleness.max_concurrent is not None:
+            batches = staleness.max_concurrent / (self.groups * self.samples)
+        return max(1, math.ceil(batches + self.sampling.extra_groups / self.groups))
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise RegimeError(message)

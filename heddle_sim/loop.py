@@ -1,0 +1,369 @@
+"""Runs an RL loop in simulated time: environments, rewards, a trainer and weight updates."""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+from simpy.core import EmptySchedule
+
+from heddle_core.commands import Cancel
+from heddle_core.events import EngineReady
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_core.loop.commands import (
+    AnyCommand,
+    AssignGpus,
+    CloseRollout,
+    Discard,
+    OpenRollout,
+    Score,
+    StartTrajectory,
+    Train,
+    UpdateWeights,
+)
+from heddle_core.loop.events import (
+    AnyEvent,
+    EngineUpdated,
+    GpusAssigned,
+    LoopStarted,
+    Scored,
+    StartFailed,
+    Trained,
+)
+from heddle_rollout.clock import Clock
+from heddle_rollout.core import Core
+from heddle_rollout.driver import Driver, StuckError
+from heddle_rollout.scripted_agent import ScriptedAgent
+from heddle_rollout.services import ChargedSolver, CoreEstimates
+from heddle_sim.clock import SimEnvironment
+from heddle_sim.config import SimulationConfig
+from heddle_sim.engine_client import SimLauncher
+from heddle_trace.schema import TrajectoryScript
+
+
+class LoopCore(Protocol):
+    """Turns events into commands; implemented by `heddle_core.loop.controller.LoopController`."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """See `Core`."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Whether the loop has ended."""
+        ...
+
+    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+        """See `Core`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceConfig:
+    """A service with a number of places: environments, or rewards.
+
+    Raises:
+        ValueError: no place, or times and rates out of range.
+    """
+
+    seconds: float = 0.0
+    """Of one call."""
+    spread_s: float = 0.0
+    """Standard deviation of a normal distribution around it, cut at 0."""
+    capacity: int | None = None
+    """Calls at once; None: any number, as of a serverless service."""
+    cold_start_s: float = 0.0
+    """Added to every call of a service without limit."""
+    failure_rate: float = 0.0
+    """Share of calls that fail."""
+
+    def __post_init__(self) -> None:
+        if self.capacity is not None and self.capacity < 1:
+            raise ValueError(
+                f"a service needs a capacity of 1 or more, or none for no limit: {self.capacity}"
+            )
+        if not (self.seconds >= 0.0 and self.spread_s >= 0.0 and self.cold_start_s >= 0.0):
+            raise ValueError("times of a service must be 0 s or more")
+        if not 0.0 <= self.failure_rate < 1.0:
+            raise ValueError(f"a failure rate is from 0 to below 1, not {self.failure_rate}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopWorld:
+    """What the simulated loop has besides a rollout cluster; every time in seconds."""
+
+    script: Callable[[GroupId, int], TrajectoryScript]
+    """Sample of a prompt, by its number."""
+    train_s: Callable[[Sequence[int]], float]
+    """Training time of a batch, by the tokens of its trajectories."""
+    update_s: float
+    """From the end of training until engines have new weights."""
+    pause_s: float
+    """The part of it during which they generate nothing."""
+    to_training_s: float = 0.0
+    """Colocated: engines fall asleep, the trainer's state comes to the GPUs."""
+    to_rollout_s: float = 0.0
+    """Colocated: the way back."""
+    environments: ServiceConfig = ServiceConfig()
+    rewards: ServiceConfig = ServiceConfig()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.pause_s <= self.update_s:
+            raise ValueError(
+                f"engines pause for 0 s to the whole update, {self.update_s} s, not {self.pause_s}"
+            )
+
+
+class _Service:
+    """Calls with a capacity, in order of their requests."""
+
+    def __init__(self, name: str, config: ServiceConfig, clock: Clock, seed: int) -> None:
+        self._name, self._config, self._clock, self._seed = name, config, clock, seed
+        self._running = 0
+        self._waiting: deque[tuple[TrajectoryId, Callable[[TrajectoryId, bool], None]]] = deque()
+
+    def call(self, trajectory: TrajectoryId, then: Callable[[TrajectoryId, bool], None]) -> None:
+        """Call the service for a trajectory; `then` gets whether that succeeded."""
+        capacity = self._config.capacity
+        if capacity is not None and self._running >= capacity:
+            self._waiting.append((trajectory, then))
+        else:
+            self._begin(trajectory, then)
+
+    def _begin(self, trajectory: TrajectoryId, then: Callable[[TrajectoryId, bool], None]) -> None:
+        config = self._config
+        self._running += 1
+        seconds, ok = config.seconds, True
+        if config.spread_s or config.failure_rate:
+            rng = self._rng(trajectory)
+            seconds = max(0.0, seconds + config.spread_s * float(rng.standard_normal()))
+            ok = float(rng.random()) >= config.failure_rate
+        if config.capacity is None:
+            seconds += config.cold_start_s
+        self._clock.call_after(seconds, self._end, trajectory, then, ok)
+
+    def _end(
+        self, trajectory: TrajectoryId, then: Callable[[TrajectoryId, bool], None], ok: bool
+    ) -> None:
+        self._running -= 1
+        if self._waiting:
+            self._begin(*self._waiting.popleft())
+        then(trajectory, ok)
+
+    def _rng(self, trajectory: TrajectoryId) -> np.random.Generator:
+        """Draws of a trajectory: the same under every regime."""
+        digest = hashlib.sha256(f"{self._seed}/{self._name}/{trajectory}".encode()).digest()
+        return np.random.default_rng(int.from_bytes(digest[:8], "little"))
+
+
+class LoopSimulation:
+    """An RL loop in simulated time, on a simulated cluster."""
+
+    def __init__(
+        self,
+        core: LoopCore,
+        config: SimulationConfig,
+        world: LoopWorld,
+        *,
+        on_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
+    ) -> None:
+        """`on_lost` is called with the tokens of a step whose trajectory was cancelled."""
+        self._core, self._world = core, world
+        self._training = False
+        """Whether the trainer has the engines' GPUs."""
+        self._stop: list[object] = []
+        self._errors: list[BaseException] = []
+        self.env = SimEnvironment()
+        self.clock = clock = self.env.calendar
+        self.launcher = SimLauncher(config, clock)
+        self._environments = _Service("environment", world.environments, clock, world.seed)
+        self._rewards = _Service("reward", world.rewards, clock, world.seed)
+        self._starts: dict[TrajectoryId, StartTrajectory] = {}
+        """Trajectories whose environment starts, runs, or whose reward or batch is due."""
+        self.driver = Driver(
+            # Its events and commands are more than a rollout's; `carry_out` has the rest.
+            cast(Core, self),
+            self.launcher,
+            clock,
+            predictions=CoreEstimates(clock, config.prediction_s),
+            solver=ChargedSolver(clock, config.planning_s),
+            tool_capacity=config.tool_capacity,
+            report_interval_s=config.report_interval_s,
+            report_delay_s=config.report_delay_s,
+            on_idle=self._stop_if_over,
+            on_error=self._failed,
+            on_lost=on_lost,
+            carry_out=self._carry_out(),
+        )
+
+    @property
+    def deadline_s(self) -> float | None:
+        """That of the loop's core; see `Core`."""
+        return self._core.deadline_s
+
+    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+        """Hand an event to the loop's core; see `Core`."""
+        commands = self._core.handle(event)
+        if self._training and isinstance(event, EngineReady):
+            engine = self.launcher.engine(event.engine)
+            if engine is not None:
+                engine.pause()
+        return commands
+
+    def run(self) -> None:
+        """Let time pass until the loop is over.
+
+        Raises:
+            StuckError: nothing is left to happen before that.
+        """
+        self.driver.start()
+        self._deliver(LoopStarted(time_s=self.clock.now_s))
+        self.launcher.schedule_faults()
+        try:
+            while not self._core.over and not self._errors:
+                self._stop.clear()
+                self.env.run_until(self._stop)
+        except EmptySchedule:
+            raise StuckError(
+                f"nothing is left to happen at {self.clock.now_s:.1f} s, and the loop is not over"
+            ) from None
+        if self._errors:
+            raise self._errors[0]
+
+    def _failed(self, error: BaseException) -> None:
+        self._errors.append(error)
+        self._stop.append(error)
+
+    def _deliver(self, event: AnyEvent) -> None:
+        self.driver.deliver(cast(Any, event))
+        self._stop_if_over()
+
+    def _stop_if_over(self) -> None:
+        if self._core.over:
+            self._stop.append(None)
+
+    # -- commands ---------------------------------------------------------------------------------
+
+    def _carry_out(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            AssignGpus: self._assign_gpus,
+            Cancel: self._cancel,
+            CloseRollout: lambda command: self.driver.close_rollout(command.rollout),
+            Discard: self._discard,
+            OpenRollout: self._open_rollout,
+            Score: lambda command: self._rewards.call(command.trajectory, self._scored),
+            StartTrajectory: self._start_trajectory,
+            Train: self._train,
+            UpdateWeights: self._update_weights,
+        }
+
+    def _open_rollout(self, command: OpenRollout) -> None:
+        self.driver.open_rollout(
+            command.rollout,
+            trajectories=command.trajectories,
+            weights_version=command.weights_version,
+        )
+
+    def _start_trajectory(self, command: StartTrajectory) -> None:
+        self._starts[command.trajectory] = command
+        self._environments.call(command.trajectory, self._started)
+
+    def _started(self, trajectory: TrajectoryId, ok: bool) -> None:
+        command = self._starts[trajectory]
+        if not ok:
+            del self._starts[trajectory]
+            self._deliver(
+                StartFailed(
+                    time_s=self.clock.now_s,
+                    trajectory=trajectory,
+                    reason="its environment did not start",
+                )
+            )
+            return
+        script = self._world.script(command.group, command.sample)
+        agent = ScriptedAgent(
+            script,
+            self.clock,
+            first_arrival_s=script.arrival_s,
+            id_=trajectory,
+            group=command.group,
+        )
+        self.driver.admit(agent, command.rollout)
+
+    def _scored(self, trajectory: TrajectoryId, ok: bool) -> None:
+        reward = 0.0 if ok else None
+        self._deliver(Scored(time_s=self.clock.now_s, trajectory=trajectory, reward=reward))
+
+    def _cancel(self, command: Cancel) -> None:
+        self._starts.pop(command.trajectory, None)
+        self.driver.cancel(command)
+
+    def _discard(self, command: Discard) -> None:
+        self._starts.pop(command.trajectory, None)
+
+    def _train(self, command: Train) -> None:
+        tokens = [self._tokens(self._starts.pop(each)) for each in command.trajectories]
+        seconds = self._world.train_s(tokens)
+        self.clock.call_after(seconds, self._trained, command.batch)
+
+    def _tokens(self, start: StartTrajectory) -> int:
+        """Tokens of a trajectory's last context, output included."""
+        last = self._world.script(start.group, start.sample).steps[-1]
+        return last.prompt_tokens + last.output_tokens
+
+    def _trained(self, batch: int) -> None:
+        self._deliver(Trained(time_s=self.clock.now_s, batch=batch))
+
+    def _assign_gpus(self, command: AssignGpus) -> None:
+        engines = list(self._engines())
+        if command.role == "training":
+            self._training = True
+            for name in engines:
+                self.driver.abort_running(name)
+                engine = self.launcher.engine(name)
+                assert engine is not None
+                engine.pause()
+            self.clock.call_after(self._world.to_training_s, self._assigned, command)
+        else:
+            self.clock.call_after(self._world.to_rollout_s, self._assigned, command)
+
+    def _assigned(self, command: AssignGpus) -> None:
+        if command.role == "rollout":
+            self._training = False
+            for name in list(self._engines()):
+                engine = self.launcher.engine(name)
+                if engine is not None:
+                    engine.flush_kv()
+                    engine.resume()
+        self._deliver(GpusAssigned(time_s=self.clock.now_s, role=command.role))
+
+    def _update_weights(self, command: UpdateWeights) -> None:
+        delay_s = self._world.update_s - self._world.pause_s
+        self.clock.call_after(delay_s, self._pause, command)
+
+    def _pause(self, command: UpdateWeights) -> None:
+        engine = self.launcher.engine(command.engine)
+        if engine is None:
+            return  # EngineFailed or EngineStopped has ended the command
+        if command.mode == "interrupt":
+            self.driver.abort_running(command.engine)
+        engine.pause()
+        self.clock.call_after(self._world.pause_s, self._updated, command)
+
+    def _updated(self, command: UpdateWeights) -> None:
+        engine = self.launcher.engine(command.engine)
+        if engine is None:
+            return
+        if not command.keep_kv:
+            engine.flush_kv()
+        engine.resume()
+        self._deliver(
+            EngineUpdated(time_s=self.clock.now_s, engine=command.engine, version=command.version)
+        )
+
+    def _engines(self) -> Sequence[Any]:
+        return self.driver.engines

@@ -1,0 +1,139 @@
+"""`heddle loop` and `heddle regimes` as a user runs them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from heddle_core.loop.presets import REGIMES
+from heddle_trace.files import write_trace
+from heddle_trace.synth import synth
+from tests.app.journals import Heddle
+
+SMALL = (
+    *("--model", "qwen3-8b", "--gpus", "8", "--train-gpus", "4", "--tp", "2"),
+    *("--groups", "3", "--samples", "4", "--steps", "4"),
+)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Twelve prompts with four samples each, short enough for a trainer of four GPUs."""
+    path = tmp_path_factory.mktemp("loop") / "search.jsonl.gz"
+    write_trace(path, synth("search", trajectories=48, samples_per_group=4, seed=1))
+    return str(path)
+
+
+def test_a_row_for_each_regime(heddle: Heddle, prompts: str):
+    shown = heddle("loop", prompts, "--regimes", "sync,areal:max_head_offpolicyness=1", *SMALL)
+    assert shown.exit_code == 0, shown.output
+    assert "8 x h100, qwen3-8b; policy verl, TP 2" in shown.output
+    rows = [line.split() for line in shown.output.splitlines()]
+    assert [
+        row[:2] for row in rows if row and row[0] in ("sync", "areal:max_head_offpolicyness=1")
+    ] == [
+        ["sync", "4"],
+        ["areal:max_head_offpolicyness=1", "4"],
+    ]
+
+
+def test_the_json_contract(heddle: Heddle, prompts: str):
+    shown = heddle("loop", prompts, "--regimes", "sync,rollart", "--json", *SMALL)
+    found = json.loads(shown.stdout)
+    assert found["schema"] == "heddle.loop/1"
+    assert found["cluster"]["gpus"] == 8
+    sync, rollart = found["regimes"]
+    assert (sync["train_gpus"], sync["rollout_gpus"]) == (4, 4)
+    assert sync["staleness"] == {"mean": 0.0, "max": 0, "histogram": {"0": 48}}
+    assert set(rollart) >= {
+        "regime",
+        "step_s",
+        "samples_per_s",
+        "tokens_per_s",
+        "dollars_per_1k_samples",
+        "busy",
+        "staleness",
+        "wasted_tokens",
+        "length_bias",
+        "bound_fraction",
+    }
+    assert sync["step_s"]["ci95"] is None
+    price = sync["dollars_per_1k_samples"] * sync["samples_per_s"] * 3600 / 1000 / 8
+    assert price == pytest.approx(2.7)
+
+
+def test_several_splits_and_seeds(heddle: Heddle, prompts: str):
+    options = (*SMALL, "--train-gpus", "4,6", "--seeds", "2", "--json")
+    shown = heddle("loop", prompts, "--regimes", "sync", *options)
+    found = json.loads(shown.stdout)
+    assert [row["train_gpus"] for row in found["tried"]] == [4, 6]
+    means = [row["step_s"]["mean"] for row in found["tried"]]
+    assert found["regimes"][0]["step_s"]["mean"] == min(means)
+    assert found["regimes"][0]["step_s"]["ci95"] >= 0.0
+    best = heddle("loop", prompts, "--regimes", "sync", *SMALL, "--train-gpus", "best")
+    assert best.exit_code == 0, best.output
+    assert "* the best" in best.output
+
+
+def test_gpus_in_turn(heddle: Heddle, prompts: str):
+    shown = heddle("loop", prompts, "--regimes", "sync,april", "--colocated", *SMALL)
+    assert shown.exit_code == 0, shown.output
+    assert "rollout and training in turn" in shown.output
+    assert "train GPUs" not in shown.output
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--train-gpus", "0"), "all must be 1 or more"),
+        (("--train-gpus", "some"), "8,16, or best"),
+        (("--train-gpus", "8"), "so 0 are left for engines of TP 2"),
+        (("--train-gpus", "7"), "so 1 are left for engines of TP 2"),
+        (
+            ("--model", "qwen3-14b", "--train-gpus", "2"),
+            r"needs .* GiB.* --train-gpus \d+ would do",
+        ),
+        (("--steps", "1"), "--steps must be 2"),
+        (("--steps", "5"), "5 steps of 3 prompts need 15 prompts .* --repeat"),
+        (("--groups", "0"), "--groups must be 1 or more"),
+        (("--samples", "5"), "starts 5 samples of each prompt, but 12 of 12 prompts"),
+        (("--regimes", "rollpacker"), "4 samples of each prompt and 1 beside them"),
+        (("--regimes", "tomorrow"), "no regime is named 'tomorrow'; there are sync"),
+        (("--regimes", ","), "names no regime"),
+        (("--regimes", "areal", "--colocated"), "leave out --colocated"),
+        (("--env-failure-rate", "1"), "below 1"),
+        (("--env-capacity", "0"), "leave it out for no limit"),
+        (("--reward-capacity", "0"), "leave it out for no limit"),
+        (("--reward-s", "inf"), "below 1e9"),
+        (("--price", "-1"), "not in the range"),
+        (("--price", "1e308"), "below 1e9"),
+        (("--tp", "4,2,2"), "engines of one TP degree"),
+        (("--policy", "heddle+oracle"), "without an oracle"),
+        (("--update-method", "colocated"), "what --colocated does"),
+        (("--regimes", "areal"), "take --steps 7 or more"),
+        (("--train-tp", "3"), "no trainer of TP 3"),
+        (("--update-method", "pigeon"), "unknown weight update method 'pigeon'"),
+        (("--policy", "pigeon"), "no policy is called 'pigeon'"),
+    ],
+)
+def test_bad_input_is_one_message(
+    heddle: Heddle, prompts: str, tmp_path: Path, wrong: tuple[str, ...], said: str
+):
+    options = () if "--regimes" in wrong else ("--regimes", "sync")
+    shown = heddle("loop", prompts, *options, *SMALL, *wrong)
+    assert shown.exit_code == 2, shown.output
+    text = " ".join(shown.output.replace("│", " ").split())
+    assert re.search(said, text), text
+    assert "Traceback" not in shown.output
+    assert not list((tmp_path / "here").iterdir())
+
+
+def test_regimes_are_listed_with_their_parameters(heddle: Heddle):
+    shown = heddle("regimes")
+    for name in REGIMES:
+        assert f"\n{name} " in f"\n{shown.output}"
+    assert ":max_head_offpolicyness=4" in shown.output
+    told = json.loads(heddle("regimes", "--json").stdout)
+    assert told["areal"]["parameters"]["enforce"] is False
+    assert told["sync"]["colocated"] is True

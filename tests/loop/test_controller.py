@@ -1,0 +1,183 @@
+"""The rules of every regime, in a world that fails, is late and answers in any order."""
+
+import random
+
+import pytest
+
+from heddle_core.ledger import LedgerError
+from heddle_core.loop.controller import LoopController, TooManyFailuresError
+from heddle_core.loop.events import LoopStarted, Trained
+from heddle_core.loop.presets import REGIMES, BatchShape, regime_named
+from heddle_core.loop.regime import (
+    Batching,
+    Regime,
+    RegimeError,
+    Sampling,
+    Split,
+    Staleness,
+    Update,
+)
+from tests.loop.worlds import HostileWorld, NoRollouts
+
+LOOPS = 10_000
+PARTS = 4
+
+
+def shape(*, groups: int = 3, samples: int = 2, colocated: bool = False) -> BatchShape:
+    return BatchShape(groups=groups, samples=samples, slots=8, colocated=colocated)
+
+
+def any_regime(random_: random.Random) -> Regime:
+    """A regime of random parts; most are accepted."""
+    while True:
+        try:
+            return Regime(
+                groups=random_.randint(1, 4),
+                samples=random_.randint(1, 3),
+                sampling=Sampling(
+                    extra_groups=random_.choice((0, 0, 1, 3)),
+                    extra_samples=random_.choice((0, 0, 1)),
+                ),
+                staleness=Staleness(
+                    bound=random_.choice((0.0, 0.5, 1.0, 2.0, 4.0)),
+                    counted_by=random_.choice(("version", "version", "batch", "nothing")),
+                    late=random_.choice(("wait", "drop", "train")),
+                    max_concurrent=random_.choice((None, 6, 20)),
+                ),
+                batching=Batching(
+                    order=random_.choice(("oldest", "first_finished")),
+                    rest=random_.choice(("keep", "cancel", "defer")),
+                ),
+                update=Update(
+                    mode=random_.choice(("drain", "interrupt", "in_flight")),
+                    keep_kv=random_.random() < 0.5,
+                    every=random_.choice((1, 1, 2, 3)),
+                ),
+                split=Split(colocated=random_.random() < 0.3),
+            )
+        except RegimeError:
+            continue
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_any_regime_trains_every_batch_of_complete_groups_within_its_bound(part: int):
+    for seed in range(part, LOOPS, PARTS):
+        random_ = random.Random(seed)
+        regime, failures = any_regime(random_), random_.choice((0.0, 0.1, 0.3))
+        world = HostileWorld(regime, seed, batches=random_.randint(1, 5), failures=failures)
+        world.run()
+        every = [t for batch in world.trained for t in batch]
+        assert len(every) == len(set(every)), f"seed {seed}: trained twice"
+        if regime.staleness.late != "train":
+            assert max(world.staleness) <= regime.staleness.most, f"seed {seed}: {regime}"
+        assert not world.core.groups.samples
+        fates = set(world.state.values())
+        assert fates <= {"ended", "trained", "discarded", "cancelled"}, f"seed {seed}: lost"
+
+
+@pytest.mark.parametrize("name", REGIMES)
+@pytest.mark.parametrize("failures", [0.0, 0.2])
+def test_a_named_regime_ends_in_any_order(name: str, failures: float):
+    for seed in range(30):
+        regime = regime_named(name, shape())
+        world = HostileWorld(regime, seed, batches=4, failures=failures)
+        world.run()
+        assert len(world.trained) == 4
+
+
+def test_a_replay_of_the_events_gives_the_same_commands():
+    for seed in range(100):
+        regime = any_regime(random.Random(seed))
+        world = HostileWorld(regime, seed, batches=3)
+        world.run()
+        again = HostileWorld(regime, seed, batches=3).core
+        for event, commands in world.entries:
+            assert tuple(again.handle(event)) == commands
+
+
+def test_on_policy_batches_are_never_stale():
+    world = HostileWorld(regime_named("sync", shape()), 1, batches=5)
+    world.run()
+    assert set(world.staleness) == {0}
+
+
+def test_one_step_off_is_one_version_behind_after_the_first_batch():
+    world = HostileWorld(regime_named("one-step-off", shape()), 2, batches=5, failures=0.0)
+    world.run()
+    per_batch = shape().trajectories
+    assert world.staleness == [0] * per_batch + [1] * 4 * per_batch
+
+
+def test_staleness_0_starts_no_more_than_a_batch():
+    core = LoopController(
+        NoRollouts(), regime_named("areal:max_head_offpolicyness=0", shape()), _prompts(), batches=9
+    )
+    core.handle(LoopStarted(time_s=0.0))
+    assert core.groups.started == 3
+    eager = LoopController(
+        NoRollouts(), regime_named("areal:max_head_offpolicyness=2", shape()), _prompts(), batches=9
+    )
+    eager.handle(LoopStarted(time_s=0.0))
+    assert eager.groups.started == 8  # 3 batches of 3 groups, but 16 trajectories at once
+
+
+def test_a_batch_that_is_not_in_training_is_refused():
+    core = LoopController(NoRollouts(), regime_named("sync", shape()), _prompts(), batches=1)
+    core.handle(LoopStarted(time_s=0.0))
+    with pytest.raises(LedgerError, match="not in training"):
+        core.handle(Trained(time_s=1.0, batch=0))
+
+
+def test_a_loop_in_which_everything_fails_is_given_up():
+    world = HostileWorld(regime_named("areal", shape()), 3, batches=2, failures=0.999)
+    with pytest.raises(TooManyFailuresError, match="fail too often"):
+        world.run()
+
+
+def test_groups_do_not_pile_up_behind_a_trainer_without_end():
+    world = HostileWorld(regime_named("pipelinerl", shape()), 4, batches=2, failures=0.0)
+    slow = (event for event in iter(lambda: next(_but(Trained, world.due), None), None))
+    world.deliver(LoopStarted(time_s=0.0))
+    for event in slow:
+        world.due.remove(event)
+        if world.still_possible(event):
+            world.deliver(event)
+    assert world.core.groups.started == 2 * shape().groups * 2
+
+
+def _but(kind: type, events: list):
+    return (event for event in events if not isinstance(event, kind))
+
+
+def _prompts():
+    return HostileWorld(regime_named("sync", shape()), 0, batches=1)._prompts()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tomorrow", "no regime is named 'tomorrow'"),
+        ("sync:eta=1", "regime sync has no parameter 'eta'; it has none"),
+        ("areal:eta=1", "it has max_head_offpolicyness"),
+        ("areal:max_head_offpolicyness=much", "must be a number, not 'much'"),
+        ("areal:max_head_offpolicyness=nan", "must be from 0 to 1,000,000"),
+        ("areal:max_head_offpolicyness=-1", "must be from 0 to 1,000,000"),
+        ("areal:max_concurrent_rollouts=1", "max_concurrent must be 2 or more"),
+        ("verl-fully-async:trigger_parameter_sync_step=0", "every 1 or more batches"),
+        ("verl-fully-async:partial_rollout=maybe", "true or false"),
+        ("verl-fully-async:partial_rollout=false", "needs partial_rollout=true"),
+        ("april:over_sampling=0.5", "1 or more"),
+        ("rollpacker:eta_prompts=0.5", "1 or more"),
+        ("rollpacker:eta_responses=1e300", "must be from 0 to 1,000,000"),
+        ("roll:group_size_redundancy=1:group_size_redundancy=2", "given twice"),
+    ],
+)
+def test_a_wrong_regime_is_named_with_its_parameter(text: str, said: str):
+    with pytest.raises(RegimeError, match=said):
+        regime_named(text, shape())
+
+
+@pytest.mark.parametrize("name", [n for n, cls in REGIMES.items() if not cls.can_share_gpus])
+def test_regimes_that_generate_while_they_train_need_gpus_of_their_own(name: str):
+    with pytest.raises(RegimeError, match="leave out --colocated"):
+        regime_named(name, shape(colocated=True))

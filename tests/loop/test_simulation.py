@@ -1,0 +1,310 @@
+"""A simulated loop: closed forms, every regime on a real cluster model, failures, replay."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.config_files import ConfigError
+from heddle.loop.comparison import compare_regimes, run_loop
+from heddle.loop.config import LoopConfig
+from heddle.loop.setup import LoopSetup, prepare_loop, split
+from heddle.setup import Workspace, prepare
+from heddle_core.controller import Controller
+from heddle_core.ids import EngineId
+from heddle_core.loop.commands import AnyCommand, StartTrajectory, Train
+from heddle_core.loop.controller import LoopController
+from heddle_core.loop.events import AnyEvent, EngineUpdated, Trained
+from heddle_core.loop.presets import REGIMES
+from heddle_sim.loop import LoopSimulation, ServiceConfig
+from heddle_sim.rollout import simulate_rollout
+from heddle_trace.files import write_trace
+from heddle_trace.synth import synth
+
+GROUPS, SAMPLES, STEPS = 4, 4, 9
+PER_GROUP = 6
+"""Samples of a prompt in the trace: a regime may start more than it trains."""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("loop") / "coding.jsonl.gz"
+    prompts = GROUPS * (STEPS + 4)
+    write_trace(
+        path,
+        synth("coding", trajectories=prompts * PER_GROUP, samples_per_group=PER_GROUP, seed=2),
+    )
+    return str(path)
+
+
+def config(trace: str, *names: str, policy: str = "verl", **changes: object) -> LoopConfig:
+    cluster = ClusterConfig(gpus=4, tp=2, max_running=8)
+    run = RunConfig(trace=trace, cluster=cluster, policy=PolicyConfig(preset=policy))
+    made = LoopConfig(
+        run=run, regimes=names or ("sync",), groups=GROUPS, samples=SAMPLES, steps=STEPS
+    )
+    return replace(made, **changes)
+
+
+class Recorded:
+    """A loop's core that keeps every entry and checks both ledgers after each."""
+
+    def __init__(self, setup: LoopSetup) -> None:
+        self.rollouts = Controller(setup.run.policy)
+        prompts = setup.data.prompts(repeat=True)
+        self.core = LoopController(self.rollouts, setup.regime, prompts, batches=setup.config.steps)
+        self.entries: list[tuple[AnyEvent, tuple[AnyCommand, ...]]] = []
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self.core.deadline_s
+
+    @property
+    def over(self) -> bool:
+        return self.core.over
+
+    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+        commands = tuple(self.core.handle(event))
+        self.entries.append((event, commands))
+        self.core.groups.check()
+        self.rollouts.ledger.check()
+        return commands
+
+
+def prepared(trace: str, name: str, **changes: object) -> LoopSetup:
+    return prepare_loop(config(trace, name, **changes), name, workspace=Workspace())
+
+
+def run(setup: LoopSetup) -> Recorded:
+    core = Recorded(setup)
+    LoopSimulation(core, setup.run.simulation, setup.world).run()
+    return core
+
+
+def times(core: Recorded, kind: type) -> list[float]:
+    return [event.time_s for event, _ in core.entries if type(event) is kind]
+
+
+def trains(core: Recorded) -> list[tuple[float, Train]]:
+    return [
+        (event.time_s, command)
+        for event, commands in core.entries
+        for command in commands
+        if isinstance(command, Train)
+    ]
+
+
+def test_a_synchronous_step_is_its_rollout_its_training_and_its_update(trace: str):
+    setup = prepared(trace, "sync")
+    core = run(setup)
+    begun, ended = trains(core), times(core, Trained)
+    updates = sorted(set(times(core, EngineUpdated)))
+    scripts = list(setup.data.groups.values())
+    for step in range(STEPS):
+        started_s = 0.0 if step == 0 else updates[step - 1]
+        mine = [
+            s for group in scripts[step * GROUPS : (step + 1) * GROUPS] for s in group[:SAMPLES]
+        ]
+        alone = prepare(setup.config.run)
+        ends: list[float] = []
+        rollout = Controller(alone.policy)
+        clocked = _Clocked(rollout, ends)
+        simulate_rollout(
+            [replace(script, arrival_s=0.0) for script in mine], clocked, alone.simulation
+        )
+        assert begun[step][0] - started_s == pytest.approx(ends[-1])
+        tokens = [s.steps[-1].prompt_tokens + s.steps[-1].output_tokens for s in mine]
+        train_s = setup.world.train_s(tokens)
+        assert ended[step] - begun[step][0] == pytest.approx(train_s)
+        if step < STEPS - 1:
+            assert updates[step] - ended[step] == pytest.approx(setup.world.update_s)
+
+
+class _Clocked:
+    def __init__(self, core: Controller, ends: list[float]) -> None:
+        self._core, self._ends = core, ends
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._core.deadline_s
+
+    def handle(self, event):
+        self._ends.append(event.time_s)
+        return self._core.handle(event)
+
+
+def test_one_step_off_trains_while_it_generates(trace: str):
+    core = run(prepared(trace, "one-step-off"))
+    begun = trains(core)
+    starts = [
+        (event.time_s, command)
+        for event, commands in core.entries
+        for command in commands
+        if isinstance(command, StartTrajectory)
+    ]
+    second = next(time_s for time_s, _ in starts if time_s > 0.0)
+    assert second == begun[0][0]
+    updated = sorted(set(times(core, EngineUpdated)))
+    # The update waits for the training and for the rollout that it overlaps with.
+    assert updated[0] >= times(core, Trained)[0]
+    assert begun[1][0] >= updated[0]
+
+
+def test_a_trainer_that_takes_long_sets_the_pace_of_an_asynchronous_loop(trace: str):
+    setup = prepared(trace, "areal")
+    slow = replace(setup, world=replace(setup.world, train_s=lambda _: 5_000.0))
+    figures, _, _ = run_loop(slow, lambda: None)
+    assert figures.mean_step_s == pytest.approx(5_000.0 + setup.world.update_s, rel=0.01)
+    assert figures.training_s == pytest.approx(STEPS * 5_000.0)
+
+
+@pytest.mark.parametrize("policy", ["verl", "heddle", "slime-2026"])
+@pytest.mark.parametrize("name", REGIMES)
+def test_every_regime_survives_failing_engines_environments_and_rewards(
+    trace: str, name: str, policy: str
+):
+    setup = prepared(trace, name, policy=policy)
+    flaky = replace(
+        setup.world,
+        environments=ServiceConfig(seconds=5.0, spread_s=4.0, capacity=6, failure_rate=0.1),
+        rewards=ServiceConfig(seconds=2.0, capacity=2, failure_rate=0.1),
+    )
+    faults = ((40.0, EngineId("e0")), (90.0, EngineId("e1")), (200.0, EngineId("e0+1")))
+    simulation = replace(setup.run.simulation, faults=faults, engine_start_s=20.0)
+    setup = replace(setup, world=flaky, run=replace(setup.run, simulation=simulation))
+    core = run(setup)
+    trained = [t for _, command in trains(core) for t in command.trajectories]
+    assert len(trained) == len(set(trained)) == STEPS * GROUPS * SAMPLES
+    again = Recorded(prepared(trace, name, policy=policy))
+    for event, commands in core.entries:
+        assert again.handle(event) == commands
+
+
+@pytest.mark.parametrize("name", ["sync", "april", "rollpacker"])
+def test_colocated_engines_generate_nothing_while_the_trainer_has_the_gpus(trace: str, name: str):
+    setup = prepared(trace, name, colocated=True)
+    core = run(setup)
+    begun, ended = trains(core), times(core, Trained)
+    tokens = {
+        event.time_s: event.output_tokens
+        for event, _ in core.entries
+        if type(event).__name__ == "StepFinished"
+    }
+    for (began_s, _), ended_s in zip(begun, ended, strict=True):
+        assert not [at for at in tokens if began_s < at < ended_s]
+
+
+def test_interrupted_steps_go_on_with_their_tokens(trace: str):
+    setup = prepared(trace, "areal:max_head_offpolicyness=2")
+    core = run(setup)
+    preempted = [e for e, _ in core.entries if type(e).__name__ == "StepPreempted"]
+    assert preempted
+    made: dict[str, int] = {}
+    for event, _ in core.entries:
+        if type(event).__name__ in ("StepFinished", "StepPreempted"):
+            made[event.trajectory] = made.get(event.trajectory, 0) + event.output_tokens
+    for _, command in trains(core):
+        for trajectory in command.trajectories:
+            group, _, number = trajectory.partition("/")
+            script = setup.data.script(group, int(number))
+            assert made[trajectory] == sum(step.output_tokens for step in script.steps)
+
+
+def test_memory_does_not_grow_with_the_steps(trace: str):
+    setup = prepared(trace, "areal", steps=40, repeat=True)
+    core = run(setup)
+    assert core.core.groups.samples == {}
+    assert core.core.groups.open == {}
+    assert core.rollouts.ledger.trajectories == {}
+    assert len(core.rollouts.rollouts.summaries) <= 2
+
+
+def test_figures_of_a_comparison_fit_together(trace: str):
+    result = compare_regimes([config(trace, "sync", "areal", "rollpacker:eta_responses=1.5")])
+    sync, areal, packer = result.regimes
+    assert sync.staleness == {0: STEPS * GROUPS * SAMPLES}
+    assert areal.step_s.mean < sync.step_s.mean
+    assert sync.length_bias == pytest.approx(1.0)
+    assert packer.length_bias < 1.0
+    assert packer.wasted_share > 0.0
+    for row in result.regimes:
+        assert row.samples_per_s == pytest.approx(GROUPS * SAMPLES / row.step_s.mean)
+        assert 0.0 < row.bound_fraction <= 1.0
+        assert 0.0 < row.rollout_busy <= 1.0
+        assert 0.0 < row.train_busy <= 1.0
+    told = result.plain()
+    assert told["schema"] == "heddle.loop/1"
+    assert [r["regime"] for r in told["regimes"]] == [r.setup.name for r in result.regimes]
+
+
+def test_the_same_seed_gives_the_same_figures(trace: str):
+    first, second = (compare_regimes([config(trace, "rollart")]).plain() for _ in range(2))
+    assert first == second
+
+
+def test_tokens_of_cancelled_steps_count_as_wasted(trace: str):
+    setup = prepared(trace, "rollpacker:eta_prompts=1.5:eta_responses=1.5")
+    lost = 0
+
+    def count(trajectory: str, tokens: int) -> None:
+        nonlocal lost
+        lost += tokens
+
+    core = Recorded(setup)
+    simulation = LoopSimulation(core, setup.run.simulation, setup.world, on_lost=count)
+    simulation.run()
+    reported = sum(
+        event.output_tokens
+        for event, _ in core.entries
+        if type(event).__name__ in ("StepFinished", "StepPreempted")
+    )
+    engines = [simulation.launcher.engine(EngineId(name)) for name in ("e0", "e1")]
+    decoded = sum(engine._model.decoded_tokens for engine in engines)
+    assert lost > 0
+    assert reported + lost == decoded
+    figures, _, _ = run_loop(prepared(trace, "rollpacker:eta_prompts=1.5:eta_responses=1.5"), int)
+    assert figures.wasted_tokens + figures.all_trained_tokens == decoded
+
+
+def test_no_loop_beats_its_bound(trace: str):
+    for colocated in (False, True):
+        for name in ("sync", "april:over_sampling=3", "rollpacker:eta_responses=1.5"):
+            one = config(trace, name, colocated=colocated, repeat=True, steps=12)
+            (row,) = compare_regimes([one]).regimes
+            assert row.bound_fraction <= 1.0
+    eager = config(trace, "pipelinerl:attempts_in_flight=64", repeat=True, steps=20)
+    (row,) = compare_regimes([eager]).regimes
+    assert 0.5 < row.bound_fraction <= 1.0
+
+
+def test_an_engine_that_comes_back_during_training_waits_for_its_gpus(trace: str):
+    setup = prepared(trace, "april", colocated=True)
+    first = run(setup)
+    began_s = trains(first)[1][0]
+    faults = ((began_s - 5.0, EngineId("e0")),)
+    simulation = replace(setup.run.simulation, faults=faults, engine_start_s=6.0)
+    slow = replace(setup.world, train_s=lambda _: 500.0)
+    again = prepared(trace, "april", colocated=True)
+    core = run(replace(again, world=slow, run=replace(again.run, simulation=simulation)))
+    begun, ended = trains(core), times(core, Trained)
+    finished = [e.time_s for e, _ in core.entries if type(e).__name__ == "StepFinished"]
+    for (time_s, _), ended_s in zip(begun, ended, strict=True):
+        assert not [at for at in finished if time_s < at < ended_s]
+
+
+def test_what_a_loop_cannot_do_is_refused(trace: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match="without an oracle"):
+        prepared(trace, "sync", policy="heddle+oracle")
+    with pytest.raises(ConfigError, match="take --steps 7 or more"):
+        prepared(trace, "areal", steps=6)
+    mixed = config(trace)
+    cluster = replace(mixed.run.cluster, mix=(2, 1, 1))
+    with pytest.raises(ConfigError, match="engines of one TP degree"):
+        split(replace(mixed, run=replace(mixed.run, cluster=cluster)), 8)
+    path = tmp_path / "hash.jsonl"
+    write_trace(path, synth("coding", trajectories=8, samples_per_group=4, seed=1))
+    path.write_text(path.read_text().replace("coding-00001", "coding#1"))
+    with pytest.raises(ConfigError, match="give it another name"):
+        prepared(str(path), "sync", groups=1, steps=3)

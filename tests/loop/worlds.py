@@ -1,0 +1,196 @@
+"""A hostile world for a loop's controller: everything fails, comes late and in any order."""
+
+import random
+from collections.abc import Sequence
+
+from heddle_core.commands import Cancel
+from heddle_core.events import EngineFailed, EngineReady, TrajectoryArrived, TrajectoryFinished
+from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
+from heddle_core.loop.commands import (
+    AnyCommand,
+    AssignGpus,
+    CloseRollout,
+    Discard,
+    OpenRollout,
+    Score,
+    StartTrajectory,
+    Train,
+    UpdateWeights,
+)
+from heddle_core.loop.controller import LoopController
+from heddle_core.loop.events import (
+    AnyEvent,
+    EngineUpdated,
+    GpusAssigned,
+    LoopStarted,
+    Scored,
+    StartFailed,
+    Trained,
+)
+from heddle_core.loop.groups import Prompt
+from heddle_core.loop.regime import Regime
+
+
+class NoRollouts:
+    """In place of the rollouts' controller: decides nothing."""
+
+    deadline_s = None
+
+    def __init__(self) -> None:
+        self.events = 0
+
+    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+        self.events += 1
+        return ()
+
+    def skip_event(self) -> None:
+        self.events += 1
+
+
+class HostileWorld:
+    """Answers commands in a random order, and checks what a loop may never do."""
+
+    def __init__(
+        self, regime: Regime, seed: int, *, batches: int, failures: float = 0.1, engines: int = 2
+    ) -> None:
+        self.random = random.Random(seed)
+        self.regime, self.failures = regime, failures
+        self.prompts = 0
+        self.core = LoopController(NoRollouts(), regime, self._prompts(), batches=batches)
+        self.entries: list[tuple[AnyEvent, tuple[AnyCommand, ...]]] = []
+        self.due: list[AnyEvent] = []
+        """Events that may come next, in any order."""
+        self.engines = [EngineId(f"e{i}") for i in range(engines)]
+        self.group: dict[TrajectoryId, GroupId] = {}
+        self.version_at: dict[TrajectoryId, int] = {}
+        self.state: dict[TrajectoryId, str] = {}
+        self.trained: list[tuple[TrajectoryId, ...]] = []
+        self.staleness: list[int] = []
+        self.versions: dict[EngineId, int] = dict.fromkeys(self.engines, 0)
+        self.expected: dict[str, int | None] = {}
+        self.admitted: dict[str, int] = {}
+
+    def _prompts(self):
+        while True:
+            self.prompts += 1
+            yield Prompt(group=GroupId(f"p{self.prompts}"), samples=self.regime.started_samples)
+
+    def run(self, most: int = 100_000) -> None:
+        """Let the loop end."""
+        self.deliver(LoopStarted(time_s=0.0))
+        for engine in self.engines:
+            shape = EngineShape("h100", 1)
+            self.deliver(
+                EngineReady(
+                    time_s=0.0, engine=engine, shape=shape, kv_capacity_tokens=9, max_running=1
+                )
+            )
+        for _ in range(most):
+            if self.core.over:
+                break
+            assert self.due, f"nothing can happen while the loop is {self.core.stage}"
+            event = self.due.pop(self.random.randrange(len(self.due)))
+            if self.still_possible(event):
+                self.deliver(event)
+        assert self.core.over
+
+    def still_possible(self, event: AnyEvent) -> bool:
+        match event:
+            case TrajectoryFinished(trajectory=t, outcome="cancelled"):
+                return True
+            case TrajectoryFinished(trajectory=t):
+                return self.state[t] == "running"
+            case EngineUpdated(engine=engine):
+                return engine in self.engines
+            case _:
+                return True
+
+    def deliver(self, event: AnyEvent) -> None:
+        match event:
+            case TrajectoryArrived(trajectory=t):
+                self.state[t] = "running"
+                rollout = event.rollout
+                self.admitted[rollout] += 1
+                expected = self.expected[rollout]
+                assert expected is None or self.admitted[rollout] <= expected, rollout
+                self.finish_later(t)
+            case TrajectoryFinished(trajectory=t) | StartFailed(trajectory=t):
+                self.state[t] = "ended"
+            case EngineUpdated():
+                self.versions[event.engine] = event.version
+        commands = tuple(self.core.handle(event))
+        self.entries.append((event, commands))
+        for command in commands:
+            self.execute(command)
+        self.core.groups.check()
+
+    def finish_later(self, t: TrajectoryId) -> None:
+        bad = self.random.random() < self.failures
+        self.due.append(
+            TrajectoryFinished(time_s=0.0, trajectory=t, outcome="failed" if bad else "completed")
+        )
+
+    def execute(self, command: AnyCommand) -> None:
+        match command:
+            case OpenRollout():
+                assert command.rollout not in self.expected, "a rollout was opened twice"
+                self.expected[command.rollout] = command.trajectories
+                self.admitted[command.rollout] = 0
+            case CloseRollout():
+                self.expected[command.rollout] = self.admitted[command.rollout]
+            case StartTrajectory(trajectory=t):
+                assert t not in self.state, f"{t} was started twice"
+                assert command.rollout in self.expected
+                self.state[t], self.group[t] = "starting", command.group
+                self.version_at[t] = self.core.version
+                if self.random.random() < self.failures:
+                    self.due.append(StartFailed(time_s=0.0, trajectory=t, reason="none"))
+                else:
+                    self.due.append(
+                        TrajectoryArrived(
+                            time_s=0.0,
+                            rollout=command.rollout,
+                            trajectory=t,
+                            group=command.group,
+                            task="",
+                            prompt_tokens=1,
+                        )
+                    )
+            case Cancel(trajectory=t):
+                assert self.state[t] == "running", f"{t} is {self.state[t]} and was cancelled"
+                self.state[t] = "cancelled"
+                self.due.append(TrajectoryFinished(time_s=0.0, trajectory=t, outcome="cancelled"))
+            case Score(trajectory=t):
+                assert self.state[t] == "ended"
+                reward = None if self.random.random() < self.failures else 1.0
+                self.due.append(Scored(time_s=0.0, trajectory=t, reward=reward))
+            case Discard(trajectory=t):
+                assert self.state[t] == "ended", f"{t} is {self.state[t]} and was discarded"
+                self.state[t] = "discarded"
+            case Train():
+                self.train(command)
+            case UpdateWeights():
+                if self.random.random() < self.failures and len(self.engines) > 1:
+                    self.engines.remove(command.engine)
+                    self.due.append(
+                        EngineFailed(time_s=0.0, engine=command.engine, reason="injected")
+                    )
+                else:
+                    self.due.append(
+                        EngineUpdated(time_s=0.0, engine=command.engine, version=command.version)
+                    )
+            case AssignGpus():
+                self.due.append(GpusAssigned(time_s=0.0, role=command.role))
+
+    def train(self, command: Train) -> None:
+        regime = self.regime
+        assert command.batch == len(self.trained)
+        by_group: dict[GroupId, int] = {}
+        for t in command.trajectories:
+            assert self.state[t] == "ended", f"{t} is {self.state[t]} and was trained"
+            self.state[t] = "trained"
+            by_group[self.group[t]] = by_group.get(self.group[t], 0) + 1
+            self.staleness.append(self.core.version - self.version_at[t])
+        assert list(by_group.values()) == [regime.samples] * regime.groups, "incomplete groups"
+        self.trained.append(command.trajectories)
+        self.due.append(Trained(time_s=0.0, batch=command.batch))
