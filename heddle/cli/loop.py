@@ -22,6 +22,12 @@ from heddle.cli.options import NumberRange, looped, positive_numbers, take_confi
     help="GPUs of the trainer; the engines have the others of --gpus. 8,16 tries each, best six "
     "shares from an eighth to three quarters; a regime's best split is shown [a quarter]",
 )
+@click.option(
+    "--tp",
+    default=None,
+    help="TP degree of the engines of a policy that does not plan; 1,2,4 tries each, best all that "
+    "fit [1]",
+)
 @click.option("--colocated", is_flag=True, help="Engines and trainer have all GPUs in turn")
 @click.option("--steps", type=int, default=10, show_default=True, help="Batches to train")
 @click.option("--groups", type=int, default=64, show_default=True, help="Prompts of a batch")
@@ -73,6 +79,7 @@ def loop(
     regimes: str,
     policy: str,
     train_gpus: str | None,
+    tp: str | None,
     colocated: bool,
     seed: int | None,
     price: float | None,
@@ -97,8 +104,8 @@ def loop(
 
     own = {name: options.pop(name) for name in _OWN}
     config, _ = take_config(sources, options, settings, seed=seed, policy__preset=policy)
-    gpus = config.cluster.gpus
-    tried = _tried(train_gpus, gpus)
+    numbers = _tried("--train-gpus", train_gpus, max(1, config.cluster.gpus // 4))
+    degrees = _tried("--tp", tp, config.cluster.tp)
     made = LoopConfig(
         run=config,
         regimes=tuple(name.strip() for name in regimes.split(",") if name.strip()),
@@ -108,8 +115,8 @@ def loop(
     )
     with progress("reading", "batches") as bar:
         result = compare_regimes(
-            splits(made, gpus, tried),
-            fitting_only=tried is None,
+            splits(made, numbers, degrees),
+            fitting_only=numbers is None or degrees is None,
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
         )
     if as_json:
@@ -118,8 +125,8 @@ def loop(
         show_loop(result)
 
 
-def _tried(text: str | None, gpus: int) -> list[int] | None:
-    """Read `--train-gpus`: numbers, or None for `best`.
+def _tried(flag: str, text: str | None, default: int) -> list[int] | None:
+    """Read an option: numbers to try, or None for `best`.
 
     Raises:
         ConfigError: it is neither.
@@ -127,14 +134,14 @@ def _tried(text: str | None, gpus: int) -> list[int] | None:
     from heddle.config_files import ConfigError
 
     if text is None:
-        return [max(1, gpus // 4)]
+        return [default]
     if text.strip() == BEST:
         return None
     numbers = positive_numbers(text)
     if not numbers:
         raise ConfigError(
-            f"--train-gpus {text}: write a number, several to try as 8,16, or {BEST}; all must be "
-            "1 or more"
+            f"{flag} {text}: write a number, several to try as 4,8, or {BEST}; all must be 1 or "
+            "more"
         )
     return list(dict.fromkeys(numbers))
 

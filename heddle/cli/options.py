@@ -109,8 +109,8 @@ def planned(verb: Verb) -> Verb:
 
 
 def looped(verb: Verb) -> Verb:
-    """Add the SOURCES argument, the options of `CLUSTER` but failures, and `--set` to a verb."""
-    return _taking(verb, [flag for flag, *_ in CLUSTER if flag != "--failures"])
+    """Add the SOURCES argument, `--set` and most options of `CLUSTER` to a verb."""
+    return _taking(verb, [flag for flag, *_ in CLUSTER if flag not in ("--failures", "--tp")])
 
 
 def _taking(verb: Verb, flags: Sequence[str]) -> Verb:

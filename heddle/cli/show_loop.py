@@ -4,7 +4,7 @@ import rich_click as click
 
 from heddle.cli.show import new_table, show
 from heddle.comparison import Estimate
-from heddle.loop.comparison import LoopComparison
+from heddle.loop.comparison import LoopComparison, RegimeResult, plans
 
 
 def show_loop(result: LoopComparison) -> None:
@@ -19,7 +19,7 @@ def show_loop(result: LoopComparison) -> None:
     shared = ", rollout and training in turn" if config.colocated else ""
     click.echo(
         f"cluster  {first.gpus} x {cluster.gpu}, {cluster.model}{shared}; policy "
-        f"{config.run.policy.preset}, TP {cluster.tps}, {cluster.max_running} running per engine"
+        f"{config.run.policy.preset}, {cluster.max_running} running per engine"
     )
     click.echo(
         f"batch    {config.groups} prompts x {config.samples} samples, {config.steps} steps; of "
@@ -29,12 +29,13 @@ def show_loop(result: LoopComparison) -> None:
         f"trainer  {config.train_backend}; times of training and weight updates are fitted on "
         "published ones (docs/training-time.md)\n"
     )
-    if len(result.splits) > 1:
-        _splits(result)
+    if len(result.tried) > len(result.regimes):
+        _tried(result)
     reference = result.regimes[0].step_s.mean
     table = new_table(
         "regime",
         *([] if config.colocated else ["train GPUs"]),
+        "TP",
         "measured",
         "step_s",
         f"vs {result.regimes[0].setup.name}",
@@ -53,6 +54,7 @@ def show_loop(result: LoopComparison) -> None:
         table.add_row(
             row.setup.name,
             *([] if config.colocated else [str(row.setup.train_gpus)]),
+            _tp(row),
             str(len(row.runs[0].step_s)),
             _estimate(row.step_s),
             f"{reference / row.step_s.mean:.2f} x",
@@ -69,17 +71,29 @@ def show_loop(result: LoopComparison) -> None:
     show(table)
 
 
-def _splits(result: LoopComparison) -> None:
-    """Mean step of every regime at every split."""
+def _tried(result: LoopComparison) -> None:
+    """Mean step of every regime at every setting."""
     click.echo("tried    mean step in seconds by GPUs of the trainer; * the best\n")
-    table = new_table("regime", *(f"{n} train" for n in result.splits))
+    table = new_table("regime", "TP", *(f"{n} train" for n in result.splits))
     best = {id(row) for row in result.regimes}
-    for name in dict.fromkeys(row.setup.name for row in result.tried):
-        mine = [row for row in result.tried if row.setup.name == name]
-        cells = [f"{'*' if id(row) in best else ''}{row.step_s.mean:,.1f}" for row in mine]
-        table.add_row(name, *cells)
+    cells: dict[tuple[str, str], dict[int, str]] = {}
+    for row in result.tried:
+        mine = cells.setdefault((row.setup.name, _tp(row)), {})
+        mark = "*" if id(row) in best else ""
+        mine[row.setup.train_gpus] = f"{mark}{row.step_s.mean:,.1f}"
+    for (name, tp), steps in sorted(cells.items(), key=lambda item: _order(result, item[0][0])):
+        table.add_row(name, tp, *(steps.get(n, "-") for n in result.splits))
     show(table)
     click.echo("")
+
+
+def _order(result: LoopComparison, name: str) -> int:
+    return [row.setup.name for row in result.regimes].index(name)
+
+
+def _tp(row: RegimeResult) -> str:
+    """TP degree of its engines; a dash where a policy plans them."""
+    return "-" if plans(row.setup) else str(row.setup.config.run.cluster.tp)
 
 
 def _estimate(value: Estimate) -> str:

@@ -9,11 +9,13 @@ from heddle.loop.config import LoopConfig
 from heddle.loop.measure import LoopFigures, LoopMeasure
 from heddle.loop.setup import LoopSetup, prepare_loop
 from heddle.setup import Workspace
+from heddle.workload import CapacityError
 from heddle_core.controller import Controller
 from heddle_core.ids import GroupId
 from heddle_core.loop.commands import AnyCommand
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.events import AnyEvent, Trained
+from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_sim.loop import LoopSimulation
 from heddle_sim.training import TrainingError
 
@@ -101,6 +103,7 @@ class RegimeResult:
         return {
             "regime": self.setup.name,
             "train_gpus": self.setup.train_gpus,
+            "tp": self.setup.config.run.cluster.tp,
             "rollout_gpus": self.setup.config.run.cluster.gpus,
             "trainer": {
                 "backend": self.setup.config.train_backend,
@@ -132,11 +135,11 @@ class LoopComparison:
     """What `heddle loop` reports."""
 
     tried: tuple[RegimeResult, ...]
-    """Every regime at every split of the GPUs."""
+    """Every regime at every split of the GPUs and TP degree."""
 
     @property
     def regimes(self) -> tuple[RegimeResult, ...]:
-        """Each regime at its split with the shortest step; the first of equals."""
+        """Each regime at its setting with the shortest step; the first of equals."""
         best: dict[str, RegimeResult] = {}
         for row in self.tried:
             known = best.setdefault(row.setup.name, row)
@@ -167,7 +170,6 @@ class LoopComparison:
                 "gpu": cluster.gpu,
                 "model": cluster.model,
                 "colocated": config.colocated,
-                "tp": cluster.tp,
                 "max_running": cluster.max_running,
             },
             "batch": {"groups": config.groups, "samples": config.samples},
@@ -177,6 +179,7 @@ class LoopComparison:
                 {
                     "regime": row.setup.name,
                     "train_gpus": row.setup.train_gpus,
+                    "tp": row.setup.config.run.cluster.tp,
                     "step_s": row.step_s.plain(),
                 }
                 for row in self.tried
@@ -190,11 +193,12 @@ def compare_regimes(
     fitting_only: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> LoopComparison:
-    """Run each regime of each configuration; configurations differ in the split of the GPUs.
+    """Run each regime of each configuration; these differ in the split of the GPUs, and in TP.
 
-    Seeds are `config.run.seed` and on. With `fitting_only`, configurations whose trainer does not
-    fit into memory are left out, unless none fits. `on_progress` gets the number of batches trained
-    and of all.
+    Seeds are `config.run.seed` and on. With `fitting_only`, configurations are left out whose
+    trainer does not fit into memory, or whose engines do not hold the contexts, unless none fits. A
+    policy that plans its engines runs once for each split. `on_progress` gets the number of batches
+    trained and of all.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before the first run.
@@ -204,9 +208,11 @@ def compare_regimes(
     for config in configs:
         try:
             setups += [prepare_loop(config, name, workspace=workspace) for name in config.regimes]
-        except TrainingError:
+        except (TrainingError, CapacityError):
             if not fitting_only or (config is configs[-1] and not setups):
                 raise
+    planned = {s.train_gpus: s for s in reversed(setups) if plans(s)}
+    setups = [s for s in setups if not plans(s) or planned[s.train_gpus].config is s.config]
     total = sum(setup.config.seeds * setup.config.steps for setup in setups)
     done = 0
 
@@ -217,6 +223,11 @@ def compare_regimes(
             on_progress(done, total)
 
     return LoopComparison(tried=tuple(_result(s, workspace, trained) for s in setups))
+
+
+def plans(setup: LoopSetup) -> bool:
+    """Whether its policy chooses TP degrees itself."""
+    return not isinstance(setup.run.policy.planner, FixedPlan)
 
 
 def _result(setup: LoopSetup, workspace: Workspace, on_trained: Callable[[], None]) -> RegimeResult:

@@ -8,7 +8,7 @@ from itertools import count
 from heddle import knowledge
 from heddle.config_files import ConfigError
 from heddle.loop.config import DOLLARS_PER_GPU_HOUR, LoopConfig
-from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
+from heddle.setup import RunSetup, Workspace, makespan_bound, memory_profile, prepare
 from heddle_core.ids import GroupId
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.presets import BatchShape, regime_named
@@ -293,43 +293,49 @@ SLEEP_S, WAKE_S = 0.31, 6.53
 an 8B model on an A100 (vLLM pull request 48337, July 2026)."""
 
 
-def splits(config: LoopConfig, gpus: int, train_gpus: Sequence[int] | None) -> list[LoopConfig]:
-    """Configurations of a loop on `gpus` in all, one for each number of training GPUs.
+def splits(
+    config: LoopConfig, train_gpus: Sequence[int] | None, tps: Sequence[int] | None
+) -> list[LoopConfig]:
+    """Configurations of a loop, one for each number of training GPUs and TP degree of the engines.
 
-    None: those of `SHARES` that leave whole engines and hold a training step.
+    `config.run.cluster.gpus` are all GPUs here. None, for either: those of `SHARES`, and the
+    degrees of the profile, that leave whole engines.
 
     Raises:
-        ConfigError: no GPUs or no whole engines are left for the rollout, or no split can be.
+        ConfigError: a given split leaves no GPUs or no whole engines, or none can be.
+        ProfileError: model or GPU class is unknown.
     """
-    if config.colocated:
-        return [split(config, gpus)]
-    if train_gpus is not None:
-        return [split(replace(config, train_gpus=each), gpus) for each in train_gpus]
-    tp = config.run.cluster.tp
-    tried = sorted({round(share * gpus / tp) * tp for share in SHARES})
-    found = [split(replace(config, train_gpus=n), gpus) for n in tried if 1 <= n <= gpus - tp]
+    cluster = config.run.cluster
+    if cluster.mix:
+        raise ConfigError(
+            "a loop has engines of one TP degree, or those that a policy plans: leave cluster.mix "
+            "out"
+        )
+    degrees = memory_profile(cluster).tps if tps is None else tps
+    found: list[LoopConfig] = []
+    for tp in degrees:
+        shares = sorted({round(share * cluster.gpus / tp) * tp for share in SHARES})
+        numbers = shares if train_gpus is None else train_gpus
+        for number in [0] if config.colocated else numbers:
+            rollout = cluster.gpus - number
+            if rollout >= tp and rollout % tp == 0 and (config.colocated or number >= 1):
+                found.append(_split(config, number, tp))
+            elif tps is not None and train_gpus is not None:
+                left = "all are shared" if config.colocated else f"{number} train"
+                raise ConfigError(
+                    f"--gpus {cluster.gpus}: {left}, so {max(rollout, 0)} are left for engines of "
+                    f"TP {tp}; take other --train-gpus, that leave a multiple of {tp} and not 0, "
+                    "or another --tp"
+                )
     if not found:
-        raise ConfigError(f"--gpus {gpus} cannot be split into a trainer and engines of TP {tp}")
+        raise ConfigError(
+            f"--gpus {cluster.gpus} cannot be split into a trainer and engines of TP "
+            f"{' or '.join(map(str, degrees))}"
+        )
     return found
 
 
-def split(config: LoopConfig, gpus: int) -> LoopConfig:
-    """Take the trainer's GPUs out of `gpus`.
-
-    Raises:
-        ConfigError: nothing is left for the engines, or not whole engines.
-    """
-    if config.run.cluster.mix:
-        raise ConfigError(
-            "a loop has engines of one TP degree, or those that a policy plans: --tp N"
-        )
-    rollout = gpus if config.colocated else gpus - config.train_gpus
-    tp = config.run.cluster.tp
-    if rollout < tp or rollout % tp:
-        left = "all are shared" if config.colocated else f"{config.train_gpus} train"
-        raise ConfigError(
-            f"--gpus {gpus}: {left}, so {max(rollout, 0)} are left for engines of TP {tp}; take "
-            f"other --train-gpus, that leave a multiple of {tp} and not 0, or another --tp"
-        )
-    cluster = replace(config.run.cluster, gpus=rollout)
-    return replace(config, run=replace(config.run, cluster=cluster))
+def _split(config: LoopConfig, train_gpus: int, tp: int) -> LoopConfig:
+    cluster = config.run.cluster
+    rollout = replace(cluster, gpus=cluster.gpus - train_gpus, tp=tp)
+    return replace(config, run=replace(config.run, cluster=rollout), train_gpus=max(train_gpus, 1))

@@ -21,7 +21,7 @@ from heddle_core.events import (
     TrajectoryArrived,
     TrajectoryFinished,
 )
-from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
+from heddle_core.ids import EngineId, RolloutId, TrajectoryId
 from heddle_core.ledger import LedgerError
 from heddle_core.loop.commands import (
     AnyCommand,
@@ -61,9 +61,8 @@ Stage: TypeAlias = Literal[
 """What the loop does besides its rollouts: it waits for a batch, moves the GPUs to training,
 trains, moves them back, waits for running trajectories, updates the engines, or has ended."""
 
-
 MOST_FAILED_PROMPTS: Final = 100
-"""Times the groups of a batch: then the loop is given up."""
+"""For each prompt that is trained: then the loop is given up."""
 
 
 class TooManyFailuresError(RuntimeError):
@@ -89,7 +88,7 @@ class LoopController:
         """Batches whose training has begun."""
         self.trained = 0
         """Batches whose training has ended."""
-        self.failed_prompts: list[GroupId] = []
+        self.failed_prompts = 0
         """Prompts of which too many samples failed."""
         self._rollouts = controller
         self._batches = batches
@@ -206,11 +205,12 @@ class LoopController:
         if self.stage == "over" or len(group.live) >= group.needed:
             return
         if group.failures > MOST_FAILURES:
-            self.failed_prompts.append(group.id)
+            self.failed_prompts += 1
             self._drop(group, out)
-            if len(self.failed_prompts) > MOST_FAILED_PROMPTS * self.regime.groups:
+            most = MOST_FAILED_PROMPTS * self.regime.groups * (self.trained + 1)
+            if self.failed_prompts > most:
                 raise TooManyFailuresError(
-                    f"{len(self.failed_prompts):,} prompts were given up, each after "
+                    f"{self.failed_prompts:,} prompts were given up, each after "
                     f"{MOST_FAILURES + 1} failures of its samples, while {self.trained} of "
                     f"{self._batches} batches were trained: environments or rewards fail too often"
                 )

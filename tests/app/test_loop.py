@@ -28,13 +28,13 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_row_for_each_regime(heddle: Heddle, prompts: str):
     shown = heddle("loop", prompts, "--regimes", "sync,areal:max_head_offpolicyness=1", *SMALL)
     assert shown.exit_code == 0, shown.output
-    assert "8 x h100, qwen3-8b; policy verl, TP 2" in shown.output
+    assert "8 x h100, qwen3-8b; policy verl, 100 running" in shown.output
     rows = [line.split() for line in shown.output.splitlines()]
     assert [
-        row[:2] for row in rows if row and row[0] in ("sync", "areal:max_head_offpolicyness=1")
+        row[:3] for row in rows if row and row[0] in ("sync", "areal:max_head_offpolicyness=1")
     ] == [
-        ["sync", "4"],
-        ["areal:max_head_offpolicyness=1", "4"],
+        ["sync", "4", "2"],
+        ["areal:max_head_offpolicyness=1", "4", "2"],
     ]
 
 
@@ -76,6 +76,31 @@ def test_several_splits_and_seeds(heddle: Heddle, prompts: str):
     assert "* the best" in best.output
 
 
+def test_several_degrees_of_engines(heddle: Heddle, prompts: str):
+    options = ("--train-gpus", "4,6", "--json")
+    small = [word for word in SMALL if word not in ("--tp", "2")]
+    shown = heddle("loop", prompts, "--regimes", "sync", *small, "--tp", "1,2", *options)
+    tried = [(row["train_gpus"], row["tp"]) for row in json.loads(shown.stdout)["tried"]]
+    assert tried == [(4, 1), (6, 1), (4, 2), (6, 2)]
+    best = heddle(
+        "loop",
+        prompts,
+        "--regimes",
+        "sync,areal",
+        *small,
+        "--steps",
+        "8",
+        "--repeat",
+        "--tp",
+        "best",
+    )
+    assert best.exit_code == 0, best.output
+    planned = heddle(
+        "loop", prompts, "--regimes", "sync", *small, "--tp", "best", "--policy", "heddle", "--json"
+    )
+    assert len(json.loads(planned.stdout)["tried"]) == 1
+
+
 def test_gpus_in_turn(heddle: Heddle, prompts: str):
     shown = heddle("loop", prompts, "--regimes", "sync,april", "--colocated", *SMALL)
     assert shown.exit_code == 0, shown.output
@@ -87,7 +112,9 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
     ("wrong", "said"),
     [
         (("--train-gpus", "0"), "all must be 1 or more"),
-        (("--train-gpus", "some"), "8,16, or best"),
+        (("--train-gpus", "some"), "4,8, or best"),
+        (("--tp", "some"), "--tp some: write a number"),
+        (("--tp", "2,3"), "left for engines of TP 3"),
         (("--train-gpus", "8"), "so 0 are left for engines of TP 2"),
         (("--train-gpus", "7"), "so 1 are left for engines of TP 2"),
         (
@@ -108,7 +135,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--reward-s", "inf"), "below 1e9"),
         (("--price", "-1"), "not in the range"),
         (("--price", "1e308"), "below 1e9"),
-        (("--tp", "4,2,2"), "engines of one TP degree"),
+        (("--set", "cluster.mix=[4,2,2]"), "engines of one TP degree"),
         (("--policy", "heddle+oracle"), "without an oracle"),
         (("--update-method", "colocated"), "what --colocated does"),
         (("--regimes", "areal"), "take --steps 7 or more"),

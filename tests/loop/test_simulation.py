@@ -10,7 +10,7 @@ from heddle.config import ClusterConfig, PolicyConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.loop.comparison import compare_regimes, run_loop
 from heddle.loop.config import LoopConfig
-from heddle.loop.setup import LoopSetup, prepare_loop, split
+from heddle.loop.setup import LoopSetup, prepare_loop, splits
 from heddle.setup import Workspace, prepare
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId
@@ -302,7 +302,7 @@ def test_what_a_loop_cannot_do_is_refused(trace: str, tmp_path: Path):
     mixed = config(trace)
     cluster = replace(mixed.run.cluster, mix=(2, 1, 1))
     with pytest.raises(ConfigError, match="engines of one TP degree"):
-        split(replace(mixed, run=replace(mixed.run, cluster=cluster)), 8)
+        splits(replace(mixed, run=replace(mixed.run, cluster=cluster)), [2], [2])
     path = tmp_path / "hash.jsonl"
     write_trace(path, synth("coding", trajectories=8, samples_per_group=4, seed=1))
     path.write_text(path.read_text().replace("coding-00001", "coding#1"))
