@@ -1,6 +1,7 @@
 """`heddle loop`: whole training regimes on one trace and cluster."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import rich_click as click
@@ -71,6 +72,12 @@ from heddle.cli.options import NumberRange, looped, positive_numbers, take_confi
 @click.option(
     "--price", type=NumberRange(0), default=None, help="Dollars of a GPU and hour [by GPU class]"
 )
+@click.option(
+    "--figure",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Draw samples a second over staleness and length bias into this PNG, SVG or PDF file",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @looped
 def loop(
@@ -83,6 +90,7 @@ def loop(
     colocated: bool,
     seed: int | None,
     price: float | None,
+    figure: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -102,6 +110,10 @@ def loop(
     from heddle.loop.config import LoopConfig
     from heddle.loop.setup import splits
 
+    if figure is not None:
+        from heddle.reports.trace_figures import figure_path
+
+        figure_path(figure)
     own = {name: options.pop(name) for name in _OWN}
     config, _ = take_config(sources, options, settings, seed=seed, policy__preset=policy)
     numbers = _tried("--train-gpus", train_gpus, max(1, config.cluster.gpus // 4))
@@ -119,6 +131,10 @@ def loop(
             fitting_only=numbers is None or degrees is None,
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
         )
+    if figure is not None:
+        from heddle.reports.loop_figures import draw_regimes
+
+        draw_regimes(result, figure)
     if as_json:
         click.echo(json.dumps(result.plain(), allow_nan=False))
     else:

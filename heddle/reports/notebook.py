@@ -18,9 +18,11 @@ import pandas as pd
 from heddle.comparison import Comparison
 from heddle.config import RunConfig
 from heddle.executor import Worker
+from heddle.loop.comparison import LoopComparison
 from heddle.measuring import choose_sweep, sweep_engines
 from heddle.planning import Planned
 from heddle.reports.figures import draw
+from heddle.reports.loop_figures import draw_regimes
 from heddle.reports.trace_figures import draw_trace
 from heddle.running import run as run_here
 from heddle.runs import Run, labels
@@ -99,6 +101,34 @@ def policies_table(comparison: Comparison) -> pd.DataFrame:
         for p in comparison.policies
     ]
     return _table(rows, "policy")
+
+
+def regimes_table(comparison: LoopComparison) -> pd.DataFrame:
+    """One row for each regime at its best setting, means over seeds; docs/loop.md says what."""
+    rows = [
+        {
+            "regime": row.setup.name,
+            "train_gpus": row.setup.train_gpus,
+            "step_s": row.step_s.mean,
+            "samples_per_s": row.samples_per_s,
+            "rollout_busy": row.rollout_busy,
+            "train_busy": row.train_busy,
+            "staleness": row.mean_staleness,
+            "wasted": row.wasted_share,
+            "length_bias": row.length_bias,
+            "bound_fraction": row.bound_fraction,
+        }
+        for row in comparison.regimes
+    ]
+    return _table(rows, "regime")
+
+
+def regimes_figure(comparison: LoopComparison) -> Picture:
+    """Samples a second over staleness and length bias."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "regimes.png"
+        draw_regimes(comparison, path)
+        return picture(path)
 
 
 def runs_table(

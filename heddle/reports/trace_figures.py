@@ -37,13 +37,26 @@ def figure_path(path: Path) -> Path:
     return path
 
 
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure whole or not at all, in the format of the suffix.
+
+    No date and no software are in the file: the same data give the same bytes.
+    """
+    suffix = figure_path(path).suffix.lower().removeprefix(".")
+    metadata: Any = {"png": {"Software": None}, "svg": {"Date": None}}.get(
+        suffix, {"CreationDate": None}
+    )
+    with whole(path) as file:
+        figure.savefig(file, format=suffix, dpi=150, metadata=metadata)
+
+
 def draw_trace(trace: Trace, stats: TraceStats, path: Path) -> None:
     """Draw length and step tails, tool seconds, and the spread inside groups into a file.
 
     The format follows the suffix. Raises TraceError for another suffix, OSError when the disk
     refuses; the file is there whole or not at all.
     """
-    suffix = figure_path(path).suffix.lower().removeprefix(".")
+    figure_path(path)
     records = Records.of(trace.records)
     totals = output_totals(records)
     # Names are shown as they are: no formula in them, and a box for what the font does not have.
@@ -59,12 +72,7 @@ def draw_trace(trace: Trace, stats: TraceStats, path: Path) -> None:
         _tail(steps, records.stop - records.start, stats.steps, "steps a trajectory")
         _tool_seconds(tools, stats.tools)
         _groups(groups, records, totals, stats)
-        # No date and no software: the same trace gives the same bytes.
-        metadata: Any = {"png": {"Software": None}, "svg": {"Date": None}}.get(
-            suffix, {"CreationDate": None}
-        )
-        with whole(path) as file:
-            figure.savefig(file, format=suffix, dpi=150, metadata=metadata)
+        write_figure(figure, path)
 
 
 def _tail(axes: Axes, values: Floats | Ints, spread: Spread, what: str) -> None:

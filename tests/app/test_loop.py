@@ -101,6 +101,19 @@ def test_several_degrees_of_engines(heddle: Heddle, prompts: str):
     assert len(json.loads(planned.stdout)["tried"]) == 1
 
 
+def test_a_figure(heddle: Heddle, prompts: str, tmp_path: Path):
+    path = tmp_path / "regimes.png"
+    shown = heddle("loop", prompts, "--regimes", "sync,april", *SMALL, "--figure", str(path))
+    assert shown.exit_code == 0, shown.output
+    assert path.read_bytes().startswith(b"\x89PNG")
+    again = tmp_path / "again.png"
+    heddle("loop", prompts, "--regimes", "sync,april", *SMALL, "--figure", str(again))
+    assert again.read_bytes() == path.read_bytes()
+    wrong = heddle("loop", prompts, "--regimes", "sync", *SMALL, "--figure", "regimes.txt")
+    assert wrong.exit_code == 2
+    assert "must be named" in wrong.output
+
+
 def test_gpus_in_turn(heddle: Heddle, prompts: str):
     shown = heddle("loop", prompts, "--regimes", "sync,april", "--colocated", *SMALL)
     assert shown.exit_code == 0, shown.output
