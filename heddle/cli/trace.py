@@ -113,6 +113,13 @@ def validate(ctx: click.Context, path: Path, as_json: bool, limit: int) -> None:
     "--samples-per-group", type=click.IntRange(1, 1_000_000), default=16, show_default=True
 )
 @click.option(
+    "--drift",
+    type=float,
+    default=1.0,
+    help="Output tokens of the last prompt over the first, growing evenly, as lengths grow while a "
+    "model learns [1]",
+)
+@click.option(
     "--shrink", type=float, default=1.0, help="Divide token counts by this, for slow engines [1]"
 )
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="*.jsonl[.gz]")
@@ -122,6 +129,7 @@ def synth(
     trajectories: int,
     seed: int,
     samples_per_group: int,
+    drift: float,
     shrink: float,
     out: Path,
     force: bool,
@@ -135,7 +143,7 @@ def synth(
 
     free(out, force)
     with progress(f"making {trajectories:,} trajectories"):
-        records = synthesised(workload, trajectories, seed, samples_per_group)
+        records = synthesised(workload, trajectories, seed, samples_per_group, drift=drift)
         if shrink != 1.0:
             records = Records.of(shrunk(record, shrink) for record in records)
         written = write_trace(out, records)

@@ -56,6 +56,24 @@ def test_equal_arguments_give_equal_records_and_seeds_differ(workload):
     assert synth(workload, 48, 3) != synth(workload, 48, 4)
 
 
+def test_outputs_drift_from_the_first_prompt_to_the_last():
+    plain, grown = synth("coding", 3_200, 5), synth("coding", 3_200, 5, drift=3.0)
+    totals = [
+        np.array([sum(s.output_tokens for s in r.steps) for r in rs]) for rs in (plain, grown)
+    ]
+    early, late = (
+        totals[1][part].sum() / totals[0][part].sum() for part in (slice(320), slice(-320, None))
+    )
+    assert 1.0 <= early < 1.25
+    assert 2.2 < late <= 3.0  # the longest are cut at the limit
+    assert [r.prompt_tokens for r in plain] == [r.prompt_tokens for r in grown]
+    assert "drift 3" in next(iter(grown)).source
+    assert synth("coding", 64, 5, drift=1.0) == synth("coding", 64, 5)
+    for wrong in (0.0, -1.0, 101.0, float("nan")):
+        with pytest.raises(TraceError, match="drift is"):
+            synth("coding", 64, 5, drift=wrong)
+
+
 @pytest.mark.parametrize("workload", ALL)
 def test_a_shorter_trace_is_a_prefix_of_a_longer_one(workload):
     assert synth(workload, 40, 5) == synth(workload, 400, 5)[:40]
