@@ -237,7 +237,7 @@ def compare(
     planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
     configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
     steps = sum(len(script.steps) for script in first.scripts)
-    processes = jobs if jobs is not None else _processes(len(configs), steps * len(configs))
+    processes = jobs if jobs is not None else useful_processes(len(configs), steps * len(configs))
     executor: Executor[Workspace] = (
         InProcess(shared) if processes == 1 else Processes(processes, shared)
     )
@@ -319,7 +319,7 @@ def _limits(config: RunConfig, shared: Workspace, seeds: int) -> tuple[Bound, Id
     return min(found, key=lambda pair: pair[0].makespan_s)
 
 
-def _processes(runs: int, steps: int) -> int:
+def useful_processes(runs: int, steps: int) -> int:
     """As many processes as there are cores and runs, if the work outweighs their start."""
     return max(1, min(os.cpu_count() or 1, runs, steps // MIN_STEPS_PER_PROCESS))
 

@@ -35,23 +35,15 @@ Stream: TypeAlias = Callable[[str], np.random.Generator]
 
 
 def synth(
-    workload: str,
-    trajectories: int,
-    seed: int,
-    samples_per_group: int = 16,
-    *,
-    drift: float = 1.0,
+    workload: str, trajectories: int, seed: int, samples_per_group: int = 16, drift: float = 1.0
 ) -> Records:
     """`trajectories` records of one workload of `workloads.WORKLOADS`, group after group.
 
     Equal arguments give equal records. With `drift`, outputs grow evenly from the first prompt to
-    the last, which makes so many times the tokens: as in training, where Libra (arXiv 2606.03077)
-    reports means of 2,500 to 11,500 tokens. Raises TraceError for an unknown workload or a count
-    that is out of range.
+    the last, which makes so many times the tokens, as in training. Raises TraceError for an unknown
+    workload or a number that is out of range.
     """
-    numbers = _checked(workload, trajectories, seed, samples_per_group)
-    if not 0.01 <= drift <= 100.0:
-        raise TraceError(f"drift is {drift:g}; give 0.01 to 100, 1 for none")
+    numbers = _checked(workload, trajectories, seed, samples_per_group, drift)
 
     def stream(part: str) -> np.random.Generator:
         return np.random.default_rng([seed, crc32(f"{workload}/{part}".encode())])
@@ -67,10 +59,8 @@ def synth(
     calls, ok = _calls(numbers, demand, stream)
     steps = calls + 1
     start = np.concatenate(([0], np.cumsum(steps)))
-    outputs = _outputs(numbers, demand, steps, start, stream)
-    if drift != 1.0:
-        growth = np.linspace(1.0, drift, groups)[group]
-        outputs = np.maximum(1, np.rint(outputs * np.repeat(growth, steps))).astype(np.int64)
+    growth = np.linspace(1.0, drift, groups)[group]
+    outputs = _outputs(numbers, demand, growth, steps, start, stream)
     tools, tool_s, payload = _tools(numbers, demand, calls, stream)
     ok &= tool_s < numbers.tool_limit_s  # killed at the limit
 
@@ -81,9 +71,9 @@ def synth(
     call = np.cumsum(called) - 1
     answered = called[kept] & (outputs < left)[kept]
     at = call[kept]
-    source = f"{GENERATOR} {workload} seed {seed} samples {samples_per_group}"
-    if drift != 1.0:
-        source += f" drift {drift:g}"
+    source = f"{GENERATOR} {workload} seed {seed} samples {samples_per_group}" + (
+        f" drift {drift:g}" if drift != 1.0 else ""
+    )
     stop = np.cumsum(count)
     names = [f"{workload}-{number:05d}" for number in range(groups)]
 
@@ -117,7 +107,9 @@ def synth(
     )
 
 
-def _checked(workload: str, trajectories: int, seed: int, samples_per_group: int) -> WorkloadSpec:
+def _checked(
+    workload: str, trajectories: int, seed: int, samples_per_group: int, drift: float
+) -> WorkloadSpec:
     if workload not in WORKLOADS:
         near = difflib.get_close_matches(workload, WORKLOADS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -128,6 +120,8 @@ def _checked(workload: str, trajectories: int, seed: int, samples_per_group: int
         raise TraceError(f"samples per group is {samples_per_group}; give 1 or more")
     if seed < 0:
         raise TraceError(f"seed is {seed}; give a whole number of 0 or more")
+    if not 0.01 <= drift <= 100.0:
+        raise TraceError(f"drift is {drift:g}; give 0.01 to 100, 1 for none")
     return WORKLOADS[workload]
 
 
@@ -147,8 +141,10 @@ def _calls(w: WorkloadSpec, demand: Floats, stream: Stream) -> tuple[Ints, Bools
     return np.add.reduceat(tries, np.cumsum(needed) - needed), ok
 
 
-def _outputs(w: WorkloadSpec, demand: Floats, steps: Ints, start: Ints, stream: Stream) -> Ints:
-    """Output tokens of every step, trajectories one after another."""
+def _outputs(
+    w: WorkloadSpec, demand: Floats, growth: Floats, steps: Ints, start: Ints, stream: Stream
+) -> Ints:
+    """Output tokens of every step, trajectories one after another, each `growth` times as many."""
     pulled = w.step_output_tokens * np.exp(w.step_output_pull * demand)
     outputs = _lognormal(
         stream("output"), int(steps.sum()), np.repeat(pulled, steps), w.step_output_sigma
@@ -156,7 +152,7 @@ def _outputs(w: WorkloadSpec, demand: Floats, steps: Ints, start: Ints, stream: 
     outputs[start[:-1]] = _lognormal(
         stream("first"), steps.size, w.first_output_tokens, w.first_output_sigma
     )
-    return outputs
+    return np.maximum(1, np.rint(outputs * np.repeat(growth, steps))).astype(np.int64)
 
 
 def _tools(

@@ -31,10 +31,11 @@ from heddle.cli.options import NumberRange, looped, positive_numbers, take_confi
 )
 @click.option("--colocated", is_flag=True, help="Engines and trainer have all GPUs in turn")
 @click.option("--steps", type=int, default=10, show_default=True, help="Batches to train")
-@click.option("--groups", type=int, default=64, show_default=True, help="Prompts of a batch")
+@click.option("--groups", type=int, default=32, show_default=True, help="Prompts of a batch")
 @click.option("--samples", type=int, default=16, show_default=True, help="Samples of a prompt")
 @click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each regime")
 @click.option("--seed", type=int, default=None, help="The first seed [0]")
+@click.option("--jobs", type=click.IntRange(1), default=None, help="Processes [as many as pay]")
 @click.option("--repeat", is_flag=True, help="Begin the trace again after its last prompt")
 @click.option(
     "--train-backend",
@@ -91,6 +92,7 @@ def loop(
     seed: int | None,
     price: float | None,
     figure: Path | None,
+    jobs: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -129,6 +131,7 @@ def loop(
         result = compare_regimes(
             splits(made, numbers, degrees),
             fitting_only=numbers is None or degrees is None,
+            jobs=jobs,
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
         )
     if figure is not None:

@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heddle.comparison import Estimate, estimate
+from heddle.comparison import Estimate, estimate, useful_processes
+from heddle.executor import Executor, InProcess, Processes, Report
 from heddle.loop.config import LoopConfig
 from heddle.loop.measure import LoopFigures, LoopMeasure
 from heddle.loop.setup import LoopSetup, prepare_loop
 from heddle.setup import Workspace
+from heddle.signals import StopSignals
 from heddle.workload import CapacityError
 from heddle_core.controller import Controller
 from heddle_core.ids import GroupId
@@ -187,23 +189,77 @@ class LoopComparison:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One run of a comparison."""
+
+    config: LoopConfig
+    name: str
+    """Of the regime."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    figures: LoopFigures
+    busy: float
+    bound_s: float
+
+
 def compare_regimes(
     configs: Sequence[LoopConfig],
     *,
     fitting_only: bool = False,
+    jobs: int | None = 1,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> LoopComparison:
     """Run each regime of each configuration; these differ in the split of the GPUs, and in TP.
 
     Seeds are `config.run.seed` and on. With `fitting_only`, configurations are left out whose
     trainer does not fit into memory, or whose engines do not hold the contexts, unless none fits. A
-    policy that plans its engines runs once for each split. `on_progress` gets the number of batches
-    trained and of all.
+    policy that plans its engines runs once for each split. `jobs` is the number of processes, which
+    changes no result; None: as many as are useful. `on_progress` gets the number of batches trained
+    and of all.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before the first run.
+        WorkerError: a process of `jobs` was killed.
+        KeyboardInterrupt: a signal ended the comparison.
     """
-    workspace = Workspace()
+    shared = Workspace()
+    setups = _prepared(configs, shared, fitting_only)
+    todo = [
+        _Job(replace(s.config, run=replace(s.config.run, seed=s.config.run.seed + i)), s.name)
+        for s in setups
+        for i in range(s.config.seeds)
+    ]
+    total = sum(job.config.steps for job in todo)
+    processes = useful_processes(len(todo), _steps(setups)) if jobs is None else jobs
+    executor: Executor[Workspace] = (
+        InProcess(shared) if processes == 1 else Processes(processes, shared)
+    )
+    watch = None if on_progress is None else lambda done: on_progress(sum(done), total)
+    with StopSignals():
+        done = dict(executor.map(_run_job, todo, watch))
+    rows, begin = [], 0
+    for setup in setups:
+        end = begin + setup.config.seeds
+        rows.append(_row(setup, [done[index] for index in range(begin, end)]))
+        begin = end
+    return LoopComparison(tried=tuple(rows))
+
+
+def _steps(setups: Sequence[LoopSetup]) -> int:
+    """About how many steps of trajectories all runs have."""
+    scripts = setups[0].run.workload.scripts
+    each = sum(len(script.steps) for script in scripts) / len(scripts)
+    batches = sum(s.config.steps * s.config.seeds for s in setups)
+    return int(each * batches * setups[0].regime.groups * setups[0].regime.samples)
+
+
+def _prepared(
+    configs: Sequence[LoopConfig], workspace: Workspace, fitting_only: bool
+) -> list[LoopSetup]:
+    """The loops to run, with the first seed."""
     setups: list[LoopSetup] = []
     for config in configs:
         try:
@@ -212,41 +268,37 @@ def compare_regimes(
             if not fitting_only or (config is configs[-1] and not setups):
                 raise
     planned = {s.train_gpus: s for s in reversed(setups) if plans(s)}
-    setups = [s for s in setups if not plans(s) or planned[s.train_gpus].config is s.config]
-    total = sum(setup.config.seeds * setup.config.steps for setup in setups)
-    done = 0
+    return [s for s in setups if not plans(s) or planned[s.train_gpus].config is s.config]
+
+
+def _run_job(shared: Workspace, job: _Job, report: Report | None) -> _Done:
+    """One run, as a job of an executor."""
+    setup = prepare_loop(job.config, job.name, workspace=shared)
+    batches = 0
 
     def trained() -> None:
-        nonlocal done
-        done += 1
-        if on_progress is not None:
-            on_progress(done, total)
+        nonlocal batches
+        batches += 1
+        if report is not None:
+            report(batches)
 
-    return LoopComparison(tried=tuple(_result(s, workspace, trained) for s in setups))
+    figures, busy, samples = run_loop(setup, trained)
+    return _Done(figures, busy, setup.bound_s(samples, figures.training_s))
+
+
+def _row(setup: LoopSetup, done: Sequence[_Done]) -> RegimeResult:
+    return RegimeResult(
+        setup=setup,
+        runs=tuple(each.figures for each in done),
+        busy=tuple(each.busy for each in done),
+        bounds_s=tuple(each.bound_s for each in done),
+        step_s=estimate([each.figures.mean_step_s for each in done]),
+    )
 
 
 def plans(setup: LoopSetup) -> bool:
     """Whether its policy chooses TP degrees itself."""
     return not isinstance(setup.run.policy.planner, FixedPlan)
-
-
-def _result(setup: LoopSetup, workspace: Workspace, on_trained: Callable[[], None]) -> RegimeResult:
-    config = setup.config
-    runs, busy, bounds_s = [], [], []
-    for offset in range(config.seeds):
-        seeded = replace(config, run=replace(config.run, seed=config.run.seed + offset))
-        one = prepare_loop(seeded, setup.name, workspace=workspace)
-        figures, share, trained = run_loop(one, on_trained)
-        runs.append(figures)
-        busy.append(share)
-        bounds_s.append(one.bound_s(trained, figures.training_s))
-    return RegimeResult(
-        setup=setup,
-        runs=tuple(runs),
-        busy=tuple(busy),
-        bounds_s=tuple(bounds_s),
-        step_s=estimate([run.mean_step_s for run in runs]),
-    )
 
 
 def run_loop(

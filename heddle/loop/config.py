@@ -25,7 +25,7 @@ class LoopConfig:
     run: RunConfig
     regimes: tuple[str, ...]
     steps: int = 10
-    groups: int = 64
+    groups: int = 32
     """Prompts of a batch."""
     samples: int = 16
     """Trained samples of a prompt."""

@@ -239,6 +239,12 @@ def test_figures_of_a_comparison_fit_together(trace: str):
     assert [r["regime"] for r in told["regimes"]] == [r.setup.name for r in result.regimes]
 
 
+def test_processes_change_no_result(trace: str):
+    configs = [config(trace, "sync", "rollart", seeds=2, steps=5)]
+    alone, together = (compare_regimes(configs, jobs=jobs).plain() for jobs in (1, 2))
+    assert alone == together
+
+
 def test_the_same_seed_gives_the_same_figures(trace: str):
     first, second = (compare_regimes([config(trace, "rollart")]).plain() for _ in range(2))
     assert first == second
