@@ -56,10 +56,9 @@ def synth(
     demand = math.sqrt(1 - own) * difficulty[group] + math.sqrt(own) * luck
     prompt = _lognormal(stream("prompt"), groups, numbers.prompt_tokens, numbers.prompt_sigma)
 
-    calls, ok = _calls(numbers, demand, stream)
-    steps = calls + 1
-    start = np.concatenate(([0], np.cumsum(steps)))
     growth = np.linspace(1.0, drift, groups)[group]
+    calls, ok = _calls(numbers, demand, stream)
+    start = np.concatenate(([0], np.cumsum(steps := calls + 1)))
     outputs = _outputs(numbers, demand, growth, steps, start, stream)
     tools, tool_s, payload = _tools(numbers, demand, calls, stream)
     ok &= tool_s < numbers.tool_limit_s  # killed at the limit
