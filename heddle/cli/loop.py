@@ -79,6 +79,12 @@ from heddle.cli.options import NumberRange, looped, positive_numbers, take_confi
     default=None,
     help="Draw samples a second over staleness and length bias into this PNG, SVG or PDF file",
 )
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Folder for a run directory of each run, for `heddle replay` and `heddle report` [none]",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @looped
 def loop(
@@ -93,6 +99,7 @@ def loop(
     price: float | None,
     figure: Path | None,
     jobs: int | None,
+    out: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -132,6 +139,7 @@ def loop(
             splits(made, numbers, degrees),
             fitting_only=numbers is None or degrees is None,
             jobs=jobs,
+            out=out,
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
         )
     if figure is not None:

@@ -1,19 +1,23 @@
 """Several regimes on one trace and cluster, several seeds each: one table."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 from heddle.comparison import Estimate, estimate, useful_processes
 from heddle.executor import Executor, InProcess, Processes, Report
 from heddle.loop.config import LoopConfig
 from heddle.loop.measure import LoopFigures, LoopMeasure
-from heddle.loop.setup import LoopSetup, prepare_loop
-from heddle.setup import Workspace
+from heddle.loop.setup import LoopSetup, loop_core, prepare_loop
+from heddle.runs import open_run
+from heddle.setup import Workspace, solo_tpot
 from heddle.signals import StopSignals
 from heddle.workload import CapacityError
 from heddle_core.controller import Controller
 from heddle_core.ids import GroupId
+from heddle_core.journal import Sink
 from heddle_core.loop.commands import AnyCommand
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.events import AnyEvent, Trained
@@ -210,6 +214,7 @@ def compare_regimes(
     *,
     fitting_only: bool = False,
     jobs: int | None = 1,
+    out: Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> LoopComparison:
     """Run each regime of each configuration; these differ in the split of the GPUs, and in TP.
@@ -217,7 +222,8 @@ def compare_regimes(
     Seeds are `config.run.seed` and on. With `fitting_only`, configurations are left out whose
     trainer does not fit into memory, or whose engines do not hold the contexts, unless none fits. A
     policy that plans its engines runs once for each split. `jobs` is the number of processes, which
-    changes no result; None: as many as are useful. `on_progress` gets the number of batches trained
+    changes no result; None: as many as are useful. With `out`, each run gets a run directory there.
+    `on_progress` gets the number of batches trained
     and of all.
 
     Raises:
@@ -239,7 +245,7 @@ def compare_regimes(
     )
     watch = None if on_progress is None else lambda done: on_progress(sum(done), total)
     with StopSignals():
-        done = dict(executor.map(_run_job, todo, watch))
+        done = dict(executor.map(partial(_run_job, out=out), todo, watch))
     rows, begin = [], 0
     for setup in setups:
         end = begin + setup.config.seeds
@@ -271,7 +277,9 @@ def _prepared(
     return [s for s in setups if not plans(s) or planned[s.train_gpus].config is s.config]
 
 
-def _run_job(shared: Workspace, job: _Job, report: Report | None) -> _Done:
+def _run_job(
+    shared: Workspace, job: _Job, report: Report | None, *, out: Path | None = None
+) -> _Done:
     """One run, as a job of an executor."""
     setup = prepare_loop(job.config, job.name, workspace=shared)
     batches = 0
@@ -282,7 +290,9 @@ def _run_job(shared: Workspace, job: _Job, report: Report | None) -> _Done:
         if report is not None:
             report(batches)
 
-    figures, busy, samples = run_loop(setup, trained)
+    figures, busy, samples = (
+        run_loop(setup, trained) if out is None else run_loop_into(out, setup, trained)
+    )
     return _Done(figures, busy, setup.bound_s(samples, figures.training_s))
 
 
@@ -302,24 +312,55 @@ def plans(setup: LoopSetup) -> bool:
 
 
 def run_loop(
-    setup: LoopSetup, on_trained: Callable[[], None]
+    setup: LoopSetup, on_trained: Callable[[], None], sink: Sink | None = None
 ) -> tuple[LoopFigures, float, list[tuple[GroupId, int]]]:
     """Run one loop; return its figures, the busy share of its engines, and the trained samples.
 
+    Every event goes to `sink` with its commands.
+
     Raises:
         StuckError: nothing is left to happen before the loop is over.
-        OutOfPromptsError: a regime that discards prompts has none left.
+        TooManyFailuresError: nearly every start or reward fails.
     """
-    config = setup.config
-    prompts = setup.data.prompts(repeat=True)
-    core = LoopController(Controller(setup.run.policy), setup.regime, prompts, batches=config.steps)
-    measured = _Measured(core, setup.data.output_tokens, on_trained)
+    core = loop_core(setup, Controller(setup.run.policy))
+    measured = _Measured(core, setup.data.output_tokens, on_trained, sink)
     measure = measured.measure
     simulation = LoopSimulation(measured, setup.run.simulation, setup.world, on_lost=measure.lost)
     simulation.run()
     gpu_s = simulation.launcher.busy_gpu_s
-    share = gpu_s / (config.run.cluster.gpus * simulation.clock.now_s)
+    share = gpu_s / (setup.config.run.cluster.gpus * simulation.clock.now_s)
     return measure.figures(first=setup.first_measured), share, measure.trained
+
+
+def run_loop_into(
+    out: Path, setup: LoopSetup, on_trained: Callable[[], None]
+) -> tuple[LoopFigures, float, list[tuple[GroupId, int]]]:
+    """The same, into a new run directory in `out`.
+
+    Raises:
+        RunError, OSError: the directory cannot be made or written.
+    """
+    beside = {
+        field.name: getattr(setup.config, field.name)
+        for field in fields(setup.config)
+        if field.name not in ("run", "regimes")
+    }
+    facts = replace(setup.run.facts("heddle_sim"), loop={"regime": setup.name, "config": beside})
+    with open_run(out, setup.run.config, facts) as directory:
+        found = run_loop(setup, on_trained, directory.record)
+        figures = found[0]
+        directory.finish(
+            solo_tpot=solo_tpot(setup.run.profile, setup.config.run.cluster),
+            notes={
+                **setup.run.workload.notes,
+                "trained_batches": figures.steps,
+                "rl_step_s": figures.mean_step_s,
+                "samples_per_s": figures.samples_per_s,
+                "staleness_mean": figures.mean_staleness,
+                "wasted_tokens": figures.wasted_tokens,
+            },
+        )
+    return found
 
 
 class _Measured:
@@ -330,8 +371,9 @@ class _Measured:
         core: LoopController,
         output_tokens: Callable[[GroupId, int], int],
         on_trained: Callable[[], None],
+        sink: Sink | None,
     ) -> None:
-        self._core, self._on_trained = core, on_trained
+        self._core, self._on_trained, self._sink = core, on_trained, sink
         self.measure = LoopMeasure(output_tokens)
 
     @property
@@ -345,6 +387,8 @@ class _Measured:
     def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
         commands = self._core.handle(event)
         self.measure.take(event, commands, self._core.version)
+        if self._sink is not None:
+            self._sink(cast(Any, event), cast(Any, commands))
         if isinstance(event, Trained):
             self._on_trained()
         return commands

@@ -9,7 +9,9 @@ from heddle import knowledge
 from heddle.config_files import ConfigError
 from heddle.loop.config import DOLLARS_PER_GPU_HOUR, LoopConfig
 from heddle.setup import RunSetup, Workspace, makespan_bound, memory_profile, prepare
+from heddle_core.controller import Controller
 from heddle_core.ids import GroupId
+from heddle_core.loop.controller import LoopController
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.presets import BatchShape, regime_named
 from heddle_core.loop.regime import Regime
@@ -149,6 +151,16 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
         layout=layout,
         update=update,
         world=_world(config, data, file.training, layout, train_gpus, update),
+    )
+
+
+def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
+    """Make the loop above the rollouts' `controller`."""
+    return LoopController(
+        controller,
+        setup.regime,
+        setup.data.prompts(repeat=True),
+        batches=setup.config.steps,
     )
 
 

@@ -58,6 +58,8 @@ class RunFacts:
     """The policy's context, kept for replays; without its model, a file of its own."""
     world: Mapping[str, Any] | None = None
     """Of a run on engines: engines, machine, and notes for the user."""
+    loop: Mapping[str, Any] | None = None
+    """Of an RL loop: its regime, and its configuration beside the rollouts'."""
     command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
 
 
@@ -87,7 +89,8 @@ def open_run(
 
 
 def _name(now: datetime, config: RunConfig, facts: RunFacts) -> str:
-    parts = f"{facts.trace_name}-{config.policy.preset}"
+    regime = f"{facts.loop['regime']}-" if facts.loop is not None else ""
+    parts = f"{facts.trace_name}-{regime}{config.policy.preset}"
     plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in parts)[:120]
     return f"{now:%Y-%m-%dT%H-%M-%S}-{plain}-s{config.seed}"
 
@@ -224,6 +227,7 @@ def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) 
         "command_line": shlex.join(facts.command_line),
         "driver": facts.driver,
         "world": facts.world,
+        "loop": facts.loop,
         "policy": config.policy.preset,
         "presets": PRESETS_VERSION,
         "seed": config.seed,
@@ -247,6 +251,11 @@ class _FileFacts(TypedDict):
     sha256: str
 
 
+class _LoopFacts(TypedDict):
+    regime: str
+    config: dict[str, Any]
+
+
 class _Manifest(TypedDict):
     """The part of a manifest that readers need."""
 
@@ -258,6 +267,7 @@ class _Manifest(TypedDict):
     host: dict[str, Any]
     pid: int
     predictor_model: NotRequired[_FileFacts | None]
+    loop: NotRequired[_LoopFacts | None]
     presets: NotRequired[int]
 
 
@@ -276,8 +286,10 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Its label in tables and figures: policy and seed."""
-        return f"{self.manifest['policy']} s{self.manifest['seed']}"
+        """Its label in tables and figures: policy and seed, and the regime of a loop."""
+        loop = self.manifest.get("loop")
+        regime = f"{loop['regime']} " if loop else ""
+        return f"{regime}{self.manifest['policy']} s{self.manifest['seed']}"
 
     @property
     def config(self) -> RunConfig:

@@ -21,6 +21,8 @@ import pyarrow as pa
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_core.ids import EngineId, EngineShape
+from heddle_core.loop.commands import LoopCommand
+from heddle_core.loop.events import LoopEvent
 
 WORD = pa.dictionary(pa.int32(), pa.string())
 _ARROW: Mapping[type, pa.DataType] = {
@@ -30,8 +32,9 @@ _ARROW: Mapping[type, pa.DataType] = {
     str: WORD,
     EngineId: WORD,
 }
-EVENTS: tuple[type, ...] = typing.get_args(Event)
-COMMANDS: tuple[type, ...] = typing.get_args(Command)
+_OF_ROLLOUTS: tuple[type, ...] = (*typing.get_args(Event), *typing.get_args(Command))
+EVENTS: tuple[type, ...] = (*typing.get_args(Event), *typing.get_args(LoopEvent))
+COMMANDS: tuple[type, ...] = (*typing.get_args(Command), *typing.get_args(LoopCommand))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +150,13 @@ def first_words() -> Mapping[str, tuple[str, ...]]:
 
 @cache
 def needed() -> Sequence[str]:
-    """Columns of every journal; later ones have a default."""
+    """Columns of every journal; later ones have a default, or are of loops alone."""
     later = {"role", "rollout"}
     always: set[str] = set()
-    for layout in layouts().values():
-        for field in msgspec.structs.fields(layout.cls):
+    for cls in _OF_ROLLOUTS:
+        for field in msgspec.structs.fields(cls):
             (always if field.required else later).add(field.name)
-    return [n for n in schema().names if n not in later or n in always - {"rollout"}]
+    of_rollouts = {f.column for cls in _OF_ROLLOUTS for f in layouts()[cls.__name__].plain}
+    of_loops = {f.column for layout in layouts().values() for f in layout.plain} - of_rollouts
+    needed_later = later - always | {"rollout"} | of_loops
+    return [name for name in schema().names if name not in needed_later]

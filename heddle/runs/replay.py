@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from heddle.knowledge import SHIPPED, LoadedModel, load_predictor_model, needs_oracle
+from heddle.loop.config import LoopConfig
+from heddle.loop.setup import loop_core, prepare_loop
 from heddle.runs import Run, RunError
 from heddle.runs.compatibility import upgraded_policy
 from heddle.runs.journal_entries import decode
 from heddle.setup import Workspace, make_policy, prepare
 from heddle_core.controller import Controller
-from heddle_core.journal import Divergence, Entry, first_divergence
+from heddle_core.journal import Divergence, Entry, Handle, first_divergence
+from heddle_core.loop.controller import LoopController
 from heddle_core.policy import Policy
 from heddle_predict.errors import PredictError
 from heddle_trace.errors import TraceError
@@ -72,8 +75,19 @@ def replay(run: Run, on_progress: Callable[[int, int], None] | None = None) -> R
             yield entry
 
     controller = Controller(_policy(run))
-    divergence = first_divergence(counted(), controller.handle)
+    handle: Handle = controller.handle
+    if run.manifest.get("loop"):
+        handle = cast(Handle, _loop(run, controller).handle)
+    divergence = first_divergence(counted(), handle)
     return Replay(run=str(run.path), entries=entries, commands=commands, divergence=divergence)
+
+
+def _loop(run: Run, controller: Controller) -> LoopController:
+    """Build the loop of a run again; its prompts are in the trace."""
+    shared, facts = Workspace(), run.manifest["loop"]
+    check_trace(run, shared, "a replay of its loop needs the trace")
+    config = LoopConfig(run=run.config, regimes=(facts["regime"],), **facts["config"])
+    return loop_core(prepare_loop(config, facts["regime"], workspace=shared), controller)
 
 
 def _policy(run: Run) -> Policy:

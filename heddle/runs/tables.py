@@ -98,6 +98,7 @@ def dispatches(journal: Journal) -> Dispatches:
     engine = begun.codes("engine")[order]
     trajectory, step = key // span, key % span
     lost = _lost_to_failures(journal, seq, trajectory, engine, found, ended_s, output)
+    _end_with_trajectories(journal, trajectory, ended_s)
     runnable_s, context = _ready(journal, trajectory, step, span)
     runnable_s = np.where(first, runnable_s, _before(ended_s, NEVER))
     return Dispatches(
@@ -138,6 +139,18 @@ def _pair(seq: Ints, key: Ints, end_seq: Ints, end_key: Ints, total: int) -> tup
     at = np.searchsorted(place, mine)
     safe = np.minimum(at, len(place) - 1)
     return order[safe], (at < len(place)) & (place[safe] < limit)
+
+
+def _end_with_trajectories(journal: Journal, trajectory: Ints, ended_s: Floats) -> None:
+    """A trajectory that is cancelled takes its running step with it."""
+    finished = journal.of("TrajectoryFinished")
+    open_ = np.flatnonzero(np.isnan(ended_s))
+    if not len(open_) or not len(finished):
+        return
+    codes = finished.codes("trajectory")
+    at = np.full(int(max(trajectory.max(), codes.max())) + 1, NEVER)
+    at[codes] = finished.floats("time_s")
+    ended_s[open_] = at[trajectory[open_]]
 
 
 def _lost_to_failures(

@@ -11,6 +11,9 @@ from heddle.config_files import ConfigError
 from heddle.loop.comparison import compare_regimes, run_loop
 from heddle.loop.config import LoopConfig
 from heddle.loop.setup import LoopSetup, prepare_loop, splits
+from heddle.reports.run_bounds import run_bound
+from heddle.runs import load_run
+from heddle.runs.replay import replay
 from heddle.setup import Workspace, prepare
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId
@@ -243,6 +246,25 @@ def test_processes_change_no_result(trace: str):
     configs = [config(trace, "sync", "rollart", seeds=2, steps=5)]
     alone, together = (compare_regimes(configs, jobs=jobs).plain() for jobs in (1, 2))
     assert alone == together
+
+
+def test_a_run_directory_is_replayed_and_reported(trace: str, tmp_path: Path):
+    names = ("rollpacker:eta_responses=1.5", "areal:max_head_offpolicyness=1", "april")
+    compare_regimes([config(trace, *names, policy="heddle", steps=5)], out=tmp_path)
+    runs = [load_run(path) for path in sorted(tmp_path.iterdir())]
+    assert [run.label for run in runs] == [f"{name} heddle s0" for name in sorted(names)]
+    for run in runs:
+        result = replay(run)
+        assert result.divergence is None
+        assert result.entries > 100
+        assert run.summary["trained_batches"] == 5
+        assert run.summary["cancelled"] > 0
+        assert 0.0 < run.summary["utilisation"] <= 1.0
+        assert "part of its trace" in run_bound(run)["why"]
+    longer = replace(config(trace, "sync"), repeat=True)
+    figures = compare_regimes([longer], out=tmp_path).regimes[0].runs[0]
+    (path,) = tmp_path.glob("*-sync-*")
+    assert load_run(path).summary["rl_step_s"] == pytest.approx(figures.mean_step_s)
 
 
 def test_the_same_seed_gives_the_same_figures(trace: str):
