@@ -319,10 +319,9 @@ class LoopSimulation:
         self._deliver(Trained(time_s=self.clock.now_s, batch=batch))
 
     def _assign_gpus(self, command: AssignGpus) -> None:
-        engines = list(self._engines())
         if command.role == "training":
             self._training = True
-            for name in engines:
+            for name in self.driver.engines:
                 self.driver.abort_running(name)
                 engine = self.launcher.engine(name)
                 assert engine is not None
@@ -334,7 +333,7 @@ class LoopSimulation:
     def _assigned(self, command: AssignGpus) -> None:
         if command.role == "rollout":
             self._training = False
-            for name in list(self._engines()):
+            for name in self.driver.engines:
                 engine = self.launcher.engine(name)
                 if engine is not None:
                     engine.flush_kv()
@@ -364,6 +363,3 @@ class LoopSimulation:
         self._deliver(
             EngineUpdated(time_s=self.clock.now_s, engine=command.engine, version=command.version)
         )
-
-    def _engines(self) -> Sequence[Any]:
-        return self.driver.engines

@@ -129,6 +129,7 @@ class RegimeResult:
                 "max": max(staleness),
                 "histogram": {str(versions): number for versions, number in staleness.items()},
             },
+            "failed_starts": sum(run.failed_starts for run in self.runs),
             "wasted_tokens": sum(run.wasted_tokens for run in self.runs),
             "wasted_share": self.wasted_share,
             "length_bias": self.length_bias,
@@ -223,8 +224,7 @@ def compare_regimes(
     trainer does not fit into memory, or whose engines do not hold the contexts, unless none fits. A
     policy that plans its engines runs once for each split. `jobs` is the number of processes, which
     changes no result; None: as many as are useful. With `out`, each run gets a run directory there.
-    `on_progress` gets the number of batches trained
-    and of all.
+    `on_progress` gets the number of batches trained and of all.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before the first run.

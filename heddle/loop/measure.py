@@ -48,6 +48,7 @@ class LoopFigures:
     all_trained_tokens: int
     """Output tokens of all trained trajectories, over the whole loop."""
     failed_starts: int
+    """Environments that did not start, over the whole loop."""
 
     @property
     def mean_step_s(self) -> float:

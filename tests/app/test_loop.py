@@ -76,6 +76,12 @@ def test_several_splits_and_seeds(heddle: Heddle, prompts: str):
     assert "* the best" in best.output
 
 
+def test_failed_starts_are_counted(heddle: Heddle, prompts: str):
+    options = ("--regimes", "sync", *SMALL, "--env-failure-rate", "0.3", "--repeat", "--json")
+    (row,) = json.loads(heddle("loop", prompts, *options).stdout)["regimes"]
+    assert row["failed_starts"] > 5
+
+
 def test_several_degrees_of_engines(heddle: Heddle, prompts: str):
     options = ("--train-gpus", "4,6", "--json")
     small = [word for word in SMALL if word not in ("--tp", "2")]
