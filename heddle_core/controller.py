@@ -5,7 +5,7 @@ Events come in, commands go out, and nothing else changes the ledger. It is the 
 policy's parts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from heddle_core.commands import Command, CommandList, Migrate, Predict, SolvePlan
@@ -31,9 +31,9 @@ from heddle_core.events import (
 )
 from heddle_core.fleet import Fleet
 from heddle_core.homes import PlannedHomes
-from heddle_core.ids import TrajectoryId
+from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.ledger import Engine, Ledger, LedgerError
-from heddle_core.plans import PlanProblem, ResourcePlan
+from heddle_core.plans import EngineSpec, PlanProblem, ResourcePlan
 from heddle_core.policy import Policy, predictions_awaited
 from heddle_core.queues import Queues
 from heddle_core.rollouts import ARRIVAL_GRACE_S, Rollout, Rollouts
@@ -358,6 +358,12 @@ class Controller:
     def _carry_out(self, plan: ResourcePlan, out: CommandList) -> None:
         draining, carriers = self._fleet.change_to(plan, out)
         self._homes.replace({carriers[name]: members for name, members in plan.homes})
+        self._clear(draining, out)
+        for engine in list(self.ledger.engines):
+            self._homes.pull_members(engine, out)
+
+    def _clear(self, draining: Sequence[EngineId], out: CommandList) -> None:
+        """Find other homes for what waits on engines that stop."""
         closed = [self.ledger.engine(name) for name in draining]
         for engine in closed:
             self.ledger.close_engine(engine)
@@ -365,8 +371,48 @@ class Controller:
             for t in self._unqueue_all(engine):
                 self._homes.place(t, out)
             self._homes.preempt_next(engine, out)
-        for engine in list(self.ledger.engines):
-            self._homes.pull_members(engine, out)
+
+    # -- engines on borrowed GPUs ------------------------------------------------------------------
+
+    def borrow_engines(self, engines: Sequence[EngineSpec], out: CommandList) -> list[EngineId]:
+        """Start engines on GPUs that are the rollouts' for a while; return their ids.
+
+        As each is ready, it takes its share of the unfinished trajectories. No engine is widened
+        while one is borrowed.
+        """
+        return self._fleet.borrow(engines, out)
+
+    def give_back_engines(self, engines: Sequence[EngineId], out: CommandList) -> None:
+        """Stop borrowed engines that are ready. Running steps keep their tokens and move."""
+        for name in engines:
+            self.ledger.close_engine(self.ledger.engine(name))
+            self._fleet.give_back(name, out)
+        for name in engines:
+            engine = self.ledger.engine(name)
+            for t in self._unqueue_all(engine):
+                self._homes.place(t, out)
+
+    def _share_with(self, engine: Engine) -> list[TrajectoryId]:
+        """Unfinished trajectories for a borrowed engine: as many for each GPU as elsewhere.
+
+        Those with the least context come, since their prefill is repeated.
+        """
+        engines = self.ledger.engines
+        gpus = sum(e.shape.tp for e in engines)
+        by_home: dict[EngineId, list[Trajectory]] = {}
+        for t in self.ledger.trajectories.values():
+            if t.home is not None and t.phase in ("running", "queued", "tool"):
+                by_home.setdefault(t.home, []).append(t)
+        members: list[TrajectoryId] = []
+        for home, ts in by_home.items():
+            e = self.ledger.engine(home)
+            if e.accepting and e is not engine:
+                ts.sort(key=lambda t: t.context_tokens)
+                fair = len(ts) * (gpus - engine.shape.tp) // gpus
+                members += [t.id for t in ts[: len(ts) - fair]]
+        return members
+
+    # -- engines -----------------------------------------------------------------------------------
 
     def _on_engine_ready(self, e: EngineReady, out: CommandList) -> None:
         engine = Engine(
@@ -378,6 +424,8 @@ class Controller:
         self.ledger.add_engine(engine)
         if not self._fleet.ready(e.engine, out):
             self.ledger.close_engine(engine)
+        if self._fleet.is_borrowed(e.engine):
+            self._homes.add(e.engine, self._share_with(engine))
         self._release_held(out)
         self._homes.pull_members(engine, out)
 

@@ -1,5 +1,7 @@
 """The planned engines, and the starts and stops that lead to them. No trajectories."""
 
+from collections.abc import Sequence
+
 from heddle_core.commands import CommandList, StartEngine, StopEngine
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.plans import EngineSpec, ResourcePlan
@@ -28,6 +30,8 @@ class Fleet:
         """Engines that were stopped for those of the plan."""
         self.gave_up = False
         """Whether narrower engines were started again, since a wide one failed too often."""
+        self._borrowed: dict[EngineId, None] = {}
+        """On GPUs that are not the rollouts' own: no part of a plan, and not restarted."""
         self._lives: dict[str, int] = {}
         """Number of engines that have had a plan's name."""
         self._restarts: dict[str, int] = {}
@@ -39,8 +43,27 @@ class Fleet:
 
     @property
     def steady(self) -> bool:
-        """Whether nothing is starting, restarting or stopping."""
-        return self.settled and not (self._restarting or self._stopping or self._unwanted)
+        """Whether nothing is starting, restarting, stopping or borrowed."""
+        return self.settled and not (
+            self._restarting or self._stopping or self._unwanted or self._borrowed
+        )
+
+    def borrow(self, engines: Sequence[EngineSpec], out: CommandList) -> list[EngineId]:
+        """Start engines beside those of the plan; return their ids."""
+        started = [self._carrier(spec) for spec in engines]
+        for spec in started:
+            self._borrowed[spec.engine] = None
+            out.append(_start_command(spec, out.cause))
+        return [spec.engine for spec in started]
+
+    def give_back(self, engine: EngineId, out: CommandList) -> None:
+        """Stop a borrowed engine that is ready; its running steps end early."""
+        del self._borrowed[engine]
+        out.append(StopEngine(engine=engine, drain=False, cause=out.cause))
+
+    def is_borrowed(self, engine: EngineId) -> bool:
+        """Whether it was borrowed and not given back."""
+        return engine in self._borrowed
 
     def change_to(
         self, plan: ResourcePlan, out: CommandList
@@ -117,6 +140,7 @@ class Fleet:
         if wanted is not None:
             self._restart(wanted, out)
         self._unwanted.pop(engine, None)
+        self._borrowed.pop(engine, None)
         self.stopped(engine, out)
 
     def _start(self, out: CommandList) -> None:

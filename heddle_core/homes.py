@@ -27,6 +27,12 @@ class PlannedHomes:
         self._members = members
         self._homes = {t: engine for engine, ts in members.items() for t in ts}
 
+    def add(self, engine: EngineId, members: Sequence[TrajectoryId]) -> None:
+        """Plan homes on one more engine; those on others stay."""
+        self._members = {**self._members, engine: members}
+        for t in members:
+            self._homes[t] = engine
+
     def forget(self, t: Trajectory) -> None:
         """`t` has ended."""
         self._homes.pop(t.id, None)

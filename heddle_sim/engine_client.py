@@ -266,9 +266,14 @@ class SimEngineClient:
 class SimLauncher:
     """Starts simulated engines; implements `Launcher`."""
 
-    def __init__(self, config: SimulationConfig, clock: Clock) -> None:
-        """The engines' simulated time is `clock`, or follows it if that is no calendar."""
-        self._config, self._clock = config, clock
+    def __init__(
+        self, config: SimulationConfig, clock: Clock, *, loaded: str | None = None
+    ) -> None:
+        """The engines' simulated time is `clock`, or follows it if that is no calendar.
+
+        Engines whose names begin with `loaded` are in memory already and start at once.
+        """
+        self._config, self._clock, self._loaded = config, clock, loaded
         self._engine_clock: Clock = clock
         self._follow: Callable[[], None] = _already_there
         if not isinstance(clock, Calendar):
@@ -291,7 +296,9 @@ class SimLauncher:
             self._shared_store(spec),
         )
         self._engines[spec.engine] = engine, listener
-        delay_s = 0.0 if self._clock.frozen else self._config.start_s(spec.shape.tp)
+        loaded = self._loaded is not None and spec.engine.startswith(self._loaded)
+        at_once = loaded or self._clock.frozen
+        delay_s = 0.0 if at_once else self._config.start_s(spec.shape.tp)
         self._clock.call_after(delay_s, engine.begin)
         return engine
 

@@ -13,6 +13,7 @@ from heddle_core.commands import Cancel
 from heddle_core.events import EngineReady
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.loop.commands import (
+    AccumulateGradients,
     AnyCommand,
     AssignGpus,
     CloseRollout,
@@ -27,11 +28,13 @@ from heddle_core.loop.events import (
     AnyEvent,
     EngineUpdated,
     GpusAssigned,
+    GradientsAccumulated,
     LoopStarted,
     Scored,
     StartFailed,
     Trained,
 )
+from heddle_core.loop.hybrid import HYBRID
 from heddle_rollout.clock import Clock
 from heddle_rollout.core import Core
 from heddle_rollout.driver import Driver, StuckError
@@ -97,16 +100,21 @@ class LoopWorld:
 
     script: Callable[[GroupId, int], TrajectoryScript]
     """Sample of a prompt, by its number."""
-    train_s: Callable[[Sequence[int]], float]
-    """Training time of a batch, by the tokens of its trajectories."""
+    train_s: Callable[[Sequence[int], bool], float]
+    """Training time of a batch, or of its last part, by the tokens of its trajectories, and
+    whether the hybrid pool trains too."""
+    accumulate_s: Callable[[Sequence[int], bool], float]
+    """Time of the gradients of another part, likewise."""
+    colocated: bool = False
+    """Whether engines and trainer have all GPUs in turn."""
     update_s: float
     """From the end of training until engines have new weights."""
     pause_s: float
     """The part of it during which they generate nothing."""
     to_training_s: float = 0.0
-    """Colocated: engines fall asleep, the trainer's state comes to the GPUs."""
+    """Until GPUs that both sides may have can train: their engines have ended or sleep."""
     to_rollout_s: float = 0.0
-    """Colocated: the way back."""
+    """The way back."""
     environments: ServiceConfig = ServiceConfig()
     rewards: ServiceConfig = ServiceConfig()
     seed: int = 0
@@ -174,12 +182,14 @@ class LoopSimulation:
         """`on_lost` is called with the tokens of a step whose trajectory was cancelled."""
         self._core, self._world = core, world
         self._training = False
-        """Whether the trainer has the engines' GPUs."""
+        """Whether the trainer has the GPUs of all engines."""
+        self._hybrid_trains = not world.colocated
+        """Whether the trainer has those of the hybrid pool."""
         self._stop: list[object] = []
         self._errors: list[BaseException] = []
         self.env = SimEnvironment()
         self.clock = clock = self.env.calendar
-        self.launcher = SimLauncher(config, clock)
+        self.launcher = SimLauncher(config, clock, loaded=HYBRID)
         self._environments = _Service("environment", world.environments, clock, world.seed)
         self._rewards = _Service("reward", world.rewards, clock, world.seed)
         self._starts: dict[TrajectoryId, StartTrajectory] = {}
@@ -250,6 +260,7 @@ class LoopSimulation:
 
     def _carry_out(self) -> dict[type, Callable[[Any], None]]:
         return {
+            AccumulateGradients: self._accumulate,
             AssignGpus: self._assign_gpus,
             Cancel: self._cancel,
             CloseRollout: lambda command: self.driver.close_rollout(command.rollout),
@@ -305,10 +316,20 @@ class LoopSimulation:
     def _discard(self, command: Discard) -> None:
         self._starts.pop(command.trajectory, None)
 
+    def _accumulate(self, command: AccumulateGradients) -> None:
+        seconds = self._world.accumulate_s(self._taken(command.trajectories), self._hybrid_trains)
+        self.clock.call_after(seconds, self._accumulated, command.batch)
+
+    def _accumulated(self, batch: int) -> None:
+        self._deliver(GradientsAccumulated(time_s=self.clock.now_s, batch=batch))
+
     def _train(self, command: Train) -> None:
-        tokens = [self._tokens(self._starts.pop(each)) for each in command.trajectories]
-        seconds = self._world.train_s(tokens)
+        seconds = self._world.train_s(self._taken(command.trajectories), self._hybrid_trains)
         self.clock.call_after(seconds, self._trained, command.batch)
+
+    def _taken(self, trajectories: Sequence[TrajectoryId]) -> list[int]:
+        """Tokens of trajectories that leave for the trainer."""
+        return [self._tokens(self._starts.pop(each)) for each in trajectories]
 
     def _tokens(self, start: StartTrajectory) -> int:
         """Tokens of a trajectory's last context, output included."""
@@ -319,19 +340,23 @@ class LoopSimulation:
         self._deliver(Trained(time_s=self.clock.now_s, batch=batch))
 
     def _assign_gpus(self, command: AssignGpus) -> None:
-        if command.role == "training":
+        to_training = command.role == "training"
+        if not self._world.colocated:
+            self._hybrid_trains = False
+        elif to_training:
             self._training = True
             for name in self.driver.engines:
                 self.driver.abort_running(name)
                 engine = self.launcher.engine(name)
                 assert engine is not None
                 engine.pause()
-            self.clock.call_after(self._world.to_training_s, self._assigned, command)
-        else:
-            self.clock.call_after(self._world.to_rollout_s, self._assigned, command)
+        seconds = self._world.to_training_s if to_training else self._world.to_rollout_s
+        self.clock.call_after(seconds, self._assigned, command)
 
     def _assigned(self, command: AssignGpus) -> None:
-        if command.role == "rollout":
+        if not self._world.colocated:
+            self._hybrid_trains = command.role == "training"
+        elif command.role == "rollout":
             self._training = False
             for name in self.driver.engines:
                 engine = self.launcher.engine(name)

@@ -219,8 +219,8 @@ class TrainingProfile:
             rate *= self.colocated_efficiency.get(backend, 1.0)
         train_stretch = logprob_stretch = 1.0
         if layout is not None:
-            layout.data_parallel(gpus)
             longest = float(n.max())
+            work = max(work, layout.data_parallel(gpus) * step_flops(m, n.max(keepdims=True)))
             of_step = tokens / optimizer_steps
             train_stretch = pipeline_stretch(layout, gpus=gpus, tokens=of_step, longest=longest)
             logprob_stretch = pipeline_stretch(layout, gpus=gpus, tokens=tokens, longest=longest)

@@ -328,7 +328,8 @@ def run_loop(
     simulation = LoopSimulation(measured, setup.run.simulation, setup.world, on_lost=measure.lost)
     simulation.run()
     gpu_s = simulation.launcher.busy_gpu_s
-    share = gpu_s / (setup.config.run.cluster.gpus * simulation.clock.now_s)
+    may_generate = setup.config.run.cluster.gpus + setup.hybrid_gpus
+    share = gpu_s / (may_generate * simulation.clock.now_s)
     return measure.figures(first=setup.first_measured), share, measure.trained
 
 

@@ -9,8 +9,14 @@ from statistics import fmean
 
 from heddle_core.events import EngineFailed, StepFinished, StepPreempted, TrajectoryFinished
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_core.loop.commands import AnyCommand, Discard, StartTrajectory, Train
-from heddle_core.loop.events import AnyEvent, StartFailed, Trained
+from heddle_core.loop.commands import (
+    AccumulateGradients,
+    AnyCommand,
+    Discard,
+    StartTrajectory,
+    Train,
+)
+from heddle_core.loop.events import AnyEvent, GradientsAccumulated, StartFailed, Trained
 
 
 @dataclass(slots=True)
@@ -88,6 +94,8 @@ class LoopMeasure:
         self._training_s = 0.0
         self._batches: list[tuple[int, int]] = []
         """Trajectories and output tokens of each batch."""
+        self._part = (0, 0)
+        """The same of the batch in collection, as far as the trainer has it."""
         self._staleness: Counter[int] = Counter()
         self.trained: list[tuple[GroupId, int]] = []
         """Prompt and number of every trained sample, in order."""
@@ -117,22 +125,32 @@ class LoopMeasure:
             self._training_s += event.time_s - self._train_began_s
             self._wasted_before_end = self._wasted_tokens
             self._ended = sum(n for n, _ in self._batches) + self._wasted
+        elif isinstance(event, GradientsAccumulated):
+            self._training_s += event.time_s - self._train_began_s
         elif isinstance(event, StartFailed):
             self._failed_starts += 1
             self._waste(event.trajectory)
         for command in commands:
-            if isinstance(command, StartTrajectory):
-                self._running[command.trajectory] = _Running(version, command.group, command.sample)
-                self._started.append(self._output_tokens(command.group, command.sample))
-            elif isinstance(command, Discard):
-                self._waste(command.trajectory)
-            elif isinstance(command, Train):
-                self._train(command, event.time_s, version)
+            self._obey(command, event.time_s, version)
 
-    def _train(self, command: Train, time_s: float, version: int) -> None:
+    def _obey(self, command: AnyCommand, time_s: float, version: int) -> None:
+        if isinstance(command, StartTrajectory):
+            self._running[command.trajectory] = _Running(version, command.group, command.sample)
+            self._started.append(self._output_tokens(command.group, command.sample))
+        elif isinstance(command, Discard):
+            self._waste(command.trajectory)
+        elif isinstance(command, AccumulateGradients):
+            self._take_part(command, time_s, version)
+        elif isinstance(command, Train):
+            self._take_part(command, time_s, version)
+            self._batches.append(self._part)
+            self._part = 0, 0
+
+    def _take_part(self, command: AccumulateGradients | Train, time_s: float, version: int) -> None:
         self._train_began_s = time_s
         trained = [self._running.pop(each) for each in command.trajectories]
-        self._batches.append((len(trained), sum(t.tokens for t in trained)))
+        number, tokens = self._part
+        self._part = number + len(trained), tokens + sum(t.tokens for t in trained)
         self._staleness.update(version - t.version for t in trained)
         self.trained.extend((t.group, t.number) for t in trained)
 

@@ -10,13 +10,15 @@ from heddle.config_files import ConfigError
 from heddle.loop.config import DOLLARS_PER_GPU_HOUR, LoopConfig
 from heddle.setup import RunSetup, Workspace, makespan_bound, memory_profile, prepare
 from heddle_core.controller import Controller
-from heddle_core.ids import GroupId
+from heddle_core.ids import EngineId, EngineShape, GroupId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.groups import Prompt
+from heddle_core.loop.hybrid import HYBRID
 from heddle_core.loop.presets import BatchShape, regime_named
 from heddle_core.loop.regime import Regime
+from heddle_core.plans import EngineSpec
 from heddle_sim.loop import LoopWorld, ServiceConfig
-from heddle_sim.training import TrainingError, TrainingProfile, TrainLayout
+from heddle_sim.training import TrainingError, TrainingProfile, TrainingTime, TrainLayout
 from heddle_sim.training_files import load_training
 from heddle_sim.training_memory import TrainingMemoryError, check_memory
 from heddle_sim.weight_update import WeightUpdateTime
@@ -73,9 +75,16 @@ class LoopSetup:
 
     @property
     def gpus(self) -> int:
-        """Rollout and training together."""
-        rollout = self.config.run.cluster.gpus
-        return rollout if self.config.colocated else rollout + self.train_gpus
+        """Rollout and training together, with those of neither."""
+        rollout, hybrid = self.config.run.cluster.gpus, self.regime.split.hybrid
+        own = hybrid.own_gpus if hybrid is not None else 0
+        return rollout if self.config.colocated else rollout + self.train_gpus + own
+
+    @property
+    def hybrid_gpus(self) -> int:
+        """Those that generate or train by turns, in a hybrid pool."""
+        hybrid = self.regime.split.hybrid
+        return (hybrid.own_gpus or self.train_gpus) if hybrid is not None else 0
 
     @property
     def train_gpus(self) -> int:
@@ -93,13 +102,18 @@ class LoopSetup:
         """Seconds in which no loop can train these samples, whatever its regime.
 
         Rollout engines that are always full with them (`heddle.runs.bound`), and the time that the
-        trainer took: the longer of the two on GPUs of their own, their sum on common ones.
+        trainer took: the longer of the two on GPUs of their own, their sum on common ones. With a
+        hybrid pool, the work of both over all GPUs.
         """
         scripts = Scripts.of([self.data.script(group, number) for group, number in trained])
         workload = replace(self.run.workload, scripts=scripts, trajectories=len(scripts))
         bound = makespan_bound(workload, self.run.profile, self.config.run.cluster)
         if self.config.colocated:
             return bound.capacity_s + training_s
+        if self.regime.split.hybrid is not None:
+            rollout = self.config.run.cluster.gpus
+            gpu_s = bound.capacity_s * rollout + training_s * self.train_gpus
+            return gpu_s / self.gpus
         return max(bound.capacity_s, training_s)
 
     @property
@@ -116,14 +130,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
     Raises:
         ValueError: one of the packages' errors for bad input, with the remedy.
     """
-    run = prepare(config.run, workspace=workspace)
-    if knowledge.sees_the_future(run.policy):
-        raise ConfigError(
-            f"policy {config.run.policy.preset} knows the trajectories of a trace by name, and a "
-            "loop names its own: take a policy without an oracle"
-        )
     cluster = config.run.cluster
-    data = DataSet(groups=_groups(run.workload.scripts))
     regime = regime_named(
         name,
         BatchShape(
@@ -133,6 +140,15 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
             colocated=config.colocated,
         ),
     )
+    config = _without_pool(config, name, regime)
+    cluster = config.run.cluster
+    run = prepare(config.run, workspace=workspace)
+    if knowledge.sees_the_future(run.policy):
+        raise ConfigError(
+            f"policy {config.run.policy.preset} knows the trajectories of a trace by name, and a "
+            "loop names its own: take a policy without an oracle"
+        )
+    data = DataSet(groups=_groups(run.workload.scripts))
     _check_data(config, name, regime, data)
     train_gpus = cluster.gpus if config.colocated else config.train_gpus
     layout = _layout(config, train_gpus, run.workload.largest_tokens)
@@ -150,17 +166,54 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
         data=data,
         layout=layout,
         update=update,
-        world=_world(config, data, file.training, layout, train_gpus, update),
+        world=_world(config, data, file.training, layout, regime, update),
     )
+
+
+def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
+    """The loop whose engines have the rollout's own GPUs, without those of a hybrid pool.
+
+    Raises:
+        ConfigError: these, or those of the pool, are no whole engines.
+    """
+    hybrid, cluster = regime.split.hybrid, config.run.cluster
+    if hybrid is None:
+        return config
+    own, tp = hybrid.own_gpus, cluster.tp
+    left = cluster.gpus - own
+    if left < tp or left % tp:
+        raise ConfigError(
+            f"regime {name} has a pool of {own} of the {cluster.gpus} GPUs that do not train, "
+            f"which leaves {max(left, 0)} for engines of TP {tp}: take more --gpus, or fewer "
+            "pool_gpus"
+        )
+    pool = own or config.train_gpus
+    if pool < tp:
+        raise ConfigError(
+            f"regime {name} generates on {pool} more GPUs for a while, too few for an engine of "
+            f"TP {tp}: take more {'pool_gpus' if own else '--train-gpus'}"
+        )
+    return replace(config, run=replace(config.run, cluster=replace(cluster, gpus=left)))
 
 
 def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
     """Make the loop above the rollouts' `controller`."""
+    cluster = setup.config.run.cluster
     return LoopController(
         controller,
         setup.regime,
         setup.data.prompts(repeat=True),
         batches=setup.config.steps,
+        slots=cluster.gpus // cluster.tp * cluster.max_running,
+        hybrid=[
+            EngineSpec(
+                engine=EngineId(f"{HYBRID}{number}"),
+                shape=EngineShape(cluster.gpu, cluster.tp),
+                max_running=cluster.max_running,
+            )
+            for number in range(setup.hybrid_gpus // cluster.tp)
+        ],
+        scale=setup.gpus / cluster.gpus,
     )
 
 
@@ -260,31 +313,45 @@ def _world(
     data: DataSet,
     training: TrainingProfile,
     layout: TrainLayout,
-    train_gpus: int,
+    regime: Regime,
     update: WeightUpdateTime,
 ) -> LoopWorld:
-    cluster = config.run.cluster
+    cluster, hybrid = config.run.cluster, regime.split.hybrid
+    gpus = cluster.gpus if config.colocated else config.train_gpus
+    joined = hybrid.own_gpus if hybrid is not None else 0
+    layout.data_parallel(gpus + joined)
 
-    def train_s(tokens: Sequence[int]) -> float:
+    def step_time(tokens: Sequence[int], pool_trains: bool) -> TrainingTime:
         return training.step_time(
             tokens,
             model=cluster.model,
             gpu=cluster.gpu,
-            gpus=train_gpus,
+            gpus=gpus + (joined if pool_trains else 0),
             backend=config.train_backend,
             layout=layout,
             optimizer_steps=config.optimizer_steps,
             logprob_passes=config.logprob_passes,
             colocated=config.colocated,
-        ).total_s
+        )
 
+    def accumulate_s(tokens: Sequence[int], pool_trains: bool) -> float:
+        time = step_time(tokens, pool_trains)
+        return time.train_s + time.logprob_s
+
+    to_training_s, to_rollout_s = 0.0, 0.0
+    if config.colocated:
+        to_training_s, to_rollout_s = SLEEP_S, WAKE_S
+    elif hybrid is not None:
+        to_training_s, to_rollout_s = JOIN_S, LEND_S
     return LoopWorld(
         script=data.script,
-        train_s=train_s,
+        train_s=lambda tokens, pool_trains: step_time(tokens, pool_trains).total_s,
+        accumulate_s=accumulate_s,
         update_s=update.total_s,
         pause_s=update.pause_s,
-        to_training_s=SLEEP_S if config.colocated else 0.0,
-        to_rollout_s=WAKE_S if config.colocated else 0.0,
+        colocated=config.colocated,
+        to_training_s=to_training_s,
+        to_rollout_s=to_rollout_s,
         environments=ServiceConfig(
             seconds=config.env_start_s,
             spread_s=config.env_spread_s,
@@ -303,6 +370,11 @@ def _world(
 SLEEP_S, WAKE_S = 0.31, 6.53
 """Colocated engines that drop their weights and get them back: vLLM's sleep level 2, published for
 an 8B model on an A100 (vLLM pull request 48337, July 2026)."""
+
+
+LEND_S, JOIN_S = 10.8, 8.0
+"""A trainer's GPUs that start to generate, and the way back: published by Libra for Qwen3-14B on
+A800 (arXiv 2606.03077; 3.6 s of the way back are a snapshot, 4.4 s fetch the trainer's state)."""
 
 
 def splits(

@@ -57,8 +57,16 @@ class Discard(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     cause: int = 0
 
 
+class AccumulateGradients(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Run forward and backward passes over a part of a batch. Ends in GradientsAccumulated."""
+
+    batch: int
+    trajectories: tuple[TrajectoryId, ...]
+    cause: int = 0
+
+
 class Train(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Train on a batch of complete groups. Ends in Trained."""
+    """Train on what is left of a batch, and let the optimizer step. Ends in Trained."""
 
     batch: int
     trajectories: tuple[TrajectoryId, ...]
@@ -79,7 +87,11 @@ class UpdateWeights(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class AssignGpus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Let all GPUs of a colocated cluster work for `role`. Ends in GpusAssigned."""
+    """Let the GPUs that both sides may have work for `role`. Ends in GpusAssigned.
+
+    In a colocated cluster these are all, and its engines sleep meanwhile; those of a hybrid pool
+    have no engines while they change sides.
+    """
 
     role: GpuRole
     cause: int = 0
@@ -91,6 +103,7 @@ LoopCommand: TypeAlias = (
     | StartTrajectory
     | Score
     | Discard
+    | AccumulateGradients
     | Train
     | UpdateWeights
     | AssignGpus

@@ -10,6 +10,7 @@ import typing
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any, Final, Literal, TypeAlias
 
 from heddle_core.commands import Cancel
@@ -24,6 +25,7 @@ from heddle_core.events import (
 from heddle_core.ids import EngineId, RolloutId, TrajectoryId
 from heddle_core.ledger import LedgerError
 from heddle_core.loop.commands import (
+    AccumulateGradients,
     AnyCommand,
     AssignGpus,
     CloseRollout,
@@ -38,6 +40,7 @@ from heddle_core.loop.events import (
     AnyEvent,
     EngineUpdated,
     GpusAssigned,
+    GradientsAccumulated,
     LoopEvent,
     LoopStarted,
     Scored,
@@ -45,7 +48,9 @@ from heddle_core.loop.events import (
     Trained,
 )
 from heddle_core.loop.groups import Group, Groups, GroupSample, Prompt
+from heddle_core.loop.hybrid import HybridPool, StepEnd
 from heddle_core.loop.regime import Regime
+from heddle_core.plans import EngineSpec
 
 MOST_FAILURES: Final = 3
 """Starts, samples and rewards of a group that may fail before its prompt is given up."""
@@ -56,10 +61,18 @@ EXTRA: Final = RolloutId("extra")
 _LOOP_EVENTS: Final = frozenset(typing.get_args(LoopEvent))
 
 Stage: TypeAlias = Literal[
-    "collecting", "to_training", "training", "to_rollout", "draining", "updating", "over"
+    "collecting",
+    "accumulating",
+    "to_training",
+    "training",
+    "to_rollout",
+    "draining",
+    "updating",
+    "over",
 ]
-"""What the loop does besides its rollouts: it waits for a batch, moves the GPUs to training,
-trains, moves them back, waits for running trajectories, updates the engines, or has ended."""
+"""What the loop does besides its rollouts: it waits for a batch, computes gradients of a part of
+it, moves the GPUs to training, trains, moves them back, waits for running trajectories, updates the
+engines, or has ended."""
 
 MOST_FAILED_PROMPTS: Final = 100
 """For each prompt that is trained: then the loop is given up."""
@@ -77,9 +90,20 @@ class LoopController:
     """Trains so many batches under a regime, then discards what still runs."""
 
     def __init__(
-        self, controller: Controller, regime: Regime, prompts: Iterable[Prompt], *, batches: int
+        self,
+        controller: Controller,
+        regime: Regime,
+        prompts: Iterable[Prompt],
+        *,
+        batches: int,
+        slots: int = 1,
+        hybrid: Sequence[EngineSpec] = (),
+        scale: float = 2.0,
     ) -> None:
-        """`prompts` start in this order."""
+        """`prompts` start in this order. For a regime with a hybrid pool: `slots` of the engines
+        that are the rollout's own, engines on the pool's GPUs, and the GPUs of both over those of
+        the rollout.
+        """
         self.regime = regime
         self.groups = Groups()
         self.stage: Stage = "collecting"
@@ -104,8 +128,25 @@ class LoopController:
         self._updating: dict[EngineId, None] = {}
         self._cause = 0
         self._training: tuple[TrajectoryId, ...] = ()
+        self._accumulated = 0
+        """Groups of the batch in collection that the trainer has had."""
+        self._slots = slots
+        self._pool: HybridPool | None = None
+        if regime.split.hybrid is not None:
+            rule = regime.split.hybrid.rule(
+                groups=regime.groups, every=regime.update.every, scale=scale
+            )
+            self._pool = HybridPool(hybrid, regime.split.hybrid, rule, controller)
+        self._now_s = 0.0
+        self._waits_since_s = 0.0
+        """Since when the trainer has nothing to do and has its GPUs."""
+        self._awaited = regime.groups
+        """Groups that a batch lacked then."""
+        self._train_since_s = self._train_s = self._rollout_s = 0.0
+        """Begin of the last training, its seconds, and those in which a batch is generated."""
         by_batch = regime.staleness.counted_by == "batch"
-        self._round_stages = ("collecting", "training") if by_batch else ("collecting",)
+        collecting: tuple[Stage, ...] = ("collecting", "accumulating")
+        self._round_stages = (*collecting, "training") if by_batch else collecting
         """Stages in which a round may start, where updates wait for running trajectories."""
         self._on: dict[type[AnyEvent], Callable[[Any, list[AnyCommand]], None]] = {
             EngineFailed: self._on_engine_gone,
@@ -113,6 +154,7 @@ class LoopController:
             EngineStopped: self._on_engine_gone,
             EngineUpdated: self._on_engine_updated,
             GpusAssigned: self._on_gpus_assigned,
+            GradientsAccumulated: self._on_accumulated,
             LoopStarted: self._on_loop_started,
             Scored: self._on_scored,
             StartFailed: self._on_start_failed,
@@ -143,6 +185,7 @@ class LoopController:
         react = self._on.get(type(event))
         if react is not None:
             self._cause = cause
+            self._now_s = event.time_s
             react(event, out)
             self._advance(out)
         return tuple(out)
@@ -197,6 +240,7 @@ class LoopController:
                 for other in list(sample.group.live.values()):
                     if other.phase != "scored":
                         self._discard(other, out)
+                sample.group.seconds = self._now_s - sample.group.started_s
 
     def _replace(self, failed: GroupSample, out: list[AnyCommand]) -> None:
         """Start a failed sample again if its group needs it, unless too many of it have failed."""
@@ -243,6 +287,7 @@ class LoopController:
             raise LedgerError(f"batch {e.batch} is not in training")
         self.trained += 1
         self._training = ()
+        self._train_s = self._now_s - self._train_since_s
         if self.trained == self._batches:
             self.stage = "over"
             for group in list(self.groups.open.values()):
@@ -253,8 +298,16 @@ class LoopController:
         else:
             self._after_training()
 
+    def _on_accumulated(self, e: GradientsAccumulated, out: list[AnyCommand]) -> None:
+        if self.stage != "accumulating" or e.batch != self.begun:
+            raise LedgerError(f"no gradients of batch {e.batch} are due")
+        self.stage = "collecting"
+
     def _on_gpus_assigned(self, e: GpusAssigned, out: list[AnyCommand]) -> None:
-        if self.stage == "to_training" and e.role == "training":
+        if self._pool is not None:
+            out.extend(self._pool.assigned(e, self._cause))
+            self._begin_waiting()
+        elif self.stage == "to_training" and e.role == "training":
             self.stage = "training"
             self._train(out)
         elif self.stage == "to_rollout" and e.role == "rollout":
@@ -265,11 +318,37 @@ class LoopController:
     def _after_training(self) -> None:
         due = self.trained % self.regime.update.every == 0
         self.stage = "draining" if due else "collecting"
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        self._waits_since_s = self._now_s
+        self._awaited = max(0, self.regime.groups - self._ready)
+
+    @property
+    def _ready(self) -> int:
+        """Complete groups."""
+        return sum(1 for _ in self.groups.ready())
+
+    def _move_gpus(self, step: StepEnd | None, out: list[AnyCommand]) -> None:
+        """Let hybrid GPUs change sides if their rule says so."""
+        pool = self._pool
+        assert pool is not None
+        if pool.state == "rollout":
+            if pool.rule.takes_back(self._ready, step):
+                out.extend(pool.take_back(self._now_s, self._cause))
+        elif pool.state == "training" and step is not None:
+            last = self.trained + self.regime.update.every >= self._batches
+            if not last and pool.rule.lends(step):
+                out.append(pool.lend(self._now_s, self._cause))
 
     def _on_engine_ready(self, e: EngineReady, out: list[AnyCommand]) -> None:
         self._engines[e.engine] = None
+        if self._pool is not None and e.engine in self._pool:
+            self._pool.ready(e.engine, self._now_s)
 
     def _on_engine_gone(self, e: EngineStopped | EngineFailed, out: list[AnyCommand]) -> None:
+        if self._pool is not None and e.engine in self._pool:
+            out.extend(self._pool.gone(e.engine, self._now_s, self._cause))
         self._engines.pop(e.engine, None)
         self._updating.pop(e.engine, None)
 
@@ -285,6 +364,8 @@ class LoopController:
 
     def _advance(self, out: list[AnyCommand]) -> None:
         """Do all that can be done now."""
+        if self._pool is not None and self.stage != "over":
+            self._move_gpus(None, out)
         if self.stage == "collecting":
             self._begin_training(out)
         if self.stage == "draining":
@@ -300,44 +381,67 @@ class LoopController:
             self._start_groups(out)
 
     def _begin_training(self, out: list[AnyCommand]) -> None:
-        batch = self._complete_batch()
-        if not batch:
+        if self._pool is not None and not self._pool.trainer_ready:
             return
-        samples = [sample for group in batch for sample in self.groups.train(group)]
-        self._training = tuple(sample.trajectory for sample in samples)
-        self.begun += 1
-        if self.regime.batching.rest != "keep":
-            for group in list(self.groups.open.values()):
-                if self.regime.batching.rest == "defer":
-                    again = group.prompt.deferrals + 1
-                    self._deferred.append(replace(group.prompt, deferrals=again))
-                self._drop(group, out)
-        if self.regime.split.colocated:
-            self.stage = "to_training"
-            out.append(AssignGpus(role="training", cause=self._cause))
-        else:
-            self.stage = "training"
-            self._train(out)
+        missing = self.regime.groups - self._accumulated
+        found = self._trainable(missing)
+        if len(found) == missing:
+            if self._pool is not None:
+                self._pool.rule.waited(self._now_s - self._waits_since_s, self._awaited)
+                in_flight = (self.regime.staleness.bound + 1.0) * self.regime.update.every
+                self._rollout_s = fmean(group.seconds for group in found) / in_flight
+                self._train_since_s = self._now_s
+            self._training = self._take(found)
+            self._accumulated = 0
+            self.begun += 1
+            self._leave_rest(out)
+            if self.regime.split.colocated:
+                self.stage = "to_training"
+                out.append(AssignGpus(role="training", cause=self._cause))
+            else:
+                self.stage = "training"
+                self._train(out)
+        elif found and len(found) >= (self.regime.batching.accumulate_from or missing):
+            self.stage = "accumulating"
+            self._accumulated += len(found)
+            out.append(
+                AccumulateGradients(
+                    batch=self.begun, trajectories=self._take(found), cause=self._cause
+                )
+            )
 
-    def _complete_batch(self) -> list[Group]:
-        """The groups to train now; none while too few are complete, or a late one is awaited."""
+    def _take(self, groups: Iterable[Group]) -> tuple[TrajectoryId, ...]:
+        """Take groups out; return their samples."""
+        return tuple(s.trajectory for group in groups for s in self.groups.train(group))
+
+    def _leave_rest(self, out: list[AnyCommand]) -> None:
+        """Do with the groups that are not in the batch what the regime says."""
+        rest = self.regime.batching.rest
+        if rest == "keep":
+            return
+        for group in list(self.groups.open.values()):
+            if rest == "defer":
+                again = group.prompt.deferrals + 1
+                self._deferred.append(replace(group.prompt, deferrals=again))
+            self._drop(group, out)
+
+    def _trainable(self, missing: int) -> list[Group]:
+        """Complete groups to train now, `missing` at most; places of late ones are kept."""
         regime, groups = self.regime, self.groups
         ready = list(groups.ready())
-        if len(ready) < regime.groups:
+        if len(ready) < min(regime.batching.accumulate_from or missing, missing):
             return []
         if regime.batching.order == "first_finished":
             ready.sort(key=lambda group: group.completed_as)
-        must = 0
         if regime.staleness.late == "wait" and regime.batching.rest == "keep":
             # Groups that would exceed the bound after the next update are trained before it.
             last = self.version - regime.staleness.most
             late = sum(group.version <= last for group in groups.open.values())
             ready.sort(key=lambda group: group.version > last)
             left = regime.update.every - 1 - self.trained % regime.update.every
-            must = min(late - left * regime.groups, regime.groups)
-            if sum(group.version <= last for group in ready) < must:
-                return []
-        return ready[: regime.groups]
+            awaited = late - sum(group.version <= last for group in ready)
+            missing -= max(0, min(awaited - left * regime.groups, missing))
+        return ready[:missing]
 
     def _begin_update(self, out: list[AnyCommand]) -> None:
         update = self.regime.update
@@ -362,6 +466,15 @@ class LoopController:
         if self.regime.staleness.late == "drop":
             for group in self.groups.before(self.version - self.regime.staleness.most):
                 self._drop(group, out)
+        self._begin_waiting()
+        if self._pool is not None:
+            step = StepEnd(
+                ready=self._ready,
+                train_s=self._train_s,
+                rollout_s=self._rollout_s,
+                pressure=self.groups.in_flight / self._slots,
+            )
+            self._move_gpus(step, out)
 
     # -- starts -----------------------------------------------------------------------------------
 
@@ -390,7 +503,9 @@ class LoopController:
                 )
             )
         for prompt in prompts:
-            group = groups.start(prompt, needed=regime.samples, version=self.version)
+            group = groups.start(
+                prompt, needed=regime.samples, version=self.version, now_s=self._now_s
+            )
             for number in range(min(samples, prompt.samples)):
                 self._start_sample(group, number, rollout, out)
 
@@ -401,7 +516,8 @@ class LoopController:
         # A trainer that is slower than its engines would let groups pile up without end.
         allowed = [2 * regime.groups * self._batches + extra - groups.live]
         if staleness.counted_by == "version":
-            batches = (staleness.bound + self.version + 1) * regime.update.every
+            versions = self.version * (1.0 + staleness.growth)
+            batches = (staleness.bound + versions + 1) * regime.update.every
             allowed.append(math.floor(batches * regime.groups + 1e-9) + extra - groups.live)
         elif staleness.counted_by == "batch":
             allowed.append((self.begun + 1) * regime.groups + extra - groups.live)

@@ -31,6 +31,13 @@ class Scored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     reward: float | None
 
 
+class GradientsAccumulated(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The trainer has the gradients of a part of a batch."""
+
+    time_s: float
+    batch: int
+
+
 class Trained(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The trainer has ended a batch."""
 
@@ -47,11 +54,20 @@ class EngineUpdated(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class GpusAssigned(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The GPUs of a colocated cluster work for `role` now."""
+    """The GPUs that both sides may have work for `role` now; unless `ok`, they do as before."""
 
     time_s: float
     role: GpuRole
+    ok: bool = True
 
 
-LoopEvent: TypeAlias = LoopStarted | StartFailed | Scored | Trained | EngineUpdated | GpusAssigned
+LoopEvent: TypeAlias = (
+    LoopStarted
+    | StartFailed
+    | Scored
+    | GradientsAccumulated
+    | Trained
+    | EngineUpdated
+    | GpusAssigned
+)
 AnyEvent: TypeAlias = Event | LoopEvent

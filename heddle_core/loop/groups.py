@@ -60,6 +60,9 @@ class Group:
     started: int = 0
     """Starts of samples so far, repeated ones too."""
     failures: int = 0
+    started_s: float = 0.0
+    seconds: float = 0.0
+    """From its start until it was complete."""
     completed_as: int = -1
     """Groups that were complete before it; -1 while it is not."""
 
@@ -99,11 +102,13 @@ class Groups:
         """Groups that have started and were not dropped, trained ones too."""
         return self.started - self.dropped
 
-    def start(self, prompt: Prompt, *, needed: int, version: int) -> Group:
+    def start(self, prompt: Prompt, *, needed: int, version: int, now_s: float) -> Group:
         """Open a group."""
         if prompt.group in self.open:
             raise LedgerError(f"group {prompt.group!r} started twice")
-        new = Group(prompt=prompt, needed=needed, order=self.started, version=version)
+        new = Group(
+            prompt=prompt, needed=needed, order=self.started, version=version, started_s=now_s
+        )
         self.open[new.id] = new
         self.started += 1
         return new

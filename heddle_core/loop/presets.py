@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol
 
+from heddle_core.loop.hybrid import RatioPool, WaitLending
 from heddle_core.loop.regime import (
     Batching,
     Regime,
@@ -251,6 +252,126 @@ class RollPacker:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerlColocateAsync:
+    """verl's V1 trainer, colocate_async: unfinished trajectories go on in the next step."""
+
+    can_share_gpus: ClassVar[bool] = True
+    num_warmup_batches: int = 1
+    """Batches of prompts that start beside the first; later steps start one each."""
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """Partial rollout on common GPUs, or on GPUs of its own."""
+        return Regime(
+            groups=shape.groups,
+            samples=shape.samples,
+            sampling=Sampling(extra_groups=self.num_warmup_batches * shape.groups),
+            staleness=Staleness(late="train"),
+            batching=Batching(order="first_finished"),
+            update=Update(mode="interrupt"),
+            split=_split(shape),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerlSeparateAsync:
+    """verl's V1 trainer, separate_async: its GPUs generate too while it waits."""
+
+    can_share_gpus: ClassVar[bool] = False
+    num_warmup_batches: int = 1
+    """Batches, of all that are trained between two updates, that start ahead."""
+    parameter_sync_step: int = 4
+    """Batches between two updates."""
+    enable_switch: bool = True
+    """Lend the trainer's GPUs to the rollout (hybrid_rollout.enable_switch)."""
+    switch_ratio: float = 0.4
+    """Share of the groups until the next update that ends a loan, at first."""
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """Partial rollout, on GPUs of its own."""
+        return Regime(
+            groups=shape.groups,
+            samples=shape.samples,
+            staleness=Staleness(bound=self.num_warmup_batches, late="train"),
+            batching=Batching(order="first_finished"),
+            update=Update(mode="interrupt", every=self.parameter_sync_step),
+            split=Split(
+                hybrid=WaitLending(ratio=self.switch_ratio) if self.enable_switch else None
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Libra:
+    """Libra: bounded staleness, and a pool of GPUs that join training or the rollout."""
+
+    can_share_gpus: ClassVar[bool] = False
+    max_head_offpolicyness: float = 4.0
+    """Versions between the start of a trajectory and its training."""
+    pool_gpus: int = 8
+    """Of the elastic pool, out of the rollout's; 0: no pool."""
+    borrow: float = 1.15
+    """Training over rollout time from which the pool trains."""
+    release: float = 0.90
+    """The ratio down to which it generates again."""
+    max_pressure: float = 0.80
+    """Trajectories in flight over engines' slots from which it generates."""
+
+    growth: ClassVar[float] = 0.0
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """Admission as AReaL's; too old groups are dropped."""
+        pool = RatioPool(
+            gpus=self.pool_gpus,
+            borrow=self.borrow,
+            release=self.release,
+            most_pressure=self.max_pressure,
+        )
+        return Regime(
+            groups=shape.groups,
+            samples=shape.samples,
+            staleness=replace(
+                _dropping(self.max_head_offpolicyness),
+                growth=self.growth,
+                max_concurrent=2 * max(shape.slots, shape.samples),
+            ),
+            update=Update(mode="interrupt"),
+            split=Split(hybrid=pool if self.pool_gpus else None),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraRelease(Libra):
+    """Libra as released: admission grows by a batch more with every version, a known defect."""
+
+    growth: ClassVar[float] = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeddleLoop:
+    """Ours: bounded staleness at admission, gradients of each group as soon as it is complete."""
+
+    can_share_gpus: ClassVar[bool] = False
+    max_head_offpolicyness: float = 1.0
+    """Bound on the staleness at admission, as AReaL's."""
+    accumulate_from: int = 1
+    """Complete groups that the trainer takes at once; 0: it waits for the batch."""
+
+    def regime(self, shape: BatchShape) -> Regime:
+        """The trainer is nearly done when the last group of a batch is complete."""
+        return Regime(
+            groups=shape.groups,
+            samples=shape.samples,
+            staleness=Staleness(
+                bound=self.max_head_offpolicyness,
+                late="train",
+                max_concurrent=2 * max(shape.slots, shape.samples),
+            ),
+            batching=Batching(accumulate_from=self.accumulate_from or None),
+            update=Update(mode="interrupt"),
+        )
+
+
 REGIMES: Mapping[str, type[RegimePreset]] = {
     "sync": Sync,
     "one-step-off": OneStepOff,
@@ -261,6 +382,11 @@ REGIMES: Mapping[str, type[RegimePreset]] = {
     "rollart": RollArt,
     "april": April,
     "rollpacker": RollPacker,
+    "verl-colocate-async": VerlColocateAsync,
+    "verl-separate-async": VerlSeparateAsync,
+    "libra": Libra,
+    "libra-release": LibraRelease,
+    "heddle-loop": HeddleLoop,
 }
 
 

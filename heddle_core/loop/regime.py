@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from heddle_core.loop.commands import UpdateMode
+from heddle_core.loop.hybrid import Hybrid
 
 Late: TypeAlias = Literal["wait", "drop", "train"]
 """What is done about a group that would exceed the staleness bound: the trainer waits for it, it is
@@ -48,6 +49,8 @@ class Staleness:
     late: Late = "wait"
     max_concurrent: int | None = None
     """Trajectories in flight; None: any number."""
+    growth: float = 0.0
+    """Batches more that may start for every version; above 0 the rule bounds nothing."""
 
     @property
     def most(self) -> int:
@@ -61,6 +64,9 @@ class Batching:
 
     order: Literal["oldest", "first_finished"] = "oldest"
     rest: Rest = "keep"
+    accumulate_from: int | None = None
+    """Complete groups from which on the trainer computes gradients before a batch is complete;
+    None: it waits for the batch. One optimizer step sums them, so the batch stays the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +81,11 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Who has the GPUs: rollout and training in turn, or each its own."""
+    """Who has the GPUs: rollout and training in turn, or each its own, with some for both."""
 
     colocated: bool = False
+    hybrid: Hybrid | None = None
+    """When GPUs change sides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +117,17 @@ class Regime:
             f"the staleness bound must be 0 or more, not {staleness.bound}",
         )
         _require(update.every >= 1, f"update every 1 or more batches, not {update.every}")
+        _require(
+            not (self.split.colocated and self.split.hybrid),
+            "GPUs that rollout and training have in turn leave none for a hybrid pool",
+        )
+        part = self.batching.accumulate_from
+        _require(part is None or part >= 1, f"accumulate from 1 or more groups, not {part}")
+        _require(
+            part is None or not self.split.colocated,
+            "GPUs that rollout and training have in turn cannot compute gradients while they "
+            "generate: accumulate on GPUs of their own",
+        )
         most = staleness.max_concurrent
         _require(
             most is None or most >= self.started_samples,

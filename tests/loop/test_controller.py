@@ -7,6 +7,7 @@ import pytest
 from heddle_core.ledger import LedgerError
 from heddle_core.loop.controller import LoopController, TooManyFailuresError
 from heddle_core.loop.events import LoopStarted, Trained
+from heddle_core.loop.hybrid import RatioPool, WaitLending
 from heddle_core.loop.presets import REGIMES, BatchShape, regime_named
 from heddle_core.loop.regime import (
     Batching,
@@ -47,13 +48,17 @@ def any_regime(random_: random.Random) -> Regime:
                 batching=Batching(
                     order=random_.choice(("oldest", "first_finished")),
                     rest=random_.choice(("keep", "cancel", "defer")),
+                    accumulate_from=random_.choice((None, None, 1, 2)),
                 ),
                 update=Update(
                     mode=random_.choice(("drain", "interrupt", "in_flight")),
                     keep_kv=random_.random() < 0.5,
                     every=random_.choice((1, 1, 2, 3)),
                 ),
-                split=Split(colocated=random_.random() < 0.3),
+                split=Split(
+                    colocated=random_.random() < 0.3,
+                    hybrid=random_.choice((None, None, WaitLending(), RatioPool())),
+                ),
             )
         except RegimeError:
             continue

@@ -3,10 +3,17 @@
 import random
 from collections.abc import Sequence
 
-from heddle_core.commands import Cancel
-from heddle_core.events import EngineFailed, EngineReady, TrajectoryArrived, TrajectoryFinished
+from heddle_core.commands import Cancel, CommandList, StartEngine, StopEngine
+from heddle_core.events import (
+    EngineFailed,
+    EngineReady,
+    EngineStopped,
+    TrajectoryArrived,
+    TrajectoryFinished,
+)
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.loop.commands import (
+    AccumulateGradients,
     AnyCommand,
     AssignGpus,
     CloseRollout,
@@ -22,6 +29,7 @@ from heddle_core.loop.events import (
     AnyEvent,
     EngineUpdated,
     GpusAssigned,
+    GradientsAccumulated,
     LoopStarted,
     Scored,
     StartFailed,
@@ -29,6 +37,7 @@ from heddle_core.loop.events import (
 )
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.regime import Regime
+from heddle_core.plans import EngineSpec
 
 
 class NoRollouts:
@@ -38,6 +47,7 @@ class NoRollouts:
 
     def __init__(self) -> None:
         self.events = 0
+        self.borrowed = 0
 
     def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
         self.events += 1
@@ -45,6 +55,17 @@ class NoRollouts:
 
     def skip_event(self) -> None:
         self.events += 1
+
+    def borrow_engines(self, engines: Sequence[EngineSpec], out: CommandList) -> list[EngineId]:
+        self.borrowed += 1
+        ids = [EngineId(spec.engine, self.borrowed) for spec in engines]
+        for id_, spec in zip(ids, engines, strict=True):
+            out.append(StartEngine(engine=id_, shape=spec.shape, max_running=1, cause=out.cause))
+        return ids
+
+    def give_back_engines(self, engines: Sequence[EngineId], out: CommandList) -> None:
+        for engine in engines:
+            out.append(StopEngine(engine=engine, drain=False, cause=out.cause))
 
 
 class HostileWorld:
@@ -56,7 +77,16 @@ class HostileWorld:
         self.random = random.Random(seed)
         self.regime, self.failures = regime, failures
         self.prompts = 0
-        self.core = LoopController(NoRollouts(), regime, self._prompts(), batches=batches)
+        shape = EngineShape("h100", 1)
+        hybrid = [
+            EngineSpec(engine=EngineId(f"hybrid{i}"), shape=shape, max_running=1) for i in range(2)
+        ]
+        self.core = LoopController(
+            NoRollouts(), regime, self._prompts(), batches=batches, hybrid=hybrid
+        )
+        self.gpus = "training"
+        """What those of the hybrid pool do."""
+        self.loans = 0
         self.entries: list[tuple[AnyEvent, tuple[AnyCommand, ...]]] = []
         self.due: list[AnyEvent] = []
         """Events that may come next, in any order."""
@@ -65,6 +95,8 @@ class HostileWorld:
         self.version_at: dict[TrajectoryId, int] = {}
         self.state: dict[TrajectoryId, str] = {}
         self.trained: list[tuple[TrajectoryId, ...]] = []
+        self.batch: list[TrajectoryId] = []
+        """What the trainer has of the batch in collection."""
         self.staleness: list[int] = []
         self.versions: dict[EngineId, int] = dict.fromkeys(self.engines, 0)
         self.expected: dict[str, int | None] = {}
@@ -167,8 +199,14 @@ class HostileWorld:
             case Discard(trajectory=t):
                 assert self.state[t] == "ended", f"{t} is {self.state[t]} and was discarded"
                 self.state[t] = "discarded"
+            case AccumulateGradients():
+                self.take(command)
+                self.due.append(GradientsAccumulated(time_s=0.0, batch=command.batch))
             case Train():
+                self.take(command)
                 self.train(command)
+            case UpdateWeights(engine=engine) if engine not in self.engines:
+                pass  # its end is on its way
             case UpdateWeights():
                 if self.random.random() < self.failures and len(self.engines) > 1:
                     self.engines.remove(command.engine)
@@ -180,17 +218,48 @@ class HostileWorld:
                         EngineUpdated(time_s=0.0, engine=command.engine, version=command.version)
                     )
             case AssignGpus():
-                self.due.append(GpusAssigned(time_s=0.0, role=command.role))
+                ok = self.regime.split.colocated or self.random.random() >= self.failures
+                self.gpus = command.role if ok else "training"
+                self.due.append(GpusAssigned(time_s=0.0, role=command.role, ok=ok))
+                if not ok and command.role == "training":
+                    self.gpus = "rollout"
+            case StartEngine(engine=engine):
+                self.loans += 1
+                if self.random.random() < self.failures:
+                    self.due.append(EngineFailed(time_s=0.0, engine=engine, reason="injected"))
+                else:
+                    self.engines.append(engine)
+                    self.due.append(
+                        EngineReady(
+                            time_s=0.0,
+                            engine=engine,
+                            shape=command.shape,
+                            kv_capacity_tokens=9,
+                            max_running=1,
+                        )
+                    )
+            case StopEngine(engine=engine):
+                if engine in self.engines:
+                    self.engines.remove(engine)
+                    self.due.append(EngineStopped(time_s=0.0, engine=engine))
 
-    def train(self, command: Train) -> None:
-        regime = self.regime
+    def take(self, command: AccumulateGradients | Train) -> None:
         assert command.batch == len(self.trained)
-        by_group: dict[GroupId, int] = {}
+        hybrid = self.regime.split.hybrid
+        if hybrid is not None and not hybrid.own_gpus:
+            assert self.gpus == "training", "the trainer's GPUs are lent"
         for t in command.trajectories:
             assert self.state[t] == "ended", f"{t} is {self.state[t]} and was trained"
             self.state[t] = "trained"
-            by_group[self.group[t]] = by_group.get(self.group[t], 0) + 1
             self.staleness.append(self.core.version - self.version_at[t])
-        assert list(by_group.values()) == [regime.samples] * regime.groups, "incomplete groups"
-        self.trained.append(command.trajectories)
+        self.batch += command.trajectories
+
+    def train(self, command: Train) -> None:
+        by_group: dict[GroupId, int] = {}
+        for t in self.batch:
+            by_group[self.group[t]] = by_group.get(self.group[t], 0) + 1
+        complete = [self.regime.samples] * self.regime.groups
+        assert list(by_group.values()) == complete, "incomplete groups"
+        self.trained.append(tuple(self.batch))
+        self.batch.clear()
         self.due.append(Trained(time_s=0.0, batch=command.batch))
