@@ -131,9 +131,9 @@ class LoopMeasure:
             self._failed_starts += 1
             self._waste(event.trajectory)
         for command in commands:
-            self._obey(command, event.time_s, version)
+            self._count_command(command, event.time_s, version)
 
-    def _obey(self, command: AnyCommand, time_s: float, version: int) -> None:
+    def _count_command(self, command: AnyCommand, time_s: float, version: int) -> None:
         if isinstance(command, StartTrajectory):
             self._running[command.trajectory] = _Running(version, command.group, command.sample)
             self._started.append(self._output_tokens(command.group, command.sample))

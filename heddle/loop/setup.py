@@ -8,19 +8,20 @@ from itertools import count
 from heddle import knowledge
 from heddle.config_files import ConfigError
 from heddle.loop.config import DOLLARS_PER_GPU_HOUR, LoopConfig
+from heddle.loop.layout import fitting_layout
 from heddle.setup import RunSetup, Workspace, makespan_bound, memory_profile, prepare
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId, EngineShape, GroupId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.groups import Prompt
-from heddle_core.loop.hybrid import HYBRID
-from heddle_core.loop.presets import BatchShape, regime_named
+from heddle_core.loop.hybrid import HYBRID, HybridPool
+from heddle_core.loop.named import regime_named
+from heddle_core.loop.presets import BatchShape
 from heddle_core.loop.regime import Regime
 from heddle_core.plans import EngineSpec
 from heddle_sim.loop import LoopWorld, ServiceConfig
-from heddle_sim.training import TrainingError, TrainingProfile, TrainingTime, TrainLayout
+from heddle_sim.training import TrainingProfile, TrainingTime, TrainLayout
 from heddle_sim.training_files import load_training
-from heddle_sim.training_memory import TrainingMemoryError, check_memory
 from heddle_sim.weight_update import WeightUpdateTime
 from heddle_trace.schema import TrajectoryScript
 from heddle_trace.scripts import Scripts
@@ -151,7 +152,9 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
     data = DataSet(groups=_groups(run.workload.scripts))
     _check_data(config, name, regime, data)
     train_gpus = cluster.gpus if config.colocated else config.train_gpus
-    layout = _layout(config, train_gpus, run.workload.largest_tokens)
+    hybrid = regime.split.hybrid
+    joined = hybrid.own_gpus if hybrid is not None else 0
+    layout = fitting_layout(config, train_gpus, run.workload.largest_tokens, joined)
     file = load_training()
     update = file.weight_update.time(
         cluster.model,
@@ -198,22 +201,28 @@ def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
 
 def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
     """Make the loop above the rollouts' `controller`."""
-    cluster = setup.config.run.cluster
-    return LoopController(
-        controller,
-        setup.regime,
-        setup.data.prompts(repeat=True),
-        batches=setup.config.steps,
-        slots=cluster.gpus // cluster.tp * cluster.max_running,
-        hybrid=[
+    cluster, regime = setup.config.run.cluster, setup.regime
+    pool = None
+    if regime.split.hybrid is not None:
+        engines = [
             EngineSpec(
                 engine=EngineId(f"{HYBRID}{number}"),
                 shape=EngineShape(cluster.gpu, cluster.tp),
                 max_running=cluster.max_running,
             )
             for number in range(setup.hybrid_gpus // cluster.tp)
-        ],
-        scale=setup.gpus / cluster.gpus,
+        ]
+        rule = regime.split.hybrid.rule(
+            groups=regime.groups, every=regime.update.every, scale=setup.gpus / cluster.gpus
+        )
+        pool = HybridPool(engines, regime.split.hybrid, rule, controller)
+    return LoopController(
+        controller,
+        regime,
+        setup.data.prompts(repeat=True),
+        batches=setup.config.steps,
+        pool=pool,
+        slots=cluster.gpus // cluster.tp * cluster.max_running,
     )
 
 
@@ -258,56 +267,6 @@ def _check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) ->
         )
 
 
-def _layout(config: LoopConfig, gpus: int, longest: int) -> TrainLayout:
-    """The layout that is given, else the one of least TP and PP that fits into memory.
-
-    Raises:
-        TrainingMemoryError: none fits; the message has a number of GPUs that do.
-        TrainingError: the given degrees do not divide the GPUs.
-    """
-    found = _fitting_layout(config, gpus, longest)
-    if isinstance(found, TrainLayout):
-        return found
-    if found is None:
-        raise TrainingError(
-            f"no trainer of TP {config.train_tp or 'any'} and PP {config.train_pp or 'any'} "
-            f"divides {gpus} GPUs: take another --train-tp, --train-pp or --train-gpus"
-        )
-    for more in (2**k for k in range(gpus.bit_length(), gpus.bit_length() + 7)):
-        if isinstance(_fitting_layout(config, more, longest), TrainLayout):
-            flag = "--gpus" if config.colocated else "--train-gpus"
-            needed = str(found).partition(";")[0]
-            raise TrainingMemoryError(f"{needed}; {flag} {more} would do")
-    raise found
-
-
-def _fitting_layout(
-    config: LoopConfig, gpus: int, longest: int
-) -> TrainLayout | TrainingMemoryError | None:
-    """The first layout that fits, else why the last one does not; None if none divides the GPUs."""
-    cluster = config.run.cluster
-    failed: TrainingMemoryError | None = None
-    for pp in [config.train_pp] if config.train_pp else [1, 2, 4, 8, 16]:
-        for tp in [config.train_tp] if config.train_tp else [1, 2, 4, 8]:
-            if gpus % (tp * pp):
-                continue
-            layout = TrainLayout(tp=tp, pp=pp)
-            try:
-                check_memory(
-                    cluster.model,
-                    gpu=cluster.gpu,
-                    gpus=gpus,
-                    longest=longest,
-                    backend=config.train_backend,
-                    layout=layout,
-                )
-            except TrainingMemoryError as error:
-                failed = error
-            else:
-                return layout
-    return failed
-
-
 def _world(
     config: LoopConfig,
     data: DataSet,
@@ -319,7 +278,6 @@ def _world(
     cluster, hybrid = config.run.cluster, regime.split.hybrid
     gpus = cluster.gpus if config.colocated else config.train_gpus
     joined = hybrid.own_gpus if hybrid is not None else 0
-    layout.data_parallel(gpus + joined)
 
     def step_time(tokens: Sequence[int], pool_trains: bool) -> TrainingTime:
         return training.step_time(

@@ -50,7 +50,6 @@ from heddle_core.loop.events import (
 from heddle_core.loop.groups import Group, Groups, GroupSample, Prompt
 from heddle_core.loop.hybrid import HybridPool, StepEnd
 from heddle_core.loop.regime import Regime
-from heddle_core.plans import EngineSpec
 
 MOST_FAILURES: Final = 3
 """Starts, samples and rewards of a group that may fail before its prompt is given up."""
@@ -96,13 +95,12 @@ class LoopController:
         prompts: Iterable[Prompt],
         *,
         batches: int,
+        pool: HybridPool | None = None,
         slots: int = 1,
-        hybrid: Sequence[EngineSpec] = (),
-        scale: float = 2.0,
     ) -> None:
-        """`prompts` start in this order. For a regime with a hybrid pool: `slots` of the engines
-        that are the rollout's own, engines on the pool's GPUs, and the GPUs of both over those of
-        the rollout.
+        """`prompts` start in this order.
+
+        A regime with hybrid GPUs needs their `pool`, and the `slots` of the other engines.
         """
         self.regime = regime
         self.groups = Groups()
@@ -130,13 +128,7 @@ class LoopController:
         self._training: tuple[TrajectoryId, ...] = ()
         self._accumulated = 0
         """Groups of the batch in collection that the trainer has had."""
-        self._slots = slots
-        self._pool: HybridPool | None = None
-        if regime.split.hybrid is not None:
-            rule = regime.split.hybrid.rule(
-                groups=regime.groups, every=regime.update.every, scale=scale
-            )
-            self._pool = HybridPool(hybrid, regime.split.hybrid, rule, controller)
+        self._pool, self._slots = pool, slots
         self._now_s = 0.0
         self._waits_since_s = 0.0
         """Since when the trainer has nothing to do and has its GPUs."""

@@ -5,10 +5,10 @@ pool follows the ratio of training to rollout time. `HybridPool` is where the GP
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from heddle_core.commands import CommandList
 from heddle_core.ids import EngineId
@@ -22,10 +22,10 @@ PoolState: TypeAlias = Literal[
 ]
 """The GPUs train, move to the rollout, start engines there, generate, stop them, move back."""
 
-HYBRID = "hybrid"
+HYBRID: Final = "hybrid"
 """Begin of the names of engines on such GPUs."""
 
-NEXT: dict[PoolState, tuple[PoolState, ...]] = {
+NEXT: Final[Mapping[PoolState, tuple[PoolState, ...]]] = {
     "training": ("to_rollout",),
     "to_rollout": ("starting", "training"),
     "starting": ("rollout", "to_training"),
@@ -232,7 +232,7 @@ class HybridPool:
     def __init__(
         self, engines: Sequence[EngineSpec], hybrid: Hybrid, rule: HybridRule, rollouts: Borrower
     ) -> None:
-        """They train at first."""
+        """They train at first; `engines` run on them while they are the rollout's."""
         self.rule = rule
         self.state: PoolState = "training"
         self._specs, self._rollouts = tuple(engines), rollouts

@@ -1,14 +1,17 @@
 """The rules of every regime, in a world that fails, is late and answers in any order."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from heddle_core.ledger import LedgerError
+from heddle_core.loop.commands import AccumulateGradients
 from heddle_core.loop.controller import LoopController, TooManyFailuresError
 from heddle_core.loop.events import LoopStarted, Trained
-from heddle_core.loop.hybrid import RatioPool, WaitLending
-from heddle_core.loop.presets import REGIMES, BatchShape, regime_named
+from heddle_core.loop.hybrid import RatioPool, StepEnd, WaitLending
+from heddle_core.loop.named import regime_named
+from heddle_core.loop.presets import REGIMES, BatchShape
 from heddle_core.loop.regime import (
     Batching,
     Regime,
@@ -186,3 +189,76 @@ def test_a_wrong_regime_is_named_with_its_parameter(text: str, said: str):
 def test_regimes_that_generate_while_they_train_need_gpus_of_their_own(name: str):
     with pytest.raises(RegimeError, match="leave out --colocated"):
         regime_named(name, shape(colocated=True))
+
+
+def _step(**changes: float) -> StepEnd:
+    return replace(StepEnd(ready=0, train_s=100.0, rollout_s=100.0, pressure=0.1), **changes)
+
+
+def test_a_waiting_trainer_lends_its_gpus_when_that_saves_more_than_the_switches_cost():
+    rule = WaitLending().rule(groups=10, every=2, scale=3.0)
+    assert rule.threshold == 10  # 0.4 of 20 groups, but a batch at least
+    assert rule.lends(_step())  # nothing is known yet
+    rule.switched("rollout", 11.0)
+    rule.switched("training", 8.0)
+    rule.waited(27.0, 10)
+    # 10 groups at 2.7 s, of which three times the GPUs save two thirds: 18 s, for 19 s of switches.
+    assert not rule.lends(_step())
+    rule.waited(3.0, 0)
+    assert rule.lends(_step())  # 20 s
+    assert not rule.lends(_step(ready=10))
+    assert rule.takes_back(10, None)
+    assert not rule.takes_back(9, None)
+
+
+def test_the_ratio_rises_after_two_steps_with_waits_and_falls_after_two_without():
+    rule = WaitLending().rule(groups=10, every=4, scale=2.0)
+    ratios = []
+    for wait_s in (5.0, 5.0, 5.0, 0.0, 1.9, 0.0):
+        rule.waited(wait_s, 1)
+        rule.lends(_step())
+        ratios.append(round(rule.ratio, 2))
+    assert ratios == [0.40, 0.45, 0.50, 0.50, 0.47, 0.44]
+
+
+def test_a_pool_follows_the_ratio_of_training_to_rollout_time():
+    rule = RatioPool(most_steps=3).rule(groups=1, every=1, scale=2.0)
+    assert rule.takes_back(0, _step(train_s=115.0))
+    assert not rule.takes_back(0, _step(train_s=114.0))
+    assert not rule.takes_back(0, _step(train_s=200.0, pressure=0.8))
+    assert not rule.takes_back(99, None)
+    assert rule.lends(_step(train_s=90.0))
+    assert not rule.lends(_step(train_s=91.0))
+    assert rule.lends(_step(train_s=91.0))  # the third step that it trains
+    rule.switched("training", 8.0)
+    assert not rule.lends(_step(train_s=91.0))
+    assert rule.lends(_step(train_s=200.0, pressure=0.8))
+
+
+@pytest.mark.parametrize("failures", [0.0, 0.3])
+def test_gpus_of_a_pool_change_sides_and_come_back(failures: float):
+    loans = 0
+    for seed in range(100):
+        regime = regime_named("verl-separate-async:parameter_sync_step=1", shape())
+        world = HostileWorld(regime, seed, batches=4, failures=failures)
+        world.run()
+        loans += world.loans
+    assert loans > 100
+
+
+def test_parts_of_a_batch_are_trained_as_their_groups_complete():
+    world = HostileWorld(regime_named("heddle-loop", shape(groups=5)), 7, batches=3, failures=0.0)
+    world.run()
+    parts = [c for _, out in world.entries for c in out if isinstance(c, AccumulateGradients)]
+    assert parts
+    assert {len(batch) for batch in world.trained} == {10}
+
+
+def test_libra_as_released_admits_a_batch_more_with_every_version():
+    started = []
+    for name in ("libra", "libra-release"):
+        wide = replace(shape(), slots=1_000)
+        world = HostileWorld(regime_named(name, wide), 5, batches=6, failures=0.0)
+        world.run()
+        started.append(world.core.groups.started)
+    assert started[1] > started[0]

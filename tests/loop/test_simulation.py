@@ -10,16 +10,17 @@ from heddle.config import ClusterConfig, PolicyConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.loop.comparison import compare_regimes, run_loop
 from heddle.loop.config import LoopConfig
-from heddle.loop.setup import LoopSetup, prepare_loop, splits
+from heddle.loop.setup import LoopSetup, loop_core, prepare_loop, splits
 from heddle.reports.run_bounds import run_bound
 from heddle.runs import load_run
 from heddle.runs.replay import replay
 from heddle.setup import Workspace, prepare
+from heddle_core.commands import Dispatch
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId
-from heddle_core.loop.commands import AnyCommand, StartTrajectory, Train
-from heddle_core.loop.controller import LoopController
-from heddle_core.loop.events import AnyEvent, EngineUpdated, Trained
+from heddle_core.loop.commands import AccumulateGradients, AnyCommand, StartTrajectory, Train
+from heddle_core.loop.events import AnyEvent, EngineUpdated, GpusAssigned, Trained
+from heddle_core.loop.hybrid import HYBRID
 from heddle_core.loop.presets import REGIMES
 from heddle_sim.loop import LoopSimulation, ServiceConfig
 from heddle_sim.rollout import simulate_rollout
@@ -43,7 +44,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def config(trace: str, *names: str, policy: str = "verl", **changes: object) -> LoopConfig:
-    cluster = ClusterConfig(gpus=4, tp=2, max_running=8)
+    pooled = any(name.startswith("libra") and ":" in name for name in names)
+    cluster = ClusterConfig(gpus=8 if pooled else 4, tp=2, max_running=8)
     run = RunConfig(trace=trace, cluster=cluster, policy=PolicyConfig(preset=policy))
     made = LoopConfig(
         run=run, regimes=names or ("sync",), groups=GROUPS, samples=SAMPLES, steps=STEPS
@@ -56,8 +58,7 @@ class Recorded:
 
     def __init__(self, setup: LoopSetup) -> None:
         self.rollouts = Controller(setup.run.policy)
-        prompts = setup.data.prompts(repeat=True)
-        self.core = LoopController(self.rollouts, setup.regime, prompts, batches=setup.config.steps)
+        self.core = loop_core(setup, self.rollouts)
         self.entries: list[tuple[AnyEvent, tuple[AnyCommand, ...]]] = []
 
     @property
@@ -90,6 +91,10 @@ def times(core: Recorded, kind: type) -> list[float]:
     return [event.time_s for event, _ in core.entries if type(event) is kind]
 
 
+def commands_of(core: Recorded, *kinds: type) -> list[AnyCommand]:
+    return [c for _, commands in core.entries for c in commands if isinstance(c, kinds)]
+
+
 def trains(core: Recorded) -> list[tuple[float, Train]]:
     return [
         (event.time_s, command)
@@ -119,7 +124,7 @@ def test_a_synchronous_step_is_its_rollout_its_training_and_its_update(trace: st
         )
         assert begun[step][0] - started_s == pytest.approx(ends[-1])
         tokens = [s.steps[-1].prompt_tokens + s.steps[-1].output_tokens for s in mine]
-        train_s = setup.world.train_s(tokens)
+        train_s = setup.world.train_s(tokens, True)
         assert ended[step] - begun[step][0] == pytest.approx(train_s)
         if step < STEPS - 1:
             assert updates[step] - ended[step] == pytest.approx(setup.world.update_s)
@@ -157,14 +162,22 @@ def test_one_step_off_trains_while_it_generates(trace: str):
 
 def test_a_trainer_that_takes_long_sets_the_pace_of_an_asynchronous_loop(trace: str):
     setup = prepared(trace, "areal")
-    slow = replace(setup, world=replace(setup.world, train_s=lambda _: 5_000.0))
+    slow = replace(setup, world=replace(setup.world, train_s=lambda tokens, pool_trains: 5_000.0))
     figures, _, _ = run_loop(slow, lambda: None)
     assert figures.mean_step_s == pytest.approx(5_000.0 + setup.world.update_s, rel=0.01)
     assert figures.training_s == pytest.approx(STEPS * 5_000.0)
 
 
+SMALL = {
+    "libra": "libra:pool_gpus=4",
+    "libra-release": "libra-release:pool_gpus=4",
+    "verl-separate-async": "verl-separate-async:parameter_sync_step=1",
+}
+"""Regimes whose defaults are too large for this cluster and number of steps."""
+
+
 @pytest.mark.parametrize("policy", ["verl", "heddle", "slime-2026"])
-@pytest.mark.parametrize("name", REGIMES)
+@pytest.mark.parametrize("name", [SMALL.get(name, name) for name in REGIMES])
 def test_every_regime_survives_failing_engines_environments_and_rewards(
     trace: str, name: str, policy: str
 ):
@@ -178,7 +191,9 @@ def test_every_regime_survives_failing_engines_environments_and_rewards(
     simulation = replace(setup.run.simulation, faults=faults, engine_start_s=20.0)
     setup = replace(setup, world=flaky, run=replace(setup.run, simulation=simulation))
     core = run(setup)
-    trained = [t for _, command in trains(core) for t in command.trajectories]
+    trained = [
+        t for command in commands_of(core, AccumulateGradients, Train) for t in command.trajectories
+    ]
     assert len(trained) == len(set(trained)) == STEPS * GROUPS * SAMPLES
     again = Recorded(prepared(trace, name, policy=policy))
     for event, commands in core.entries:
@@ -313,7 +328,7 @@ def test_an_engine_that_comes_back_during_training_waits_for_its_gpus(trace: str
     began_s = trains(first)[1][0]
     faults = ((began_s - 5.0, EngineId("e0")),)
     simulation = replace(setup.run.simulation, faults=faults, engine_start_s=6.0)
-    slow = replace(setup.world, train_s=lambda _: 500.0)
+    slow = replace(setup.world, train_s=lambda tokens, pool_trains: 500.0)
     again = prepared(trace, "april", colocated=True)
     core = run(replace(again, world=slow, run=replace(again.run, simulation=simulation)))
     begun, ended = trains(core), times(core, Trained)
@@ -336,3 +351,57 @@ def test_what_a_loop_cannot_do_is_refused(trace: str, tmp_path: Path):
     path.write_text(path.read_text().replace("coding-00001", "coding#1"))
     with pytest.raises(ConfigError, match="give it another name"):
         prepared(str(path), "sync", groups=1, steps=3)
+
+
+def test_gradients_of_complete_groups_shorten_a_step_and_train_the_same_batch(trace: str):
+    late, early = prepared(trace, "heddle-loop:accumulate_from=0"), prepared(trace, "heddle-loop")
+    waiting, _, _ = run_loop(late, lambda: None)
+    figures, _, trained = run_loop(early, lambda: None)
+    assert figures.mean_step_s < waiting.mean_step_s
+    assert len(trained) == STEPS * GROUPS * SAMPLES
+    core = run(prepared(trace, "heddle-loop"))
+    parts = commands_of(core, AccumulateGradients)
+    assert parts
+    for batch, command in enumerate(commands_of(core, Train)):
+        of_batch = [p for p in parts if p.batch == batch]
+        size = len(command.trajectories) + sum(len(p.trajectories) for p in of_batch)
+        assert size == GROUPS * SAMPLES
+
+
+def test_a_long_sample_takes_its_data_parallel_rank_as_long_alone_as_among_others(trace: str):
+    world = prepared(trace, "heddle-loop").world
+    assert world.accumulate_s([8_000], True) == world.accumulate_s([8_000, 1, 1], True)
+    assert world.accumulate_s([8_000] * 8, True) > world.accumulate_s([8_000], True)
+
+
+def test_lent_gpus_generate_between_the_moments_they_change_sides(trace: str):
+    setup = prepared(trace, SMALL["verl-separate-async"])
+    core = run(setup)
+    roles = [e.role for e, _ in core.entries if isinstance(e, GpusAssigned)]
+    assert roles[:2] == ["rollout", "training"]
+    assert roles == ["rollout", "training"] * (len(roles) // 2)
+    lent = [c for c in commands_of(core, Dispatch) if c.engine.startswith(HYBRID)]
+    assert lent
+    assigned = [(e.time_s, e.role) for e, _ in core.entries if isinstance(e, GpusAssigned)]
+    for began_s, _ in trains(core):
+        before = [role for time_s, role in assigned if time_s <= began_s]
+        assert not before or before[-1] == "training"
+
+
+def test_the_pool_of_libra_joins_the_side_that_is_slower(trace: str):
+    setup = prepared(trace, SMALL["libra"])
+    assert setup.gpus == 8 + setup.train_gpus
+    slow = replace(setup.world, train_s=lambda tokens, pool_trains: 100.0 if pool_trains else 200.0)
+    core = run(replace(setup, world=slow))
+    # It trains at first, and training stays the slower side.
+    assert not times(core, GpusAssigned)
+    quick = replace(setup.world, train_s=lambda tokens, pool_trains: 0.1)
+    core = run(replace(setup, world=quick))
+    assert [e.role for e, _ in core.entries if isinstance(e, GpusAssigned)][:1] == ["rollout"]
+
+
+def test_a_pool_that_leaves_no_engine_is_refused(trace: str):
+    with pytest.raises(ConfigError, match="pool of 8 of the 4 GPUs that do not train"):
+        prepared(trace, "libra")
+    with pytest.raises(ConfigError, match="too few for an engine of TP 2"):
+        prepared(trace, SMALL["verl-separate-async"], train_gpus=1)

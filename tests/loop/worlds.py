@@ -36,6 +36,7 @@ from heddle_core.loop.events import (
     Trained,
 )
 from heddle_core.loop.groups import Prompt
+from heddle_core.loop.hybrid import HybridPool
 from heddle_core.loop.regime import Regime
 from heddle_core.plans import EngineSpec
 
@@ -81,9 +82,13 @@ class HostileWorld:
         hybrid = [
             EngineSpec(engine=EngineId(f"hybrid{i}"), shape=shape, max_running=1) for i in range(2)
         ]
-        self.core = LoopController(
-            NoRollouts(), regime, self._prompts(), batches=batches, hybrid=hybrid
-        )
+        rollouts, pool = NoRollouts(), None
+        if regime.split.hybrid is not None:
+            rule = regime.split.hybrid.rule(
+                groups=regime.groups, every=regime.update.every, scale=2.0
+            )
+            pool = HybridPool(hybrid, regime.split.hybrid, rule, rollouts)
+        self.core = LoopController(rollouts, regime, self._prompts(), batches=batches, pool=pool)
         self.gpus = "training"
         """What those of the hybrid pool do."""
         self.loans = 0
@@ -205,6 +210,11 @@ class HostileWorld:
             case Train():
                 self.take(command)
                 self.train(command)
+            case _:
+                self.execute_on_gpus(command)
+
+    def execute_on_gpus(self, command: AnyCommand) -> None:
+        match command:
             case UpdateWeights(engine=engine) if engine not in self.engines:
                 pass  # its end is on its way
             case UpdateWeights():

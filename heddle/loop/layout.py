@@ -1,0 +1,59 @@
+"""The trainer's layout: as given, or the least that fits into memory."""
+
+from heddle.loop.config import LoopConfig
+from heddle_sim.training import TrainingError, TrainLayout
+from heddle_sim.training_memory import TrainingMemoryError, check_memory
+
+
+def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> TrainLayout:
+    """The layout that is given, else the one of least TP and PP that fits into memory.
+
+    It divides `gpus`, and those with `joined` more.
+
+    Raises:
+        TrainingMemoryError: none fits; the message has a number of GPUs that do.
+        TrainingError: the given degrees do not divide the GPUs.
+    """
+    found = _first_fitting(config, gpus, longest, joined)
+    if isinstance(found, TrainLayout):
+        return found
+    if found is None:
+        raise TrainingError(
+            f"no trainer of TP {config.train_tp or 'any'} and PP {config.train_pp or 'any'} "
+            f"divides {gpus} GPUs"
+            + (f" and {gpus + joined} with those of the pool" if joined else "")
+            + ": take another --train-tp, --train-pp or --train-gpus"
+        )
+    for more in (2**k for k in range(gpus.bit_length(), gpus.bit_length() + 7)):
+        if isinstance(_first_fitting(config, more, longest, joined), TrainLayout):
+            flag = "--gpus" if config.colocated else "--train-gpus"
+            needed = str(found).partition(";")[0]
+            raise TrainingMemoryError(f"{needed}; {flag} {more} would do")
+    raise found
+
+
+def _first_fitting(
+    config: LoopConfig, gpus: int, longest: int, joined: int
+) -> TrainLayout | TrainingMemoryError | None:
+    """The first layout that fits, else why the last one does not; None if none divides the GPUs."""
+    cluster = config.run.cluster
+    failed: TrainingMemoryError | None = None
+    for pp in [config.train_pp] if config.train_pp else [1, 2, 4, 8, 16]:
+        for tp in [config.train_tp] if config.train_tp else [1, 2, 4, 8]:
+            if gpus % (tp * pp) or joined % (tp * pp):
+                continue
+            layout = TrainLayout(tp=tp, pp=pp)
+            try:
+                check_memory(
+                    cluster.model,
+                    gpu=cluster.gpu,
+                    gpus=gpus,
+                    longest=longest,
+                    backend=config.train_backend,
+                    layout=layout,
+                )
+            except TrainingMemoryError as error:
+                failed = error
+            else:
+                return layout
+    return failed
