@@ -1,0 +1,138 @@
+"""Asynchronous and partial rollout over the synchronous step, as their systems report it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.drawing import page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.jobs import Computation, Size
+from experiments.harness.loops import Lengths, Loop, sized, step_s
+from experiments.harness.values import exactly
+
+SWITCH = "verl-separate-async"
+NO_SWITCH = "verl-separate-async:enable_switch=false"
+COLOCATE = "verl-colocate-async"
+STREAM, STALE = (f"verl-fully-async:staleness_threshold={each}" for each in ("0", "0.5"))
+REQUIRE = (1, 2, 4)
+
+
+def _require(batches: int) -> str:
+    return f"verl-fully-async:trigger_parameter_sync_step={4 // batches}"
+
+
+def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computation]:
+    """One for each cluster of a source."""
+    long, short = Lengths(**config["v1"]), Lengths(**config["nemo"])
+    gpus, groups = sized(size, 32, 8), sized(size, 64, 16)
+    half = gpus // 2
+    v1 = {"workload": long, "groups": groups, "tps": (4,), "gpus": gpus, "steps": 12}
+    big = sized(size, 128, 16)
+    sync_step = {"groups": groups // 4, "steps": 24}
+    loops = {
+        "v1_sync": Loop(regimes=("sync", COLOCATE), colocated=True, **v1),
+        "v1_separate": Loop(regimes=(NO_SWITCH,), train_gpus=(half,), **{**v1, **sync_step}),
+        "v1_switch": Loop(
+            regimes=(NO_SWITCH, SWITCH),
+            train_gpus=(half,),
+            **{**v1, **sync_step, "gpus": half + gpus // 4},
+        ),
+        "async_sync": Loop(
+            regimes=("sync",), model="qwen3-8b", gpus=big, colocated=True, groups=32, steps=8
+        ),
+        "async": Loop(
+            regimes=(STREAM, STALE),
+            model="qwen3-8b",
+            gpus=big,
+            train_gpus=(big // 2,),
+            groups=8,
+            steps=32,
+        ),
+        "nemo_sync": Loop(
+            regimes=("sync",),
+            workload=short,
+            model="llama-3.1-8b",
+            gpus=16,
+            colocated=True,
+            groups=128,
+            steps=8,
+        ),
+        "nemo_off": Loop(
+            regimes=("one-step-off",),
+            workload=short,
+            model="llama-3.1-8b",
+            gpus=16,
+            train_gpus=(8,),
+            groups=128,
+            steps=8,
+        ),
+        "tail": Loop(
+            regimes=("sync", "april:over_sampling=1.25", "rollpacker"),
+            gpus=sized(size, 64, 16),
+            groups=sized(size, 128, 16),
+            colocated=True,
+            steps=12,
+        ),
+        "pipeline": Loop(
+            regimes=("sync", "pipelinerl"),
+            model="qwen3-8b",
+            gpus=sized(size, 64, 16),
+            train_gpus=(sized(size, 32, 8),),
+            groups=sized(size, 64, 16),
+            steps=24,
+        ),
+        "areal_sync": Loop(
+            regimes=("sync",), gpus=sized(size, 64, 16), colocated=True, groups=64, steps=8
+        ),
+        "areal": Loop(
+            regimes=("areal",),
+            gpus=sized(size, 64, 16),
+            train_gpus=(sized(size, 16, 4),),
+            groups=64,
+            steps=14,
+        ),
+    }
+    for batches in REQUIRE:
+        loops[f"require_{batches}"] = Loop(
+            regimes=(_require(batches),),
+            model="qwen3-8b",
+            gpus=big,
+            train_gpus=(big // 2,),
+            groups=8 * batches,
+            steps=32 // batches + 8,
+        )
+    return {name: loop.computation for name, loop in loops.items()}
+
+
+def measure(context: Context) -> Measured:
+    """Times of a step, or of as many samples, over those of the first regime."""
+    made = computations(context.size, context.config)
+    rows = {name: context.store.get(each.key) for name, each in made.items()}
+    sync = step_s(rows["v1_sync"], "sync")
+    small = step_s(rows["async_sync"], "sync")
+    tail = step_s(rows["tail"], "sync")
+    required = {n: step_s(rows[f"require_{n}"], _require(n)) / n for n in REQUIRE}
+    values = {
+        "v1_colocate": step_s(rows["v1_sync"], COLOCATE) / sync,
+        "v1_separate": 4 * step_s(rows["v1_separate"], NO_SWITCH) / sync,
+        "v1_switch": step_s(rows["v1_switch"], SWITCH) / step_s(rows["v1_switch"], NO_SWITCH),
+        "verl_stream": 4 * step_s(rows["async"], STREAM) / small,
+        "verl_stale": 4 * step_s(rows["async"], STALE) / small,
+        "require_2": required[2] / required[1],
+        "require_4": required[4] / required[1],
+        "nemo_off": step_s(rows["nemo_sync"], "sync") / step_s(rows["nemo_off"], "one-step-off"),
+        "april": tail / step_s(rows["tail"], "april:over_sampling=1.25"),
+        "rollpacker": tail / step_s(rows["tail"], "rollpacker"),
+        "pipelinerl": step_s(rows["pipeline"], "sync") / step_s(rows["pipeline"], "pipelinerl"),
+        "areal": step_s(rows["areal_sync"], "sync") / step_s(rows["areal"], "areal"),
+    }
+    return Measured(values={name: exactly(value) for name, value in values.items()}, data=values)
+
+
+def draw(data: Any, path: Path) -> None:
+    """A bar for each ratio."""
+    figure, ax = page(1, width=7.0)
+    ax.barh(list(data), list(data.values()))
+    ax.axvline(1.0, color="#777777", lw=0.8)
+    ax.set(xlabel="ratio")
+    save(figure, path)

@@ -1,0 +1,93 @@
+"""RollArt: slow and failing environments, serverless rewards, and the staleness of a trajectory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.drawing import page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.jobs import Computation, Size
+from experiments.harness.loops import Loop, sized, step_s
+from experiments.harness.values import exactly
+
+PLAIN, REDUNDANT = "rollart", "rollart:redundant_environments=4"
+ALPHAS = (1, 2, 4, 6)
+SPREADS_S = (0.0, 50.0)
+
+
+def _alpha(alpha: int) -> str:
+    return f"rollart:alpha={alpha}"
+
+
+def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computation]:
+    """One for each cluster and service."""
+    gpus, train = sized(size, 64, 16), sized(size, 16, 4)
+    shared: dict[str, Any] = {
+        "workload": "coding",
+        "gpus": gpus,
+        "train_gpus": (train,),
+        "groups": sized(size, 32, 8),
+        "steps": 16,
+    }
+    batch = shared["groups"] * 16
+    # Four of the rollout's GPUs compute rewards, one at a time each, or none does.
+    own = {**shared, "gpus": gpus - sized(size, 4, 2)}
+    loops = {
+        "alpha": Loop(regimes=tuple(_alpha(alpha) for alpha in ALPHAS), **shared),
+        "slow": Loop(
+            regimes=(PLAIN, REDUNDANT),
+            options={"env_start_s": 100.0, "env_spread_s": 100.0, "env_failure_rate": 0.05},
+            **shared,
+        ),
+        "reward_gpus": Loop(
+            regimes=("sync",),
+            options={"reward_s": 2.0, "reward_capacity": max(1, batch // 128)},
+            **own,
+        ),
+        "serverless": Loop(
+            regimes=("sync",), options={"reward_s": 2.0, "reward_cold_start_s": 4.2}, **shared
+        ),
+        "reset": Loop(
+            regimes=("sync",),
+            options={"env_start_s": 200.0, "env_spread_s": 150.0, "reward_s": 2.0},
+            **shared,
+        ),
+        "others": Loop(
+            regimes=("one-step-off", "areal:max_head_offpolicyness=1", PLAIN),
+            model="qwen3-32b",
+            **{**shared, "gpus": 2 * gpus, "train_gpus": (2 * train,), "tps": (4,)},
+        ),
+        "sync": Loop(
+            regimes=("sync",),
+            model="qwen3-32b",
+            **{**shared, "gpus": 2 * gpus, "train_gpus": (2 * train,), "tps": (4,)},
+        ),
+    }
+    return {name: loop.computation for name, loop in loops.items()}
+
+
+def measure(context: Context) -> Measured:
+    """Ratios of the time of a step."""
+    made = computations(context.size, context.config)
+    rows = {name: context.store.get(each.key) for name, each in made.items()}
+    alphas = [step_s(rows["alpha"], _alpha(alpha)) for alpha in ALPHAS]
+    ours = step_s(rows["others"], PLAIN)
+    values = {
+        "alpha": alphas[0] / alphas[-1],
+        "redundant": step_s(rows["slow"], PLAIN) / step_s(rows["slow"], REDUNDANT),
+        "serverless": step_s(rows["serverless"], "sync") / step_s(rows["reward_gpus"], "sync"),
+        "reset": step_s(rows["reset"], "sync") / step_s(rows["serverless"], "sync"),
+        "over_sync": step_s(rows["sync"], "sync") / ours,
+        "over_one_off": step_s(rows["others"], "one-step-off") / ours,
+        "over_areal": step_s(rows["others"], "areal:max_head_offpolicyness=1") / ours,
+    }
+    return Measured(values={name: exactly(value) for name, value in values.items()}, data=values)
+
+
+def draw(data: Any, path: Path) -> None:
+    """A bar for each ratio."""
+    figure, ax = page(1, width=7.0)
+    ax.barh(list(data), list(data.values()))
+    ax.axvline(1.0, color="#777777", lw=0.8)
+    ax.set(xlabel="ratio")
+    save(figure, path)

@@ -1,0 +1,307 @@
+"""How to split GPUs between rollout and training: estimated for every split, simulated for the best.
+
+An estimate takes milliseconds and knows the cost model of policies, not the simulator's latency
+table. With `G` groups of a batch and staleness bound `eta`, a continuous regime has
+``(eta + 1) G`` groups under way, each for a time ``L``, so that by Little's law a step takes
+
+    S = max(train + update, (L + serial training + update) / (eta + 1), work of the engines)
+
+where ``L`` grows with the number of trajectories that share an engine, which falls with ``S``. A
+regime of rounds takes the end of its last trajectory, found by a small simulation of each engine's
+group (`heddle_core.estimate.simulate_group`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from heddle.config_files import ConfigError
+from heddle.loop.comparison import RegimeResult, compare_regimes
+from heddle.loop.config import LoopConfig
+from heddle.loop.setup import LoopSetup, prepare_loop
+from heddle.setup import Workspace
+from heddle.workload import CapacityError
+from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.group_cost import FloatArray, Work
+from heddle_core.estimate.simulate_group import simulate_group
+from heddle_core.ids import EngineShape
+from heddle_sim.training import TrainingError
+
+SCHEMA = "heddle.loop-plan/1"
+MOST_GROUPS = 256
+"""Groups of the trace that lengths are taken from."""
+ROUNDS = 3
+"""Batches that a round's end is the mean of."""
+_PASSES = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEstimate:
+    """Estimated step of one regime at one split and TP degree; seconds."""
+
+    setup: LoopSetup
+    step_s: float
+    rollout_s: float
+    """Until a batch is generated: of a round, else the mean time of a group over the batches under
+    way."""
+    train_s: float
+    update_s: float
+    limit: Literal["rollout", "training"]
+    """Which of the two a step waits for."""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        config = self.setup.config
+        return {
+            "regime": self.setup.name,
+            "rollout_gpus": config.run.cluster.gpus,
+            "train_gpus": self.setup.train_gpus,
+            "tp": config.run.cluster.tp,
+            "trainer": {"tp": self.setup.layout.tp, "pp": self.setup.layout.pp},
+            "estimated_step_s": self.step_s,
+            "rollout_s": self.rollout_s,
+            "train_s": self.train_s,
+            "update_s": self.update_s,
+            "limit": self.limit,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopPlan:
+    """The report of `heddle plan --loop`."""
+
+    estimates: tuple[StepEstimate, ...]
+    """Every split and degree of every regime, the shortest step first."""
+    simulated: tuple[RegimeResult, ...]
+    """The first of them, in their order."""
+
+    @property
+    def best(self) -> tuple[StepEstimate, RegimeResult]:
+        """That with the shortest simulated step."""
+        pairs = zip(self.estimates, self.simulated, strict=False)
+        return min(pairs, key=lambda pair: pair[1].step_s.mean)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        first = self.estimates[0].setup
+        steps = [row.step_s.mean for row in self.simulated]
+        return {
+            "schema": SCHEMA,
+            "cluster": {
+                "gpus": first.gpus,
+                "gpu": first.config.run.cluster.gpu,
+                "model": first.config.run.cluster.model,
+            },
+            "estimates": [
+                {**e.plain(), "simulated_step_s": steps[i] if i < len(steps) else None}
+                for i, e in enumerate(self.estimates)
+            ],
+            "best": self.best[0].plain(),
+            "best_simulated_step_s": self.best[1].step_s.mean,
+        }
+
+
+def plan_loop(
+    configs: Sequence[LoopConfig],
+    *,
+    simulate: int = 3,
+    jobs: int | None = 1,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> LoopPlan:
+    """Estimate every regime of each configuration; simulate the `simulate` shortest steps.
+
+    Settings whose trainer or engines do not fit are left out, unless none fits.
+
+    Raises:
+        ConfigError: a regime that cannot be estimated, or a policy that plans its engines.
+        ValueError: one of the packages' errors for bad input.
+    """
+    shared, estimates = Workspace(), []
+    failed: ValueError | None = None
+    for config in configs:
+        for name in config.regimes:
+            try:
+                estimates.append(estimate_step(prepare_loop(config, name, workspace=shared)))
+            except (TrainingError, CapacityError) as error:
+                failed = error
+    if not estimates:
+        assert failed is not None
+        raise failed
+    estimates.sort(key=lambda e: e.step_s)
+    chosen = [_only(e) for e in estimates[:simulate]]
+    rows: list[RegimeResult] = []
+    total = sum(config.steps * config.seeds for config in chosen)
+    for config in chosen:
+        begun = sum(c.steps * c.seeds for c in chosen[: len(rows)])
+        watch = None
+        if on_progress is not None:
+            report = on_progress
+
+            def watch(done: int, _: int, begun: int = begun) -> None:
+                report(begun + done, total)
+
+        rows += compare_regimes([config], jobs=jobs, on_progress=watch).regimes
+    return LoopPlan(estimates=tuple(estimates), simulated=tuple(rows))
+
+
+def _only(estimate: StepEstimate) -> LoopConfig:
+    """The configuration of one regime, whose cluster may lack the GPUs of a pool."""
+    from dataclasses import replace
+
+    return replace(estimate.setup.config, regimes=(estimate.setup.name,))
+
+
+def estimate_step(setup: LoopSetup) -> StepEstimate:
+    """Estimate the step of a loop.
+
+    Raises:
+        ConfigError: a regime with redundant samples, discarded groups or GPUs that change sides.
+    """
+    regime, split = setup.regime, setup.regime.split
+    if (
+        regime.sampling.extra_samples
+        or regime.sampling.extra_groups
+        or regime.batching.rest != "keep"
+        or split.hybrid is not None
+    ):
+        raise ConfigError(
+            f"the step of regime {setup.name} is not estimated, since samples are redundant or "
+            "GPUs change sides: find its split by `heddle loop --train-gpus best --tp best`"
+        )
+    cluster = setup.config.run.cluster
+    shape = EngineShape(cluster.gpu, cluster.tp)
+    cost = setup.run.profile.cost_estimate([cluster.tp]).by_shape[shape]
+    groups = _lengths(setup)
+    batch = _taken(groups, regime.groups, regime.samples, 0)
+    tokens = [int(t) for t in batch.context_tokens + batch.output_tokens + batch.appended_tokens]
+    train_s = setup.world.train_s(tokens, False)
+    switch_s = setup.world.to_training_s + setup.world.to_rollout_s
+    update_s = setup.world.update_s
+    engines = cluster.gpus // cluster.tp
+    accumulates = regime.batching.accumulate_from is not None
+    serial_s = train_s / regime.groups if accumulates else train_s
+    if regime.update.mode == "drain":
+        rollout_s = _round_s(groups, setup, cost, engines)
+        if regime.staleness.counted_by == "batch":
+            step_s = max(rollout_s + (serial_s if accumulates else 0.0), train_s) + update_s
+        else:
+            step_s = max(rollout_s + serial_s, train_s) + switch_s + update_s
+    else:
+        in_flight = (regime.staleness.bound + 1.0) * regime.update.every
+        update_s /= regime.update.every
+        rollout_s = _steady_s(groups, setup, cost, engines, in_flight, serial_s + update_s)
+        step_s = max(rollout_s, train_s + update_s)
+    return StepEstimate(
+        setup=setup,
+        step_s=step_s,
+        rollout_s=rollout_s,
+        train_s=train_s,
+        update_s=update_s,
+        limit="training" if step_s <= train_s + update_s else "rollout",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Samples of some groups of the trace: arrays of groups by samples, and rows of `Work`."""
+
+    work: Work
+    groups: int
+    samples: int
+
+
+def _lengths(setup: LoopSetup) -> _Groups:
+    regime = setup.regime
+    chosen = list(setup.data.groups.values())[: max(MOST_GROUPS, ROUNDS * regime.groups)]
+    rows: list[tuple[float, ...]] = []
+    for scripts in chosen:
+        for script in scripts[: regime.samples]:
+            output = sum(step.output_tokens for step in script.steps)
+            last, first = script.steps[-1], script.steps[0]
+            appended = last.prompt_tokens + last.output_tokens - first.prompt_tokens - output
+            tool_s = sum(step.tool_s or 0.0 for step in script.steps)
+            rows.append((output, first.prompt_tokens, max(0, appended), tool_s))
+    output, context, appended, tool_s = np.array(rows, dtype=np.float64).T
+    work = Work(
+        output_tokens=np.maximum(output, 1.0),
+        context_tokens=context,
+        appended_tokens=appended,
+        prefill_tokens=context + appended,
+        tool_s=tool_s,
+    )
+    return _Groups(work, len(chosen), regime.samples)
+
+
+def _taken(groups: _Groups, count: int, samples: int, number: int) -> Work:
+    """A batch of the trace; from its begin again where it ends."""
+    first = number * count
+    index = [
+        (first + group) % groups.groups * samples + sample
+        for group in range(count)
+        for sample in range(samples)
+    ]
+    return groups.work.take(np.array(index))
+
+
+def _round_s(groups: _Groups, setup: LoopSetup, cost: StepCost, engines: int) -> float:
+    """End of a batch that starts at once, dealt out over the engines; mean of some batches."""
+    regime, most = setup.regime, setup.config.run.cluster.max_running
+    ends = []
+    for number in range(ROUNDS):
+        batch = _taken(groups, regime.groups, regime.samples, number)
+        parts = [batch.take(slice(e, None, engines)) for e in range(min(engines, len(batch)))]
+        ends.append(
+            max(
+                simulate_group(
+                    part.take(np.argsort(-part.output_tokens)), cost, max_running=most
+                ).end_s
+                for part in parts
+            )
+        )
+    return float(np.mean(ends))
+
+
+def _steady_s(
+    groups: _Groups,
+    setup: LoopSetup,
+    cost: StepCost,
+    engines: int,
+    in_flight: float,
+    serial_s: float,
+) -> float:
+    """Step of a continuous regime as its engines allow: the fixed point of Little's law."""
+    regime, work = setup.regime, groups.work
+    cluster, staleness = setup.config.run.cluster, regime.staleness
+    context = float(np.average(work.mean_context_tokens(), weights=work.output_tokens))
+    prefill_s = cost.prefill_s * float(work.prefill_tokens.sum() / work.output_tokens.sum())
+    batch = regime.groups * regime.samples
+    slots = min(cluster.max_running, cost.kv_capacity_tokens / context)
+    mean_tokens = float(work.output_tokens.mean())
+
+    def tpot_s(running: float) -> float:
+        return cost.iteration_s(running, running * context) + prefill_s * running
+
+    def durations(tpot: float) -> FloatArray:
+        return work.output_tokens * tpot + work.tool_s
+
+    step_s = batch * mean_tokens * tpot_s(slots) / (slots * engines)
+    least_s = step_s
+    for _ in range(_PASSES):
+        # Samples that decode at once on an engine, by Little's law.
+        running = min(slots, batch * mean_tokens * tpot_s(slots) / (step_s * engines))
+        for _ in range(8):
+            running = min(slots, batch * mean_tokens * tpot_s(running) / (step_s * engines))
+        took = durations(tpot_s(max(running, 1.0)))
+        group_s = float(took.reshape(groups.groups, -1).max(axis=1).mean())
+        if staleness.counted_by == "nothing":
+            assert staleness.max_concurrent is not None
+            found = float(took.mean()) * batch / staleness.max_concurrent
+        else:
+            found = (group_s + serial_s) / in_flight
+            if staleness.max_concurrent is not None:
+                found = max(found, float(took.mean()) * batch / staleness.max_concurrent)
+        found = max(found, least_s)
+        step_s = 0.5 * (step_s + found)
+    return step_s
