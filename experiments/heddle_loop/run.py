@@ -1,4 +1,4 @@
-"""heddle-loop over the other regimes of its staleness bound, each at its best split and TP degree."""
+"""heddle-loop over other regimes of its staleness bound, each at its best split and TP degree."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -234,7 +234,7 @@ def compare_regimes(
     shared = Workspace()
     setups = _prepared(configs, shared, fitting_only)
     todo = [
-        _Job(replace(s.config, run=replace(s.config.run, seed=s.config.run.seed + i)), s.name)
+        _Job(replace(s.asked, run=replace(s.asked.run, seed=s.asked.run.seed + i)), s.name)
         for s in setups
         for i in range(s.config.seeds)
     ]
@@ -267,14 +267,20 @@ def _prepared(
 ) -> list[LoopSetup]:
     """The loops to run, with the first seed."""
     setups: list[LoopSetup] = []
+    failed: dict[str, ValueError] = {}
     for config in configs:
-        try:
-            setups += [prepare_loop(config, name, workspace=workspace) for name in config.regimes]
-        except (TrainingError, CapacityError):
-            if not fitting_only or (config is configs[-1] and not setups):
-                raise
-    planned = {s.train_gpus: s for s in reversed(setups) if plans(s)}
-    return [s for s in setups if not plans(s) or planned[s.train_gpus].config is s.config]
+        for name in config.regimes:
+            try:
+                setups.append(prepare_loop(config, name, workspace=workspace))
+            except (TrainingError, CapacityError) as error:
+                if not fitting_only:
+                    raise
+                failed[name] = error
+    for name, failure in failed.items():
+        if all(setup.name != name for setup in setups):
+            raise failure
+    planned = {(s.name, s.train_gpus): s for s in reversed(setups) if plans(s)}
+    return [s for s in setups if not plans(s) or planned[s.name, s.train_gpus] is s]
 
 
 def _run_job(

@@ -1,4 +1,4 @@
-"""How to split GPUs between rollout and training: estimated for every split, simulated for the best.
+"""How to split GPUs between rollout and training: every split estimated, the best simulated.
 
 An estimate takes milliseconds and knows the cost model of policies, not the simulator's latency
 table. With `G` groups of a batch and staleness bound `eta`, a continuous regime has
@@ -12,7 +12,8 @@ group (`heddle_core.estimate.simulate_group`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -130,27 +131,19 @@ def plan_loop(
         assert failed is not None
         raise failed
     estimates.sort(key=lambda e: e.step_s)
-    chosen = [_only(e) for e in estimates[:simulate]]
+    chosen = [replace(e.setup.asked, regimes=(e.setup.name,)) for e in estimates[:simulate]]
     rows: list[RegimeResult] = []
     total = sum(config.steps * config.seeds for config in chosen)
     for config in chosen:
-        begun = sum(c.steps * c.seeds for c in chosen[: len(rows)])
-        watch = None
-        if on_progress is not None:
-            report = on_progress
-
-            def watch(done: int, _: int, begun: int = begun) -> None:
-                report(begun + done, total)
-
+        watch = None if on_progress is None else partial(_further, on_progress, len(rows), total)
         rows += compare_regimes([config], jobs=jobs, on_progress=watch).regimes
     return LoopPlan(estimates=tuple(estimates), simulated=tuple(rows))
 
 
-def _only(estimate: StepEstimate) -> LoopConfig:
-    """The configuration of one regime, whose cluster may lack the GPUs of a pool."""
-    from dataclasses import replace
-
-    return replace(estimate.setup.config, regimes=(estimate.setup.name,))
+def _further(
+    report: Callable[[int, int], None], finished: int, total: int, done: int, of: int
+) -> None:
+    report(finished * of + done, total)
 
 
 def estimate_step(setup: LoopSetup) -> StepEstimate:

@@ -10,6 +10,7 @@ from heddle.config_files import ConfigError
 from heddle.loop.config import DOLLARS_PER_GPU_HOUR, LoopConfig
 from heddle.loop.layout import fitting_layout
 from heddle.setup import RunSetup, Workspace, makespan_bound, memory_profile, prepare
+from heddle.workload import CapacityError
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId, EngineShape, GroupId
 from heddle_core.loop.controller import LoopController
@@ -65,7 +66,10 @@ class DataSet:
 class LoopSetup:
     """All inputs of the loop of one regime."""
 
+    asked: LoopConfig
+    """As given."""
     config: LoopConfig
+    """Without the GPUs of a hybrid pool, which are neither side's own."""
     name: str
     regime: Regime
     run: RunSetup
@@ -141,7 +145,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
             colocated=config.colocated,
         ),
     )
-    config = _without_pool(config, name, regime)
+    asked, config = config, _without_pool(config, name, regime)
     cluster = config.run.cluster
     run = prepare(config.run, workspace=workspace)
     if knowledge.sees_the_future(run.policy):
@@ -162,6 +166,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
         gpus=train_gpus if config.colocated else train_gpus + cluster.gpus,
     )
     return LoopSetup(
+        asked=asked,
         config=config,
         name=name,
         regime=regime,
@@ -177,7 +182,7 @@ def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
     """The loop whose engines have the rollout's own GPUs, without those of a hybrid pool.
 
     Raises:
-        ConfigError: these, or those of the pool, are no whole engines.
+        CapacityError: these, or those of the pool, are no whole engines.
     """
     hybrid, cluster = regime.split.hybrid, config.run.cluster
     if hybrid is None:
@@ -185,14 +190,14 @@ def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
     own, tp = hybrid.own_gpus, cluster.tp
     left = cluster.gpus - own
     if left < tp or left % tp:
-        raise ConfigError(
+        raise CapacityError(
             f"regime {name} has a pool of {own} of the {cluster.gpus} GPUs that do not train, "
             f"which leaves {max(left, 0)} for engines of TP {tp}: take more --gpus, or fewer "
             "pool_gpus"
         )
     pool = own or config.train_gpus
     if pool < tp:
-        raise ConfigError(
+        raise CapacityError(
             f"regime {name} generates on {pool} more GPUs for a while, too few for an engine of "
             f"TP {tp}: take more {'pool_gpus' if own else '--train-gpus'}"
         )

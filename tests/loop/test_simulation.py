@@ -15,6 +15,7 @@ from heddle.reports.run_bounds import run_bound
 from heddle.runs import load_run
 from heddle.runs.replay import replay
 from heddle.setup import Workspace, prepare
+from heddle.workload import CapacityError
 from heddle_core.commands import Dispatch
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId
@@ -401,7 +402,18 @@ def test_the_pool_of_libra_joins_the_side_that_is_slower(trace: str):
 
 
 def test_a_pool_that_leaves_no_engine_is_refused(trace: str):
-    with pytest.raises(ConfigError, match="pool of 8 of the 4 GPUs that do not train"):
-        prepared(trace, "libra")
-    with pytest.raises(ConfigError, match="too few for an engine of TP 2"):
+    with pytest.raises(CapacityError, match="pool of 8 of the 4 GPUs that do not train"):
+        prepared(
+            trace, "libra", run=replace(config(trace).run, cluster=ClusterConfig(gpus=4, tp=2))
+        )
+    with pytest.raises(CapacityError, match="too few for an engine of TP 2"):
         prepared(trace, SMALL["verl-separate-async"], train_gpus=1)
+
+
+def test_the_gpus_of_a_pool_are_taken_out_once(trace: str):
+    small = replace(config(trace, SMALL["libra"]), repeat=True, steps=12)
+    (row,) = compare_regimes([small]).regimes
+    assert row.setup.gpus == 8 + small.train_gpus
+    assert row.setup.config.run.cluster.gpus == 4
+    (again,) = compare_regimes([small, replace(small, train_gpus=16)], fitting_only=True).regimes
+    assert again.step_s.mean <= row.step_s.mean
