@@ -56,20 +56,53 @@ from heddle.cli.options import NumberRange, looped, positive_numbers, take_confi
     show_default=True,
     help="How weights reach engines on GPUs of their own",
 )
-@click.option("--env-start-s", type=NumberRange(0), default=0.0, help="Start of an environment [0]")
-@click.option("--env-spread-s", type=NumberRange(0), default=0.0, help="Its standard deviation [0]")
+@click.option(
+    "--env-start-s",
+    default=None,
+    help="Start of an environment: 2; MEAN,SIGMA as 10,5, normal and cut at 0; or "
+    "lognormal:MEDIAN,SIGMA,MISS_RATE,MISS_MEDIAN, the last two optional [the trace's, or 0]",
+)
 @click.option("--env-capacity", type=int, default=None, help="Starts at once [no limit]")
 @click.option(
     "--env-failure-rate", type=NumberRange(0), default=0.0, help="Share of starts that fail [0]"
 )
-@click.option("--reward-s", type=NumberRange(0), default=0.0, help="Time of a reward [0]")
-@click.option("--reward-capacity", type=int, default=None, help="Rewards at once [no limit]")
+@click.option(
+    "--env-timeout-s",
+    type=NumberRange(0),
+    default=None,
+    help="Until a failed start is noticed [as long as a start]",
+)
+@click.option("--env-retries", type=int, default=0, help="Further attempts of a start [0]")
+@click.option(
+    "--reward-s", default=None, help="Time of a reward, written as a start [the trace's, or 0]"
+)
+@click.option("--reward-gpus", type=int, default=0, help="GPUs of the reward service [0]")
+@click.option("--reward-per-gpu", type=int, default=None, help="Rewards at once on each [8]")
+@click.option(
+    "--reward-capacity", type=int, default=None, help="Rewards at once, without GPUs [no limit]"
+)
 @click.option(
     "--reward-cold-start-s",
     type=NumberRange(0),
     default=0.0,
-    help="Added to each, for a serverless reward [0]",
+    help="Start of an instance of an elastic reward service, if no warm one is idle [0]",
 )
+@click.option(
+    "--reward-keep-alive-s",
+    type=NumberRange(0),
+    default=None,
+    help="An idle instance stays warm for so long [60]",
+)
+@click.option(
+    "--reward-failure-rate", type=NumberRange(0), default=0.0, help="Share of rewards that fail [0]"
+)
+@click.option(
+    "--reward-timeout-s",
+    type=NumberRange(0),
+    default=None,
+    help="Until a failed reward is noticed [as long as a reward]",
+)
+@click.option("--reward-retries", type=int, default=0, help="Further attempts of a reward [0]")
 @click.option(
     "--price", type=NumberRange(0), default=None, help="Dollars of a GPU and hour [by GPU class]"
 )
@@ -125,7 +158,8 @@ def loop(
         figure_path(figure)
     own = {name: options.pop(name) for name in _OWN}
     config, _ = take_config(sources, options, settings, seed=seed, policy__preset=policy)
-    numbers = _tried("--train-gpus", train_gpus, max(1, config.cluster.gpus // 4))
+    left = config.cluster.gpus - own["reward_gpus"]
+    numbers = _tried("--train-gpus", train_gpus, max(1, left // 4))
     degrees = _tried("--tp", tp, config.cluster.tp)
     made = LoopConfig(
         run=config,
@@ -186,10 +220,17 @@ _OWN = (
     "logprob_passes",
     "update_method",
     "env_start_s",
-    "env_spread_s",
     "env_capacity",
     "env_failure_rate",
+    "env_timeout_s",
+    "env_retries",
     "reward_s",
+    "reward_gpus",
+    "reward_per_gpu",
     "reward_capacity",
     "reward_cold_start_s",
+    "reward_keep_alive_s",
+    "reward_failure_rate",
+    "reward_timeout_s",
+    "reward_retries",
 )

@@ -4,7 +4,7 @@ import rich_click as click
 
 from heddle.cli.show import new_table, show
 from heddle.comparison import Estimate
-from heddle.loop.comparison import LoopComparison, RegimeResult, plans
+from heddle.loop.result import LoopComparison, RegimeResult, plans
 
 
 def show_loop(result: LoopComparison) -> None:
@@ -17,6 +17,8 @@ def show_loop(result: LoopComparison) -> None:
         f"{len(first.data.groups):,} prompts"
     )
     shared = ", rollout and training in turn" if config.colocated else ""
+    if config.reward_gpus:
+        shared += f", {config.reward_gpus} of them for rewards"
     click.echo(
         f"cluster  {first.gpus} x {cluster.gpu}, {cluster.model}{shared}; policy "
         f"{config.run.policy.preset}, {cluster.max_running} running per engine"
@@ -31,6 +33,7 @@ def show_loop(result: LoopComparison) -> None:
     )
     if len(result.tried) > len(result.regimes):
         _tried(result)
+    limited = result.regimes[0].reward_busy is not None
     reference = result.regimes[0].step_s.mean
     table = new_table(
         "regime",
@@ -43,6 +46,7 @@ def show_loop(result: LoopComparison) -> None:
         "$ per 1k samples",
         "rollout busy",
         "train busy",
+        *(["reward busy"] if limited else []),
         "staleness",
         "oldest",
         "wasted",
@@ -62,6 +66,7 @@ def show_loop(result: LoopComparison) -> None:
             "-" if dollars is None else f"{dollars:.2f}",
             f"{row.rollout_busy:.2f}",
             f"{row.train_busy:.2f}",
+            *([f"{row.reward_busy or 0.0:.2f}"] if limited else []),
             f"{row.mean_staleness:.2f}",
             f"{max(row.staleness)}",
             f"{row.wasted_share:.3f}",

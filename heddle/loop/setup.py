@@ -1,13 +1,17 @@
 """An RL loop, set up once: its data set, trainer, weight updates and rollout cluster."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+import numpy as np
+
 from heddle import knowledge
 from heddle.config_files import ConfigError
 from heddle.loop.config import DOLLARS_PER_GPU_HOUR, LoopConfig
+from heddle.loop.measure import LoopFigures, ServiceFigures, TrainedSample
 from heddle.setup import RunSetup, Workspace, makespan_bound, memory_profile, prepare
 from heddle_core.controller import Controller
 from heddle_core.ids import GroupId
@@ -15,7 +19,7 @@ from heddle_core.loop.controller import LoopController
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.presets import BatchShape, regime_named
 from heddle_core.loop.regime import Regime
-from heddle_sim.loop import LoopWorld, ServiceConfig
+from heddle_sim.loop import LoopSimulation, LoopWorld
 from heddle_sim.training import TrainingError, TrainingProfile, TrainLayout
 from heddle_sim.training_files import load_training
 from heddle_sim.training_memory import TrainingMemoryError, check_memory
@@ -73,9 +77,10 @@ class LoopSetup:
 
     @property
     def gpus(self) -> int:
-        """Rollout and training together."""
-        rollout = self.config.run.cluster.gpus
-        return rollout if self.config.colocated else rollout + self.train_gpus
+        """Rollout, training and rewards together."""
+        config = self.config
+        used = config.run.cluster.gpus + config.reward_gpus
+        return used if config.colocated else used + self.train_gpus
 
     @property
     def train_gpus(self) -> int:
@@ -89,18 +94,38 @@ class LoopSetup:
         given = self.config.price
         return DOLLARS_PER_GPU_HOUR.get(self.config.run.cluster.gpu) if given is None else given
 
-    def bound_s(self, trained: Sequence[tuple[GroupId, int]], training_s: float) -> float:
+    def bound_s(self, trained: Sequence[TrainedSample], figures: LoopFigures) -> float:
         """Seconds in which no loop can train these samples, whatever its regime.
 
         Rollout engines that are always full with them (`heddle.runs.bound`), and the time that the
-        trainer took: the longer of the two on GPUs of their own, their sum on common ones.
+        trainer took: the longer of the two on GPUs of their own, their sum on common ones. It is no
+        less than a full reward service needs.
         """
-        scripts = Scripts.of([self.data.script(group, number) for group, number in trained])
+        scripts = Scripts.of([self.data.script(each.group, each.number) for each in trained])
         workload = replace(self.run.workload, scripts=scripts, trajectories=len(scripts))
         bound = makespan_bound(workload, self.run.profile, self.config.run.cluster)
+        training_s, rewards_s = figures.training_s, figures.services.rewards_s
         if self.config.colocated:
-            return bound.capacity_s + training_s
-        return max(bound.capacity_s, training_s)
+            return max(bound.capacity_s + training_s, rewards_s)
+        return max(bound.capacity_s, training_s, rewards_s)
+
+    def services(
+        self, simulation: LoopSimulation, trained: Sequence[TrainedSample]
+    ) -> ServiceFigures:
+        """Use of the services of a loop that is over."""
+        rewards, seconds = simulation.rewards, simulation.clock.now_s
+        places, busy_s = rewards.config.capacity, rewards.busy_s()
+        needed_s = 0.0
+        if places is not None:
+            for each in trained:
+                recorded_s = self.data.script(each.group, each.number).reward_s or 0.0
+                needed_s += rewards.drawn(each.trajectory, 0, recorded_s)[0] / places
+        return ServiceFigures(
+            reward_busy=None if places is None else busy_s / (places * seconds),
+            rewards_s=needed_s,
+            mean_rewards=busy_s / seconds,
+            mean_starts=simulation.environments.busy_s() / seconds,
+        )
 
     @property
     def first_measured(self) -> int:
@@ -124,6 +149,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
         )
     cluster = config.run.cluster
     data = DataSet(groups=_groups(run.workload.scripts))
+    _check_recorded(config, run.workload.scripts)
     regime = regime_named(
         name,
         BatchShape(
@@ -165,10 +191,31 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
 
 
 def _groups(scripts: Sequence[TrajectoryScript]) -> dict[str, Sequence[TrajectoryScript]]:
+    """In order of the steps of training where the trace has them; prompts without one come last."""
     found: dict[str, list[TrajectoryScript]] = {}
     for script in scripts:
         found.setdefault(script.group, []).append(script)
-    return dict(found)
+
+    def step(name: str) -> float:
+        known = [script.rl_step for script in found[name] if script.rl_step is not None]
+        return min(known, default=math.inf)
+
+    return {name: found[name] for name in sorted(found, key=step)}
+
+
+def _check_recorded(config: LoopConfig, scripts: Scripts) -> None:
+    """Refuse a time that only some trajectories have: a gap is no zero."""
+    for name, flag, given in (
+        ("env_start_s", "--env-start-s", config.env_start_s),
+        ("reward_s", "--reward-s", config.reward_s),
+    ):
+        values = scripts.recorded.get(name)
+        if values is not None and given is None and np.isnan(values).any():
+            gaps = int(np.isnan(values).sum())
+            raise ConfigError(
+                f"the trace lacks {name} for {gaps:,} of {len(scripts):,} trajectories: give "
+                f"{flag}, which replaces all of them"
+            )
 
 
 def _check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> None:
@@ -285,17 +332,8 @@ def _world(
         pause_s=update.pause_s,
         to_training_s=SLEEP_S if config.colocated else 0.0,
         to_rollout_s=WAKE_S if config.colocated else 0.0,
-        environments=ServiceConfig(
-            seconds=config.env_start_s,
-            spread_s=config.env_spread_s,
-            capacity=config.env_capacity,
-            failure_rate=config.env_failure_rate,
-        ),
-        rewards=ServiceConfig(
-            seconds=config.reward_s,
-            capacity=config.reward_capacity,
-            cold_start_s=config.reward_cold_start_s,
-        ),
+        environments=config.environments(),
+        rewards=config.rewards(),
         seed=config.run.seed,
     )
 
@@ -324,16 +362,19 @@ def splits(
             "out"
         )
     degrees = memory_profile(cluster).tps if tps is None else tps
+    gpus = cluster.gpus - config.reward_gpus
+    for_rewards = f", {config.reward_gpus} compute rewards" if config.reward_gpus else ""
     found: list[LoopConfig] = []
     for tp in degrees:
-        shares = sorted({round(share * cluster.gpus / tp) * tp for share in SHARES})
+        shares = sorted({round(share * gpus / tp) * tp for share in SHARES})
         numbers = shares if train_gpus is None else train_gpus
         for number in [0] if config.colocated else numbers:
-            rollout = cluster.gpus - number
+            rollout = gpus - number
             if rollout >= tp and rollout % tp == 0 and (config.colocated or number >= 1):
                 found.append(_split(config, number, tp))
             elif tps is not None and train_gpus is not None:
                 left = "all are shared" if config.colocated else f"{number} train"
+                left += for_rewards
                 raise ConfigError(
                     f"--gpus {cluster.gpus}: {left}, so {max(rollout, 0)} are left for engines of "
                     f"TP {tp}; take other --train-gpus, that leave a multiple of {tp} and not 0, "
@@ -342,12 +383,12 @@ def splits(
     if not found:
         raise ConfigError(
             f"--gpus {cluster.gpus} cannot be split into a trainer and engines of TP "
-            f"{' or '.join(map(str, degrees))}"
+            f"{' or '.join(map(str, degrees))}{for_rewards}"
         )
     return found
 
 
 def _split(config: LoopConfig, train_gpus: int, tp: int) -> LoopConfig:
     cluster = config.run.cluster
-    rollout = replace(cluster, gpus=cluster.gpus - train_gpus, tp=tp)
+    rollout = replace(cluster, gpus=cluster.gpus - config.reward_gpus - train_gpus, tp=tp)
     return replace(config, run=replace(config.run, cluster=rollout), train_gpus=max(train_gpus, 1))

@@ -104,6 +104,8 @@ def _how(run: Run) -> dict[str, str]:
         "TP of engines that are not planned": cluster.tps,
         "running steps per engine": str(cluster.max_running),
         "tool calls at once": str(cluster.tool_capacity or "no limit"),
+        **({"pools of tools": ", ".join(cluster.tool_pools)} if cluster.tool_pools else {}),
+        **({"added to tool calls, s": cluster.env_latency} if cluster.env_latency else {}),
         "failures": cluster.failures or "none",
         "history": str(history.get("name") or "none"),
         "shown the future": "yes: a bound, no result" if manifest.get("oracle") else "no",
