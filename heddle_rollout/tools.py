@@ -1,25 +1,12 @@
 """Tool calls of a run: at most `capacity` at once, none longer than its limit."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.agents import Agent, ToolAnswer, ToolListener
 from heddle_rollout.clock import Clock
-
-
-class CallPool(Protocol):
-    """Places for calls of some tools; implemented by `heddle_sim.services.ServicePool`."""
-
-    def acquire(self, trajectory: TrajectoryId, call: int, then: Callable[[float], None]) -> None:
-        """Take a place, at once or when one is free; `then` gets the seconds until the call begins.
-
-        `call` is the number of the call in its trajectory.
-        """
-
-    def release(self, trajectory: TrajectoryId) -> None:
-        """Give the place back, or stop waiting for one; nothing without either."""
+from heddle_rollout.services import CallPool
 
 
 class ToolPools:

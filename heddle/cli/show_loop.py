@@ -2,6 +2,7 @@
 
 import rich_click as click
 
+from heddle.cli.bars import Bar, draw_bars
 from heddle.cli.show import new_table, show
 from heddle.comparison import Estimate
 from heddle.loop.result import LoopComparison, RegimeResult, plans
@@ -51,6 +52,7 @@ def show_loop(result: LoopComparison) -> None:
         "oldest",
         "wasted",
         "length bias",
+        "KS",
         "of bound",
     )
     for row in result.regimes:
@@ -71,8 +73,26 @@ def show_loop(result: LoopComparison) -> None:
             f"{max(row.staleness)}",
             f"{row.wasted_share:.3f}",
             f"{row.length_bias:.3f}",
+            f"{row.length_distance:.3f}",
             f"{row.bound_fraction:.2f}",
         )
+    show(table)
+    _splits(result)
+    draw_bars(
+        "step in seconds; ### is its bound",
+        [Bar(row.setup.name, row.step_s, row.bound_step_s) for row in result.regimes],
+    )
+
+
+def _splits(result: LoopComparison) -> None:
+    """Seconds of a step by what the trainer did or waited for."""
+    click.echo(
+        "\nseconds of a step: the trainer waits for trajectories, or only for rewards of its batch;"
+    )
+    click.echo("it trains; it waits for a weight update, or for GPUs that change between the two\n")
+    table = new_table("regime", "rollout", "reward", "training", "update")
+    for row in result.regimes:
+        table.add_row(row.setup.name, *(f"{seconds:,.1f}" for seconds in row.split_s.values()))
     show(table)
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import numpy as np
 
-from heddle.loop.steps import StepTime, StepClock
+from heddle.loop.steps import StepClock, StepTime
 from heddle_core.events import EngineFailed, StepFinished, StepPreempted, TrajectoryFinished
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.loop.commands import AnyCommand, Discard, StartTrajectory, Train
