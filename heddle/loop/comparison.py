@@ -12,7 +12,7 @@ from heddle.loop.config import LoopConfig
 from heddle.loop.measure import LoopFigures, LoopMeasure, TrainedSample
 from heddle.loop.result import LoopComparison, RegimeResult, plans
 from heddle.loop.setup import LoopSetup, loop_core, prepare_loop
-from heddle.runs import open_run
+from heddle.runs import files, open_run
 from heddle.setup import Workspace, solo_tpot
 from heddle.signals import StopSignals
 from heddle.workload import CapacityError
@@ -179,6 +179,8 @@ def run_loop_into(
     with open_run(out, setup.run.config, facts) as directory:
         found = run_loop(setup, on_trained, directory.record)
         figures = found[0]
+        steps = [step.plain() for step in figures.split]
+        files.write_json(directory.path / files.RL_STEPS, {"steps": steps})
         directory.finish(
             solo_tpot=solo_tpot(setup.run.profile, setup.config.run.cluster),
             notes={
