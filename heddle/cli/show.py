@@ -98,11 +98,8 @@ def comparison(result: Comparison) -> None:
         click.echo(f"  {run.path.name}")
     if len(result.runs) > len(shown):
         click.echo(f"  and {len(result.runs) - len(shown):,} at other settings")
-    bound_s = result.bound.makespan_s
-    draw_bars(
-        "makespan in seconds; ### is the bound, which no policy can beat",
-        [Bar(p.policy, p.makespan_s, bound_s) for p in result.best],
-    )
+    bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
+    draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
 
 
 def _engines(cluster: ClusterConfig) -> str:

@@ -10,6 +10,18 @@ from heddle.loop.result import LoopComparison, RegimeResult, plans
 
 def show_loop(result: LoopComparison) -> None:
     """Trace, cluster, what was tried, and one row for each regime."""
+    _head(result)
+    if len(result.tried) > len(result.regimes):
+        _tried(result)
+    _regimes(result)
+    _splits(result)
+    draw_bars(
+        "step in seconds; ### is its bound",
+        [Bar(row.setup.name, row.step_s, row.bound_step_s) for row in result.regimes],
+    )
+
+
+def _head(result: LoopComparison) -> None:
     first = result.tried[0].setup
     config, work = first.config, first.run.workload
     cluster = config.run.cluster
@@ -32,8 +44,10 @@ def show_loop(result: LoopComparison) -> None:
         f"trainer  {config.train_backend}; times of training and weight updates are fitted on "
         "published ones (docs/training-time.md)\n"
     )
-    if len(result.tried) > len(result.regimes):
-        _tried(result)
+
+
+def _regimes(result: LoopComparison) -> None:
+    config = result.tried[0].setup.config
     limited = result.regimes[0].reward_busy is not None
     reference = result.regimes[0].step_s.mean
     table = new_table(
@@ -77,11 +91,6 @@ def show_loop(result: LoopComparison) -> None:
             f"{row.bound_fraction:.2f}",
         )
     show(table)
-    _splits(result)
-    draw_bars(
-        "step in seconds; ### is its bound",
-        [Bar(row.setup.name, row.step_s, row.bound_step_s) for row in result.regimes],
-    )
 
 
 def _splits(result: LoopComparison) -> None:

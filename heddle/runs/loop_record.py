@@ -24,7 +24,7 @@ class LoopRecord:
     moves: Columns
     """Of GPUs between rollout and training: `role` as a word, `began_s`, `ended_s`."""
     rewards: tuple[Floats, Floats]
-    """When rewards began, and when they ended; each ascending."""
+    """When rewards were due, and when they were computed; each ascending."""
     starts: tuple[Floats, Floats]
     """The same of environments."""
 
