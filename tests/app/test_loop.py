@@ -30,12 +30,19 @@ def test_a_row_for_each_regime(heddle: Heddle, prompts: str):
     assert shown.exit_code == 0, shown.output
     assert "8 x h100, qwen3-8b; policy verl, 100 running" in shown.output
     rows = [line.split() for line in shown.output.splitlines()]
-    assert [
-        row[:3] for row in rows if row and row[0] in ("sync", "areal:max_head_offpolicyness=1")
-    ] == [
-        ["sync", "4", "2"],
-        ["areal:max_head_offpolicyness=1", "4", "2"],
-    ]
+    names = ("sync", "areal:max_head_offpolicyness=1")
+    mine = [row for row in rows if row and row[0] in names]
+    assert [row[:3] for row in mine[:2]] == [[name, "4", "2"] for name in names]
+    table, splits, bars = mine[:2], mine[2:4], mine[4:]
+    for row, split, bar in zip(table, splits, bars, strict=True):
+        step_s = float(row[4])
+        assert sum(map(float, split[1:])) == pytest.approx(step_s, abs=0.25)
+        assert float(bar[2]) == step_s
+        assert set(bar[1]) <= set("#-")
+        of_bound = bar[1].count("#") / len(bar[1])
+        assert of_bound == pytest.approx(float(row[-1]), abs=0.05)
+    longest = max(bars, key=lambda bar: float(bar[2]))
+    assert len(longest[1]) == 60
 
 
 def test_the_json_contract(heddle: Heddle, prompts: str):
@@ -56,8 +63,17 @@ def test_the_json_contract(heddle: Heddle, prompts: str):
         "staleness",
         "wasted_tokens",
         "length_bias",
+        "length_distance",
         "bound_fraction",
     }
+    for row in (sync, rollart):
+        assert set(row["step_s"]) == {"mean", "ci95"}
+        assert set(row["busy"]) == {"rollout", "train", "reward"}
+        assert set(row["staleness"]) == {"mean", "max", "histogram"}
+        assert set(row["split_s"]) == {"rollout", "reward", "training", "update"}
+        assert sum(row["split_s"].values()) == pytest.approx(row["step_s"]["mean"])
+    assert sync["length_distance"] == 0.0
+    assert sync["busy"]["reward"] is None
     assert sync["step_s"]["ci95"] is None
     price = sync["dollars_per_1k_samples"] * sync["samples_per_s"] * 3600 / 1000 / 8
     assert price == pytest.approx(2.7)
