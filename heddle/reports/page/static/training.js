@@ -14,7 +14,7 @@ function drawTraining(page) {
   document.querySelector("nav a[href='#training']").hidden = none;
   if (none) return;
   legend("loop-legend", [
-    ["weight update", css("--migration")], ["GPUs change hands", css("--tool")], ["rewards due", css("--waiting")], ["starts of environments", css("--decode")],
+    ["weight update", css("--migration")], ...(run.training.moves.length ? [["GPUs to the trainer and back", css("--tool")]] : []), ["rewards due", css("--waiting")], ["starts of environments", css("--decode")],
   ]);
   drawSteps(run); // what is drawn over time follows with the timeline
 }
