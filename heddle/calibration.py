@@ -122,7 +122,9 @@ def _scripts(config: RunConfig, workload: Workload) -> list[TrajectoryScript]:
 
 def _simulation(run: Run, config: RunConfig, profile: Profile) -> SimulationConfig:
     """The profile's simulation with the KV space and failures of this run's engines."""
-    simulation = simulation_of_run(run.entries(), simulation_config(config.cluster, profile))
+    simulation = simulation_of_run(
+        run.entries(), simulation_config(config.cluster, profile, seed=config.seed)
+    )
     if config.runtime.engine == "fake":
         return simulation
     return replace(

@@ -7,7 +7,9 @@ and options. Each part of a run receives only the value that it needs, never a `
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from heddle.pools import latency_of, tool_pools_of
 from heddle_core.defaults import REPORT_INTERVAL_S
+from heddle_sim.services import ServiceConfig, ToolServices
 
 MissingRule: TypeAlias = Literal["error", "zero", "sample"]
 OverCapacityRule: TypeAlias = Literal["error", "drop"]
@@ -68,6 +70,12 @@ class ClusterConfig:
     """Steps that one engine runs at once."""
     tool_capacity: int | None = None
     """Tool calls that run at once in the whole cluster; more wait. None: no limit."""
+    tool_pools: tuple[str, ...] = ()
+    """Pools of single tools, as ``bash=64`` or ``search=elastic:cold=0.3``; see docs/cli.md. Calls
+    of the other tools count against `tool_capacity`."""
+    env_latency: str = ""
+    """Added to every tool call, in seconds: ``2``, or ``10,5`` for a normal distribution of mean 10
+    and standard deviation 5, cut at 0."""
     report_interval_s: float = REPORT_INTERVAL_S
     """Seconds between two reports of an engine's counters to the policy."""
     engine_start_s: float | None = None
@@ -119,8 +127,10 @@ class ClusterConfig:
             1 <= self.max_running <= MAX_RUNNING, f"max_running must be from 1 to {MAX_RUNNING:,}"
         )
         _require(
-            self.tool_capacity is None or self.tool_capacity >= 1, "tool_capacity must be >= 1"
+            self.tool_capacity is None or self.tool_capacity >= 1,
+            "tool_capacity must be 1 or more; leave it out for no limit",
         )
+        self.tool_services()
         _require(
             MIN_REPORT_INTERVAL_S <= self.report_interval_s < 1e9,
             f"report_interval_s must be {MIN_REPORT_INTERVAL_S} seconds or more",
@@ -158,6 +168,25 @@ class ClusterConfig:
     def tps(self) -> str:
         """TP degrees of engines that are not planned, for people: `1`, or one for each engine."""
         return ", ".join(map(str, self.mix or (self.tp,)))
+
+    def tool_services(self) -> ToolServices | None:
+        """`tool_pools` and `env_latency`; None without either.
+
+        Raises:
+            ValueError: an entry is no pool, or no distribution.
+        """
+        try:
+            pools = tool_pools_of(self.tool_pools)
+        except ValueError as error:
+            raise ValueError(f"tool_pools: {error}") from None
+        try:
+            latency = latency_of(self.env_latency) if self.env_latency.strip() else None
+        except ValueError as error:
+            raise ValueError(f"env_latency: {error}") from None
+        if not pools and latency is None:
+            return None
+        others = ServiceConfig(capacity=self.tool_capacity)
+        return ToolServices(pools=pools, others=others, latency=latency)
 
     def faults(self) -> tuple[tuple[float, str], ...]:
         """`failures` as (time_s, engine), in order of time.

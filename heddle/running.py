@@ -212,6 +212,7 @@ def _rollout(setup: RunSetup, agents: Sequence[Agent], stage: _Stage, sink: Sink
         stage.clock,
         tool_capacity=cluster.tool_capacity,
         tool_limit_s=setup.config.runtime.tool_limit_s,
+        tool_pools=setup.simulation.tool_pools(stage.clock, scale=stage.tool_scale),
         tool_tasks=stage.tool_tasks,
         predictions=CoreEstimates(stage.clock, cluster.prediction_s),
         solver=stage.solver,

@@ -19,7 +19,7 @@ from heddle.runs.bound import Bound, lower_bound
 from heddle.runs.ideal import Ideal, ideal_makespans
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
-from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, fitting
+from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, check_tools, fitting
 from heddle_core.defaults import ENGINE_START_S, SPARE_SLOTS
 from heddle_core.estimate.cost import CostModel
 from heddle_core.ids import EngineId, EngineShape
@@ -123,6 +123,7 @@ class Workspace:
         def make() -> Workload:
             trace = self.trace(config.trace)
             scripts, fill = self.completed(config)
+            check_tools(scripts, cluster)
             kept, dropped = fitting(scripts, self.profile(cluster), cluster)
             return Workload(
                 trace=trace,
@@ -180,7 +181,7 @@ def prepare(
     profile = shared.profile(config.cluster)
     history = shared.history(config, workload.trace)
     model = shared.model(config.predictor_model)
-    simulation = simulation_config(config.cluster, profile)
+    simulation = simulation_config(config.cluster, profile, seed=config.seed)
     context = _context(config, profile, simulation, workload.largest_tokens, history, model)
     policy = make_policy(config, context, workload.scripts)
     return RunSetup(
@@ -236,7 +237,8 @@ def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig)
         _tables(profile, cluster),
         gpus=cluster.gpus,
         max_running=cluster.max_running,
-        tool_capacity=cluster.tool_capacity,
+        # Calls of tools with a pool of their own do not count against it.
+        tool_capacity=None if cluster.tool_pools else cluster.tool_capacity,
     )
 
 
@@ -253,8 +255,10 @@ def ideal_levels(
     )
 
 
-def simulation_config(cluster: ClusterConfig, profile: Profile) -> SimulationConfig:
-    """Describe the simulated cluster to the driver."""
+def simulation_config(
+    cluster: ClusterConfig, profile: Profile, *, seed: int = 0
+) -> SimulationConfig:
+    """Describe the simulated cluster to the driver; `seed` is of its services' draws."""
     tables: dict[int, LatencyTable] = {}
 
     def table(gpu: str, tp: int) -> LatencyTable:
@@ -274,6 +278,8 @@ def simulation_config(cluster: ClusterConfig, profile: Profile) -> SimulationCon
         max_batched_tokens=settings.max_batched_tokens,
         block_size=settings.block_tokens,
         tool_capacity=cluster.tool_capacity,
+        tools=cluster.tool_services(),
+        seed=seed,
         engine_start_s=ENGINE_START_S if given_s is None else given_s,
         engine_start_s_at={
             int(tp): life.start_s for tp, life in costs.engines.items() if given_s is None

@@ -1,10 +1,13 @@
 """The workload of a run: a trace made ready for one seed and cluster, or live agents' tasks."""
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Final
 
 import numpy as np
 
 from heddle.config import ClusterConfig
+from heddle.config_files import ConfigError
 from heddle_sim.profile_files import Profile
 from heddle_sim.profile_parts import EngineSettings
 from heddle_trace.complete import FillReport
@@ -13,6 +16,9 @@ from heddle_trace.scripts import Scripts
 
 DEFAULT_SETTINGS = EngineSettings(block_tokens=16, max_batched_tokens=8192)
 """vLLM's for a server on a large GPU; for profiles without this value."""
+
+
+_TOOLS_NAMED: Final = 12
 
 
 class CapacityError(ValueError):
@@ -85,6 +91,27 @@ def fitting(
         f"engine: {scripts.ids[worst]!r} grows to {largest[worst]:,} tokens, {profile.model} on "
         f"{profile.gpu} at TP {tp} holds {capacity:,}. Use {', or '.join(remedies)}"
     )
+
+
+def check_tools(scripts: Scripts, cluster: ClusterConfig) -> None:
+    """Refuse a pool of a tool that no trajectory calls.
+
+    Raises:
+        ConfigError: names the tool, and those of the trace.
+    """
+    services = cluster.tool_services()
+    if services is None:
+        return
+    tools = {tool: None for tool in scripts.table.tools if tool is not None}
+    parts = dict.fromkeys(part for tool in tools for part in (tool, *tool.split("+")))
+    for tool in services.pools:
+        if tool not in parts:
+            near = get_close_matches(tool, parts, n=1)
+            hint = f"did you mean {near[0]!r}? It" if near else "it"
+            raise ConfigError(
+                f"--tool-pool {tool}: the trace has no such tool; {hint} has "
+                f"{', '.join(map(repr, list(parts)[:_TOOLS_NAMED])) or 'none'}"
+            )
 
 
 def capacity_tokens(profile: Profile, tp: int) -> int:

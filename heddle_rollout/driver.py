@@ -48,7 +48,7 @@ from heddle_rollout.cluster import Cluster
 from heddle_rollout.core import Core
 from heddle_rollout.engines import Launcher, StepResult
 from heddle_rollout.services import ChargedSolver, CoreEstimates, Predictions, Solver
-from heddle_rollout.tools import ToolPool
+from heddle_rollout.tools import ToolPool, ToolPools
 
 ROLLOUT = RolloutId("rollout")
 """The rollout of a run that has only one."""
@@ -109,6 +109,7 @@ class Driver:
         solver: Solver | None = None,
         tool_capacity: int | None = None,
         tool_limit_s: float | None = None,
+        tool_pools: ToolPools | None = None,
         report_interval_s: float = REPORT_INTERVAL_S,
         report_delay_s: float = REPORT_DELAY_S,
         on_idle: Callable[[], None] = lambda: None,
@@ -119,8 +120,9 @@ class Driver:
         """Without a prediction service the core's own estimate is returned. Without a solver a plan
         is searched in place, after its charged time.
 
-        Tool calls beyond `tool_capacity` wait in order; those over `tool_limit_s` are cut. Samples
-        of engines are delivered `report_delay_s` after they were taken; at interval 0 none are.
+        Tool calls beyond `tool_capacity` wait in order; those over `tool_limit_s` are cut. With
+        `tool_pools`, calls take places in these and `tool_capacity` has no meaning. Samples of
+        engines are delivered `report_delay_s` after they were taken; at interval 0 none are.
         `on_idle` is called when the last open rollout is over and no engine is stopping; it may
         open more rollouts.
         `on_error` is called once, for an error after which no event is delivered: `StuckError`, or
@@ -131,7 +133,9 @@ class Driver:
         self._core, self._clock = core, clock
         self._predictions = predictions or CoreEstimates(clock)
         self._solver = solver or ChargedSolver(clock)
-        self._tools = ToolPool(clock, self, capacity=tool_capacity, limit_s=tool_limit_s)
+        self._tools = ToolPool(
+            clock, self, capacity=tool_capacity, limit_s=tool_limit_s, pools=tool_pools
+        )
         self._report_interval_s, self._report_delay_s = report_interval_s, report_delay_s
         self._on_idle, self._on_error, self._on_lost = on_idle, on_error, on_lost
         self._cluster = Cluster(
@@ -505,7 +509,7 @@ class Driver:
             if self._closed:
                 return
             try:
-                self._tools.call(tracked.agent)
+                self._tools.call(tracked.agent, action.tool, tracked.step)
             except Exception as error:
                 self.service_failed(error)
 

@@ -1,12 +1,14 @@
-"""Services of a rollout besides engines and tools: predictions, and searches for plans.
+"""Services of a rollout besides engines: predictions, searches for plans, places for tool calls.
 
-A service answers by a call of its `ServiceListener`, once for each request and never from inside
-the request.
+Predictions and searches answer by a call of their `ServiceListener`, once for each request and
+never from inside the request.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from heddle_core.commands import Predict, SolvePlan
+from heddle_core.ids import TrajectoryId
 from heddle_core.plans import ResourcePlan
 from heddle_rollout.clock import Clock
 
@@ -63,3 +65,16 @@ class ChargedSolver:
 
     def _search(self, command: SolvePlan, listener: ServiceListener) -> None:
         listener.plan_solved(command, command.problem.solve())
+
+
+class CallPool(Protocol):
+    """Places for calls of some tools; implemented by `heddle_sim.services.ServicePool`."""
+
+    def acquire(self, trajectory: TrajectoryId, call: int, then: Callable[[float], None]) -> None:
+        """Take a place, at once or when one is free; `then` gets the seconds until the call begins.
+
+        `call` is the number of the call in its trajectory.
+        """
+
+    def release(self, trajectory: TrajectoryId) -> None:
+        """Give the place back, or stop waiting for one; nothing without either."""

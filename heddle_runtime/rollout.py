@@ -10,6 +10,7 @@ from heddle_rollout.core import Core
 from heddle_rollout.driver import ROLLOUT, Driver
 from heddle_rollout.engines import Launcher
 from heddle_rollout.services import Predictions, Solver
+from heddle_rollout.tools import ToolPools
 from heddle_runtime.clock import RunClock
 from heddle_runtime.tool_tasks import ToolTasks
 
@@ -31,6 +32,7 @@ class RolloutRun:
         solver: Solver | None = None,
         tool_capacity: int | None = None,
         tool_limit_s: float | None = None,
+        tool_pools: ToolPools | None = None,
         tool_tasks: ToolTasks | None = None,
         report_interval_s: float = REPORT_INTERVAL_S,
         report_delay_s: float = REPORT_DELAY_S,
@@ -47,6 +49,7 @@ class RolloutRun:
             solver=solver,
             tool_capacity=tool_capacity,
             tool_limit_s=tool_limit_s,
+            tool_pools=tool_pools,
             report_interval_s=report_interval_s,
             report_delay_s=report_delay_s,
             on_idle=self._on_idle,

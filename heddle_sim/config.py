@@ -6,8 +6,11 @@ from typing import Literal
 
 from heddle_core.defaults import ENGINE_START_S, REPORT_DELAY_S, REPORT_INTERVAL_S
 from heddle_core.ids import EngineId
+from heddle_rollout.clock import Clock
 from heddle_rollout.engines import EngineRefusedError
+from heddle_rollout.tools import ToolPools
 from heddle_sim.latency import LatencyTable
+from heddle_sim.services import ToolServices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,10 @@ class SimulationConfig:
     host_kv: HostKvConfig | None = None
     tool_capacity: int | None = None
     """Tool calls that run at once; None: any number, as on a serverless platform."""
+    tools: ToolServices | None = None
+    """Services that tools run on, instead of `tool_capacity`."""
+    seed: int = 0
+    """Of their draws."""
     engine_start_s: float = ENGINE_START_S
     """From StartEngine to EngineReady once the rollout is under way; before its first dispatch the
     engines of a plan count as ready, as frameworks keep them between rollouts."""
@@ -78,6 +85,10 @@ class SimulationConfig:
                 f"a KV transfer needs transfer_fixed_s >= 0 and transfer_bytes_per_s > 0, "
                 f"not {self.transfer_fixed_s} and {self.transfer_bytes_per_s}"
             )
+
+    def tool_pools(self, clock: Clock, *, scale: float = 1.0) -> ToolPools | None:
+        """Make the pools of tools on a clock; None where `tool_capacity` limits all of them."""
+        return None if self.tools is None else self.tools.made(clock, self.seed, scale=scale)
 
     def start_s(self, tp: int) -> float:
         """Seconds that an engine of TP degree `tp` takes to start."""

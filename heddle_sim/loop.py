@@ -1,12 +1,9 @@
 """Runs an RL loop in simulated time: environments, rewards, a trainer and weight updates."""
 
-import hashlib
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-import numpy as np
 from simpy.core import EmptySchedule
 
 from heddle_core.commands import Cancel
@@ -35,7 +32,6 @@ from heddle_core.loop.events import (
     Trained,
 )
 from heddle_core.loop.hybrid import HYBRID
-from heddle_rollout.clock import Clock
 from heddle_rollout.core import Core
 from heddle_rollout.driver import Driver, StuckError
 from heddle_rollout.scripted_agent import ScriptedAgent
@@ -43,6 +39,7 @@ from heddle_rollout.services import ChargedSolver, CoreEstimates
 from heddle_sim.clock import SimEnvironment
 from heddle_sim.config import SimulationConfig
 from heddle_sim.engine_client import SimLauncher
+from heddle_sim.services import ServiceConfig, ServicePool
 from heddle_trace.schema import TrajectoryScript
 
 
@@ -65,36 +62,6 @@ class LoopCore(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceConfig:
-    """A service with a number of places: environments, or rewards.
-
-    Raises:
-        ValueError: no place, or times and rates out of range.
-    """
-
-    seconds: float = 0.0
-    """Of one call."""
-    spread_s: float = 0.0
-    """Standard deviation of a normal distribution around it, cut at 0."""
-    capacity: int | None = None
-    """Calls at once; None: any number, as of a serverless service."""
-    cold_start_s: float = 0.0
-    """Added to every call of a service without limit."""
-    failure_rate: float = 0.0
-    """Share of calls that fail."""
-
-    def __post_init__(self) -> None:
-        if self.capacity is not None and self.capacity < 1:
-            raise ValueError(
-                f"a service needs a capacity of 1 or more, or none for no limit: {self.capacity}"
-            )
-        if not (self.seconds >= 0.0 and self.spread_s >= 0.0 and self.cold_start_s >= 0.0):
-            raise ValueError("times of a service must be 0 s or more")
-        if not 0.0 <= self.failure_rate < 1.0:
-            raise ValueError(f"a failure rate is from 0 to below 1, not {self.failure_rate}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopWorld:
     """What the simulated loop has besides a rollout cluster; every time in seconds."""
 
@@ -105,8 +72,6 @@ class LoopWorld:
     whether the hybrid pool trains too."""
     accumulate_s: Callable[[Sequence[int], bool], float]
     """Time of the gradients of another part, likewise."""
-    colocated: bool = False
-    """Whether engines and trainer have all GPUs in turn."""
     update_s: float
     """From the end of training until engines have new weights."""
     pause_s: float
@@ -115,8 +80,8 @@ class LoopWorld:
     """Until GPUs that both sides may have can train: their engines have ended or sleep."""
     to_rollout_s: float = 0.0
     """The way back."""
-    environments: ServiceConfig = ServiceConfig()
-    rewards: ServiceConfig = ServiceConfig()
+    environments: ServiceConfig = field(default_factory=ServiceConfig)
+    rewards: ServiceConfig = field(default_factory=ServiceConfig)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -124,48 +89,6 @@ class LoopWorld:
             raise ValueError(
                 f"engines pause for 0 s to the whole update, {self.update_s} s, not {self.pause_s}"
             )
-
-
-class _Service:
-    """Calls with a capacity, in order of their requests."""
-
-    def __init__(self, name: str, config: ServiceConfig, clock: Clock, seed: int) -> None:
-        self._name, self._config, self._clock, self._seed = name, config, clock, seed
-        self._running = 0
-        self._waiting: deque[tuple[TrajectoryId, Callable[[TrajectoryId, bool], None]]] = deque()
-
-    def call(self, trajectory: TrajectoryId, then: Callable[[TrajectoryId, bool], None]) -> None:
-        """Call the service for a trajectory; `then` gets whether that succeeded."""
-        capacity = self._config.capacity
-        if capacity is not None and self._running >= capacity:
-            self._waiting.append((trajectory, then))
-        else:
-            self._begin(trajectory, then)
-
-    def _begin(self, trajectory: TrajectoryId, then: Callable[[TrajectoryId, bool], None]) -> None:
-        config = self._config
-        self._running += 1
-        seconds, ok = config.seconds, True
-        if config.spread_s or config.failure_rate:
-            rng = self._rng(trajectory)
-            seconds = max(0.0, seconds + config.spread_s * float(rng.standard_normal()))
-            ok = float(rng.random()) >= config.failure_rate
-        if config.capacity is None:
-            seconds += config.cold_start_s
-        self._clock.call_after(seconds, self._end, trajectory, then, ok)
-
-    def _end(
-        self, trajectory: TrajectoryId, then: Callable[[TrajectoryId, bool], None], ok: bool
-    ) -> None:
-        self._running -= 1
-        if self._waiting:
-            self._begin(*self._waiting.popleft())
-        then(trajectory, ok)
-
-    def _rng(self, trajectory: TrajectoryId) -> np.random.Generator:
-        """Draws of a trajectory: the same under every regime."""
-        digest = hashlib.sha256(f"{self._seed}/{self._name}/{trajectory}".encode()).digest()
-        return np.random.default_rng(int.from_bytes(digest[:8], "little"))
 
 
 class LoopSimulation:
@@ -183,15 +106,15 @@ class LoopSimulation:
         self._core, self._world = core, world
         self._training = False
         """Whether the trainer has the GPUs of all engines."""
-        self._hybrid_trains = not world.colocated
+        self._hybrid_trains = True
         """Whether the trainer has those of the hybrid pool."""
         self._stop: list[object] = []
         self._errors: list[BaseException] = []
         self.env = SimEnvironment()
         self.clock = clock = self.env.calendar
         self.launcher = SimLauncher(config, clock, loaded=HYBRID)
-        self._environments = _Service("environment", world.environments, clock, world.seed)
-        self._rewards = _Service("reward", world.rewards, clock, world.seed)
+        self.environments = ServicePool("environment", world.environments, clock, world.seed)
+        self.rewards = ServicePool("reward", world.rewards, clock, world.seed)
         self._starts: dict[TrajectoryId, StartTrajectory] = {}
         """Trajectories whose environment starts, runs, or whose reward or batch is due."""
         self.driver = Driver(
@@ -202,6 +125,7 @@ class LoopSimulation:
             predictions=CoreEstimates(clock, config.prediction_s),
             solver=ChargedSolver(clock, config.planning_s),
             tool_capacity=config.tool_capacity,
+            tool_pools=config.tool_pools(clock),
             report_interval_s=config.report_interval_s,
             report_delay_s=config.report_delay_s,
             on_idle=self._stop_if_over,
@@ -266,7 +190,7 @@ class LoopSimulation:
             CloseRollout: lambda command: self.driver.close_rollout(command.rollout),
             Discard: self._discard,
             OpenRollout: self._open_rollout,
-            Score: lambda command: self._rewards.call(command.trajectory, self._scored),
+            Score: self._score,
             StartTrajectory: self._start_trajectory,
             Train: self._train,
             UpdateWeights: self._update_weights,
@@ -281,7 +205,11 @@ class LoopSimulation:
 
     def _start_trajectory(self, command: StartTrajectory) -> None:
         self._starts[command.trajectory] = command
-        self._environments.call(command.trajectory, self._started)
+        recorded_s = self._script(command).env_start_s or 0.0
+        self.environments.call(command.trajectory, self._started, recorded_s)
+
+    def _script(self, start: StartTrajectory) -> TrajectoryScript:
+        return self._world.script(start.group, start.sample)
 
     def _started(self, trajectory: TrajectoryId, ok: bool) -> None:
         command = self._starts[trajectory]
@@ -295,7 +223,7 @@ class LoopSimulation:
                 )
             )
             return
-        script = self._world.script(command.group, command.sample)
+        script = self._script(command)
         agent = ScriptedAgent(
             script,
             self.clock,
@@ -305,8 +233,14 @@ class LoopSimulation:
         )
         self.driver.admit(agent, command.rollout)
 
+    def _score(self, command: Score) -> None:
+        recorded_s = self._script(self._starts[command.trajectory]).reward_s or 0.0
+        self.rewards.call(command.trajectory, self._scored, recorded_s)
+
     def _scored(self, trajectory: TrajectoryId, ok: bool) -> None:
-        reward = 0.0 if ok else None
+        start = self._starts.get(trajectory)  # None: it was discarded meanwhile
+        recorded = None if start is None else self._script(start).reward
+        reward = (0.0 if recorded is None else recorded) if ok else None
         self._deliver(Scored(time_s=self.clock.now_s, trajectory=trajectory, reward=reward))
 
     def _cancel(self, command: Cancel) -> None:
@@ -333,7 +267,7 @@ class LoopSimulation:
 
     def _tokens(self, start: StartTrajectory) -> int:
         """Tokens of a trajectory's last context, output included."""
-        last = self._world.script(start.group, start.sample).steps[-1]
+        last = self._script(start).steps[-1]
         return last.prompt_tokens + last.output_tokens
 
     def _trained(self, batch: int) -> None:
@@ -341,7 +275,7 @@ class LoopSimulation:
 
     def _assign_gpus(self, command: AssignGpus) -> None:
         to_training = command.role == "training"
-        if not self._world.colocated:
+        if command.pool == "hybrid":
             self._hybrid_trains = False
         elif to_training:
             self._training = True
@@ -354,7 +288,7 @@ class LoopSimulation:
         self.clock.call_after(seconds, self._assigned, command)
 
     def _assigned(self, command: AssignGpus) -> None:
-        if not self._world.colocated:
+        if command.pool == "hybrid":
             self._hybrid_trains = command.role == "training"
         elif command.role == "rollout":
             self._training = False
@@ -363,7 +297,7 @@ class LoopSimulation:
                 if engine is not None:
                     engine.flush_kv()
                     engine.resume()
-        self._deliver(GpusAssigned(time_s=self.clock.now_s, role=command.role))
+        self._deliver(GpusAssigned(time_s=self.clock.now_s, role=command.role, pool=command.pool))
 
     def _update_weights(self, command: UpdateWeights) -> None:
         delay_s = self._world.update_s - self._world.pause_s

@@ -32,6 +32,7 @@ class Simulation:
             predictions=CoreEstimates(clock, config.prediction_s),
             solver=ChargedSolver(clock, config.planning_s),
             tool_capacity=config.tool_capacity,
+            tool_pools=config.tool_pools(clock),
             report_interval_s=config.report_interval_s,
             report_delay_s=config.report_delay_s,
             on_idle=lambda: self._stop.append(None),

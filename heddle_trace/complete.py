@@ -14,9 +14,9 @@ import numpy as np
 from heddle_trace.columns import NONE, Bools, Floats, Ints, Words, by_code, carried
 from heddle_trace.errors import TraceError
 from heddle_trace.filling import Gap, MissingRule, Pool
-from heddle_trace.records import Records, codes, numbers, seconds
+from heddle_trace.records import Records, codes, numbers, reals
 from heddle_trace.schema import Trace, TrajectoryScript
-from heddle_trace.scripts import Scripts, StepTable
+from heddle_trace.scripts import Scripts, StepTable, recorded_columns
 
 # Delays by people reach hours and are unrelated to tools, so neither replaces the other.
 USER: Final = "user"
@@ -144,17 +144,26 @@ class _Filler:
         columns["tool_tokens"] = self.added
         records = self.records
         group, task = records.trajectory("group_id"), records.trajectory("workload")
+        step = records.trajectory("step")
         return Scripts(
             ids=records.ids,
             groups=codes(group),
             group_names=group.words,
             tasks=codes(task),
             task_names=task.words,
-            arrival_s=np.nan_to_num(seconds(records.trajectory("arrival_s"))),
+            arrival_s=np.nan_to_num(reals(records.trajectory("arrival_s"))),
             truncated=records.trajectory("truncated").values == 1,
             start=self.start,
             stop=self.stop,
             table=StepTable.made(columns, self.tools),
+            recorded=recorded_columns(
+                {
+                    "reward": reals(records.trajectory("reward")),
+                    "reward_s": reals(records.trajectory("reward_s")),
+                    "env_start_s": reals(records.trajectory("env_start_s")),
+                    "rl_step": np.where(step.known, step.values, np.nan),
+                }
+            ),
         )
 
     def _prompts(self) -> Ints:
@@ -217,7 +226,7 @@ class _Filler:
 
     def _waits(self) -> Floats:
         """Seconds of each tool; 0 where there is none."""
-        waits = seconds(self.records.step("tool_s")).copy()
+        waits = reals(self.records.step("tool_s")).copy()
         lacking = np.isnan(waits)
         called = lacking & (self.tool >= 0)
         filled = self._of_tools(self.tool_s, np.flatnonzero(called), waits, ~lacking)

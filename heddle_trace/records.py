@@ -1,7 +1,7 @@
 """Records of a trace in columns: a million trajectories in a few hundred megabytes.
 
 A value that is not recorded is `NONE` in columns of whole numbers, flags and codes of words, and
-NaN in columns of seconds. Records are made on demand.
+NaN in columns of real numbers. Records are made on demand.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,16 +26,16 @@ from heddle_trace.columns import (
 from heddle_trace.columns import positions as positions_of
 from heddle_trace.schema import StepRecord, TrajectoryRecord
 
-Kind: TypeAlias = Literal["number", "seconds", "flag", "word"]
+Kind: TypeAlias = Literal["number", "real", "flag", "word"]
 
 _STEP: Final[Mapping[str, Kind]] = {
     "output_tokens": "number",
     "tool": "word",
-    "tool_s": "seconds",
+    "tool_s": "real",
     "tool_tokens": "number",
     "tool_ok": "flag",
-    "llm_s": "seconds",
-    "t_s": "seconds",
+    "llm_s": "real",
+    "t_s": "real",
     "input_tokens": "number",
     "cached_tokens": "number",
     "n_tools": "number",
@@ -44,13 +44,17 @@ _TRAJECTORY: Final[Mapping[str, Kind]] = {
     "group_id": "word",
     "workload": "word",
     "prompt_tokens": "number",
-    "arrival_s": "seconds",
+    "arrival_s": "real",
     "source": "word",
     "model": "word",
     "agent": "word",
     "outcome": "flag",
     "parent_id": "word",
     "truncated": "flag",
+    "reward": "real",
+    "reward_s": "real",
+    "env_start_s": "real",
+    "step": "number",
 }
 _REQUIRED: Final = ("output_tokens", "group_id", "workload", "prompt_tokens")
 _FLAGS: Final = (False, True, None)
@@ -71,7 +75,7 @@ class RecordColumn:
     @property
     def known(self) -> Bools:
         """Whether each value is recorded."""
-        return ~np.isnan(self.values) if self.kind == "seconds" else self.values >= 0
+        return ~np.isnan(self.values) if self.kind == "real" else self.values >= 0
 
     def recorded(self) -> npt.NDArray[Any]:
         """The values that are recorded, in order."""
@@ -216,7 +220,7 @@ class Records(Sequence[TrajectoryRecord]):
 
 
 def _nothing(kind: Kind, size: int) -> RecordColumn:
-    value, of = (np.nan, np.float64) if kind == "seconds" else (NONE, np.int8)
+    value, of = (np.nan, np.float64) if kind == "real" else (NONE, np.int8)
     return RecordColumn(kind, constant(value, size, of))
 
 
@@ -296,7 +300,7 @@ class _Parts:
                 return self._words.codes(values)
             case "flag":
                 return np.array([NONE if v is None else v for v in values], np.int8)
-            case "seconds":
+            case "real":
                 return np.array(values, np.float64)
             case "number":
                 known = [NONE if v is None else v for v in values] if gaps else values
@@ -313,6 +317,6 @@ def numbers(column: RecordColumn) -> Ints:
     return np.asarray(column.values, np.int64)
 
 
-def seconds(column: RecordColumn) -> Floats:
-    """Seconds of a column; NaN where nothing is recorded."""
+def reals(column: RecordColumn) -> Floats:
+    """Real numbers of a column, such as seconds; NaN where nothing is recorded."""
     return np.asarray(column.values, np.float64)

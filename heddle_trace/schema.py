@@ -10,7 +10,16 @@ from typing import Annotated
 
 import msgspec
 
-from heddle_trace.limits import MAX_STEPS, ClockSeconds, Name, Tokens, ToolCount, WaitSeconds
+from heddle_trace.limits import (
+    MAX_STEPS,
+    ClockSeconds,
+    Name,
+    Reward,
+    RlStep,
+    Tokens,
+    ToolCount,
+    WaitSeconds,
+)
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -29,7 +38,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sample of one prompt; `steps` in order."""
+    """One sample of one prompt; `steps` in order. `step` is the RL step it was recorded in."""
 
     trajectory_id: Name
     group_id: Name
@@ -43,6 +52,10 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     outcome: bool | None = None
     parent_id: str | None = None
     truncated: bool | None = None
+    reward: Reward | None = None
+    reward_s: WaitSeconds | None = None
+    env_start_s: WaitSeconds | None = None
+    step: RlStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +88,11 @@ class StepScript:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryScript:
-    """One trajectory to replay; `truncated` when its source cut it off."""
+    """One trajectory to replay; `truncated` when its source cut it off.
+
+    The last four are for RL loops, None where the source does not record them; `rl_step` is the
+    step of training that it was recorded in.
+    """
 
     id: str
     group: str
@@ -83,3 +100,7 @@ class TrajectoryScript:
     arrival_s: float
     steps: Sequence[StepScript]
     truncated: bool
+    reward: float | None = None
+    reward_s: float | None = None
+    env_start_s: float | None = None
+    rl_step: int | None = None

@@ -1,9 +1,10 @@
 """Scripts to replay in columns: all steps in one array, a row each; scripts are made on demand."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from struct import Struct
+from types import MappingProxyType
 from typing import Any, Final, SupportsIndex, TypeAlias, overload
 
 import numpy as np
@@ -14,6 +15,8 @@ from heddle_trace.schema import StepScript, TrajectoryScript
 
 _NUMBERS: Final = ("prompt_tokens", "shared_tokens", "output_tokens", "tool_tokens")
 _FIELDS: Final = (*_NUMBERS, "tool", "tool_ok", "tool_s")
+LOOP_FIELDS: Final = ("reward", "reward_s", "env_start_s", "rl_step")
+"""What a trace may record of an RL loop, by trajectory."""
 OK: Final = (False, True, None)
 """By code of `tool_ok`: the last answers to `NONE`."""
 
@@ -137,7 +140,9 @@ class Scripts(Sequence[TrajectoryScript]):
 
     `arrival_s`, `truncated`, `groups` and `tasks` have an item for each trajectory, the last two
     as codes into `group_names` and `task_names`. Trajectory k has the rows of `table` from
-    `start[k]` on, before `stop[k]`. Pickled with protocol 5, its arrays can be shared.
+    `start[k]` on, before `stop[k]`. `recorded` has columns of `LOOP_FIELDS`, NaN where a
+    trajectory has no value, and only those with any. Pickled with protocol 5, its arrays can be
+    shared.
     """
 
     __slots__ = (
@@ -145,6 +150,7 @@ class Scripts(Sequence[TrajectoryScript]):
         "group_names",
         "groups",
         "ids",
+        "recorded",
         "start",
         "stop",
         "table",
@@ -166,7 +172,9 @@ class Scripts(Sequence[TrajectoryScript]):
         start: Ints,
         stop: Ints,
         table: StepTable,
+        recorded: Mapping[str, Floats] = MappingProxyType({}),
     ) -> None:
+        self.recorded = recorded
         self.ids, self.arrival_s, self.truncated = ids, arrival_s, truncated
         self.groups, self.group_names = groups, group_names
         self.tasks, self.task_names = tasks, task_names
@@ -192,6 +200,12 @@ class Scripts(Sequence[TrajectoryScript]):
             start=stop - count,
             stop=stop,
             table=StepTable.of(chain.from_iterable(script.steps for script in listed)),
+            recorded=recorded_columns(
+                {
+                    name: np.array([getattr(script, name) for script in listed], np.float64)
+                    for name in LOOP_FIELDS
+                }
+            ),
         )
 
     @property
@@ -232,6 +246,7 @@ class Scripts(Sequence[TrajectoryScript]):
             start=self.start[places],
             stop=self.stop[places],
             table=self.table,
+            recorded={name: values[places] for name, values in self.recorded.items()},
         )
 
     def __len__(self) -> int:
@@ -274,11 +289,13 @@ class Scripts(Sequence[TrajectoryScript]):
             start=self.start,
             stop=self.stop,
             table=self.table,
+            recorded=dict(self.recorded),
         )
         return made, ()
 
     def _made(self, own: slice) -> Iterator[TrajectoryScript]:
         table, groups, tasks = self.table, self.group_names, self.task_names
+        loop = zip(*(self._plain(name, own) for name in LOOP_FIELDS), strict=False)
         for id_, group, task, arrival_s, start, stop, truncated in zip(
             self.ids[own],
             self.groups[own].tolist(),
@@ -290,4 +307,19 @@ class Scripts(Sequence[TrajectoryScript]):
             strict=True,
         ):
             steps = ScriptSteps(table, start, stop)
-            yield TrajectoryScript(id_, groups[group], tasks[task], arrival_s, steps, truncated)
+            yield TrajectoryScript(
+                id_, groups[group], tasks[task], arrival_s, steps, truncated, *next(loop)
+            )
+
+    def _plain(self, name: str, own: slice) -> Iterable[Any]:
+        """One of `LOOP_FIELDS` as Python values; None where nothing is recorded."""
+        values = self.recorded.get(name)
+        if values is None:
+            return repeat(None)
+        kind = int if name == "rl_step" else float
+        return [None if value != value else kind(value) for value in values[own].tolist()]
+
+
+def recorded_columns(columns: Mapping[str, Floats]) -> dict[str, Floats]:
+    """The columns that have a value."""
+    return {name: values for name, values in columns.items() if not np.isnan(values).all()}

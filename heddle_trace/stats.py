@@ -89,6 +89,11 @@ class TraceStats:
     tools: tuple[ToolStats, ...]
     max_context_tokens: int
     gaps: dict[str, int]
+    reward: Spread
+    reward_s: Spread
+    env_start_s: Spread
+    rl_steps: tuple[int, int] | None
+    """First and last step of training that a trajectory was recorded in."""
 
 
 def describe(trace: Trace) -> TraceStats:
@@ -101,6 +106,7 @@ def describe(trace: Trace) -> TraceStats:
     people = called & (tool.values == (tool.words.index(USER) if USER in tool.words else NONE))
     steps = records.stop - records.start
     output, lengths = spread(output_totals(records)), spread(steps)
+    trained = records.trajectory("step").recorded()
     return TraceStats(
         name=trace.name,
         sha256=trace.sha256,
@@ -125,6 +131,10 @@ def describe(trace: Trace) -> TraceStats:
         tools=_tools(tool, waits, added, ok),
         max_context_tokens=_max_context(records),
         gaps=open_gaps(trace),
+        reward=spread(records.trajectory("reward").recorded()),
+        reward_s=spread(records.trajectory("reward_s").recorded()),
+        env_start_s=spread(records.trajectory("env_start_s").recorded()),
+        rl_steps=(int(trained.min()), int(trained.max())) if len(trained) else None,
     )
 
 

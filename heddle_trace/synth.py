@@ -77,7 +77,7 @@ def synth(
     names = [f"{workload}-{number:05d}" for number in range(groups)]
 
     def of_call(kind: Kind, values: npt.NDArray[Any], words: Sequence[str] = ()) -> RecordColumn:
-        none = np.nan if kind == "seconds" else NONE
+        none = np.nan if kind == "real" else NONE
         return RecordColumn(kind, np.where(answered, values[at], none).astype(values.dtype), words)
 
     return Records(
@@ -99,7 +99,7 @@ def synth(
                 "number", np.minimum(outputs, left)[kept].astype(np.int32)
             ),
             "tool": of_call("word", tools, [name for name, _ in numbers.tools]),
-            "tool_s": of_call("seconds", tool_s),
+            "tool_s": of_call("real", tool_s),
             "tool_tokens": of_call("number", payload.astype(np.int32)),
             "tool_ok": of_call("flag", ok.astype(np.int8)),
         },

@@ -1,6 +1,7 @@
-"""Pictures of a page of `heddle report`, for docs/report.md: `python docs/images/report.py PAGE`.
+"""Pictures of a page of `heddle report`, for the docs: `python docs/images/report.py PAGE`.
 
-Needs chromium and chromedriver. PAGE is of two runs or more; `make demo` makes demo/report.html.
+Needs chromium and chromedriver. PAGE is of two rollouts or more, for docs/report.md (`make demo`
+makes demo/report.html), or of loops, for docs/loop.md, which has their command.
 """
 
 import base64
@@ -20,6 +21,7 @@ PICTURES = (
     ("report-timeline.png", "light", "timeline", "plan"),
     ("report-differences.png", "dark", "differences", "trajectories"),
 )
+LOOP_PICTURES = (("report-training.png", "light", "training", "training"),)
 
 
 def start(profile: str) -> Chrome:
@@ -68,7 +70,8 @@ def main(page: str) -> None:
             )
             # The bar that stays in sight would lie across a picture that is higher than the window.
             browser.execute_script("document.querySelector('nav').style.position = 'static'")
-            for picture in PICTURES:
+            of_loops = "return !document.getElementById('training').hidden"
+            for picture in LOOP_PICTURES if browser.execute_script(of_loops) else PICTURES:
                 take(browser, *picture)
         finally:
             browser.quit()

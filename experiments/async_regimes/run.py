@@ -26,9 +26,15 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
     long, short = Lengths(**config["v1"]), Lengths(**config["nemo"])
     gpus, groups = sized(size, 32, 8), sized(size, 64, 16)
     half = gpus // 2
-    v1 = {"workload": long, "groups": groups, "tps": (4,), "gpus": gpus, "steps": 12}
+    v1: dict[str, Any] = {
+        "workload": long,
+        "groups": groups,
+        "tps": (4,),
+        "gpus": gpus,
+        "steps": 12,
+    }
     big = sized(size, 128, 16)
-    sync_step = {"groups": groups // 4, "steps": 24}
+    sync_step: dict[str, Any] = {"groups": groups // 4, "steps": 24}
     loops = {
         "v1_sync": Loop(regimes=("sync", COLOCATE), colocated=True, **v1),
         "v1_separate": Loop(regimes=(NO_SWITCH,), train_gpus=(half,), **{**v1, **sync_step}),

@@ -1,6 +1,6 @@
 """Seconds of a step over the staleness that a regime allows: AReaL, verl fully async, marin."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +83,12 @@ def measure(context: Context) -> Measured:
 def draw(data: Any, path: Path) -> None:
     """A panel for each source."""
     figure, axes = page(3, width=9.0)
-    shown = (("areal", ETAS, "eta"), ("verl", THRESHOLDS, "staleness threshold"))
-    shown += (("marin", ALLOWANCES, "allowance"),)
-    for ax, (name, at, label) in zip(axes, shown, strict=True):
+    shown: dict[str, tuple[str, Sequence[float]]] = {
+        "areal": ("eta", ETAS),
+        "verl": ("staleness threshold", THRESHOLDS),
+        "marin": ("allowance", ALLOWANCES),
+    }
+    for ax, (name, (label, at)) in zip(axes, shown.items(), strict=True):
         ax.plot(at, data[name], marker="o")
         ax.set(title=name, xlabel=label, ylim=(0, None))
     axes[0].set(ylabel="seconds of a step")

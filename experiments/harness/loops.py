@@ -15,7 +15,7 @@ from experiments.harness.jobs import Computation, Size
 from heddle.config import ClusterConfig, PolicyConfig, RunConfig
 from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig
-from heddle.loop.setup import splits
+from heddle.loop.splits import splits
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 

@@ -22,8 +22,8 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
     """Two for each workload and model: GPUs of their own, and common ones."""
     made: dict[str, Computation] = {}
     gpus = sized(size, 64, 16)
-    shared: dict[str, Any] = {"gpus": gpus, "groups": sized(size, 32, 8), "steps": 14}
-    splits = tuple(sorted({max(1, gpus * eighths // 8) for eighths in range(1, 6)}))
+    shared: dict[str, Any] = {"gpus": gpus, "groups": sized(size, 32, 8), "steps": 12}
+    splits = tuple(sorted({max(1, gpus * eighths // 8) for eighths in (1, 2, 3, 5)}))
     for workload in WORKLOADS:
         for model in MODELS:
             both = {**shared, "workload": workload, "model": model, "tps": None}

@@ -15,7 +15,7 @@ ROWS = ("static", "split", "mixed TP", "elastic pool")
 
 
 def _best(rows: Mapping[str, Any]) -> float:
-    return max(row["tokens_per_s"] for row in by_regime(rows).values())
+    return max(float(row["tokens_per_s"]) for row in by_regime(rows).values())
 
 
 def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computation]:

@@ -12,7 +12,6 @@ from experiments.harness.values import exactly
 
 PLAIN, REDUNDANT = "rollart", "rollart:redundant_environments=4"
 ALPHAS = (1, 2, 4, 6)
-SPREADS_S = (0.0, 50.0)
 
 
 def _alpha(alpha: int) -> str:
@@ -36,20 +35,20 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
         "alpha": Loop(regimes=tuple(_alpha(alpha) for alpha in ALPHAS), **shared),
         "slow": Loop(
             regimes=(PLAIN, REDUNDANT),
-            options={"env_start_s": 100.0, "env_spread_s": 100.0, "env_failure_rate": 0.05},
+            options={"env_start_s": "100,100", "env_failure_rate": 0.05},
             **shared,
         ),
         "reward_gpus": Loop(
             regimes=("sync",),
-            options={"reward_s": 2.0, "reward_capacity": max(1, batch // 128)},
+            options={"reward_s": "2", "reward_capacity": max(1, batch // 128)},
             **own,
         ),
         "serverless": Loop(
-            regimes=("sync",), options={"reward_s": 2.0, "reward_cold_start_s": 4.2}, **shared
+            regimes=("sync",), options={"reward_s": "2", "reward_cold_start_s": 4.2}, **shared
         ),
         "reset": Loop(
             regimes=("sync",),
-            options={"env_start_s": 200.0, "env_spread_s": 150.0, "reward_s": 2.0},
+            options={"env_start_s": "200,150", "reward_s": "2"},
             **shared,
         ),
         "others": Loop(

@@ -6,8 +6,8 @@ from typing import Any
 
 import rich_click as click
 
-from heddle.cli.compare import BEST
-from heddle.cli.options import NumberRange, looped, positive_numbers, take_config
+from heddle.cli.loop_options import trained, tried_numbers
+from heddle.cli.options import NumberRange, looped, take_config
 
 
 @click.command()
@@ -16,63 +16,56 @@ from heddle.cli.options import NumberRange, looped, positive_numbers, take_confi
     required=True,
     help="REGIME[:PARAMETER=VALUE...], separated by commas; `heddle regimes` lists them",
 )
-@click.option("--policy", default="verl", show_default=True, help="PRESET[+PART...] of rollouts")
-@click.option(
-    "--train-gpus",
-    default=None,
-    help="GPUs of the trainer; the engines have the others of --gpus. 8,16 tries each, best six "
-    "shares from an eighth to three quarters; a regime's best split is shown [a quarter]",
-)
-@click.option(
-    "--tp",
-    default=None,
-    help="TP degree of the engines of a policy that does not plan; 1,2,4 tries each, best all that "
-    "fit [1]",
-)
-@click.option("--colocated", is_flag=True, help="Engines and trainer have all GPUs in turn")
-@click.option("--steps", type=int, default=10, show_default=True, help="Batches to train")
-@click.option("--groups", type=int, default=32, show_default=True, help="Prompts of a batch")
-@click.option("--samples", type=int, default=16, show_default=True, help="Samples of a prompt")
 @click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each regime")
 @click.option("--seed", type=int, default=None, help="The first seed [0]")
 @click.option("--jobs", type=click.IntRange(1), default=None, help="Processes [as many as pay]")
-@click.option("--repeat", is_flag=True, help="Begin the trace again after its last prompt")
 @click.option(
-    "--train-backend",
-    type=click.Choice(["megatron", "fsdp"]),
-    default="megatron",
-    show_default=True,
-    help="Trainer",
+    "--env-start-s",
+    default=None,
+    help="Start of an environment: 2; MEAN,SIGMA as 10,5, normal and cut at 0; or "
+    "lognormal:MEDIAN,SIGMA,MISS_RATE,MISS_MEDIAN, the last two optional [the trace's, or 0]",
 )
-@click.option("--train-tp", type=click.IntRange(1), default=None, help="Its TP degree [least]")
-@click.option("--train-pp", type=click.IntRange(1), default=None, help="Its stages [least]")
-@click.option("--optimizer-steps", type=int, default=1, show_default=True, help="Of a batch")
-@click.option(
-    "--logprob-passes", type=int, default=1, show_default=True, help="Forward passes of a batch"
-)
-@click.option(
-    "--update-method",
-    default="nccl",
-    show_default=True,
-    help="How weights reach engines on GPUs of their own",
-)
-@click.option("--env-start-s", type=NumberRange(0), default=0.0, help="Start of an environment [0]")
-@click.option("--env-spread-s", type=NumberRange(0), default=0.0, help="Its standard deviation [0]")
 @click.option("--env-capacity", type=int, default=None, help="Starts at once [no limit]")
 @click.option(
     "--env-failure-rate", type=NumberRange(0), default=0.0, help="Share of starts that fail [0]"
 )
-@click.option("--reward-s", type=NumberRange(0), default=0.0, help="Time of a reward [0]")
-@click.option("--reward-capacity", type=int, default=None, help="Rewards at once [no limit]")
+@click.option(
+    "--env-timeout-s",
+    type=NumberRange(0),
+    default=None,
+    help="Until a failed start is noticed [as long as a start]",
+)
+@click.option("--env-retries", type=int, default=0, help="Further attempts of a start [0]")
+@click.option(
+    "--reward-s", default=None, help="Time of a reward, written as a start [the trace's, or 0]"
+)
+@click.option("--reward-gpus", type=int, default=0, help="GPUs of the reward service [0]")
+@click.option("--reward-per-gpu", type=int, default=None, help="Rewards at once on each [8]")
+@click.option(
+    "--reward-capacity", type=int, default=None, help="Rewards at once, without GPUs [no limit]"
+)
 @click.option(
     "--reward-cold-start-s",
     type=NumberRange(0),
     default=0.0,
-    help="Added to each, for a serverless reward [0]",
+    help="Start of an instance of an elastic reward service, if no warm one is idle [0]",
 )
 @click.option(
-    "--price", type=NumberRange(0), default=None, help="Dollars of a GPU and hour [by GPU class]"
+    "--reward-keep-alive-s",
+    type=NumberRange(0),
+    default=None,
+    help="An idle instance stays warm for so long [60]",
 )
+@click.option(
+    "--reward-failure-rate", type=NumberRange(0), default=0.0, help="Share of rewards that fail [0]"
+)
+@click.option(
+    "--reward-timeout-s",
+    type=NumberRange(0),
+    default=None,
+    help="Until a failed reward is noticed [as long as a reward]",
+)
+@click.option("--reward-retries", type=int, default=0, help="Further attempts of a reward [0]")
 @click.option(
     "--figure",
     type=click.Path(path_type=Path),
@@ -87,6 +80,7 @@ from heddle.cli.options import NumberRange, looped, positive_numbers, take_confi
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @looped
+@trained
 def loop(
     sources: tuple[str, ...],
     settings: tuple[str, ...],
@@ -117,7 +111,7 @@ def loop(
     from heddle.cli.show_loop import show_loop
     from heddle.loop.comparison import compare_regimes
     from heddle.loop.config import LoopConfig
-    from heddle.loop.setup import splits
+    from heddle.loop.splits import splits
 
     if figure is not None:
         from heddle.reports.trace_figures import figure_path
@@ -125,8 +119,9 @@ def loop(
         figure_path(figure)
     own = {name: options.pop(name) for name in _OWN}
     config, _ = take_config(sources, options, settings, seed=seed, policy__preset=policy)
-    numbers = _tried("--train-gpus", train_gpus, max(1, config.cluster.gpus // 4))
-    degrees = _tried("--tp", tp, config.cluster.tp)
+    left = config.cluster.gpus - own["reward_gpus"]
+    numbers = tried_numbers("--train-gpus", train_gpus, max(1, left // 4))
+    degrees = tried_numbers("--tp", tp, config.cluster.tp)
     made = LoopConfig(
         run=config,
         regimes=tuple(name.strip() for name in regimes.split(",") if name.strip()),
@@ -152,27 +147,6 @@ def loop(
         show_loop(result)
 
 
-def _tried(flag: str, text: str | None, default: int) -> list[int] | None:
-    """Read an option: numbers to try, or None for `best`.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    from heddle.config_files import ConfigError
-
-    if text is None:
-        return [default]
-    if text.strip() == BEST:
-        return None
-    numbers = positive_numbers(text)
-    if not numbers:
-        raise ConfigError(
-            f"{flag} {text}: write a number, several to try as 4,8, or {BEST}; all must be 1 or "
-            "more"
-        )
-    return list(dict.fromkeys(numbers))
-
-
 _OWN = (
     "steps",
     "groups",
@@ -186,10 +160,17 @@ _OWN = (
     "logprob_passes",
     "update_method",
     "env_start_s",
-    "env_spread_s",
     "env_capacity",
     "env_failure_rate",
+    "env_timeout_s",
+    "env_retries",
     "reward_s",
+    "reward_gpus",
+    "reward_per_gpu",
     "reward_capacity",
     "reward_cold_start_s",
+    "reward_keep_alive_s",
+    "reward_failure_rate",
+    "reward_timeout_s",
+    "reward_retries",
 )

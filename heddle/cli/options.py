@@ -49,6 +49,18 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--tp", "cluster.tp", str, "TP degree of every engine, or one for each as 4,2,1,1 [1]"),
     ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
     ("--tool-capacity", "cluster.tool_capacity", int, "Tool calls at once [no limit]"),
+    (
+        "--tool-pool",
+        "cluster.tool_pools",
+        str,
+        "Pool of a tool, as bash=64 or search=elastic:cold=0.3; may be repeated [--tool-capacity]",
+    ),
+    (
+        "--env-latency",
+        "cluster.env_latency",
+        str,
+        "Seconds added to every tool call: 2, or MEAN,SIGMA as 10,5, normal and cut at 0 [none]",
+    ),
     ("--engine-start-s", "cluster.engine_start_s", float, "Start of an engine [profile's, or 60]"),
     ("--standby-tp", "cluster.standby_tp", Numbers(), "TP degrees of engines asleep, 4,8 [none]"),
     (
@@ -83,6 +95,7 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ),
     ("--cap-tool-s", "missing.cap_tool_s", float, "Cut longer tool calls to this [as recorded]"),
 )
+_REPEATED = ("--tool-pool",)
 _KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
 
 
@@ -123,7 +136,8 @@ def _taking(verb: Verb, flags: Sequence[str]) -> Verb:
     )(verb)
     for flag, _, kind, text in reversed(CLUSTER):
         if flag in flags:
-            verb = click.option(flag, type=kind, default=None, help=text)(verb)
+            many = flag in _REPEATED
+            verb = click.option(flag, type=kind, default=None, multiple=many, help=text)(verb)
     return click.argument("sources", nargs=-1, required=True, metavar="TRACE|CONFIG.toml...")(verb)
 
 
@@ -196,11 +210,12 @@ def take_config(
         for key, value in tp_degrees(tps).items():
             values.append(option_value(key.replace("__", "."), value, f"--tp {tps}"))
     named = {name: value for name, value in options.items() if name != "tp"}
-    given = {_KEYS[name]: (name, value) for name, value in named.items() if value is not None}
+    given = {_KEYS[name]: (name, value) for name, value in named.items() if value not in (None, ())}
     given |= {k.replace("__", "."): (k, v) for k, v in more.items() if v is not None}
     for key, (name, value) in given.items():
         flag = "--" + name.rpartition("__")[2].replace("_", "-").replace("preset", "policy")
-        values.append(option_value(key, value, f"{flag} {value}"))
+        listed = " ".join(value) if isinstance(value, tuple) else value
+        values.append(option_value(key, value, f"{flag} {listed}"))
     values += [setting(text) for text in settings]
     text = "\n".join(f"# {p}\n{p.read_text(encoding='utf-8')}" for p in tomls) if tomls else None
     return resolve(values), text

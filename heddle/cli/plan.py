@@ -4,12 +4,30 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
+from click.core import ParameterSource
 
+from heddle.cli.loop_options import OPTIONS, trained, tried_numbers
 from heddle.cli.options import planned, take_config
 
 if TYPE_CHECKING:
     from heddle_core.estimate.ordered import Cost
     from heddle_core.solve.joint import Solver
+
+PLANNED_REGIMES = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
+ROLLOUT_ONLY = ("planner", "cost", "predictor")
+"""Options that do not matter to a loop."""
+
+
+def _names() -> tuple[str, ...]:
+    def verb() -> None:
+        """Hold the options."""
+
+    for option in OPTIONS:
+        option(verb)
+    return tuple(p.name for p in verb.__click_params__ if p.name is not None)  # type: ignore[attr-defined]
+
+
+LOOP_NAMES = _names()
 
 
 @click.command()
@@ -34,15 +52,41 @@ if TYPE_CHECKING:
     show_default=True,
     help="What predicts lengths; oracle takes the true ones",
 )
+@click.option(
+    "--loop",
+    "of_loop",
+    is_flag=True,
+    help="Plan an RL loop instead: GPUs of rollout and training, TP degree, trainer, by regime",
+)
+@click.option(
+    "--regimes",
+    default=",".join(PLANNED_REGIMES),
+    show_default=True,
+    help="With --loop: regimes to choose from, as for `heddle loop`",
+)
+@click.option(
+    "--simulate",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="With --loop: how many of the best estimates are simulated",
+)
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @planned
+@trained
+@click.pass_context
 def plan(
+    context: click.Context,
+    /,
     sources: tuple[str, ...],
     settings: tuple[str, ...],
     planner: "Solver",
     cost: "Cost",
     predictor: str,
+    of_loop: bool,
+    regimes: str,
+    simulate: int,
     seed: int | None,
     as_json: bool,
     **options: Any,
@@ -52,11 +96,24 @@ def plan(
     Nothing is replayed. The plan knows what a policy knows once all prompts have arrived: how many
     there are, their prompts, the predictor's values before anything has run, and the
     history (--history). With --predictor oracle it knows the true lengths.
+
+    With --loop the trace stands for the batches of a training. Every split of --gpus, TP degree and
+    regime gets an estimated step; the best are simulated.
     """
     from heddle.cli.progress import progress
     from heddle.cli.show import planned as show_plan
     from heddle.planning import plan as made
 
+    given = {
+        name: options.pop(name)
+        for name in [option.name for option in context.command.params]
+        if name in LOOP_NAMES
+    }
+    if of_loop:
+        _only_of(context, ROLLOUT_ONLY, "leave out --loop, or the option")
+        _plan_loop(sources, options, settings, given, regimes, simulate, seed, as_json)
+        return
+    _only_of(context, (*LOOP_NAMES, "regimes", "simulate"), "give --loop too")
     config, _ = take_config(sources, options, settings, seed=seed)
     with progress(f"planning ({planner})"):
         found = made(config, planner=planner, cost=cost, predictor=predictor)
@@ -65,3 +122,54 @@ def plan(
         return
     show_plan(found)
     click.echo(f"searched for {found.solver_s:.3f} s", err=True)
+
+
+def _only_of(context: click.Context, names: tuple[str, ...], remedy: str) -> None:
+    """Refuse options that were given and have no effect.
+
+    Raises:
+        ConfigError: one was.
+    """
+    from heddle.config_files import ConfigError
+
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} has no effect here: {remedy}")
+
+
+def _plan_loop(
+    sources: tuple[str, ...],
+    options: dict[str, Any],
+    settings: tuple[str, ...],
+    given: dict[str, Any],
+    regimes: str,
+    simulate: int,
+    seed: int | None,
+    as_json: bool,
+) -> None:
+    from heddle.cli.progress import progress
+    from heddle.cli.show_loop_plan import show_loop_plan
+    from heddle.loop.config import LoopConfig
+    from heddle.loop.plan import plan_loop
+    from heddle.loop.splits import splits
+
+    policy, train_gpus, tp = (given.pop(name) for name in ("policy", "train_gpus", "tp"))
+    config, _ = take_config(sources, options, settings, seed=seed, policy__preset=policy)
+    made = LoopConfig(
+        run=config,
+        regimes=tuple(name.strip() for name in regimes.split(",") if name.strip()),
+        **given,
+    )
+    numbers = None if train_gpus is None else tried_numbers("--train-gpus", train_gpus, 1)
+    degrees = None if tp is None else tried_numbers("--tp", tp, 1)
+    with progress("estimating", "batches") as bar:
+        found = plan_loop(
+            splits(made, numbers, degrees),
+            simulate=simulate,
+            on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
+        )
+    if as_json:
+        click.echo(json.dumps(found.plain(), allow_nan=False))
+    else:
+        show_loop_plan(found)

@@ -7,7 +7,7 @@ import rich_click as click
 from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 
-from heddle.cli.bars import makespans
+from heddle.cli.bars import Bar, draw_bars
 from heddle.comparison import Comparison, Estimate, PolicyResult
 from heddle.config import ClusterConfig
 from heddle.knowledge import HistorySource, needs_oracle
@@ -98,7 +98,8 @@ def comparison(result: Comparison) -> None:
         click.echo(f"  {run.path.name}")
     if len(result.runs) > len(shown):
         click.echo(f"  and {len(result.runs) - len(shown):,} at other settings")
-    makespans(result.best, result.bound.makespan_s)
+    bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
+    draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
 
 
 def _engines(cluster: ClusterConfig) -> str:

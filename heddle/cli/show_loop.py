@@ -2,13 +2,26 @@
 
 import rich_click as click
 
+from heddle.cli.bars import Bar, draw_bars
 from heddle.cli.show import new_table, show
 from heddle.comparison import Estimate
-from heddle.loop.comparison import LoopComparison, RegimeResult, plans
+from heddle.loop.result import LoopComparison, RegimeResult, plans
 
 
 def show_loop(result: LoopComparison) -> None:
     """Trace, cluster, what was tried, and one row for each regime."""
+    _head(result)
+    if len(result.tried) > len(result.regimes):
+        _tried(result)
+    _regimes(result)
+    _splits(result)
+    draw_bars(
+        "step in seconds; ### is its bound",
+        [Bar(row.setup.name, row.step_s, row.bound_step_s) for row in result.regimes],
+    )
+
+
+def _head(result: LoopComparison) -> None:
     first = result.tried[0].setup
     config, work = first.config, first.run.workload
     cluster = config.run.cluster
@@ -17,6 +30,8 @@ def show_loop(result: LoopComparison) -> None:
         f"{len(first.data.groups):,} prompts"
     )
     shared = ", rollout and training in turn" if config.colocated else ""
+    if config.reward_gpus:
+        shared += f", {config.reward_gpus} of them for rewards"
     click.echo(
         f"cluster  {first.gpus} x {cluster.gpu}, {cluster.model}{shared}; policy "
         f"{config.run.policy.preset}, {cluster.max_running} running per engine"
@@ -29,8 +44,11 @@ def show_loop(result: LoopComparison) -> None:
         f"trainer  {config.train_backend}; times of training and weight updates are fitted on "
         "published ones (docs/training-time.md)\n"
     )
-    if len(result.tried) > len(result.regimes):
-        _tried(result)
+
+
+def _regimes(result: LoopComparison) -> None:
+    config = result.tried[0].setup.config
+    limited = result.regimes[0].reward_busy is not None
     reference = result.regimes[0].step_s.mean
     table = new_table(
         "regime",
@@ -43,10 +61,12 @@ def show_loop(result: LoopComparison) -> None:
         "$ per 1k samples",
         "rollout busy",
         "train busy",
+        *(["reward busy"] if limited else []),
         "staleness",
         "oldest",
         "wasted",
         "length bias",
+        "KS",
         "of bound",
     )
     for row in result.regimes:
@@ -62,12 +82,26 @@ def show_loop(result: LoopComparison) -> None:
             "-" if dollars is None else f"{dollars:.2f}",
             f"{row.rollout_busy:.2f}",
             f"{row.train_busy:.2f}",
+            *([f"{row.reward_busy or 0.0:.2f}"] if limited else []),
             f"{row.mean_staleness:.2f}",
             f"{max(row.staleness)}",
             f"{row.wasted_share:.3f}",
             f"{row.length_bias:.3f}",
+            f"{row.length_distance:.3f}",
             f"{row.bound_fraction:.2f}",
         )
+    show(table)
+
+
+def _splits(result: LoopComparison) -> None:
+    """Seconds of a step by what the trainer did or waited for."""
+    click.echo(
+        "\nseconds of a step: the trainer waits for trajectories, or only for rewards of its batch;"
+    )
+    click.echo("it trains; it waits for a weight update, or for GPUs that change between the two\n")
+    table = new_table("regime", "rollout", "reward", "training", "update")
+    for row in result.regimes:
+        table.add_row(row.setup.name, *(f"{seconds:,.1f}" for seconds in row.split_s.values()))
     show(table)
 
 

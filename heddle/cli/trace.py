@@ -120,6 +120,13 @@ def validate(ctx: click.Context, path: Path, as_json: bool, limit: int) -> None:
     "model learns [1]",
 )
 @click.option(
+    "--steps", type=click.IntRange(1), default=None, help="Steps of training to record it in [none]"
+)
+@click.option(
+    "--env-start-s", type=float, default=None, help="Median start of an environment [not recorded]"
+)
+@click.option("--reward-s", type=float, default=None, help="Median time of a reward [not recorded]")
+@click.option(
     "--shrink", type=float, default=1.0, help="Divide token counts by this, for slow engines [1]"
 )
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="*.jsonl[.gz]")
@@ -130,6 +137,9 @@ def synth(
     seed: int,
     samples_per_group: int,
     drift: float,
+    steps: int | None,
+    env_start_s: float | None,
+    reward_s: float | None,
     shrink: float,
     out: Path,
     force: bool,
@@ -138,12 +148,19 @@ def synth(
     from heddle.cli.progress import progress
     from heddle_trace import synth as synthesised
     from heddle_trace import write_trace
+    from heddle_trace.loop_fields import with_loop_fields
     from heddle_trace.records import Records
     from heddle_trace.shrink import shrunk
 
     free(out, force)
     with progress(f"making {trajectories:,} trajectories"):
-        records = synthesised(workload, trajectories, seed, samples_per_group, drift=drift)
+        records = with_loop_fields(
+            synthesised(workload, trajectories, seed, samples_per_group, drift=drift),
+            seed=seed,
+            steps=steps,
+            env_start_s=env_start_s,
+            reward_s=reward_s,
+        )
         if shrink != 1.0:
             records = Records.of(shrunk(record, shrink) for record in records)
         written = write_trace(out, records)
@@ -166,6 +183,9 @@ def _summary(stats: TraceStats) -> list[str]:
         f"largest context {stats.max_context_tokens:,} tokens; tool calls that succeed "
         f"{_number(stats.tool_ok_share)}",
     ]
+    if stats.rl_steps is not None:
+        first, last = stats.rl_steps
+        lines.append(f"recorded in the steps {first:,} to {last:,} of training")
     gaps = {name: count for name, count in stats.gaps.items() if count}
     for name, count in gaps.items():
         flag = f"--missing-{name.replace('_', '-')}"
@@ -184,6 +204,9 @@ def _lengths(stats: TraceStats) -> Table:
         ("tool seconds", stats.tool_s),
         ("user seconds", stats.user_s),
         ("waiting seconds a trajectory", stats.tool_s_per_trajectory),
+        ("environment start seconds", stats.env_start_s),
+        ("reward seconds", stats.reward_s),
+        ("reward", stats.reward),
     ):
         if values.n:
             table.add_row(label, *_cells(values))

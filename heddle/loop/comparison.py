@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from heddle.comparison import Estimate, estimate, useful_processes
+from heddle.comparison import estimate, useful_processes
 from heddle.executor import Executor, InProcess, Processes, Report
 from heddle.loop.config import LoopConfig
-from heddle.loop.measure import LoopFigures, LoopMeasure
+from heddle.loop.measure import LoopFigures, LoopMeasure, TrainedSample
+from heddle.loop.result import LoopComparison, RegimeResult, plans
 from heddle.loop.setup import LoopSetup, loop_core, prepare_loop
-from heddle.runs import open_run
+from heddle.runs import files, open_run
 from heddle.setup import Workspace, solo_tpot
 from heddle.signals import StopSignals
 from heddle.workload import CapacityError
@@ -21,177 +22,8 @@ from heddle_core.journal import Sink
 from heddle_core.loop.commands import AnyCommand
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.events import AnyEvent, Trained
-from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_sim.loop import LoopSimulation
 from heddle_sim.training import TrainingError
-
-SCHEMA = "heddle.loop/1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegimeResult:
-    """One regime over all seeds."""
-
-    setup: LoopSetup
-    """Of the first seed."""
-    runs: tuple[LoopFigures, ...]
-    busy: tuple[float, ...]
-    """Share of the time in which rollout engines had a batch, by run."""
-    bounds_s: tuple[float, ...]
-    """Seconds in which no loop can train the same samples, by run."""
-    step_s: Estimate
-
-    @property
-    def bound_fraction(self) -> float:
-        """Lower bound over the time of the whole loop, mean of the runs."""
-        pairs = zip(self.bounds_s, self.runs, strict=True)
-        return sum(bound_s / run.duration_s for bound_s, run in pairs) / len(self.runs)
-
-    @property
-    def samples_per_s(self) -> float:
-        """Mean of the runs."""
-        return sum(run.samples_per_s for run in self.runs) / len(self.runs)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Mean of the runs."""
-        return sum(run.tokens_per_s for run in self.runs) / len(self.runs)
-
-    @property
-    def dollars_per_1k_samples(self) -> float | None:
-        """All GPUs, for as long as a thousand samples take."""
-        price = self.setup.price
-        if price is None:
-            return None
-        return price * self.setup.gpus * 1000.0 / self.samples_per_s / 3600.0
-
-    @property
-    def rollout_busy(self) -> float:
-        """Mean of the runs."""
-        return sum(self.busy) / len(self.busy)
-
-    @property
-    def train_busy(self) -> float:
-        """Share of the time in training."""
-        return sum(run.training_s / run.duration_s for run in self.runs) / len(self.runs)
-
-    @property
-    def staleness(self) -> dict[int, int]:
-        """Trained trajectories by staleness, over all runs."""
-        found: dict[int, int] = {}
-        for run in self.runs:
-            for versions, number in run.staleness:
-                found[versions] = found.get(versions, 0) + number
-        return dict(sorted(found.items()))
-
-    @property
-    def mean_staleness(self) -> float:
-        """Of a trained trajectory."""
-        found = self.staleness
-        return sum(s * n for s, n in found.items()) / sum(found.values())
-
-    @property
-    def wasted_share(self) -> float:
-        """Output tokens of discarded trajectories, over all that were made or trained."""
-        wasted = sum(run.wasted_tokens for run in self.runs)
-        trained = sum(run.all_trained_tokens for run in self.runs)
-        return wasted / (wasted + trained)
-
-    @property
-    def length_bias(self) -> float:
-        """Mean output of a trained trajectory over that of a started one; below 1: too short."""
-        biases = [run.mean_trained_tokens / run.mean_started_tokens for run in self.runs]
-        return sum(biases) / len(biases)
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        staleness = self.staleness
-        return {
-            "regime": self.setup.name,
-            "train_gpus": self.setup.train_gpus,
-            "tp": self.setup.config.run.cluster.tp,
-            "rollout_gpus": self.setup.config.run.cluster.gpus,
-            "trainer": {
-                "backend": self.setup.config.train_backend,
-                "tp": self.setup.layout.tp,
-                "pp": self.setup.layout.pp,
-            },
-            "update_s": self.setup.update.total_s,
-            "pause_s": self.setup.update.pause_s,
-            "step_s": self.step_s.plain(),
-            "measured_steps": len(self.runs[0].step_s),
-            "samples_per_s": self.samples_per_s,
-            "tokens_per_s": self.tokens_per_s,
-            "dollars_per_1k_samples": self.dollars_per_1k_samples,
-            "busy": {"rollout": self.rollout_busy, "train": self.train_busy},
-            "staleness": {
-                "mean": self.mean_staleness,
-                "max": max(staleness),
-                "histogram": {str(versions): number for versions, number in staleness.items()},
-            },
-            "failed_starts": sum(run.failed_starts for run in self.runs),
-            "wasted_tokens": sum(run.wasted_tokens for run in self.runs),
-            "wasted_share": self.wasted_share,
-            "length_bias": self.length_bias,
-            "bound_fraction": self.bound_fraction,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopComparison:
-    """What `heddle loop` reports."""
-
-    tried: tuple[RegimeResult, ...]
-    """Every regime at every split of the GPUs and TP degree."""
-
-    @property
-    def regimes(self) -> tuple[RegimeResult, ...]:
-        """Each regime at its setting with the shortest step; the first of equals."""
-        best: dict[str, RegimeResult] = {}
-        for row in self.tried:
-            known = best.setdefault(row.setup.name, row)
-            if row.step_s.mean < known.step_s.mean:
-                best[row.setup.name] = row
-        return tuple(best.values())
-
-    @property
-    def splits(self) -> tuple[int, ...]:
-        """Numbers of training GPUs that were tried."""
-        return tuple(dict.fromkeys(row.setup.train_gpus for row in self.tried))
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        first = self.tried[0].setup
-        config, trace = first.config, first.run.workload.trace
-        cluster = config.run.cluster
-        return {
-            "schema": SCHEMA,
-            "trace": {
-                "name": trace.name,
-                "trajectories": len(first.run.workload.scripts),
-                "sha256": trace.sha256,
-            },
-            "policy": config.run.policy.preset,
-            "cluster": {
-                "gpus": first.gpus,
-                "gpu": cluster.gpu,
-                "model": cluster.model,
-                "colocated": config.colocated,
-                "max_running": cluster.max_running,
-            },
-            "batch": {"groups": config.groups, "samples": config.samples},
-            "steps": config.steps,
-            "regimes": [row.plain() for row in self.regimes],
-            "tried": [
-                {
-                    "regime": row.setup.name,
-                    "train_gpus": row.setup.train_gpus,
-                    "tp": row.setup.config.run.cluster.tp,
-                    "step_s": row.step_s.plain(),
-                }
-                for row in self.tried
-            ],
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +66,10 @@ def compare_regimes(
     shared = Workspace()
     setups = _prepared(configs, shared, fitting_only)
     todo = [
-        _Job(replace(s.asked, run=replace(s.asked.run, seed=s.asked.run.seed + i)), s.name)
+        _Job(
+            replace(s.requested, run=replace(s.requested.run, seed=s.requested.run.seed + i)),
+            s.name,
+        )
         for s in setups
         for i in range(s.config.seeds)
     ]
@@ -252,6 +87,10 @@ def compare_regimes(
         rows.append(_row(setup, [done[index] for index in range(begin, end)]))
         begin = end
     return LoopComparison(tried=tuple(rows))
+
+
+def _seeded(config: LoopConfig, number: int) -> LoopConfig:
+    return replace(config, run=replace(config.run, seed=config.run.seed + number))
 
 
 def _steps(setups: Sequence[LoopSetup]) -> int:
@@ -299,7 +138,7 @@ def _run_job(
     figures, busy, samples = (
         run_loop(setup, trained) if out is None else run_loop_into(out, setup, trained)
     )
-    return _Done(figures, busy, setup.bound_s(samples, figures.training_s))
+    return _Done(figures, busy, setup.bound_s(samples, figures))
 
 
 def _row(setup: LoopSetup, done: Sequence[_Done]) -> RegimeResult:
@@ -312,14 +151,9 @@ def _row(setup: LoopSetup, done: Sequence[_Done]) -> RegimeResult:
     )
 
 
-def plans(setup: LoopSetup) -> bool:
-    """Whether its policy chooses TP degrees itself."""
-    return not isinstance(setup.run.policy.planner, FixedPlan)
-
-
 def run_loop(
     setup: LoopSetup, on_trained: Callable[[], None], sink: Sink | None = None
-) -> tuple[LoopFigures, float, list[tuple[GroupId, int]]]:
+) -> tuple[LoopFigures, float, list[TrainedSample]]:
     """Run one loop; return its figures, the busy share of its engines, and the trained samples.
 
     Every event goes to `sink` with its commands.
@@ -336,12 +170,15 @@ def run_loop(
     gpu_s = simulation.launcher.busy_gpu_s
     may_generate = setup.config.run.cluster.gpus + setup.hybrid_gpus
     share = gpu_s / (may_generate * simulation.clock.now_s)
-    return measure.figures(first=setup.first_measured), share, measure.trained
+    figures = measure.figures(
+        first=setup.first_measured, services=setup.services(simulation, measure.trained)
+    )
+    return figures, share, measure.trained
 
 
 def run_loop_into(
     out: Path, setup: LoopSetup, on_trained: Callable[[], None]
-) -> tuple[LoopFigures, float, list[tuple[GroupId, int]]]:
+) -> tuple[LoopFigures, float, list[TrainedSample]]:
     """The same, into a new run directory in `out`.
 
     Raises:
@@ -356,6 +193,8 @@ def run_loop_into(
     with open_run(out, setup.run.config, facts) as directory:
         found = run_loop(setup, on_trained, directory.record)
         figures = found[0]
+        steps = [step.plain() for step in figures.split]
+        files.write_json(directory.path / files.RL_STEPS, {"steps": steps})
         directory.finish(
             solo_tpot=solo_tpot(setup.run.profile, setup.config.run.cluster),
             notes={

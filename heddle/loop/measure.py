@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
+import numpy as np
+
+from heddle.loop.steps import StepClock, StepTime
 from heddle_core.events import EngineFailed, StepFinished, StepPreempted, TrajectoryFinished
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.loop.commands import (
@@ -25,6 +28,61 @@ class _Running:
     group: GroupId
     number: int
     tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedSample:
+    """A sample of a prompt that was trained."""
+
+    trajectory: TrajectoryId
+    group: GroupId
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """One RL step."""
+
+    clock: StepTime
+    trajectories: int
+    tokens: int
+    """Output tokens of them."""
+    mean_staleness: float
+    most_staleness: int
+    wasted_tokens: int
+    """Output tokens of trajectories that were discarded in this step."""
+
+    def plain(self) -> dict[str, float | int]:
+        """As JSON; times in seconds."""
+        clock = self.clock
+        return {
+            "batch": clock.batch,
+            "end_s": clock.end_s,
+            "step_s": clock.seconds,
+            "rollout_s": clock.rollout_s,
+            "reward_s": clock.reward_s,
+            "training_s": clock.train_s,
+            "update_s": clock.update_s,
+            "trajectories": self.trajectories,
+            "tokens": self.tokens,
+            "mean_staleness": self.mean_staleness,
+            "most_staleness": self.most_staleness,
+            "wasted_tokens": self.wasted_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceFigures:
+    """Use of the services of a loop."""
+
+    reward_busy: float | None
+    """Share of the reward service's places in use; None where it is elastic."""
+    rewards_s: float
+    """Seconds that the rewards of the trained trajectories need, over its places; 0 if elastic."""
+    mean_rewards: float
+    """Rewards that are computed at once, over the whole loop."""
+    mean_starts: float
+    """Environments that start at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +111,16 @@ class LoopFigures:
     of their starts."""
     all_trained_tokens: int
     """Output tokens of all trained trajectories, over the whole loop."""
+    length_distance: float
+    """Kolmogorov-Smirnov distance of the output tokens of trained trajectories to those of the
+    started ones: largest difference of the shares that are no longer than a length."""
     failed_starts: int
     """Environments that did not start, over the whole loop."""
+    split: tuple[StepFigures, ...]
+    """Every step, the first ones too."""
+    first_measured: int
+    """Steps that `step_s` leaves out."""
+    services: ServiceFigures
 
     @property
     def mean_step_s(self) -> float:
@@ -75,6 +141,17 @@ class LoopFigures:
     def mean_staleness(self) -> float:
         """Of a trained trajectory."""
         return sum(s * n for s, n in self.staleness) / sum(n for _, n in self.staleness)
+
+    @property
+    def mean_split(self) -> dict[str, float]:
+        """Seconds of a measured step by what the trainer did or waited for; their sum is a step."""
+        steps = [step.clock for step in self.split[self.first_measured :]]
+        return {
+            "rollout": fmean(step.rollout_s for step in steps),
+            "reward": fmean(step.reward_s for step in steps),
+            "training": fmean(step.train_s for step in steps),
+            "update": fmean(step.update_s for step in steps),
+        }
 
 
 class LoopMeasure:
@@ -97,8 +174,12 @@ class LoopMeasure:
         self._part = (0, 0)
         """The same of the batch in collection, as far as the trainer has it."""
         self._staleness: Counter[int] = Counter()
-        self.trained: list[tuple[GroupId, int]] = []
-        """Prompt and number of every trained sample, in order."""
+        self.trained: list[TrainedSample] = []
+        """Every trained sample, in order."""
+        self._trained_lengths = array("q")
+        self._clock = StepClock()
+        self._split: list[StepFigures] = []
+        self._staleness_of_batch: list[int] = []
         self._wasted_tokens = self._wasted_before_end = 0
         self._failed_starts = 0
 
@@ -108,6 +189,7 @@ class LoopMeasure:
 
     def take(self, event: AnyEvent, commands: Sequence[AnyCommand], version: int) -> None:
         """Count an event and its commands; `version` is the loop's after both."""
+        self._clock.take(event, commands)
         kind = type(event)
         if kind is StepFinished or kind is StepPreempted:
             running = self._running.get(event.trajectory)  # type: ignore[union-attr]
@@ -123,6 +205,7 @@ class LoopMeasure:
         elif isinstance(event, Trained):
             self._trained_at.append(event.time_s)
             self._training_s += event.time_s - self._train_began_s
+            self._end_step()
             self._wasted_before_end = self._wasted_tokens
             self._ended = sum(n for n, _ in self._batches) + self._wasted
         elif isinstance(event, GradientsAccumulated):
@@ -132,6 +215,21 @@ class LoopMeasure:
             self._waste(event.trajectory)
         for command in commands:
             self._count_command(command, event.time_s, version)
+
+    def _end_step(self) -> None:
+        stale = self._staleness_of_batch
+        trajectories, tokens = self._batches[-1]
+        self._split.append(
+            StepFigures(
+                clock=self._clock.steps.pop(),
+                trajectories=trajectories,
+                tokens=tokens,
+                mean_staleness=fmean(stale),
+                most_staleness=max(stale),
+                wasted_tokens=self._wasted_tokens - self._wasted_before_end,
+            )
+        )
+        self._staleness_of_batch = []
 
     def _count_command(self, command: AnyCommand, time_s: float, version: int) -> None:
         if isinstance(command, StartTrajectory):
@@ -151,8 +249,14 @@ class LoopMeasure:
         trained = [self._running.pop(each) for each in command.trajectories]
         number, tokens = self._part
         self._part = number + len(trained), tokens + sum(t.tokens for t in trained)
-        self._staleness.update(version - t.version for t in trained)
-        self.trained.extend((t.group, t.number) for t in trained)
+        stale = [version - t.version for t in trained]
+        self._staleness_of_batch += stale
+        self._staleness.update(stale)
+        self._trained_lengths.extend(t.tokens for t in trained)
+        self.trained.extend(
+            TrainedSample(trajectory=trajectory, group=t.group, number=t.number)
+            for trajectory, t in zip(command.trajectories, trained, strict=True)
+        )
 
     def _waste(self, trajectory: TrajectoryId) -> None:
         running = self._running.pop(trajectory, None)
@@ -160,7 +264,7 @@ class LoopMeasure:
             self._wasted_tokens += running.tokens
             self._wasted += 1
 
-    def figures(self, *, first: int) -> LoopFigures:
+    def figures(self, *, first: int, services: ServiceFigures) -> LoopFigures:
         """Return the figures of a loop that is over; times leave out the steps before `first`."""
         at = self._trained_at
         later = self._batches[first:]
@@ -177,5 +281,17 @@ class LoopMeasure:
             mean_trained_tokens=sum(tokens for _, tokens in self._batches) / everything,
             mean_started_tokens=sum(self._started[: self._ended]) / self._ended,
             all_trained_tokens=sum(tokens for _, tokens in self._batches),
+            length_distance=distance(self._trained_lengths, self._started[: self._ended]),
             failed_starts=self._failed_starts,
+            split=tuple(self._split),
+            first_measured=first,
+            services=services,
         )
+
+
+def distance(one: Sequence[int], other: Sequence[int]) -> float:
+    """Kolmogorov-Smirnov distance of two samples, from 0 to 1."""
+    first, second = np.sort(np.asarray(one)), np.sort(np.asarray(other))
+    at = np.concatenate([first, second])
+    shares = (np.searchsorted(each, at, side="right") / len(each) for each in (first, second))
+    return float(np.abs(np.subtract(*shares)).max())

@@ -19,8 +19,9 @@ from typing import Any, Literal
 import numpy as np
 
 from heddle.config_files import ConfigError
-from heddle.loop.comparison import RegimeResult, compare_regimes
+from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig
+from heddle.loop.result import RegimeResult, plans
 from heddle.loop.setup import LoopSetup, prepare_loop
 from heddle.setup import Workspace
 from heddle.workload import CapacityError
@@ -33,8 +34,8 @@ from heddle_sim.training import TrainingError
 SCHEMA = "heddle.loop-plan/1"
 MOST_GROUPS = 256
 """Groups of the trace that lengths are taken from."""
-ROUNDS = 3
-"""Batches that a round's end is the mean of."""
+ROUNDS = 12
+"""Batches that a round's end is the mean of, if the trace has so many."""
 _PASSES = 60
 
 
@@ -131,7 +132,7 @@ def plan_loop(
         assert failed is not None
         raise failed
     estimates.sort(key=lambda e: e.step_s)
-    chosen = [replace(e.setup.asked, regimes=(e.setup.name,)) for e in estimates[:simulate]]
+    chosen = [replace(e.setup.requested, regimes=(e.setup.name,)) for e in estimates[:simulate]]
     rows: list[RegimeResult] = []
     total = sum(config.steps * config.seeds for config in chosen)
     for config in chosen:
@@ -153,6 +154,12 @@ def estimate_step(setup: LoopSetup) -> StepEstimate:
         ConfigError: a regime with redundant samples, discarded groups or GPUs that change sides.
     """
     regime, split = setup.regime, setup.regime.split
+    if plans(setup):
+        raise ConfigError(
+            f"policy {setup.config.run.policy.preset} chooses TP degrees itself, and only engines "
+            "of one degree are estimated: take --policy verl here, and `heddle loop --train-gpus "
+            "best` for yours"
+        )
     if (
         regime.sampling.extra_samples
         or regime.sampling.extra_groups
@@ -242,7 +249,7 @@ def _round_s(groups: _Groups, setup: LoopSetup, cost: StepCost, engines: int) ->
     """End of a batch that starts at once, dealt out over the engines; mean of some batches."""
     regime, most = setup.regime, setup.config.run.cluster.max_running
     ends = []
-    for number in range(ROUNDS):
+    for number in range(max(1, min(ROUNDS, groups.groups // regime.groups))):
         batch = _taken(groups, regime.groups, regime.samples, number)
         parts = [batch.take(slice(e, None, engines)) for e in range(min(engines, len(batch)))]
         ends.append(

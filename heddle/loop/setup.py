@@ -1,15 +1,19 @@
 """An RL loop, set up once: its data set, trainer, weight updates and rollout cluster."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+import numpy as np
+
 from heddle import knowledge
 from heddle.config_files import ConfigError
 from heddle.loop.config import DOLLARS_PER_GPU_HOUR, LoopConfig
 from heddle.loop.layout import fitting_layout
-from heddle.setup import RunSetup, Workspace, makespan_bound, memory_profile, prepare
+from heddle.loop.measure import LoopFigures, ServiceFigures, TrainedSample
+from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import CapacityError
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId, EngineShape, GroupId
@@ -20,15 +24,12 @@ from heddle_core.loop.named import regime_named
 from heddle_core.loop.presets import BatchShape
 from heddle_core.loop.regime import Regime
 from heddle_core.plans import EngineSpec
-from heddle_sim.loop import LoopWorld, ServiceConfig
+from heddle_sim.loop import LoopSimulation, LoopWorld
 from heddle_sim.training import TrainingProfile, TrainingTime, TrainLayout
 from heddle_sim.training_files import load_training
 from heddle_sim.weight_update import WeightUpdateTime
 from heddle_trace.schema import TrajectoryScript
 from heddle_trace.scripts import Scripts
-
-SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
-"""Of all GPUs, that the trainer is tried with."""
 
 LEAST_MEASURED = 2
 """Steps that times are means of, at least."""
@@ -66,7 +67,7 @@ class DataSet:
 class LoopSetup:
     """All inputs of the loop of one regime."""
 
-    asked: LoopConfig
+    requested: LoopConfig
     """As given."""
     config: LoopConfig
     """Without the GPUs of a hybrid pool, which are neither side's own."""
@@ -80,10 +81,11 @@ class LoopSetup:
 
     @property
     def gpus(self) -> int:
-        """Rollout and training together, with those of neither."""
-        rollout, hybrid = self.config.run.cluster.gpus, self.regime.split.hybrid
+        """Rollout, training and rewards together, with those of a hybrid pool."""
+        config, hybrid = self.config, self.regime.split.hybrid
+        used = config.run.cluster.gpus + config.reward_gpus
         own = hybrid.own_gpus if hybrid is not None else 0
-        return rollout if self.config.colocated else rollout + self.train_gpus + own
+        return used if config.colocated else used + self.train_gpus + own
 
     @property
     def hybrid_gpus(self) -> int:
@@ -103,23 +105,42 @@ class LoopSetup:
         given = self.config.price
         return DOLLARS_PER_GPU_HOUR.get(self.config.run.cluster.gpu) if given is None else given
 
-    def bound_s(self, trained: Sequence[tuple[GroupId, int]], training_s: float) -> float:
+    def bound_s(self, trained: Sequence[TrainedSample], figures: LoopFigures) -> float:
         """Seconds in which no loop can train these samples, whatever its regime.
 
         Rollout engines that are always full with them (`heddle.runs.bound`), and the time that the
         trainer took: the longer of the two on GPUs of their own, their sum on common ones. With a
-        hybrid pool, the work of both over all GPUs.
+        hybrid pool, the work of both over the GPUs of both. It is no less than a full reward
+        service needs.
         """
-        scripts = Scripts.of([self.data.script(group, number) for group, number in trained])
+        scripts = Scripts.of([self.data.script(each.group, each.number) for each in trained])
         workload = replace(self.run.workload, scripts=scripts, trajectories=len(scripts))
         bound = makespan_bound(workload, self.run.profile, self.config.run.cluster)
+        training_s, rewards_s = figures.training_s, figures.services.rewards_s
         if self.config.colocated:
-            return bound.capacity_s + training_s
+            return max(bound.capacity_s + training_s, rewards_s)
         if self.regime.split.hybrid is not None:
-            rollout = self.config.run.cluster.gpus
-            gpu_s = bound.capacity_s * rollout + training_s * self.train_gpus
-            return gpu_s / self.gpus
-        return max(bound.capacity_s, training_s)
+            gpu_s = bound.capacity_s * self.config.run.cluster.gpus + training_s * self.train_gpus
+            return max(gpu_s / (self.gpus - self.config.reward_gpus), rewards_s)
+        return max(bound.capacity_s, training_s, rewards_s)
+
+    def services(
+        self, simulation: LoopSimulation, trained: Sequence[TrainedSample]
+    ) -> ServiceFigures:
+        """Use of the services of a loop that is over."""
+        rewards, seconds = simulation.rewards, simulation.clock.now_s
+        places, busy_s = rewards.config.capacity, rewards.busy_s()
+        needed_s = 0.0
+        if places is not None:
+            for each in trained:
+                recorded_s = self.data.script(each.group, each.number).reward_s or 0.0
+                needed_s += rewards.drawn(each.trajectory, 0, recorded_s)[0] / places
+        return ServiceFigures(
+            reward_busy=None if places is None else busy_s / (places * seconds),
+            rewards_s=needed_s,
+            mean_rewards=busy_s / seconds,
+            mean_starts=simulation.environments.busy_s() / seconds,
+        )
 
     @property
     def first_measured(self) -> int:
@@ -145,7 +166,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
             colocated=config.colocated,
         ),
     )
-    asked, config = config, _without_pool(config, name, regime)
+    requested, config = config, _without_pool(config, name, regime)
     cluster = config.run.cluster
     run = prepare(config.run, workspace=workspace)
     if knowledge.sees_the_future(run.policy):
@@ -154,6 +175,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
             "loop names its own: take a policy without an oracle"
         )
     data = DataSet(groups=_groups(run.workload.scripts))
+    _check_recorded(config, run.workload.scripts)
     _check_data(config, name, regime, data)
     train_gpus = cluster.gpus if config.colocated else config.train_gpus
     hybrid = regime.split.hybrid
@@ -166,7 +188,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
         gpus=train_gpus if config.colocated else train_gpus + cluster.gpus,
     )
     return LoopSetup(
-        asked=asked,
+        requested=requested,
         config=config,
         name=name,
         regime=regime,
@@ -232,10 +254,31 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
 
 
 def _groups(scripts: Sequence[TrajectoryScript]) -> dict[str, Sequence[TrajectoryScript]]:
+    """In order of the steps of training where the trace has them; prompts without one come last."""
     found: dict[str, list[TrajectoryScript]] = {}
     for script in scripts:
         found.setdefault(script.group, []).append(script)
-    return dict(found)
+
+    def step(name: str) -> float:
+        known = [script.rl_step for script in found[name] if script.rl_step is not None]
+        return min(known, default=math.inf)
+
+    return {name: found[name] for name in sorted(found, key=step)}
+
+
+def _check_recorded(config: LoopConfig, scripts: Scripts) -> None:
+    """Refuse a time that only some trajectories have: a gap is no zero."""
+    for name, flag, given in (
+        ("env_start_s", "--env-start-s", config.env_start_s),
+        ("reward_s", "--reward-s", config.reward_s),
+    ):
+        values = scripts.recorded.get(name)
+        if values is not None and given is None and np.isnan(values).any():
+            gaps = int(np.isnan(values).sum())
+            raise ConfigError(
+                f"the trace lacks {name} for {gaps:,} of {len(scripts):,} trajectories: give "
+                f"{flag}, which replaces all of them"
+            )
 
 
 def _check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> None:
@@ -312,20 +355,10 @@ def _world(
         accumulate_s=accumulate_s,
         update_s=update.total_s,
         pause_s=update.pause_s,
-        colocated=config.colocated,
         to_training_s=to_training_s,
         to_rollout_s=to_rollout_s,
-        environments=ServiceConfig(
-            seconds=config.env_start_s,
-            spread_s=config.env_spread_s,
-            capacity=config.env_capacity,
-            failure_rate=config.env_failure_rate,
-        ),
-        rewards=ServiceConfig(
-            seconds=config.reward_s,
-            capacity=config.reward_capacity,
-            cold_start_s=config.reward_cold_start_s,
-        ),
+        environments=config.environments(),
+        rewards=config.rewards(),
         seed=config.run.seed,
     )
 
@@ -338,51 +371,3 @@ an 8B model on an A100 (vLLM pull request 48337, July 2026)."""
 LEND_S, JOIN_S = 10.8, 8.0
 """A trainer's GPUs that start to generate, and the way back: published by Libra for Qwen3-14B on
 A800 (arXiv 2606.03077; 3.6 s of the way back are a snapshot, 4.4 s fetch the trainer's state)."""
-
-
-def splits(
-    config: LoopConfig, train_gpus: Sequence[int] | None, tps: Sequence[int] | None
-) -> list[LoopConfig]:
-    """Configurations of a loop, one for each number of training GPUs and TP degree of the engines.
-
-    `config.run.cluster.gpus` are all GPUs here. None, for either: those of `SHARES`, and the
-    degrees of the profile, that leave whole engines.
-
-    Raises:
-        ConfigError: a given split leaves no GPUs or no whole engines, or none can be.
-        ProfileError: model or GPU class is unknown.
-    """
-    cluster = config.run.cluster
-    if cluster.mix:
-        raise ConfigError(
-            "a loop has engines of one TP degree, or those that a policy plans: leave cluster.mix "
-            "out"
-        )
-    degrees = memory_profile(cluster).tps if tps is None else tps
-    found: list[LoopConfig] = []
-    for tp in degrees:
-        shares = sorted({round(share * cluster.gpus / tp) * tp for share in SHARES})
-        numbers = shares if train_gpus is None else train_gpus
-        for number in [0] if config.colocated else numbers:
-            rollout = cluster.gpus - number
-            if rollout >= tp and rollout % tp == 0 and (config.colocated or number >= 1):
-                found.append(_split(config, number, tp))
-            elif tps is not None and train_gpus is not None:
-                left = "all are shared" if config.colocated else f"{number} train"
-                raise ConfigError(
-                    f"--gpus {cluster.gpus}: {left}, so {max(rollout, 0)} are left for engines of "
-                    f"TP {tp}; take other --train-gpus, that leave a multiple of {tp} and not 0, "
-                    "or another --tp"
-                )
-    if not found:
-        raise ConfigError(
-            f"--gpus {cluster.gpus} cannot be split into a trainer and engines of TP "
-            f"{' or '.join(map(str, degrees))}"
-        )
-    return found
-
-
-def _split(config: LoopConfig, train_gpus: int, tp: int) -> LoopConfig:
-    cluster = config.run.cluster
-    rollout = replace(cluster, gpus=cluster.gpus - train_gpus, tp=tp)
-    return replace(config, run=replace(config.run, cluster=rollout), train_gpus=max(train_gpus, 1))

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from heddle.loop.comparison import LoopComparison, RegimeResult
+from heddle.loop.result import LoopComparison, RegimeResult
 from heddle.reports.figures import COLOURS, STYLE
 from heddle.reports.trace_figures import write_figure
 

@@ -18,7 +18,7 @@ import pandas as pd
 from heddle.comparison import Comparison
 from heddle.config import RunConfig
 from heddle.executor import Worker
-from heddle.loop.comparison import LoopComparison
+from heddle.loop.result import LoopComparison
 from heddle.measuring import choose_sweep, sweep_engines
 from heddle.planning import Planned
 from heddle.reports.figures import draw

@@ -3,18 +3,21 @@
 The format is the Trace Event Format of Chromium's tracing: an engine is a process, each of its
 slots a thread with a slice for each dispatch and slices for queue, prefill and decode in it;
 migrations are slices of their own, tied by flow events to the steps before and after; batch, KV
-and queue are counters of their engine. Times are microseconds since the first arrival.
+and queue are counters of their engine. An RL loop has its trainer, weight updates and services
+beside (`perfetto_loop`). Times are microseconds since the first arrival, or the loop's beginning.
 """
 
 import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
 from heddle.reports.curves import under_way
+from heddle.reports.perfetto_loop import loop_events
 from heddle.reports.sample import ShownEngines
 from heddle.runs.record import Record, slots
 from heddle.runs.tables import Dispatches, Floats, Ints
@@ -109,6 +112,10 @@ def _events(record: Record, note: str | None) -> Iterator[Event]:
     yield from _counters(record, tracks)
     yield from _migrations(record, tracks)
     yield from _engines(record, tracks)
+    if record.loop is not None:
+        lanes = int(tracks.lane.max(initial=-1)) + 1
+        first = tracks.lane_tid + lanes
+        yield from loop_events(record, record.loop, first, partial(_us, record))
 
 
 def _names(record: Record, tracks: _Tracks, note: str | None) -> Iterator[Event]:

@@ -30,6 +30,8 @@ JOURNAL = "events.arrow"
 STEPS = "steps.parquet"
 TRAJECTORIES = "trajectories.parquet"
 SUMMARY = "summary.json"
+RL_STEPS = "rl_steps.json"
+"""Of a loop alone."""
 
 # pyarrow imports pandas at its first array: here, with the imports, and not in the middle of a run.
 pa.array(np.zeros(1))

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from heddle.runs.files import RunError
-from heddle.runs.journal_schema import WORD, layouts, schema
+from heddle.runs.journal_schema import OF_LOOPS, WORD, layouts, schema
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -211,7 +211,9 @@ def of_table(table: pa.Table) -> Journal:
     rank, trajectories = _arrival_order(arrived, columns.words("trajectory"))
     columns.rank_trajectories(rank)
     for name, rows in classes.items():
-        if len(rows) and "trajectory" in _columns_of(name) and rows.codes("trajectory").min() < 0:
+        if name in OF_LOOPS or not (len(rows) and "trajectory" in _columns_of(name)):
+            continue  # the environment of a trajectory may fail before it arrives
+        if rows.codes("trajectory").min() < 0:
             row = int(rows.seq[int(rows.codes("trajectory").argmin())])
             raise RunError(f"journal is damaged: row {row}: its trajectory never arrived")
     return Journal(table.num_rows, trajectories, classes, columns.words)

@@ -35,6 +35,9 @@ _ARROW: Mapping[type, pa.DataType] = {
 _OF_ROLLOUTS: tuple[type, ...] = (*typing.get_args(Event), *typing.get_args(Command))
 EVENTS: tuple[type, ...] = (*typing.get_args(Event), *typing.get_args(LoopEvent))
 COMMANDS: tuple[type, ...] = (*typing.get_args(Command), *typing.get_args(LoopCommand))
+OF_LOOPS = frozenset(
+    cls.__name__ for cls in (*typing.get_args(LoopEvent), *typing.get_args(LoopCommand))
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from heddle.runs import Run, RunError, why_unfinished
 from heddle.runs.journal_columns import Journal, Rows, of_table
+from heddle.runs.loop_record import LoopRecord, loop_record
 from heddle.runs.tables import (
     NEVER,
     Columns,
@@ -45,10 +46,12 @@ class Record:
     """See `heddle.runs.tables.engine_facts`; `name`, `kv_capacity_tokens` and `failed` beside."""
     migrations: Columns
     reports: Columns
+    loop: LoopRecord | None
+    """Of an RL loop alone."""
     start_s: float
-    """The first arrival."""
+    """The first arrival; the beginning of a loop."""
     end_s: float
-    """The last finish, or the last entry of a journal that broke off."""
+    """The last finish, or the last entry of a loop, or of a journal that broke off."""
     note: str | None
     """Why there is no more of it; None for a finished run."""
 
@@ -66,9 +69,11 @@ def record(run: Run) -> Record:
     trajectories = trajectory_columns(journal, steps)
     if not len(trajectories["trajectory"]):
         raise RunError(f"{run.path}: its journal holds no trajectory yet: there is nothing to show")
+    loop = loop_record(journal)
     open_ends = bool(np.isnan(trajectories["finished_s"]).any())
     last = float(np.asarray(table.column("time_s"))[-1])
-    end_s = last if open_ends else float(trajectories["finished_s"].max())
+    whole = not (open_ends or loop)
+    start_s = float(trajectories["arrived_s"].min())
     return Record(
         run=run,
         journal=journal,
@@ -80,8 +85,9 @@ def record(run: Run) -> Record:
         engines=_engines(journal),
         migrations=_migrations(journal),
         reports=_reports(journal),
-        start_s=float(trajectories["arrived_s"].min()),
-        end_s=end_s,
+        loop=loop,
+        start_s=float(journal.of("LoopStarted").floats("time_s")[0]) if loop else start_s,
+        end_s=float(trajectories["finished_s"].max()) if whole else last,
         note=None if run.status == "finished" else why_unfinished(run.manifest),
     )
 

@@ -13,6 +13,10 @@ under the new weights with their KV computed again, or they go on with the KV th
 
 GpuRole: TypeAlias = Literal["rollout", "training"]
 
+GpuPool: TypeAlias = Literal["all", "hybrid"]
+"""GPUs that change sides: all of a colocated cluster, whose engines sleep meanwhile, or those of a
+hybrid pool, which have no engines while they train."""
+
 
 class OpenRollout(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Open a rollout of so many trajectories; None: of any number. Ends in RolloutStarted."""
@@ -87,13 +91,10 @@ class UpdateWeights(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class AssignGpus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Let the GPUs that both sides may have work for `role`. Ends in GpusAssigned.
-
-    In a colocated cluster these are all, and its engines sleep meanwhile; those of a hybrid pool
-    have no engines while they change sides.
-    """
+    """Let a pool of GPUs work for `role`. Ends in GpusAssigned."""
 
     role: GpuRole
+    pool: GpuPool = "all"
     cause: int = 0
 
 

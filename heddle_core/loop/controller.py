@@ -296,7 +296,9 @@ class LoopController:
         self.stage = "collecting"
 
     def _on_gpus_assigned(self, e: GpusAssigned, out: list[AnyCommand]) -> None:
-        if self._pool is not None:
+        if e.pool == "hybrid":
+            if self._pool is None:
+                raise LedgerError("there is no hybrid pool")
             out.extend(self._pool.assigned(e, self._cause))
             self._begin_waiting()
         elif self.stage == "to_training" and e.role == "training":

@@ -6,7 +6,7 @@ import msgspec
 
 from heddle_core.events import Event
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.loop.commands import GpuRole
+from heddle_core.loop.commands import GpuPool, GpuRole
 
 
 class LoopStarted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -54,10 +54,11 @@ class EngineUpdated(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class GpusAssigned(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The GPUs that both sides may have work for `role` now; unless `ok`, they do as before."""
+    """A pool of GPUs works for `role` now; unless `ok`, it could not, and is where it was."""
 
     time_s: float
     role: GpuRole
+    pool: GpuPool = "all"
     ok: bool = True
 
 

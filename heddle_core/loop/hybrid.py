@@ -253,7 +253,7 @@ class HybridPool:
     def lend(self, now_s: float, cause: int) -> AssignGpus:
         """Let training give the GPUs up."""
         self._move("to_rollout", now_s)
-        return AssignGpus(role="rollout", cause=cause)
+        return AssignGpus(role="rollout", pool="hybrid", cause=cause)
 
     def take_back(self, now_s: float, cause: int) -> CommandList:
         """Stop the engines, whose steps end early and go on elsewhere."""
@@ -287,7 +287,7 @@ class HybridPool:
             self._started(now_s)
             return []
         self._move("to_training", now_s)
-        return [AssignGpus(role="training", cause=cause)]
+        return [AssignGpus(role="training", pool="hybrid", cause=cause)]
 
     def _started(self, now_s: float) -> None:
         if self.state == "starting" and all(self._engines.values()):

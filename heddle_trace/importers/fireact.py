@@ -8,7 +8,12 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from heddle_trace.importers.generations import Generation, identifier, steps_of
+from heddle_trace.importers.generations import (
+    Generation,
+    identifier,
+    reward_of,
+    steps_of,
+)
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.openai_messages import ChatMessage
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
@@ -62,6 +67,7 @@ class Fireact:
                             source=source.path.name,
                             agent="fireact",
                             outcome=run.reward,
+                            reward=reward_of(run.reward),
                         ),
                     )
 

@@ -11,6 +11,7 @@ import msgspec
 from heddle_trace.complete import USER
 from heddle_trace.importers.clocks import SLACK_S, elapsed
 from heddle_trace.importers.notes import DamagedError, Notes
+from heddle_trace.limits import MAX_REWARD, MAX_RL_STEP
 from heddle_trace.schema import StepRecord
 
 UNNAMED: Final = "unspecified"
@@ -126,3 +127,17 @@ def fingerprint(*parts: object) -> str:
 def is_user(g: Generation) -> bool:
     """Whether a person, or a simulated one, wrote after it."""
     return g.tools == (USER,)
+
+
+def reward_of(value: object) -> float | None:
+    """A reward as a log has it: a number, or whether the task was solved; else None."""
+    if not isinstance(value, bool | int | float) or not -MAX_REWARD <= value <= MAX_REWARD:
+        return None
+    return float(value)
+
+
+def rl_step_of(value: object) -> int | None:
+    """A step of training as a log has it, counted from 0 or 1; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= MAX_RL_STEP else None

@@ -10,12 +10,13 @@ from typing import Any, Final
 import msgspec
 
 from heddle_trace.importers.chat import generations_of, prompt_of
-from heddle_trace.importers.clocks import seconds
+from heddle_trace.importers.clocks import elapsed, seconds
 from heddle_trace.importers.generations import (
     UNNAMED,
     Generation,
     derive_added,
     identifier,
+    reward_of,
     steps_of,
 )
 from heddle_trace.importers.heads import Head
@@ -152,6 +153,8 @@ def _records(
             model=evaluation.model,
             agent="inspect",
             outcome=_outcome(sample) if not number else None,
+            reward=_reward(sample) if not number else None,
+            reward_s=lanes.scoring_s if not number else None,
             parent_id=base if number else None,
             truncated=sample.limit is not None,
         )
@@ -167,6 +170,18 @@ def _outcome(sample: _Sample) -> bool | None:
                 return False
         break
     return None
+
+
+def _reward(sample: _Sample) -> float | None:
+    """The first score, as a number: correct 1, partly 0.5, incorrect or no answer 0."""
+    for score in (sample.scores or {}).values():
+        if isinstance(score.value, str):
+            return _GRADES.get(score.value)
+        return reward_of(score.value)
+    return None
+
+
+_GRADES: Final = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 
 
 def _from_messages(sample: _Sample, context: ImportContext) -> dict[str, list[Generation]]:
@@ -195,6 +210,9 @@ class _Lanes:
         self._agents: dict[str, str] = {}
         self._scorers: dict[str, None] = {}
         self._scoring = False
+        self._scored_from: dict[str, float] = {}
+        self.scoring_s: float | None = None
+        """Seconds of the scorers, one after another; None where the log has no times."""
         self._walk(sample.events, _MAIN)
         for generations in self.generations.values():
             derive_added(generations)
@@ -209,8 +227,11 @@ class _Lanes:
             match raw.get("event"):
                 case "span_begin":
                     self._span(converted(raw, _Event))
+                case "span_end" if str(raw.get("id")) in self._scorers:
+                    self._scorer(converted(raw, _Event), ends=True)
                 case "step" if raw.get("type") == "scorer":
                     self._scoring = raw.get("action") == "begin"
+                    self._scorer(converted(raw, _Event), ends=not self._scoring)
                 case "model":
                     self._model(converted(raw, _Event), nested_in)
                 case "tool":
@@ -223,6 +244,19 @@ class _Lanes:
             self._agents[span] = event.name or "agent"
         elif event.type == "scorer":
             self._scorers[span] = None
+            self._scorer(event, ends=False)
+
+    def _scorer(self, event: _Event, *, ends: bool) -> None:
+        """Add the time of a scorer once it ends."""
+        span, at_s = str(event.id or event.name), seconds(event.timestamp)
+        if at_s is None:
+            return
+        if not ends:
+            self._scored_from[span] = at_s
+        elif span in self._scored_from:
+            since_s = self._scored_from.pop(span)
+            lasted_s = elapsed(since_s, at_s, "within a scorer", self._context.notes)
+            self.scoring_s = (self.scoring_s or 0.0) + lasted_s
 
     def _lane(self, event: _Event, nested_in: str) -> str | None:
         """The agent that an event belongs to; None for a scorer."""

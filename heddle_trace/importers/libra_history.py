@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from heddle_trace.importers.generations import UNNAMED, Generation, identifier, steps_of
+from heddle_trace.importers.generations import (
+    UNNAMED,
+    Generation,
+    identifier,
+    reward_of,
+    rl_step_of,
+    steps_of,
+)
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
@@ -48,6 +55,7 @@ class _Row(msgspec.Struct):
     prompt_id: str | int | None = None
     total_output_tokens: Tokens | None = None
     tool_returns: list[_Return] = []
+    reward: float | None = None
     resource_config: dict[str, object] = {}
 
 
@@ -81,7 +89,8 @@ class LibraHistory:
                     at = f"{where}: sequence {index}" if row.sequences else where
                     with context.notes.guard(at):
                         name = f"{source.label}/{number}/{index}"
-                        yield ParsedRecord(at, _record(sequence, name, source, context))
+                        record = _record(sequence, name, row.step, source, context)
+                        yield ParsedRecord(at, record)
 
 
 def _sequences(row: _Row) -> Sequence[_Sequence]:
@@ -96,12 +105,17 @@ def _sequences(row: _Row) -> Sequence[_Sequence]:
             prompt_id=row.prompt_id,
             total_output_tokens=row.total_output_tokens,
             tool_returns=row.tool_returns,
+            reward=row.reward,
         )
     ]
 
 
 def _record(
-    sequence: _Sequence, name: str, source: SourceFile, context: ImportContext
+    sequence: _Sequence,
+    name: str,
+    step: int | None,
+    source: SourceFile,
+    context: ImportContext,
 ) -> TrajectoryRecord:
     prompt = sequence.prompt_id
     generations = _generations(sequence, context)
@@ -113,6 +127,8 @@ def _record(
         steps=steps_of(generations, context.notes),
         source=source.path.name,
         agent="libra",
+        reward=reward_of(sequence.reward),
+        step=rl_step_of(step),
     )
 
 

@@ -21,6 +21,8 @@ from heddle_trace.importers.generations import (
     derive_added,
     fingerprint,
     identifier,
+    reward_of,
+    rl_step_of,
     steps_of,
 )
 from heddle_trace.importers.heads import Head, head_of
@@ -36,6 +38,7 @@ _IDS: Final = ("trajectory_id", "session_id", "conversation_id", "thread_id", "t
 _GROUPS: Final = ("group_id", "task_id", "prompt_id", "problem_id", "instance_id", "question_id")
 _STARTS: Final = ("timestamp", "start_time", "started_at", "created_at", "created")
 _ENDS: Final = ("end_time", "ended_at", "completed_at")
+_REWARDS: Final = ("reward", "score")
 _SPANS: Final = (
     ("duration_s", 1.0),
     ("latency_s", 1.0),
@@ -222,6 +225,8 @@ def _conversation(
         source=source.path.name,
         model=row.model,
         outcome=outcome if isinstance(outcome, bool) else None,
+        reward=next((r for k in _REWARDS if (r := reward_of(raw.get(k))) is not None), None),
+        step=rl_step_of(raw.get("step")),
     )
 
 

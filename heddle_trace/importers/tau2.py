@@ -11,7 +11,11 @@ import msgspec
 
 from heddle_trace.importers.chat import ROLES, Message, generations_of, prompt_of, text_of
 from heddle_trace.importers.clocks import seconds
-from heddle_trace.importers.generations import identifier, steps_of
+from heddle_trace.importers.generations import (
+    identifier,
+    reward_of,
+    steps_of,
+)
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.openai_messages import Usage
@@ -112,6 +116,7 @@ def _record(
         agent="tau2-bench",
         outcome=None if reward is None else reward >= 1.0,
         truncated=run.termination_reason in _CUT_OFF,
+        reward=reward_of(reward),
     )
 
 

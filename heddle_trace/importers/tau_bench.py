@@ -9,7 +9,12 @@ from typing import Any
 import msgspec
 
 from heddle_trace.importers.chat import Message, generations_of, prompt_of
-from heddle_trace.importers.generations import fingerprint, identifier, steps_of
+from heddle_trace.importers.generations import (
+    fingerprint,
+    identifier,
+    reward_of,
+    steps_of,
+)
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.openai_messages import ChatMessage, message_of
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
@@ -63,6 +68,7 @@ def _record(run: _Run, source: SourceFile, context: ImportContext) -> Trajectory
         source=source.path.name,
         agent="tau-bench",
         outcome=None if run.reward is None else run.reward >= 1.0,
+        reward=reward_of(run.reward),
     )
 
 

@@ -30,12 +30,19 @@ def test_a_row_for_each_regime(heddle: Heddle, prompts: str):
     assert shown.exit_code == 0, shown.output
     assert "8 x h100, qwen3-8b; policy verl, 100 running" in shown.output
     rows = [line.split() for line in shown.output.splitlines()]
-    assert [
-        row[:3] for row in rows if row and row[0] in ("sync", "areal:max_head_offpolicyness=1")
-    ] == [
-        ["sync", "4", "2"],
-        ["areal:max_head_offpolicyness=1", "4", "2"],
-    ]
+    names = ("sync", "areal:max_head_offpolicyness=1")
+    mine = [row for row in rows if row and row[0] in names]
+    assert [row[:3] for row in mine[:2]] == [[name, "4", "2"] for name in names]
+    table, splits, bars = mine[:2], mine[2:4], mine[4:]
+    for row, split, bar in zip(table, splits, bars, strict=True):
+        step_s = float(row[4])
+        assert sum(map(float, split[1:])) == pytest.approx(step_s, abs=0.25)
+        assert float(bar[2]) == step_s
+        assert set(bar[1]) <= set("#-")
+        of_bound = bar[1].count("#") / len(bar[1])
+        assert of_bound == pytest.approx(float(row[-1]), abs=0.05)
+    longest = max(bars, key=lambda bar: float(bar[2]))
+    assert len(longest[1]) == 60
 
 
 def test_the_json_contract(heddle: Heddle, prompts: str):
@@ -56,8 +63,17 @@ def test_the_json_contract(heddle: Heddle, prompts: str):
         "staleness",
         "wasted_tokens",
         "length_bias",
+        "length_distance",
         "bound_fraction",
     }
+    for row in (sync, rollart):
+        assert set(row["step_s"]) == {"mean", "ci95"}
+        assert set(row["busy"]) == {"rollout", "train", "reward"}
+        assert set(row["staleness"]) == {"mean", "max", "histogram"}
+        assert set(row["split_s"]) == {"rollout", "reward", "training", "update"}
+        assert sum(row["split_s"].values()) == pytest.approx(row["step_s"]["mean"])
+    assert sync["length_distance"] == 0.0
+    assert sync["busy"]["reward"] is None
     assert sync["step_s"]["ci95"] is None
     price = sync["dollars_per_1k_samples"] * sync["samples_per_s"] * 3600 / 1000 / 8
     assert price == pytest.approx(2.7)
@@ -152,6 +168,25 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--env-capacity", "0"), "leave it out for no limit"),
         (("--reward-capacity", "0"), "leave it out for no limit"),
         (("--reward-s", "inf"), "below 1e9"),
+        (("--reward-s", "-3"), "--reward-s: '-3': times must be from 0"),
+        (("--env-start-s", "pigeon"), "write seconds, as 2; MEAN,SIGMA"),
+        (("--env-timeout-s", "3"), "give --env-failure-rate, or leave them out"),
+        (("--env-retries", "-1", "--env-failure-rate", "0.1"), "--env-retries must be 0 to 1,000"),
+        (("--reward-failure-rate", "1"), "--reward-failure-rate must be from 0 to below 1"),
+        (("--reward-gpus", "2", "--reward-capacity", "3"), "leave one of the two out"),
+        (("--reward-gpus", "-1"), "--reward-gpus must be 0 or more"),
+        (("--reward-gpus", "4"), "4 train, 4 compute rewards, so 0 are left"),
+        (("--reward-per-gpu", "0"), "--reward-per-gpu must be 1 or more"),
+        (("--reward-per-gpu", "3"), "give --reward-gpus, or leave it out"),
+        (("--reward-capacity", "2", "--reward-cold-start-s", "1"), "are of an elastic reward"),
+        (("--reward-keep-alive-s", "9"), "give --reward-cold-start-s"),
+        (("--tool-pool", "web_serch=4"), "no such tool; did you mean 'web_search'"),
+        (("--tool-pool", "web_search=0"), "--tool-pool web_search=0: .* capacity of 1 or more"),
+        (("--tool-pool", "web_search"), "TOOL=CAPACITY"),
+        (("--tool-pool", "web_search=4:cold=1"), "write elastic, or leave them out"),
+        (("--tool-pool", "a=1", "--tool-pool", "a=2"), "two pools of the tool 'a'"),
+        (("--tool-capacity", "0"), "leave it out for no limit"),
+        (("--env-latency", "1,2,3"), "env_latency: '1,2,3' is no distribution"),
         (("--price", "-1"), "not in the range"),
         (("--price", "1e308"), "below 1e9"),
         (("--set", "cluster.mix=[4,2,2]"), "engines of one TP degree"),

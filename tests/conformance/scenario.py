@@ -23,6 +23,7 @@ from heddle_sim.config import HostKvConfig, SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile, load_profile
 from heddle_sim.rollout import simulate_rollout
+from heddle_sim.services import ToolServices
 from heddle_trace import MissingRules, Trace, TrajectoryScript, complete, synth
 from heddle_trace.history import history_of
 from tests.conformance.books import Books
@@ -55,6 +56,7 @@ class Scenario:
     transfer_fixed_s: float = 0.02
     """Cheap, so that migration has something to do in a small rollout."""
     host_kv: Literal["none", "engine", "cluster"] = "none"
+    tools: ToolServices | None = None
 
 
 @dataclass
@@ -127,6 +129,7 @@ def world_of(scenario: Scenario) -> SimulationConfig:
         transfer_fixed_s=scenario.transfer_fixed_s,
         transfer_bytes_per_s=2e10,
         tool_capacity=scenario.tool_capacity,
+        tools=scenario.tools,
         engine_start_s=15.0,
         prediction_s=scenario.prediction_s,
         host_kv=_host_kv(scenario),

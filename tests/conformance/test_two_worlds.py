@@ -30,6 +30,7 @@ from heddle_runtime.virtual_time import run_virtual
 from heddle_sim.config import SimulationConfig
 from heddle_sim.engine_client import SimLauncher
 from heddle_sim.rollout import simulate_rollout
+from heddle_sim.services import Latency, ServiceConfig, ToolServices
 from heddle_trace import TrajectoryScript
 from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
 
@@ -51,6 +52,14 @@ FAULTS = (
 SCENARIOS = {
     "calm": Scenario(faults=(), tool_capacity=None),
     "storm": Scenario(faults=FAULTS, tool_capacity=12),
+    "pools": Scenario(
+        faults=FAULTS[1:2],
+        tools=ToolServices(
+            pools={"sandbox": ServiceConfig(capacity=6, failure_rate=0.1, timeout_s=9.0)},
+            others=ServiceConfig(),
+            latency=Latency(seconds=3.0, sigma=2.0),
+        ),
+    ),
     "search": Scenario(workload="search", faults=FAULTS[1:2], tool_capacity=4, with_history=True),
     "math": Scenario(workload="math", faults=FAULTS[2:4], with_history=True),
     "host": Scenario(faults=FAULTS, with_history=True, host_kv="engine"),
@@ -101,6 +110,7 @@ def on_the_event_loop(name: str, scenario: Scenario) -> list[Entry]:
             launcher,
             clock,
             tool_capacity=world.tool_capacity,
+            tool_pools=world.tool_pools(clock),
             predictions=CoreEstimates(clock, world.prediction_s),
             report_interval_s=world.report_interval_s,
             report_delay_s=world.report_delay_s,

@@ -10,7 +10,8 @@ from heddle.config import ClusterConfig, PolicyConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.loop.comparison import compare_regimes, run_loop
 from heddle.loop.config import LoopConfig
-from heddle.loop.setup import LoopSetup, loop_core, prepare_loop, splits
+from heddle.loop.setup import LoopSetup, loop_core, prepare_loop
+from heddle.loop.splits import splits
 from heddle.reports.run_bounds import run_bound
 from heddle.runs import load_run
 from heddle.runs.replay import replay
@@ -23,8 +24,9 @@ from heddle_core.loop.commands import AccumulateGradients, AnyCommand, StartTraj
 from heddle_core.loop.events import AnyEvent, EngineUpdated, GpusAssigned, Trained
 from heddle_core.loop.hybrid import HYBRID
 from heddle_core.loop.presets import REGIMES
-from heddle_sim.loop import LoopSimulation, ServiceConfig
+from heddle_sim.loop import LoopSimulation
 from heddle_sim.rollout import simulate_rollout
+from heddle_sim.services import Latency, ServiceConfig
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 
@@ -185,8 +187,10 @@ def test_every_regime_survives_failing_engines_environments_and_rewards(
     setup = prepared(trace, name, policy=policy)
     flaky = replace(
         setup.world,
-        environments=ServiceConfig(seconds=5.0, spread_s=4.0, capacity=6, failure_rate=0.1),
-        rewards=ServiceConfig(seconds=2.0, capacity=2, failure_rate=0.1),
+        environments=ServiceConfig(
+            latency=Latency(seconds=5.0, sigma=4.0), capacity=6, failure_rate=0.1
+        ),
+        rewards=ServiceConfig(latency=Latency(seconds=2.0), capacity=2, failure_rate=0.1),
     )
     faults = ((40.0, EngineId("e0")), (90.0, EngineId("e1")), (200.0, EngineId("e0+1")))
     simulation = replace(setup.run.simulation, faults=faults, engine_start_s=20.0)

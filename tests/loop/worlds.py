@@ -230,7 +230,9 @@ class HostileWorld:
             case AssignGpus():
                 ok = self.regime.split.colocated or self.random.random() >= self.failures
                 self.gpus = command.role if ok else "training"
-                self.due.append(GpusAssigned(time_s=0.0, role=command.role, ok=ok))
+                self.due.append(
+                    GpusAssigned(time_s=0.0, role=command.role, pool=command.pool, ok=ok)
+                )
                 if not ok and command.role == "training":
                     self.gpus = "rollout"
             case StartEngine(engine=engine):

@@ -12,6 +12,7 @@ import numpy as np
 
 from heddle.reports.curves import Curve, at_least, completion, thin, under_way
 from heddle.reports.page.overall import activity, lengths, plan
+from heddle.reports.page.training import training, training_columns
 from heddle.reports.sample import Sample
 from heddle.runs.record import Record
 from heddle.runs.tables import Dispatches, Floats, Ints
@@ -70,6 +71,7 @@ def columns(record: Record, shown: Sample, names: dict[str, int]) -> Columns:
             "lengths": lengths(record, shown.engines, place),
             "curves": _curves(record),
             "activity": None if shown.whole else activity(record),
+            "training": training(record),
         },
         columns={
             "dispatches": _dispatches(record, shown, ticks, place),
@@ -81,6 +83,11 @@ def columns(record: Record, shown: Sample, names: dict[str, int]) -> Columns:
             },
             "migrations": _migrations(record, shown, ticks, place),
             "reports": _reports(record, shown, ticks, place),
+            **(
+                training_columns(record.loop, ticks, place, record.end_s)
+                if record.loop is not None
+                else {}
+            ),
         },
         start_s=record.start_s,
         end_s=record.end_s,

@@ -30,20 +30,29 @@ def same_trace(runs: Sequence[Run]) -> None:
 
 def facts(runs: Sequence[Run], bound_of: BoundOf) -> list[dict[str, Any]]:
     """One object for each run, as JSON."""
-    dashes = policy_dashes([run.manifest["policy"] for run in runs])
+    # Regimes under one policy are told apart by their colours.
+    drawn_as = [" ".join(filter(None, (regime_of(run), run.manifest["policy"]))) for run in runs]
+    dashes = policy_dashes(drawn_as)
     return [
         {
             "label": label,
             "policy": run.manifest["policy"],
+            "regime": regime_of(run),
             "seed": run.manifest["seed"],
-            "colour": policy_shade(run.manifest["policy"]),
+            "colour": policy_shade(name),
             "dash": dash,
             "path": str(run.path),
             "bound": bound_of(run),
             "how": _how(run),
         }
-        for run, label, dash in zip(runs, short_labels(runs), dashes, strict=True)
+        for run, name, label, dash in zip(runs, drawn_as, short_labels(runs), dashes, strict=True)
     ]
+
+
+def regime_of(run: Run) -> str | None:
+    """The regime of a loop; None of a rollout."""
+    loop = run.manifest.get("loop")
+    return str(loop["regime"]) if loop else None
 
 
 class Lasted(Protocol):
@@ -96,7 +105,10 @@ def _how(run: Run) -> dict[str, str]:
     # What real engines were, when a run had any, is in no configuration of ours.
     world = manifest.get("world") or {}
     engines = f", {world['engine']} engines" if "engine" in world else ""
+    loop = manifest.get("loop")
+    beside = {} if not loop else {k: v for k, v in loop["config"].items() if v is not None}
     return {
+        **({"regime": loop["regime"]} if loop else {}),
         "policy": manifest["policy"],
         "seed": str(manifest["seed"]),
         "cluster": f"{cluster.gpus} x {world.get('gpu', cluster.gpu)}",
@@ -104,7 +116,10 @@ def _how(run: Run) -> dict[str, str]:
         "TP of engines that are not planned": cluster.tps,
         "running steps per engine": str(cluster.max_running),
         "tool calls at once": str(cluster.tool_capacity or "no limit"),
+        **({"pools of tools": ", ".join(cluster.tool_pools)} if cluster.tool_pools else {}),
+        **({"added to tool calls, s": cluster.env_latency} if cluster.env_latency else {}),
         "failures": cluster.failures or "none",
+        **{name.replace("_", " "): str(value) for name, value in beside.items()},
         "history": str(history.get("name") or "none"),
         "shown the future": "yes: a bound, no result" if manifest.get("oracle") else "no",
         "driver": f"{manifest.get('driver')}{engines}",

@@ -23,6 +23,7 @@ SCRIPTS = (
     "overlays",
     "timeline",
     "slots",
+    "training",
     "plan",
     "differences",
     "table",

@@ -4,6 +4,8 @@ const HEADLINE = [
   ["throughput_tok_s", "tokens/s"], ["queueing_p99_s", "queueing p99\u00a0s"], ["tpot_mean_ms", "TPOT\u00a0ms"],
   ["prefix_hit", "prefix hit"], ["utilisation", "utilisation"], ["migrations", "migrations"], ["preemptions", "preemptions"],
 ];
+const OF_LOOPS = [["rl_step_s", "step\u00a0s"], ["samples_per_s", "samples/s"], ["staleness_mean", "staleness"], ["wasted_tokens", "wasted tokens"]];
+const NOT_OF_LOOPS = ["queueing_p99_s", "migrations", "preemptions"];
 
 const bounded = (run) => run.bound.makespan_s ?? null;
 const lasted = (run) => run.summary.makespan_s ?? run.end_s;
@@ -27,6 +29,7 @@ function drawSummary(page) {
   const finished = page.runs.filter((run) => !run.note);
   const best = Math.min(...finished.map(lasted));
   const first = page.runs[0].summary.throughput_tok_s;
+  const anyBound = page.runs.some((run) => bounded(run) !== null);
   const bar = (run) => {
     const bound = Math.min(bounded(run) ?? 0, lasted(run));
     const share = (value) => `${(100 * value) / longest}%`;
@@ -34,14 +37,15 @@ function drawSummary(page) {
       el("span", { class: "rest", style: `width:${share(lasted(run))};background:${runColour(run)}` }),
       el("span", { style: `width:${share(bound)};background:${runColour(run)}` }));
   };
-  const cells = (run) => HEADLINE.map(([key]) => el("td", {}, number(run.summary[key])));
+  const headline = page.runs.some((run) => run.training) ? [...OF_LOOPS, ...HEADLINE.filter(([key]) => !NOT_OF_LOOPS.includes(key))] : HEADLINE;
+  const cells = (run) => headline.map(([key]) => el("td", {}, number(run.summary[key])));
   const row = (run) => el("tr", { class: run === page.run && page.runs.length > 1 ? "focus" : null },
     el("td", {}, el("span", { class: "swatch", style: `background:${runColour(run)}` }), run.label),
     el("td", { class: run.note === null && lasted(run) === best && finished.length > 1 ? "best" : null }, `${run.note ? "≥ " : ""}${number(lasted(run))}`),
     el("td", { class: "wide" }, bar(run)),
-    el("td", {}, bounded(run) === null || run.note ? "–" : (bounded(run) / lasted(run)).toFixed(2)),
+    ...(anyBound ? [el("td", {}, bounded(run) === null || run.note ? "–" : (bounded(run) / lasted(run)).toFixed(2))] : []),
     el("td", {}, first && run.summary.throughput_tok_s ? `${(run.summary.throughput_tok_s / first).toFixed(2)} ×` : "–"), ...cells(run));
-  const heads = ["", "makespan\u00a0s", "against the bound", "of bound", `vs ${page.runs[0].policy}`, ...HEADLINE.map(([, text]) => text)];
+  const heads = ["", "makespan\u00a0s", anyBound ? "against the bound" : "", ...(anyBound ? ["of bound"] : []), `vs ${(page.runs[0].regime ?? page.runs[0].policy).split(":")[0]}`, ...headline.map(([, text]) => text)];
   byId("runs").replaceChildren(el("thead", {}, el("tr", {}, ...heads.map((text) => el("th", { scope: "col", class: text.startsWith("against") ? "wide" : null }, text)))), el("tbody", {}, ...page.runs.map(row)));
   const { bound } = page.runs[0];
   byId("bound").textContent = bounded(page.runs[0]) === null
@@ -74,6 +78,7 @@ function focus(page, run) {
 }
 
 function drawOfRun(page) {
+  drawTraining(page);
   drawTimeline(page);
   drawPlan(page);
   drawTable(page);

@@ -34,6 +34,7 @@ function drawTimeline(page) {
 
 function drawStretch(page) {
   drawDoing(page);
+  drawLoop(page);
   if (!page.run.drawn.length) return;
   drawEngines(page);
   drawSlots(page);

@@ -1,0 +1,66 @@
+"""A plan of an RL loop as text."""
+
+import rich_click as click
+
+from heddle.cli.show import new_table, show
+from heddle.loop.plan import LoopPlan, StepEstimate
+
+SHOWN = 8
+"""Rows at most, and those that were simulated."""
+
+
+def show_loop_plan(plan: LoopPlan) -> None:
+    """The best settings, what they were estimated and simulated to take, and the command to run."""
+    best, result = plan.best
+    config = best.setup.config
+    cluster = config.run.cluster
+    click.echo(
+        f"cluster  {best.setup.gpus} x {cluster.gpu}, {cluster.model}; policy "
+        f"{config.run.policy.preset}; batches of {config.groups} x {config.samples}"
+    )
+    click.echo(
+        f"tried    {len(plan.estimates)} settings, estimated from lengths of the trace; "
+        f"{len(plan.simulated)} simulated, {config.steps} steps each\n"
+    )
+    table = new_table(
+        "regime",
+        "rollout GPUs",
+        "train GPUs",
+        "TP",
+        "trainer",
+        "estimated_s",
+        "simulated_s",
+        "over best",
+        "waits for",
+    )
+    least = result.step_s.mean
+    rows = max(SHOWN, len(plan.simulated))
+    for number, estimate in enumerate(plan.estimates[:rows]):
+        simulated = None
+        if number < len(plan.simulated):
+            simulated = plan.simulated[number].step_s.mean
+        table.add_row(
+            ("* " if estimate is best else "") + estimate.setup.name,
+            str(estimate.setup.config.run.cluster.gpus),
+            str(estimate.setup.train_gpus),
+            str(estimate.setup.config.run.cluster.tp),
+            f"TP {estimate.setup.layout.tp} PP {estimate.setup.layout.pp}",
+            f"{estimate.step_s:,.1f}",
+            "-" if simulated is None else f"{simulated:,.1f}",
+            "-" if simulated is None else f"{simulated / least:.2f} x",
+            estimate.limit,
+        )
+    show(table)
+    click.echo(f"\nnext     heddle loop TRACE {_options(best)}")
+
+
+def _options(estimate: StepEstimate) -> str:
+    config = estimate.setup.requested
+    cluster = config.run.cluster
+    where = "--colocated" if config.colocated else f"--train-gpus {estimate.setup.train_gpus}"
+    return (
+        f"--regimes {estimate.setup.name} --policy {config.run.policy.preset} "
+        f"--model {cluster.model} --gpu {cluster.gpu} --gpus {estimate.setup.gpus} "
+        f"--max-running {cluster.max_running} {where} --tp {cluster.tp} "
+        f"--groups {config.groups} --samples {config.samples} --steps {config.steps}"
+    )

@@ -1,0 +1,224 @@
+"""What several regimes reached on one trace and cluster: figures, and the JSON of them."""
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from heddle.comparison import Estimate
+from heddle.loop.measure import LoopFigures
+from heddle.loop.setup import LoopSetup
+from heddle_core.parts.planner.fixed import FixedPlan
+
+SCHEMA = "heddle.loop/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegimeResult:
+    """One regime over all seeds."""
+
+    setup: LoopSetup
+    """Of the first seed."""
+    runs: tuple[LoopFigures, ...]
+    busy: tuple[float, ...]
+    """Share of the time in which rollout engines had a batch, by run."""
+    bounds_s: tuple[float, ...]
+    """Seconds in which no loop can train the same samples, by run."""
+    step_s: Estimate
+
+    @property
+    def bound_fraction(self) -> float:
+        """Lower bound over the time of the whole loop, mean of the runs."""
+        pairs = zip(self.bounds_s, self.runs, strict=True)
+        return sum(bound_s / run.duration_s for bound_s, run in pairs) / len(self.runs)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Mean of the runs."""
+        return sum(run.samples_per_s for run in self.runs) / len(self.runs)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Mean of the runs."""
+        return sum(run.tokens_per_s for run in self.runs) / len(self.runs)
+
+    @property
+    def dollars_per_1k_samples(self) -> float | None:
+        """All GPUs, for as long as a thousand samples take."""
+        price = self.setup.price
+        if price is None:
+            return None
+        return price * self.setup.gpus * 1000.0 / self.samples_per_s / 3600.0
+
+    @property
+    def rollout_busy(self) -> float:
+        """Mean of the runs."""
+        return sum(self.busy) / len(self.busy)
+
+    @property
+    def train_busy(self) -> float:
+        """Share of the time in training."""
+        return sum(run.training_s / run.duration_s for run in self.runs) / len(self.runs)
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """Trained trajectories by staleness, over all runs."""
+        found: dict[int, int] = {}
+        for run in self.runs:
+            for versions, number in run.staleness:
+                found[versions] = found.get(versions, 0) + number
+        return dict(sorted(found.items()))
+
+    @property
+    def mean_staleness(self) -> float:
+        """Of a trained trajectory."""
+        found = self.staleness
+        return sum(s * n for s, n in found.items()) / sum(found.values())
+
+    @property
+    def wasted_share(self) -> float:
+        """Output tokens of discarded trajectories, over all that were made or trained."""
+        wasted = sum(run.wasted_tokens for run in self.runs)
+        trained = sum(run.all_trained_tokens for run in self.runs)
+        return wasted / (wasted + trained)
+
+    @property
+    def length_bias(self) -> float:
+        """Mean output of a trained trajectory over that of a started one; below 1: too short."""
+        biases = [run.mean_trained_tokens / run.mean_started_tokens for run in self.runs]
+        return sum(biases) / len(biases)
+
+    @property
+    def length_distance(self) -> float:
+        """Kolmogorov-Smirnov distance of trained to started lengths, mean of the runs."""
+        return fmean(run.length_distance for run in self.runs)
+
+    @property
+    def split_s(self) -> dict[str, float]:
+        """Seconds of a step by what the trainer did or waited for, mean of the runs."""
+        splits = [run.mean_split for run in self.runs]
+        return {name: fmean(split[name] for split in splits) for name in splits[0]}
+
+    @property
+    def reward_busy(self) -> float | None:
+        """Share of the reward service's places in use; None where it is elastic."""
+        found = [run.services.reward_busy for run in self.runs]
+        shares = [share for share in found if share is not None]
+        return fmean(shares) if shares else None
+
+    @property
+    def mean_rewards(self) -> float:
+        """Rewards that are computed at once."""
+        return fmean(run.services.mean_rewards for run in self.runs)
+
+    @property
+    def mean_starts(self) -> float:
+        """Environments that start at once."""
+        return fmean(run.services.mean_starts for run in self.runs)
+
+    @property
+    def bound_step_s(self) -> float:
+        """Lower bound of a mean step: that of the loop, in proportion."""
+        return self.bound_fraction * self.step_s.mean
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        staleness = self.staleness
+        return {
+            "regime": self.setup.name,
+            "train_gpus": self.setup.train_gpus,
+            "tp": self.setup.config.run.cluster.tp,
+            "rollout_gpus": self.setup.config.run.cluster.gpus,
+            "reward_gpus": self.setup.config.reward_gpus,
+            "trainer": {
+                "backend": self.setup.config.train_backend,
+                "tp": self.setup.layout.tp,
+                "pp": self.setup.layout.pp,
+            },
+            "update_s": self.setup.update.total_s,
+            "pause_s": self.setup.update.pause_s,
+            "step_s": self.step_s.plain(),
+            "measured_steps": len(self.runs[0].step_s),
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s": self.tokens_per_s,
+            "dollars_per_1k_samples": self.dollars_per_1k_samples,
+            "split_s": self.split_s,
+            "busy": {
+                "rollout": self.rollout_busy,
+                "train": self.train_busy,
+                "reward": self.reward_busy,
+            },
+            "at_once": {"rewards": self.mean_rewards, "starts": self.mean_starts},
+            "staleness": {
+                "mean": self.mean_staleness,
+                "max": max(staleness),
+                "histogram": {str(versions): number for versions, number in staleness.items()},
+            },
+            "failed_starts": sum(run.failed_starts for run in self.runs),
+            "wasted_tokens": sum(run.wasted_tokens for run in self.runs),
+            "wasted_share": self.wasted_share,
+            "length_bias": self.length_bias,
+            "length_distance": self.length_distance,
+            "bound_fraction": self.bound_fraction,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopComparison:
+    """What `heddle loop` reports."""
+
+    tried: tuple[RegimeResult, ...]
+    """Every regime at every split of the GPUs and TP degree."""
+
+    @property
+    def regimes(self) -> tuple[RegimeResult, ...]:
+        """Each regime at its setting with the shortest step; the first of equals."""
+        best: dict[str, RegimeResult] = {}
+        for row in self.tried:
+            known = best.setdefault(row.setup.name, row)
+            if row.step_s.mean < known.step_s.mean:
+                best[row.setup.name] = row
+        return tuple(best.values())
+
+    @property
+    def splits(self) -> tuple[int, ...]:
+        """Numbers of training GPUs that were tried."""
+        return tuple(dict.fromkeys(row.setup.train_gpus for row in self.tried))
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        first = self.tried[0].setup
+        config, trace = first.config, first.run.workload.trace
+        cluster = config.run.cluster
+        return {
+            "schema": SCHEMA,
+            "trace": {
+                "name": trace.name,
+                "trajectories": len(first.run.workload.scripts),
+                "sha256": trace.sha256,
+            },
+            "policy": config.run.policy.preset,
+            "cluster": {
+                "gpus": first.gpus,
+                "gpu": cluster.gpu,
+                "model": cluster.model,
+                "colocated": config.colocated,
+                "max_running": cluster.max_running,
+            },
+            "batch": {"groups": config.groups, "samples": config.samples},
+            "steps": config.steps,
+            "regimes": [row.plain() for row in self.regimes],
+            "tried": [
+                {
+                    "regime": row.setup.name,
+                    "train_gpus": row.setup.train_gpus,
+                    "tp": row.setup.config.run.cluster.tp,
+                    "step_s": row.step_s.plain(),
+                }
+                for row in self.tried
+            ],
+        }
+
+
+def plans(setup: LoopSetup) -> bool:
+    """Whether its policy chooses TP degrees itself."""
+    return not isinstance(setup.run.policy.planner, FixedPlan)

@@ -1,0 +1,62 @@
+"""Numbers of GPUs for the trainer and TP degrees of the engines that a loop is tried with."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from heddle.config_files import ConfigError
+from heddle.loop.config import LoopConfig
+from heddle.setup import memory_profile
+
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
+"""Of all GPUs, that the trainer is tried with."""
+
+
+def splits(
+    config: LoopConfig, train_gpus: Sequence[int] | None, tps: Sequence[int] | None
+) -> list[LoopConfig]:
+    """Configurations of a loop, one for each number of training GPUs and TP degree of the engines.
+
+    `config.run.cluster.gpus` are all GPUs here. None, for either: those of `SHARES`, and the
+    degrees of the profile, that leave whole engines.
+
+    Raises:
+        ConfigError: a given split leaves no GPUs or no whole engines, or none can be.
+        ProfileError: model or GPU class is unknown.
+    """
+    cluster = config.run.cluster
+    if cluster.mix:
+        raise ConfigError(
+            "a loop has engines of one TP degree, or those that a policy plans: leave cluster.mix "
+            "out"
+        )
+    degrees = memory_profile(cluster).tps if tps is None else tps
+    gpus = cluster.gpus - config.reward_gpus
+    for_rewards = f", {config.reward_gpus} compute rewards" if config.reward_gpus else ""
+    found: list[LoopConfig] = []
+    for tp in degrees:
+        shares = sorted({round(share * gpus / tp) * tp for share in SHARES})
+        numbers = shares if train_gpus is None else train_gpus
+        for number in [0] if config.colocated else numbers:
+            rollout = gpus - number
+            if rollout >= tp and rollout % tp == 0 and (config.colocated or number >= 1):
+                found.append(_split(config, number, tp))
+            elif tps is not None and train_gpus is not None:
+                left = "all are shared" if config.colocated else f"{number} train"
+                left += for_rewards
+                raise ConfigError(
+                    f"--gpus {cluster.gpus}: {left}, so {max(rollout, 0)} are left for engines of "
+                    f"TP {tp}; take other --train-gpus, that leave a multiple of {tp} and not 0, "
+                    "or another --tp"
+                )
+    if not found:
+        raise ConfigError(
+            f"--gpus {cluster.gpus} cannot be split into a trainer and engines of TP "
+            f"{' or '.join(map(str, degrees))}{for_rewards}"
+        )
+    return found
+
+
+def _split(config: LoopConfig, train_gpus: int, tp: int) -> LoopConfig:
+    cluster = config.run.cluster
+    rollout = replace(cluster, gpus=cluster.gpus - config.reward_gpus - train_gpus, tp=tp)
+    return replace(config, run=replace(config.run, cluster=rollout), train_gpus=max(train_gpus, 1))
