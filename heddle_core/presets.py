@@ -11,8 +11,10 @@ from typing import TypeAlias
 from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.parts.consolidation.tail import TailConsolidation
 from heddle_core.parts.migration.balance import Balance
+from heddle_core.parts.migration.carry import Carry
 from heddle_core.parts.migration.follow_rank import FollowRank
 from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.buckets import Buckets
 from heddle_core.parts.placement.cache_aware import CacheAware
 from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
@@ -23,6 +25,7 @@ from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSession
 from heddle_core.parts.planner.equal_progress import EqualProgressPlan
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.planner.shares import SharesPlan
 from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.scheduler.fcfs import Fcfs
@@ -79,6 +82,19 @@ def slime_2026(context: PolicyContext) -> Policy:
 def sticky_least_loaded(context: PolicyContext) -> Policy:
     """vllm-router of September 2026: pinned; new trajectories to the fewest unfinished ones."""
     return _baseline(context, StickyLeastSessions())
+
+
+def libra_cmlfq(context: PolicyContext) -> Policy:
+    """C-MLFQ of Libra's paper: tool results choose the TP degree, and KV moves along."""
+    return replace(
+        _baseline(context, Buckets()), migration=Carry(context), planner=SharesPlan(context)
+    )
+
+
+def libra_cmlfq_release(context: PolicyContext) -> Policy:
+    """C-MLFQ as Libra released it in August 2026: a move is a prefill on the new engine."""
+    buckets = Buckets(exceed_limit=True, subtract_since=False)
+    return replace(_baseline(context, buckets), planner=SharesPlan(context))
 
 
 def heddle(context: PolicyContext) -> Policy:
@@ -145,6 +161,8 @@ PRESETS: Mapping[str, Factory] = {
     "verl-2026": verl_2026,
     "slime-2026": slime_2026,
     "sticky_least_loaded": sticky_least_loaded,
+    "libra-cmlfq": libra_cmlfq,
+    "libra-cmlfq-release": libra_cmlfq_release,
     "heddle": heddle,
     "heddle-paper": heddle_paper,
     "heddle-no-migration": heddle_no_migration,

@@ -8,8 +8,10 @@ from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.parts.admission.reserve_output import ReserveOutput
 from heddle_core.parts.consolidation.tail import TailConsolidation
 from heddle_core.parts.migration.balance import Balance
+from heddle_core.parts.migration.carry import Carry
 from heddle_core.parts.migration.follow_rank import FollowRank
 from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.buckets import Buckets
 from heddle_core.parts.placement.cache_aware import CacheAware
 from heddle_core.parts.placement.consistent_hash import ConsistentHash
 from heddle_core.parts.placement.hybrid_ratio import HybridRatio
@@ -21,6 +23,7 @@ from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSession
 from heddle_core.parts.planner.equal_progress import EqualProgressPlan
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.planner.shares import SharesPlan
 from heddle_core.parts.predictor.group import GroupPredictor
 from heddle_core.parts.predictor.history import HistoryPredictor
 from heddle_core.parts.predictor.none import NoPrediction
@@ -174,6 +177,14 @@ PARTS: Final = Parts(
         "consistent_hash": Part(
             lambda _: ConsistentHash(), "hash of the trajectory's name on a ring of engines"
         ),
+        "buckets": Part(
+            lambda _: Buckets(),
+            "Libra's C-MLFQ: on engines of its bucket's TP degrees; tool results move it",
+        ),
+        "buckets_release": Part(
+            lambda _: Buckets(exceed_limit=True, subtract_since=False),
+            "the same with what Libra's release does about full engines and unknown results",
+        ),
         "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
         "presorted_by_size": Part(
             lambda s: Presorted(s, cost="paper"), "the same under the published cost, F by size"
@@ -185,10 +196,16 @@ PARTS: Final = Parts(
         "follow_rank_earlier": Part(
             FollowRank, "to the group of the newest rank, if the trajectory would end earlier there"
         ),
+        "carry": Part(
+            Carry, "KV goes along where placement changes the home, if that beats a prefill"
+        ),
         "balance": Part(Balance, "to where it would end earliest, by estimated work"),
     },
     planner={
         "fixed": Part(FixedPlan, "one TP degree on all GPUs"),
+        "shares": Part(
+            SharesPlan, "half of the GPUs at TP 4, a quarter at TP 2, a quarter at TP 1"
+        ),
         "equal_progress": Part(
             EqualProgressPlan,
             "one TP degree or two by history's lengths; `portfolio` where lengths are known",
