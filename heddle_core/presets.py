@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from heddle_core.parts.admission.prompt_only import PromptOnly
+from heddle_core.parts.admission.time_to_live import TimeToLive
 from heddle_core.parts.consolidation.tail import TailConsolidation
 from heddle_core.parts.migration.balance import Balance
 from heddle_core.parts.migration.carry import Carry
@@ -18,6 +19,7 @@ from heddle_core.parts.placement.buckets import Buckets
 from heddle_core.parts.placement.cache_aware import CacheAware
 from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
@@ -30,6 +32,7 @@ from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.parts.scheduler.longest_total import LongestTotal
+from heddle_core.parts.scheduler.program_fcfs import ProgramFcfs
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.table import learned, next_round, progressive
 from heddle_core.policy import NoConsolidation, Placement, Policy, PolicyContext
@@ -95,6 +98,18 @@ def libra_cmlfq_release(context: PolicyContext) -> Policy:
     """C-MLFQ as Libra released it in August 2026: a move is a prefill on the new engine."""
     buckets = Buckets(exceed_limit=True, subtract_since=False)
     return replace(_baseline(context, buckets), planner=SharesPlan(context))
+
+
+def continuum(context: PolicyContext) -> Policy:
+    """Continuum: KV stays through a tool call for a time that pays; trajectories in their order."""
+    return replace(
+        _baseline(context, Sticky()), scheduler=ProgramFcfs(), admission=TimeToLive(context)
+    )
+
+
+def thunderagent(context: PolicyContext) -> Policy:
+    """ThunderAgent: trajectories pause where their KV would not fit, and go on where it does."""
+    return _baseline(context, PauseRestore())
 
 
 def heddle(context: PolicyContext) -> Policy:
@@ -163,6 +178,8 @@ PRESETS: Mapping[str, Factory] = {
     "sticky_least_loaded": sticky_least_loaded,
     "libra-cmlfq": libra_cmlfq,
     "libra-cmlfq-release": libra_cmlfq_release,
+    "continuum": continuum,
+    "thunderagent": thunderagent,
     "heddle": heddle,
     "heddle-paper": heddle_paper,
     "heddle-no-migration": heddle_no_migration,

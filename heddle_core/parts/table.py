@@ -6,6 +6,7 @@ from typing import Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.parts.admission.reserve_output import ReserveOutput
+from heddle_core.parts.admission.time_to_live import TimeToLive
 from heddle_core.parts.consolidation.tail import TailConsolidation
 from heddle_core.parts.migration.balance import Balance
 from heddle_core.parts.migration.carry import Carry
@@ -16,6 +17,7 @@ from heddle_core.parts.placement.cache_aware import CacheAware
 from heddle_core.parts.placement.consistent_hash import ConsistentHash
 from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
@@ -35,6 +37,7 @@ from heddle_core.parts.scheduler.autellix import Autellix
 from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.parts.scheduler.longest_total import LongestTotal
 from heddle_core.parts.scheduler.lpt import LongestFirst
+from heddle_core.parts.scheduler.program_fcfs import ProgramFcfs
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.scheduler.round_robin import RoundRobin
 from heddle_core.parts.scheduler.sjf import ShortestFirst
@@ -139,6 +142,9 @@ PARTS: Final = Parts(
     scheduler={
         "fcfs": Part(lambda _: Fcfs(), "by arrival of the step, as vLLM and SGLang do"),
         "round_robin": Part(lambda _: RoundRobin(), "fewest steps done first, ties by arrival"),
+        "program_fcfs": Part(
+            lambda _: ProgramFcfs(), "kept KV first, then by arrival of the trajectory (Continuum)"
+        ),
         "lpt": Part(lambda _: LongestFirst(), "most remaining tokens first (LPT)"),
         "longest_total": Part(
             lambda _: LongestTotal(), "most tokens in all first: started ones continue"
@@ -154,6 +160,9 @@ PARTS: Final = Parts(
         "headroom": Part(ReserveOutput, "KV for the step's output too; KV kept through tool calls"),
         "next_round": Part(
             next_round, "KV for a step and what its tool appends; KV kept through tool calls"
+        ),
+        "time_to_live": Part(
+            TimeToLive, "a prompt's KV must fit; KV kept in a tool while it pays (Continuum)"
         ),
     },
     placement={
@@ -184,6 +193,10 @@ PARTS: Final = Parts(
         "buckets_release": Part(
             lambda _: Buckets(exceed_limit=True, subtract_since=False),
             "the same with what Libra's release does about full engines and unknown results",
+        ),
+        "pause_restore": Part(
+            lambda _: PauseRestore(),
+            "ThunderAgent: trajectories pause where their KV would not fit, and wait in a pool",
         ),
         "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
         "presorted_by_size": Part(
