@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
+from heddle_core.parts.admission.chunks import InChunks
 from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.parts.admission.time_to_live import TimeToLive
 from heddle_core.parts.consolidation.tail import TailConsolidation
@@ -21,6 +22,7 @@ from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.parts.placement.presorted import Presorted
+from heddle_core.parts.placement.shared_kv import SharedKv
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
@@ -28,10 +30,12 @@ from heddle_core.parts.planner.equal_progress import EqualProgressPlan
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.parts.planner.shares import SharesPlan
+from heddle_core.parts.predictor.group import GroupPredictor
 from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.parts.scheduler.longest_total import LongestTotal
+from heddle_core.parts.scheduler.probes_first import ProbesFirst
 from heddle_core.parts.scheduler.program_fcfs import ProgramFcfs
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.table import learned, next_round, progressive
@@ -112,6 +116,16 @@ def thunderagent(context: PolicyContext) -> Policy:
     return _baseline(context, PauseRestore())
 
 
+def seer(context: PolicyContext) -> Policy:
+    """Seer: steps in chunks on any engine, a probe of each group first, then the longest groups."""
+    return replace(
+        _baseline(context, SharedKv(context)),
+        predictor=GroupPredictor(),
+        scheduler=ProbesFirst(),
+        admission=InChunks(),
+    )
+
+
 def heddle(context: PolicyContext) -> Policy:
     """Our best configuration: no oracle, engines widened and balanced while it runs."""
     return Policy(
@@ -180,6 +194,7 @@ PRESETS: Mapping[str, Factory] = {
     "libra-cmlfq-release": libra_cmlfq_release,
     "continuum": continuum,
     "thunderagent": thunderagent,
+    "seer": seer,
     "heddle": heddle,
     "heddle-paper": heddle_paper,
     "heddle-no-migration": heddle_no_migration,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
+from heddle_core.parts.admission.chunks import InChunks
 from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.parts.admission.reserve_output import ReserveOutput
 from heddle_core.parts.admission.time_to_live import TimeToLive
@@ -19,6 +20,7 @@ from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.parts.placement.presorted import Presorted
+from heddle_core.parts.placement.shared_kv import SharedKv
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
@@ -37,6 +39,7 @@ from heddle_core.parts.scheduler.autellix import Autellix
 from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.parts.scheduler.longest_total import LongestTotal
 from heddle_core.parts.scheduler.lpt import LongestFirst
+from heddle_core.parts.scheduler.probes_first import ProbesFirst
 from heddle_core.parts.scheduler.program_fcfs import ProgramFcfs
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.scheduler.round_robin import RoundRobin
@@ -142,6 +145,9 @@ PARTS: Final = Parts(
     scheduler={
         "fcfs": Part(lambda _: Fcfs(), "by arrival of the step, as vLLM and SGLang do"),
         "round_robin": Part(lambda _: RoundRobin(), "fewest steps done first, ties by arrival"),
+        "probes_first": Part(
+            lambda _: ProbesFirst(), "one sample of each prompt, then the longest in all (Seer)"
+        ),
         "program_fcfs": Part(
             lambda _: ProgramFcfs(), "kept KV first, then by arrival of the trajectory (Continuum)"
         ),
@@ -160,6 +166,10 @@ PARTS: Final = Parts(
         "headroom": Part(ReserveOutput, "KV for the step's output too; KV kept through tool calls"),
         "next_round": Part(
             next_round, "KV for a step and what its tool appends; KV kept through tool calls"
+        ),
+        "chunks": Part(
+            lambda _: InChunks(),
+            "KV for a chunk of output, after which a step is placed anew (Seer)",
         ),
         "time_to_live": Part(
             TimeToLive, "a prompt's KV must fit; KV kept in a tool while it pays (Continuum)"
@@ -193,6 +203,9 @@ PARTS: Final = Parts(
         "buckets_release": Part(
             lambda _: Buckets(exceed_limit=True, subtract_since=False),
             "the same with what Libra's release does about full engines and unknown results",
+        ),
+        "shared_kv": Part(
+            SharedKv, "any engine where all share a store of KV (--host-kv cluster), else its home"
         ),
         "pause_restore": Part(
             lambda _: PauseRestore(),
