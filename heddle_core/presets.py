@@ -22,6 +22,7 @@ from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.parts.placement.presorted import Presorted
+from heddle_core.parts.placement.program_pool import ProgramPool
 from heddle_core.parts.placement.shared_kv import SharedKv
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
@@ -126,6 +127,11 @@ def seer(context: PolicyContext) -> Policy:
     )
 
 
+def program_scheduling(context: PolicyContext) -> Policy:
+    """Program scheduling of vllm-router 0.1.17: admission by KV, a pool, time-to-live in tools."""
+    return _baseline(context, ProgramPool(context))
+
+
 def heddle(context: PolicyContext) -> Policy:
     """Our best configuration: no oracle, engines widened and balanced while it runs."""
     return Policy(
@@ -195,6 +201,7 @@ PRESETS: Mapping[str, Factory] = {
     "continuum": continuum,
     "thunderagent": thunderagent,
     "seer": seer,
+    "program-scheduling": program_scheduling,
     "heddle": heddle,
     "heddle-paper": heddle_paper,
     "heddle-no-migration": heddle_no_migration,

@@ -1,40 +1,16 @@
 """Continuum: KV stays through a tool call for as long as its return is worth the wait."""
 
 import math
-from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+from heddle_core.estimate.tool_times import RECENT, RecentDurations
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import PolicyContext, TrajectoryView, View
 
-RECENT: Final = 256
-"""Durations of a tool, and waits, that are remembered."""
-
 ENOUGH: Final = 100
 """Durations from which on they are used: of the tool, else of all tools."""
-
-
-@dataclass(slots=True)
-class _Durations:
-    by_age: deque[float] = field(default_factory=deque)
-    ordered: list[float] = field(default_factory=list)
-
-    def add(self, seconds: float) -> None:
-        self.by_age.append(seconds)
-        insort(self.ordered, seconds)
-        if len(self.by_age) > RECENT:
-            del self.ordered[bisect_left(self.ordered, self.by_age.popleft())]
-
-    def best_limit_s(self, benefit_s: float) -> float:
-        """The time that maximizes the share of durations within it, times benefit, minus itself."""
-        best_s, most = 0.0, 0.0
-        for within, seconds in enumerate(self.ordered, start=1):
-            worth = within / len(self.ordered) * benefit_s - seconds
-            if worth > most:
-                best_s, most = seconds, worth
-        return best_s
 
 
 @dataclass(slots=True)
@@ -81,8 +57,8 @@ class TimeToLive:
 
     def __init__(self, context: PolicyContext) -> None:
         self._cost = context.cost
-        self._tools: dict[str, _Durations] = {}
-        self._all = _Durations()
+        self._tools: dict[str, RecentDurations] = {}
+        self._all = RecentDurations()
         self._waits: deque[float] = deque(maxlen=RECENT)
         self._steps = _Correlation()
 
@@ -100,9 +76,9 @@ class TimeToLive:
         """Return the limit for a call of `tool` by a context with this prefill."""
         wait_s = sum(self._waits) / len(self._waits) if self._waits else 0.0
         known = self._tools.get(tool)
-        if known is None or len(known.ordered) < ENOUGH:
+        if known is None or len(known) < ENOUGH:
             known = self._all
-        if len(known.ordered) < ENOUGH:
+        if len(known) < ENOUGH:
             # Of (1 - exp(-s)) * benefit - s the maximum is at log(benefit); order counts as 1.
             benefit_s = wait_s + prefill_s
             return math.log(benefit_s) if benefit_s > 1.0 else 0.0
@@ -121,7 +97,7 @@ class TimeToLive:
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """Learn how long a call took."""
         seconds = event.time_s - t.tool_started_s
-        self._tools.setdefault(event.tool, _Durations()).add(seconds)
+        self._tools.setdefault(event.tool, RecentDurations()).add(seconds)
         self._all.add(seconds)
 
     def observe_finish(self, t: TrajectoryView) -> None:
