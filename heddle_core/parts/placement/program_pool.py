@@ -158,7 +158,7 @@ class ProgramPool(OneByOne):
         self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> list[tuple[TrajectoryId, EngineId]]:
         admitted = []
-        latest_first = sorted(pool.values(), key=lambda t: -t.tool_started_s if t.step else 0.0)
+        latest_first = sorted(pool.values(), key=lambda t: (t.step == 0, -t.tool_started_s))
         for t in latest_first:
             member = self._member(t, view)
             space = self._spaces[member.engine]
