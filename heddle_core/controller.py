@@ -56,7 +56,7 @@ class Controller:
         self._arrivals_due_s: float | None = None
         """When a rollout starts with the trajectories that have arrived."""
         self._review_due_s: float | None = None
-        """When the placement reviews its pool."""
+        """When the placement reviews its backlog."""
         self._events = 0
         """Number of events so far: the sequence number of the next."""
         self._plans = 0
@@ -153,7 +153,7 @@ class Controller:
             observe(t, e)
         self._queues.fill(engine, out)
         self._homes.preempt_next(engine, out)
-        self._release_pool(out)
+        self._release_backlog(out)
 
     def _on_step_preempted(self, e: StepPreempted, out: CommandList) -> None:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
@@ -164,7 +164,7 @@ class Controller:
             self._homes.place(t, out)
         self._queues.fill(engine, out)
         self._homes.preempt_next(engine, out)
-        self._release_pool(out)
+        self._release_backlog(out)
 
     def _on_tool_started(self, e: ToolStarted, out: CommandList) -> None:
         t = self.ledger.in_tool(e.trajectory, e.step)
@@ -243,7 +243,7 @@ class Controller:
         t = self.ledger.trajectory(e.trajectory)
         engine = self.ledger.engine(t.home) if t.home is not None else None
         self.ledger.finish(t)
-        self._queues.pool.pop(t.id, None)
+        self._queues.backlog.pop(t.id, None)
         for observe in self._hooks.observe_finish:
             observe(t)
         self.policy.placement.finished(t)
@@ -252,7 +252,7 @@ class Controller:
         rollout = self.rollouts.end(t, e.outcome)
         if engine is not None:
             self._queues.fill(engine, out)
-        self._release_pool(out)
+        self._release_backlog(out)
         if not self._close_if_over(rollout):
             self._consider_consolidation(out)
 
@@ -334,8 +334,8 @@ class Controller:
             engine = self._homes.pop(t)
             if engine is not None:
                 self._queues.run_at(t, engine, out)
-        pool = self._queues.pool
-        rest = [t for t in held if t.phase == "held" and t.id not in pool]
+        backlog = self._queues.backlog
+        rest = [t for t in held if t.phase == "held" and t.id not in backlog]
         if placement.needs_all and len(rest) > 1:
             remaining = [t.remaining_tokens for t in rest]
             for t, home in zip(rest, placement.assign(rest, remaining, ledger), strict=True):
@@ -343,18 +343,18 @@ class Controller:
         else:
             for t in rest:
                 self._queues.place(t, out)
-        self._release_pool(out)
+        self._release_backlog(out)
 
-    def _release_pool(self, out: CommandList, *, review: bool = False) -> None:
-        """Let the placement choose steps of its pool that go to an engine now."""
-        release, pool = self._hooks.release, self._queues.pool
-        if release is None or not (pool or review) or not self.ledger.engines:
+    def _release_backlog(self, out: CommandList, *, review: bool = False) -> None:
+        """Let the placement choose steps of its backlog that go to an engine now."""
+        release, backlog = self._hooks.release, self._queues.backlog
+        if release is None or not (backlog or review) or not self.ledger.engines:
             return
-        while chosen := release(pool, self.ledger):
+        while chosen := release(backlog, self.ledger):
             for t, name in chosen:
                 engine = self.ledger.engine(name)
-                assert engine.accepting, f"the pool releases to {name!r}, which takes no work"
-                self._queues.run_at(pool[t], engine, out)
+                assert engine.accepting, f"the backlog releases to {name!r}, which takes no work"
+                self._queues.run_at(backlog[t], engine, out)
 
     # -- engines and plans -----------------------------------------------------------------------
 
@@ -382,7 +382,7 @@ class Controller:
         if self._review_due_s is not None and self._review_due_s <= now_s:
             again = bool(self.ledger.trajectories)
             self._review_due_s = now_s + self._hooks.review_s if again else None
-            self._release_pool(out, review=True)
+            self._release_backlog(out, review=True)
 
     def _all_arrived(self, rollout: Rollout, out: CommandList) -> None:
         """Plan or place the trajectories that have arrived: all, or those before the deadline."""

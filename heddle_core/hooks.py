@@ -59,8 +59,8 @@ class Chunks(Protocol):
         ...
 
 
-class Pool(Protocol):
-    """A placement whose `place` may return None: the step then waits in a pool of all engines.
+class Backlog(Protocol):
+    """A placement whose `place` may return None: the step then waits in a backlog of all engines.
 
     While no step runs on some engine, it must let a step go there, or have a `review_s`.
     """
@@ -71,12 +71,12 @@ class Pool(Protocol):
         ...
 
     def release(
-        self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
+        self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> Sequence[tuple[TrajectoryId, EngineId]]:
-        """Choose steps of the pool, which is in order of arrival, that go to an engine now.
+        """Choose steps of the backlog, which is in order of arrival, that go to an engine now.
 
-        Called when a step or a trajectory has ended and the pool is not empty, and every `review_s`
-        in any case; again, until it chooses none.
+        Called when a step or a trajectory has ended and the backlog is not empty, and every
+        `review_s` in any case; again, until it chooses none.
         """
         ...
 

@@ -289,7 +289,7 @@ class Placement(Protocol):
     def place(self, t: TrajectoryView, view: View) -> EngineId | None:
         """Home for one runnable step; called whenever a step becomes runnable.
 
-        None: it waits, which only a placement with `release` may say (`heddle_core.hooks.Pool`).
+        None: it waits, which only a placement with `release` may say (`heddle_core.hooks.Backlog`).
         """
         ...
 

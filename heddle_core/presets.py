@@ -22,7 +22,7 @@ from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.parts.placement.presorted import Presorted
-from heddle_core.parts.placement.program_pool import ProgramPool
+from heddle_core.parts.placement.program_scheduling import ProgramScheduling
 from heddle_core.parts.placement.shared_kv import SharedKv
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
@@ -128,8 +128,8 @@ def seer(context: PolicyContext) -> Policy:
 
 
 def program_scheduling(context: PolicyContext) -> Policy:
-    """Program scheduling of vllm-router 0.1.17: admission by KV, a pool, time-to-live in tools."""
-    return _baseline(context, ProgramPool(context))
+    """Program scheduling of vllm-router 0.1.17: admission by KV, KV kept in tools for a time."""
+    return _baseline(context, ProgramScheduling(context))
 
 
 def heddle(context: PolicyContext) -> Policy:

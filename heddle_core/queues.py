@@ -18,7 +18,7 @@ class Queues:
         self._policy = policy
         self._ledger = ledger
         self._chunk_tokens = hooks.chunk_tokens
-        self.pool: dict[TrajectoryId, Trajectory] = {}
+        self.backlog: dict[TrajectoryId, Trajectory] = {}
         """Held trajectories that the placement lets wait, by their arrival here."""
 
     def place(self, t: Trajectory, out: CommandList) -> None:
@@ -35,7 +35,7 @@ class Queues:
             return None
         home = self._policy.placement.place(t, self._ledger)
         if home is None:
-            self.pool[t.id] = t
+            self.backlog[t.id] = t
             return None
         engine = self._ledger.engine(home)
         assert engine.accepting, f"placement chose {engine.id!r}, which takes no work"
@@ -43,7 +43,7 @@ class Queues:
 
     def run_at(self, t: Trajectory, engine: Engine, out: CommandList) -> None:
         """Queue a runnable trajectory at `engine`, or at the largest if it fits nowhere else."""
-        self.pool.pop(t.id, None)
+        self.backlog.pop(t.id, None)
         if t.context_tokens >= engine.kv_capacity_tokens:
             engine = max(self._ledger.engines, key=lambda e: e.kv_capacity_tokens)
         if t.context_tokens >= engine.kv_capacity_tokens:

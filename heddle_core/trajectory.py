@@ -51,7 +51,7 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, str]]] = {
         "queued": "ToolReturned",
         "predicting": "ToolReturned before Predicted",
         "migrating": "ToolReturned before MigrationFinished",
-        "held": "ToolReturned without an engine, or into the pool",
+        "held": "ToolReturned without an engine, or into the backlog",
         "finished": "TrajectoryFinished",
     },
     "predicting": {

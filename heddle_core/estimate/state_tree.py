@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from heddle_core.events import ToolReturned
 from heddle_core.ids import GroupId, TrajectoryId
-
-if TYPE_CHECKING:
-    from heddle_core.policy import TrajectoryView
 
 State: TypeAlias = tuple[str, int, bool]
 """A tool result: the tool, the class of its payload, and whether the call failed."""
@@ -73,20 +70,19 @@ class StateTree:
         self._all = Node()
         self._groups: dict[GroupId, Node] = {}
 
-    def observe_tool(self, t: "TrajectoryView", event: ToolReturned) -> None:
-        """Advance the path of `t` by one state."""
-        path = self._paths.setdefault(t.id, Path())
+    def advance(self, event: ToolReturned, made: int) -> None:
+        """Advance the path of a trajectory, which has made so many tokens, by one state."""
+        path = self._paths.setdefault(event.trajectory, Path())
         size = sum(event.observation_tokens > bound for bound in self._bounds)
         path.states.append((event.tool, size, event.ok is False))
-        path.made.append(t.output_tokens)
+        path.made.append(made)
 
-    def observe_finish(self, t: "TrajectoryView") -> EndedPath | None:
-        """Forget the path of `t` and insert it; None for a trajectory that made nothing."""
-        path = self._paths.pop(t.id, Path())
-        if t.output_tokens == 0:
+    def end(self, trajectory: TrajectoryId, group: GroupId, total: int) -> EndedPath | None:
+        """Forget a path and insert it; None for a trajectory that made nothing."""
+        path = self._paths.pop(trajectory, Path())
+        if total == 0:
             return None
-        total = t.output_tokens
-        ended = EndedPath(t.group, path.states, [total, *(total - made for made in path.made)])
+        ended = EndedPath(group, path.states, [total, *(total - made for made in path.made)])
         self.insert(ended)
         return ended
 
@@ -103,14 +99,14 @@ class StateTree:
         self._all = Node()
         self._groups.clear()
 
-    def deepest(self, t: "TrajectoryView") -> tuple[Node, int]:
-        """Return the node of the longest known prefix of the path of `t`, and its output there.
+    def deepest(self, trajectory: TrajectoryId, group: GroupId) -> tuple[Node, int]:
+        """Return the node of the longest known prefix of a path, and the output there.
 
         It is one of the prompt's tree, or of the common one for a prompt without an ended
         trajectory. The node has no visits before any trajectory has ended.
         """
-        node, at = self._groups.get(t.group, self._all), 0
-        path = self._paths.get(t.id)
+        node, at = self._groups.get(group, self._all), 0
+        path = self._paths.get(trajectory)
         if path is not None:
             for state, made in zip(path.states, path.made, strict=True):
                 further = node.after.get(state)

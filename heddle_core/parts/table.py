@@ -20,7 +20,7 @@ from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
 from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.parts.placement.presorted import Presorted
-from heddle_core.parts.placement.program_pool import ProgramPool
+from heddle_core.parts.placement.program_scheduling import ProgramScheduling
 from heddle_core.parts.placement.shared_kv import SharedKv
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
@@ -210,10 +210,11 @@ PARTS: Final = Parts(
         ),
         "pause_restore": Part(
             lambda _: PauseRestore(),
-            "ThunderAgent: trajectories pause where their KV would not fit, and wait in a pool",
+            "ThunderAgent: trajectories pause where their KV would not fit, and wait in a backlog",
         ),
-        "program_pool": Part(
-            ProgramPool, "vllm-router's program scheduling: admission by KV, a pool, a time-to-live"
+        "program_scheduling": Part(
+            ProgramScheduling,
+            "vllm-router's program scheduling: admission by KV, a backlog, a time-to-live",
         ),
         "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
         "presorted_by_size": Part(

@@ -81,11 +81,11 @@ class Undecided(Anywhere):
         return Anywhere.place(self, t, view)
 
     def release(
-        self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
+        self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> list[tuple[TrajectoryId, EngineId]]:
         least = 0 if any(e.in_flight for e in view.engines) else 1
-        some = [t for t in pool.values() if scatter("go", t.id, view.now_s) % 4 == 0]
-        some = some or list(pool.values())[:least]
+        some = [t for t in backlog.values() if scatter("go", t.id, view.now_s) % 4 == 0]
+        some = some or list(backlog.values())[:least]
         return [(t.id, Anywhere.place(self, t, view)) for t in some]
 
 
@@ -147,14 +147,14 @@ class Reshuffle:
 
 
 def contrary(
-    *, needs_all: bool, served: bool, awaited: bool, pools: bool = False, chunks: bool = False
+    *, needs_all: bool, served: bool, awaited: bool, backlog: bool = False, chunks: bool = False
 ) -> Policy:
     """Preempts, migrates, re-homes and re-plans wherever the interface lets it."""
     return Policy(
         predictor=Whims(served=served, awaited=awaited),
         scheduler=Pushy(),
         admission=Chunky() if chunks else Greedy(),
-        placement=Undecided(needs_all=False) if pools else Anywhere(needs_all=needs_all),
+        placement=Undecided(needs_all=False) if backlog else Anywhere(needs_all=needs_all),
         migration=Restless(),
         planner=TwoSizes(needs_all=needs_all, searched=needs_all),
         consolidation=Reshuffle(),

@@ -86,7 +86,7 @@ class HostileWorld(RuleBasedStateMachine):
         awaited=st.booleans(),
         announced=st.none() | st.integers(0, 6),
         late=st.booleans(),
-        pools=st.booleans(),
+        backlog=st.booleans(),
         chunks=st.booleans(),
         failures=st.integers(0, 12),
     )
@@ -97,7 +97,7 @@ class HostileWorld(RuleBasedStateMachine):
         awaited: bool,
         announced: int | None,
         late: bool,
-        pools: bool,
+        backlog: bool,
         chunks: bool,
         failures: int,
     ) -> None:
@@ -110,7 +110,7 @@ class HostileWorld(RuleBasedStateMachine):
             "needs_all": needs_all,
             "served": served,
             "awaited": awaited,
-            "pools": pools,
+            "backlog": backlog,
             "chunks": chunks,
         }
         self.controller = Controller(contrary(**self.kind))
@@ -509,14 +509,14 @@ class HostileWorld(RuleBasedStateMachine):
         stages = {r.id: r.stage for r in self.controller.rollouts.open.values()}
         assert set(stages) == set(self.rollouts)
         if ledger.engines and self.controller._fleet.settled:
-            pool = self.controller._queues.pool
+            backlog = self.controller._queues.backlog
             waiting = [
                 t.id
                 for t in ledger.held.values()
-                if stages[t.rollout] == "running" and t.id not in pool
+                if stages[t.rollout] == "running" and t.id not in backlog
             ]
             assert not waiting, "held although engines take work"
-            assert all(name in ledger.held for name in pool), "in the pool, but not held"
+            assert all(name in ledger.held for name in backlog), "in the backlog, but not held"
         for rollout in self.closed.values():
             summary = self.controller.rollouts.summaries[rollout.id]
             assert summary.trajectories == rollout.arrived

@@ -111,9 +111,8 @@ def test_a_state_is_tool_payload_class_and_failure():
     tree = StateTree(medium_tokens=500, large_tokens=5_000)
     t = member("a")
     for tokens, ok in ((500, True), (501, True), (5_000, None), (5_001, False)):
-        tree.observe_tool(t, returned(t, "sh", tokens, ok=ok))
-    t.output_tokens = 1
-    ended = tree.observe_finish(t)
+        tree.advance(returned(t, "sh", tokens, ok=ok), 0)
+    ended = tree.end(t.id, t.group, 1)
     assert ended is not None
     assert list(ended.states) == [
         ("sh", 0, False),
@@ -145,9 +144,8 @@ def test_remaining_lengths_are_inserted_at_the_start_and_at_every_return():
     tree, t = StateTree(), member("a")
     for tool, made in (("sh", 30), ("web", 20)):
         t.output_tokens += made
-        tree.observe_tool(t, returned(t, tool))
-    t.output_tokens = 100
-    ended = tree.observe_finish(t)
+        tree.advance(returned(t, tool), t.output_tokens)
+    ended = tree.end(t.id, t.group, 100)
     assert ended == EndedPath(GroupId("g"), [("sh", 0, False), ("web", 0, False)], [100, 70, 50])
 
 
@@ -282,10 +280,10 @@ def test_the_tree_is_rebuilt_every_50_rollouts_from_the_last_5000_trajectories()
         run(buckets, f"t{i}", ("sh", 10), ("", 50), group=f"g{i}")
     for i in range(REBUILD_ROLLOUTS):
         buckets.place(member("p", rollout=f"r{i}"), view)
-    node, _ = buckets._tree.deepest(member("new", group="new"))
+    node, _ = buckets._tree.deepest(TrajectoryId("new"), GroupId("new"))
     assert node.visits == RECENT_TRAJECTORIES + 1
     buckets.place(member("p", rollout="r-last"), view)
-    node, _ = buckets._tree.deepest(member("new", group="new"))
+    node, _ = buckets._tree.deepest(TrajectoryId("new"), GroupId("new"))
     assert (node.visits, node.mean) == (RECENT_TRAJECTORIES, pytest.approx(60.0))
 
 

@@ -203,7 +203,7 @@ def test_a_dispatch_has_the_limit_of_a_chunk_and_the_rest_is_placed_anew():
     assert harness.controller.ledger.trajectories[A].context_tokens == 18
 
 
-# -- the pool ------------------------------------------------------------------------------------
+# -- the backlog ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -217,10 +217,10 @@ class OneAtATime(LeastLoaded):
         return None if view.engines[0].in_flight else E0
 
     def release(
-        self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
+        self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> list[tuple[TrajectoryId, EngineId]]:
-        self.reviews.append(len(pool))
-        first = next(iter(pool), None)
+        self.reviews.append(len(backlog))
+        first = next(iter(backlog), None)
         return [(first, E0)] if first is not None and not view.engines[0].in_flight else []
 
 
@@ -244,7 +244,7 @@ def test_the_pool_outlives_its_engines_and_forgets_who_ends():
     harness.handle(TrajectoryFinished(time_s=0.0, trajectory=B, outcome="cancelled"))
     failed = EngineFailed(time_s=0.0, engine=E0, reason="test", salvaged=((A, 0),))
     assert len(harness.handle(failed)) == 1
-    assert list(harness.controller._queues.pool) == [C]
+    assert list(harness.controller._queues.backlog) == [C]
 
 
 def test_reviews_come_at_their_interval_while_there_are_trajectories():
@@ -307,13 +307,13 @@ def test_parts_of_the_plain_kind_have_no_hooks_but_the_predictors():
 def test_a_release_to_an_engine_that_takes_no_work_is_refused():
     class Wrong(OneAtATime):
         def release(
-            self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
+            self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
         ) -> list[tuple[TrajectoryId, EngineId]]:
-            return [(next(iter(pool)), E1)] if view.engine(E1).in_flight == 0 else []
+            return [(next(iter(backlog)), E1)] if view.engine(E1).in_flight == 0 else []
 
     policy = replace(PLAIN, planner=Engines((E0, E1), slots=9), placement=Wrong())
     harness = Harness(policy, (A, 10))
     harness.handle(EngineFailed(time_s=0.0, engine=E1, reason="test"))
-    harness.controller._queues.pool[A] = harness.controller.ledger.trajectories[A]
+    harness.controller._queues.backlog[A] = harness.controller.ledger.trajectories[A]
     with pytest.raises(AssertionError, match="takes no work"):
         harness.finish(A)

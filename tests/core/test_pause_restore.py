@@ -47,9 +47,9 @@ def begun(ledger: Ledger, **settings: float) -> PauseRestore:
     return part
 
 
-def review(part: PauseRestore, ledger: Ledger, *pool: Trajectory) -> list[tuple[str, str]]:
+def review(part: PauseRestore, ledger: Ledger, *backlog: Trajectory) -> list[tuple[str, str]]:
     ledger.now_s += 5.0
-    return list(part.release({t.id: t for t in pool}, ledger))
+    return list(part.release({t.id: t for t in backlog}, ledger))
 
 
 def test_a_new_trajectory_goes_where_most_kv_is_left_or_is_paused():
@@ -134,9 +134,9 @@ def paused(ledger: Ledger, part: PauseRestore, name: str, tokens: int, step: int
 def test_waiting_steps_are_restored_longest_first_each_where_most_is_left():
     ledger = cluster(1_000, 700)
     part = begun(ledger)
-    pool = [paused(ledger, part, f"t{n}", n, step=2) for n in (200, 500, 400)]
+    backlog = [paused(ledger, part, f"t{n}", n, step=2) for n in (200, 500, 400)]
     # 600 to e0 (400 left), 500 to e1 (200 left), 300 to e0.
-    assert review(part, ledger, *pool) == [("t500", "e0"), ("t400", "e1"), ("t200", "e0")]
+    assert review(part, ledger, *backlog) == [("t500", "e0"), ("t400", "e1"), ("t200", "e0")]
 
 
 def test_those_that_go_on_come_before_new_ones_and_these_before_those_in_a_tool():
@@ -218,6 +218,8 @@ def test_a_lost_engine_is_replaced_and_a_restoration_to_it_is_void():
     part.finished(blocker)
     review(part, ledger)
     ledger.close_engine(ledger.engine(E1))
+    at(ledger, "there", "e1", 900, "tool")
+    review(part, ledger)
     assert part.place(t, ledger) == "e0"
     ledger.set_home(t, None)
     assert part.place(t, ledger) == "e0"

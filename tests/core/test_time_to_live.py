@@ -165,6 +165,13 @@ def test_the_best_limit_beats_every_other_over_the_last_durations(seconds, benef
     )
 
 
+def test_only_the_last_durations_count():
+    durations = RecentDurations()
+    for i in range(RECENT + 44):
+        durations.add(float(i % 150))
+    assert durations.ordered == sorted(float(i % 150) for i in range(44, RECENT + 44))
+
+
 # -- the order -----------------------------------------------------------------------------------
 
 

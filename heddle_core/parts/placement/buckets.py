@@ -91,8 +91,8 @@ class Buckets(OneByOne):
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """Advance by one state, and choose the bucket anew."""
-        self._tree.observe_tool(t, event)
-        node, made = self._tree.deepest(t)
+        self._tree.advance(event, t.output_tokens)
+        node, made = self._tree.deepest(t.id, t.group)
         if not node.visits:
             return
         since = t.output_tokens - made if self._subtract_since else 0
@@ -111,10 +111,10 @@ class Buckets(OneByOne):
         return self._engine(view, self._buckets[member.bucket]) or home
 
     def release(
-        self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
+        self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> Sequence[tuple[TrajectoryId, EngineId]]:
-        """Place the first of the pool, if an engine is below the limit."""
-        first = next(iter(pool.values()), None)
+        """Place the first of the backlog, if an engine is below the limit."""
+        first = next(iter(backlog.values()), None)
         if first is None:
             return []
         engine = self._engine(view, self._buckets[self._member(first).bucket])
@@ -123,7 +123,7 @@ class Buckets(OneByOne):
     def finished(self, t: TrajectoryView) -> None:
         """Insert its remaining lengths, and forget it."""
         self._members.pop(t.id, None)
-        ended = self._tree.observe_finish(t)
+        ended = self._tree.end(t.id, t.group, t.output_tokens)
         if ended is not None:
             self._ended.append(ended)
 

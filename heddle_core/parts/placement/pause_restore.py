@@ -15,7 +15,7 @@ class PauseRestore(OneByOne):
     """Pauses and restores trajectories by the KV that they need (ThunderAgent, arXiv 2602.13692).
 
     A trajectory is active on its engine, through tool calls too, or paused: its next step waits in
-    a pool of all engines. The active ones of an engine need their contexts and `buffer_tokens`
+    a backlog of all engines. The active ones of an engine need their contexts and `buffer_tokens`
     each. A new trajectory goes to the engine with the most KV left, if it fits there, else it is
     paused. Every `review_s` seconds
 
@@ -51,7 +51,7 @@ class PauseRestore(OneByOne):
         self._longest_pause_s = longest_pause_s
         self._next_review_s: float | None = None
         self._paused: dict[TrajectoryId, float] = {}
-        """Since when; in a tool, in the pool, or at the end of the step that is under way."""
+        """Since when; in a tool, in the backlog, or at the end of the step that is under way."""
         self._restored: dict[TrajectoryId, EngineId] = {}
         """Engines of those that were restored in their tool."""
         self._free: dict[EngineId, float] = {}
@@ -79,19 +79,19 @@ class PauseRestore(OneByOne):
         return engine
 
     def release(
-        self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
+        self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> Sequence[tuple[TrajectoryId, EngineId]]:
-        """Restore and pause, if a review is due; return the restored ones of the pool."""
+        """Restore and pause, if a review is due; return the restored ones of the backlog."""
         if self._next_review_s is None or view.now_s < self._next_review_s:
             return []
         self._next_review_s = view.now_s + self.review_s
-        restored = self._restore(pool, view)
+        restored = self._restore(backlog, view)
         self._free = self._left(view)
         for t, engine in restored:
             self._free[engine] -= self._need(t)
         if min(self._free.values()) < 0.0:
             self._pause(view)
-        return [(t.id, engine) for t, engine in restored if t.id in pool]
+        return [(t.id, engine) for t, engine in restored if t.id in backlog]
 
     def finished(self, t: TrajectoryView) -> None:
         """Forget it."""
@@ -99,13 +99,13 @@ class PauseRestore(OneByOne):
         self._restored.pop(t.id, None)
 
     def _restore(
-        self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
+        self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> list[tuple[TrajectoryView, EngineId]]:
         free = self._left(view, restoring=True)
         left = sum(max(0.0, tokens) for tokens in free.values())
         idle = left >= sum(e.kv_capacity_tokens for e in view.engines)
         chosen: list[TrajectoryView] = []
-        for t in self._by_class(pool, view):
+        for t in self._by_class(backlog, view):
             overdue = view.now_s - self._paused[t.id] >= self._longest_pause_s
             if overdue or idle or self._need(t) <= left:
                 chosen.append(t)
@@ -118,20 +118,20 @@ class PauseRestore(OneByOne):
                 free[engine] -= self._need(t)
                 del self._paused[t.id]
                 restored.append((t, engine))
-                if t.id not in pool:
+                if t.id not in backlog:
                     self._restored[t.id] = engine
         return restored
 
     def _by_class(
-        self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
+        self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> Iterable[TrajectoryView]:
         """Paused ones: first those that would go on, then new ones, then those in a tool."""
-        waiting = [pool[name] for name in self._paused if name in pool]
+        waiting = [backlog[name] for name in self._paused if name in backlog]
         yield from (t for t in waiting if t.step)
         yield from (t for t in waiting if not t.step)
         for name in list(self._paused):
             t = view.trajectories.get(name)
-            if name not in pool and t is not None and t.phase in _IN_TOOL:
+            if name not in backlog and t is not None and t.phase in _IN_TOOL:
                 yield t
 
     def _pause(self, view: View) -> None:

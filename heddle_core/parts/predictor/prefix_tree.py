@@ -31,14 +31,14 @@ class PrefixTreePredictor:
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         """Advance by one state."""
-        self._tree.observe_tool(t, event)
+        self._tree.advance(event, t.output_tokens)
 
     def observe_finish(self, t: TrajectoryView) -> None:
         """Add its remaining length at every state that it passed."""
-        self._tree.observe_finish(t)
+        self._tree.end(t.id, t.group, t.output_tokens)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
         """Return the mean at the deepest known state, minus the output since."""
-        node, made = self._tree.deepest(t)
+        node, made = self._tree.deepest(t.id, t.group)
         mean = node.mean if node.visits else self._unknown_tokens
         return max(mean - (t.output_tokens - made), _LEAST_TOKENS)

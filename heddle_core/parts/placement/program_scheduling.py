@@ -1,4 +1,4 @@
-"""Program scheduling of vllm-router: admitted trajectories, a pool, and a time-to-live in tools."""
+"""Program scheduling of vllm-router: admission by KV, a backlog, and a time-to-live in tools."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class _Member:
     """Estimated seconds for each token of its context there."""
     active: bool = False
     waits_since_s: float | None = None
-    """Since when its next step waits in the pool."""
+    """Since when its next step waits in the backlog."""
     keep: tuple[int, float] = (-1, 0.0)
     """A step, and the time-to-live of its tool call."""
 
@@ -35,16 +35,17 @@ class _Space:
     tokens: float
     active: int = 0
     waiting: int = 0
-    """Steps of the pool that are bound to it."""
+    """Steps of the backlog that are bound to it."""
 
 
-class ProgramPool(OneByOne):
+class ProgramScheduling(OneByOne):
     """Program scheduling of vllm-router 0.1.17, with its defaults and `global_queue`.
 
     A trajectory is bound to an engine by consistent hashing. It is active there, or paused: then
-    its steps wait in the pool. The active ones need their contexts and `buffer_tokens` each. One is
-    admitted to an engine whose KV holds it too, which has fewer than `max_active` active ones, and
-    where no step waits. A step of a paused trajectory is admitted at once if none waits before it.
+    its steps wait in the backlog. The active ones need their contexts and `buffer_tokens` each. One
+    is admitted to an engine whose KV holds it too, which has fewer than `max_active` active ones,
+    and where no step waits. A step of a paused trajectory is admitted at once if none waits before
+    it.
 
     In a tool a trajectory stays active for the time-to-live: of the durations of the last calls
     the one of the most ``P(s) * impact_s - s``, with the share `P(s)` of calls that took at most
@@ -52,7 +53,7 @@ class ProgramPool(OneByOne):
     `longest_s`, and 0 before `ENOUGH` calls.
 
     Every `review_s` seconds: where the active ones need more KV than there is, some that are not in
-    a tool pause after their step, the least context first. Then steps leave the pool: those that
+    a tool pause after their step, the least context first. Then steps leave the backlog: those that
     waited for `force_s` in any case; on the engine that they are bound to, those with the latest
     previous step first; at last, first come first served, on the engine with the most KV left, if
     that has `headroom` contexts more left than their own, to which they are bound from then on.
@@ -121,7 +122,7 @@ class ProgramPool(OneByOne):
         return None
 
     def release(
-        self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
+        self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> Sequence[tuple[TrajectoryId, EngineId]]:
         """Pause and admit, if a review is due."""
         if self._next_review_s is None or view.now_s < self._next_review_s:
@@ -129,7 +130,11 @@ class ProgramPool(OneByOne):
         self._next_review_s = view.now_s + self.review_s
         self._count(view)
         self._repair(view)
-        return [*self._forced(pool, view), *self._at_home(pool, view), *self._elsewhere(pool, view)]
+        return [
+            *self._forced(backlog, view),
+            *self._at_home(backlog, view),
+            *self._elsewhere(backlog, view),
+        ]
 
     def finished(self, t: TrajectoryView) -> None:
         """Forget it."""
@@ -144,10 +149,10 @@ class ProgramPool(OneByOne):
             space.waiting -= 1
 
     def _forced(
-        self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
+        self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> list[tuple[TrajectoryId, EngineId]]:
         late_s = view.now_s - self._force_s
-        waiting = [(t, self._member(t, view)) for t in pool.values()]
+        waiting = [(t, self._member(t, view)) for t in backlog.values()]
         return [
             (t.id, self._admit(t, member, self._spaces[member.engine]))
             for t, member in waiting
@@ -155,10 +160,10 @@ class ProgramPool(OneByOne):
         ]
 
     def _at_home(
-        self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
+        self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> list[tuple[TrajectoryId, EngineId]]:
         admitted = []
-        latest_first = sorted(pool.values(), key=lambda t: (t.step == 0, -t.tool_started_s))
+        latest_first = sorted(backlog.values(), key=lambda t: (t.step == 0, -t.tool_started_s))
         for t in latest_first:
             member = self._member(t, view)
             space = self._spaces[member.engine]
@@ -167,10 +172,10 @@ class ProgramPool(OneByOne):
         return admitted
 
     def _elsewhere(
-        self, pool: Mapping[TrajectoryId, TrajectoryView], view: View
+        self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> list[tuple[TrajectoryId, EngineId]]:
         admitted = []
-        for t in pool.values():
+        for t in backlog.values():
             member = self._member(t, view)
             if member.active:
                 continue
@@ -185,7 +190,7 @@ class ProgramPool(OneByOne):
         return admitted
 
     def _member(self, t: TrajectoryView, view: View) -> _Member:
-        """Return the state of a trajectory of the pool, bound to an engine that accepts work."""
+        """Return the state of a trajectory of the backlog, bound to an engine that accepts work."""
         member = self._members[t.id]
         if member.engine not in self._spaces:
             member.engine, member.prefill_s = self._binding(t, view)
@@ -216,9 +221,7 @@ class ProgramPool(OneByOne):
         """Count anew what is left; trajectories beyond their time-to-live pause."""
         spaces = {e.id: _Space(float(e.kv_capacity_tokens)) for e in view.engines}
         for name, member in self._members.items():
-            space, t = spaces.get(member.engine), view.trajectories.get(name)
-            if t is None:
-                continue
+            space, t = spaces.get(member.engine), view.trajectories[name]
             if member.active and t.phase in ("tool", "predicting"):
                 if member.keep[0] != t.step:
                     member.keep = (t.step, self._keep_s(t, member))
@@ -236,16 +239,11 @@ class ProgramPool(OneByOne):
         """Let trajectories pause after their step where the active ones need too much KV."""
         if all(space.tokens >= 0.0 for space in self._spaces.values()):
             return
-        at_engine = [
-            (t, member)
-            for name, member in self._members.items()
-            if member.active
-            and (t := view.trajectories.get(name)) is not None
-            and t.phase in ("queued", "running", "preempting")
-        ]
-        for t, member in sorted(at_engine, key=lambda m: m[0].context_tokens):
+        members = [(view.trajectories[name], m) for name, m in self._members.items() if m.active]
+        for t, member in sorted(members, key=lambda m: m[0].context_tokens):
             space = self._spaces.get(member.engine)
-            if space is not None and space.tokens < 0.0:
+            at_engine = t.phase in ("queued", "running", "preempting")
+            if space is not None and space.tokens < 0.0 and at_engine:
                 self._pause(t, member)
 
     def _binding(self, t: TrajectoryView, view: View) -> tuple[EngineId, float]:
