@@ -15,14 +15,14 @@ RECENT: Final = 200
 
 
 @dataclass(slots=True)
-class Node:
+class StateNode:
     """Remaining lengths of the trajectories that passed a sequence of states."""
 
     visits: int = 0
     mean: float = 0.0
     recent: list[int] = field(default_factory=list)
     """The last `RECENT` of them, oldest first."""
-    after: dict[State, "Node"] = field(default_factory=dict)
+    after: dict[State, "StateNode"] = field(default_factory=dict)
 
     def add(self, remaining: int) -> None:
         """Take one more remaining length, in tokens."""
@@ -67,8 +67,8 @@ class StateTree:
     def __init__(self, *, medium_tokens: int = 500, large_tokens: int = 5_000) -> None:
         self._bounds = (medium_tokens, large_tokens)
         self._paths: dict[TrajectoryId, Path] = {}
-        self._all = Node()
-        self._groups: dict[GroupId, Node] = {}
+        self._all = StateNode()
+        self._groups: dict[GroupId, StateNode] = {}
 
     def advance(self, event: ToolReturned, made: int) -> None:
         """Advance the path of a trajectory, which has made so many tokens, by one state."""
@@ -88,18 +88,18 @@ class StateTree:
 
     def insert(self, ended: EndedPath) -> None:
         """Add the remaining lengths of an ended trajectory at every state that it passed."""
-        for node in (self._all, self._groups.setdefault(ended.group, Node())):
+        for node in (self._all, self._groups.setdefault(ended.group, StateNode())):
             node.add(ended.remaining[0])
             for state, remaining in zip(ended.states, ended.remaining[1:], strict=True):
-                node = node.after.setdefault(state, Node())
+                node = node.after.setdefault(state, StateNode())
                 node.add(remaining)
 
     def clear(self) -> None:
         """Forget all that was inserted, but not the paths under way."""
-        self._all = Node()
+        self._all = StateNode()
         self._groups.clear()
 
-    def deepest(self, trajectory: TrajectoryId, group: GroupId) -> tuple[Node, int]:
+    def deepest(self, trajectory: TrajectoryId, group: GroupId) -> tuple[StateNode, int]:
         """Return the node of the longest known prefix of a path, and the output there.
 
         It is one of the prompt's tree, or of the common one for a prompt without an ended

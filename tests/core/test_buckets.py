@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from heddle_core.estimate.state_tree import RECENT, EndedPath, Node, StateTree
+from heddle_core.estimate.state_tree import RECENT, EndedPath, StateNode, StateTree
 from heddle_core.events import ToolReturned
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.placement.buckets import (
@@ -123,7 +123,7 @@ def test_a_state_is_tool_payload_class_and_failure():
 
 
 def test_a_node_has_mean_visits_and_the_p90_of_the_last_200():
-    node = Node()
+    node = StateNode()
     for remaining in range(1, 301):
         node.add(remaining)
     assert (node.visits, node.mean) == (300, pytest.approx(150.5))
@@ -134,7 +134,7 @@ def test_a_node_has_mean_visits_and_the_p90_of_the_last_200():
 
 @pytest.mark.parametrize("values", [[7], [1, 2], [5, 1, 9, 3], list(range(50))])
 def test_the_p90_interpolates_as_numpy_does(values):
-    node = Node()
+    node = StateNode()
     for value in values:
         node.add(value)
     assert node.p90() == pytest.approx(np.percentile(values, 90))
