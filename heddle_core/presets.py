@@ -101,7 +101,7 @@ def libra_cmlfq(context: PolicyContext) -> Policy:
 
 def libra_cmlfq_release(context: PolicyContext) -> Policy:
     """C-MLFQ as Libra released it in August 2026: a move is a prefill on the new engine."""
-    buckets = Buckets(exceed_limit=True, subtract_since=False)
+    buckets = Buckets(exceed_limit=True, totals_when_unknown=True)
     return replace(_baseline(context, buckets), planner=SharesPlan(context))
 
 

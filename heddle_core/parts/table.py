@@ -202,7 +202,7 @@ PARTS: Final = Parts(
             "Libra's C-MLFQ: on engines of its bucket's TP degrees; tool results move it",
         ),
         "buckets_release": Part(
-            lambda _: Buckets(exceed_limit=True, subtract_since=False),
+            lambda _: Buckets(exceed_limit=True, totals_when_unknown=True),
             "the same with what Libra's release does about full engines and unknown results",
         ),
         "shared_kv": Part(

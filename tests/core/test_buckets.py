@@ -166,13 +166,13 @@ def test_the_deepest_known_prefix_counts():
     # After ("sh",) the two have 30 and 710 left: mean 370, P90 642.
     assert after(buckets, "c", ("sh", 10)) == 1
     assert after(buckets, "d", ("sh", 10), ("sh", 10)) == 0
-    # ("sh", "other") is not known: ("sh",) counts, minus the 600 made since: -230 and 42.
-    assert after(buckets, "e", ("sh", 10), ("other", 600)) == 0
+    # ("sh", "other") is not known: ("sh",) counts as it is.
+    assert after(buckets, "e", ("sh", 10), ("other", 600)) == 1
 
 
 def test_the_release_takes_an_unknown_result_for_the_whole_length():
-    for subtract, bucket in ((True, 0), (False, 1)):
-        buckets = Buckets(buckets=TINY, subtract_since=subtract)
+    for totals, bucket in ((False, 0), (True, 1)):
+        buckets = Buckets(buckets=TINY, totals_when_unknown=totals)
         run(buckets, "a", ("sh", 10), ("", 290))
         # Unknown: 300 in all; of these 250 are made.
         assert after(buckets, "b", ("other", 250)) == bucket
@@ -306,25 +306,25 @@ def test_settings_that_give_no_buckets_are_refused(wrong):
 class PlainCmlfq:
     """The same rules over the list of all ended trajectories: no tree, no running figures."""
 
-    def __init__(self, limits: tuple[float, ...], subtract: bool) -> None:
-        self.limits, self.subtract = limits, subtract
+    def __init__(self, limits: tuple[float, ...], totals: bool) -> None:
+        self.limits, self.totals = limits, totals
         self.ended: list[tuple[str, list, list[int], int]] = []
         self.paths: dict[str, tuple[list, list[int]]] = {}
         self.buckets: dict[str, int] = {}
 
     def returned(self, name: str, group: str, state: tuple, made: int) -> int:
-        states, at = self.paths.setdefault(name, ([], []))
+        states, outputs = self.paths.setdefault(name, ([], []))
         states.append(state)
-        at.append(made)
+        outputs.append(made)
         known = [e for e in self.ended if e[0] == group] or self.ended
         bucket = self.buckets.setdefault(name, 0)
         for depth in range(len(states), -1, -1):
             same = [e for e in known if e[1][:depth] == states[:depth] and len(e[1]) >= depth]
             if same:
-                left = [total - (made[depth - 1] if depth else 0) for _, _, made, total in same]
-                since = made - (at[depth - 1] if depth else 0) if self.subtract else 0
+                left = [total - (at[depth - 1] if depth else 0) for _, _, at, total in same]
+                done = 0 if depth or self.totals else made
                 figures = (np.mean(left), np.percentile(left[-200:], 90))
-                names = {self.of(figure - since) for figure in figures}
+                names = {self.of(figure - done) for figure in figures}
                 if len(names) == 1:
                     bucket = names.pop()
                 break
@@ -341,13 +341,13 @@ class PlainCmlfq:
             self.ended.append((group, states, made, total))
 
 
-@pytest.mark.parametrize("subtract", [True, False])
+@pytest.mark.parametrize("totals", [True, False])
 @pytest.mark.parametrize("seed", range(6))
-def test_it_decides_as_a_plain_second_implementation(seed, subtract):
+def test_it_decides_as_a_plain_second_implementation(seed, totals):
     rng = Random(seed)
     three = (Bucket(60, (1,)), Bucket(200, (2,)), Bucket(600, (4,)))
-    ours = Buckets(buckets=three, subtract_since=subtract, medium_tokens=20, large_tokens=40)
-    plain = PlainCmlfq(tuple(b.limit_tokens for b in three), subtract)
+    ours = Buckets(buckets=three, totals_when_unknown=totals, medium_tokens=20, large_tokens=40)
+    plain = PlainCmlfq(tuple(b.limit_tokens for b in three), totals)
     living: list[Trajectory] = []
     moved = 0
     for i in range(2_500):

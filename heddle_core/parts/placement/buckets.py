@@ -49,8 +49,9 @@ class Buckets(OneByOne):
     all have reached the limit, a trajectory with a home stays there, and one without waits for the
     first engine below it. With `exceed_limit` both go to the fewest in flight of all engines.
 
-    The tree is rebuilt from the last 5,000 ended trajectories every 50 rollouts. The output since
-    the known prefix is subtracted from both lengths, unless `subtract_since` is False.
+    The tree is rebuilt from the last 5,000 ended trajectories every 50 rollouts. Where none of its
+    tool results is known, both lengths are total ones, and its output is subtracted from them
+    unless `totals_when_unknown`.
     """
 
     review_s: float = 0.0
@@ -63,7 +64,7 @@ class Buckets(OneByOne):
         medium_tokens: int = 500,
         large_tokens: int = 5_000,
         exceed_limit: bool = False,
-        subtract_since: bool = True,
+        totals_when_unknown: bool = False,
     ) -> None:
         """Set the buckets.
 
@@ -78,7 +79,7 @@ class Buckets(OneByOne):
         self._buckets = tuple(buckets)
         self._queue_limit = queue_limit
         self._exceed_limit = exceed_limit
-        self._subtract_since = subtract_since
+        self._totals_when_unknown = totals_when_unknown
         self._tree = StateTree(medium_tokens=medium_tokens, large_tokens=large_tokens)
         self._members: dict[TrajectoryId, _Member] = {}
         self._ended: deque[EndedPath] = deque(maxlen=RECENT_TRAJECTORIES)
@@ -95,10 +96,11 @@ class Buckets(OneByOne):
         node, made = self._tree.deepest(t.id, t.group)
         if not node.visits:
             return
-        since = t.output_tokens - made if self._subtract_since else 0
-        by_mean = self._bucket_of(node.mean - since)
+        unknown = made == 0 and not self._totals_when_unknown
+        done = t.output_tokens if unknown else 0
+        by_mean = self._bucket_of(node.mean - done)
         member = self._member(t)
-        if by_mean == self._bucket_of(node.p90() - since) and by_mean != member.bucket:
+        if by_mean == self._bucket_of(node.p90() - done) and by_mean != member.bucket:
             member.bucket, member.moves = by_mean, True
 
     def place(self, t: TrajectoryView, view: View) -> EngineId | None:
