@@ -14,12 +14,16 @@ from heddle_core.plans import PlanProblem
 
 
 class Dispatch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Run a step on an engine. Ends in StepFinished, StepPreempted or the engine's EngineFailed."""
+    """Run a step on an engine. Ends in StepFinished, StepPreempted or the engine's EngineFailed.
+
+    With `max_tokens` it ends in StepPreempted after so many, unless the step ends before.
+    """
 
     trajectory: TrajectoryId
     step: int
     engine: EngineId
     priority: float
+    max_tokens: int | None = None
     cause: int = 0
 
 

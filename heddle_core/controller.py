@@ -5,6 +5,7 @@ Events come in, commands go out, and nothing else changes the ledger. It is the 
 policy's parts.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,11 +32,13 @@ from heddle_core.events import (
 )
 from heddle_core.fleet import Fleet
 from heddle_core.homes import PlannedHomes
+from heddle_core.hooks import Hooks
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.ledger import Engine, Ledger, LedgerError
 from heddle_core.plans import EngineSpec, PlanProblem, ResourcePlan
 from heddle_core.policy import Policy, predictions_awaited
 from heddle_core.queues import Queues
+from heddle_core.retention import Retention
 from heddle_core.rollouts import ARRIVAL_GRACE_S, Rollout, Rollouts
 from heddle_core.trajectory import Trajectory
 
@@ -47,9 +50,13 @@ class Controller:
         self.policy = policy
         self.ledger = Ledger()
         self.rollouts = Rollouts()
-        self.deadline_s: float | None = None
-        """A driver delivers a `Tick` no later than this."""
-        self._queues = Queues(policy, self.ledger)
+        self._hooks = Hooks.of(policy)
+        self._queues = Queues(policy, self.ledger, self._hooks)
+        self._retention = Retention()
+        self._arrivals_due_s: float | None = None
+        """When a rollout starts with the trajectories that have arrived."""
+        self._review_due_s: float | None = None
+        """When the placement reviews its backlog."""
         self._events = 0
         """Number of events so far: the sequence number of the next."""
         self._plans = 0
@@ -93,6 +100,15 @@ class Controller:
         return tuple(out)
 
     @property
+    def deadline_s(self) -> float | None:
+        """A driver delivers a `Tick` no later than this."""
+        due_s = self._arrivals_due_s
+        for other_s in (self._retention.next_s, self._review_due_s):
+            if other_s is not None and (due_s is None or other_s < due_s):
+                due_s = other_s
+        return due_s
+
+    @property
     def events(self) -> int:
         """Events so far: the number of the next."""
         return self._events
@@ -117,6 +133,8 @@ class Controller:
             runnable_s=e.time_s,
         )
         self.ledger.add_trajectory(t)
+        if self._review_due_s is None and self._hooks.review_s:
+            self._review_due_s = e.time_s + self._hooks.review_s
         rollout.arrived += 1
         self.ledger.estimate(t, self.policy.predictor.remaining_tokens(t))
         if rollout.complete:
@@ -129,24 +147,29 @@ class Controller:
         self.ledger.end_run(t, engine, e.output_tokens)
         self.ledger.move(t, "tool")
         if self.policy.admission.keeps_kv:
+            t.keep_until_s = math.inf
             self.ledger.park(t, engine)
-        self.policy.predictor.observe_step(t, e)
+        for observe in self._hooks.observe_step:
+            observe(t, e)
         self._queues.fill(engine, out)
         self._homes.preempt_next(engine, out)
+        self._release_backlog(out)
 
     def _on_step_preempted(self, e: StepPreempted, out: CommandList) -> None:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
         self.ledger.end_run(t, engine, e.output_tokens)
-        if engine.accepting and not self._homes.can_move(t):
+        if engine.accepting and not self._homes.can_move(t) and not self._hooks.chunk_tokens:
             self._queues.enqueue(t, engine)
         else:
             self._homes.place(t, out)
         self._queues.fill(engine, out)
         self._homes.preempt_next(engine, out)
+        self._release_backlog(out)
 
     def _on_tool_started(self, e: ToolStarted, out: CommandList) -> None:
         t = self.ledger.in_tool(e.trajectory, e.step)
         t.tool_started_s = e.time_s
+        self._limit_retention(t, e.tool, out)
         predictor = self.policy.predictor
         if predictor.served:
             estimate = predictor.remaining_tokens(t)
@@ -163,7 +186,8 @@ class Controller:
         t.step += 1
         t.context_tokens = e.context_tokens
         t.runnable_s = e.time_s
-        self.policy.predictor.observe_tool(t, e)
+        for observe in self._hooks.observe_tool:
+            observe(t, e)
         if self._awaits and (t.id, e.step) in self._predict_requests:
             self.ledger.move(t, "predicting")
         else:
@@ -172,24 +196,63 @@ class Controller:
     def _leave_tool(self, t: Trajectory, out: CommandList) -> None:
         """Place a trajectory whose tool has returned, or let it wait for its KV."""
         left = self.ledger.unpark(t)
+        t.kv_kept = left is not None
+        if t.migrating_to is None:
+            self._place_after_tool(t, out)
         if t.migrating_to is not None:
             self.ledger.move(t, "migrating")
-        else:
-            self._homes.place(t, out)
         if left is not None and (t.phase == "migrating" or left.id != t.home):
             self._queues.fill(left, out)
+
+    def _place_after_tool(self, t: Trajectory, out: CommandList) -> None:
+        """Queue the next step where it is placed, or begin to move its KV there."""
+        engine, carries_kv = self._homes.choose(t), self._hooks.carries_kv
+        if engine is None:
+            self.ledger.hold(t)
+        elif (
+            carries_kv is not None
+            and t.home is not None
+            and t.home != engine.id
+            and self.ledger.engine(t.home).alive
+            and t.context_tokens < engine.kv_capacity_tokens
+            and carries_kv(t, engine, self.ledger)
+        ):
+            t.migrating_to = engine.id
+            out.append(Migrate(trajectory=t.id, source=t.home, target=engine.id, cause=out.cause))
+        else:
+            self._queues.run_at(t, engine, out)
+
+    def _limit_retention(self, t: Trajectory, tool: str, out: CommandList) -> None:
+        """Keep the KV of a trajectory in a tool for as long as the admission part says."""
+        keep_kv_s = self._hooks.keep_kv_s
+        if keep_kv_s is None or not t.parked:
+            return
+        seconds = keep_kv_s(t, tool, self.ledger)
+        if seconds <= 0.0:
+            t.keep_until_s = self.ledger.now_s
+            self._end_retention(t, out)
+        elif seconds < math.inf:
+            self._retention.keep(t, self.ledger.now_s + seconds)
+
+    def _end_retention(self, t: Trajectory, out: CommandList) -> None:
+        engine = self.ledger.unpark(t)
+        if engine is not None:
+            self._queues.fill(engine, out)
 
     def _on_trajectory_finished(self, e: TrajectoryFinished, out: CommandList) -> None:
         t = self.ledger.trajectory(e.trajectory)
         engine = self.ledger.engine(t.home) if t.home is not None else None
         self.ledger.finish(t)
-        self.policy.predictor.observe_finish(t)
+        self._queues.backlog.pop(t.id, None)
+        for observe in self._hooks.observe_finish:
+            observe(t)
         self.policy.placement.finished(t)
         self.policy.migration.finished(t)
         self._homes.forget(t)
         rollout = self.rollouts.end(t, e.outcome)
         if engine is not None:
             self._queues.fill(engine, out)
+        self._release_backlog(out)
         if not self._close_if_over(rollout):
             self._consider_consolidation(out)
 
@@ -230,7 +293,8 @@ class Controller:
         source, target = self.ledger.engine(e.source), self.ledger.engine(e.target)
         if e.ok and target.accepting:
             self.ledger.set_home(t, target.id)
-            if t.phase == "tool" and self.policy.admission.keeps_kv:
+            keeps_kv = self.policy.admission.keeps_kv and t.keep_until_s > e.time_s
+            if t.phase == "tool" and keeps_kv:
                 self.ledger.park(t, target)
         elif not source.accepting:
             self.ledger.set_home(t, target.id if target.accepting else None)
@@ -270,7 +334,8 @@ class Controller:
             engine = self._homes.pop(t)
             if engine is not None:
                 self._queues.run_at(t, engine, out)
-        rest = [t for t in held if t.phase == "held"]
+        backlog = self._queues.backlog
+        rest = [t for t in held if t.phase == "held" and t.id not in backlog]
         if placement.needs_all and len(rest) > 1:
             remaining = [t.remaining_tokens for t in rest]
             for t, home in zip(rest, placement.assign(rest, remaining, ledger), strict=True):
@@ -278,6 +343,18 @@ class Controller:
         else:
             for t in rest:
                 self._queues.place(t, out)
+        self._release_backlog(out)
+
+    def _release_backlog(self, out: CommandList, *, review: bool = False) -> None:
+        """Let the placement choose steps of its backlog that go to an engine now."""
+        release, backlog = self._hooks.release, self._queues.backlog
+        if release is None or not (backlog or review) or not self.ledger.engines:
+            return
+        while chosen := release(backlog, self.ledger):
+            for t, name in chosen:
+                engine = self.ledger.engine(name)
+                assert engine.accepting, f"the backlog releases to {name!r}, which takes no work"
+                self._queues.run_at(backlog[t], engine, out)
 
     # -- engines and plans -----------------------------------------------------------------------
 
@@ -289,7 +366,7 @@ class Controller:
         if rollout.complete or rollout.announced is None or not waits:
             self._all_arrived(rollout, out)
         else:
-            self.deadline_s = self.rollouts.wait_until(rollout, e.time_s + ARRIVAL_GRACE_S)
+            self._arrivals_due_s = self.rollouts.wait_until(rollout, e.time_s + ARRIVAL_GRACE_S)
 
     def _on_rollout_closed(self, e: RolloutClosed, out: CommandList) -> None:
         rollout = self.rollouts.announce(e)
@@ -297,12 +374,19 @@ class Controller:
             self._all_arrived(rollout, out)
 
     def _on_tick(self, e: Tick, out: CommandList) -> None:
-        for rollout in self.rollouts.waiting(self.ledger.now_s):
+        now_s = self.ledger.now_s
+        for rollout in self.rollouts.waiting(now_s):
             self._all_arrived(rollout, out)
+        for t in self._retention.ended(now_s):
+            self._end_retention(t, out)
+        if self._review_due_s is not None and self._review_due_s <= now_s:
+            again = bool(self.ledger.trajectories)
+            self._review_due_s = now_s + self._hooks.review_s if again else None
+            self._release_backlog(out, review=True)
 
     def _all_arrived(self, rollout: Rollout, out: CommandList) -> None:
         """Plan or place the trajectories that have arrived: all, or those before the deadline."""
-        self.deadline_s = self.rollouts.wait_until(rollout, None)
+        self._arrivals_due_s = self.rollouts.wait_until(rollout, None)
         if rollout.stage == "awaiting":
             self._plan(rollout, out)
         self._release_held(out)

@@ -50,11 +50,16 @@ class PlannedHomes:
 
     def place(self, t: Trajectory, out: CommandList) -> None:
         """Queue a runnable trajectory at its planned home, or where the policy places it."""
-        engine = self.pop(t) if self.can_move(t) else None
+        engine = self.choose(t)
         if engine is None:
-            self._queues.place(t, out)
+            self._ledger.hold(t)
         else:
             self._queues.run_at(t, engine, out)
+
+    def choose(self, t: Trajectory) -> Engine | None:
+        """Return the planned home of `t`, or the policy's choice; None: it waits."""
+        planned = self.pop(t) if self.can_move(t) else None
+        return planned if planned is not None else self._queues.choose(t)
 
     def pull_members(self, engine: Engine, out: CommandList) -> None:
         """`engine` is ready: bring its members from their present homes."""

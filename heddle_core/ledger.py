@@ -92,6 +92,7 @@ class Ledger:
         self.held: dict[TrajectoryId, Trajectory] = {}
         """Trajectories without a home that wait for one, in order of arrival."""
         self._tickets = 0
+        self._arrivals = 0
         self._loads: Tournament[Engine] | None = None
         """Of `engines` by steps in flight; None before the first question after a change."""
         self._changed: list[Engine] = []
@@ -205,11 +206,13 @@ class Ledger:
         """Record an arrival; it is held until it has a home."""
         if t.id in self.trajectories or t.id in self.ended:
             raise LedgerError(f"trajectory {t.id!r} arrived twice")
+        t.arrival = self._arrivals
+        self._arrivals += 1
         self.trajectories[t.id] = t
         self.held[t.id] = t
 
     def hold(self, t: Trajectory) -> None:
-        """Keep a runnable trajectory for which no engine accepts work."""
+        """Keep a runnable trajectory that has no engine to wait for."""
         self.set_home(t, None)
         if t.phase != "held":
             self.move(t, "held")

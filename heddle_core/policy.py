@@ -1,7 +1,7 @@
 """A policy is seven small parts. They read a `View` and decide; the controller acts.
 
 A part takes its parameters in its constructor. Mixing parts is an ablation:
-``replace(heddle(context), migration=Never())``.
+``replace(heddle(context), migration=Never())``. `heddle_core.hooks` has what parts may do besides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -105,8 +105,23 @@ class TrajectoryView(Protocol):
     @property
     def arrived_s(self) -> float: ...
     @property
+    def arrival(self) -> int:
+        """Arrivals before its own, over all rollouts: an order where `arrived_s` has ties."""
+        ...
+
+    @property
     def runnable_s(self) -> float:
         """When its current step became runnable."""
+        ...
+
+    @property
+    def tool_started_s(self) -> float:
+        """When its latest tool call began."""
+        ...
+
+    @property
+    def kv_kept(self) -> bool:
+        """Whether its KV was kept at home until its latest tool returned (`Admission`)."""
         ...
 
 
@@ -271,8 +286,11 @@ class Placement(Protocol):
         """Home for each of `ts` at once, when `needs_all`."""
         ...
 
-    def place(self, t: TrajectoryView, view: View) -> EngineId:
-        """Home for one runnable step; called whenever a step becomes runnable."""
+    def place(self, t: TrajectoryView, view: View) -> EngineId | None:
+        """Home for one runnable step; called whenever a step becomes runnable.
+
+        None: it waits, which only a placement with `release` may say (`heddle_core.hooks.Backlog`).
+        """
         ...
 
     def finished(self, t: TrajectoryView) -> None:

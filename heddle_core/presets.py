@@ -8,25 +8,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
+from heddle_core.parts.admission.chunks import InChunks
 from heddle_core.parts.admission.prompt_only import PromptOnly
+from heddle_core.parts.admission.time_to_live import TimeToLive
 from heddle_core.parts.consolidation.tail import TailConsolidation
 from heddle_core.parts.migration.balance import Balance
+from heddle_core.parts.migration.carry import Carry
 from heddle_core.parts.migration.follow_rank import FollowRank
 from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.buckets import Buckets
 from heddle_core.parts.placement.cache_aware import CacheAware
 from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.parts.placement.presorted import Presorted
+from heddle_core.parts.placement.program_scheduling import ProgramScheduling
+from heddle_core.parts.placement.shared_kv import SharedKv
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
 from heddle_core.parts.planner.equal_progress import EqualProgressPlan
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.planner.shares import SharesPlan
+from heddle_core.parts.predictor.group import GroupPredictor
 from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.parts.scheduler.longest_total import LongestTotal
+from heddle_core.parts.scheduler.probes_first import ProbesFirst
+from heddle_core.parts.scheduler.program_fcfs import ProgramFcfs
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.table import learned, next_round, progressive
 from heddle_core.policy import NoConsolidation, Placement, Policy, PolicyContext
@@ -79,6 +90,46 @@ def slime_2026(context: PolicyContext) -> Policy:
 def sticky_least_loaded(context: PolicyContext) -> Policy:
     """vllm-router of September 2026: pinned; new trajectories to the fewest unfinished ones."""
     return _baseline(context, StickyLeastSessions())
+
+
+def libra_cmlfq(context: PolicyContext) -> Policy:
+    """C-MLFQ of Libra's paper: tool results choose the TP degree, and KV moves along."""
+    return replace(
+        _baseline(context, Buckets()), migration=Carry(context), planner=SharesPlan(context)
+    )
+
+
+def libra_cmlfq_release(context: PolicyContext) -> Policy:
+    """C-MLFQ as Libra released it in August 2026: a move is a prefill on the new engine."""
+    buckets = Buckets(exceed_limit=True, totals_when_unknown=True)
+    return replace(_baseline(context, buckets), planner=SharesPlan(context))
+
+
+def continuum(context: PolicyContext) -> Policy:
+    """Continuum: KV stays through a tool call for a time that pays; trajectories in their order."""
+    return replace(
+        _baseline(context, Sticky()), scheduler=ProgramFcfs(), admission=TimeToLive(context)
+    )
+
+
+def thunderagent(context: PolicyContext) -> Policy:
+    """ThunderAgent: trajectories pause where their KV would not fit, and go on where it does."""
+    return _baseline(context, PauseRestore())
+
+
+def seer(context: PolicyContext) -> Policy:
+    """Seer: steps in chunks on any engine, a probe of each group first, then the longest groups."""
+    return replace(
+        _baseline(context, SharedKv(context)),
+        predictor=GroupPredictor(),
+        scheduler=ProbesFirst(),
+        admission=InChunks(),
+    )
+
+
+def program_scheduling(context: PolicyContext) -> Policy:
+    """Program scheduling of vllm-router 0.1.17: admission by KV, KV kept in tools for a time."""
+    return _baseline(context, ProgramScheduling(context))
 
 
 def heddle(context: PolicyContext) -> Policy:
@@ -145,6 +196,12 @@ PRESETS: Mapping[str, Factory] = {
     "verl-2026": verl_2026,
     "slime-2026": slime_2026,
     "sticky_least_loaded": sticky_least_loaded,
+    "libra-cmlfq": libra_cmlfq,
+    "libra-cmlfq-release": libra_cmlfq_release,
+    "continuum": continuum,
+    "thunderagent": thunderagent,
+    "seer": seer,
+    "program-scheduling": program_scheduling,
     "heddle": heddle,
     "heddle-paper": heddle_paper,
     "heddle-no-migration": heddle_no_migration,

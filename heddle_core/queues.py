@@ -4,6 +4,8 @@ This file is part of the controller: it reads no clock and does no I/O.
 """
 
 from heddle_core.commands import Cancel, CommandList, Dispatch, Preempt
+from heddle_core.hooks import Hooks
+from heddle_core.ids import TrajectoryId
 from heddle_core.ledger import Engine, Ledger
 from heddle_core.policy import Policy
 from heddle_core.trajectory import Trajectory
@@ -12,21 +14,36 @@ from heddle_core.trajectory import Trajectory
 class Queues:
     """Assigns steps to slots, with the policy's parts."""
 
-    def __init__(self, policy: Policy, ledger: Ledger) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger, hooks: Hooks) -> None:
         self._policy = policy
         self._ledger = ledger
+        self._chunk_tokens = hooks.chunk_tokens
+        self.backlog: dict[TrajectoryId, Trajectory] = {}
+        """Held trajectories that the placement lets wait, by their arrival here."""
 
     def place(self, t: Trajectory, out: CommandList) -> None:
-        """Find a home for a runnable trajectory and queue it there."""
-        if not self._ledger.engines:
+        """Find a home for a runnable trajectory and queue it there, or let it wait."""
+        engine = self.choose(t)
+        if engine is None:
             self._ledger.hold(t)
-            return
-        engine = self._ledger.engine(self._policy.placement.place(t, self._ledger))
+        else:
+            self.run_at(t, engine, out)
+
+    def choose(self, t: Trajectory) -> Engine | None:
+        """Return the engine where the policy places a runnable trajectory; None: it waits."""
+        if not self._ledger.engines:
+            return None
+        home = self._policy.placement.place(t, self._ledger)
+        if home is None:
+            self.backlog[t.id] = t
+            return None
+        engine = self._ledger.engine(home)
         assert engine.accepting, f"placement chose {engine.id!r}, which takes no work"
-        self.run_at(t, engine, out)
+        return engine
 
     def run_at(self, t: Trajectory, engine: Engine, out: CommandList) -> None:
         """Queue a runnable trajectory at `engine`, or at the largest if it fits nowhere else."""
+        self.backlog.pop(t.id, None)
         if t.context_tokens >= engine.kv_capacity_tokens:
             engine = max(self._ledger.engines, key=lambda e: e.kv_capacity_tokens)
         if t.context_tokens >= engine.kv_capacity_tokens:
@@ -64,6 +81,7 @@ class Queues:
                     step=head.step,
                     engine=engine.id,
                     priority=head.priority,
+                    max_tokens=self._chunk_tokens,
                     cause=out.cause,
                 )
             )

@@ -4,6 +4,7 @@
 documentation draws its diagram from this table.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -50,7 +51,7 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, str]]] = {
         "queued": "ToolReturned",
         "predicting": "ToolReturned before Predicted",
         "migrating": "ToolReturned before MigrationFinished",
-        "held": "ToolReturned without an engine",
+        "held": "ToolReturned without an engine, or into the backlog",
         "finished": "TrajectoryFinished",
     },
     "predicting": {
@@ -108,3 +109,9 @@ class Trajectory:
     """Expected output of its next step, for which KV is reserved."""
     parked: bool = False
     """In a tool, its KV kept at home."""
+    keep_until_s: float = math.inf
+    """When its KV is no longer kept at home while its tool runs."""
+    kv_kept: bool = False
+    """Whether its KV was kept at home until its latest tool returned."""
+    arrival: int = 0
+    """Arrivals before its own, over all rollouts."""

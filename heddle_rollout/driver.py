@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from mypy_extensions import mypyc_attr
 
 from heddle_core.commands import (
@@ -83,7 +84,7 @@ class _Rollout:
 class _Trajectory:
     """The driver's state of one agent."""
 
-    __slots__ = ("agent", "arrived", "id", "rollout", "step", "tool")
+    __slots__ = ("agent", "arrived", "id", "limit_tokens", "rollout", "step", "tool")
 
     def __init__(self, agent: Agent, rollout: _Rollout) -> None:
         self.id, self.agent, self.rollout = agent.id, agent, rollout
@@ -91,6 +92,8 @@ class _Trajectory:
         self.step = 0
         self.tool = ""
         """Tool of the last call."""
+        self.limit_tokens = 0
+        """Tokens after which the dispatch under way ends before its step may; 0: none."""
 
 
 class Driver:
@@ -425,7 +428,13 @@ class Driver:
         tracked = self._trajectories.get(command.trajectory)
         if tracked is None:
             return  # it was cancelled with others: its TrajectoryFinished is on its way
-        refused = self._cluster.dispatch(command, tracked.agent.request())
+        request, limit = tracked.agent.request(), command.max_tokens
+        tracked.limit_tokens = 0
+        # A live model may end a step at the limit by chance, and no result says which it was.
+        if limit is not None and limit < request.max_tokens and request.exact:
+            request = msgspec.structs.replace(request, max_tokens=limit)
+            tracked.limit_tokens = limit
+        refused = self._cluster.dispatch(command, request)
         if refused:
             result = StepResult(
                 trajectory=command.trajectory, tokens=0, finished=True, error=refused
@@ -454,6 +463,8 @@ class Driver:
         if tracked is None:
             self._on_lost(result.trajectory, result.tokens)  # it was cancelled meanwhile
             return
+        if 0 < tracked.limit_tokens <= result.tokens and not result.error:
+            result = msgspec.structs.replace(result, finished=False)
         action = self._keep_tokens(tracked, result)
         if not result.finished:
             self._deliver(

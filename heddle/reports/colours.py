@@ -33,6 +33,12 @@ SHADES: Final = (
     Shade("#3d4a9e", "#8f9ff5"),
     Shade("#2f6f3a", "#86c68d"),
     Shade("#a0522d", "#dba27f"),
+    Shade("#5b3fa0", "#a68ce6"),
+    Shade("#9b6fd1", "#cdb0f5"),
+    Shade("#00695c", "#66bfb0"),
+    Shade("#c2185b", "#f48fb1"),
+    Shade("#37658c", "#8ab6da"),
+    Shade("#7f7f00", "#cccc4d"),
 )
 _OWN: Final = (
     "heddle",
@@ -50,6 +56,12 @@ _OWN: Final = (
     "slime-2026",
     "sticky_least_loaded",
     "verl-affinity",
+    "libra-cmlfq",
+    "libra-cmlfq-release",
+    "continuum",
+    "thunderagent",
+    "seer",
+    "program-scheduling",
 )
 """Policies with a shade of their own, in the order of `SHADES`; others share these by their name.
 """

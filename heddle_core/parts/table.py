@@ -4,23 +4,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
+from heddle_core.parts.admission.chunks import InChunks
 from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.parts.admission.reserve_output import ReserveOutput
+from heddle_core.parts.admission.time_to_live import TimeToLive
 from heddle_core.parts.consolidation.tail import TailConsolidation
 from heddle_core.parts.migration.balance import Balance
+from heddle_core.parts.migration.carry import Carry
 from heddle_core.parts.migration.follow_rank import FollowRank
 from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.buckets import Buckets
 from heddle_core.parts.placement.cache_aware import CacheAware
 from heddle_core.parts.placement.consistent_hash import ConsistentHash
 from heddle_core.parts.placement.hybrid_ratio import HybridRatio
 from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.parts.placement.presorted import Presorted
+from heddle_core.parts.placement.program_scheduling import ProgramScheduling
+from heddle_core.parts.placement.shared_kv import SharedKv
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
 from heddle_core.parts.planner.equal_progress import EqualProgressPlan
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.planner.shares import SharesPlan
 from heddle_core.parts.predictor.group import GroupPredictor
 from heddle_core.parts.predictor.history import HistoryPredictor
 from heddle_core.parts.predictor.none import NoPrediction
@@ -32,6 +40,8 @@ from heddle_core.parts.scheduler.autellix import Autellix
 from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.parts.scheduler.longest_total import LongestTotal
 from heddle_core.parts.scheduler.lpt import LongestFirst
+from heddle_core.parts.scheduler.probes_first import ProbesFirst
+from heddle_core.parts.scheduler.program_fcfs import ProgramFcfs
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.scheduler.round_robin import RoundRobin
 from heddle_core.parts.scheduler.sjf import ShortestFirst
@@ -136,6 +146,12 @@ PARTS: Final = Parts(
     scheduler={
         "fcfs": Part(lambda _: Fcfs(), "by arrival of the step, as vLLM and SGLang do"),
         "round_robin": Part(lambda _: RoundRobin(), "fewest steps done first, ties by arrival"),
+        "probes_first": Part(
+            lambda _: ProbesFirst(), "one sample of each prompt, then the longest in all (Seer)"
+        ),
+        "program_fcfs": Part(
+            lambda _: ProgramFcfs(), "kept KV first, then by arrival of the trajectory (Continuum)"
+        ),
         "lpt": Part(lambda _: LongestFirst(), "most remaining tokens first (LPT)"),
         "longest_total": Part(
             lambda _: LongestTotal(), "most tokens in all first: started ones continue"
@@ -151,6 +167,13 @@ PARTS: Final = Parts(
         "headroom": Part(ReserveOutput, "KV for the step's output too; KV kept through tool calls"),
         "next_round": Part(
             next_round, "KV for a step and what its tool appends; KV kept through tool calls"
+        ),
+        "chunks": Part(
+            lambda _: InChunks(),
+            "KV for a chunk of output, after which a step is placed anew (Seer)",
+        ),
+        "time_to_live": Part(
+            TimeToLive, "a prompt's KV must fit; KV kept in a tool while it pays (Continuum)"
         ),
     },
     placement={
@@ -174,6 +197,25 @@ PARTS: Final = Parts(
         "consistent_hash": Part(
             lambda _: ConsistentHash(), "hash of the trajectory's name on a ring of engines"
         ),
+        "buckets": Part(
+            lambda _: Buckets(),
+            "Libra's C-MLFQ: on engines of its bucket's TP degrees; tool results move it",
+        ),
+        "buckets_release": Part(
+            lambda _: Buckets(exceed_limit=True, totals_when_unknown=True),
+            "the same with what Libra's release does about full engines and unknown results",
+        ),
+        "shared_kv": Part(
+            SharedKv, "any engine where all share a store of KV (--host-kv cluster), else its home"
+        ),
+        "pause_restore": Part(
+            lambda _: PauseRestore(),
+            "ThunderAgent: trajectories pause where their KV would not fit, and wait in a backlog",
+        ),
+        "program_scheduling": Part(
+            ProgramScheduling,
+            "vllm-router's program scheduling: admission by KV, a backlog, a time-to-live",
+        ),
         "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
         "presorted_by_size": Part(
             lambda s: Presorted(s, cost="paper"), "the same under the published cost, F by size"
@@ -185,10 +227,16 @@ PARTS: Final = Parts(
         "follow_rank_earlier": Part(
             FollowRank, "to the group of the newest rank, if the trajectory would end earlier there"
         ),
+        "carry": Part(
+            Carry, "KV goes along where placement changes the home, if that beats a prefill"
+        ),
         "balance": Part(Balance, "to where it would end earliest, by estimated work"),
     },
     planner={
         "fixed": Part(FixedPlan, "one TP degree on all GPUs"),
+        "shares": Part(
+            SharesPlan, "half of the GPUs at TP 4, a quarter at TP 2, a quarter at TP 1"
+        ),
         "equal_progress": Part(
             EqualProgressPlan,
             "one TP degree or two by history's lengths; `portfolio` where lengths are known",

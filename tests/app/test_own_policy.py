@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
+from heddle_core.hooks import Backlog, CarriesKv, Chunks, KeepsKvFor, Observer
 from heddle_core.parts.table import KINDS
 from heddle_core.policy import Policy
 from tests.app.conftest import ROOT
@@ -59,3 +60,11 @@ def test_the_table_names_every_part_with_its_method():
     protocols = get_type_hints(Policy)
     assert [kind for kind, _ in rows] == list(KINDS)
     assert all(hasattr(protocols[kind], method) for kind, method in rows)
+
+
+def test_the_table_names_every_further_method_of_parts():
+    table = PAGE.partition("| method | of part |")[2].partition("\n\n")[0]
+    protocols = (Observer, Backlog, CarriesKv, KeepsKvFor, Chunks)
+    further = [name for p in protocols for name in vars(p) if not name.startswith("_")]
+    assert all(re.search(rf"`{name}\b", table) for name in further)
+    assert len(further) == 8

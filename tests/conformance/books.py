@@ -87,7 +87,8 @@ class Books:
                 command = self.running.pop(event.trajectory)
                 assert (command.step, command.engine) == (event.step, event.engine)
                 asked = self.leaving.pop(event.trajectory, None)
-                assert asked is not None or isinstance(event, StepFinished)
+                if asked is None and isinstance(event, StepPreempted):
+                    assert event.output_tokens == command.max_tokens, "neither asked nor a chunk"
                 self.made[event.trajectory] += event.output_tokens
                 self.steps[event.trajectory] += isinstance(event, StepFinished)
             case ToolStarted():

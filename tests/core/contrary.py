@@ -1,14 +1,15 @@
 """A policy that does everything a policy may do, as often as it may, and for no good reason."""
 
+import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from heddle_core.estimate.cost import CostModel
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.ids import EngineId, EngineShape
+from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.plans import EngineSpec, ResourcePlan
-from heddle_core.policy import Policy, TrajectoryView, View
+from heddle_core.policy import EngineView, Policy, TrajectoryView, View
 
 
 def scatter(*words: object) -> int:
@@ -42,8 +43,15 @@ class Pushy:
 class Greedy:
     keeps_kv = True
 
+    def keep_kv_s(self, t: TrajectoryView, tool: str, view: View) -> float:
+        return (0.0, 0.5, 3.0, math.inf)[scatter("keep", t.id, t.step) % 4]
+
     def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
         return scatter("reserve", t.id, t.step) % 60
+
+
+class Chunky(Greedy):
+    chunk_tokens = 20
 
 
 @dataclass
@@ -61,7 +69,30 @@ class Anywhere:
     def finished(self, t: TrajectoryView) -> None: ...
 
 
+@dataclass
+class Undecided(Anywhere):
+    """Lets every third step wait, and some of them at each review."""
+
+    review_s: float = 2.0
+
+    def place(self, t: TrajectoryView, view: View) -> EngineId | None:
+        if scatter("wait", t.id, t.step, t.output_tokens) % 3 == 0:
+            return None
+        return Anywhere.place(self, t, view)
+
+    def release(
+        self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
+    ) -> list[tuple[TrajectoryId, EngineId]]:
+        least = 0 if any(e.in_flight for e in view.engines) else 1
+        some = [t for t in backlog.values() if scatter("go", t.id, view.now_s) % 4 == 0]
+        some = some or list(backlog.values())[:least]
+        return [(t.id, Anywhere.place(self, t, view)) for t in some]
+
+
 class Restless:
+    def carries_kv(self, t: TrajectoryView, target: EngineView, view: View) -> bool:
+        return scatter("carry", t.id, t.step) % 2 == 0
+
     def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
         return view.engines[scatter("move", t.id, t.step) % len(view.engines)].id
 
@@ -115,13 +146,15 @@ class Reshuffle:
         return Problem(found=ResourcePlan(engines=tuple(specs), homes=homes))
 
 
-def contrary(*, needs_all: bool, served: bool, awaited: bool) -> Policy:
+def contrary(
+    *, needs_all: bool, served: bool, awaited: bool, backlog: bool = False, chunks: bool = False
+) -> Policy:
     """Preempts, migrates, re-homes and re-plans wherever the interface lets it."""
     return Policy(
         predictor=Whims(served=served, awaited=awaited),
         scheduler=Pushy(),
-        admission=Greedy(),
-        placement=Anywhere(needs_all=needs_all),
+        admission=Chunky() if chunks else Greedy(),
+        placement=Undecided(needs_all=False) if backlog else Anywhere(needs_all=needs_all),
         migration=Restless(),
         planner=TwoSizes(needs_all=needs_all, searched=needs_all),
         consolidation=Reshuffle(),

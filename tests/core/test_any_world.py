@@ -86,6 +86,8 @@ class HostileWorld(RuleBasedStateMachine):
         awaited=st.booleans(),
         announced=st.none() | st.integers(0, 6),
         late=st.booleans(),
+        backlog=st.booleans(),
+        chunks=st.booleans(),
         failures=st.integers(0, 12),
     )
     def begin(
@@ -95,6 +97,8 @@ class HostileWorld(RuleBasedStateMachine):
         awaited: bool,
         announced: int | None,
         late: bool,
+        backlog: bool,
+        chunks: bool,
         failures: int,
     ) -> None:
         """`late`: hostility begins when all have arrived and all engines are ready.
@@ -102,7 +106,13 @@ class HostileWorld(RuleBasedStateMachine):
         Failures are limited, as reports are, so that what takes many steps happens too.
         """
         self.failures, self.reports = failures, 4
-        self.kind = {"needs_all": needs_all, "served": served, "awaited": awaited}
+        self.kind = {
+            "needs_all": needs_all,
+            "served": served,
+            "awaited": awaited,
+            "backlog": backlog,
+            "chunks": chunks,
+        }
         self.controller = Controller(contrary(**self.kind))
         self.now_s = 0.0
         self.entries: list[Entry] = []
@@ -116,6 +126,8 @@ class HostileWorld(RuleBasedStateMachine):
         self.asked: list[Predict] = []
         self.answered: TrajectoryId | None = None
         """Whose prediction is being delivered."""
+        self.returned: TrajectoryId | None = None
+        """Whose tool's return is being delivered."""
         self.solving: list[SolvePlan] = []
         self.starting: dict[EngineId, StartEngine] = {}
         self.alive: dict[EngineId, StartEngine] = {}
@@ -161,10 +173,10 @@ class HostileWorld(RuleBasedStateMachine):
             case Migrate():
                 assert command.source in self.alive
                 assert command.target in self.alive
-                moves = command.trajectory in self.in_tool or (
+                moves = command.trajectory in (*self.in_tool, self.returned) or (
                     self.kind["awaited"] and command.trajectory == self.answered
                 )
-                assert moves, "KV may move only while a tool runs, or as a prediction ends"
+                assert moves, "KV may move only in a tool, as it returns, or as a prediction ends"
                 assert command.trajectory not in self.moving
                 self.moving[command.trajectory] = command
             case Predict():
@@ -295,6 +307,23 @@ class HostileWorld(RuleBasedStateMachine):
             )
         )
 
+    @precondition(lambda self: any(c.max_tokens for c in self.running.values()))
+    @rule(data=st.data())
+    def end_chunk(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(list(self.running)))
+        command = self.running.pop(name)
+        self.leaving.pop(name, None)
+        self.made[name] += command.max_tokens or 0
+        self.say(
+            StepPreempted(
+                time_s=self.later(0.01),
+                trajectory=name,
+                step=command.step,
+                engine=command.engine,
+                output_tokens=command.max_tokens or 0,
+            )
+        )
+
     @precondition(lambda self: self.before_tool)
     @rule(data=st.data())
     def start_tool(self, data: st.DataObject) -> None:
@@ -314,6 +343,7 @@ class HostileWorld(RuleBasedStateMachine):
             self.end(name, "failed")
             return
         context = self.controller.ledger.trajectories[name].context_tokens
+        self.returned = name
         self.say(
             ToolReturned(
                 time_s=self.now_s,
@@ -325,6 +355,7 @@ class HostileWorld(RuleBasedStateMachine):
                 context_tokens=context + tokens,
             )
         )
+        self.returned = None
 
     def end(self, name: TrajectoryId, outcome: str) -> None:
         self.over.append(name)
@@ -478,8 +509,14 @@ class HostileWorld(RuleBasedStateMachine):
         stages = {r.id: r.stage for r in self.controller.rollouts.open.values()}
         assert set(stages) == set(self.rollouts)
         if ledger.engines and self.controller._fleet.settled:
-            waiting = [t.id for t in ledger.held.values() if stages[t.rollout] == "running"]
+            backlog = self.controller._queues.backlog
+            waiting = [
+                t.id
+                for t in ledger.held.values()
+                if stages[t.rollout] == "running" and t.id not in backlog
+            ]
             assert not waiting, "held although engines take work"
+            assert all(name in ledger.held for name in backlog), "in the backlog, but not held"
         for rollout in self.closed.values():
             summary = self.controller.rollouts.summaries[rollout.id]
             assert summary.trajectories == rollout.arrived

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 
 from heddle_core import Controller, Policy
@@ -187,6 +188,31 @@ def test_a_step_that_ends_with_the_iteration_it_is_stopped_in_has_finished():
     run = Run(answer("a", 100, 3), answer("b", 100, 1, arrival_s=4.0), extra=extra)
     assert not run.all(StepPreempted)
     assert [e.output_tokens for e in run.all(StepFinished)] == [3, 1]
+
+
+def limited(tokens):
+    """Dispatch the one step of A, and what is left of it, for so many tokens each time."""
+
+    def extra(event):
+        if isinstance(event, TrajectoryArrived | StepPreempted):
+            return [msgspec.structs.replace(dispatch(A), max_tokens=tokens)]
+        return None
+
+    return extra
+
+
+def test_a_limited_dispatch_ends_after_its_tokens_and_the_rest_follows():
+    run = Run(answer("a", 100, 9), extra=limited(4))
+    assert [e.output_tokens for e in run.all(StepPreempted)] == [4, 4]
+    assert run.one(StepFinished).output_tokens == 1
+    assert run.one(StepFinished).cached_tokens == 96
+
+
+def test_a_limit_that_the_step_does_not_reach_changes_nothing():
+    for limit in (9, 10):
+        run = Run(answer("a", 100, 9), extra=limited(limit))
+        assert run.one(StepFinished).output_tokens == 9
+        assert not run.all(StepPreempted)
 
 
 # -- giving up -----------------------------------------------------------------------------------

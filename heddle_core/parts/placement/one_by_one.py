@@ -16,15 +16,15 @@ class OneByOne(ABC):
     needs_all: bool = False
 
     @abstractmethod
-    def place(self, t: TrajectoryView, view: View) -> EngineId:
-        """Home for one runnable step."""
+    def place(self, t: TrajectoryView, view: View) -> EngineId | None:
+        """Home for one runnable step; None if it has to wait."""
         ...
 
     def assign(
         self, ts: Sequence[TrajectoryView], remaining: Sequence[float], view: View
     ) -> Sequence[EngineId]:
-        """Homes in the given order, each chosen independently."""
-        return [self.place(t, view) for t in ts]
+        """Homes in the given order, each chosen independently; the first engine for who waits."""
+        return [self.place(t, view) or view.engines[0].id for t in ts]
 
     def finished(self, t: TrajectoryView) -> None:
         """Forget nothing: nothing was kept."""
