@@ -115,6 +115,7 @@ class LoopSetup:
         """Use of the services of a loop that is over."""
         rewards, seconds = simulation.rewards, simulation.clock.now_s
         places, busy_s = rewards.config.capacity, rewards.busy_s()
+        alive, limit = simulation.alive, self.config.environments or 1
         needed_s = 0.0
         if places is not None:
             for each in trained:
@@ -125,6 +126,7 @@ class LoopSetup:
             rewards_s=needed_s,
             mean_rewards=busy_s / seconds,
             mean_starts=simulation.environments.busy_s() / seconds,
+            environment_busy=None if alive is None else alive.busy_s() / (limit * seconds),
         )
 
     @property
@@ -332,7 +334,8 @@ def _world(
         pause_s=update.pause_s,
         to_training_s=SLEEP_S if config.colocated else 0.0,
         to_rollout_s=WAKE_S if config.colocated else 0.0,
-        environments=config.environments(),
+        environments=config.starts(),
+        alive=config.environments,
         rewards=config.rewards(),
         seed=config.run.seed,
     )
