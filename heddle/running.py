@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,7 +212,7 @@ def _rollout(setup: RunSetup, agents: Sequence[Agent], stage: _Stage, sink: Sink
         stage.clock,
         tool_capacity=cluster.tool_capacity,
         tool_limit_s=setup.config.runtime.tool_limit_s,
-        tool_pools=setup.simulation.tool_pools(stage.clock, scale=stage.tool_scale),
+        tool_pools=replace(setup.simulation, tool_scale=stage.tool_scale).tool_pools(stage.clock),
         tool_tasks=stage.tool_tasks,
         predictions=CoreEstimates(stage.clock, cluster.prediction_s),
         solver=stage.solver,
