@@ -21,7 +21,7 @@ from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle.simulation import RunResult, finished
-from heddle.workload import Workload
+from heddle.workload import Workload, check_tools
 from heddle_core.commands import Command, SolvePlan
 from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, Event, TrajectoryFinished
@@ -35,6 +35,7 @@ from heddle_rollout.core import RecordedCore
 from heddle_rollout.engines import Launcher
 from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
 from heddle_rollout.services import ChargedSolver, CoreEstimates, ServiceListener, Solver
+from heddle_runtime.agents.live import LIVE_TOOLS
 from heddle_runtime.clock import RunClock
 from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.tool_tasks import ToolTasks
@@ -137,6 +138,7 @@ def _live(config: RunConfig) -> _Live:
         )
     if config.runtime.engine == "fake":
         raise ConfigError("live agents need a model that writes: --engine vllm --model-dir DIR")
+    check_tools(LIVE_TOOLS, config.cluster)
     work = load_live_work(config)
     return _Live(work, probe_sandbox(work))
 

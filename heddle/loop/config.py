@@ -208,7 +208,7 @@ class LoopConfig:
 
 def _latency(flag: str, text: str | None) -> Latency | None:
     try:
-        return None if text is None else latency_of(text)
+        return None if text is None else latency_of(f"{text}")
     except ValueError as error:
         raise ConfigError(f"{flag}: {error}") from None
 
