@@ -131,4 +131,5 @@ def _simulation(run: Run, config: RunConfig, profile: Profile) -> SimulationConf
         simulation,
         moves_by="prefill" if config.runtime.kv_transfer == "none" else "kv",
         max_batched_tokens=config.runtime.max_batched_tokens,
+        tool_scale=config.runtime.time_scale,
     )

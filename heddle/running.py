@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle.simulation import RunResult, finished
-from heddle.workload import Workload
+from heddle.workload import Workload, check_tools
 from heddle_core.commands import Command, SolvePlan
 from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, Event, TrajectoryFinished
@@ -35,6 +35,7 @@ from heddle_rollout.core import RecordedCore
 from heddle_rollout.engines import Launcher
 from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
 from heddle_rollout.services import ChargedSolver, CoreEstimates, ServiceListener, Solver
+from heddle_runtime.agents.live import LIVE_TOOLS
 from heddle_runtime.clock import RunClock
 from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.tool_tasks import ToolTasks
@@ -137,6 +138,7 @@ def _live(config: RunConfig) -> _Live:
         )
     if config.runtime.engine == "fake":
         raise ConfigError("live agents need a model that writes: --engine vllm --model-dir DIR")
+    check_tools(LIVE_TOOLS, config.cluster)
     work = load_live_work(config)
     return _Live(work, probe_sandbox(work))
 
@@ -212,7 +214,7 @@ def _rollout(setup: RunSetup, agents: Sequence[Agent], stage: _Stage, sink: Sink
         stage.clock,
         tool_capacity=cluster.tool_capacity,
         tool_limit_s=setup.config.runtime.tool_limit_s,
-        tool_pools=setup.simulation.tool_pools(stage.clock, scale=stage.tool_scale),
+        tool_pools=replace(setup.simulation, tool_scale=stage.tool_scale).tool_pools(stage.clock),
         tool_tasks=stage.tool_tasks,
         predictions=CoreEstimates(stage.clock, cluster.prediction_s),
         solver=stage.solver,

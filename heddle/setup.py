@@ -123,7 +123,7 @@ class Workspace:
         def make() -> Workload:
             trace = self.trace(config.trace)
             scripts, fill = self.completed(config)
-            check_tools(scripts, cluster)
+            check_tools(scripts.table.tools, cluster)
             kept, dropped = fitting(scripts, self.profile(cluster), cluster)
             return Workload(
                 trace=trace,

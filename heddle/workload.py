@@ -1,5 +1,6 @@
 """The workload of a run: a trace made ready for one seed and cluster, or live agents' tasks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
@@ -93,23 +94,23 @@ def fitting(
     )
 
 
-def check_tools(scripts: Scripts, cluster: ClusterConfig) -> None:
-    """Refuse a pool of a tool that no trajectory calls.
+def check_tools(tools: Sequence[str | None], cluster: ClusterConfig) -> None:
+    """Refuse a pool of a tool that is not one of `tools`, those of the trajectories.
 
     Raises:
-        ConfigError: names the tool, and those of the trace.
+        ConfigError: names the tool, and some that there are.
     """
     services = cluster.tool_services()
     if services is None:
         return
-    tools = {tool: None for tool in scripts.table.tools if tool is not None}
-    parts = dict.fromkeys(part for tool in tools for part in (tool, *tool.split("+")))
+    known = [tool for tool in tools if tool is not None]
+    parts = dict.fromkeys(part for tool in known for part in (tool, *tool.split("+")))
     for tool in services.pools:
         if tool not in parts:
             near = get_close_matches(tool, parts, n=1)
             hint = f"did you mean {near[0]!r}? It" if near else "it"
             raise ConfigError(
-                f"--tool-pool {tool}: the trace has no such tool; {hint} has "
+                f"--tool-pool {tool}: the workload has no such tool; {hint} has "
                 f"{', '.join(map(repr, list(parts)[:_TOOLS_NAMED])) or 'none'}"
             )
 

@@ -57,6 +57,8 @@ class SimulationConfig:
     """Tool calls that run at once; None: any number, as on a serverless platform."""
     tools: ToolServices | None = None
     """Services that tools run on, instead of `tool_capacity`."""
+    tool_scale: float = 1.0
+    """Their seconds count so many times, as those of tools do in a run on real engines."""
     seed: int = 0
     """Of their draws."""
     engine_start_s: float = ENGINE_START_S
@@ -86,9 +88,10 @@ class SimulationConfig:
                 f"not {self.transfer_fixed_s} and {self.transfer_bytes_per_s}"
             )
 
-    def tool_pools(self, clock: Clock, *, scale: float = 1.0) -> ToolPools | None:
+    def tool_pools(self, clock: Clock) -> ToolPools | None:
         """Make the pools of tools on a clock; None where `tool_capacity` limits all of them."""
-        return None if self.tools is None else self.tools.made(clock, self.seed, scale=scale)
+        tools = self.tools
+        return None if tools is None else tools.made(clock, self.seed, scale=self.tool_scale)
 
     def start_s(self, tp: int) -> float:
         """Seconds that an engine of TP degree `tp` takes to start."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 from simpy.core import EmptySchedule
 
 from heddle_core.commands import Cancel
-from heddle_core.events import EngineReady
+from heddle_core.events import EngineReady, TrajectoryFinished
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.loop.commands import (
     AccumulateGradients,
@@ -81,6 +81,10 @@ class LoopWorld:
     to_rollout_s: float = 0.0
     """The way back."""
     environments: ServiceConfig = field(default_factory=ServiceConfig)
+    """Their start."""
+    alive: int | None = None
+    """Environments at once, from the request of their start until their trajectory has ended; None:
+    no limit."""
     rewards: ServiceConfig = field(default_factory=ServiceConfig)
     seed: int = 0
 
@@ -115,6 +119,8 @@ class LoopSimulation:
         self.launcher = SimLauncher(config, clock, loaded=HYBRID)
         self.environments = ServicePool("environment", world.environments, clock, world.seed)
         self.rewards = ServicePool("reward", world.rewards, clock, world.seed)
+        alive = ServiceConfig(capacity=world.alive)
+        self.alive = None if world.alive is None else ServicePool("alive", alive, clock, world.seed)
         self._starts: dict[TrajectoryId, StartTrajectory] = {}
         """Trajectories whose environment starts, runs, or whose reward or batch is due."""
         self.driver = Driver(
@@ -142,6 +148,8 @@ class LoopSimulation:
     def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
         """Hand an event to the loop's core; see `Core`."""
         commands = self._core.handle(event)
+        if self.alive is not None and isinstance(event, TrajectoryFinished):
+            self.alive.release(event.trajectory)
         if self._training and isinstance(event, EngineReady):
             engine = self.launcher.engine(event.engine)
             if engine is not None:
@@ -205,6 +213,12 @@ class LoopSimulation:
 
     def _start_trajectory(self, command: StartTrajectory) -> None:
         self._starts[command.trajectory] = command
+        if self.alive is None:
+            self._start_environment(command)
+        else:
+            self.alive.acquire(command.trajectory, 0, lambda _: self._start_environment(command))
+
+    def _start_environment(self, command: StartTrajectory) -> None:
         recorded_s = self._script(command).env_start_s or 0.0
         self.environments.call(command.trajectory, self._started, recorded_s)
 
@@ -215,6 +229,8 @@ class LoopSimulation:
         command = self._starts[trajectory]
         if not ok:
             del self._starts[trajectory]
+            if self.alive is not None:
+                self.alive.release(trajectory)
             self._deliver(
                 StartFailed(
                     time_s=self.clock.now_s,

@@ -27,6 +27,12 @@ from heddle.cli.options import NumberRange, looped, take_config
 )
 @click.option("--env-capacity", type=int, default=None, help="Starts at once [no limit]")
 @click.option(
+    "--environments",
+    type=int,
+    default=None,
+    help="Environments at once, each until its trajectory ends [no limit]",
+)
+@click.option(
     "--env-failure-rate", type=NumberRange(0), default=0.0, help="Share of starts that fail [0]"
 )
 @click.option(
@@ -161,6 +167,7 @@ _OWN = (
     "update_method",
     "env_start_s",
     "env_capacity",
+    "environments",
     "env_failure_rate",
     "env_timeout_s",
     "env_retries",

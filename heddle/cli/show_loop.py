@@ -49,6 +49,7 @@ def _head(result: LoopComparison) -> None:
 def _regimes(result: LoopComparison) -> None:
     config = result.tried[0].setup.config
     limited = result.regimes[0].reward_busy is not None
+    few = result.regimes[0].environment_busy is not None
     reference = result.regimes[0].step_s.mean
     table = new_table(
         "regime",
@@ -62,6 +63,7 @@ def _regimes(result: LoopComparison) -> None:
         "rollout busy",
         "train busy",
         *(["reward busy"] if limited else []),
+        *(["env. busy"] if few else []),
         "staleness",
         "oldest",
         "wasted",
@@ -83,6 +85,7 @@ def _regimes(result: LoopComparison) -> None:
             f"{row.rollout_busy:.2f}",
             f"{row.train_busy:.2f}",
             *([f"{row.reward_busy or 0.0:.2f}"] if limited else []),
+            *([f"{row.environment_busy or 0.0:.2f}"] if few else []),
             f"{row.mean_staleness:.2f}",
             f"{max(row.staleness)}",
             f"{row.wasted_share:.3f}",

@@ -52,6 +52,9 @@ class LoopConfig:
     s where it has none."""
     env_capacity: int | None = None
     """Starts at once; None: no limit."""
+    environments: int | None = None
+    """Environments at once, from the request of their start until their trajectory has ended; None:
+    no limit."""
     env_failure_rate: float = 0.0
     """Share of starts that fail."""
     env_timeout_s: float | None = None
@@ -116,7 +119,7 @@ class LoopConfig:
             f"--price must be from 0 to below 1e9, not {self.price}",
         )
 
-    def environments(self) -> ServiceConfig:
+    def starts(self) -> ServiceConfig:
         """The service that starts environments."""
         return ServiceConfig(
             latency=_latency("--env-start-s", self.env_start_s),
@@ -143,6 +146,7 @@ class LoopConfig:
     def _check_services(self) -> None:
         for flag, capacity in (
             ("--env-capacity", self.env_capacity),
+            ("--environments", self.environments),
             ("--reward-capacity", self.reward_capacity),
             ("--reward-per-gpu", self.reward_per_gpu),
         ):
@@ -176,7 +180,7 @@ class LoopConfig:
                 f"--{kind}-failure-rate, or leave them out",
             )
         self._check_rewards()
-        self.environments()
+        self.starts()
         self.rewards()
 
     def _check_rewards(self) -> None:
@@ -204,7 +208,7 @@ class LoopConfig:
 
 def _latency(flag: str, text: str | None) -> Latency | None:
     try:
-        return None if text is None else latency_of(text)
+        return None if text is None else latency_of(f"{text}")
     except ValueError as error:
         raise ConfigError(f"{flag}: {error}") from None
 

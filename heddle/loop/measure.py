@@ -83,6 +83,8 @@ class ServiceFigures:
     """Rewards that are computed at once, over the whole loop."""
     mean_starts: float
     """Environments that start at once."""
+    environment_busy: float | None
+    """Share of the environments that may be alive which are; None without a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,11 @@ class LoopFigures:
         }
 
 
+_SELDOM = frozenset((TrajectoryFinished, EngineFailed, GradientsAccumulated, Trained, StartFailed))
+_COUNTED = frozenset((StartTrajectory, Discard, Train, AccumulateGradients))
+"""Every event of a loop passes here: most are told apart by one look-up."""
+
+
 class LoopMeasure:
     """Takes every event with its commands; holds unfinished trajectories, and lengths."""
 
@@ -195,6 +202,8 @@ class LoopMeasure:
             running = self._running.get(event.trajectory)  # type: ignore[union-attr]
             if running is not None:
                 running.tokens += event.output_tokens  # type: ignore[union-attr]
+        elif kind not in _SELDOM:
+            pass
         elif isinstance(event, TrajectoryFinished):
             if event.outcome in ("failed", "cancelled"):
                 self._waste(event.trajectory)
@@ -214,7 +223,8 @@ class LoopMeasure:
             self._failed_starts += 1
             self._waste(event.trajectory)
         for command in commands:
-            self._count_command(command, event.time_s, version)
+            if type(command) in _COUNTED:
+                self._count_command(command, event.time_s, version)
 
     def _end_step(self) -> None:
         stale = self._staleness_of_batch

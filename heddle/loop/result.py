@@ -1,5 +1,6 @@
 """What several regimes reached on one trace and cluster: figures, and the JSON of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -101,9 +102,12 @@ class RegimeResult:
     @property
     def reward_busy(self) -> float | None:
         """Share of the reward service's places in use; None where it is elastic."""
-        found = [run.services.reward_busy for run in self.runs]
-        shares = [share for share in found if share is not None]
-        return fmean(shares) if shares else None
+        return _mean_of([run.services.reward_busy for run in self.runs])
+
+    @property
+    def environment_busy(self) -> float | None:
+        """Share of the environments that may be alive which are; None without a limit."""
+        return _mean_of([run.services.environment_busy for run in self.runs])
 
     @property
     def mean_rewards(self) -> float:
@@ -146,6 +150,7 @@ class RegimeResult:
                 "rollout": self.rollout_busy,
                 "train": self.train_busy,
                 "reward": self.reward_busy,
+                "environment": self.environment_busy,
             },
             "at_once": {"rewards": self.mean_rewards, "starts": self.mean_starts},
             "staleness": {
@@ -160,6 +165,11 @@ class RegimeResult:
             "length_distance": self.length_distance,
             "bound_fraction": self.bound_fraction,
         }
+
+
+def _mean_of(shares: Sequence[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return fmean(known) if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,20 @@
 """An RL loop, set up once: its data set, trainer, weight updates and rollout cluster."""
 
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
-
-import numpy as np
 
 from heddle import knowledge
 from heddle.config_files import ConfigError
 from heddle.loop.config import DOLLARS_PER_GPU_HOUR, LoopConfig
+from heddle.loop.data import EPOCH, DataSet, check_recorded
 from heddle.loop.layout import fitting_layout
 from heddle.loop.measure import LoopFigures, ServiceFigures, TrainedSample
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import CapacityError
 from heddle_core.controller import Controller
-from heddle_core.ids import EngineId, EngineShape, GroupId
+from heddle_core.ids import EngineId, EngineShape
 from heddle_core.loop.controller import LoopController
-from heddle_core.loop.groups import Prompt
 from heddle_core.loop.hybrid import HYBRID, HybridPool
 from heddle_core.loop.named import regime_named
 from heddle_core.loop.presets import BatchShape
@@ -28,39 +24,10 @@ from heddle_sim.loop import LoopSimulation, LoopWorld
 from heddle_sim.training import TrainingProfile, TrainingTime, TrainLayout
 from heddle_sim.training_files import load_training
 from heddle_sim.weight_update import WeightUpdateTime
-from heddle_trace.schema import TrajectoryScript
 from heddle_trace.scripts import Scripts
 
 LEAST_MEASURED = 2
 """Steps that times are means of, at least."""
-
-_EPOCH = "#"
-"""Between a prompt's name and its epoch, where the trace is begun again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSet:
-    """The prompts of a trace, with the scripts of their samples."""
-
-    groups: dict[str, Sequence[TrajectoryScript]]
-
-    def prompts(self, *, repeat: bool) -> Iterator[Prompt]:
-        """In the order of the trace; with `repeat`, without end and under names of their own."""
-        for epoch in count() if repeat else range(1):
-            suffix = f"{_EPOCH}{epoch}" if epoch else ""
-            for name, scripts in self.groups.items():
-                yield Prompt(group=GroupId(name + suffix), samples=len(scripts))
-
-    def output_tokens(self, group: GroupId, sample: int) -> int:
-        """Output tokens of a sample, all steps together."""
-        return sum(step.output_tokens for step in self.script(group, sample).steps)
-
-    def script(self, group: GroupId, sample: int) -> TrajectoryScript:
-        """The script of a sample."""
-        scripts = self.groups.get(group)
-        if scripts is None:
-            scripts = self.groups[group.rpartition(_EPOCH)[0]]
-        return scripts[sample]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +97,7 @@ class LoopSetup:
         """Use of the services of a loop that is over."""
         rewards, seconds = simulation.rewards, simulation.clock.now_s
         places, busy_s = rewards.config.capacity, rewards.busy_s()
+        alive, limit = simulation.alive, self.config.environments or 1
         needed_s = 0.0
         if places is not None:
             for each in trained:
@@ -140,6 +108,7 @@ class LoopSetup:
             rewards_s=needed_s,
             mean_rewards=busy_s / seconds,
             mean_starts=simulation.environments.busy_s() / seconds,
+            environment_busy=None if alive is None else alive.busy_s() / (limit * seconds),
         )
 
     @property
@@ -174,8 +143,8 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
             f"policy {config.run.policy.preset} knows the trajectories of a trace by name, and a "
             "loop names its own: take a policy without an oracle"
         )
-    data = DataSet(groups=_groups(run.workload.scripts))
-    _check_recorded(config, run.workload.scripts)
+    data = DataSet.of(run.workload.scripts)
+    check_recorded(config, run.workload.scripts)
     _check_data(config, name, regime, data)
     train_gpus = cluster.gpus if config.colocated else config.train_gpus
     hybrid = regime.split.hybrid
@@ -253,34 +222,6 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
     )
 
 
-def _groups(scripts: Sequence[TrajectoryScript]) -> dict[str, Sequence[TrajectoryScript]]:
-    """In order of the steps of training where the trace has them; prompts without one come last."""
-    found: dict[str, list[TrajectoryScript]] = {}
-    for script in scripts:
-        found.setdefault(script.group, []).append(script)
-
-    def step(name: str) -> float:
-        known = [script.rl_step for script in found[name] if script.rl_step is not None]
-        return min(known, default=math.inf)
-
-    return {name: found[name] for name in sorted(found, key=step)}
-
-
-def _check_recorded(config: LoopConfig, scripts: Scripts) -> None:
-    """Refuse a time that only some trajectories have: a gap is no zero."""
-    for name, flag, given in (
-        ("env_start_s", "--env-start-s", config.env_start_s),
-        ("reward_s", "--reward-s", config.reward_s),
-    ):
-        values = scripts.recorded.get(name)
-        if values is not None and given is None and np.isnan(values).any():
-            gaps = int(np.isnan(values).sum())
-            raise ConfigError(
-                f"the trace lacks {name} for {gaps:,} of {len(scripts):,} trajectories: give "
-                f"{flag}, which replaces all of them"
-            )
-
-
 def _check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> None:
     samples = regime.started_samples
     small = [group for group, scripts in data.groups.items() if len(scripts) < samples]
@@ -300,10 +241,10 @@ def _check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) ->
             f"regime {name} has all of its trajectories under way after step {warm_up}, and later "
             f"ones are measured: take --steps {least} or more"
         )
-    repeated = [group for group in data.groups if re.search(rf"{_EPOCH}\d+$", group)]
+    repeated = [group for group in data.groups if re.search(rf"{EPOCH}\d+$", group)]
     if repeated:
         raise ConfigError(
-            f"prompt {repeated[0]!r} ends as those of a repeated trace do, in {_EPOCH} and a "
+            f"prompt {repeated[0]!r} ends as those of a repeated trace do, in {EPOCH} and a "
             "number: give it another name"
         )
     needed = regime.groups * config.steps
@@ -357,7 +298,8 @@ def _world(
         pause_s=update.pause_s,
         to_training_s=to_training_s,
         to_rollout_s=to_rollout_s,
-        environments=config.environments(),
+        environments=config.starts(),
+        alive=config.environments,
         rewards=config.rewards(),
         seed=config.run.seed,
     )

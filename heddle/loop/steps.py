@@ -1,7 +1,8 @@
 """The seconds of each RL step, split by what the trainer did or waited for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from heddle_core.events import EngineFailed, EngineStopped, TrajectoryFinished
 from heddle_core.ids import EngineId, TrajectoryId
@@ -63,40 +64,62 @@ class StepClock:
         """End of the last weight update, or of the last part of this batch."""
         self._batch: tuple[float, float] | None = None
         """When the batch was complete, and the last update before; None where GPUs do not move."""
+        self._on: dict[type, Callable[[Any], None]] = {
+            TrajectoryFinished: self._on_finished,
+            EngineUpdated: self._on_engine,
+            EngineFailed: self._on_engine,
+            EngineStopped: self._on_engine,
+            GpusAssigned: self._on_assigned,
+            GradientsAccumulated: self._on_accumulated,
+            Trained: self._end_step,
+        }
+        self._begin: dict[type, Callable[[Any, float], None]] = {
+            UpdateWeights: self._begin_update,
+            AccumulateGradients: self._begin_training,
+            AssignGpus: self._begin_move,
+            Train: self._begin_training,
+            Discard: self._discard,
+        }
 
     def take(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
         """Read an event and its commands."""
-        if isinstance(event, TrajectoryFinished):
-            if event.outcome in ("completed", "truncated"):
-                self._generated[event.trajectory] = event.time_s
-        elif isinstance(event, EngineUpdated | EngineFailed | EngineStopped):
-            if self._updating.pop(event.engine, 0) is None and not self._updating:
-                self._end_update(event.time_s)
-        elif isinstance(event, GpusAssigned):
-            if event.pool == "all":
-                self._end_update(event.time_s)
-        elif isinstance(event, GradientsAccumulated):
-            self._train_s += event.time_s - self._train_began_s
-            self._free_s = event.time_s
-        elif isinstance(event, Trained):
-            self._end_step(event)
+        react = self._on.get(type(event))
+        if react is not None:
+            react(event)
         for command in commands:
-            self._begin(command, event)
+            begin = self._begin.get(type(command))
+            if begin is not None:
+                begin(command, event.time_s)
 
-    def _begin(self, command: AnyCommand, event: AnyEvent) -> None:
-        if isinstance(command, UpdateWeights):
-            self._updating[command.engine] = None
-            self._since_s = event.time_s
-        elif isinstance(command, AssignGpus):
-            if command.pool == "hybrid":
-                return  # the rollout goes on, and so may the trainer
-            self._since_s = event.time_s
-            if command.role == "training":
-                self._batch = event.time_s, self._free_s
-        elif isinstance(command, AccumulateGradients | Train):
-            self._begin_training(command, event.time_s)
-        elif isinstance(command, Discard):
-            self._generated.pop(command.trajectory, None)
+    def _on_finished(self, event: TrajectoryFinished) -> None:
+        if event.outcome in ("completed", "truncated"):
+            self._generated[event.trajectory] = event.time_s
+
+    def _on_engine(self, event: EngineUpdated | EngineFailed | EngineStopped) -> None:
+        if self._updating.pop(event.engine, 0) is None and not self._updating:
+            self._end_update(event.time_s)
+
+    def _on_assigned(self, event: GpusAssigned) -> None:
+        if event.pool == "all":
+            self._end_update(event.time_s)
+
+    def _on_accumulated(self, event: GradientsAccumulated) -> None:
+        self._train_s += event.time_s - self._train_began_s
+        self._free_s = event.time_s
+
+    def _begin_update(self, command: UpdateWeights, time_s: float) -> None:
+        self._updating[command.engine] = None
+        self._since_s = time_s
+
+    def _begin_move(self, command: AssignGpus, time_s: float) -> None:
+        if command.pool == "hybrid":
+            return  # the rollout goes on, and so may the trainer
+        self._since_s = time_s
+        if command.role == "training":
+            self._batch = time_s, self._free_s
+
+    def _discard(self, command: Discard, time_s: float) -> None:
+        self._generated.pop(command.trajectory, None)
 
     def _end_update(self, time_s: float) -> None:
         if self._since_s is not None:

@@ -34,6 +34,8 @@ RunPython: TypeAlias = Callable[[str], Awaitable[SandboxResult]]
 
 _LEFT_OUT: Final = "\n[... the middle is left out ...]\n"
 _TOOL, _REMINDER = "python", "reminder"
+LIVE_TOOLS = (_TOOL, _REMINDER)
+"""Names of a live agent's tools."""
 
 
 class AgentLimitError(ValueError):

@@ -68,7 +68,7 @@ def test_the_json_contract(heddle: Heddle, prompts: str):
     }
     for row in (sync, rollart):
         assert set(row["step_s"]) == {"mean", "ci95"}
-        assert set(row["busy"]) == {"rollout", "train", "reward"}
+        assert set(row["busy"]) == {"rollout", "train", "reward", "environment"}
         assert set(row["staleness"]) == {"mean", "max", "histogram"}
         assert set(row["split_s"]) == {"rollout", "reward", "training", "update"}
         assert sum(row["split_s"].values()) == pytest.approx(row["step_s"]["mean"])
@@ -167,6 +167,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--env-failure-rate", "1"), "below 1"),
         (("--env-capacity", "0"), "leave it out for no limit"),
         (("--reward-capacity", "0"), "leave it out for no limit"),
+        (("--environments", "0"), "--environments must be 1 or more"),
         (("--reward-s", "inf"), "below 1e9"),
         (("--reward-s", "-3"), "--reward-s: '-3': times must be from 0"),
         (("--env-start-s", "pigeon"), "write seconds, as 2; MEAN,SIGMA"),

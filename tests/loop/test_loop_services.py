@@ -255,3 +255,25 @@ def test_every_step_has_its_figures(trace: str):
     assert [b - a for a, b in pairwise(ends)] == pytest.approx(
         [step.clock.seconds for step in found.split[1:]]
     )
+
+
+@pytest.mark.parametrize("name", ["sync", "areal", "rollpacker:eta_responses=1.5"])
+def test_no_more_environments_are_alive_than_there_are(trace: str, name: str):
+    setup = prepared(trace, name, environments=5, env_start_s="3", env_failure_rate=0.2)
+    core = run(setup)
+    alive: set = set()
+    most = 0
+    for event, _ in core.entries:
+        if is_end(event):
+            alive.discard(event.trajectory)
+        elif isinstance(event, TrajectoryArrived):
+            alive.add(event.trajectory)
+        most = max(most, len(alive))
+    assert most == 5
+    few, many = (
+        compare_regimes([config(trace, name, environments=n, env_start_s="3")]).regimes[0]
+        for n in (5, 500)
+    )
+    assert few.step_s.mean > 1.2 * many.step_s.mean
+    assert 0.5 < few.environment_busy < 1.0 + 1e-9
+    assert many.environment_busy < 0.1

@@ -1,7 +1,7 @@
 // An RL loop: trainer, weight updates, engines and services over time, and a table of its steps.
 
 const STEP_COLUMNS = [
-  ["batch", "step"], ["end_s", "ends at s"], ["step_s", "step s"], ["rollout_s", "rollout s"], ["reward_s", "reward s"],
+  ["batch", "batch"], ["end_s", "ends at s"], ["step_s", "step s"], ["rollout_s", "rollout s"], ["reward_s", "reward s"],
   ["training_s", "training s"], ["update_s", "update s"], ["mean_staleness", "staleness"], ["most_staleness", "oldest"],
   ["trajectories", "trajectories"], ["tokens", "tokens"], ["wasted_tokens", "wasted tokens"],
 ];
@@ -109,7 +109,7 @@ function drawSteps(run) {
   byId("steps-note").textContent = steps.length
     ? `Seconds of a step: the trainer waits for trajectories, waits only for rewards of its batch, trains, waits for a weight update or for GPUs.${steps.length < all ? ` ${number(steps.length)} of ${number(all)} steps.` : ""}`
     : "No figures of steps: the loop did not finish.";
-  const cell = (step, key) => el("td", {}, key.endsWith("_s") ? tenths(step[key]) : key === "batch" ? number(step[key] + 1) : number(step[key]));
+  const cell = (step, key) => el("td", {}, key.endsWith("_s") ? tenths(step[key]) :  number(step[key]));
   byId("steps").replaceChildren(...(steps.length ? [el("table", {},
     el("thead", {}, el("tr", {}, ...STEP_COLUMNS.map(([, text]) => el("th", { scope: "col" }, text)))),
     el("tbody", {}, ...steps.map((step) => el("tr", {}, ...STEP_COLUMNS.map(([key]) => cell(step, key))))))] : []));

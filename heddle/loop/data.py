@@ -1,0 +1,71 @@
+"""The data set of a loop: the prompts of a trace, in order, with the scripts of their samples."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from heddle.config_files import ConfigError
+from heddle.loop.config import LoopConfig
+from heddle_core.ids import GroupId
+from heddle_core.loop.groups import Prompt
+from heddle_trace.schema import TrajectoryScript
+from heddle_trace.scripts import Scripts
+
+EPOCH = "#"
+"""Between a prompt's name and its epoch, where the trace is begun again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """The prompts of a trace, with the scripts of their samples."""
+
+    groups: dict[str, Sequence[TrajectoryScript]]
+
+    @staticmethod
+    def of(scripts: Sequence[TrajectoryScript]) -> "DataSet":
+        """In order of the steps of training where the trace has them; prompts without come last."""
+        found: dict[str, list[TrajectoryScript]] = {}
+        for script in scripts:
+            found.setdefault(script.group, []).append(script)
+
+        def step(name: str) -> float:
+            known = [script.rl_step for script in found[name] if script.rl_step is not None]
+            return min(known, default=math.inf)
+
+        return DataSet(groups={name: found[name] for name in sorted(found, key=step)})
+
+    def prompts(self, *, repeat: bool) -> Iterator[Prompt]:
+        """In the order of the trace; with `repeat`, without end and under names of their own."""
+        for epoch in count() if repeat else range(1):
+            suffix = f"{EPOCH}{epoch}" if epoch else ""
+            for name, scripts in self.groups.items():
+                yield Prompt(group=GroupId(name + suffix), samples=len(scripts))
+
+    def output_tokens(self, group: GroupId, sample: int) -> int:
+        """Output tokens of a sample, all steps together."""
+        return sum(step.output_tokens for step in self.script(group, sample).steps)
+
+    def script(self, group: GroupId, sample: int) -> TrajectoryScript:
+        """The script of a sample."""
+        scripts = self.groups.get(group)
+        if scripts is None:
+            scripts = self.groups[group.rpartition(EPOCH)[0]]
+        return scripts[sample]
+
+
+def check_recorded(config: LoopConfig, scripts: Scripts) -> None:
+    """Refuse a time that only some trajectories have: a gap is no zero."""
+    for name, flag, given in (
+        ("env_start_s", "--env-start-s", config.env_start_s),
+        ("reward_s", "--reward-s", config.reward_s),
+    ):
+        values = scripts.recorded.get(name)
+        if values is not None and given is None and np.isnan(values).any():
+            gaps = int(np.isnan(values).sum())
+            raise ConfigError(
+                f"the trace lacks {name} for {gaps:,} of {len(scripts):,} trajectories: give "
+                f"{flag}, which replaces all of them"
+            )
