@@ -75,6 +75,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The engine's own preemptions of it, each of which prefills again."""
     output_ids: tuple[int, ...] = ()
     """The tokens, where the engine makes them."""
+    output_logprobs: tuple[float, ...] = ()
+    """Their log-probs under the weights that made them, where the engine was set to report them."""
     error: str = ""
     """Why the engine could not execute the dispatch; `finished` is then True."""
 

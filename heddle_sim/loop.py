@@ -4,61 +4,41 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import cast
 
 import numpy as np
 from simpy.core import EmptySchedule
 
-from heddle_core.commands import Cancel
 from heddle_core.events import EngineReady
-from heddle_core.ids import GroupId, TrajectoryId
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.loop.commands import (
     AnyCommand,
     AssignGpus,
-    CloseRollout,
-    Discard,
-    OpenRollout,
-    Score,
     StartTrajectory,
     Train,
     UpdateWeights,
 )
-from heddle_core.loop.events import (
-    AnyEvent,
-    EngineUpdated,
-    GpusAssigned,
-    LoopStarted,
-    Scored,
-    StartFailed,
-    Trained,
-)
+from heddle_core.loop.events import AnyEvent
+from heddle_rollout.agents import Agent
 from heddle_rollout.clock import Clock
 from heddle_rollout.core import Core
 from heddle_rollout.driver import Driver, StuckError
+from heddle_rollout.loop_driver import (
+    LoopCore,
+    LoopDriver,
+    LoopServices,
+    OnAssigned,
+    OnScored,
+    OnStarted,
+    OnTrained,
+    OnUpdated,
+)
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_rollout.services import ChargedSolver, CoreEstimates
 from heddle_sim.clock import SimEnvironment
 from heddle_sim.config import SimulationConfig
 from heddle_sim.engine_client import SimLauncher
 from heddle_trace.schema import TrajectoryScript
-
-
-class LoopCore(Protocol):
-    """Turns events into commands; implemented by `heddle_core.loop.controller.LoopController`."""
-
-    @property
-    def deadline_s(self) -> float | None:
-        """See `Core`."""
-        ...
-
-    @property
-    def over(self) -> bool:
-        """Whether the loop has ended."""
-        ...
-
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
-        """See `Core`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +140,103 @@ class _Service:
         return np.random.default_rng(int.from_bytes(digest[:8], "little"))
 
 
+class SimulatedServices:
+    """What a loop has besides its rollouts, on any clock, with a launcher of simulated engines.
+
+    Implements the protocols of `heddle_rollout.loop_driver`.
+    """
+
+    def __init__(self, launcher: SimLauncher, world: LoopWorld, clock: Clock) -> None:
+        self._launcher, self._world, self._clock = launcher, world, clock
+        self._environments = _Service("environment", world.environments, clock, world.seed)
+        self._rewards = _Service("reward", world.rewards, clock, world.seed)
+        self.training = False
+        """Whether the trainer has the engines' GPUs."""
+
+    @property
+    def services(self) -> LoopServices:
+        """For a `LoopDriver`."""
+        return LoopServices(environments=self, rewards=self, trainer=self, updates=self, gpus=self)
+
+    # -- environments, rewards, training ----------------------------------------------------------
+
+    def start(self, command: StartTrajectory, then: OnStarted) -> None:
+        """See `Environments`."""
+        self._environments.call(
+            command.trajectory, lambda _, ok: then(command, self._agent(command) if ok else None)
+        )
+
+    def _agent(self, command: StartTrajectory) -> ScriptedAgent:
+        script = self._world.script(command.group, command.sample)
+        return ScriptedAgent(
+            script,
+            self._clock,
+            first_arrival_s=script.arrival_s,
+            id_=command.trajectory,
+            group=command.group,
+        )
+
+    def score(self, agent: Agent, then: OnScored) -> None:
+        """See `Rewards`."""
+        self._rewards.call(agent.id, lambda trajectory, ok: then(trajectory, 0.0 if ok else None))
+
+    def train(self, command: Train, agents: Sequence[Agent], then: OnTrained) -> None:
+        """See `Trainer`."""
+        tokens = [cast(ScriptedAgent, agent).last_context_tokens for agent in agents]
+        self._clock.call_after(self._world.train_s(tokens), then, command.batch)
+
+    # -- GPUs and weights -------------------------------------------------------------------------
+
+    def assign(self, command: AssignGpus, driver: Driver, then: OnAssigned) -> None:
+        """See `GpuSwitch`."""
+        if command.role == "training":
+            self.training = True
+            for name in driver.engines:
+                driver.abort_running(name)
+                self.pause(name)
+            self._clock.call_after(self._world.to_training_s, then, command)
+        else:
+            self._clock.call_after(self._world.to_rollout_s, self._resume, command, driver, then)
+
+    def pause(self, name: EngineId) -> None:
+        """Let an engine generate nothing."""
+        engine = self._launcher.engine(name)
+        if engine is not None:
+            engine.pause()
+
+    def _resume(self, command: AssignGpus, driver: Driver, then: OnAssigned) -> None:
+        self.training = False
+        for name in driver.engines:
+            engine = self._launcher.engine(name)
+            if engine is not None:
+                engine.flush_kv()
+                engine.resume()
+        then(command)
+
+    def update(self, command: UpdateWeights, driver: Driver, then: OnUpdated) -> None:
+        """See `WeightUpdates`."""
+        delay_s = self._world.update_s - self._world.pause_s
+        self._clock.call_after(delay_s, self._pause_for_update, command, driver, then)
+
+    def _pause_for_update(self, command: UpdateWeights, driver: Driver, then: OnUpdated) -> None:
+        engine = self._launcher.engine(command.engine)
+        if engine is None:
+            return  # EngineFailed or EngineStopped has ended the command
+        if command.mode == "interrupt":
+            driver.abort_running(command.engine)
+        engine.pause()
+        self._clock.call_after(self._world.pause_s, self._update_done, command, then)
+
+    def _update_done(self, command: UpdateWeights, then: OnUpdated) -> None:
+        engine = self._launcher.engine(command.engine)
+        if engine is None:
+            return
+        if not command.keep_kv:
+            engine.flush_kv()
+        engine.resume()
+        then(command)
+
+
 class LoopSimulation:
     """An RL loop in simulated time, on a simulated cluster."""
 
@@ -172,18 +249,16 @@ class LoopSimulation:
         on_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
     ) -> None:
         """`on_lost` is called with the tokens of a step whose trajectory was cancelled."""
-        self._core, self._world = core, world
-        self._training = False
-        """Whether the trainer has the engines' GPUs."""
+        self._core = core
         self._stop: list[object] = []
         self._errors: list[BaseException] = []
         self.env = SimEnvironment()
         self.clock = clock = self.env.calendar
         self.launcher = SimLauncher(config, clock)
-        self._environments = _Service("environment", world.environments, clock, world.seed)
-        self._rewards = _Service("reward", world.rewards, clock, world.seed)
-        self._starts: dict[TrajectoryId, StartTrajectory] = {}
-        """Trajectories whose environment starts, runs, or whose reward or batch is due."""
+        self._services = SimulatedServices(self.launcher, world, clock)
+        self._loop = LoopDriver(
+            core, clock, self._services.services, on_over=lambda: self._stop.append(None)
+        )
         self.driver = Driver(
             # Its events and commands are more than a rollout's; `carry_out` has the rest.
             cast(Core, self),
@@ -194,11 +269,12 @@ class LoopSimulation:
             tool_capacity=config.tool_capacity,
             report_interval_s=config.report_interval_s,
             report_delay_s=config.report_delay_s,
-            on_idle=self._stop_if_over,
+            on_idle=self._loop.end_if_over,
             on_error=self._failed,
             on_lost=on_lost,
-            carry_out=self._carry_out(),
+            carry_out=self._loop.carry_out,
         )
+        self._loop.attach(self.driver)
 
     @property
     def deadline_s(self) -> float | None:
@@ -208,10 +284,8 @@ class LoopSimulation:
     def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
         """Hand an event to the loop's core; see `Core`."""
         commands = self._core.handle(event)
-        if self._training and isinstance(event, EngineReady):
-            engine = self.launcher.engine(event.engine)
-            if engine is not None:
-                engine.pause()
+        if self._services.training and isinstance(event, EngineReady):
+            self._services.pause(event.engine)
         return commands
 
     def run(self) -> None:
@@ -220,8 +294,7 @@ class LoopSimulation:
         Raises:
             StuckError: nothing is left to happen before that.
         """
-        self.driver.start()
-        self._deliver(LoopStarted(time_s=self.clock.now_s))
+        self._loop.start()
         self.launcher.schedule_faults()
         try:
             while not self._core.over and not self._errors:
@@ -237,129 +310,3 @@ class LoopSimulation:
     def _failed(self, error: BaseException) -> None:
         self._errors.append(error)
         self._stop.append(error)
-
-    def _deliver(self, event: AnyEvent) -> None:
-        self.driver.deliver(cast(Any, event))
-        self._stop_if_over()
-
-    def _stop_if_over(self) -> None:
-        if self._core.over:
-            self._stop.append(None)
-
-    # -- commands ---------------------------------------------------------------------------------
-
-    def _carry_out(self) -> dict[type, Callable[[Any], None]]:
-        return {
-            AssignGpus: self._assign_gpus,
-            Cancel: self._cancel,
-            CloseRollout: lambda command: self.driver.close_rollout(command.rollout),
-            Discard: self._discard,
-            OpenRollout: self._open_rollout,
-            Score: lambda command: self._rewards.call(command.trajectory, self._scored),
-            StartTrajectory: self._start_trajectory,
-            Train: self._train,
-            UpdateWeights: self._update_weights,
-        }
-
-    def _open_rollout(self, command: OpenRollout) -> None:
-        self.driver.open_rollout(
-            command.rollout,
-            trajectories=command.trajectories,
-            weights_version=command.weights_version,
-        )
-
-    def _start_trajectory(self, command: StartTrajectory) -> None:
-        self._starts[command.trajectory] = command
-        self._environments.call(command.trajectory, self._started)
-
-    def _started(self, trajectory: TrajectoryId, ok: bool) -> None:
-        command = self._starts[trajectory]
-        if not ok:
-            del self._starts[trajectory]
-            self._deliver(
-                StartFailed(
-                    time_s=self.clock.now_s,
-                    trajectory=trajectory,
-                    reason="its environment did not start",
-                )
-            )
-            return
-        script = self._world.script(command.group, command.sample)
-        agent = ScriptedAgent(
-            script,
-            self.clock,
-            first_arrival_s=script.arrival_s,
-            id_=trajectory,
-            group=command.group,
-        )
-        self.driver.admit(agent, command.rollout)
-
-    def _scored(self, trajectory: TrajectoryId, ok: bool) -> None:
-        reward = 0.0 if ok else None
-        self._deliver(Scored(time_s=self.clock.now_s, trajectory=trajectory, reward=reward))
-
-    def _cancel(self, command: Cancel) -> None:
-        self._starts.pop(command.trajectory, None)
-        self.driver.cancel(command)
-
-    def _discard(self, command: Discard) -> None:
-        self._starts.pop(command.trajectory, None)
-
-    def _train(self, command: Train) -> None:
-        tokens = [self._tokens(self._starts.pop(each)) for each in command.trajectories]
-        seconds = self._world.train_s(tokens)
-        self.clock.call_after(seconds, self._trained, command.batch)
-
-    def _tokens(self, start: StartTrajectory) -> int:
-        """Tokens of a trajectory's last context, output included."""
-        last = self._world.script(start.group, start.sample).steps[-1]
-        return last.prompt_tokens + last.output_tokens
-
-    def _trained(self, batch: int) -> None:
-        self._deliver(Trained(time_s=self.clock.now_s, batch=batch))
-
-    def _assign_gpus(self, command: AssignGpus) -> None:
-        if command.role == "training":
-            self._training = True
-            for name in self.driver.engines:
-                self.driver.abort_running(name)
-                engine = self.launcher.engine(name)
-                assert engine is not None
-                engine.pause()
-            self.clock.call_after(self._world.to_training_s, self._assigned, command)
-        else:
-            self.clock.call_after(self._world.to_rollout_s, self._assigned, command)
-
-    def _assigned(self, command: AssignGpus) -> None:
-        if command.role == "rollout":
-            self._training = False
-            for name in self.driver.engines:
-                engine = self.launcher.engine(name)
-                if engine is not None:
-                    engine.flush_kv()
-                    engine.resume()
-        self._deliver(GpusAssigned(time_s=self.clock.now_s, role=command.role))
-
-    def _update_weights(self, command: UpdateWeights) -> None:
-        delay_s = self._world.update_s - self._world.pause_s
-        self.clock.call_after(delay_s, self._pause, command)
-
-    def _pause(self, command: UpdateWeights) -> None:
-        engine = self.launcher.engine(command.engine)
-        if engine is None:
-            return  # EngineFailed or EngineStopped has ended the command
-        if command.mode == "interrupt":
-            self.driver.abort_running(command.engine)
-        engine.pause()
-        self.clock.call_after(self._world.pause_s, self._updated, command)
-
-    def _updated(self, command: UpdateWeights) -> None:
-        engine = self.launcher.engine(command.engine)
-        if engine is None:
-            return
-        if not command.keep_kv:
-            engine.flush_kv()
-        engine.resume()
-        self._deliver(
-            EngineUpdated(time_s=self.clock.now_s, engine=command.engine, version=command.version)
-        )

@@ -3,7 +3,7 @@
 `heddle_runtime.vllm.process` implements it with vLLM; tests implement it without a model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 Finish: TypeAlias = Literal["", "length", "stop", "abort", "error"]
@@ -25,6 +25,8 @@ class CoreOutput(NamedTuple):
     """Reported with the first token; -1 otherwise."""
     kv: dict[str, Any] | None
     """Where its KV can be pulled from; None unless exported."""
+    logprobs: Sequence[float] = ()
+    """Of `tokens`; empty unless the settings want them."""
 
 
 class EngineCore(Protocol):
