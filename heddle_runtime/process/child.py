@@ -44,8 +44,8 @@ class ChildProcess(Generic[In]):
     ) -> None:
         """Start `python -m module`, its output appended to `log`.
 
-        `on_report` gets every message, of type `reads`. Then `on_exit` gets the reason, once, when the process is
-        reaped.
+        `on_report` gets every message, of type `reads`. Then `on_exit` gets the reason, once, when
+        the process is reaped.
 
         Raises:
             OSError: the process cannot be started or its log cannot be written.
