@@ -284,12 +284,12 @@ def _fit(seen: _Seen, from_s: float, until_s: float) -> Rates:
     """Fit rates on what ended in this time."""
     decoded = [d for d in seen.decoded if from_s < d.ended_s <= until_s]
     long = [d for d in decoded if d.tokens >= MIN_TOKENS]
-    fixed, each = _line(
+    fixed, each = fitted_line(
         [_beside(d, decoded) for d in long], [d.decode_s / (d.tokens - 1) for d in long]
     )
     iteration_s = fixed + each * fmean(_beside(d, decoded) for d in long)
     began = [d for d in decoded if d.prefill_s > 0.0]
-    prefill_s, each_prefill_s = _line(
+    prefill_s, each_prefill_s = fitted_line(
         [_prefilled(d, began) for d in began], [d.prefill_s for d in began]
     )
     trainings = [t for t in seen.trainings if from_s < t[0] <= until_s]
@@ -299,7 +299,9 @@ def _fit(seen: _Seen, from_s: float, until_s: float) -> Rates:
         prefill_s=(max(0.0, prefill_s - iteration_s), each_prefill_s),
         # A step waits for half an iteration on average; the simulator has that by itself.
         dispatch_s=max(0.0, median(d.queued_s for d in began) - iteration_s / 2.0),
-        training_s=_line([tokens for _, tokens, _ in trainings], [s for _, _, s in trainings]),
+        training_s=fitted_line(
+            [tokens for _, tokens, _ in trainings], [s for _, _, s in trainings]
+        ),
         update_s=fmean(updates) if updates else 0.0,
         start_s=fmean(seen.starts) if seen.starts else None,
     )
@@ -326,7 +328,7 @@ def _prefilled(one: _Decoded, all_: Sequence[_Decoded]) -> int:
     )
 
 
-def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+def fitted_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     """Least squares with an intercept and a slope that are not below 0."""
     if len(x) < 2 or max(x) - min(x) < 1e-9:
         return fmean(y), 0.0
