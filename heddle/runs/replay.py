@@ -88,8 +88,11 @@ def _loop(run: Run, controller: Controller) -> LoopController:
     """Build the loop of a run again; its prompts are in the trace, or a task's that is trained."""
     shared, facts = Workspace(), run.manifest["loop"]
     if run.manifest["driver"] == "heddle_runtime":
-        task = echo_task(**facts["config"].pop("task"))
-        trained = TrainConfig(run=run.config, regime=facts["regime"], task=task, **facts["config"])
+        trained = TrainConfig(
+            run=run.config,
+            regime=facts["regime"],
+            **{**facts["config"], "task": echo_task(**facts["config"]["task"])},
+        )
         return training_core(trained, regime_of(trained), controller)
     check_trace(run, shared, "a replay of its loop needs the trace")
     config = LoopConfig(run=run.config, regimes=(facts["regime"],), **facts["config"])

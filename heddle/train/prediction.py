@@ -6,35 +6,29 @@ the steps. The second half is compared. So what is predicted is time, not length
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heddle.setup import make_policy
+from heddle.train.observed import ObservedDispatch, ObservedRun
 from heddle.train.setup import TrainSetup
-from heddle_core.commands import StartEngine
 from heddle_core.controller import Controller
 from heddle_core.defaults import SPARE_SLOTS
-from heddle_core.events import (
-    EngineFailed,
-    EngineReady,
-    StepFinished,
-    StepPreempted,
-    ToolReturned,
-    ToolStarted,
-    TrajectoryArrived,
-)
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId, GroupId
 from heddle_core.journal import Entry
-from heddle_core.loop.commands import AnyCommand, StartTrajectory, Train, UpdateWeights
-from heddle_core.loop.events import AnyEvent, EngineUpdated, Trained
+from heddle_core.loop.commands import AnyCommand
+from heddle_core.loop.events import AnyEvent, Trained
 from heddle_rollout.driver import StuckError
 from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.loop import LoopSimulation, LoopWorld
-from heddle_trace.schema import StepScript, TrajectoryScript
+from heddle_trace.schema import TrajectoryScript
+
+Times: TypeAlias = NDArray[np.float64]
 
 LEAST_STEPS = 4
 """Fewer leave nothing to fit on or to compare."""
@@ -105,18 +99,18 @@ def predict(setup: TrainSetup, entries: Iterable[Entry]) -> Prediction | None:
     Raises:
         StuckError: the simulated loop cannot go on.
     """
-    seen = _Seen()
+    run = ObservedRun()
     for entry in entries:
-        seen.take(cast(AnyEvent, entry.event), cast(Sequence[AnyCommand], entry.commands))
-    if len(seen.trained_s) < LEAST_STEPS:
+        run.take(cast(AnyEvent, entry.event), cast(Sequence[AnyCommand], entry.commands))
+    if len(run.trained_s) < LEAST_STEPS:
         return None
-    first = len(seen.trained_s) // 2
+    first = len(run.trained_s) // 2
     # The first step has the engines' first iterations, which are slower.
-    rates = _fit(seen, seen.trained_s[0], seen.trained_s[first - 1])
-    simulated = _simulated(setup, seen, rates)
+    rates = _fit(run, run.trained_s[0], run.trained_s[first - 1])
+    simulated = _simulated(setup, run, rates)
     return Prediction(
         fitted_steps=first,
-        measured_s=_differences(seen.trained_s),
+        measured_s=_differences(run.trained_s),
         predicted_s=_differences(simulated),
         rates=rates,
     )
@@ -126,206 +120,58 @@ def _differences(times_s: Sequence[float]) -> tuple[float, ...]:
     return tuple(float(d) for d in np.diff(np.asarray([0.0, *times_s])))
 
 
-# -- what a journal shows ---------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Trajectory:
-    group: GroupId
-    sample: int
-    prompt_tokens: int = 0
-    steps: list[StepScript] = field(default_factory=list)
-    context: int = 0
-    """Tokens before the current step."""
-    made: int = 0
-    """Tokens of it, of dispatches that did not finish it."""
-    tool_began_s: float = 0.0
-
-    def end_step(self, output: int) -> None:
-        """The current step made `output` more tokens, and is over."""
-        output = max(1, output + self.made)
-        shared = 0 if not self.steps else self.context - 2
-        self.steps.append(
-            StepScript(
-                prompt_tokens=self.context,
-                shared_tokens=max(0, shared),
-                output_tokens=output,
-                tool=None,
-                tool_s=0.0,
-                tool_ok=None,
-                tool_tokens=0,
-            )
-        )
-        self.made = 0
-
-    @property
-    def tokens(self) -> int:
-        """Of the whole context."""
-        return self.context + self.steps[-1].output_tokens if self.steps else self.prompt_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """A dispatch that ended."""
-
-    ended_s: float
-    began_s: float
-    engine: EngineId
-    tokens: int
-    queued_s: float
-    prefill_s: float
-    decode_s: float
-
-
-@dataclass(slots=True)
-class _Seen:
-    """A run's trajectories, dispatches, trainings and updates, from its journal."""
-
-    trajectories: dict[TrajectoryId, _Trajectory] = field(default_factory=dict)
-    decoded: list[_Decoded] = field(default_factory=list)
-    trained_s: list[float] = field(default_factory=list)
-    trainings: list[tuple[float, int, float]] = field(default_factory=list)
-    """End, tokens and seconds of each."""
-    updates: list[tuple[float, float]] = field(default_factory=list)
-    """End and seconds of each engine's."""
-    starts: list[float] = field(default_factory=list)
-    """Seconds of starts while the run was under way."""
-    faults: list[tuple[float, EngineId]] = field(default_factory=list)
-    kv_tokens: int = 0
-    _training: tuple[float, int] = (0.0, 0)
-    _updating: dict[EngineId, float] = field(default_factory=dict)
-    _starting: dict[EngineId, float] = field(default_factory=dict)
-
-    def take(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
-        """Take an event and its commands."""
-        match event:
-            case TrajectoryArrived():
-                known = self.trajectories[event.trajectory]
-                known.prompt_tokens = known.context = event.prompt_tokens
-            case StepFinished() | StepPreempted():
-                self._ended(event)
-            case ToolStarted():
-                self.trajectories[event.trajectory].tool_began_s = event.time_s
-            case ToolReturned():
-                self._returned(event)
-            case EngineFailed():
-                self.faults.append((event.time_s, event.engine))
-                for trajectory, tokens in event.salvaged:
-                    self.trajectories[trajectory].made += tokens
-            case EngineReady():
-                self.kv_tokens = event.kv_capacity_tokens
-                began_s = self._starting.pop(event.engine, event.time_s)
-                if event.time_s > began_s:
-                    self.starts.append(event.time_s - began_s)
-            case EngineUpdated():
-                began_s = self._updating.pop(event.engine, event.time_s)
-                self.updates.append((event.time_s, event.time_s - began_s))
-            case Trained():
-                began_s, tokens = self._training
-                self.trained_s.append(event.time_s)
-                self.trainings.append((event.time_s, tokens, event.time_s - began_s))
-            case _:
-                pass
-        self._take_commands(event.time_s, commands)
-
-    def _take_commands(self, time_s: float, commands: Sequence[AnyCommand]) -> None:
-        for command in commands:
-            match command:
-                case StartTrajectory():
-                    self.trajectories[command.trajectory] = _Trajectory(
-                        command.group, command.sample
-                    )
-                case Train():
-                    tokens = sum(self.trajectories[t].tokens for t in command.trajectories)
-                    self._training = time_s, tokens
-                case UpdateWeights():
-                    self._updating[command.engine] = time_s
-                case StartEngine():
-                    self._starting[command.engine] = time_s
-                case _:
-                    pass
-
-    def _ended(self, event: StepFinished | StepPreempted) -> None:
-        seconds = event.queued_s + event.prefill_s + event.decode_s
-        self.decoded.append(
-            _Decoded(
-                event.time_s,
-                event.time_s - seconds,
-                event.engine,
-                event.output_tokens,
-                event.queued_s,
-                event.prefill_s,
-                event.decode_s,
-            )
-        )
-        trajectory = self.trajectories[event.trajectory]
-        if isinstance(event, StepFinished):
-            trajectory.end_step(event.output_tokens)
-        else:
-            trajectory.made += event.output_tokens
-
-    def _returned(self, event: ToolReturned) -> None:
-        trajectory = self.trajectories[event.trajectory]
-        last = trajectory.steps[-1]
-        trajectory.steps[-1] = replace(
-            last,
-            tool=event.tool,
-            tool_s=event.time_s - trajectory.tool_began_s,
-            tool_ok=event.ok,
-            tool_tokens=event.observation_tokens,
-        )
-        trajectory.context = event.context_tokens
-
-
 # -- rates --------------------------------------------------------------------------------------
 
 
-def _fit(seen: _Seen, from_s: float, until_s: float) -> Rates:
+def _fit(run: ObservedRun, from_s: float, until_s: float) -> Rates:
     """Fit rates on what ended in this time."""
-    decoded = [d for d in seen.decoded if from_s < d.ended_s <= until_s]
-    long = [d for d in decoded if d.tokens >= MIN_TOKENS]
-    fixed, each = fitted_line(
-        [_beside(d, decoded) for d in long], [d.decode_s / (d.tokens - 1) for d in long]
-    )
-    iteration_s = fixed + each * fmean(_beside(d, decoded) for d in long)
-    began = [d for d in decoded if d.prefill_s > 0.0]
+    dispatches = [d for d in run.dispatches if from_s < d.ended_s <= until_s]
+    long = [d for d in dispatches if d.tokens >= MIN_TOKENS]
+    began = [d for d in dispatches if d.prefill_s > 0.0]
+    engines = _Engines(dispatches)
+    beside = [engines.beside(d) for d in long]
+    fixed_s, each_s = fitted_line(beside, [d.decode_s / (d.tokens - 1) for d in long])
+    iteration_s = fixed_s + each_s * fmean(beside)
     prefill_s, each_prefill_s = fitted_line(
-        [_prefilled(d, began) for d in began], [d.prefill_s for d in began]
+        [engines.prefilled(d) for d in began], [d.prefill_s for d in began]
     )
-    trainings = [t for t in seen.trainings if from_s < t[0] <= until_s]
-    updates = [seconds for ended_s, seconds in seen.updates if ended_s <= until_s]
+    trainings = [t for t in run.trainings if from_s < t[0] <= until_s]
+    updates = [seconds for ended_s, seconds in run.updates if ended_s <= until_s]
     return Rates(
-        iteration_s=(fixed, each),
+        iteration_s=(fixed_s, each_s),
         prefill_s=(max(0.0, prefill_s - iteration_s), each_prefill_s),
         # A step waits for half an iteration on average; the simulator has that by itself.
         dispatch_s=max(0.0, median(d.queued_s for d in began) - iteration_s / 2.0),
-        training_s=fitted_line(
-            [tokens for _, tokens, _ in trainings], [s for _, _, s in trainings]
-        ),
+        training_s=fitted_line([tokens for _, tokens, _ in trainings], [t[2] for t in trainings]),
         update_s=fmean(updates) if updates else 0.0,
-        start_s=fmean(seen.starts) if seen.starts else None,
+        start_s=fmean(run.starts) if run.starts else None,
     )
 
 
-def _beside(one: _Decoded, all_: Sequence[_Decoded]) -> float:
-    """Mean number of steps on the engine while one decoded, itself included."""
-    begin_s = one.ended_s - one.decode_s
-    length_s = max(one.decode_s, 1e-9)
-    shared_s = sum(
-        max(0.0, min(one.ended_s, d.ended_s) - max(begin_s, d.began_s + d.queued_s))
-        for d in all_
-        if d.engine == one.engine
-    )
-    return shared_s / length_s
+class _Engines:
+    """Steps on engines over time."""
 
+    def __init__(self, dispatches: Sequence[ObservedDispatch]) -> None:
+        self._of: dict[EngineId, tuple[Times, Times]] = {}
+        """Begin and end of each engine's."""
+        for engine in dict.fromkeys(d.engine for d in dispatches):
+            mine = [d for d in dispatches if d.engine == engine]
+            self._of[engine] = (
+                np.array([d.scheduled_s for d in mine]),
+                np.array([d.ended_s for d in mine]),
+            )
 
-def _prefilled(one: _Decoded, all_: Sequence[_Decoded]) -> int:
-    """Steps in prefill in the same iteration, itself included."""
-    at_s = one.began_s + one.queued_s
-    return sum(
-        d.engine == one.engine and abs(d.began_s + d.queued_s - at_s) < SAME_ITERATION_S
-        for d in all_
-    )
+    def beside(self, one: ObservedDispatch) -> float:
+        """Mean number of steps on the engine while one decoded, itself included."""
+        begin, end = self._of[one.engine]
+        length_s = max(one.decode_s, 1e-9)
+        shared = np.minimum(end, one.ended_s) - np.maximum(begin, one.ended_s - length_s)
+        return float(np.maximum(shared, 0.0).sum()) / length_s
+
+    def prefilled(self, one: ObservedDispatch) -> int:
+        """Steps in prefill in the same iteration, itself included."""
+        begin, _ = self._of[one.engine]
+        return int((np.abs(begin - one.scheduled_s) < SAME_ITERATION_S).sum())
 
 
 def fitted_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
@@ -343,9 +189,9 @@ def fitted_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
 # -- the simulated loop -------------------------------------------------------------------------
 
 
-def _simulated(setup: TrainSetup, seen: _Seen, rates: Rates) -> list[float]:
+def _simulated(setup: TrainSetup, run: ObservedRun, rates: Rates) -> list[float]:
     """Ends of the trainings of a simulated loop, in seconds."""
-    scripts = _Scripts(seen)
+    scripts = _Scripts(run)
     core = _Timed(setup)
     fixed_s, token_s = rates.training_s
     world = LoopWorld(
@@ -354,16 +200,16 @@ def _simulated(setup: TrainSetup, seen: _Seen, rates: Rates) -> list[float]:
         update_s=rates.update_s,
         pause_s=rates.update_s,
     )
-    LoopSimulation(core, _cluster(setup, seen, rates), world).run()
+    LoopSimulation(core, _cluster(setup, run, rates), world).run()
     return core.trained_s
 
 
 class _Scripts:
     """What the samples of the run did."""
 
-    def __init__(self, seen: _Seen) -> None:
+    def __init__(self, run: ObservedRun) -> None:
         self._known = {
-            (t.group, t.sample): tuple(t.steps) for t in seen.trajectories.values() if t.steps
+            (t.group, t.sample): tuple(t.steps) for t in run.trajectories.values() if t.steps
         }
         if not self._known:
             raise StuckError("no trajectory of the run made a step")
@@ -405,7 +251,7 @@ class _Timed:
         return self._core.handle(event)
 
 
-def _cluster(setup: TrainSetup, seen: _Seen, rates: Rates) -> SimulationConfig:
+def _cluster(setup: TrainSetup, run: ObservedRun, rates: Rates) -> SimulationConfig:
     """The engines of the run, as the rates describe them."""
     cluster, settings = setup.run.config.cluster, setup.engines
     fixed_s, each_s = rates.iteration_s
@@ -420,7 +266,7 @@ def _cluster(setup: TrainSetup, seen: _Seen, rates: Rates) -> SimulationConfig:
         prefill_knots_s=(0.0, rates.prefill_s[0], rates.prefill_s[0]),
         prefill_pair_s=0.0,
         host_per_prefill_s=rates.prefill_s[1],
-        kv_capacity_tokens=seen.kv_tokens,
+        kv_capacity_tokens=run.kv_tokens,
         kv_bytes_per_token=1,
     )
     return replace(
@@ -432,5 +278,5 @@ def _cluster(setup: TrainSetup, seen: _Seen, rates: Rates) -> SimulationConfig:
         dispatch_s=rates.dispatch_s,
         engine_start_s=rates.start_s or setup.run.simulation.engine_start_s,
         engine_start_s_at={},
-        faults=tuple(seen.faults),
+        faults=tuple(run.faults),
     )

@@ -199,7 +199,7 @@ async def _train(
                 environments=TaskEnvironments(clock, agent),
                 rewards=OwnRewards(clock),
                 trainer=trainer,
-                updates=WeightPush(lambda: trainer.weights),
+                updates=WeightPush(trainer.weights_to_push),
             ),
             predictions=CoreEstimates(clock, cluster.prediction_s),
             solver=solver,

@@ -91,11 +91,10 @@ class ProcessTrainer:
         """Of the process that runs now."""
         return self._child.pid if self._child is not None else None
 
-    @property
-    def weights(self) -> Path:
-        """Folder of the newest complete weights; it stays until others were returned from here.
+    def weights_to_push(self) -> Path:
+        """Return the folder of the newest complete weights.
 
-        Engines that start later load it too.
+        It stays until the next call: engines that start later load it too.
         """
         batch = newest(self._folder)
         self._pushed = batch
