@@ -52,4 +52,5 @@ def show_train(result: TrainResult) -> None:
             f"{prediction.error_pct / 100.0:+.1%}",
         )
         show(table)
+        click.echo(f"median error of a later step {prediction.step_error_pct:.1f} %")
     click.echo(f"\n  {result.path}")

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from heddle.cli import main
+from heddle.cli.show_train import show_step, show_train
 from heddle.runs import load_run
 from heddle.runs.replay import replay
 from heddle.train import setup as train_setup
@@ -18,16 +19,18 @@ from heddle.train.config import TrainConfig
 from heddle.train.measure import StepFigures
 from heddle.train.prediction import LEAST_STEPS, fitted_line, predict
 from heddle.train.setup import TrainSetup, prepare_training, prompt_of, training_run_config
-from heddle.train.training import train
+from heddle.train.training import TrainResult, train
 from heddle_core.controller import Controller
 from heddle_core.events import EngineFailed
 from heddle_core.ids import GroupId
 from heddle_core.journal import Entry
 from heddle_core.loop.events import Trained
 from heddle_runtime.train.echo import EchoTask
+from heddle_runtime.train.messages import TrainMetrics
 from heddle_sim.latency import LatencyTable
 from heddle_sim.loop import LoopSimulation, LoopWorld
 from heddle_trace.schema import StepScript, TrajectoryScript
+from tests.app.test_docs import CLI, named
 from tests.runtime.processes import descendants, wait_until_gone
 from tests.runtime.vllm_bench import VLLM_GROUP, no_vllm
 
@@ -187,6 +190,45 @@ def test_a_loop_of_known_rates_is_predicted_from_its_journal(regime, tmp_path):
     assert abs(found.error_pct) < 3.0
     ended_s = [entry.event.time_s for entry in entries if isinstance(entry.event, Trained)]
     assert sum(found.measured_s) == pytest.approx(ended_s[-1])
+
+
+@needs_trainer
+def test_every_key_of_the_json_is_listed_and_the_text_has_the_prediction(tmp_path, capsys):
+    setup = prepare_training(config(tmp_path, "sync"))
+    metrics = TrainMetrics(
+        loss=0.1,
+        reward=0.5,
+        clipped=0.0,
+        grad_norm=1.0,
+        logprob_gap=0.0,
+        tokens=9,
+        generated=5,
+        seconds=0.1,
+    )
+    step = StepFigures(
+        step=1,
+        ended_s=2.0,
+        seconds=2.0,
+        training_s=0.5,
+        reward=0.5,
+        staleness=0.0,
+        oldest=0,
+        metrics=metrics,
+    )
+    found = predict(setup, simulated_run(setup))
+    result = TrainResult(
+        setup=setup, path=tmp_path, steps=(step,), update_s=(0.1,), restarts=0, prediction=found
+    )
+    plain, words = result.plain(), named(CLI)
+    assert plain.keys() | plain["steps"][0].keys() | plain["prediction"].keys() <= words | {
+        "schema"
+    }
+    show_step(step)
+    show_train(result)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["1", "2.00", "0.500", "0.00", "0.1000", "0.50", "0.0000"]
+    assert any(line.startswith("mean of 5 to 8") for line in lines)
+    assert any(line.startswith("4 (fitted)") for line in lines)
 
 
 @needs_trainer
