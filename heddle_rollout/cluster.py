@@ -150,7 +150,13 @@ class Cluster:
             self._update_weights(name, version, path)
 
     def update_engine(
-        self, name: EngineId, version: int, path: str, then: Callable[[], None]
+        self,
+        name: EngineId,
+        version: int,
+        path: str,
+        *,
+        keep_kv: bool,
+        then: Callable[[], None],
     ) -> None:
         """Load other weights on one engine; engines that become ready later load them too.
 
@@ -159,7 +165,7 @@ class Cluster:
         self._weights = version, path
         if name in self.engines:
             self._on_updated[name] = then
-            self._update_weights(name, version, path)
+            self._update_weights(name, version, path, keep_kv=keep_kv)
 
     def sample(self) -> list[tuple[EngineId, EngineSample]]:
         """Read the counters of all engines, once for each time that an engine is idle."""
@@ -277,11 +283,13 @@ class Cluster:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _update_weights(self, name: EngineId, version: int, path: str) -> None:
+    def _update_weights(
+        self, name: EngineId, version: int, path: str, *, keep_kv: bool = False
+    ) -> None:
         engine = self.engines[name]
         if engine.capabilities.update_weights:
             self._updating[name] = version
-            engine.update_weights(version, path)
+            engine.update_weights(version, path, keep_kv=keep_kv)
 
     def _thaw_if_started(self) -> None:
         if self._clock.frozen and not self._starting:

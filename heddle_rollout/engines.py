@@ -219,10 +219,11 @@ class EngineClient(Protocol):
         """Return the newest counters."""
         ...
 
-    def update_weights(self, version: int, path: str) -> None:
+    def update_weights(self, version: int, path: str, *, keep_kv: bool = False) -> None:
         """Load the weights at `path`, with every step kept and all KV void.
 
-        Ends in `weights_updated`; an engine that cannot load them fails.
+        With `keep_kv`, steps go on with the KV that they have, and later ones find it too. Ends in
+        `weights_updated`; an engine that cannot load them fails.
         """
 
     def stop(self) -> None:

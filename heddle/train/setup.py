@@ -90,14 +90,13 @@ def _prompts(samples: int) -> Iterator[Prompt]:
 
 
 def regime_of(config: TrainConfig) -> Regime:
-    """The regime, checked for what engines here can do.
+    """The regime of a loop whose engines and trainer run at once.
 
     Raises:
         RegimeError: no such regime, or bad parameters.
-        ConfigError: it needs weight updates that keep KV.
     """
     cluster = config.run.cluster
-    regime = regime_named(
+    return regime_named(
         config.regime,
         BatchShape(
             groups=config.groups,
@@ -106,13 +105,6 @@ def regime_of(config: TrainConfig) -> Regime:
             colocated=False,
         ),
     )
-    if regime.update.keep_kv or regime.update.mode == "in_flight":
-        raise ConfigError(
-            f"--regime {config.regime} keeps KV over a weight update, which the engines of heddle "
-            "train cannot: take one that waits for running steps or interrupts them, such as "
-            "one-step-off or areal"
-        )
-    return regime
 
 
 def prepare_training(config: TrainConfig) -> TrainSetup:

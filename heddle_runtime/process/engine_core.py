@@ -74,8 +74,8 @@ class EngineCore(Protocol):
     def release(self, exported: str) -> None:
         """Release an exported request's KV early, where that is possible."""
 
-    def load_weights(self, path: str) -> None:
-        """Replace the weights while nothing runs."""
+    def load_weights(self, path: str, *, keep_kv: bool = False) -> None:
+        """Replace the weights between two iterations; nothing runs unless `keep_kv`."""
 
     def counters(self) -> tuple[int, int, int]:
         """Return requests running and waiting, and tokens of KV in use."""

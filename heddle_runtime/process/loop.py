@@ -200,8 +200,13 @@ class EngineLoop:
         """Remove every request from the core, load the weights, and add the requests again.
 
         The salt has the version, so no prompt finds KV of other weights. A cleared cache is not
-        needed; vLLM cannot clear it while other engines may pull blocks.
+        needed; vLLM cannot clear it while other engines may pull blocks. With KV kept, nothing of
+        this is done: the next iteration computes with the new weights.
         """
+        if order.keep_kv:
+            self._core.load_weights(order.path, keep_kv=True)
+            self._channel.send(wire.WeightsLoaded(order.version))
+            return
         self._pinned.clear()
         jobs = list(self._jobs.values())
         for job in jobs:

@@ -88,6 +88,8 @@ class LoadWeights(WireMessage, frozen=True):
 
     version: int
     path: str
+    keep_kv: bool = False
+    """Whether running and later requests go on with the KV that is there."""
 
 
 class Sleep(WireMessage, frozen=True):

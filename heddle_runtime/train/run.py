@@ -131,5 +131,9 @@ class WeightPush:
         if command.mode == "interrupt" and command.engine in driver.engines:
             driver.abort_running(command.engine)
         driver.update_engine(
-            command.engine, command.version, str(self.weights()), partial(then, command)
+            command.engine,
+            command.version,
+            str(self.weights()),
+            keep_kv=command.keep_kv,
+            then=partial(then, command),
         )

@@ -249,9 +249,9 @@ class VllmEngine:
         """Return the newest counters received."""
         return self._sample
 
-    def update_weights(self, version: int, path: str) -> None:
+    def update_weights(self, version: int, path: str, *, keep_kv: bool = False) -> None:
         """Load other weights; see `EngineClient.update_weights`."""
-        self._send(wire.LoadWeights(version, path))
+        self._send(wire.LoadWeights(version, path, keep_kv))
 
     async def sleep(self, level: int = 1) -> float:
         """Free GPU memory and return the seconds it took; the engine may run no step.

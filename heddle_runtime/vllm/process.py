@@ -168,10 +168,11 @@ class VllmCore:
         """End the lease of an exported request's KV now; vLLM has no call for it."""
         self._engine.collective_rpc(_end_lease, args=(exported,))
 
-    def load_weights(self, path: str) -> None:
+    def load_weights(self, path: str, *, keep_kv: bool = False) -> None:
         """Replace the weights."""
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
-        self._engine.reset_prefix_cache()  # only to free blocks: False while a pull is awaited
+        if not keep_kv:
+            self._engine.reset_prefix_cache()  # only to free blocks: False while a pull is awaited
 
     def counters(self) -> tuple[int, int, int]:
         """Return requests running and waiting, and tokens of KV in use."""

@@ -63,7 +63,6 @@ def config(out: Path, regime: str, **changes: Any) -> TrainConfig:
         (["--clip", "0"], "clip is 0.0: it must be more than 0"),
         (["--step-tokens", "0"], "step_tokens is 0"),
         (["--letters", "40"], "take --letters 28"),
-        (["--regime", "pipelinerl"], "keeps KV over a weight update"),
         (["--regime", "nothing"], "nothing"),
         (["--policy", "verl+oracle"], "unknown"),
         (["--max-running", "0"], "max_running must be from 1"),

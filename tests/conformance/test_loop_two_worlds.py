@@ -39,6 +39,7 @@ REGIMES = (
     "areal:max_head_offpolicyness=1",
     "verl-fully-async:staleness_threshold=0.5:trigger_parameter_sync_step=2",
     "roll:async_generation_ratio=1",
+    "pipelinerl",
 )
 
 Journal = list[tuple[AnyEvent, tuple[AnyCommand, ...]]]

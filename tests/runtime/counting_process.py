@@ -137,7 +137,7 @@ class CountingCore:
     def release(self, exported: str) -> None:
         self.released.append(exported)
 
-    def load_weights(self, path: str) -> None:
+    def load_weights(self, path: str, *, keep_kv: bool = False) -> None:
         if not Path(path).is_dir():
             raise FileNotFoundError(f"there are no weights at {path}")
         self.weights = path

@@ -28,7 +28,7 @@ from heddle_runtime.process.wire import (
 from heddle_runtime.vllm.settings import VllmSettings
 from tests.patience import PATIENCE_S
 from tests.rollout.contract import ids
-from tests.runtime.counting_process import CountingCore
+from tests.runtime.counting_process import CountingCore, next_token
 
 HERE = {"params": {"file": "/nowhere"}, "version": 0}
 
@@ -290,3 +290,28 @@ def test_every_token_comes_with_its_log_prob_whole_salvaged_or_resumed(core: Spi
             ended = driver.take(wire.Ended)
         assert ended.tokens
         assert unpack_floats(ended.logprobs) == [logprob(t) for t in unpack_ids(ended.tokens)]
+
+
+def test_new_weights_with_the_kv_kept_disturb_no_request(core: SpiedCore):
+    """The step goes on under the new weights, and its end finds the prefix that was there."""
+    with at_work(core) as driver:
+        context = ids("kept", 64)
+        driver.send(wire.Start(1, "kept", pack_ids(context), 100, True, time.monotonic()))
+        first = driver.take(wire.Progress)
+        other = core.folder / "other"
+        other.mkdir()
+        driver.send(wire.LoadWeights(1, str(other), keep_kv=True))
+        driver.take(wire.WeightsLoaded)
+        ended = driver.take(wire.Ended)
+        rest = [m.tokens for r in driver.reports if isinstance(r, wire.Progress) for m in r.made]
+        made = unpack_ids(b"".join([*(m.tokens for m in first.made), *rest, ended.tokens]))
+        assert (len(made), ended.recomputes) == (100, 0)
+        assert [call for call in core.calls if call[0] == "abort"] == []
+        grown = [*context, *made]
+        assert made[-1] == next_token(grown[:-1], str(other))
+        assert made[0] == next_token(context, "weights")
+        driver.reports.clear()
+        driver.send(wire.Start(2, "kept", pack_ids(grown), 5, True, time.monotonic()))
+        assert driver.take(wire.Ended).cached_tokens == len(grown) // 32 * 32 - (
+            32 if len(grown) % 32 == 0 else 0
+        )
