@@ -73,8 +73,8 @@ class Environments(Protocol):
 class Rewards(Protocol):
     """Computes rewards."""
 
-    def score(self, agent: Agent, then: OnScored) -> None:
-        """Score a finished trajectory. Ends in one call of `then`."""
+    def score(self, start: StartTrajectory, agent: Agent, then: OnScored) -> None:
+        """Score the finished trajectory that `start` began. Ends in one call of `then`."""
 
 
 class Trainer(Protocol):
@@ -126,8 +126,8 @@ class LoopDriver:
         """`on_over` is called when the loop has ended, and may be called more than once."""
         self._core, self._clock, self._services = core, clock, services
         self._on_over = on_over
-        self._agents: dict[TrajectoryId, Agent] = {}
-        """Of trajectories that run, or whose reward or batch is due."""
+        self._started_as: dict[TrajectoryId, tuple[StartTrajectory, Agent]] = {}
+        """Trajectories that run, or whose reward or batch is due."""
         self._driver: Driver | None = None
 
     @property
@@ -191,24 +191,24 @@ class LoopDriver:
                 )
             )
             return
-        self._agents[command.trajectory] = agent
+        self._started_as[command.trajectory] = command, agent
         self.driver.admit(agent, command.rollout)
 
     def _score(self, command: Score) -> None:
-        self._services.rewards.score(self._agents[command.trajectory], self._scored)
+        self._services.rewards.score(*self._started_as[command.trajectory], self._scored)
 
     def _scored(self, trajectory: TrajectoryId, reward: float | None) -> None:
         self._deliver(Scored(time_s=self._clock.now_s, trajectory=trajectory, reward=reward))
 
     def _cancel(self, command: Cancel) -> None:
-        self._agents.pop(command.trajectory, None)
+        self._started_as.pop(command.trajectory, None)
         self.driver.cancel(command)
 
     def _discard(self, command: Discard) -> None:
-        self._agents.pop(command.trajectory, None)
+        self._started_as.pop(command.trajectory, None)
 
     def _train(self, command: Train) -> None:
-        agents = [self._agents.pop(each) for each in command.trajectories]
+        agents = [self._started_as.pop(each)[1] for each in command.trajectories]
         self._services.trainer.train(command, agents, self._trained)
 
     def _trained(self, batch: int) -> None:

@@ -176,9 +176,11 @@ class SimulatedServices:
             group=command.group,
         )
 
-    def score(self, agent: Agent, then: OnScored) -> None:
+    def score(self, start: StartTrajectory, agent: Agent, then: OnScored) -> None:
         """See `Rewards`."""
-        self._rewards.call(agent.id, lambda trajectory, ok: then(trajectory, 0.0 if ok else None))
+        self._rewards.call(
+            start.trajectory, lambda trajectory, ok: then(trajectory, 0.0 if ok else None)
+        )
 
     def train(self, command: Train, agents: Sequence[Agent], then: OnTrained) -> None:
         """See `Trainer`."""

@@ -114,7 +114,7 @@ class OwnRewards:
 
     clock: Clock
 
-    def score(self, agent: Agent, then: OnScored) -> None:
+    def score(self, start: StartTrajectory, agent: Agent, then: OnScored) -> None:
         """See `Rewards`."""
         reward = cast(TrainedAgent, agent).reward
         self.clock.call_after(0.0, then, agent.id, reward)
