@@ -32,7 +32,7 @@ def show_train(result: TrainResult) -> None:
     )
     prediction = result.prediction
     if prediction is None:
-        click.echo("Too few steps to predict the later ones from the earlier ones.")
+        click.echo("Too few steps, or too short ones, to predict the later from the earlier.")
     else:
         first = prediction.fitted_steps
         click.echo(

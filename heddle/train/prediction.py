@@ -101,7 +101,9 @@ class Prediction:
 
 
 def predict(setup: TrainSetup, entries: Iterable[Entry]) -> Prediction | None:
-    """Fit a run's rates and simulate it; None: it has fewer than `LEAST_STEPS` steps.
+    """Fit a run's rates and simulate it; None: it has too little to fit on.
+
+    That is fewer than `LEAST_STEPS` steps, or no generation of `MIN_TOKENS` in the first half.
 
     Raises:
         StuckError: the simulated loop cannot go on.
@@ -114,6 +116,8 @@ def predict(setup: TrainSetup, entries: Iterable[Entry]) -> Prediction | None:
     first = len(run.trained_s) // 2
     # The first step has the engines' first iterations, which are slower.
     rates = _fit(run, run.trained_s[0], run.trained_s[first - 1])
+    if rates is None:
+        return None
     simulated = _simulated(setup, run, rates)
     return Prediction(
         fitted_steps=first,
@@ -130,11 +134,13 @@ def _differences(times_s: Sequence[float]) -> tuple[float, ...]:
 # -- rates --------------------------------------------------------------------------------------
 
 
-def _fit(run: ObservedRun, from_s: float, until_s: float) -> Rates:
-    """Fit rates on what ended in this time."""
+def _fit(run: ObservedRun, from_s: float, until_s: float) -> Rates | None:
+    """Fit rates on what ended in this time; None: no generation was long enough."""
     dispatches = [d for d in run.dispatches if from_s < d.ended_s <= until_s]
     long = [d for d in dispatches if d.tokens >= MIN_TOKENS]
     began = [d for d in dispatches if d.prefill_s > 0.0]
+    if not long:
+        return None
     engines = _Engines(dispatches)
     beside = [engines.beside(d) for d in long]
     fixed_s, each_s = fitted_line(beside, [d.decode_s / (d.tokens - 1) for d in long])

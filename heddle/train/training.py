@@ -20,8 +20,9 @@ from heddle_core.controller import Controller
 from heddle_core.events import EngineReady
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.loop.commands import AnyCommand
-from heddle_core.loop.controller import LoopController
+from heddle_core.loop.controller import LoopController, TooManyFailuresError
 from heddle_core.loop.events import AnyEvent
+from heddle_rollout.driver import StuckError
 from heddle_rollout.loop_driver import LoopServices
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import RunClock
@@ -49,7 +50,7 @@ class TrainResult:
     restarts: int
     """Trainer processes that died and were replaced."""
     prediction: Prediction | None
-    """None: too few steps to fit and to compare."""
+    """None: too little to fit on and to compare."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
@@ -160,8 +161,17 @@ def train(
         steps=tuple(measure.steps),
         update_s=tuple(measure.update_s),
         restarts=restarts,
-        prediction=predict(setup, load_run(path).entries()),
+        prediction=_predicted(setup, path, on_note),
     )
+
+
+def _predicted(setup: TrainSetup, path: Path, on_note: Callable[[str], None]) -> Prediction | None:
+    """Predict a finished run; a simulation that cannot go on does not take its result away."""
+    try:
+        return predict(setup, load_run(path).entries())
+    except (StuckError, TooManyFailuresError) as error:
+        on_note(f"the loop could not be simulated: {error}")
+        return None
 
 
 async def _train(
@@ -178,35 +188,34 @@ async def _train(
     solver = ProcessSolver()
     launcher = open_vllm(config.run, path / "engines", setup.engines)
     core.facts = partial(facts_of, launcher)
-    runs: list[TrainingRun] = []
     trainer = ProcessTrainer(
         config.trainer,
         path / TRAINER,
         on_batch=on_batch,
-        on_error=lambda error: runs[0].fail(error),
+        on_error=lambda error: run.fail(error),
     )
 
     def agent(trajectory: TrajectoryId, group: GroupId) -> EchoAgent:
         return EchoAgent(trajectory, group, config.task, prompt_of(config.task, group), clock)
 
+    run = TrainingRun(
+        core,
+        launcher,
+        clock,
+        LoopServices(
+            environments=TaskEnvironments(clock, agent),
+            rewards=OwnRewards(clock),
+            trainer=trainer,
+            updates=WeightPush(trainer.weights_to_push),
+        ),
+        predictions=CoreEstimates(clock, cluster.prediction_s),
+        solver=solver,
+        tool_capacity=cluster.tool_capacity,
+        report_interval_s=cluster.report_interval_s,
+    )
+
     async def whole() -> None:
         await trainer.start()
-        run = TrainingRun(
-            core,
-            launcher,
-            clock,
-            LoopServices(
-                environments=TaskEnvironments(clock, agent),
-                rewards=OwnRewards(clock),
-                trainer=trainer,
-                updates=WeightPush(trainer.weights_to_push),
-            ),
-            predictions=CoreEstimates(clock, cluster.prediction_s),
-            solver=solver,
-            tool_capacity=cluster.tool_capacity,
-            report_interval_s=cluster.report_interval_s,
-        )
-        runs.append(run)
         await run.run()
 
     for time_s, name in cluster.faults():

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -21,7 +22,7 @@ from heddle.train.prediction import LEAST_STEPS, fitted_line, predict
 from heddle.train.setup import TrainSetup, prepare_training, prompt_of, training_run_config
 from heddle.train.training import TrainResult, train
 from heddle_core.controller import Controller
-from heddle_core.events import EngineFailed
+from heddle_core.events import EngineFailed, StepFinished
 from heddle_core.ids import GroupId
 from heddle_core.journal import Entry
 from heddle_core.loop.events import Trained
@@ -234,6 +235,18 @@ def test_every_key_of_the_json_is_listed_and_the_text_has_the_prediction(tmp_pat
 def test_too_few_steps_are_not_predicted(tmp_path):
     setup = prepare_training(config(tmp_path, "sync", steps=LEAST_STEPS - 1))
     assert predict(setup, simulated_run(setup)) is None
+
+
+@needs_trainer
+def test_generations_of_few_tokens_are_not_predicted(tmp_path):
+    setup = prepare_training(config(tmp_path, "sync"))
+    entries = [
+        Entry(msgspec.structs.replace(e.event, output_tokens=3), e.commands)
+        if isinstance(e.event, StepFinished)
+        else e
+        for e in simulated_run(setup)
+    ]
+    assert predict(setup, entries) is None
 
 
 # -- real engines -------------------------------------------------------------------------------
