@@ -177,6 +177,8 @@ def test_new_weights_with_the_kv_kept_change_a_running_step_from_there_on(bench,
     async def main() -> None:
         engine = await bench.engine()
         undisturbed = await tokens(bench, engine, "still", "in flight", output=700)
+        for pinned in ("before", "during", "after", "still"):
+            engine.forget(TrajectoryId(pinned))
         third = make_tiny_model(tmp_path / "third", seed=3)
         engine.start(request("moving", ids("in flight", PROMPT), 700))
         await asyncio.sleep(0.3)
