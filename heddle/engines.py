@@ -109,10 +109,13 @@ def vocabulary_of(model_dir: str) -> int:
     return int(json.loads((Path(model_dir) / "config.json").read_text())["vocab_size"])
 
 
-def open_vllm(config: RunConfig, logs: Path) -> VllmLauncher:
-    """Return a launcher of the vLLM engines of a run, inside a running event loop."""
+def open_vllm(config: RunConfig, logs: Path, settings: VllmSettings | None = None) -> VllmLauncher:
+    """Return a launcher of the vLLM engines of a run, inside a running event loop.
+
+    `settings` replace those of `config`.
+    """
     return VllmLauncher(
-        vllm_settings(config),
+        settings or vllm_settings(config),
         log_dir=logs,
         cores=_cores(config),
         engines_per_device=config.runtime.engines_per_gpu,

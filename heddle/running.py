@@ -312,14 +312,14 @@ def _vllm(config: RunConfig, path: Path) -> _Stage:
     clock = RunClock(asyncio.get_running_loop())
     launcher = open_vllm(config, path / "engines")
     for time_s, name in config.cluster.faults():
-        clock.call_at(time_s, partial(_kill, launcher, EngineId(name)))
+        clock.call_at(time_s, partial(kill_engine, launcher, EngineId(name)))
     tokens = TokenSource(vocabulary_of(config.runtime.model_dir), seed=config.seed)
     scale = config.runtime.time_scale
     facts = partial(facts_of, launcher)
     return _Stage(clock, launcher, ProcessSolver(), tokens, scale, 0.0, facts=facts)
 
 
-def _kill(launcher: VllmLauncher, name: EngineId) -> None:
+def kill_engine(launcher: VllmLauncher, name: EngineId) -> None:
     """Apply `--failures` to a real engine: kill its processes."""
     pid = launcher.pid(name)
     if pid is not None:

@@ -54,6 +54,8 @@ class Cluster:
         self._idle: dict[EngineId, None] = {}
         """Engines that were idle at the last sample and since."""
         self._updating: dict[EngineId, int] = {}
+        self._on_updated: dict[EngineId, Callable[[], None]] = {}
+        """Called when the update of an engine is done; never if the engine ends before."""
         self._weights: tuple[int, str] | None = None
         """Version and path pushed last: engines that become ready later have older weights."""
 
@@ -147,6 +149,24 @@ class Cluster:
         for name in self.engines:
             self._update_weights(name, version, path)
 
+    def update_engine(
+        self,
+        name: EngineId,
+        version: int,
+        path: str,
+        *,
+        keep_kv: bool,
+        then: Callable[[], None],
+    ) -> None:
+        """Load other weights on one engine; engines that become ready later load them too.
+
+        `then` is called when it has them; never if it ends before.
+        """
+        self._weights = version, path
+        if name in self.engines:
+            self._on_updated[name] = then
+            self._update_weights(name, version, path, keep_kv=keep_kv)
+
     def sample(self) -> list[tuple[EngineId, EngineSample]]:
         """Read the counters of all engines, once for each time that an engine is idle."""
         samples = []
@@ -225,6 +245,9 @@ class Cluster:
         """See `EngineListener`."""
         if self._updating.get(engine) == version:
             del self._updating[engine]
+            then = self._on_updated.pop(engine, None)
+            if then is not None:
+                then()
 
     def engine_stopped(self, engine: EngineId) -> None:
         """See `EngineListener`."""
@@ -260,11 +283,13 @@ class Cluster:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _update_weights(self, name: EngineId, version: int, path: str) -> None:
+    def _update_weights(
+        self, name: EngineId, version: int, path: str, *, keep_kv: bool = False
+    ) -> None:
         engine = self.engines[name]
         if engine.capabilities.update_weights:
             self._updating[name] = version
-            engine.update_weights(version, path)
+            engine.update_weights(version, path, keep_kv=keep_kv)
 
     def _thaw_if_started(self) -> None:
         if self._clock.frozen and not self._starting:
@@ -284,3 +309,4 @@ class Cluster:
         self._running.pop(name, None)
         self._idle.pop(name, None)
         self._updating.pop(name, None)
+        self._on_updated.pop(name, None)

@@ -268,6 +268,21 @@ class Driver:
         self._cluster.update_weights(version, path)
         self._deliver(WeightsUpdated(time_s=self._clock.now_s, version=version))
 
+    def update_engine(
+        self,
+        engine: EngineId,
+        version: int,
+        path: str,
+        *,
+        keep_kv: bool,
+        then: Callable[[], None],
+    ) -> None:
+        """Push other weights to one engine; those that become ready later load them too.
+
+        `then` is called when the engine has them; never if it ends before.
+        """
+        self._cluster.update_engine(engine, version, path, keep_kv=keep_kv, then=then)
+
     @property
     def engines(self) -> Sequence[EngineId]:
         """Engines that are ready, stopping ones included."""

@@ -75,6 +75,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The engine's own preemptions of it, each of which prefills again."""
     output_ids: tuple[int, ...] = ()
     """The tokens, where the engine makes them."""
+    output_logprobs: tuple[float, ...] = ()
+    """Their log-probs under the weights that made them, where the engine was set to report them."""
     error: str = ""
     """Why the engine could not execute the dispatch; `finished` is then True."""
 
@@ -217,10 +219,11 @@ class EngineClient(Protocol):
         """Return the newest counters."""
         ...
 
-    def update_weights(self, version: int, path: str) -> None:
+    def update_weights(self, version: int, path: str, *, keep_kv: bool = False) -> None:
         """Load the weights at `path`, with every step kept and all KV void.
 
-        Ends in `weights_updated`; an engine that cannot load them fails.
+        With `keep_kv`, steps go on with the KV that they have, and later ones find it too. Ends in
+        `weights_updated`; an engine that cannot load them fails.
         """
 
     def stop(self) -> None:

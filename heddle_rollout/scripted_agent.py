@@ -135,6 +135,12 @@ class ScriptedAgent:
         return self._table.row(self._first)[0]
 
     @property
+    def last_context_tokens(self) -> int:
+        """Size of its context at the end of the script, output included."""
+        row = self._table.row(self._first + self._last)
+        return row[0] + row[2]
+
+    @property
     def context_ids(self) -> Sequence[int]:
         """The context so far; empty without a token source."""
         return self._context or ()

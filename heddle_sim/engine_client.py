@@ -181,9 +181,10 @@ class SimEngineClient:
         model = self._alive()
         return EngineSample(model.running, model.waiting, model.kv_used_tokens, model.preemptions)
 
-    def update_weights(self, version: int, path: str) -> None:
-        """Void all KV."""
-        self._alive().flush_kv()
+    def update_weights(self, version: int, path: str, *, keep_kv: bool = False) -> None:
+        """Void all KV, unless it is kept."""
+        if not keep_kv:
+            self._alive().flush_kv()
         self._answer_soon(self._listener.weights_updated, self._spec.engine, version)
 
     def pause(self) -> None:

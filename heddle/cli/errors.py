@@ -32,6 +32,7 @@ RUN_FAILURES = (
     "WorkerError",
     "MeasureError",
     "TooManyFailuresError",
+    "TrainerFailedError",
 )
 """Errors of ours for failed runs, as opposed to wrong usage."""
 

@@ -95,9 +95,9 @@ class LoopSetup:
         self, simulation: LoopSimulation, trained: Sequence[TrainedSample]
     ) -> ServiceFigures:
         """Use of the services of a loop that is over."""
-        rewards, seconds = simulation.rewards, simulation.clock.now_s
+        rewards, seconds = simulation.services.rewards, simulation.clock.now_s
         places, busy_s = rewards.config.capacity, rewards.busy_s()
-        alive, limit = simulation.alive, self.config.environments or 1
+        alive, limit = simulation.services.alive, self.config.environments or 1
         needed_s = 0.0
         if places is not None:
             for each in trained:
@@ -107,7 +107,7 @@ class LoopSetup:
             reward_busy=None if places is None else busy_s / (places * seconds),
             rewards_s=needed_s,
             mean_rewards=busy_s / seconds,
-            mean_starts=simulation.environments.busy_s() / seconds,
+            mean_starts=simulation.services.environments.busy_s() / seconds,
             environment_busy=None if alive is None else alive.busy_s() / (limit * seconds),
         )
 

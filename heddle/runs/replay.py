@@ -11,6 +11,8 @@ from heddle.runs import Run, RunError
 from heddle.runs.compatibility import upgraded_policy
 from heddle.runs.journal_entries import decode
 from heddle.setup import Workspace, make_policy, prepare
+from heddle.train.config import TrainConfig, echo_task
+from heddle.train.setup import regime_of, training_core
 from heddle_core.controller import Controller
 from heddle_core.journal import Divergence, Entry, Handle, first_divergence
 from heddle_core.loop.controller import LoopController
@@ -83,8 +85,15 @@ def replay(run: Run, on_progress: Callable[[int, int], None] | None = None) -> R
 
 
 def _loop(run: Run, controller: Controller) -> LoopController:
-    """Build the loop of a run again; its prompts are in the trace."""
+    """Build the loop of a run again; its prompts are in the trace, or a task's that is trained."""
     shared, facts = Workspace(), run.manifest["loop"]
+    if run.manifest["driver"] == "heddle_runtime":
+        trained = TrainConfig(
+            run=run.config,
+            regime=facts["regime"],
+            **{**facts["config"], "task": echo_task(**facts["config"]["task"])},
+        )
+        return training_core(trained, regime_of(trained), controller)
     check_trace(run, shared, "a replay of its loop needs the trace")
     config = LoopConfig(run=run.config, regimes=(facts["regime"],), **facts["config"])
     return loop_core(prepare_loop(config, facts["regime"], workspace=shared), controller)

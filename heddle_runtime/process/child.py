@@ -1,8 +1,8 @@
-"""The process of an engine, seen from the driver: started, watched, and ended with all it started.
+"""A child process, seen from the driver: started, watched, and ended with all that it started.
 
 It leads its own process group: Ctrl-C at the terminal reaches only the driver, and the driver can
-end everything that the engine started. If the driver is killed, the kernel kills the engine (see
-`_die_with` in `heddle_runtime.process.loop`), and its socket closes.
+end everything that the process started. If the driver is killed, the kernel kills the process (see
+`heddle_runtime.process.connection`), and its socket closes.
 """
 
 import asyncio
@@ -14,8 +14,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
-from heddle_runtime.process.wire import Channel, ClosedError, Order, Report
+from heddle_runtime.process.wire import Channel, ClosedError, WireMessage
 
 HANG_S = 10.0
 """How long a process may take to end after it has closed its socket."""
@@ -25,22 +26,26 @@ PART_DIED = 71
 come from the other TP processes."""
 
 
-class EngineChild:
+In = TypeVar("In")
+
+
+class ChildProcess(Generic[In]):
     """A running process, its socket, and two callbacks from the event loop."""
 
     def __init__(
         self,
         module: str,
         *,
+        reads: Any,
         environment: Mapping[str, str],
         log: Path,
-        on_report: Callable[[Report], None],
+        on_report: Callable[[In], None],
         on_exit: Callable[[str], None],
     ) -> None:
         """Start `python -m module`, its output appended to `log`.
 
-        `on_report` gets every message. Then `on_exit` gets the reason, once, when the process is
-        reaped.
+        `on_report` gets every message, of type `reads`. Then `on_exit` gets the reason, once, when
+        the process is reaped.
 
         Raises:
             OSError: the process cannot be started or its log cannot be written.
@@ -62,7 +67,7 @@ class EngineChild:
         except OSError:
             ours.close()
             raise
-        self._channel: Channel[Report] = Channel(ours, Report)
+        self._channel: Channel[In] = Channel(ours, reads)
         self._silent = False
         self._open = True
         self._pidfd = os.pidfd_open(self._process.pid)
@@ -75,12 +80,12 @@ class EngineChild:
         """Its process id, which is also that of its process group."""
         return self._process.pid
 
-    def send(self, order: Order) -> None:
-        """Send an order; an order to a dead process is lost, since its exit is reported anyway."""
+    def send(self, message: WireMessage) -> None:
+        """Send a message; one to a dead process is lost, since its exit is reported anyway."""
         if not self._open:
             return
         with contextlib.suppress(ClosedError):
-            self._channel.send(order)
+            self._channel.send(message)
             if self._channel.clogged:
                 self._loop.add_writer(self._channel.fileno(), self._writable)
 

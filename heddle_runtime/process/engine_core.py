@@ -3,7 +3,7 @@
 `heddle_runtime.vllm.process` implements it with vLLM; tests implement it without a model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 Finish: TypeAlias = Literal["", "length", "stop", "abort", "error"]
@@ -25,6 +25,8 @@ class CoreOutput(NamedTuple):
     """Reported with the first token; -1 otherwise."""
     kv: dict[str, Any] | None
     """Where its KV can be pulled from; None unless exported."""
+    logprobs: Sequence[float] = ()
+    """Of `tokens`; empty unless the settings want them."""
 
 
 class EngineCore(Protocol):
@@ -72,8 +74,8 @@ class EngineCore(Protocol):
     def release(self, exported: str) -> None:
         """Release an exported request's KV early, where that is possible."""
 
-    def load_weights(self, path: str) -> None:
-        """Replace the weights while nothing runs."""
+    def load_weights(self, path: str, *, keep_kv: bool = False) -> None:
+        """Replace the weights between two iterations; nothing runs unless `keep_kv`."""
 
     def counters(self) -> tuple[int, int, int]:
         """Return requests running and waiting, and tokens of KV in use."""

@@ -5,15 +5,15 @@ import os
 import threading
 import traceback
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from heddle_runtime.process.wire import Broken, Channel, ClosedError, Order
+from heddle_runtime.process.wire import Broken, Channel, ClosedError
 
 BROKEN = 70
 """Exit status of an engine that has reported its reason."""
 
 
-def fatal_error(channel: Channel[Order], error: BaseException) -> NoReturn:
+def fatal_error(channel: Channel[Any], error: BaseException) -> NoReturn:
     """Report the reason to the driver and in the log, and exit."""
     traceback.print_exception(error)
     reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -23,7 +23,7 @@ def fatal_error(channel: Channel[Order], error: BaseException) -> NoReturn:
 
 
 @contextlib.contextmanager
-def fail_on_thread_death(channel: Channel[Order]) -> Iterator[None]:
+def fail_on_thread_death(channel: Channel[Any]) -> Iterator[None]:
     """Exit when a thread dies inside the block: vLLM would wait for it without end.
 
     For the start of an engine: NIXL's listener thread dies when its port is taken. Nothing else

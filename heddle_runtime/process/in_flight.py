@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.engines import StepResult
 from heddle_runtime.process import wire
-from heddle_runtime.process.wire import unpack_ids
+from heddle_runtime.process.wire import unpack_floats, unpack_ids
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +17,7 @@ class InFlightStep:
     trajectory: TrajectoryId
     sent_s: float
     made: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     started_s: float = 0.0
     first_s: float = 0.0
 
@@ -46,6 +47,7 @@ class InFlight:
         for made in progress.made:
             step = self._by_id[made.id]
             step.made += unpack_ids(made.tokens)
+            step.logprobs += unpack_floats(made.logprobs)
             step.started_s, step.first_s = made.started_s, made.first_s
 
     def end(self, report: wire.Ended) -> StepResult:
@@ -63,6 +65,7 @@ class InFlight:
             cached_tokens=report.cached_tokens,
             recomputes=report.recomputes,
             output_ids=made,
+            output_logprobs=(*step.logprobs, *unpack_floats(report.logprobs)),
             error=report.error,
         )
 
@@ -82,6 +85,7 @@ class InFlight:
                 prefill_s=prefill_s,
                 decode_s=decode_s,
                 output_ids=made,
+                output_logprobs=tuple(step.logprobs),
             )
             salvaged.append((step.trajectory, result))
         self._by_trajectory.clear()

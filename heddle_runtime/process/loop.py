@@ -4,13 +4,9 @@ The loop uses the protocol `heddle_runtime.process.engine_core.EngineCore`. It h
 thread, and executes new orders between two iterations.
 """
 
-import ctypes
-import os
 import select
-import signal
-import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, assert_never
 
@@ -18,12 +14,18 @@ from heddle_runtime.process import wire
 from heddle_runtime.process.engine_core import Activity, CoreOutput, EngineCore, Finish
 from heddle_runtime.process.in_flight import split_time
 from heddle_runtime.process.pinned_requests import PinnedRequests
-from heddle_runtime.process.wire import Channel, ClosedError, Order, pack_ids, unpack_ids
+from heddle_runtime.process.wire import (
+    Channel,
+    ClosedError,
+    Order,
+    pack_floats,
+    pack_ids,
+    unpack_ids,
+)
 from heddle_runtime.vllm.settings import VllmSettings
 
 TRANSFER_POLL_S = 0.005
 """Interval of steps while there is nothing to compute but a transfer is under way."""
-_PR_SET_PDEATHSIG = 1
 DRAIN_STEPS = 1000
 """At most this many iterations until an idle core has freed aborted requests."""
 
@@ -42,6 +44,7 @@ class _Job:
     cached_tokens: int = 0
     recomputes: int = 0
     made: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     reported_tokens: int = 0
     """How many of `made` a `Progress` has reported."""
     kv: dict[str, Any] | None = None
@@ -197,8 +200,13 @@ class EngineLoop:
         """Remove every request from the core, load the weights, and add the requests again.
 
         The salt has the version, so no prompt finds KV of other weights. A cleared cache is not
-        needed; vLLM cannot clear it while other engines may pull blocks.
+        needed; vLLM cannot clear it while other engines may pull blocks. With KV kept, nothing of
+        this is done: the next iteration computes with the new weights.
         """
+        if order.keep_kv:
+            self._core.load_weights(order.path, keep_kv=True)
+            self._channel.send(wire.WeightsLoaded(order.version))
+            return
         self._pinned.clear()
         jobs = list(self._jobs.values())
         for job in jobs:
@@ -241,6 +249,7 @@ class EngineLoop:
                 if not job.first_s:
                     job.first_s = now_s
                 job.made += output.tokens
+                job.logprobs += output.logprobs
             if output.finish:
                 self._finished(job, output)
 
@@ -286,7 +295,7 @@ class EngineLoop:
         if now_s >= self._progress_due_s:
             self._progress_due_s = now_s + self._settings.progress_s
             made = [
-                wire.Made(job.id, self._unreported(job), job.started_s, job.first_s)
+                self._made(job)
                 for job in self._jobs.values()
                 if len(job.made) > job.reported_tokens and isinstance(job.order, wire.Start)
             ]
@@ -306,10 +315,14 @@ class EngineLoop:
     def _sample(self) -> wire.Sampled:
         return wire.Sampled(*self._core.counters(), preemptions=self._preemptions)
 
-    def _unreported(self, job: _Job) -> bytes:
-        packed = pack_ids(job.made[job.reported_tokens :])
-        job.reported_tokens = len(job.made)
-        return packed
+    def _made(self, job: _Job) -> wire.Made:
+        tokens, logprobs = self._unreported(job)
+        return wire.Made(job.id, tokens, job.started_s, job.first_s, logprobs)
+
+    def _unreported(self, job: _Job) -> tuple[bytes, bytes]:
+        """New tokens and their log-probs."""
+        begin, job.reported_tokens = job.reported_tokens, len(job.made)
+        return pack_ids(job.made[begin:]), pack_floats(job.logprobs[begin:])
 
     def _whole_blocks(self, job: _Job) -> int:
         return len(job.prompt) // self._core.block_tokens * self._core.block_tokens
@@ -343,9 +356,11 @@ class EngineLoop:
         queued_s, prefill_s, decode_s = split_time(
             order.sent_s, job.started_s, job.first_s, time.monotonic()
         )
+        tokens, logprobs = self._unreported(job)
         return wire.Ended(
             id=job.id,
-            tokens=self._unreported(job),
+            tokens=tokens,
+            logprobs=logprobs,
             finished=finish != "abort",
             queued_s=queued_s,
             prefill_s=prefill_s,
@@ -354,42 +369,6 @@ class EngineLoop:
             recomputes=job.recomputes,
             error=error,
         )
-
-
-def connect(descriptor: int) -> tuple[Channel[Order], wire.Boot]:
-    """Open the socket that this process inherited, and read `Boot`.
-
-    From now on, this process and those that it forks end with the driver.
-
-    Raises:
-        ClosedError: the driver is gone.
-    """
-    sock = socket.socket(fileno=descriptor)
-    sock.set_inheritable(False)
-    own = os.getpid()
-
-    def in_child() -> None:
-        # With a copy of the socket open, the driver would not see that this process died.
-        os.close(sock.detach())
-        _die_with(own)
-
-    os.register_at_fork(after_in_child=in_child)
-    channel: Channel[Order] = Channel(sock, Order)
-    orders: Sequence[Order] = ()
-    while not orders:
-        select.select([channel], [], [])
-        orders = channel.receive()
-    boot = orders[0]
-    assert isinstance(boot, wire.Boot), "the first order is Boot"
-    _die_with(boot.parent)
-    return channel, boot
-
-
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # the parent died before this call
 
 
 def serve(core: EngineCore, channel: Channel[Order], settings: VllmSettings) -> None:

@@ -21,14 +21,14 @@ from heddle_core.events import MoveWay
 from heddle_runtime.vllm.settings import VllmSettings
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class WireMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of all messages; the tag is the class's name."""
 
 
 # -- driver to engine ---------------------------------------------------------------------------
 
 
-class Boot(_Message, frozen=True):
+class Boot(WireMessage, frozen=True):
     """The first order: what engine to build. Ends in `Ready` or `Broken`."""
 
     settings: VllmSettings
@@ -40,7 +40,7 @@ class Boot(_Message, frozen=True):
     """CPU cores that it may use; empty: any."""
 
 
-class Start(_Message, frozen=True):
+class Start(WireMessage, frozen=True):
     """Run a step. Ends in one `Ended`."""
 
     id: int
@@ -52,19 +52,19 @@ class Start(_Message, frozen=True):
     sent_s: float
 
 
-class Abort(_Message, frozen=True):
+class Abort(WireMessage, frozen=True):
     """End a step early; ignored if it has ended."""
 
     id: int
 
 
-class Forget(_Message, frozen=True):
+class Forget(WireMessage, frozen=True):
     """A trajectory's KV is not needed any more."""
 
     trajectory: str
 
 
-class Export(_Message, frozen=True):
+class Export(WireMessage, frozen=True):
     """Keep the KV of a context ready for a pull. Ends in `Exported`."""
 
     id: int
@@ -72,7 +72,7 @@ class Export(_Message, frozen=True):
     prompt: bytes
 
 
-class Import(_Message, frozen=True):
+class Import(WireMessage, frozen=True):
     """Bring a context into the prefix cache. Ends in `Placed`."""
 
     id: int
@@ -83,24 +83,26 @@ class Import(_Message, frozen=True):
     """No pull may begin after that."""
 
 
-class LoadWeights(_Message, frozen=True):
+class LoadWeights(WireMessage, frozen=True):
     """Load other weights. Ends in `WeightsLoaded`."""
 
     version: int
     path: str
+    keep_kv: bool = False
+    """Whether running and later requests go on with the KV that is there."""
 
 
-class Sleep(_Message, frozen=True):
+class Sleep(WireMessage, frozen=True):
     """Free the accelerator's memory. Ends in `Slept`."""
 
     level: int
 
 
-class Wake(_Message, frozen=True):
+class Wake(WireMessage, frozen=True):
     """Allocate it again. Ends in `Woke`."""
 
 
-class Stop(_Message, frozen=True):
+class Stop(WireMessage, frozen=True):
     """End the process."""
 
 
@@ -112,7 +114,7 @@ Order: TypeAlias = (
 # -- engine to driver ---------------------------------------------------------------------------
 
 
-class Ready(_Message, frozen=True):
+class Ready(WireMessage, frozen=True):
     """The engine accepts steps from now on."""
 
     kv_capacity_tokens: int
@@ -141,15 +143,17 @@ class Made(msgspec.Struct, frozen=True, array_like=True):
     started_s: float
     first_s: float
     """Of its first token; 0 before it."""
+    logprobs: bytes = b""
+    """Of the tokens, if the settings want them."""
 
 
-class Progress(_Message, frozen=True):
+class Progress(WireMessage, frozen=True):
     """Sent at an interval if there are new tokens."""
 
     made: list[Made]
 
 
-class Ended(_Message, frozen=True):
+class Ended(WireMessage, frozen=True):
     """How a step ended; for each value see the driver's step result."""
 
     id: int
@@ -162,9 +166,11 @@ class Ended(_Message, frozen=True):
     cached_tokens: int
     recomputes: int
     error: str = ""
+    logprobs: bytes = b""
+    """Of `tokens`, if the settings want them."""
 
 
-class Exported(_Message, frozen=True):
+class Exported(WireMessage, frozen=True):
     """Answer of `Export`; None when there is nothing to pull."""
 
     id: int
@@ -172,7 +178,7 @@ class Exported(_Message, frozen=True):
     kv_tokens: int
 
 
-class Placed(_Message, frozen=True):
+class Placed(WireMessage, frozen=True):
     """Answer of `Import`."""
 
     id: int
@@ -182,7 +188,7 @@ class Placed(_Message, frozen=True):
     """Why a handle was not used."""
 
 
-class Sampled(_Message, frozen=True):
+class Sampled(WireMessage, frozen=True):
     """Counters, as in `engine.EngineSample`."""
 
     running: int
@@ -191,25 +197,25 @@ class Sampled(_Message, frozen=True):
     preemptions: int
 
 
-class WeightsLoaded(_Message, frozen=True):
+class WeightsLoaded(WireMessage, frozen=True):
     """Answer of `LoadWeights`."""
 
     version: int
 
 
-class Slept(_Message, frozen=True):
+class Slept(WireMessage, frozen=True):
     """Answer of `Sleep`."""
 
     seconds: float
 
 
-class Woke(_Message, frozen=True):
+class Woke(WireMessage, frozen=True):
     """Answer of `Wake`."""
 
     seconds: float
 
 
-class Broken(_Message, frozen=True):
+class Broken(WireMessage, frozen=True):
     """The engine ends after a fatal error."""
 
     reason: str
@@ -239,7 +245,7 @@ class Channel(Generic[In]):
     """
 
     def __init__(self, sock: socket.socket, reads: Any) -> None:
-        """`reads`: the type to decode, `Order` or `Report`."""
+        """`reads`: the type to decode, such as `Order` or `Report`."""
         sock.setblocking(False)
         self._socket = sock
         self._decode = msgspec.msgpack.Decoder(reads)
@@ -257,7 +263,7 @@ class Channel(Generic[In]):
         """Whether data waits to be sent."""
         return bool(self._to_go)
 
-    def send(self, message: Order | Report) -> None:
+    def send(self, message: WireMessage) -> None:
         """Send a message, or keep it until `flush`.
 
         Raises:
@@ -324,3 +330,15 @@ def unpack_ids(packed: bytes) -> list[int]:
     ids = array("i")
     ids.frombytes(packed)
     return ids.tolist()
+
+
+def pack_floats(numbers: Sequence[float]) -> bytes:
+    """Pack numbers as 32-bit floats, which is what engines compute log-probs in."""
+    return array("f", numbers).tobytes()
+
+
+def unpack_floats(packed: bytes) -> list[float]:
+    """Unpack numbers."""
+    numbers = array("f")
+    numbers.frombytes(packed)
+    return numbers.tolist()

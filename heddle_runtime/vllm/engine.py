@@ -20,7 +20,7 @@ from heddle_rollout.engines import (
     StepRequest,
 )
 from heddle_runtime.process import wire
-from heddle_runtime.process.child import EngineChild
+from heddle_runtime.process.child import ChildProcess
 from heddle_runtime.process.in_flight import InFlight
 from heddle_runtime.process.wire import Report, pack_ids
 from heddle_runtime.vllm.settings import VllmSettings
@@ -67,7 +67,7 @@ class VllmEngine:
         self._spec, self._listener, self._settings = spec, listener, settings
         self._changed = changed
         self._loop = asyncio.get_running_loop()
-        self._child: EngineChild | None = None
+        self._child: ChildProcess[Report] | None = None
         self._state: State = "waiting"
         self._ready: wire.Ready | None = None
         self._reason = ""
@@ -126,8 +126,9 @@ class VllmEngine:
             return
         self._state = "starting"
         try:
-            self._child = EngineChild(
+            self._child = ChildProcess(
                 spec.module,
+                reads=Report,
                 environment=spec.environment,
                 log=spec.log,
                 on_report=self._on_report,
@@ -248,9 +249,9 @@ class VllmEngine:
         """Return the newest counters received."""
         return self._sample
 
-    def update_weights(self, version: int, path: str) -> None:
+    def update_weights(self, version: int, path: str, *, keep_kv: bool = False) -> None:
         """Load other weights; see `EngineClient.update_weights`."""
-        self._send(wire.LoadWeights(version, path))
+        self._send(wire.LoadWeights(version, path, keep_kv))
 
     async def sleep(self, level: int = 1) -> float:
         """Free GPU memory and return the seconds it took; the engine may run no step.

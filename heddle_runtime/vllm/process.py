@@ -23,9 +23,10 @@ from typing import Any
 
 from heddle_runtime.process import wire
 from heddle_runtime.process.child import PART_DIED, group_members, unlink_shared_memory
+from heddle_runtime.process.connection import connect
 from heddle_runtime.process.engine_core import Activity, CoreOutput, Finish
 from heddle_runtime.process.fatal_error import fail_on_thread_death, fatal_error
-from heddle_runtime.process.loop import connect, serve
+from heddle_runtime.process.loop import serve
 from heddle_runtime.process.wire import ClosedError
 from heddle_runtime.vllm.settings import (
     CPU_BLOCK_TOKENS,
@@ -113,6 +114,7 @@ class VllmCore:
         chosen: dict[str, Any] = {
             "temperature": settings.temperature,
             "stop_token_ids": self._eos_ids,
+            "logprobs": 0 if settings.logprobs else None,
         }
         if settings.temperature > 0:
             chosen |= {"top_p": settings.top_p, "seed": _number(seed)}
@@ -142,6 +144,8 @@ class VllmCore:
                 preemptions,
                 stats.num_cached_tokens if stats is not None else -1,
                 output.kv_transfer_params,
+                # The first column is of the sampled token.
+                () if output.new_logprobs is None else output.new_logprobs.logprobs[:, 0].tolist(),
             )
 
     def activity(self) -> Activity:
@@ -164,10 +168,11 @@ class VllmCore:
         """End the lease of an exported request's KV now; vLLM has no call for it."""
         self._engine.collective_rpc(_end_lease, args=(exported,))
 
-    def load_weights(self, path: str) -> None:
+    def load_weights(self, path: str, *, keep_kv: bool = False) -> None:
         """Replace the weights."""
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
-        self._engine.reset_prefix_cache()  # only to free blocks: False while a pull is awaited
+        if not keep_kv:
+            self._engine.reset_prefix_cache()  # only to free blocks: False while a pull is awaited
 
     def counters(self) -> tuple[int, int, int]:
         """Return requests running and waiting, and tokens of KV in use."""
@@ -339,7 +344,7 @@ def _use_cores(cores: Sequence[int]) -> None:
 def main(arguments: list[str]) -> None:
     """Run an engine; `arguments` holds the descriptor of the socket to the driver."""
     try:
-        channel, boot = connect(int(arguments[0]))
+        channel, boot = connect(int(arguments[0]), wire.Order, wire.Boot)
     except ClosedError:
         return
     cores = boot.cores or tuple(os.sched_getaffinity(0))

@@ -54,6 +54,8 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     """For steps that are not exact; those are always greedy."""
     top_p: float = 1.0
+    logprobs: bool = False
+    """Report the log-prob of each token, before temperature and `top_p`, as a trainer needs."""
     seed: int = 0
     """Sampling of a step is seeded by this, its trajectory and its prompt's length."""
     kv_transfer: Literal["none", "nixl"] = "none"

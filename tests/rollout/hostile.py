@@ -104,7 +104,7 @@ class HostileEngine:
         assert self.alive
         return EngineSample(len(self._running), 0, 0, 0)
 
-    def update_weights(self, version: int, path: str) -> None:
+    def update_weights(self, version: int, path: str, *, keep_kv: bool = False) -> None:
         self._log.append((self.spec.engine, version))
         self._later(lambda: self._listener.weights_updated(self.spec.engine, version))
         self._may_die()

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from heddle_runtime.process import wire
+from heddle_runtime.process.connection import connect
 from heddle_runtime.process.engine_core import Activity, CoreOutput
-from heddle_runtime.process.loop import connect, serve
+from heddle_runtime.process.loop import serve
 from heddle_runtime.process.wire import Channel, Order
 from heddle_runtime.vllm.settings import VllmSettings
 
@@ -136,7 +137,7 @@ class CountingCore:
     def release(self, exported: str) -> None:
         self.released.append(exported)
 
-    def load_weights(self, path: str) -> None:
+    def load_weights(self, path: str, *, keep_kv: bool = False) -> None:
         if not Path(path).is_dir():
             raise FileNotFoundError(f"there are no weights at {path}")
         self.weights = path
@@ -158,7 +159,7 @@ def next_token(context: list[int], weights: str) -> int:
 
 
 def main(serve: Callable[[CountingCore, Channel[Order], VllmSettings], None] = serve) -> None:
-    channel, boot = connect(int(sys.argv[1]))
+    channel, boot = connect(int(sys.argv[1]), wire.Order, wire.Boot)
     folder = Path(boot.settings.model_dir)
     if not folder.is_dir():
         channel.send(wire.Broken("no such model"))

@@ -80,7 +80,7 @@ class ScriptedEngine:
     def sample(self) -> EngineSample:
         return EngineSample(len(self._running), 0, 0, 0)
 
-    def update_weights(self, version: int, path: str) -> None:
+    def update_weights(self, version: int, path: str, *, keep_kv: bool = False) -> None:
         self._loop.call_soon(self._listener.weights_updated, self.spec.engine, version)
 
     def stop(self) -> None:

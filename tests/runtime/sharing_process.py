@@ -6,11 +6,12 @@ import sys
 import time
 from pathlib import Path
 
-from heddle_runtime.process.loop import connect
+from heddle_runtime.process import wire
+from heddle_runtime.process.connection import connect
 
 
 def main() -> None:
-    _, boot = connect(int(sys.argv[1]))
+    _, boot = connect(int(sys.argv[1]), wire.Order, wire.Boot)
     if os.fork() == 0:
         shared = Path("/dev/shm", f"vllm_{Path(boot.settings.model_dir).name}")
         shared.write_bytes(bytes(mmap.PAGESIZE))

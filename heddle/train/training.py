@@ -1,0 +1,240 @@
+"""One training loop on real engines: set-up, driver, trainer, run directory, prediction."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from heddle.engines import facts_of, open_vllm
+from heddle.running import FLUSH_S, ProcessSolver, kill_engine
+from heddle.runs import RunDirectory, load_run, open_run
+from heddle.signals import StopSignals
+from heddle.train.measure import StepFigures, TrainMeasure
+from heddle.train.prediction import Prediction, predict
+from heddle.train.setup import TrainSetup, prompt_of, world_facts
+from heddle_core.controller import Controller
+from heddle_core.events import EngineReady
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.loop.commands import AnyCommand
+from heddle_core.loop.controller import LoopController, TooManyFailuresError
+from heddle_core.loop.events import AnyEvent
+from heddle_rollout.driver import StuckError
+from heddle_rollout.loop_driver import LoopServices
+from heddle_rollout.services import CoreEstimates
+from heddle_runtime.clock import RunClock
+from heddle_runtime.train.echo import EchoAgent
+from heddle_runtime.train.messages import TrainMetrics
+from heddle_runtime.train.run import OwnRewards, TaskEnvironments, TrainingRun, WeightPush
+from heddle_runtime.train.trainer import ProcessTrainer
+from heddle_runtime.vllm.launcher import VllmLauncher
+
+SCHEMA = "heddle.train/1"
+TRAINER = "trainer"
+"""Folder of checkpoints and of the trainer's log in a run directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What `heddle train` reports."""
+
+    setup: TrainSetup
+    path: Path
+    """Of the run directory."""
+    steps: tuple[StepFigures, ...]
+    update_s: tuple[float, ...]
+    """Of every update of an engine."""
+    restarts: int
+    """Trainer processes that died and were replaced."""
+    prediction: Prediction | None
+    """None: too little to fit on and to compare."""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        config = self.setup.config
+        return {
+            "schema": SCHEMA,
+            "regime": config.regime,
+            "policy": config.run.policy.preset,
+            "seed": config.run.seed,
+            "run": str(self.path),
+            "trainer_restarts": self.restarts,
+            "steps": [
+                {
+                    "step": each.step,
+                    "seconds": each.seconds,
+                    "training_s": each.training_s,
+                    "reward": each.reward,
+                    "staleness": each.staleness,
+                    "oldest": each.oldest,
+                    "loss": each.metrics.loss,
+                    "logprob_gap": each.metrics.logprob_gap,
+                    "clipped": each.metrics.clipped,
+                    "tokens": each.metrics.tokens,
+                }
+                for each in self.steps
+            ],
+            "update_s": list(self.update_s),
+            "prediction": None if self.prediction is None else self.prediction.plain(),
+        }
+
+
+class _RecordedLoop:
+    """A loop's core that counts what passes and writes the journal."""
+
+    def __init__(
+        self, core: LoopController, measure: TrainMeasure, directory: RunDirectory
+    ) -> None:
+        self._core, self._measure, self._directory = core, measure, directory
+        self._flushed_s = time.monotonic()
+        self._engines: dict[EngineId, Mapping[str, Any]] = {}
+        self.facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
+        """Facts reported by an engine that has just become ready."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._core.deadline_s
+
+    @property
+    def over(self) -> bool:
+        return self._core.over
+
+    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+        commands = self._core.handle(event)
+        self._directory.record(cast(Any, event), cast(Any, commands))
+        self._measure.take(event, commands, self._core.version)
+        if isinstance(event, EngineReady):
+            self._engines[event.engine] = {
+                "tp": event.shape.tp,
+                "max_running": event.max_running,
+                "kv_capacity_tokens": event.kv_capacity_tokens,
+                **self.facts(event.engine),
+            }
+            self._directory.learn(engines=self._engines)
+        if time.monotonic() - self._flushed_s > FLUSH_S:
+            self._directory.flush()
+            self._flushed_s = time.monotonic()
+        return commands
+
+
+def train(
+    setup: TrainSetup,
+    *,
+    out: Path,
+    on_step: Callable[[StepFigures], None] = lambda step: None,
+    on_note: Callable[[str], None] = lambda note: None,
+) -> TrainResult:
+    """Train under a regime on vLLM engines; return what was measured, and what was predicted.
+
+    Ctrl-C, SIGTERM or SIGHUP ends the run: engines and trainer end, and the run directory is closed
+    as interrupted, with the checkpoint of the last batch.
+
+    Raises:
+        ValueError: one of the packages' errors for bad input, before anything is started.
+        TrainerFailedError, StuckError: trainer or engines cannot go on.
+        KeyboardInterrupt: a signal ended the run.
+    """
+    world = world_facts(setup)
+    for note in world["notes"]:
+        on_note(note)
+    facts = replace(setup.run.facts("heddle_runtime", world), loop=setup.facts)
+    measure = TrainMeasure(on_step)
+    with StopSignals() as signals, open_run(out, setup.run.config, facts) as directory:
+        core = _RecordedLoop(setup.core(Controller(setup.run.policy)), measure, directory)
+        with signals.deferred():
+            restarts = asyncio.run(_train(setup, core, measure.batch, directory.path, signals))
+        directory.finish(
+            notes={
+                "trained_batches": len(measure.steps),
+                "trainer_restarts": restarts,
+                "first_reward": measure.steps[0].reward,
+                "last_reward": measure.steps[-1].reward,
+            }
+        )
+        path = directory.path
+    return TrainResult(
+        setup=setup,
+        path=path,
+        steps=tuple(measure.steps),
+        update_s=tuple(measure.update_s),
+        restarts=restarts,
+        prediction=_predicted(setup, path, on_note),
+    )
+
+
+def _predicted(setup: TrainSetup, path: Path, on_note: Callable[[str], None]) -> Prediction | None:
+    """Predict a finished run; a simulation that cannot go on does not take its result away."""
+    try:
+        return predict(setup, load_run(path).entries())
+    except (StuckError, TooManyFailuresError) as error:
+        on_note(f"the loop could not be simulated: {error}")
+        return None
+
+
+async def _train(
+    setup: TrainSetup,
+    core: _RecordedLoop,
+    on_batch: Callable[[int, TrainMetrics], None],
+    path: Path,
+    signals: StopSignals,
+) -> int:
+    """Run the loop to its end; return how often the trainer was started again."""
+    config, cluster = setup.config, setup.config.run.cluster
+    loop = asyncio.get_running_loop()
+    clock = RunClock(loop)
+    solver = ProcessSolver()
+    launcher = open_vllm(config.run, path / "engines", setup.engines)
+    core.facts = partial(facts_of, launcher)
+    trainer = ProcessTrainer(
+        config.trainer,
+        path / TRAINER,
+        on_batch=on_batch,
+        on_error=lambda error: run.fail(error),
+    )
+
+    def agent(trajectory: TrajectoryId, group: GroupId) -> EchoAgent:
+        return EchoAgent(trajectory, group, config.task, prompt_of(config.task, group), clock)
+
+    run = TrainingRun(
+        core,
+        launcher,
+        clock,
+        LoopServices(
+            environments=TaskEnvironments(clock, agent),
+            rewards=OwnRewards(clock),
+            trainer=trainer,
+            updates=WeightPush(trainer.weights_to_push),
+        ),
+        predictions=CoreEstimates(clock, cluster.prediction_s),
+        solver=solver,
+        tool_capacity=cluster.tool_capacity,
+        report_interval_s=cluster.report_interval_s,
+    )
+
+    async def whole() -> None:
+        await trainer.start()
+        await run.run()
+
+    for time_s, name in cluster.faults():
+        clock.call_at(time_s, partial(kill_engine, launcher, EngineId(name)))
+    running = loop.create_task(whole())
+    try:
+        with (
+            signals.on_signal(lambda count: loop.call_soon_threadsafe(running.cancel)),
+            suppress(asyncio.CancelledError),
+        ):
+            await running
+    finally:
+        await _close(solver, trainer, launcher)
+    return trainer.restarts
+
+
+async def _close(solver: ProcessSolver, trainer: ProcessTrainer, launcher: VllmLauncher) -> None:
+    solver.close()
+    try:
+        await trainer.close()
+    finally:
+        await launcher.close()
