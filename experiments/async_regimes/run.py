@@ -1,4 +1,4 @@
-"""Asynchronous and partial rollout over the synchronous step, as their systems report it."""
+"""L: asynchronous and partial rollout over the synchronous step, as their systems report it."""
 
 from collections.abc import Mapping
 from pathlib import Path

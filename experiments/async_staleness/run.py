@@ -1,4 +1,4 @@
-"""Seconds of a step over the staleness that a regime allows: AReaL, verl fully async, marin."""
+"""K: seconds of a step over the staleness that a regime allows: AReaL, verl fully async, marin."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -101,10 +101,7 @@ class Experiment:
     @property
     def has_size(self) -> bool:
         """Whether a size changes it; small worked examples are what they are."""
-        tables = [table for table in self.config.values() if isinstance(table, dict)]
-        return "runs" in self.config or any(
-            isinstance(value, dict) and "full" in value for t in tables for value in t.values()
-        )
+        return "runs" in self.config or hasattr(self.script, "computations")
 
     @property
     def measures_time(self) -> bool:

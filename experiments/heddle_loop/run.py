@@ -1,4 +1,4 @@
-"""heddle-loop over other regimes of its staleness bound, each at its best split and TP degree."""
+"""O: heddle-loop over regimes of its staleness bound, each at its best split and TP degree."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,9 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
     made: dict[str, Computation] = {}
     gpus = sized(size, 64, 16)
     shared: dict[str, Any] = {"gpus": gpus, "groups": sized(size, 32, 8), "steps": 12}
-    splits = tuple(sorted({max(1, gpus * eighths // 8) for eighths in (1, 2, 3, 5)}))
+    splits = tuple(
+        sorted({max(1, gpus * eighths // 8) for eighths in config["loop"]["eighths_train"]})
+    )
     for workload in WORKLOADS:
         for model in MODELS:
             both = {**shared, "workload": workload, "model": model, "tps": None}

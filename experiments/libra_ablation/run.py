@@ -1,4 +1,4 @@
-"""Libra's ablation: the split by a planner, TP degrees of several kinds, the elastic pool."""
+"""M: Libra's ablation: the split by a planner, TP degrees of several kinds, the elastic pool."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
         "gpus": gpus,
         "groups": sized(size, 32, 8),
         "steps": sized(size, 16, 14),
-        "drift": 2.0,
+        "drift": config["loop"]["drift"],
     }
     tried = tuple(sized(size, n, n // 4) for n in (8, 16, 24, 32))
     pool = f"libra:pool_gpus={sized(size, 8, 4)}"

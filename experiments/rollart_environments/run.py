@@ -1,4 +1,4 @@
-"""RollArt: slow and failing environments, serverless rewards, and the staleness of a trajectory."""
+"""N: RollArt: slow, failing environments, serverless rewards, and staleness of a trajectory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
     """One for each cluster and service."""
     gpus, train = sized(size, 64, 16), sized(size, 16, 4)
     shared: dict[str, Any] = {
-        "workload": "coding",
+        "workload": config["loop"]["workload"],
         "gpus": gpus,
         "train_gpus": (train,),
         "groups": sized(size, 32, 8),
