@@ -1,8 +1,9 @@
 """Converts the journal of a run back to a trace.
 
 Sizes and tools are the original ones. Times are those of the run: a tool's wait includes waiting
-for a free slot, and `llm_s` all queueing. What a journal lacks stays unknown: whether a
-task was solved, what the last tool added, how much of a compacted prompt repeated the one before.
+for a free slot, as a reward's does, and `llm_s` all queueing. What a journal lacks stays unknown:
+whether a task was solved, what the last tool added, how much of a compacted prompt repeated the one
+before.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +11,6 @@ from dataclasses import dataclass, field
 
 from heddle_core.events import (
     EngineFailed,
-    Event,
     StepFinished,
     StepPreempted,
     ToolReturned,
@@ -19,6 +19,7 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import TrajectoryId
+from heddle_core.loop.events import AnyEvent, Scored
 from heddle_trace.errors import TraceError
 from heddle_trace.schema import StepRecord, TrajectoryRecord
 
@@ -52,10 +53,12 @@ class _Going:
     generation: StepRecord | None = None
     tool: ToolStarted | None = None
     outcome: str | None = None
+    finished_s: float = 0.0
+    scored: Scored | None = None
 
 
 def extract(
-    events: Iterable[Event], *, source: str | None = None, model: str | None = None
+    events: Iterable[AnyEvent], *, source: str | None = None, model: str | None = None
 ) -> tuple[tuple[TrajectoryRecord, ...], ExtractReport]:
     """Records of all trajectories that ran to their end, in the order of their arrival.
 
@@ -73,9 +76,11 @@ def extract(
             ) from None
     left_out: dict[str, int] = {}
     records = []
+    # A simulated loop gives 0 to all trajectories of a trace without rewards.
+    rewarded = any(one.scored is not None and one.scored.reward for one in going.values())
     for one in going.values():
         if one.outcome in ("completed", "truncated") and one.steps:
-            records.append(_record(one, source, model))
+            records.append(_record(one, source, model, rewarded))
         else:
             how = one.outcome or "unfinished"
             left_out[how] = left_out.get(how, 0) + 1
@@ -84,7 +89,7 @@ def extract(
     return tuple(records), ExtractReport(left_out=left_out)
 
 
-def _take(going: dict[TrajectoryId, _Going], event: Event) -> None:
+def _take(going: dict[TrajectoryId, _Going], event: AnyEvent) -> None:
     match event:
         case TrajectoryArrived(time_s=time_s, trajectory=trajectory, prompt_tokens=prompt):
             going[trajectory] = _Going(event, runnable_s=time_s, context=prompt)
@@ -102,6 +107,9 @@ def _take(going: dict[TrajectoryId, _Going], event: Event) -> None:
         case TrajectoryFinished(trajectory=trajectory, outcome=outcome):
             _close(going[trajectory], event)
             going[trajectory].outcome = outcome
+            going[trajectory].finished_s = event.time_s
+        case Scored(trajectory=trajectory):
+            going[trajectory].scored = event
         case _:
             pass
 
@@ -162,8 +170,8 @@ def _span(start_s: float, end_s: float) -> float:
     return max(0.0, round(end_s - start_s, _DIGITS))
 
 
-def _record(one: _Going, source: str | None, model: str | None) -> TrajectoryRecord:
-    arrived = one.arrived
+def _record(one: _Going, source: str | None, model: str | None, rewarded: bool) -> TrajectoryRecord:
+    arrived, scored = one.arrived, one.scored
     return TrajectoryRecord(
         trajectory_id=arrived.trajectory,
         group_id=arrived.group,
@@ -174,4 +182,6 @@ def _record(one: _Going, source: str | None, model: str | None) -> TrajectoryRec
         source=source,
         model=model,
         truncated=True if one.outcome == "truncated" else None,
+        reward=scored.reward if scored is not None and rewarded else None,
+        reward_s=None if scored is None else _span(one.finished_s, scored.time_s),
     )

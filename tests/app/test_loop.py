@@ -11,6 +11,8 @@ from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 from tests.app.journals import Heddle
 
+LOOP_PAGE = (Path(__file__).resolve().parents[2] / "docs" / "loop.md").read_text()
+
 SMALL = (
     *("--model", "qwen3-8b", "--gpus", "8", "--train-gpus", "4", "--tp", "2"),
     *("--groups", "3", "--samples", "4", "--steps", "4"),
@@ -72,6 +74,8 @@ def test_the_json_contract(heddle: Heddle, prompts: str):
         assert set(row["staleness"]) == {"mean", "max", "histogram"}
         assert set(row["split_s"]) == {"rollout", "reward", "training", "update"}
         assert sum(row["split_s"].values()) == pytest.approx(row["step_s"]["mean"])
+        for key in row:
+            assert f"`{key}`" in LOOP_PAGE, f"{key} is not in docs/loop.md"
     assert sync["length_distance"] == 0.0
     assert sync["busy"]["reward"] is None
     assert sync["step_s"]["ci95"] is None

@@ -13,6 +13,7 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
+from heddle_core.loop.events import Scored
 from heddle_trace import TraceError
 from heddle_trace.extract import extract
 
@@ -130,3 +131,17 @@ def test_events_that_no_run_has_are_reported(events):
 def test_a_run_without_a_whole_trajectory_is_reported():
     with pytest.raises(TraceError, match="no trajectory of this run came to its end"):
         extract([arrived()])
+
+
+@pytest.mark.parametrize(("reward", "kept"), [(0.25, 0.25), (0.0, None), (None, None)])
+def test_a_loops_rewards_and_their_times_are_kept(reward: float | None, kept: float | None):
+    (record,), _ = extract(
+        [
+            arrived(),
+            finished(2.0, 0, 8, reason="answer"),
+            ended(2.0),
+            Scored(time_s=32.5, trajectory=T, reward=reward),
+        ]
+    )
+    # A loop on a trace without rewards gives 0 to all: nothing that was recorded.
+    assert (record.reward, record.reward_s) == (kept, 30.5)
