@@ -15,6 +15,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
+from heddle_core.hooks import FURTHER
 from heddle_core.parts.table import KINDS, PARTS, Kind, Part, kind_of
 from heddle_core.policy import Policy, PolicyContext, Predictor
 from heddle_core.presets import PRESETS
@@ -108,10 +109,20 @@ def check(name: str, parts: Mapping[Kind, object]) -> None:
     wrong = [
         f"{kind} {type(part).__name__} {lack}"
         for kind, part in parts.items()
-        for lack in _lacks(part, protocols[kind])
+        for protocol in (protocols[kind], *_further(kind, part))
+        for lack in _lacks(part, protocol)
     ]
     if wrong:
         raise PolicyError(f"{name}: {'; '.join(wrong)}. docs/write-a-policy.md lists what to have")
+
+
+def _further(kind: Kind, part: object) -> list[type]:
+    """Protocols of further methods of which `part` has some: it needs all of such a protocol."""
+    return [
+        protocol
+        for protocol in FURTHER.get(kind, ())
+        if any(hasattr(part, name) for name in vars(protocol) if not name.startswith("_"))
+    ]
 
 
 def _lacks(part: object, protocol: type) -> list[str]:

@@ -133,8 +133,7 @@ class Controller:
             runnable_s=e.time_s,
         )
         self.ledger.add_trajectory(t)
-        if self._review_due_s is None and self._hooks.review_s:
-            self._review_due_s = e.time_s + self._hooks.review_s
+        self._review_later()
         rollout.arrived += 1
         self.ledger.estimate(t, self.policy.predictor.remaining_tokens(t))
         if rollout.complete:
@@ -380,9 +379,15 @@ class Controller:
         for t in self._retention.ended(now_s):
             self._end_retention(t, out)
         if self._review_due_s is not None and self._review_due_s <= now_s:
-            again = bool(self.ledger.trajectories)
-            self._review_due_s = now_s + self._hooks.review_s if again else None
+            self._review_due_s = None
+            self._review_later()
             self._release_backlog(out, review=True)
+
+    def _review_later(self) -> None:
+        """Let the placement review its backlog while there are trajectories and engines."""
+        ledger, review_s = self.ledger, self._hooks.review_s
+        if review_s and self._review_due_s is None and ledger.trajectories and ledger.engines:
+            self._review_due_s = ledger.now_s + review_s
 
     def _all_arrived(self, rollout: Rollout, out: CommandList) -> None:
         """Plan or place the trajectories that have arrived: all, or those before the deadline."""
@@ -506,6 +511,7 @@ class Controller:
             kv_capacity_tokens=e.kv_capacity_tokens,
         )
         self.ledger.add_engine(engine)
+        self._review_later()
         if not self._fleet.ready(e.engine, out):
             self.ledger.close_engine(engine)
         if self._fleet.is_borrowed(e.engine):

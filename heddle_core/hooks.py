@@ -5,7 +5,7 @@ Most parts have none of them. The controller looks once, when it is made.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, TrajectoryId
@@ -80,6 +80,13 @@ class Backlog(Protocol):
         """
         ...
 
+
+FURTHER: Final[Mapping[str, tuple[type, ...]]] = {
+    "placement": (Backlog,),
+    "migration": (CarriesKv,),
+    "admission": (KeepsKvFor, Chunks),
+}
+"""Protocols of further methods by the kind of part; a part has all methods of one, or none."""
 
 Observe: TypeAlias = Callable[..., None]
 Release: TypeAlias = Callable[

@@ -55,6 +55,15 @@ def half_a_placement(context) -> Placement:
     return HalfAPlacement()
 
 
+class HalfABacklog(Sticky):
+    def release(self, view):
+        return []
+
+
+def half_a_backlog(context) -> Placement:
+    return HalfABacklog()
+
+
 class HalfAPredictor:
     def served(self):
         return False
@@ -130,6 +139,14 @@ def test_all_that_a_part_lacks_is_said_at_once():
     assert "has place(t), which should be place(t, view)" in said
     assert "lacks the method finished(t)" in said
     assert "needs_all" not in said
+
+
+def test_a_part_with_one_of_the_further_methods_needs_the_others():
+    with pytest.raises(PolicyError) as caught:
+        load_policy(f"verl+{__name__}:half_a_backlog", policy_context())
+    said = str(caught.value)
+    assert "placement HalfABacklog lacks the property review_s" in said
+    assert "has release(view), which should be release(backlog, view)" in said
 
 
 def test_all_that_a_policy_lacks_is_said_at_once():

@@ -25,6 +25,7 @@ from heddle_core.ids import EngineId, EngineShape
 from heddle_core.parts.admission.prompt_only import PromptOnly
 from heddle_core.parts.migration.never import Never
 from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.scheduler.fcfs import Fcfs
@@ -259,10 +260,11 @@ def test_samples_of_idle_engines_do_not_hide_that_nothing_happens():
         )
 
 
-def test_engines_that_all_die_for_good_leave_a_rollout_stuck():
+@pytest.mark.parametrize("placement", [LeastLoaded(), PauseRestore()])
+def test_engines_that_all_die_for_good_leave_a_rollout_stuck(placement):
     faults = tuple((5.0 + 70.0 * i, EngineId(f"e0+{i}" if i else "e0")) for i in range(4))
     seen = []
-    controller = Controller(PLAIN)
+    controller = Controller(replace(PLAIN, placement=placement))
 
     def handle(event):
         seen.append(event)

@@ -45,7 +45,7 @@ def mix_of(context: PolicyContext, shares: Mapping[int, float]) -> tuple[EngineS
     """Shapes of engines on all GPUs, by these shares of them.
 
     Raises:
-        ValueError: the GPUs are of several classes.
+        ValueError: the GPUs are of several classes, or some would be left over.
     """
     if len(context.pools) != 1:
         raise ValueError("shares of GPUs need one class of them; give a mix of engines instead")
@@ -60,4 +60,9 @@ def mix_of(context: PolicyContext, shares: Mapping[int, float]) -> tuple[EngineS
         tps += [tp] * max(0, int((given - sum(tps)) // tp))
     for tp in reversed(known):
         tps += [tp] * ((gpus - sum(tps)) // tp)
+    if sum(tps) < gpus:
+        raise ValueError(
+            f"engines of TP {', '.join(map(str, known))} leave {gpus - sum(tps)} of {gpus} {gpu} "
+            f"GPUs over: take a multiple of {known[0]} GPUs, or name the engines as cluster.mix"
+        )
     return tuple(EngineShape(gpu, tp) for tp in sorted(tps, reverse=True))
