@@ -115,7 +115,8 @@ def test_sampled_prompts_that_do_not_fit_into_one_iteration_together_all_run(ben
             engine.start(request(name, ids(name, 700), 20, exact=False))
         for name in ("left", "right"):
             end = await bench.recorder.end_of(name)
-            assert (end.finished, len(end.output_ids)) == (True, 20)
+            assert (end.finished, end.error) == (True, "")
+            assert 1 <= end.tokens <= 20
             engine.forget(TrajectoryId(name))
 
     bench.run(main())
