@@ -119,6 +119,7 @@ class Driver:
         on_error: Callable[[BaseException], None] = lambda error: None,
         on_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
         carry_out: Mapping[type, Callable[[Any], None]] | None = None,
+        awaits: Callable[[], bool] | None = None,
     ) -> None:
         """Without a prediction service the core's own estimate is returned. Without a solver a plan
         is searched in place, after its charged time.
@@ -130,8 +131,9 @@ class Driver:
         open more rollouts.
         `on_error` is called once, for an error after which no event is delivered: `StuckError`, or
         a defect of the core, an agent or a service. `carry_out` executes the commands of a core
-        that has more than a rollout's, by their class. `on_lost` is called with the tokens that a
-        step had made when its trajectory was cancelled.
+        that has more than a rollout's, by their class. `awaits` returns whether one of these is
+        under way; if none is, an open rollout is not expected to get more agents. `on_lost` is
+        called with the tokens that a step had made when its trajectory was cancelled.
         """
         self._core, self._clock = core, clock
         self._predictions = predictions or CoreEstimates(clock)
@@ -170,6 +172,7 @@ class Driver:
         self._interrupted = False
         self._closed = False
         self._carry_out = self._of_rollouts() | dict(carry_out or {})
+        self._awaits = awaits
 
     def _of_rollouts(self) -> dict[type, Callable[[Any], None]]:
         return {
@@ -647,10 +650,16 @@ class Driver:
             self._check_is_due = True
             self._clock.call_after(0.0, self._check)
 
+    def _is_all_here(self) -> bool:
+        """Whether no more agents will be admitted before something else happens."""
+        if self._awaits is not None:
+            return not self._awaits()
+        return all(rollout.complete for rollout in self._rollouts.values())
+
     def _check(self) -> None:
         self._check_is_due = False
         stuck = bool(self._trajectories) and not (self._interrupted or self._busy())
-        if stuck and all(rollout.complete for rollout in self._rollouts.values()):
+        if stuck and self._is_all_here():
             failure = self._cluster.last_failure
             self.service_failed(
                 StuckError(

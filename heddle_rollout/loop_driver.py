@@ -142,6 +142,12 @@ class LoopDriver:
         self._started_as: dict[TrajectoryId, tuple[StartTrajectory, Agent]] = {}
         """Trajectories that run, or whose reward or batch is due."""
         self._driver: Driver | None = None
+        self._pending = 0
+        """Starts, rewards, trainings and moves of GPUs under way."""
+
+    def awaits(self) -> bool:
+        """Whether a service will answer, so that a loop in which nothing runs goes on."""
+        return self._pending > 0
 
     @property
     def carry_out(self) -> Mapping[type, Callable[[Any], None]]:
@@ -193,9 +199,11 @@ class LoopDriver:
         )
 
     def _start_trajectory(self, command: StartTrajectory) -> None:
+        self._pending += 1
         self._services.environments.start(command, self._started)
 
     def _started(self, command: StartTrajectory, agent: Agent | None) -> None:
+        self._pending -= 1
         if agent is None:
             self._deliver(
                 StartFailed(
@@ -209,9 +217,11 @@ class LoopDriver:
         self.driver.admit(agent, command.rollout)
 
     def _score(self, command: Score) -> None:
+        self._pending += 1
         self._services.rewards.score(*self._started_as[command.trajectory], self._scored)
 
     def _scored(self, trajectory: TrajectoryId, reward: float | None) -> None:
+        self._pending -= 1
         self._deliver(Scored(time_s=self._clock.now_s, trajectory=trajectory, reward=reward))
 
     def _cancel(self, command: Cancel) -> None:
@@ -224,26 +234,33 @@ class LoopDriver:
     def _accumulate(self, command: AccumulateGradients) -> None:
         assert self._services.parts is not None, "this trainer takes whole batches only"
         agents = self._taken(command.trajectories)
+        self._pending += 1
         self._services.parts.accumulate(command, agents, self._accumulated)
 
     def _accumulated(self, batch: int) -> None:
+        self._pending -= 1
         self._deliver(GradientsAccumulated(time_s=self._clock.now_s, batch=batch))
 
     def _train(self, command: Train) -> None:
-        self._services.trainer.train(command, self._taken(command.trajectories), self._trained)
+        agents = self._taken(command.trajectories)
+        self._pending += 1
+        self._services.trainer.train(command, agents, self._trained)
 
     def _taken(self, trajectories: Sequence[TrajectoryId]) -> list[Agent]:
         """Agents whose trajectories leave for the trainer."""
         return [self._started_as.pop(each)[1] for each in trajectories]
 
     def _trained(self, batch: int) -> None:
+        self._pending -= 1
         self._deliver(Trained(time_s=self._clock.now_s, batch=batch))
 
     def _assign_gpus(self, command: AssignGpus) -> None:
         assert self._services.gpus is not None, "GPUs that change sides need a switch"
+        self._pending += 1
         self._services.gpus.assign(command, self.driver, self._assigned)
 
     def _assigned(self, command: AssignGpus) -> None:
+        self._pending -= 1
         self._deliver(GpusAssigned(time_s=self._clock.now_s, role=command.role, pool=command.pool))
 
     def _update_weights(self, command: UpdateWeights) -> None:

@@ -60,6 +60,7 @@ class TrainingRun:
             on_error=self.fail,
             on_lost=on_lost,
             carry_out=self._loop.carry_out,
+            awaits=self._loop.awaits,
         )
         self._loop.attach(self.driver)
 

@@ -28,6 +28,7 @@ from heddle_runtime.process.engine_core import Activity, CoreOutput, Finish
 from heddle_runtime.process.fatal_error import fail_on_thread_death, fatal_error
 from heddle_runtime.process.loop import serve
 from heddle_runtime.process.wire import ClosedError
+from heddle_runtime.vllm.checks import read_model
 from heddle_runtime.vllm.settings import (
     CPU_BLOCK_TOKENS,
     CPU_KV_BYTES,
@@ -246,6 +247,8 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
     }
     if on_cpu or settings.kv_bytes is not None:
         wanted["kv_cache_memory_bytes"] = settings.kv_bytes or CPU_KV_BYTES
+    if on_cpu and settings.temperature > 0:
+        wanted |= _whole_prefills(settings)
     if on_cpu or settings.block_tokens is not None:
         wanted["block_size"] = settings.block_tokens or CPU_BLOCK_TOKENS
     if order.tp > 1:
@@ -276,6 +279,21 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
         dtype=str(model.dtype).removeprefix("torch."),
         device="" if on_cpu else str(current_platform.get_device_name()),
     )
+
+
+def _whole_prefills(settings: VllmSettings) -> dict[str, Any]:
+    """Let no prefill be cut in two: vLLM would rewind the generator of a request with a seed, and
+    those of CPUs cannot do that, so that the engine would die.
+    """
+    longest = settings.max_context
+    if longest is None:
+        model = read_model(settings.model_dir, weights=False)
+        kv_tokens = (settings.kv_bytes or CPU_KV_BYTES) // model.kv_bytes_per_token(settings.dtype)
+        longest = min(model.max_context, kv_tokens)
+    return {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(settings.max_batched_tokens, longest),
+    }
 
 
 def _nixl(settings: VllmSettings, *, on_cpu: bool) -> Any:

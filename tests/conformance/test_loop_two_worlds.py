@@ -19,6 +19,7 @@ from heddle_core.loop.controller import LoopController
 from heddle_core.loop.events import AnyEvent, EngineUpdated, StartFailed, Trained
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.presets import BatchShape, regime_named
+from heddle_rollout.driver import StuckError
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import RunClock
 from heddle_runtime.train.run import TrainingRun
@@ -130,6 +131,17 @@ def test_a_loop_has_the_same_journal_under_both_clocks(regime: str, policy: str)
     fresh = Recorded(regime, policy)
     for event, commands in there:
         assert fresh.handle(event) == commands
+
+
+@pytest.mark.parametrize("regime", ["areal:max_head_offpolicyness=1", "one-step-off"])
+def test_a_loop_whose_engines_have_all_died_for_good_says_so(regime: str, monkeypatch):
+    """Each is started again three times; then trajectories of an open rollout wait for nothing."""
+    names = [f"e{i}" + (f"+{k}" if k else "") for k in range(4) for i in range(8)]
+    faults = tuple((5.0 + 20.0 * (i // 8) + i % 8 / 10, EngineId(n)) for i, n in enumerate(names))
+    monkeypatch.setattr(f"{__name__}.FAULTS", faults)
+    for world in (simulated, on_the_event_loop):
+        with pytest.raises(StuckError):
+            world(regime, "verl")
 
 
 def test_the_loops_have_what_they_are_for():

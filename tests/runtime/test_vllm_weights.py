@@ -28,7 +28,13 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """
     folder = tmp_path_factory.mktemp("vllm")
     with vllm_bench(
-        folder, kv_bytes=2 << 20, max_context=1024, temperature=0.7, kv_transfer="none", pin_s=60.0
+        folder,
+        kv_bytes=2 << 20,
+        max_context=1024,
+        temperature=0.7,
+        kv_transfer="none",
+        pin_s=60.0,
+        max_batched_tokens=1024,
     ) as bench:
         bench.weights = str(make_tiny_model(folder / "other", seed=2))
         yield bench
@@ -96,6 +102,22 @@ def test_sampling_is_repeatable_and_differs_between_trajectories(bench):
             made.append((await bench.recorder.end_of(name)).output_ids)
         assert made[0] == made[2]
         assert made[0] != made[1]
+
+    bench.run(main())
+
+
+def test_sampled_prompts_that_do_not_fit_into_one_iteration_together_all_run(bench):
+    """Cut in two, a prefill whose request has a seed would end the engine: see `process.py`."""
+
+    async def main() -> None:
+        engine = await bench.engine()
+        for name in ("left", "right"):
+            engine.start(request(name, ids(name, 700), 20, exact=False))
+        for name in ("left", "right"):
+            end = await bench.recorder.end_of(name)
+            assert (end.finished, end.error) == (True, "")
+            assert 1 <= end.tokens <= 20
+            engine.forget(TrajectoryId(name))
 
     bench.run(main())
 
