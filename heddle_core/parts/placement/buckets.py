@@ -96,6 +96,7 @@ class Buckets(OneByOne):
         node, made = self._tree.deepest(t.id, t.group)
         if not node.visits:
             return
+        # At the root of the tree, where nothing was made yet, lengths are total ones.
         unknown = made == 0 and not self._totals_when_unknown
         done = t.output_tokens if unknown else 0
         by_mean = self._bucket_of(node.mean - done)
