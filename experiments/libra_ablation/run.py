@@ -1,4 +1,4 @@
-"""M: Libra's ablation: the split by a planner, TP degrees of several kinds, the elastic pool."""
+"""M: Libra's ablation: a planned split, TP degrees of several kinds, C-MLFQ, the elastic pool."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,6 @@ from experiments.harness.loops import Loop, by_regime, sized
 from experiments.harness.values import exactly
 
 FIXED = "libra:pool_gpus=0"
-ROWS = ("static", "split", "mixed TP", "elastic pool")
 
 
 def _best(rows: Mapping[str, Any]) -> float:
@@ -19,7 +18,7 @@ def _best(rows: Mapping[str, Any]) -> float:
 
 
 def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computation]:
-    """Each row of the table adds one mechanism to the row before."""
+    """Each mechanism is added to the planned split."""
     gpus = sized(size, 48, 12)
     shared: dict[str, Any] = {
         "workload": "coding",
@@ -35,19 +34,23 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
         "static": Loop(regimes=(FIXED,), train_gpus=(gpus * 2 // 3,), tps=(2,), **shared),
         "split": Loop(regimes=(FIXED,), train_gpus=tried, tps=(2,), **shared),
         "mixed TP": Loop(regimes=(FIXED,), train_gpus=tried, policy="heddle", tps=(2,), **shared),
+        "C-MLFQ": Loop(
+            regimes=(FIXED,), train_gpus=tried, policy="libra-cmlfq", tps=(2,), **shared
+        ),
         "elastic pool": Loop(regimes=(pool,), train_gpus=tried, tps=(2,), **shared),
     }
     return {name: loop.computation for name, loop in loops.items()}
 
 
 def measure(context: Context) -> Measured:
-    """Trained tokens a second of each row over the row that it extends."""
+    """Trained tokens a second with each mechanism over those without."""
     made = computations(context.size, context.config)
     rates = {name: _best(context.store.get(each.key)) for name, each in made.items()}
     return Measured(
         values={
             "planner": exactly(rates["split"] / rates["static"]),
             "mixed": exactly(rates["mixed TP"] / rates["split"]),
+            "cmlfq": exactly(rates["C-MLFQ"] / rates["split"]),
             "elastic": exactly(rates["elastic pool"] / rates["split"]),
         },
         data=rates,
