@@ -15,10 +15,12 @@ from experiments.harness.jobs import Computation, Size
 from heddle.config import ClusterConfig, PolicyConfig, RunConfig
 from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig
+from heddle.loop.plan import plan_loop
 from heddle.loop.splits import splits
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 
+MOST_SETTINGS = 1_000
 FIRST_SEED = 501
 """Of traces for loops; shipped histories are of other seeds."""
 
@@ -62,6 +64,12 @@ class Loop:
         """Its rows, by regime, as `heddle loop --json` prints them."""
         return Computation(question={"loop": asdict(self), "version": 1}, make=partial(_run, self))
 
+    @property
+    def plan_computation(self) -> Computation:
+        """Every setting estimated and simulated, as `heddle plan --loop --json` prints them."""
+        question = {"loop plan": asdict(self), "version": 1}
+        return Computation(question=question, make=partial(_plan, self))
+
 
 def sized(size: Size, full: int, reduced: int) -> int:
     """A number that depends on the size."""
@@ -79,32 +87,41 @@ def step_s(rows: Mapping[str, Any], regime: str) -> float:
 
 
 def _run(loop: Loop) -> Mapping[str, Any]:
-    prompts = loop.groups * (loop.steps + 6)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "loop.jsonl.gz"
-        _write(path, loop, prompts)
-        cluster = ClusterConfig(
-            gpus=loop.gpus, gpu=loop.gpu, model=loop.model, max_running=loop.max_running
-        )
-        run = RunConfig(
-            trace=str(path), cluster=cluster, policy=PolicyConfig(preset=loop.policy), seed=0
-        )
-        config = LoopConfig(
-            run=run,
-            regimes=loop.regimes,
-            steps=loop.steps,
-            groups=loop.groups,
-            samples=loop.samples,
-            colocated=loop.colocated,
-            repeat=True,
-            **loop.options,
-        )
+        config = _config(loop, Path(folder))
         found = compare_regimes(
             splits(config, loop.train_gpus, loop.tps),
             fitting_only=loop.train_gpus is None or loop.tps is None,
         )
     plain = found.plain()
     return {"regimes": plain["regimes"], "tried": plain["tried"]}
+
+
+def _plan(loop: Loop) -> Mapping[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        config = _config(loop, Path(folder))
+        return plan_loop(splits(config, loop.train_gpus, loop.tps), simulate=MOST_SETTINGS).plain()
+
+
+def _config(loop: Loop, folder: Path) -> LoopConfig:
+    path = folder / "loop.jsonl.gz"
+    _write(path, loop, loop.groups * (loop.steps + 6))
+    cluster = ClusterConfig(
+        gpus=loop.gpus, gpu=loop.gpu, model=loop.model, max_running=loop.max_running
+    )
+    run = RunConfig(
+        trace=str(path), cluster=cluster, policy=PolicyConfig(preset=loop.policy), seed=0
+    )
+    return LoopConfig(
+        run=run,
+        regimes=loop.regimes,
+        steps=loop.steps,
+        groups=loop.groups,
+        samples=loop.samples,
+        colocated=loop.colocated,
+        repeat=True,
+        **loop.options,
+    )
 
 
 def _write(path: Path, loop: Loop, prompts: int) -> None:
