@@ -316,19 +316,14 @@ class LoopController:
 
     def _begin_waiting(self) -> None:
         self._waits_since_s = self._now_s
-        self._awaited = max(0, self.regime.groups - self._ready)
-
-    @property
-    def _ready(self) -> int:
-        """Complete groups."""
-        return sum(1 for _ in self.groups.ready())
+        self._awaited = max(0, self.regime.groups - len(self.groups.complete))
 
     def _move_gpus(self, step: StepEnd | None, out: list[AnyCommand]) -> None:
         """Let hybrid GPUs change sides if their rule says so."""
         pool = self._pool
         assert pool is not None
         if pool.state == "rollout":
-            if pool.rule.takes_back(self._ready, step):
+            if pool.rule.takes_back(len(self.groups.complete), step):
                 out.extend(pool.take_back(self._now_s, self._cause))
         elif pool.state == "training" and step is not None:
             last = self.trained + self.regime.update.every >= self._batches
@@ -422,11 +417,11 @@ class LoopController:
     def _trainable(self, missing: int) -> list[Group]:
         """Complete groups to train now, `missing` at most; places of late ones are kept."""
         regime, groups = self.regime, self.groups
-        ready = list(groups.ready())
-        if len(ready) < min(regime.batching.accumulate_from or missing, missing):
+        if len(groups.complete) < min(regime.batching.accumulate_from or missing, missing):
             return []
-        if regime.batching.order == "first_finished":
-            ready.sort(key=lambda group: group.completed_as)
+        ready = list(groups.complete.values())
+        if regime.batching.order == "oldest":
+            ready.sort(key=lambda group: group.order)
         if regime.staleness.late == "wait" and regime.batching.rest == "keep":
             # Groups that would exceed the bound after the next update are trained before it.
             last = self.version - regime.staleness.most
@@ -463,7 +458,7 @@ class LoopController:
         self._begin_waiting()
         if self._pool is not None:
             step = StepEnd(
-                ready=self._ready,
+                ready=len(self.groups.complete),
                 train_s=self._train_s,
                 rollout_s=self._rollout_s,
                 pressure=self.groups.in_flight / self._slots,

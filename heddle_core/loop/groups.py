@@ -1,6 +1,6 @@
 """Groups of an RL loop: from the start of their samples to the batch that they are trained in."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -88,6 +88,8 @@ class Groups:
     def __init__(self) -> None:
         self.open: dict[GroupId, Group] = {}
         """In order of their start."""
+        self.complete: dict[GroupId, Group] = {}
+        """Those of `open` that can be trained, in the order in which they completed."""
         self.samples: dict[TrajectoryId, GroupSample] = {}
         """Live samples of open groups, and discarded ones whose end is still due."""
         self.started = 0
@@ -153,6 +155,7 @@ class Groups:
         elif phase == "scored" and not group.complete and group.scored >= group.needed:
             group.completed_as = self.completed
             self.completed += 1
+            self.complete[group.id] = group
 
     def forget(self, sample: GroupSample) -> None:
         """Let go of a discarded sample whose end has come."""
@@ -169,7 +172,7 @@ class Groups:
             raise LedgerError(f"group {group.id!r} has {len(group.live)} samples left")
         for sample in trained:
             del self.samples[sample.trajectory]
-        del self.open[group.id]
+        del self.open[group.id], self.complete[group.id]
         self.trained += 1
         return trained
 
@@ -178,11 +181,8 @@ class Groups:
         if group.live:
             raise LedgerError(f"group {group.id!r} has {len(group.live)} samples left")
         del self.open[group.id]
+        self.complete.pop(group.id, None)
         self.dropped += 1
-
-    def ready(self) -> Iterator[Group]:
-        """Yield complete groups in order of their start."""
-        return (group for group in self.open.values() if group.complete)
 
     def before(self, version: int) -> Iterable[Group]:
         """Yield open groups that began before `version`."""
@@ -198,6 +198,7 @@ class Groups:
             assert id_ in live or sample.phase == "discarded", f"{id_} belongs to no open group"
         in_flight = sum(s.phase in ("starting", "running") for s in live.values())
         assert in_flight == self.in_flight, f"{self.in_flight} in flight, not {in_flight}"
+        assert set(self.complete) == {g.id for g in self.open.values() if g.complete}
         for group in self.open.values():
             assert group.scored <= group.needed, f"{group.id} has more samples than it needs"
             assert group.complete == (group.scored == group.needed), f"{group.id} completes wrongly"
