@@ -131,9 +131,8 @@ class Driver:
         open more rollouts.
         `on_error` is called once, for an error after which no event is delivered: `StuckError`, or
         a defect of the core, an agent or a service. `carry_out` executes the commands of a core
-        that has more than a rollout's, by their class. `awaits` returns whether one of these is
-        under way; if none is, an open rollout is not expected to get more agents. `on_lost` is
-        called with the tokens that a step had made when its trajectory was cancelled.
+        that has more than a rollout's, by their class; while `awaits` is false, open rollouts get
+        no more agents. `on_lost` is called with the tokens of a step of a cancelled trajectory.
         """
         self._core, self._clock = core, clock
         self._predictions = predictions or CoreEstimates(clock)
