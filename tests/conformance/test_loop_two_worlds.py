@@ -18,7 +18,8 @@ from heddle_core.loop.commands import AnyCommand, StartTrajectory, Train, Update
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.events import AnyEvent, EngineUpdated, StartFailed, Trained
 from heddle_core.loop.groups import Prompt
-from heddle_core.loop.presets import BatchShape, regime_named
+from heddle_core.loop.named import regime_named
+from heddle_core.loop.presets import BatchShape
 from heddle_rollout.driver import StuckError
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import RunClock
