@@ -27,7 +27,8 @@ from heddle_runtime.train.run import TrainingRun
 from heddle_runtime.virtual_time import run_virtual
 from heddle_sim.config import SimulationConfig
 from heddle_sim.engine_client import SimLauncher
-from heddle_sim.loop import LoopSimulation, LoopWorld, ServiceConfig, SimulatedServices
+from heddle_sim.loop import LoopSimulation, LoopWorld, SimulatedServices
+from heddle_sim.services import Latency, ServiceConfig
 from heddle_trace.schema import TrajectoryScript
 from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
 from tests.conformance.test_two_worlds import speed
@@ -42,6 +43,7 @@ REGIMES = (
     "verl-fully-async:staleness_threshold=0.5:trigger_parameter_sync_step=2",
     "roll:async_generation_ratio=1",
     "pipelinerl",
+    "heddle-loop",
 )
 
 Journal = list[tuple[AnyEvent, tuple[AnyCommand, ...]]]
@@ -80,11 +82,14 @@ def script(group: GroupId, sample: int) -> TrajectoryScript:
 
 WORLD = LoopWorld(
     script=script,
-    train_s=lambda tokens: 3.0 + 1e-4 * sum(tokens),
+    train_s=lambda tokens, pool_trains: 3.0 + 1e-4 * sum(tokens),
+    accumulate_s=lambda tokens, pool_trains: 1e-4 * sum(tokens),
     update_s=2.3,
     pause_s=0.7,
-    environments=ServiceConfig(seconds=1.1, spread_s=0.5, capacity=9, failure_rate=0.05),
-    rewards=ServiceConfig(seconds=0.31, spread_s=0.1, cold_start_s=0.2),
+    environments=ServiceConfig(
+        latency=Latency(seconds=1.1, sigma=0.5), capacity=9, failure_rate=0.05
+    ),
+    rewards=ServiceConfig(latency=Latency(seconds=0.31, sigma=0.1), cold_start_s=0.2),
     seed=4,
 )
 
