@@ -10,6 +10,7 @@ from heddle.cli.loop_options import OPTIONS, trained, tried_numbers
 from heddle.cli.options import planned, take_config
 
 if TYPE_CHECKING:
+    from heddle.loop.plan import LoopPlan
     from heddle_core.estimate.ordered import Cost
     from heddle_core.solve.joint import Solver
 
@@ -111,7 +112,15 @@ def plan(
     }
     if of_loop:
         _only_of(context, ROLLOUT_ONLY, "leave out --loop, or the option")
-        _plan_loop(sources, options, settings, given, regimes, simulate, seed, as_json)
+        if context.get_parameter_source("regimes") is ParameterSource.DEFAULT:
+            regimes = ",".join(_possible(colocated=given["colocated"]))
+        loop_plan = _planned_loop(sources, options, settings, given, regimes, simulate, seed)
+        if as_json:
+            click.echo(json.dumps(loop_plan.plain(), allow_nan=False))
+        else:
+            from heddle.cli.show_loop_plan import show_loop_plan
+
+            show_loop_plan(loop_plan, _same_options(context))
         return
     _only_of(context, (*LOOP_NAMES, "regimes", "simulate"), "give --loop too")
     config, _ = take_config(sources, options, settings, seed=seed)
@@ -138,7 +147,38 @@ def _only_of(context: click.Context, names: tuple[str, ...], remedy: str) -> Non
             raise ConfigError(f"{flag} has no effect here: {remedy}")
 
 
-def _plan_loop(
+def _possible(*, colocated: bool) -> list[str]:
+    """Regimes to choose from that go with these GPUs."""
+    from heddle_core.loop.presets import REGIMES
+
+    names = PLANNED_REGIMES
+    return [n for n in names if not colocated or REGIMES[n.partition(":")[0]].can_share_gpus]
+
+
+CHOSEN = ("of_loop", "regimes", "simulate", "as_json", "train_gpus", "tp", "colocated")
+"""Parameters of which the plan's own values are printed, or none."""
+
+
+def _same_options(context: click.Context) -> list[str]:
+    """Sources and options as they were given, for a command that runs what was planned."""
+    words: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name in CHOSEN or source is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params[name]
+        if isinstance(parameter, click.Argument):
+            words = [*value, *words]
+        elif isinstance(value, bool):
+            words.append(parameter.opts[0])
+        else:
+            for each in value if isinstance(value, tuple) else (value,):
+                words += [parameter.opts[0], str(each)]
+    return words
+
+
+def _planned_loop(
     sources: tuple[str, ...],
     options: dict[str, Any],
     settings: tuple[str, ...],
@@ -146,10 +186,8 @@ def _plan_loop(
     regimes: str,
     simulate: int,
     seed: int | None,
-    as_json: bool,
-) -> None:
+) -> "LoopPlan":
     from heddle.cli.progress import progress
-    from heddle.cli.show_loop_plan import show_loop_plan
     from heddle.loop.config import LoopConfig
     from heddle.loop.plan import plan_loop
     from heddle.loop.splits import splits
@@ -164,12 +202,8 @@ def _plan_loop(
     numbers = None if train_gpus is None else tried_numbers("--train-gpus", train_gpus, 1)
     degrees = None if tp is None else tried_numbers("--tp", tp, 1)
     with progress("estimating", "batches") as bar:
-        found = plan_loop(
+        return plan_loop(
             splits(made, numbers, degrees),
             simulate=simulate,
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
         )
-    if as_json:
-        click.echo(json.dumps(found.plain(), allow_nan=False))
-    else:
-        show_loop_plan(found)

@@ -1,5 +1,8 @@
 """A plan of an RL loop as text."""
 
+import shlex
+from collections.abc import Sequence
+
 import rich_click as click
 
 from heddle.cli.show import new_table, show
@@ -9,8 +12,11 @@ SHOWN = 8
 """Rows at most, and those that were simulated."""
 
 
-def show_loop_plan(plan: LoopPlan) -> None:
-    """The best settings, what they were estimated and simulated to take, and the command to run."""
+def show_loop_plan(plan: LoopPlan, words: Sequence[str]) -> None:
+    """The best settings, what they were estimated and simulated to take, and the command to run.
+
+    `words` are the sources and options that this command shares.
+    """
     best, result = plan.best
     config = best.setup.config
     cluster = config.run.cluster
@@ -51,16 +57,10 @@ def show_loop_plan(plan: LoopPlan) -> None:
             estimate.limit,
         )
     show(table)
-    click.echo(f"\nnext     heddle loop TRACE {_options(best)}")
+    click.echo(f"\nnext     heddle loop {shlex.join(words)} {_chosen(best)}")
 
 
-def _options(estimate: StepEstimate) -> str:
+def _chosen(estimate: StepEstimate) -> str:
     config = estimate.setup.requested
-    cluster = config.run.cluster
     where = "--colocated" if config.colocated else f"--train-gpus {estimate.setup.train_gpus}"
-    return (
-        f"--regimes {estimate.setup.name} --policy {config.run.policy.preset} "
-        f"--model {cluster.model} --gpu {cluster.gpu} --gpus {estimate.setup.gpus} "
-        f"--max-running {cluster.max_running} {where} --tp {cluster.tp} "
-        f"--groups {config.groups} --samples {config.samples} --steps {config.steps}"
-    )
+    return f"--regimes {estimate.setup.name} {where} --tp {config.run.cluster.tp}"

@@ -163,7 +163,9 @@ def run_loop(
         TooManyFailuresError: nearly every start or reward fails.
     """
     core = loop_core(setup, Controller(setup.run.policy))
-    measured = _Measured(core, setup.data.output_tokens, on_trained, sink)
+    hybrid = setup.regime.split.hybrid
+    lends = hybrid is not None and not hybrid.own_gpus
+    measured = _Measured(core, setup.data.output_tokens, on_trained, sink, lends)
     measure = measured.measure
     simulation = LoopSimulation(measured, setup.run.simulation, setup.world, on_lost=measure.lost)
     simulation.run()
@@ -190,7 +192,7 @@ def run_loop_into(
         if field.name not in ("run", "regimes")
     }
     facts = replace(setup.run.facts("heddle_sim"), loop={"regime": setup.name, "config": beside})
-    with open_run(out, setup.run.config, facts) as directory:
+    with open_run(out, setup.requested.run, facts) as directory:
         found = run_loop(setup, on_trained, directory.record)
         figures = found[0]
         steps = [step.plain() for step in figures.split]
@@ -218,9 +220,10 @@ class _Measured:
         output_tokens: Callable[[GroupId, int], int],
         on_trained: Callable[[], None],
         sink: Sink | None,
+        trainer_lends: bool,
     ) -> None:
         self._core, self._on_trained, self._sink = core, on_trained, sink
-        self.measure = LoopMeasure(output_tokens)
+        self.measure = LoopMeasure(output_tokens, trainer_lends=trainer_lends)
 
     @property
     def deadline_s(self) -> float | None:

@@ -17,12 +17,18 @@ def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> 
     found = _first_fitting(config, gpus, longest, joined)
     if isinstance(found, TrainLayout):
         return found
+    alone = _first_fitting(config, gpus, longest, 0)
+    if isinstance(alone, TrainLayout):
+        raise TrainingError(
+            f"a trainer of TP {alone.tp} and PP {alone.pp} fits on {gpus} GPUs, but not on "
+            f"{gpus + joined} with those of the pool: pool_gpus must be a multiple of "
+            f"{alone.tp * alone.pp}, not {joined}"
+        )
     if found is None:
         raise TrainingError(
             f"no trainer of TP {config.train_tp or 'any'} and PP {config.train_pp or 'any'} "
             f"divides {gpus} GPUs"
-            + (f" and {gpus + joined} with those of the pool" if joined else "")
-            + ": take another --train-tp, --train-pp or --train-gpus"
+            ": take another --train-tp, --train-pp or --train-gpus"
         )
     for more in (2**k for k in range(gpus.bit_length(), gpus.bit_length() + 7)):
         if isinstance(_first_fitting(config, more, longest, joined), TrainLayout):

@@ -164,8 +164,12 @@ _COUNTED = frozenset((StartTrajectory, Discard, Train, AccumulateGradients))
 class LoopMeasure:
     """Takes every event with its commands; holds unfinished trajectories, and lengths."""
 
-    def __init__(self, output_tokens: Callable[[GroupId, int], int]) -> None:
-        """`output_tokens` has those of a sample of a prompt, all steps together."""
+    def __init__(
+        self, output_tokens: Callable[[GroupId, int], int], *, trainer_lends: bool = False
+    ) -> None:
+        """`output_tokens` has those of a sample of a prompt, all steps together. See `StepClock`
+        for `trainer_lends`.
+        """
         self._output_tokens = output_tokens
         self._started = array("q")
         """Output tokens of every trajectory, in order of the starts."""
@@ -184,7 +188,7 @@ class LoopMeasure:
         self.trained: list[TrainedSample] = []
         """Every trained sample, in order."""
         self._trained_lengths = array("q")
-        self._clock = StepClock()
+        self._clock = StepClock(trainer_lends=trainer_lends)
         self._split: list[StepFigures] = []
         self._staleness_of_batch: list[int] = []
         self._wasted_tokens = self._wasted_before_end = 0

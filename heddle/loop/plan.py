@@ -22,13 +22,14 @@ from heddle.config_files import ConfigError
 from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig
 from heddle.loop.result import RegimeResult, plans
-from heddle.loop.setup import LoopSetup, prepare_loop
+from heddle.loop.setup import LoopSetup, prepare_loop, regime_of
 from heddle.setup import Workspace
 from heddle.workload import CapacityError
 from heddle_core.estimate.cost import StepCost
 from heddle_core.estimate.group_cost import FloatArray, Work
 from heddle_core.estimate.simulate_group import simulate_group
 from heddle_core.ids import EngineShape
+from heddle_core.loop.regime import Regime
 from heddle_sim.training import TrainingError
 
 SCHEMA = "heddle.loop-plan/1"
@@ -124,6 +125,7 @@ def plan_loop(
     failed: ValueError | None = None
     for config in configs:
         for name in config.regimes:
+            check_estimated(name, regime_of(config, name))
             try:
                 estimates.append(estimate_step(prepare_loop(config, name, workspace=shared)))
             except (TrainingError, CapacityError) as error:
@@ -147,28 +149,39 @@ def _further(
     report(finished * of + done, total)
 
 
+def check_estimated(name: str, regime: Regime) -> None:
+    """Refuse a regime whose step is not estimated.
+
+    Raises:
+        ConfigError: redundant samples, discarded groups, or GPUs that change sides.
+    """
+    if (
+        regime.sampling.extra_samples
+        or regime.sampling.extra_groups
+        or regime.batching.rest != "keep"
+        or regime.staleness.late == "drop"
+        or regime.staleness.growth
+        or regime.split.hybrid is not None
+    ):
+        raise ConfigError(
+            f"the step of regime {name} is not estimated, since samples are redundant or dropped, "
+            "or GPUs change sides: find its split by `heddle loop --train-gpus best --tp best`"
+        )
+
+
 def estimate_step(setup: LoopSetup) -> StepEstimate:
     """Estimate the step of a loop.
 
     Raises:
-        ConfigError: a regime with redundant samples, discarded groups or GPUs that change sides.
+        ConfigError: as `check_estimated`.
     """
-    regime, split = setup.regime, setup.regime.split
+    check_estimated(setup.name, setup.regime)
+    regime = setup.regime
     if plans(setup):
         raise ConfigError(
             f"policy {setup.config.run.policy.preset} chooses TP degrees itself, and only engines "
             "of one degree are estimated: take --policy verl here, and `heddle loop --train-gpus "
             "best` for yours"
-        )
-    if (
-        regime.sampling.extra_samples
-        or regime.sampling.extra_groups
-        or regime.batching.rest != "keep"
-        or split.hybrid is not None
-    ):
-        raise ConfigError(
-            f"the step of regime {setup.name} is not estimated, since samples are redundant or "
-            "GPUs change sides: find its split by `heddle loop --train-gpus best --tp best`"
         )
     cluster = setup.config.run.cluster
     shape = EngineShape(cluster.gpu, cluster.tp)
@@ -181,7 +194,8 @@ def estimate_step(setup: LoopSetup) -> StepEstimate:
     update_s = setup.world.update_s
     engines = cluster.gpus // cluster.tp
     accumulates = regime.batching.accumulate_from is not None
-    serial_s = train_s / regime.groups if accumulates else train_s
+    last = min(regime.batching.accumulate_from or regime.groups, regime.groups)
+    serial_s = train_s * last / regime.groups
     if regime.update.mode == "drain":
         rollout_s = _round_s(groups, setup, cost, engines)
         if regime.staleness.counted_by == "batch":

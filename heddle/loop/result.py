@@ -133,6 +133,7 @@ class RegimeResult:
             "tp": self.setup.config.run.cluster.tp,
             "rollout_gpus": self.setup.config.run.cluster.gpus,
             "reward_gpus": self.setup.config.reward_gpus,
+            "pool_gpus": self.setup.pool_gpus,
             "trainer": {
                 "backend": self.setup.config.train_backend,
                 "tp": self.setup.layout.tp,

@@ -21,7 +21,7 @@ from heddle_core.loop.presets import BatchShape
 from heddle_core.loop.regime import Regime
 from heddle_core.plans import EngineSpec
 from heddle_sim.loop import LoopSimulation, LoopWorld
-from heddle_sim.training import TrainingProfile, TrainingTime, TrainLayout
+from heddle_sim.training import FORWARD_GATHERS, TrainingProfile, TrainingTime, TrainLayout
 from heddle_sim.training_files import load_training
 from heddle_sim.weight_update import WeightUpdateTime
 from heddle_trace.scripts import Scripts
@@ -49,10 +49,15 @@ class LoopSetup:
     @property
     def gpus(self) -> int:
         """Rollout, training and rewards together, with those of a hybrid pool."""
-        config, hybrid = self.config, self.regime.split.hybrid
+        config = self.config
         used = config.run.cluster.gpus + config.reward_gpus
-        own = hybrid.own_gpus if hybrid is not None else 0
-        return used if config.colocated else used + self.train_gpus + own
+        return used if config.colocated else used + self.train_gpus + self.pool_gpus
+
+    @property
+    def pool_gpus(self) -> int:
+        """Those of a hybrid pool that belong to neither side."""
+        hybrid = self.regime.split.hybrid
+        return hybrid.own_gpus if hybrid is not None else 0
 
     @property
     def hybrid_gpus(self) -> int:
@@ -75,21 +80,31 @@ class LoopSetup:
     def bound_s(self, trained: Sequence[TrainedSample], figures: LoopFigures) -> float:
         """Seconds in which no loop can train these samples, whatever its regime.
 
-        Rollout engines that are always full with them (`heddle.runs.bound`), and the time that the
-        trainer took: the longer of the two on GPUs of their own, their sum on common ones. With a
-        hybrid pool, the work of both over the GPUs of both. It is no less than a full reward
-        service needs.
+        Rollout engines that are always full with them (`heddle.runs.bound`), and the time of whole
+        batches in the trainer: the longer of the two on GPUs of their own, their sum on common
+        ones. With a hybrid pool, the work of both over the GPUs of both. It is no less than a full
+        reward service needs.
         """
         scripts = Scripts.of([self.data.script(each.group, each.number) for each in trained])
         workload = replace(self.run.workload, scripts=scripts, trajectories=len(scripts))
         bound = makespan_bound(workload, self.run.profile, self.config.run.cluster)
-        training_s, rewards_s = figures.training_s, figures.services.rewards_s
+        size = self.regime.groups * self.regime.samples
+        training_s = sum(
+            self.world.train_s(self._tokens(trained[first : first + size]), False)
+            for first in range(0, len(trained), size)
+        )
+        rewards_s = figures.services.rewards_s
         if self.config.colocated:
             return max(bound.capacity_s + training_s, rewards_s)
         if self.regime.split.hybrid is not None:
             gpu_s = bound.capacity_s * self.config.run.cluster.gpus + training_s * self.train_gpus
             return max(gpu_s / (self.gpus - self.config.reward_gpus), rewards_s)
         return max(bound.capacity_s, training_s, rewards_s)
+
+    def _tokens(self, samples: Sequence[TrainedSample]) -> list[int]:
+        """Tokens of their last contexts, output included."""
+        last = [self.data.script(each.group, each.number).steps[-1] for each in samples]
+        return [step.prompt_tokens + step.output_tokens for step in last]
 
     def services(
         self, simulation: LoopSimulation, trained: Sequence[TrainedSample]
@@ -125,16 +140,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
     Raises:
         ValueError: one of the packages' errors for bad input, with the remedy.
     """
-    cluster = config.run.cluster
-    regime = regime_named(
-        name,
-        BatchShape(
-            groups=config.groups,
-            samples=config.samples,
-            slots=cluster.gpus // cluster.tp * cluster.max_running,
-            colocated=config.colocated,
-        ),
-    )
+    regime = regime_of(config, name)
     requested, config = config, _without_pool(config, name, regime)
     cluster = config.run.cluster
     run = prepare(config.run, workspace=workspace)
@@ -146,6 +152,12 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
     data = DataSet.of(run.workload.scripts)
     check_recorded(config, run.workload.scripts)
     _check_data(config, name, regime, data)
+    if regime.batching.accumulate_from is not None and config.optimizer_steps > 1:
+        raise ConfigError(
+            f"regime {name} sums the gradients of a batch, and --optimizer-steps "
+            f"{config.optimizer_steps} needs new weights between its parts: give "
+            "accumulate_from=0, or --optimizer-steps 1"
+        )
     train_gpus = cluster.gpus if config.colocated else config.train_gpus
     hybrid = regime.split.hybrid
     joined = hybrid.own_gpus if hybrid is not None else 0
@@ -169,6 +181,24 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
     )
 
 
+def regime_of(config: LoopConfig, name: str) -> Regime:
+    """The rules of a loop.
+
+    Raises:
+        RegimeError: an unknown regime, or parameters that cannot be.
+    """
+    cluster = config.run.cluster
+    return regime_named(
+        name,
+        BatchShape(
+            groups=config.groups,
+            samples=config.samples,
+            slots=cluster.gpus // cluster.tp * cluster.max_running,
+            colocated=config.colocated,
+        ),
+    )
+
+
 def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
     """The loop whose engines have the rollout's own GPUs, without those of a hybrid pool.
 
@@ -187,10 +217,10 @@ def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
             "pool_gpus"
         )
     pool = own or config.train_gpus
-    if pool < tp:
+    if pool < tp or pool % tp:
         raise CapacityError(
-            f"regime {name} generates on {pool} more GPUs for a while, too few for an engine of "
-            f"TP {tp}: take more {'pool_gpus' if own else '--train-gpus'}"
+            f"regime {name} generates on {pool} more GPUs for a while, which are no whole engines "
+            f"of TP {tp}: take other {'pool_gpus' if own else '--train-gpus'}, or another --tp"
         )
     return replace(config, run=replace(config.run, cluster=replace(cluster, gpus=left)))
 
@@ -283,7 +313,7 @@ def _world(
 
     def accumulate_s(tokens: Sequence[int], pool_trains: bool) -> float:
         time = step_time(tokens, pool_trains)
-        return time.train_s + time.logprob_s
+        return time.train_s + time.logprob_s + 2.0 * FORWARD_GATHERS * time.fixed_s
 
     to_training_s, to_rollout_s = 0.0, 0.0
     if config.colocated:

@@ -51,7 +51,11 @@ class StepTime:
 class StepClock:
     """Takes every event with its commands; knows the steps that have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trainer_lends: bool = False) -> None:
+        """`trainer_lends`: the trainer cannot train while a hybrid pool is with the rollout. The
+        time until it is back then counts as waiting for trajectories.
+        """
+        self._trainer_lends = trainer_lends
         self.steps: list[StepTime] = []
         self._generated: dict[TrajectoryId, float] = {}
         """When each trajectory ended that is neither trained nor discarded."""
@@ -61,7 +65,8 @@ class StepClock:
         self._begin_s = self._update_s = self._reward_s = self._train_s = 0.0
         self._train_began_s = 0.0
         self._free_s = 0.0
-        """End of the last weight update, or of the last part of this batch."""
+        """Since when the trainer could train: the end of the last weight update, or of the last
+        part of this batch, or the return of its GPUs."""
         self._batch: tuple[float, float] | None = None
         """When the batch was complete, and the last update before; None where GPUs do not move."""
         self._on: dict[type, Callable[[Any], None]] = {
@@ -102,6 +107,8 @@ class StepClock:
     def _on_assigned(self, event: GpusAssigned) -> None:
         if event.pool == "all":
             self._end_update(event.time_s)
+        elif self._trainer_lends and event.role == "training":
+            self._free_s = event.time_s
 
     def _on_accumulated(self, event: GradientsAccumulated) -> None:
         self._train_s += event.time_s - self._train_began_s

@@ -42,7 +42,7 @@ class StepEnd:
     """What a rule sees when a batch was trained and the engines have its weights."""
 
     ready: int
-    """Complete groups, those of a batch at most."""
+    """Complete groups."""
     train_s: float
     """Seconds of training of the last batch."""
     rollout_s: float
@@ -87,6 +87,15 @@ class WaitLending:
     """A longer wait counts as one."""
     steps: int = 2
     """With or without waits, one after the other, before the ratio changes."""
+
+    def __post_init__(self) -> None:
+        """Refuse a share that is none.
+
+        Raises:
+            ValueError: it is not above 0 and at most 1.
+        """
+        if not 0.0 < self.ratio <= 1.0:
+            raise ValueError(f"switch_ratio must be above 0 and at most 1, not {self.ratio:g}")
 
     @property
     def own_gpus(self) -> int:
@@ -150,17 +159,17 @@ class WaitLendingRule:
         if self._idle >= p.steps:
             self.ratio = min(1.0, self.ratio + p.rise)
         elif self._calm >= p.steps:
-            self.ratio = max(1.0 / self._every, self.ratio - p.fall)
+            self.ratio = min(self.ratio, max(1.0 / self._every, self.ratio - p.fall))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatioPool:
     """Libra's elastic pool: replicas join training while that is the slower side.
 
-    In this order: pressure on the engines returns them to the rollout; a ratio of training to
-    rollout time of `borrow` or more lets them train; one of `release` or less returns them; between
-    the two they stay, for `most_steps` steps at most (arXiv 2606.03077 and its release, August
-    2026).
+    In this order: pressure on the engines returns them to the rollout, and so do `most_steps` steps
+    of training; a ratio of training to rollout time of `borrow` or more lets them train; one of
+    `release` or less returns them; between the two they stay (arXiv 2606.03077 and its release,
+    August 2026).
     """
 
     gpus: int = 8
@@ -169,6 +178,18 @@ class RatioPool:
     release: float = 0.90
     most_pressure: float = 0.80
     most_steps: int = 20
+
+    def __post_init__(self) -> None:
+        """Refuse thresholds between which there is nothing.
+
+        Raises:
+            ValueError: the pool would change sides at every step.
+        """
+        if self.borrow <= self.release:
+            raise ValueError(
+                f"borrow must be above release, {self.release:g}, so that the pool can stay where "
+                f"it is between the two; not {self.borrow:g}"
+            )
 
     @property
     def own_gpus(self) -> int:

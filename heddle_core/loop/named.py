@@ -42,7 +42,7 @@ def regime_named(text: str, shape: BatchShape) -> Regime:
         )
     try:
         regime: Regime = preset.regime(shape)
-    except RegimeError as error:
+    except ValueError as error:
         raise RegimeError(f"regime {text}: {error}") from None
     return regime
 

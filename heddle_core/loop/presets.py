@@ -317,6 +317,10 @@ class Libra:
 
     def regime(self, shape: BatchShape) -> Regime:
         """Admission as AReaL's; too old groups are dropped."""
+        # With a bound of 0 none can be; the release admits too many, and trains them.
+        staleness = Staleness(late="train" if self.growth else "wait")
+        if self.max_head_offpolicyness:
+            staleness = _dropping(self.max_head_offpolicyness)
         pool = RatioPool(
             gpus=self.pool_gpus,
             borrow=self.borrow,
@@ -327,7 +331,7 @@ class Libra:
             groups=shape.groups,
             samples=shape.samples,
             staleness=replace(
-                _dropping(self.max_head_offpolicyness),
+                staleness,
                 growth=self.growth,
                 max_concurrent=2 * max(shape.slots, shape.samples),
             ),

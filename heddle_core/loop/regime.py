@@ -118,6 +118,15 @@ class Regime:
         )
         _require(update.every >= 1, f"update every 1 or more batches, not {update.every}")
         _require(
+            math.isfinite(staleness.growth) and staleness.growth >= 0.0,
+            f"growth must be 0 or more, not {staleness.growth}",
+        )
+        _require(
+            staleness.growth == 0.0 or staleness.late != "wait",
+            "admission that grows with every version bounds nothing, so the trainer cannot wait "
+            "for late groups: use late drop or train",
+        )
+        _require(
             not (self.split.colocated and self.split.hybrid),
             "GPUs that rollout and training have in turn leave none for a hybrid pool",
         )

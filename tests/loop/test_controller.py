@@ -47,6 +47,7 @@ def any_regime(random_: random.Random) -> Regime:
                     counted_by=random_.choice(("version", "version", "batch", "nothing")),
                     late=random_.choice(("wait", "drop", "train")),
                     max_concurrent=random_.choice((None, 6, 20)),
+                    growth=random_.choice((0.0, 0.0, 0.0, 1.0)),
                 ),
                 batching=Batching(
                     order=random_.choice(("oldest", "first_finished")),
@@ -77,6 +78,7 @@ def test_any_regime_trains_every_batch_of_complete_groups_within_its_bound(part:
         every = [t for batch in world.trained for t in batch]
         assert len(every) == len(set(every)), f"seed {seed}: trained twice"
         if regime.staleness.late != "train":
+            assert regime.staleness.late == "drop" or not regime.staleness.growth
             assert max(world.staleness) <= regime.staleness.most, f"seed {seed}: {regime}"
         assert not world.core.groups.samples
         fates = set(world.state.values())
@@ -177,6 +179,8 @@ def _prompts():
         ("april:over_sampling=0.5", "1 or more"),
         ("rollpacker:eta_prompts=0.5", "1 or more"),
         ("rollpacker:eta_responses=1e300", "must be from 0 to 1,000,000"),
+        ("libra:borrow=0.5", "borrow must be above release"),
+        ("verl-separate-async:switch_ratio=2", "above 0 and at most 1"),
         ("roll:group_size_redundancy=1:group_size_redundancy=2", "given twice"),
     ],
 )
@@ -262,3 +266,18 @@ def test_libra_as_released_admits_a_batch_more_with_every_version():
         world.run()
         started.append(world.core.groups.started)
     assert started[1] > started[0]
+
+
+def test_the_release_of_libra_does_not_wait_for_what_it_cannot_bound():
+    regime = regime_named("libra-release:max_head_offpolicyness=0", shape())
+    assert regime.staleness.late == "train"
+    assert regime_named("libra:max_head_offpolicyness=0", shape()).staleness.late == "wait"
+    with pytest.raises(RegimeError, match="bounds nothing"):
+        replace(regime, staleness=replace(regime.staleness, late="wait"))
+
+
+def test_a_ratio_below_a_batch_is_not_raised_by_calm_steps():
+    rule = WaitLending().rule(groups=10, every=1, scale=2.0)
+    for _ in range(4):
+        rule.lends(_step())
+    assert rule.ratio == 0.4

@@ -1,9 +1,13 @@
 """The plan of a loop: estimates beside simulations, and what is refused."""
 
+import json
+import shlex
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
+from heddle.cli import main
 from heddle.config import ClusterConfig, PolicyConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.loop.comparison import compare_regimes
@@ -84,6 +88,9 @@ def test_a_slow_trainer_is_said_to_limit_the_step(trace: str):
         ("april", "verl", "the step of regime april is not estimated"),
         ("verl-separate-async:parameter_sync_step=1", "verl", "GPUs change sides"),
         ("sync", "heddle", "chooses TP degrees itself"),
+        ("rollart", "verl", "redundant or dropped"),
+        ("libra-release:pool_gpus=0:max_head_offpolicyness=0", "verl", "redundant or dropped"),
+        ("libra:pool_gpus=800", "verl", "GPUs change sides"),
     ],
 )
 def test_what_is_not_estimated_is_refused(trace: str, name: str, policy: str, said: str):
@@ -99,3 +106,28 @@ def test_settings_that_do_not_fit_are_left_out_unless_none_fits(trace: str):
     assert {e.setup.config.run.cluster.tp for e in plan.estimates} == {4}
     with pytest.raises(ValueError, match="TP 1 holds"):
         plan_loop(splits(large, [8], [1]), simulate=1)
+
+
+def invoke(*words: str) -> str:
+    result = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_command_that_is_printed_runs_what_was_planned(trace: str):
+    words = ["--gpus", "16", "--model", "qwen3-8b", "--groups", "16", "--samples", "8"]
+    words += ["--steps", "8", "--train-backend", "fsdp", "--logprob-passes", "2", "--seed", "3"]
+    words += ["--set", "cluster.max_running=64"]
+    chosen = ["--train-gpus", "4", "--tp", "1", "--simulate", "1", "--regimes", "sync"]
+    printed = invoke("plan", "--loop", trace, *words, *chosen)
+    planned = json.loads(invoke("plan", "--loop", trace, *words, *chosen, "--json"))
+    command = shlex.split(printed.splitlines()[-1])
+    assert command[:3] == ["next", "heddle", "loop"]
+    ran = json.loads(invoke(*command[2:], "--json"))
+    assert ran["regimes"][0]["step_s"]["mean"] == planned["best_simulated_step_s"]
+
+
+def test_colocated_plans_have_regimes_that_can_share_gpus(trace: str):
+    words = ["--gpus", "8", "--model", "qwen3-8b", "--groups", "8", "--samples", "8"]
+    printed = invoke("plan", "--loop", trace, *words, "--steps", "4", "--colocated", "--tp", "2")
+    assert "--regimes sync --colocated --tp 2" in printed

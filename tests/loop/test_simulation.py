@@ -410,7 +410,7 @@ def test_a_pool_that_leaves_no_engine_is_refused(trace: str):
         prepared(
             trace, "libra", run=replace(config(trace).run, cluster=ClusterConfig(gpus=4, tp=2))
         )
-    with pytest.raises(CapacityError, match="too few for an engine of TP 2"):
+    with pytest.raises(CapacityError, match="no whole engines of TP 2"):
         prepared(trace, SMALL["verl-separate-async"], train_gpus=1)
 
 
@@ -421,3 +421,49 @@ def test_the_gpus_of_a_pool_are_taken_out_once(trace: str):
     assert row.setup.config.run.cluster.gpus == 4
     (again,) = compare_regimes([small, replace(small, train_gpus=16)], fitting_only=True).regimes
     assert again.step_s.mean <= row.step_s.mean
+
+
+def test_a_run_directory_of_a_pool_is_replayed_where_its_slots_bind(trace: str, tmp_path: Path):
+    small = replace(config(trace, SMALL["libra"]), repeat=True, steps=12)
+    cluster = replace(small.run.cluster, max_running=2)
+    small = replace(small, run=replace(small.run, cluster=cluster))
+    compare_regimes([small], out=tmp_path)
+    (path,) = tmp_path.iterdir()
+    run_ = load_run(path)
+    assert run_.config.cluster.gpus == 8
+    assert replay(run_).divergence is None
+
+
+def test_waiting_for_lent_gpus_is_no_waiting_for_rewards(trace: str):
+    setup = prepared(trace, SMALL["verl-separate-async"] + ":num_warmup_batches=0")
+    figures, _, _ = run_loop(setup, lambda: None)
+    assert figures.mean_split["reward"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_bound_does_not_count_what_parts_of_a_batch_cost(trace: str):
+    many = {"train_backend": "fsdp", "logprob_passes": 8, "train_gpus": 8}
+    bounds = []
+    for name in ("heddle-loop", "heddle-loop:accumulate_from=0"):
+        setup = prepared(trace, name, **many)
+        figures, _, trained = run_loop(setup, lambda: None)
+        bounds.append((setup.bound_s(trained, figures), figures.training_s))
+    assert bounds[0][1] > 1.1 * bounds[1][1]
+    assert bounds[0][0] < bounds[0][1]
+    assert bounds[0][0] == pytest.approx(bounds[1][0], rel=0.05)
+
+
+def test_every_part_gathers_sharded_parameters(trace: str):
+    sharded = prepared(trace, "heddle-loop", train_backend="fsdp", logprob_passes=0).world
+    whole = sharded.train_s([4_000] * 8, True)
+    assert 2 * sharded.accumulate_s([4_000] * 4, True) > whole
+
+
+def test_parts_of_a_batch_have_one_optimizer_step(trace: str):
+    with pytest.raises(ConfigError, match="accumulate_from=0, or --optimizer-steps 1"):
+        prepared(trace, "heddle-loop", optimizer_steps=2)
+    assert prepared(trace, "heddle-loop:accumulate_from=0", optimizer_steps=2).regime
+
+
+def test_a_pool_that_the_trainer_cannot_take_is_named(trace: str):
+    with pytest.raises(ValueError, match="pool_gpus must be a multiple of 4, not 2"):
+        prepared(trace, "libra:pool_gpus=2", train_tp=4)
