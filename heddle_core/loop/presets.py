@@ -33,11 +33,6 @@ class BatchShape:
     """Steps that the rollout engines run at once, all together."""
     colocated: bool
 
-    @property
-    def trajectories(self) -> int:
-        """Of a batch."""
-        return self.groups * self.samples
-
 
 class RegimePreset(Protocol):
     """Parameters of a system."""
