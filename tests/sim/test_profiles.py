@@ -246,20 +246,24 @@ def _with_experts() -> Profile:
 
 def test_a_layout_chooses_tables_and_shapes() -> None:
     p = _with_experts()
-    assert p.tps == (2,) and p.shape(2) == EngineShape("h100", 2)
+    assert p.tps == (2,)
+    assert p.shape(2) == EngineShape("h100", 2)
     parallel = p.laid_out(expert_parallel=True, attention_dp=1)
     assert parallel.shape(2) == EngineShape("h100", 2, ep=2)
     assert parallel.table(2).kv_capacity_tokens == 50_000
     ranks = p.laid_out(expert_parallel=True, attention_dp=4)
-    assert ranks.tps == (1,) and str(ranks.shape(1)) == "h100 tp1 dp4 ep4"
-    assert ranks.tps_on(3) == () and ranks.tps_on(4) == (1,)
+    assert ranks.tps == (1,)
+    assert str(ranks.shape(1)) == "h100 tp1 dp4 ep4"
+    assert ranks.tps_on(3) == ()
+    assert ranks.tps_on(4) == (1,)
 
 
 def test_ranks_share_a_batch() -> None:
     """Eight sequences on four ranks take the time of two on one, and have four times its KV."""
     ranks = _with_experts().laid_out(expert_parallel=True, attention_dp=4).table(1)
     one = load_profile("qwen3-8b", "h100").table(1)
-    assert ranks.gpus == 4 and ranks.kv_capacity_tokens == 160_000
+    assert ranks.gpus == 4
+    assert ranks.kv_capacity_tokens == 160_000
     assert ranks.base_s[1] == ranks.base_s[4] == one.base_s[1]
     assert ranks.base_s[8] == one.base_s[2]
     context = 1000
