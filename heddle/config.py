@@ -4,6 +4,7 @@ This module reads no file and imports no policy; `heddle.config_files` makes the
 and options. Each part of a run receives only the value that it needs, never a `RunConfig`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -174,6 +175,11 @@ class ClusterConfig:
             choices is None or (len(choices) > 0 and all(1 <= c <= self.gpus for c in choices)),
             "tp_choices must list degrees from 1 to gpus",
         )
+
+    @property
+    def pools(self) -> Mapping[str, int]:
+        """GPUs of each class."""
+        return {self.gpu: self.gpus}
 
     @property
     def engine_gpus(self) -> int:
