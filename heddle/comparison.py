@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from heddle.config import RunConfig
+from heddle.cluster_profiles import ClusterProfiles
+from heddle.config import ClusterConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
 from heddle.knowledge import HistorySource
@@ -23,7 +24,6 @@ from heddle.signals import StopSignals
 from heddle.simulation import RunResult, simulate
 from heddle.tuning import Choice, Tuning, Variant, tuning, with_policy
 from heddle.workload import Workload
-from heddle_sim.profile_files import Profile
 
 SCHEMA = "heddle.compare/1"
 MAX_SEEDS = 1_000
@@ -107,7 +107,7 @@ class Comparison:
     """The settings that were tried."""
     workload: Workload
     """Under the first seed."""
-    profile: Profile
+    profiles: ClusterProfiles
     history: HistorySource
     bound: Bound
     """Of every row, whatever its setting."""
@@ -154,9 +154,10 @@ class Comparison:
             },
             "cluster": {
                 "gpus": cluster.gpus,
-                "gpu": cluster.gpu,
+                "gpu": ", ".join(cluster.pools),
+                **({"pools": [_pool(each) for each in cluster.classes]} if cluster.pool else {}),
                 "model": cluster.model,
-                "profile": f"{self.profile.model}.{self.profile.gpu}",
+                "profile": self.profiles.name,
                 "tp": cluster.tp,
                 **({"mix": list(cluster.mix)} if cluster.mix else {}),
                 "max_running": cluster.max_running,
@@ -258,7 +259,7 @@ def compare(
         config=config,
         tuning=settings,
         workload=first,
-        profile=shared.profile(config.cluster),
+        profiles=shared.profiles(config.cluster),
         history=shared.history(config, first.trace),
         bound=bound,
         ideal=ideal,
@@ -310,13 +311,18 @@ def _limits(config: RunConfig, shared: Workspace, seeds: int) -> tuple[Bound, Id
     fill = shared.workload(config).fill
     drawn = fill is not None and any(f.sampled for f in fill.fields.values())
     cluster = replace(config.cluster, standby_tp=())
-    profile = shared.profile(cluster)
+    profiles = shared.profiles(cluster)
     found = []
     for seed in range(seeds if drawn else 1):
         workload = shared.workload(replace(config, seed=config.seed + seed))
-        bound = makespan_bound(workload, profile, cluster)
-        found.append((bound, ideal_levels(workload, profile, cluster, bound)))
+        bound = makespan_bound(workload, profiles, cluster)
+        found.append((bound, ideal_levels(workload, profiles, cluster, bound)))
     return min(found, key=lambda pair: pair[0].makespan_s)
+
+
+def _pool(cluster: ClusterConfig) -> dict[str, Any]:
+    """The GPUs of one class."""
+    return {"gpu": cluster.gpu, "gpus": cluster.gpus, "tp": cluster.tp}
 
 
 def useful_processes(runs: int, steps: int) -> int:

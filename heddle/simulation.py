@@ -10,7 +10,7 @@ from typing import Any
 
 from heddle.config import RunConfig
 from heddle.runs import RunDirectory, open_run
-from heddle.setup import RunSetup, prepare, solo_tpot
+from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle_core.commands import Command
 from heddle_core.controller import Controller
@@ -92,7 +92,7 @@ def simulate(
 def finished(setup: RunSetup, directory: RunDirectory, began_s: float) -> RunResult:
     """Close a run directory as finished; `began_s` is of `time.perf_counter`."""
     config, notes = setup.config, setup.workload.notes
-    measured = directory.finish(solo_tpot=solo_tpot(setup.profile, config.cluster), notes=notes)
+    measured = directory.finish(solo_tpot=setup.profiles.solo_tpot(), notes=notes)
     wall_s = time.perf_counter() - began_s
     summary = {**measured.summary, **notes}
     return RunResult(config.policy.preset, config.seed, directory.path, summary, wall_s)

@@ -87,7 +87,7 @@ class LoopSetup:
         """
         scripts = Scripts.of([self.data.script(each.group, each.number) for each in trained])
         workload = replace(self.run.workload, scripts=scripts, trajectories=len(scripts))
-        bound = makespan_bound(workload, self.run.profile, self.config.run.cluster)
+        bound = makespan_bound(workload, self.run.profiles, self.config.run.cluster)
         size = self.regime.groups * self.regime.samples
         training_s = sum(
             self.world.train_s(self._tokens(trained[first : first + size]), False)

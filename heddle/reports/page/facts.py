@@ -111,7 +111,7 @@ def _how(run: Run) -> dict[str, str]:
         **({"regime": loop["regime"]} if loop else {}),
         "policy": manifest["policy"],
         "seed": str(manifest["seed"]),
-        "cluster": f"{cluster.gpus} x {world.get('gpu', cluster.gpu)}",
+        "cluster": f"{cluster.gpus} x {world['gpu']}" if "gpu" in world else cluster.hardware,
         "model": str(world.get("model", cluster.model)),
         "TP of engines that are not planned": cluster.tps,
         "running steps per engine": str(cluster.max_running),
