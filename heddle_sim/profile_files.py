@@ -212,6 +212,11 @@ class Profile:
         return gpu_label(self.gpu, self.derived)
 
     @property
+    def marks(self) -> dict[str, str]:
+        """What a reader of figures must know of the profile: ``derived``, or nothing."""
+        return {"derived": self.derived} if self.derived else {}
+
+    @property
     def summary(self) -> str:
         """One line for tables and manifests."""
         s = self.source

@@ -33,7 +33,7 @@ def _head(result: LoopComparison) -> None:
     if config.reward_gpus:
         shared += f", {config.reward_gpus} of them for rewards"
     click.echo(
-        f"cluster  {first.gpus} x {cluster.gpu}, {cluster.model}{shared}; policy "
+        f"cluster  {first.gpus} x {first.run.profile.gpu_label}, {cluster.model}{shared}; policy "
         f"{config.run.policy.preset}, {cluster.max_running} running per engine"
     )
     click.echo(

@@ -120,7 +120,7 @@ class KernelTables:
 
 
 def read_tables(
-    perf: Path, gpu_file: str, *, files: str | None = None, backend: str = "vllm"
+    perf: Path, gpu_file: str, *, files: str = "", backend: str = "vllm"
 ) -> KernelTables:
     """Read the four tables of a GPU class (``gpu_file`` as in the column ``gpu``, ``h100_sxm``).
 
@@ -203,7 +203,8 @@ def fit_prefill(
         tokens = PREFILL_KNOTS[1:]
         if experts:
             rate = (lone[2048, 0] - lone[512, 0]) / (2048 - 512)
-            idle_s = max(alone_s, lone[512, 0] - 512 * rate)
+            most_s = float(decode.base_s[-1])
+            idle_s = min(most_s, max(alone_s, lone[512, 0] - 512 * rate))
         else:
             assert idle_share is not None, "mixed tables are fitted first"
             idle_s = idle_share * alone_s

@@ -15,8 +15,8 @@ import click
 from heddle_calibrate.fit.from_aiconfigurator import (
     EstimatorError,
     KernelSource,
+    fit_shapes,
     layouts,
-    profile_from_aiconfigurator,
 )
 from heddle_calibrate.fit.from_tables import write_profiles
 from heddle_sim.profile_files import Profile
@@ -57,7 +57,8 @@ def _of(precision: str, note: str = "", backend: str = "vllm", **quantisation: s
 
 
 _BF16 = _of("bfloat16")
-_BLOCKS = _of("fp8", SGLANG_BLOCKS, "sglang", kvcache_quant_mode="bfloat16")
+_KV_BF16 = {"kvcache_quant_mode": "bfloat16", "fmha_quant_mode": "bfloat16"}
+_BLOCKS = _of("fp8", SGLANG_BLOCKS, "sglang", **_KV_BF16)
 _FP8 = {"gemm_quant_mode": "fp8_static", "kvcache_quant_mode": "fp8"}
 _NVFP4 = {"gemm_quant_mode": "nvfp4", "kvcache_quant_mode": "fp8"}
 _LLAMA_8B, _LLAMA_70B = "meta-llama/Meta-Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-70B"
@@ -115,9 +116,7 @@ def make_profiles(only: str = "") -> Iterator[Profile]:
             shapes += layouts((4, 8), expert_parallel=True, attention_dp=(2, 4))
         shapes = tuple(dict.fromkeys(s for s in shapes if s.gpus <= each.largest))
         for gpu in each.gpus:
-            yield profile_from_aiconfigurator(
-                each.model, gpu, shapes=shapes, source=each.source, name=each.name
-            )
+            yield fit_shapes(each.model, gpu, shapes, each.source, name=each.name)
 
 
 def _dense_fp8() -> _Shipped:
