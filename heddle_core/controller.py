@@ -484,14 +484,16 @@ class Controller:
     def _share_with(self, engine: Engine) -> list[TrajectoryId]:
         """Unfinished trajectories for a borrowed engine: as many for each GPU as elsewhere.
 
-        Those with the least context come, since their prefill is repeated.
+        Those with the least context come, since their prefill is repeated. Several engines may be
+        borrowed at once, so one that is about to move counts where it goes.
         """
         engines = self.ledger.engines
         gpus = sum(e.shape.tp for e in engines)
         by_home: dict[EngineId, list[Trajectory]] = {}
         for t in self.ledger.trajectories.values():
-            if t.home is not None and t.phase in ("running", "queued", "tool"):
-                by_home.setdefault(t.home, []).append(t)
+            home = self._homes.present(t)
+            if home is not None and t.phase in ("running", "queued", "tool"):
+                by_home.setdefault(home, []).append(t)
         members: list[TrajectoryId] = []
         for home, ts in by_home.items():
             e = self.ledger.engine(home)

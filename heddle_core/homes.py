@@ -56,6 +56,10 @@ class PlannedHomes:
         else:
             self._queues.run_at(t, engine, out)
 
+    def present(self, t: Trajectory) -> EngineId | None:
+        """Where `t` is, or is about to move."""
+        return self._homes[t.id] if self.can_move(t) else t.home
+
     def choose(self, t: Trajectory) -> Engine | None:
         """Return the planned home of `t`, or the policy's choice; None: it waits."""
         planned = self.pop(t) if self.can_move(t) else None

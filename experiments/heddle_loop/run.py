@@ -65,6 +65,6 @@ def draw(data: Any, path: Path) -> None:
         ax.bar(at, [row[name] / row[OURS] for row in data.values()], width=0.2, label=name)
     ax.axhline(1.0, color="#777777", lw=0.8)
     ax.set_xticks(range(len(data)), list(data), rotation=30, ha="right")
-    ax.set(ylabel="seconds of a step over heddle-loop's")
+    ax.set(ylabel="step over heddle-loop's")
     ax.legend()
     save(figure, path)

@@ -158,7 +158,7 @@ class LoopFigures:
 
 _SELDOM = frozenset((TrajectoryFinished, EngineFailed, GradientsAccumulated, Trained, StartFailed))
 _COUNTED = frozenset((StartTrajectory, Discard, Train, AccumulateGradients))
-"""Every event of a loop passes here: most are told apart by one look-up."""
+"""Every event of a loop passes here: one look-up rules most of them out."""
 
 
 class LoopMeasure:

@@ -63,8 +63,8 @@ class Group:
     started_s: float = 0.0
     seconds: float = 0.0
     """From its start until it was complete."""
-    completed_as: int = -1
-    """Groups that were complete before it; -1 while it is not."""
+    complete: bool = False
+    """Whether it can be trained."""
 
     @property
     def id(self) -> GroupId:
@@ -75,11 +75,6 @@ class Group:
     def scored(self) -> int:
         """Samples with a reward."""
         return sum(sample.phase == "scored" for sample in self.live.values())
-
-    @property
-    def complete(self) -> bool:
-        """Whether it can be trained."""
-        return self.completed_as >= 0
 
 
 class Groups:
@@ -93,7 +88,6 @@ class Groups:
         self.samples: dict[TrajectoryId, GroupSample] = {}
         """Live samples of open groups, and discarded ones whose end is still due."""
         self.started = 0
-        self.completed = 0
         self.trained = 0
         self.dropped = 0
         self.in_flight = 0
@@ -153,8 +147,7 @@ class Groups:
         if phase == "discarded":
             group.live.pop(sample.trajectory, None)
         elif phase == "scored" and not group.complete and group.scored >= group.needed:
-            group.completed_as = self.completed
-            self.completed += 1
+            group.complete = True
             self.complete[group.id] = group
 
     def forget(self, sample: GroupSample) -> None:

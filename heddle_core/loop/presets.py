@@ -34,9 +34,9 @@ class BatchShape:
     colocated: bool
 
     @property
-    def trajectories(self) -> int:
-        """Of a batch."""
-        return self.groups * self.samples
+    def most_concurrent(self) -> int:
+        """Trajectories in flight by which the engines are surely full: twice their slots."""
+        return 2 * max(self.slots, self.samples)
 
 
 class RegimePreset(Protocol):
@@ -120,7 +120,7 @@ class Areal:
 
     def regime(self, shape: BatchShape) -> Regime:
         """Its admission rule, with interruptible generation."""
-        most = self.max_concurrent_rollouts or 2 * max(shape.slots, shape.samples)
+        most = self.max_concurrent_rollouts or shape.most_concurrent
         return Regime(
             groups=shape.groups,
             samples=shape.samples,
@@ -257,16 +257,8 @@ class VerlColocateAsync:
     """Batches of prompts that start beside the first; later steps start one each."""
 
     def regime(self, shape: BatchShape) -> Regime:
-        """Partial rollout on common GPUs, or on GPUs of its own."""
-        return Regime(
-            groups=shape.groups,
-            samples=shape.samples,
-            sampling=Sampling(extra_groups=self.num_warmup_batches * shape.groups),
-            staleness=Staleness(late="train"),
-            batching=Batching(order="first_finished"),
-            update=Update(mode="interrupt"),
-            split=_split(shape),
-        )
+        """APRIL's rules, with whole batches beside the first."""
+        return April(over_sampling=1.0 + self.num_warmup_batches).regime(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +325,7 @@ class Libra:
             staleness=replace(
                 staleness,
                 growth=self.growth,
-                max_concurrent=2 * max(shape.slots, shape.samples),
+                max_concurrent=shape.most_concurrent,
             ),
             update=Update(mode="interrupt"),
             split=Split(hybrid=pool if self.pool_gpus else None),
@@ -359,17 +351,9 @@ class HeddleLoop:
 
     def regime(self, shape: BatchShape) -> Regime:
         """The trainer is nearly done when the last group of a batch is complete."""
-        return Regime(
-            groups=shape.groups,
-            samples=shape.samples,
-            staleness=Staleness(
-                bound=self.max_head_offpolicyness,
-                late="train",
-                max_concurrent=2 * max(shape.slots, shape.samples),
-            ),
-            batching=Batching(accumulate_from=self.accumulate_from or None),
-            update=Update(mode="interrupt"),
-        )
+        admission = Areal(max_head_offpolicyness=self.max_head_offpolicyness).regime(shape)
+        batching = Batching(accumulate_from=self.accumulate_from or None)
+        return replace(admission, batching=batching)
 
 
 REGIMES: Mapping[str, type[RegimePreset]] = {

@@ -107,6 +107,7 @@ class Regime:
     split: Split = Split()
 
     def __post_init__(self) -> None:
+        self._check_gpus()
         sampling, staleness, update = self.sampling, self.staleness, self.update
         _require(self.groups >= 1, f"groups must be 1 or more, not {self.groups}")
         _require(self.samples >= 1, f"samples must be 1 or more, not {self.samples}")
@@ -125,17 +126,6 @@ class Regime:
             staleness.growth == 0.0 or staleness.late != "wait",
             "admission that grows with every version bounds nothing, so the trainer cannot wait "
             "for late groups: use late drop or train",
-        )
-        _require(
-            not (self.split.colocated and self.split.hybrid),
-            "GPUs that rollout and training have in turn leave none for a hybrid pool",
-        )
-        part = self.batching.accumulate_from
-        _require(part is None or part >= 1, f"accumulate from 1 or more groups, not {part}")
-        _require(
-            part is None or not self.split.colocated,
-            "GPUs that rollout and training have in turn cannot compute gradients while they "
-            "generate: accumulate on GPUs of their own",
         )
         most = staleness.max_concurrent
         _require(
@@ -167,10 +157,6 @@ class Regime:
             "bound of 1 or more",
         )
         _require(
-            not (self.split.colocated and staleness.counted_by == "batch"),
-            "GPUs that rollout and training have in turn cannot generate while they train",
-        )
-        _require(
             staleness.late != "wait"
             or (
                 staleness.counted_by != "nothing"
@@ -184,6 +170,24 @@ class Regime:
             or staleness.late != "drop"
             or not carries,
             "staleness bound 0 with late drop would discard what rest keep carries over",
+        )
+
+    def _check_gpus(self) -> None:
+        """Refuse what GPUs that rollout and training have in turn cannot do."""
+        colocated, part = self.split.colocated, self.batching.accumulate_from
+        _require(
+            not (colocated and self.split.hybrid),
+            "GPUs that rollout and training have in turn leave none for a hybrid pool",
+        )
+        _require(
+            not (colocated and self.staleness.counted_by == "batch"),
+            "GPUs that rollout and training have in turn cannot generate while they train",
+        )
+        _require(part is None or part >= 1, f"accumulate from 1 or more groups, not {part}")
+        _require(
+            part is None or not colocated,
+            "GPUs that rollout and training have in turn cannot compute gradients while they "
+            "generate: accumulate on GPUs of their own",
         )
 
     @property

@@ -114,7 +114,7 @@ def test_on_policy_batches_are_never_stale():
 def test_one_step_off_is_one_version_behind_after_the_first_batch():
     world = HostileWorld(regime_named("one-step-off", shape()), 2, batches=5, failures=0.0)
     world.run()
-    per_batch = shape().trajectories
+    per_batch = shape().groups * shape().samples
     assert world.staleness == [0] * per_batch + [1] * 4 * per_batch
 
 

@@ -17,7 +17,7 @@ from heddle.runs import load_run
 from heddle.runs.replay import replay
 from heddle.setup import Workspace, prepare
 from heddle.workload import CapacityError
-from heddle_core.commands import Dispatch
+from heddle_core.commands import Dispatch, Migrate
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId
 from heddle_core.loop.commands import AccumulateGradients, AnyCommand, StartTrajectory, Train
@@ -467,3 +467,18 @@ def test_parts_of_a_batch_have_one_optimizer_step(trace: str):
 def test_a_pool_that_the_trainer_cannot_take_is_named(trace: str):
     with pytest.raises(ValueError, match="pool_gpus must be a multiple of 4, not 2"):
         prepared(trace, "libra:pool_gpus=2", train_tp=4)
+
+
+def test_engines_on_lent_gpus_share_the_trajectories_evenly(trace: str):
+    core = run(prepared(trace, SMALL["verl-separate-async"], train_gpus=8))
+    members: dict[str, int] = {}
+    for event, commands in core.entries:
+        if isinstance(event, GpusAssigned) and event.role == "training":
+            break
+        for command in commands:
+            if isinstance(command, Dispatch | Migrate):
+                engine = command.engine if isinstance(command, Dispatch) else command.target
+                if engine.startswith(HYBRID):
+                    members[engine] = members.get(engine, 0) + 1
+    assert len(members) == 4
+    assert 3 * min(members.values()) >= max(members.values()), members

@@ -30,7 +30,7 @@ def same_trace(runs: Sequence[Run]) -> None:
 
 def facts(runs: Sequence[Run], bound_of: BoundOf) -> list[dict[str, Any]]:
     """One object for each run, as JSON."""
-    # Regimes under one policy are told apart by their colours.
+    # Regimes under one policy have different colours.
     drawn_as = [" ".join(filter(None, (regime_of(run), run.manifest["policy"]))) for run in runs]
     dashes = policy_dashes(drawn_as)
     return [
