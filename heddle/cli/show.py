@@ -172,7 +172,8 @@ def planned(plan: Planned) -> None:
     click.echo(f"trace    {plan.trace.name}: {'; '.join(facts)}")
     click.echo(
         f"cluster  {sum(problem.pools.values())} x {profile.gpu_label}, {profile.model}, "
-        f"TP {', '.join(map(str, sorted(shape.tp for shape in problem.by_shape)))}, "
+        f"TP {', '.join(map(str, sorted(shape.tp for shape in problem.by_shape)))}"
+        f"{profile.layout_label}, "
         f"{problem.max_running} running per engine"
     )
     if plan.left_out:
@@ -273,7 +274,7 @@ def _head(
     click.echo(f"trace    {work.trace.name}: {'; '.join(facts)}")
     click.echo(
         f"cluster  {cluster.gpus} x {profile.gpu_label}, {profile.model}, {engines}"
-        f"{_resources(cluster)}"
+        f"{profile.layout_label}{_resources(cluster)}"
     )
     click.echo(f"profile  {_profile_line(profile, cluster.tp)}")
     click.echo(f"history  {history.name}")
