@@ -88,6 +88,25 @@ class ClusterProfiles:
         """GPUs of each class, by the name that its profile has."""
         return {each.profile.gpu: each.cluster.gpus for each in self.classes}
 
+    def hardware(self, pools: Mapping[str, int] | None = None) -> str:
+        """GPUs by class, for people: ``96 x h800 (derived) + 32 x h20 (derived)``."""
+        counts = self.pools if pools is None else pools
+        return " + ".join(f"{n} x {self.of(gpu).profile.gpu_label}" for gpu, n in counts.items())
+
+    @property
+    def layout_label(self) -> str:
+        """What engines do beside TP, for people; of several classes those of the first."""
+        return self.classes[0].profile.layout_label
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """What a reader of figures must know of the profiles: ``derived``, or nothing."""
+        derived = {each.profile.gpu: each.profile.derived for each in self.classes}
+        texts = [f"{gpu}: {text}" for gpu, text in derived.items() if text]
+        if len(self.classes) == 1:
+            return self.classes[0].profile.marks
+        return {"derived": "; ".join(texts)} if texts else {}
+
     @property
     def only(self) -> Profile:
         """The profile of the only class.
@@ -218,10 +237,8 @@ def layout_profile(cluster: ClusterConfig) -> Profile:
     Raises:
         ProfileError: model or GPU class is unknown, or has no table for that.
     """
-    wanted = {"auto": None, "on": True, "off": False}[cluster.expert_parallel]
-    return load_profile(cluster.model, cluster.gpu).laid_out(
-        expert_parallel=wanted, attention_dp=cluster.attention_dp
-    )
+    profile = load_profile(cluster.model, cluster.gpu)
+    return profile.laid_out(cluster.expert_parallel, attention_dp=cluster.attention_dp)
 
 
 def memory_profile(cluster: ClusterConfig) -> Profile:

@@ -158,6 +158,7 @@ class Comparison:
                 **({"pools": [_pool(each) for each in cluster.classes]} if cluster.pool else {}),
                 "model": cluster.model,
                 "profile": self.profiles.name,
+                **self.profiles.marks,
                 "tp": cluster.tp,
                 **({"mix": list(cluster.mix)} if cluster.mix else {}),
                 "max_running": cluster.max_running,

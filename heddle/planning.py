@@ -100,6 +100,7 @@ class Planned:
                 **({"pools": dict(problem.pools)} if several else {}),
                 "model": self.profiles.model,
                 "profile": self.profiles.name,
+                **self.profiles.marks,
                 "max_running": problem.max_running,
                 "tp_choices": sorted({shape.tp for shape in problem.by_shape}),
                 "tp_left_out": [shape.tp for shape in self.left_out],

@@ -118,6 +118,8 @@ PLANNED = (
     "--gpu",
     "--gpus",
     "--pool",
+    "--expert-parallel",
+    "--attention-dp",
     "--max-running",
     "--predictor-model",
     "--history",

@@ -173,8 +173,8 @@ def planned(plan: Planned) -> None:
     facts = [f"{len(problem.trajectories):,} trajectories", *plan.fill.assumptions]
     click.echo(f"trace    {plan.trace.name}: {'; '.join(facts)}")
     click.echo(
-        f"cluster  {_hardware(problem.pools)}, {plan.profiles.model}, "
-        f"TP {_degrees(problem.by_shape, problem.pools)}, "
+        f"cluster  {plan.profiles.hardware(problem.pools)}, {plan.profiles.model}, "
+        f"TP {_degrees(problem.by_shape, problem.pools)}{plan.profiles.layout_label}, "
         f"{problem.max_running} running per engine"
     )
     if plan.left_out:
@@ -286,7 +286,8 @@ def _head(
         facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
     click.echo(f"trace    {work.trace.name}: {'; '.join(facts)}")
     click.echo(
-        f"cluster  {_hardware(profiles.pools)}, {profiles.model}, {engines}{_resources(cluster)}"
+        f"cluster  {profiles.hardware()}, {profiles.model}, {engines}"
+        f"{profiles.layout_label}{_resources(cluster)}"
     )
     for each in profiles.classes:
         of_class = f"{each.profile.gpu}: " if cluster.pool else ""
@@ -324,9 +325,12 @@ def _resources(cluster: ClusterConfig) -> str:
 def _profile_line(profile: Profile, tp: int) -> str:
     """The source of the profile and its known error."""
     errors = profile.at(tp).errors.get("decode_unseen", {})
-    text = (
-        f"{profile.source.package} {profile.source.version}, vLLM {profile.source.backend_version}"
-    )
+    source = profile.source
+    text = f"{source.package} {source.version}, {source.engine}"
+    if profile.derived:
+        text += f"; derived: {profile.derived}"
+    if source.note:
+        text += f"; {source.note}"
     if errors:
         text += (
             f"; decode steps off by {errors['median_pct']:g} % (median) and "

@@ -104,6 +104,7 @@ def _how(run: Run) -> dict[str, str]:
     history = manifest.get("history") or {}
     # What real engines were, when a run had any, is in no configuration of ours.
     world = manifest.get("world") or {}
+    derived = str(manifest.get("derived", ""))
     engines = f", {world['engine']} engines" if "engine" in world else ""
     loop = manifest.get("loop")
     beside = {} if not loop else {k: v for k, v in loop["config"].items() if v is not None}
@@ -112,6 +113,7 @@ def _how(run: Run) -> dict[str, str]:
         "policy": manifest["policy"],
         "seed": str(manifest["seed"]),
         "cluster": f"{cluster.gpus} x {world['gpu']}" if "gpu" in world else cluster.hardware,
+        **({"times of the GPU class": f"derived: {derived}"} if derived else {}),
         "model": str(world.get("model", cluster.model)),
         "TP of engines that are not planned": cluster.tps,
         "running steps per engine": str(cluster.max_running),
