@@ -304,11 +304,6 @@ def _head(
     )
 
 
-def _hardware(pools: Mapping[str, int]) -> str:
-    """GPUs of each class."""
-    return " + ".join(f"{gpus} x {gpu}" for gpu, gpus in pools.items())
-
-
 def _resources(cluster: ClusterConfig) -> str:
     """What the cluster has besides its engines."""
     text = ""
