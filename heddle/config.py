@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from heddle.gpu_pools import PoolConfig, check_pools
+from heddle.gpu_pools import PoolConfig, check_pools, read_tags
 from heddle.live_config import LiveConfig
 from heddle.pools import latency_of, tool_pools_of
 from heddle_core.defaults import REPORT_INTERVAL_S
@@ -352,8 +352,20 @@ class PolicyConfig:
     """Name of a preset, of an installed policy, or ``package.module:factory``; ``+PART`` after it
     puts a part in place of its own, as in ``verl+lpt+oracle``."""
 
+    tags: tuple[str, ...] = ()
+    """GPU classes of tasks, as ``swe=h800``, for policies that place tasks by tags."""
+
     def __post_init__(self) -> None:
         _require(bool(self.preset.strip()), "preset must name a policy; see `heddle policies`")
+        self.tagged()
+
+    def tagged(self) -> Mapping[str, str]:
+        """`tags` as GPU class by task.
+
+        Raises:
+            ValueError: an entry is no tag, or two are of one task.
+        """
+        return read_tags(self.tags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
