@@ -6,9 +6,9 @@
 agents of that kind show (``cc_weka`` and ``tbench_mini`` in docs/workloads.md).
 
 `frozenlake` and `gem-math` stand for RollArt's tasks of these names (arXiv 2512.22560), which are
-described but not published: FrozenLake has many turns, each a long observation and a short action,
-and spends its time in prefill; math has one long answer, and spends it in decoding. `rollart-mix`
-has both, prompt by prompt.
+described but not published: FrozenLake spends its time in prefill, math in decoding. A turn of
+FrozenLake is a trajectory here, with a long prompt of which no cache has a part, and a short
+action; an answer to a math question is long. `rollart-mix` has both, in turn.
 """
 
 import math
@@ -60,20 +60,19 @@ TASKS: Mapping[str, Task] = {
         tool_sigma=1.2,
     ),
     "frozenlake": Task(
-        steps=20.0,
-        steps_sigma=0.3,
-        most_steps=48,
-        prompt=1_500,
-        prompt_sigma=0.1,
+        steps=1.0,
+        steps_sigma=0.0,
+        most_steps=1,
+        prompt=8_000,
+        prompt_sigma=0.4,
         output=30,
         output_sigma=0.4,
         most_output=200,
-        payload=700,
-        payload_sigma=0.2,
+        payload=0,
+        payload_sigma=0.0,
         tool="environment",
         tool_s=0.02,
         tool_sigma=0.8,
-        samples=8,
     ),
     "gem-math": Task(
         steps=1.0,
@@ -92,7 +91,11 @@ TASKS: Mapping[str, Task] = {
         samples=8,
     ),
 }
-MIXES: Mapping[str, tuple[str, ...]] = {"rollart-mix": ("frozenlake", "gem-math")}
+MIXES: Mapping[str, Mapping[str, float]] = {
+    # On H800 both take about the same GPU time.
+    "rollart-mix": {"frozenlake": 0.8, "gem-math": 0.2},
+}
+"""Shares of the trajectories."""
 SESSIONS = (*TASKS, *MIXES)
 """Workloads that `sessions` makes."""
 
@@ -100,22 +103,17 @@ SESSIONS = (*TASKS, *MIXES)
 def sessions(workload: str, count: int, seed: int) -> Sequence[TrajectoryRecord]:
     """`count` trajectories of a workload of `SESSIONS`; equal arguments give equal records.
 
-    Those of a mix alternate, prompt by prompt.
+    The prompts of a mix are spread evenly over it.
     """
-    names = MIXES.get(workload, (workload,))
-    each = [_of_task(name, -(-count // len(names)), seed) for name in names]
-    if len(each) == 1:
-        return each[0]
-    prompts = [_prompts(records) for records in each]
-    mixed = [group for together in zip(*prompts, strict=False) for group in together]
-    return [record for group in mixed for record in group][:count]
-
-
-def _prompts(records: Sequence[TrajectoryRecord]) -> list[list[TrajectoryRecord]]:
-    groups: dict[str, list[TrajectoryRecord]] = {}
-    for record in records:
-        groups.setdefault(record.group_id, []).append(record)
-    return list(groups.values())
+    mix = MIXES.get(workload)
+    if mix is None:
+        return _of_task(workload, count, seed)
+    placed: list[tuple[float, TrajectoryRecord]] = []
+    for name, share in mix.items():
+        records = _of_task(name, round(share * count), seed)
+        samples = TASKS[name].samples
+        placed += [(k // samples * samples / len(records), r) for k, r in enumerate(records)]
+    return [record for _, record in sorted(placed, key=lambda each: each[0])]
 
 
 def _of_task(name: str, count: int, seed: int) -> list[TrajectoryRecord]:

@@ -1,0 +1,136 @@
+"""R: tasks on the GPU class that suits them, at equal cost (RollArt)."""
+
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import heddle
+from experiments.harness.drawing import COLOURS, MARKERS, page, save
+from experiments.harness.experiment import Context, Measured
+from experiments.harness.jobs import FIRST_SEED, Computation, Rollout, Size
+from experiments.harness.running import records_of
+from experiments.harness.values import exactly
+from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.gpu_pools import PoolConfig, read_pool
+from heddle.setup import prepare
+from heddle_trace import write_trace
+
+TAGGED, MEASURED_SHARES = "rollart", "rollart-measured"
+HISTORY_SEED = 7
+"""Of the rollout before, which `rollart-measured` learns from."""
+
+
+def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computation]:
+    """One for each workload, cluster and policy; the same at any size."""
+    cluster, tasks, mix = config["cluster"], config["tasks"], config["mix"]
+    runs: list[dict[str, Any]] = [
+        {"workload": task, "trajectories": load, "pool": pool, "policy": "verl"}
+        for task in (mix["prefill"], mix["decode"])
+        for load in tasks["loads"]
+        for pool in tasks["pools"]
+    ]
+    mixed = {"workload": "rollart-mix", "trajectories": mix["trajectories"]}
+    runs += [{**mixed, "pool": mix[name], "policy": "verl"} for name in ("h800", "h20")]
+    runs += [
+        {**mixed, "pool": pool, "policy": policy}
+        for pool in mix["mixed"]
+        for policy in ("verl", TAGGED, MEASURED_SHARES)
+    ]
+    tags = (f"{mix['prefill']}=h800", f"{mix['decode']}=h20")
+    return {_name(run): _computation({**run, **cluster, "tags": tags}) for run in runs}
+
+
+def _name(run: Mapping[str, Any]) -> str:
+    return f"{run['workload']} {run['trajectories']} {run['pool']} {run['policy']}"
+
+
+def _computation(run: Mapping[str, Any]) -> Computation:
+    return Computation(question={"rollart_hardware": 1, **run}, make=partial(_simulated, run))
+
+
+def _simulated(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Makespan in seconds of one rollout."""
+    tagged = run["policy"] == TAGGED
+    learns = run["policy"] == MEASURED_SHARES
+    with tempfile.TemporaryDirectory(prefix="heddle-experiment-") as folder:
+        now, before = Path(folder) / "now.jsonl.gz", Path(folder) / "before.jsonl.gz"
+        for path, seed in ((now, FIRST_SEED), (before, HISTORY_SEED)):
+            rollout = Rollout(workload=run["workload"], trajectories=run["trajectories"], seed=seed)
+            write_trace(path, records_of(rollout))
+        config = RunConfig(
+            trace=str(now),
+            history=str(before) if learns else "none",
+            cluster=ClusterConfig(
+                model=run["model"],
+                pool=tuple(PoolConfig(**read_pool(text)) for text in run["pool"].split()),
+                tp=run["tp"],
+                max_running=run["max_running"],
+            ),
+            policy=PolicyConfig(preset=run["policy"], tags=run["tags"] if tagged else ()),
+        )
+        result = heddle.simulate(prepare(config), out=Path(folder) / "runs")
+        return {"makespan_s": result.summary["makespan_s"]}
+
+
+def measure(context: Context) -> Measured:
+    """Ratios of makespans on clusters of equal cost."""
+    made = computations(context.size, context.config)
+    seconds = {name: context.store.get(each.key)["makespan_s"] for name, each in made.items()}
+    tasks, mix = context.config["tasks"], context.config["mix"]
+    h800, h20 = tasks["pools"]
+
+    def ratios(task: str) -> list[float]:
+        return [
+            seconds[f"{task} {load} {h800} verl"] / seconds[f"{task} {load} {h20} verl"]
+            for load in tasks["loads"]
+        ]
+
+    prefill, decode = ratios(mix["prefill"]), ratios(mix["decode"])
+    of_mix = f"rollart-mix {mix['trajectories']}"
+    alone = {name: seconds[f"{of_mix} {mix[name]} verl"] for name in ("h800", "h20")}
+    mixed = {
+        policy: {pool: seconds[f"{of_mix} {pool} {policy}"] for pool in mix["mixed"]}
+        for policy in ("verl", TAGGED, MEASURED_SHARES)
+    }
+    best = {policy: min(by_pool.values()) for policy, by_pool in mixed.items()}
+    values = {
+        "prefill": prefill[1],
+        "decode": 1 / decode[1],
+        "tagged_over_h800": alone["h800"] / best[TAGGED],
+        "tagged_over_h20": alone["h20"] / best[TAGGED],
+        "measured_over_h800": alone["h800"] / best[MEASURED_SHARES],
+        "measured_over_h20": alone["h20"] / best[MEASURED_SHARES],
+    }
+    data = {
+        "loads": [load / int(h800.partition(":")[2]) for load in tasks["loads"]],
+        "prefill": prefill,
+        "decode": decode,
+        "alone": alone,
+        "mixed": mixed,
+    }
+    return Measured(values={name: exactly(value) for name, value in values.items()}, data=data)
+
+
+def draw(data: Any, path: Path) -> None:
+    """Left: one class over the other by load. Right: makespans of the mix."""
+    figure, (left, right) = page(1, 2, width=8.6, height=3.4)
+    for index, (key, name) in enumerate((("prefill", "prefill-heavy"), ("decode", "decode-heavy"))):
+        left.plot(data["loads"], data[key], marker=MARKERS[index], color=COLOURS[index], label=name)
+    left.axhline(1.0, color="#777777", lw=0.8)
+    left.set(
+        xlabel="trajectories for an H800",
+        ylabel="time on H800 over H20 (derived)",
+        ylim=(0, None),
+        title="one task, clusters of equal cost",
+    )
+    left.set_xscale("log")
+    left.legend()
+    bars = [("27 h800, verl", data["alone"]["h800"]), ("76 h20, verl", data["alone"]["h20"])]
+    for policy, by_pool in data["mixed"].items():
+        bars += [(f"{pool.replace(':', ' ')}, {policy}", s) for pool, s in by_pool.items()]
+    right.barh([name for name, _ in bars], [seconds for _, seconds in bars], color=COLOURS[0])
+    right.invert_yaxis()
+    right.set(xlabel="makespan (s)", title="both tasks, clusters of equal cost")
+    save(figure, path)
