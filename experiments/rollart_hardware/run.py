@@ -114,23 +114,26 @@ def measure(context: Context) -> Measured:
 
 
 def draw(data: Any, path: Path) -> None:
-    """Left: one class over the other by load. Right: makespans of the mix."""
-    figure, (left, right) = page(1, 2, width=8.6, height=3.4)
+    """Above: one class over the other by load. Below: makespans of the mix."""
+    figure, (above, below) = page(1, 2, height=6.4, height_ratios=(1, 1.4))
     for index, (key, name) in enumerate((("prefill", "prefill-heavy"), ("decode", "decode-heavy"))):
-        left.plot(data["loads"], data[key], marker=MARKERS[index], color=COLOURS[index], label=name)
-    left.axhline(1.0, color="#777777", lw=0.8)
-    left.set(
+        above.plot(
+            data["loads"], data[key], marker=MARKERS[index], color=COLOURS[index], label=name
+        )
+    above.axhline(1.0, color="#777777", lw=0.8)
+    above.set(
         xlabel="trajectories for an H800",
-        ylabel="time on H800 over H20 (derived)",
+        ylabel="time on H800 over H20",
         ylim=(0, None),
-        title="one task, clusters of equal cost",
+        title="one task on 14 H800 or 40 H20 (both derived)",
     )
-    left.set_xscale("log")
-    left.legend()
+    above.set_xscale("log", base=2)
+    above.set_xticks(data["loads"], [f"{load:g}" for load in data["loads"]])
+    above.legend()
     bars = [("27 h800, verl", data["alone"]["h800"]), ("76 h20, verl", data["alone"]["h20"])]
     for policy, by_pool in data["mixed"].items():
         bars += [(f"{pool.replace(':', ' ')}, {policy}", s) for pool, s in by_pool.items()]
-    right.barh([name for name, _ in bars], [seconds for _, seconds in bars], color=COLOURS[0])
-    right.invert_yaxis()
-    right.set(xlabel="makespan (s)", title="both tasks, clusters of equal cost")
+    below.barh([name for name, _ in bars], [seconds for _, seconds in bars], color=COLOURS[0])
+    below.invert_yaxis()
+    below.set(xlabel="makespan (s)", title="both tasks, at equal cost")
     save(figure, path)

@@ -25,6 +25,8 @@ class _Measured:
     output_tokens: float = 0.0
     prefill_tokens: float = 0.0
     """Of prompts, without what a prefix cache had."""
+    ended: int = 0
+    """Trajectories."""
     attended_tokens: float = 0.0
     """Context of each output token, summed."""
 
@@ -46,12 +48,13 @@ class _Placed:
 class Affinity(OneByOne):
     """A known trajectory stays; a new one goes to the class that its task costs the least on.
 
-    A task costs a class the GPU-seconds that an output token and the prefill that comes with it
-    take on a full engine, by the cost estimate. Costs of two classes compare relative to what all
-    trajectories so far cost there on average: a class may be slower at everything, and is still
-    the better place for what it is least slow at. Finished steps of a task are measured: tokens
-    prefilled and context, per output token. Until there are enough of them, history counts too;
-    a task of which nothing is known prefers no class.
+    A trajectory costs a class the GPU-seconds that its output tokens and the prefill that comes
+    with them take on a full engine, by the cost estimate; how many tokens it will make is the mean
+    of its task. Costs of two classes compare relative to what all trajectories so far cost there on
+    average: a class may be slower at everything, and is still the better place for what it is least
+    slow at. Finished steps of a task are measured: tokens prefilled and context, per output token.
+    Until there are enough of them, history counts too; a task of which nothing is known prefers no
+    class.
 
     The load of a class is the cost of its unfinished trajectories over its GPUs. The class is full
     when its load would be above `spread` times the least that another would have, by more than a
@@ -77,13 +80,15 @@ class Affinity(OneByOne):
         home = pinned(t, view)
         if home is not None:
             return home
-        self.finished(t)
+        self._leave(t)
         by_class: dict[str, list[EngineView]] = {}
         for engine in view.engines:
             by_class.setdefault(engine.shape.gpu, []).append(engine)
         share = self.share(t)
+        tokens = self._output_tokens(t)
         costs = {
-            gpu: self._gpu_s(share or _of_prompt(t), dict.fromkeys(e.shape for e in engines))
+            gpu: tokens
+            * self._gpu_s(share or _of_prompt(t), dict.fromkeys(e.shape for e in engines))
             for gpu, engines in by_class.items()
         }
         self._count(costs)
@@ -106,6 +111,15 @@ class Affinity(OneByOne):
             (measured.attended_tokens + weight * known.context_tokens) / tokens,
         )
 
+    def _output_tokens(self, t: TrajectoryView) -> float:
+        """Expected output of a trajectory of this task: by history, else its mean so far, or 1."""
+        history, measured = self._context.history, self._measured.get(t.task)
+        if history is not None and t.task in history.tasks:
+            return max(history.tasks[t.task].total_tokens, 1.0)
+        if measured is not None and measured.ended:
+            return max(measured.output_tokens / measured.ended, 1.0)
+        return 1.0 if history is None else max(history.mean_output_tokens(), 1.0)
+
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Count the step's output, prefill and context for its task."""
         output = event.output_tokens
@@ -116,7 +130,11 @@ class Affinity(OneByOne):
         measured.attended_tokens += output * (prompt + 0.5 * output)
 
     def finished(self, t: TrajectoryView) -> None:
-        """Take a trajectory out of the load of its class."""
+        """Take a trajectory out of the load of its class, and count it for its task."""
+        self._measured.setdefault(t.task, _Measured()).ended += 1
+        self._leave(t)
+
+    def _leave(self, t: TrajectoryView) -> None:
         placed = self._placed.pop(t.id, None)
         if placed is not None:
             self._load_gpu_s[placed.gpu] -= placed.gpu_s
