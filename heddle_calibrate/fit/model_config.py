@@ -23,6 +23,7 @@ def model_spec(name: str, config: Mapping[str, Any], precision: str = "bfloat16"
         experts=routed_experts(text),
         active_bytes=int(_active_parameters(text) * BYTES[precision]),
         precision=precision,
+        kv_share=_full_attention(text),
     )
 
 
@@ -36,6 +37,12 @@ def routed_experts(config: Mapping[str, Any]) -> int:
     """Routed experts of a layer; 0 for a dense model."""
     text = text_config(config)
     return max((int(text.get(field) or 0) for field in _EXPERTS), default=0)
+
+
+def _full_attention(text: Mapping[str, Any]) -> float:
+    """Share of the layers whose attention reaches over the whole context."""
+    kinds = text.get("layer_types") or ["full_attention"]
+    return sum("sliding" not in str(kind) for kind in kinds) / len(kinds)
 
 
 def _active_parameters(text: Mapping[str, Any]) -> int:
