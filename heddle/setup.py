@@ -72,6 +72,7 @@ class RunSetup:
 
     def facts(self, driver: str, world: Mapping[str, Any] | None = None) -> RunFacts:
         """The manifest of the run; `world` describes real engines."""
+        marks = self.profiles.marks
         return RunFacts(
             driver=driver,
             trace_name=self.workload.trace.name,
@@ -80,8 +81,7 @@ class RunSetup:
             history=self.history.plain(),
             predictor_model=self.predictor_model,
             context=self.context,
-            world=world,
-            derived=self.profiles.marks.get("derived", "") if world is None else "",
+            world=world or ({"gpus": self.profiles.hardware(), **marks} if marks else None),
         )
 
 

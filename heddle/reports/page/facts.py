@@ -104,16 +104,16 @@ def _how(run: Run) -> dict[str, str]:
     history = manifest.get("history") or {}
     # What real engines were, when a run had any, is in no configuration of ours.
     world = manifest.get("world") or {}
-    derived = str(manifest.get("derived", ""))
     engines = f", {world['engine']} engines" if "engine" in world else ""
+    gpus = str(world.get("gpus", cluster.hardware))
     loop = manifest.get("loop")
     beside = {} if not loop else {k: v for k, v in loop["config"].items() if v is not None}
     return {
         **({"regime": loop["regime"]} if loop else {}),
         "policy": manifest["policy"],
         "seed": str(manifest["seed"]),
-        "cluster": f"{cluster.gpus} x {world['gpu']}" if "gpu" in world else cluster.hardware,
-        **({"times of the GPU class": f"derived: {derived}"} if derived else {}),
+        "cluster": f"{cluster.gpus} x {world['gpu']}" if "gpu" in world else gpus,
+        **({"times of the GPU class": str(world["derived"])} if "derived" in world else {}),
         "model": str(world.get("model", cluster.model)),
         "TP of engines that are not planned": cluster.tps,
         "running steps per engine": str(cluster.max_running),
