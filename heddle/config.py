@@ -18,6 +18,7 @@ HostKvScope: TypeAlias = Literal["none", "engine", "cluster"]
 MAX_GPUS = 100_000
 """More than any cluster; a larger number is a typing error and would exhaust memory."""
 MAX_RUNNING = 8192
+MAX_RANKS = 1024
 """Tokens that one iteration of an engine carries: each running step needs one of them."""
 MIN_REPORT_INTERVAL_S = 0.01
 """Shorter than an iteration; more reports have no information and fill the journal."""
@@ -64,8 +65,14 @@ class ClusterConfig:
     """TP degrees that a planning policy may mix. None: those of the profile, up to `gpus`, whose
     engines hold the trace's largest context."""
     mix: tuple[int, ...] = ()
-    """TP degrees of those engines, one for each, where they are not all `tp`; their sum is
-    `gpus`."""
+    """TP degrees of those engines, one for each, where they are not all `tp`; their sum, times
+    `attention_dp`, is `gpus`."""
+    expert_parallel: Literal["auto", "on", "off"] = "auto"
+    """Whether engines spread the experts of a mixture-of-experts model over all their GPUs, as
+    vLLM's `--enable-expert-parallel`. auto: as the model's profile has it."""
+    attention_dp: int = 1
+    """Attention data-parallel ranks of an engine, as vLLM's `--data-parallel-size`: it has so many
+    times `tp` GPUs."""
     max_running: int = 100
     """Steps that one engine runs at once."""
     tool_capacity: int | None = None
@@ -113,15 +120,19 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         _require(1 <= self.gpus <= MAX_GPUS, f"gpus must be from 1 to {MAX_GPUS:,}")
         _require(self.tp >= 1, "tp must be 1 or more")
+        _require(1 <= self.attention_dp <= MAX_RANKS, f"attention_dp must be from 1 to {MAX_RANKS}")
+        used = sum(self.mix) * self.attention_dp
         _require(
-            not self.mix or (min(self.mix) >= 1 and sum(self.mix) == self.gpus),
-            f"mix = {list(self.mix)} names engines of {sum(self.mix)} GPUs in all, not of "
-            f"gpus = {self.gpus}: take gpus = {sum(self.mix)} or other TP degrees",
+            not self.mix or (min(self.mix) >= 1 and used == self.gpus),
+            f"mix = {list(self.mix)} names engines of {used} GPUs in all, not of "
+            f"gpus = {self.gpus}: take gpus = {used} or other TP degrees",
         )
+        each = self.engine_gpus
         _require(
-            bool(self.mix) or self.gpus % self.tp == 0,
-            f"gpus = {self.gpus} is not divisible by tp = {self.tp}: "
-            f"take gpus = {max(self.gpus // self.tp, 1) * self.tp} or another tp",
+            bool(self.mix) or self.gpus % each == 0,
+            f"gpus = {self.gpus} is not divisible by "
+            + (f"tp = {self.tp}" if self.attention_dp == 1 else f"tp * attention_dp = {each}")
+            + f": take gpus = {max(self.gpus // each, 1) * each} or another tp",
         )
         _require(
             1 <= self.max_running <= MAX_RUNNING, f"max_running must be from 1 to {MAX_RUNNING:,}"
@@ -163,6 +174,16 @@ class ClusterConfig:
             choices is None or (len(choices) > 0 and all(1 <= c <= self.gpus for c in choices)),
             "tp_choices must list degrees from 1 to gpus",
         )
+
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs of an engine of degree `tp`."""
+        return self.tp * self.attention_dp
+
+    @property
+    def engines(self) -> int:
+        """Engines of degree `tp` that the GPUs suffice for."""
+        return self.gpus // self.engine_gpus
 
     @property
     def tps(self) -> str:

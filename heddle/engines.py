@@ -60,10 +60,15 @@ def engine_facts(
             "standby_tp names engines that are asleep, and heddle run starts vLLM engines cold: "
             "leave cluster.standby_tp empty; simulations model them"
         )
+    if cluster.attention_dp > 1 or cluster.expert_parallel == "on":
+        raise EngineSetupError(
+            "heddle run starts vLLM engines without expert or attention data parallelism: leave "
+            "cluster.expert_parallel and cluster.attention_dp out; simulations model them"
+        )
     settings = vllm_settings(config)
     checked = check_engines(
         settings,
-        tp_degrees=cluster.mix or (cluster.tp,) * (cluster.gpus // cluster.tp),
+        tp_degrees=cluster.mix or (cluster.tp,) * cluster.engines,
         largest_tokens=largest_tokens,
     )
     for tp in planned_tps:

@@ -190,7 +190,9 @@ def _sweep_fake(
         # The same time for every degree as for the first: all start the same way in a sweep.
         launcher = SimLauncher(
             replace(
-                simulation, engine_start_s=simulation.start_s(spec.tps[0]), engine_start_s_at={}
+                simulation,
+                engine_start_s=simulation.start_s(profile.shape(spec.tps[0])),
+                engine_start_s_at={},
             ),
             clock,
         )

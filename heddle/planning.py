@@ -13,15 +13,15 @@ from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.knowledge import HistorySource, extras, model_used
 from heddle.plugins import load_part
-from heddle.setup import Workspace
+from heddle.setup import Workspace, layout_profile
 from heddle.workload import CapacityError, capacity_tokens, filled_counts
 from heddle_core.estimate.ordered import Cost
-from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
+from heddle_core.ids import GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.policy import PolicyContext, Predictor
 from heddle_core.solve.joint import JointProblem, SolvedPlan, Solver
 from heddle_core.trajectory import Trajectory
-from heddle_sim.profile_files import Profile, load_profile
+from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace, TrajectoryScript
 
@@ -136,12 +136,12 @@ def plan(
     shared = Workspace() if workspace is None else workspace
     trace = shared.trace(config.trace)
     scripts, fill = shared.completed(config)
-    profile = load_profile(cluster.model, cluster.gpu)
+    profile = layout_profile(cluster)
     largest_tokens = int(scripts.largest_context().max())
     choices, left_out = _choices(config, profile, largest_tokens)
     history = shared.history(config, trace)
     model = shared.model(config.predictor_model)
-    shapes = tuple(EngineShape(profile.gpu, tp) for tp in choices)
+    shapes = tuple(profile.shape(tp) for tp in choices)
     context = PolicyContext(
         pools={profile.gpu: cluster.gpus},
         shape=shapes[0],
@@ -184,7 +184,7 @@ def _choices(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """TP degrees to plan with, and those left out because a trajectory does not fit."""
     cluster = config.cluster
-    tps = sorted(cluster.tp_choices or [tp for tp in profile.tps if tp <= cluster.gpus])
+    tps = sorted(cluster.tp_choices or profile.tps_on(cluster.gpus))
     holds = {tp: capacity_tokens(profile, tp) for tp in tps}
     choices = tuple(tp for tp in tps if holds[tp] >= largest_tokens)
     if not choices:

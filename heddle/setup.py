@@ -205,13 +205,25 @@ def make_policy(
     return load_policy(preset, context, extra=knowledge.extras(preset, scripts, config.seed))
 
 
+def layout_profile(cluster: ClusterConfig) -> Profile:
+    """Load the profile of a cluster, with the parallelism of its engines.
+
+    Raises:
+        ProfileError: model or GPU class is unknown, or has no table for that.
+    """
+    wanted = {"auto": None, "on": True, "off": False}[cluster.expert_parallel]
+    return load_profile(cluster.model, cluster.gpu).laid_out(
+        expert_parallel=wanted, attention_dp=cluster.attention_dp
+    )
+
+
 def memory_profile(cluster: ClusterConfig) -> Profile:
     """Load the profile of a cluster, with the memory that engines asleep leave for KV.
 
     Raises:
         ProfileError: model or GPU class is unknown.
     """
-    profile = load_profile(cluster.model, cluster.gpu)
+    profile = layout_profile(cluster)
     if cluster.standby_tp:
         asleep_bytes = len(cluster.standby_tp) * cluster.standby_gib * 2**30
         profile = profile.without_memory(asleep_bytes)
@@ -259,13 +271,13 @@ def simulation_config(
     cluster: ClusterConfig, profile: Profile, *, seed: int = 0
 ) -> SimulationConfig:
     """Describe the simulated cluster to the driver; `seed` is of its services' draws."""
-    tables: dict[int, LatencyTable] = {}
+    tables: dict[EngineShape, LatencyTable] = {}
 
-    def table(gpu: str, tp: int) -> LatencyTable:
-        assert gpu == profile.gpu, f"no profile of {gpu} was loaded"
-        if tp not in tables:
-            tables[tp] = _table(profile, tp, cluster)
-        return tables[tp]
+    def table(shape: EngineShape) -> LatencyTable:
+        assert shape == profile.shape(shape.tp), f"no profile of {shape} was loaded"
+        if shape not in tables:
+            tables[shape] = _table(profile, shape.tp, cluster)
+        return tables[shape]
 
     costs = profile.costs or Costs(dispatch_s=0.0, engines={})
     settings = profile.engine or DEFAULT_SETTINGS
@@ -282,10 +294,12 @@ def simulation_config(
         seed=seed,
         engine_start_s=ENGINE_START_S if given_s is None else given_s,
         engine_start_s_at={
-            int(tp): life.start_s for tp, life in costs.engines.items() if given_s is None
+            profile.shape(int(tp)): life.start_s
+            for tp, life in costs.engines.items()
+            if given_s is None
         }
         | dict.fromkeys(
-            cluster.standby_tp,
+            map(profile.shape, cluster.standby_tp),
             STANDBY_START_S if cluster.standby_start_s is None else cluster.standby_start_s,
         ),
         dispatch_s=costs.dispatch_s,
@@ -347,12 +361,10 @@ def _context(
     """
     cluster = config.cluster
     tps = cluster.tp_choices or tuple(
-        tp
-        for tp in profile.tps
-        if tp <= cluster.gpus and capacity_tokens(profile, tp) >= largest_tokens
+        tp for tp in profile.tps_on(cluster.gpus) if capacity_tokens(profile, tp) >= largest_tokens
     )
     every = sorted({*tps, cluster.tp, *cluster.mix})
-    shapes = {tp: EngineShape(profile.gpu, tp) for tp in every}
+    shapes = {tp: profile.shape(tp) for tp in every}
     return PolicyContext(
         pools={profile.gpu: cluster.gpus},
         shape=shapes[cluster.tp],
@@ -365,7 +377,9 @@ def _context(
         seed=config.seed,
         engine_start_s=simulation.engine_start_s,
         engine_start_s_by_shape={
-            shapes[tp]: simulation.start_s(tp) for tp in every if tp in simulation.engine_start_s_at
+            shape: simulation.start_s(shape)
+            for shape in shapes.values()
+            if shape in simulation.engine_start_s_at
         },
     )
 
@@ -376,13 +390,13 @@ def _cost_estimate(profile: Profile, tps: Sequence[int], simulation: SimulationC
     if host_kv is None or host_kv.scope != "cluster":
         return cost
     token_s = profile.kv_bytes_per_token / host_kv.gpu_bytes_per_s
-    by_shape = {s: replace(c, load_s=token_s / s.tp) for s, c in cost.by_shape.items()}
+    by_shape = {s: replace(c, load_s=token_s / s.gpus) for s, c in cost.by_shape.items()}
     return replace(cost, by_shape=by_shape)
 
 
 def _tables(profile: Profile, cluster: ClusterConfig) -> list[LatencyTable]:
     """The tables of all TP degrees of the profile that the cluster has GPUs for."""
-    return [_table(profile, tp, cluster) for tp in profile.tps if tp <= cluster.gpus]
+    return [_table(profile, tp, cluster) for tp in profile.tps_on(cluster.gpus)]
 
 
 def _table(profile: Profile, tp: int, cluster: ClusterConfig) -> LatencyTable:

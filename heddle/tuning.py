@@ -138,9 +138,9 @@ def tuning(
 def _degrees(
     config: RunConfig, profile: Profile, tps: Choice, workspace: Workspace
 ) -> tuple[int, ...]:
-    gpus = config.cluster.gpus
+    gpus, ranks = config.cluster.gpus, config.cluster.attention_dp
     if tps == "best":
-        degrees = tuple(tp for tp in profile.tps if gpus % tp == 0)
+        degrees = tuple(tp for tp in profile.tps if gpus % (tp * ranks) == 0)
         if not degrees:
             raise ConfigError(
                 f"gpus = {gpus} is divisible by no TP degree of {profile.model} on {profile.gpu}, "
@@ -150,7 +150,7 @@ def _degrees(
         degrees = _listed(tps, "TP degrees")
         for tp in degrees:
             profile.at(tp)
-            if gpus % tp:
+            if gpus % (tp * ranks):
                 raise ConfigError(
                     f"gpus = {gpus} is not divisible by TP degree {tp}, at which engines are to be "
                     f"tried: leave it out, or take another number of GPUs. Engines of different "

@@ -488,7 +488,7 @@ class Controller:
         borrowed at once, so one that is about to move counts where it goes.
         """
         engines = self.ledger.engines
-        gpus = sum(e.shape.tp for e in engines)
+        gpus = sum(e.shape.gpus for e in engines)
         by_home: dict[EngineId, list[Trajectory]] = {}
         for t in self.ledger.trajectories.values():
             home = self._homes.present(t)
@@ -499,7 +499,7 @@ class Controller:
             e = self.ledger.engine(home)
             if e.accepting and e is not engine:
                 ts.sort(key=lambda t: t.context_tokens)
-                fair = len(ts) * (gpus - engine.shape.tp) // gpus
+                fair = len(ts) * (gpus - engine.shape.gpus) // gpus
                 members += [t.id for t in ts[: len(ts) - fair]]
         return members
 

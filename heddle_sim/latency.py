@@ -20,6 +20,8 @@ class LatencyTable:
     model: str
     gpu: str
     tp: int
+    dp: int = 1
+    """Attention data-parallel ranks; the other numbers are of all of them together."""
     base_s: Sequence[float]
     """Indexed by the number of decoding sequences, 0 to the largest batch of the table."""
     per_context_s: Sequence[float]
@@ -35,6 +37,11 @@ class LatencyTable:
     kv_capacity_tokens: int
     kv_bytes_per_token: int
     """Over all GPUs of the engine."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the engine."""
+        return self.tp * self.dp
 
     def prefill_s(self, tokens: int, pairs: float) -> float:
         """Seconds that prefilling adds to an iteration.

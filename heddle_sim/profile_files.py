@@ -8,6 +8,7 @@ fitted on other samples than the ground truth.
 
 import difflib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -35,8 +36,33 @@ MAX_BATCH = 512
 ceiling."""
 
 
+_LAYOUT = re.compile(r"([1-9]\d*)(?:dp([1-9]\d*))?(?:ep([1-9]\d*))?")
+
+
 class ProfileError(ValueError):
     """A profile that does not exist, does not parse, or has no table for a TP degree."""
+
+
+def layout_name(shape: EngineShape) -> str:
+    """Name of an engine's parallelism in a profile: "8", "8ep8", "1dp8ep8"."""
+    ranks = f"dp{shape.dp}" if shape.dp > 1 else ""
+    return f"{shape.tp}{ranks}" + (f"ep{shape.ep}" if shape.ep > 1 else "")
+
+
+def read_layout(name: str) -> tuple[int, int, int]:
+    """Return TP degree, attention data-parallel ranks and GPUs of experts of a `layout_name`.
+
+    Raises:
+        ProfileError: it is none.
+    """
+    found = _LAYOUT.fullmatch(name)
+    tp, dp, ep = (int(part or 1) for part in found.groups()) if found else (0, 0, 0)
+    if found is None or ep not in (1, tp * dp):
+        raise ProfileError(
+            f"{name!r} is no layout of an engine: give a TP degree, and where they apply dp with "
+            'ranks and ep with the GPUs that experts are spread over, all of them, as "1dp8ep8"'
+        )
+    return tp, dp, ep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +81,14 @@ class Profile:
     transfer: Transfer
     belief_transfer: Transfer
     tables: dict[str, TpTable]
-    """By TP degree, as text because JSON keys are text."""
+    """By `layout_name`: "4" for TP 4, "4ep4" with experts over 4 GPUs, "1dp8ep8" with attention
+    data parallelism besides. Entries with dp are of one rank."""
+    experts: int = 0
+    """Routed experts of a layer; 0: a dense model."""
+    expert_parallel: bool = False
+    """Whether engines spread experts over all their GPUs (vLLM: ``--enable-expert-parallel``)."""
+    attention_dp: int = 1
+    """Attention data-parallel ranks of an engine, as vLLM's ``--data-parallel-size``."""
     refused: dict[str, str] = field(default_factory=dict)
     """TP degree -> why the model does not run there."""
     errors: dict[str, Any] = field(default_factory=dict)
@@ -68,17 +101,49 @@ class Profile:
 
     @property
     def tps(self) -> tuple[int, ...]:
-        """TP degrees the model fits on, ascending."""
-        return tuple(sorted(int(tp) for tp in self.tables))
+        """TP degrees the model fits on with this layout of experts and ranks, ascending."""
+        shapes = [self.shape(read_layout(name)[0]) for name in self.tables]
+        return tuple(sorted({shape.tp for shape in shapes if layout_name(shape) in self.tables}))
+
+    def tps_on(self, gpus: int) -> tuple[int, ...]:
+        """TP degrees of engines that have at most `gpus` GPUs, ascending."""
+        return tuple(tp for tp in self.tps if self.shape(tp).gpus <= gpus)
+
+    def shape(self, tp: int) -> EngineShape:
+        """Shape of an engine whose ranks have TP degree `tp`."""
+        dp = self.attention_dp
+        return EngineShape(self.gpu, tp, ep=tp * dp if self.expert_parallel else 1, dp=dp)
+
+    def laid_out(self, *, expert_parallel: bool | None, attention_dp: int) -> "Profile":
+        """Return the profile of engines with this layout; None: that of the file.
+
+        Raises:
+            ProfileError: it has no table for that.
+        """
+        parallel = self.expert_parallel if expert_parallel is None else expert_parallel
+        if parallel and not self.experts:
+            raise ProfileError(
+                f"{self.model} has no experts: leave --expert-parallel out, or take a "
+                "mixture-of-experts model"
+            )
+        found = replace(self, expert_parallel=parallel, attention_dp=attention_dp)
+        if not found.tps:
+            raise ProfileError(
+                f"{self.model} on {self.gpu} has no table with expert parallelism "
+                f"{'on' if parallel else 'off'} and attention data parallelism {attention_dp}; "
+                f"it has the layouts {', '.join(self.tables)} (TP, dp ranks, ep GPUs of experts)"
+            )
+        return found
 
     def at(self, tp: int) -> TpTable:
         """Return the file's entry at a TP degree; ProfileError names the degrees there are."""
-        entry = self.tables.get(str(tp))
+        name = layout_name(self.shape(tp))
+        entry = self.tables.get(name)
         if entry is None:
-            why = self.refused.get(str(tp), "the profile has no table for it")
+            why = self.refused.get(name, "the profile has no table for it")
             fits = ", ".join(str(n) for n in self.tps) or "none"
             raise ProfileError(
-                f"{self.model} on {self.gpu} cannot run at TP {tp}: {why}; "
+                f"{self.model} on {self.gpu} cannot run at TP {name}: {why}; "
                 f"TP degrees that fit: {fits}"
             )
         return entry
@@ -93,12 +158,12 @@ class Profile:
     def cost_estimate(self, tps: Sequence[int] | None = None) -> CostModel:
         """What a policy estimates at these TP degrees (default: all that fit)."""
         by_shape: Mapping[EngineShape, StepCost] = {
-            EngineShape(self.gpu, tp): StepCost(
+            self.shape(tp): StepCost(
                 t0_s=b.t0_s,
-                t1_s=b.t1_s,
-                t2_s=b.t2_s,
-                prefill_s=b.prefill_s,
-                kv_capacity_tokens=b.kv_capacity_tokens,
+                t1_s=b.t1_s / self.attention_dp,
+                t2_s=b.t2_s / self.attention_dp,
+                prefill_s=b.prefill_s / self.attention_dp,
+                kv_capacity_tokens=b.kv_capacity_tokens * self.attention_dp,
             )
             for tp in (self.tps if tps is None else tps)
             for b in (self.at(tp).belief,)
@@ -115,16 +180,15 @@ class Profile:
         TP degrees without room for KV are refused.
         """
         tables, refused = {}, dict(self.refused)
-        for tp in self.tps:
-            entry = self.at(tp)
-            lost = round(tp * gpu_bytes / self.kv_bytes_per_token)
+        for name, entry in self.tables.items():
+            lost = round(read_layout(name)[0] * gpu_bytes / self.kv_bytes_per_token)
             if lost >= entry.kv_capacity_tokens:
-                refused[str(tp)] = (
+                refused[name] = (
                     "engines asleep on its GPUs (standby_tp, standby_gib) leave no room for KV"
                 )
                 continue
             estimate = entry.belief
-            tables[str(tp)] = replace(
+            tables[name] = replace(
                 entry,
                 kv_capacity_tokens=entry.kv_capacity_tokens - lost,
                 belief=replace(estimate, kv_capacity_tokens=estimate.kv_capacity_tokens - lost),
@@ -145,33 +209,39 @@ class Profile:
 def expand(profile: Profile, tp: int, *, host: Host, max_batch: int = MAX_BATCH) -> LatencyTable:
     """Expand knots: linear in the batch at equal context; the last slope goes on.
 
-    `host` is apart so that a fit can try others.
+    `host` is apart so that a fit can try others. With attention data parallelism the ranks are
+    balanced: each decodes an equal part of the batch, prompts are spread over them, and all take
+    the step together.
     """
-    entry = profile.at(tp)
+    entry, dp = profile.at(tp), profile.attention_dp
     d, p = entry.decode, entry.prefill
-    base_ms = _over_batches(d.batch, d.base_ms, max_batch)
-    context_us = _over_batches(d.batch, d.context_us, max_batch)
+    ranks = [-(-b // dp) for b in range(max_batch + 1)]  # sequences of the fullest
+    base_ms = _over_batches(d.batch, d.base_ms, ranks)
+    context_us = _over_batches(d.batch, d.context_us, ranks)
     return LatencyTable(
         model=profile.model,
         gpu=profile.gpu,
         tp=tp,
+        dp=dp,
         base_s=[
-            ms / 1e3 + host.per_step_s + host.per_running_s * b for b, ms in enumerate(base_ms)
+            ms / 1e3 + host.per_step_s + host.per_running_s * b
+            for b, ms in zip(ranks, base_ms, strict=True)
         ],
         per_context_s=[us / 1e6 / max(1, b) for b, us in enumerate(context_us)],
-        prefill_tokens=p.tokens,
+        prefill_tokens=tuple(dp * tokens for tokens in p.tokens),
         prefill_knots_s=tuple(ms / 1e3 for ms in p.ms),
-        prefill_pair_s=p.pair_ns / 1e9,
-        host_per_prefill_s=host.per_prefill_s,
-        kv_capacity_tokens=entry.kv_capacity_tokens,
+        prefill_pair_s=p.pair_ns / 1e9 / dp,
+        host_per_prefill_s=host.per_prefill_s / dp,
+        kv_capacity_tokens=dp * entry.kv_capacity_tokens,
         kv_bytes_per_token=profile.kv_bytes_per_token,
     )
 
 
-def _over_batches(x: Sequence[int], y: Sequence[float], max_batch: int) -> list[float]:
+def _over_batches(x: Sequence[int], y: Sequence[float], batches: Sequence[float]) -> list[float]:
+    """Values at ascending batches of a curve with knots `x`."""
     out: list[float] = []
     k = 0
-    for b in range(max_batch + 1):
+    for b in batches:
         while k < len(x) - 2 and b >= x[k + 1]:
             k += 1
         out.append(y[k] + (y[k + 1] - y[k]) * (b - x[k]) / (x[k + 1] - x[k]))
@@ -280,8 +350,10 @@ def _seconds(costs: Costs | None) -> Iterator[tuple[str, float]]:
 def _table_faults(tp: str, entry: TpTable) -> list[str]:
     faults: list[str] = []
     d, p, b = entry.decode, entry.prefill, entry.belief
-    if not (tp.isdecimal() and int(tp) > 0):
-        faults.append("the name of a table is its TP degree, a positive integer")
+    try:
+        read_layout(tp)
+    except ProfileError as error:
+        faults.append(str(error))
     if entry.kv_capacity_tokens <= 0:
         faults.append("kv_capacity_tokens must be positive; leave a degree out that does not fit")
     for name, x, columns in (

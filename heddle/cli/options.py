@@ -47,6 +47,13 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--gpu", "cluster.gpu", str, "GPU class [h100]"),
     ("--gpus", "cluster.gpus", int, "GPUs in all, those of the engines of --tp [8]"),
     ("--tp", "cluster.tp", str, "TP degree of every engine, or one for each as 4,2,1,1 [1]"),
+    (
+        "--expert-parallel",
+        "cluster.expert_parallel",
+        click.Choice(["auto", "on", "off"]),
+        "Spread the experts of a layer over all GPUs of an engine [auto: as the profile]",
+    ),
+    ("--attention-dp", "cluster.attention_dp", int, "Attention data-parallel ranks [1]"),
     ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
     ("--tool-capacity", "cluster.tool_capacity", int, "Tool calls at once [no limit]"),
     (

@@ -28,7 +28,6 @@ from heddle.workload import CapacityError
 from heddle_core.estimate.cost import StepCost
 from heddle_core.estimate.group_cost import FloatArray, Work
 from heddle_core.estimate.simulate_group import simulate_group
-from heddle_core.ids import EngineShape
 from heddle_core.loop.regime import Regime
 from heddle_sim.training import TrainingError
 
@@ -184,15 +183,15 @@ def estimate_step(setup: LoopSetup) -> StepEstimate:
             "best` for yours"
         )
     cluster = setup.config.run.cluster
-    shape = EngineShape(cluster.gpu, cluster.tp)
-    cost = setup.run.profile.cost_estimate([cluster.tp]).by_shape[shape]
+    profile = setup.run.profile
+    cost = profile.cost_estimate([cluster.tp]).by_shape[profile.shape(cluster.tp)]
     groups = _lengths(setup)
     batch = _taken(groups, regime.groups, regime.samples, 0)
     tokens = [int(t) for t in batch.context_tokens + batch.output_tokens + batch.appended_tokens]
     train_s = setup.world.train_s(tokens, False)
     switch_s = setup.world.to_training_s + setup.world.to_rollout_s
     update_s = setup.world.update_s
-    engines = cluster.gpus // cluster.tp
+    engines = cluster.engines
     accumulates = regime.batching.accumulate_from is not None
     last = min(regime.batching.accumulate_from or regime.groups, regime.groups)
     serial_s = train_s * last / regime.groups

@@ -13,7 +13,7 @@ from heddle.loop.measure import LoopFigures, ServiceFigures, TrainedSample
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import CapacityError
 from heddle_core.controller import Controller
-from heddle_core.ids import EngineId, EngineShape
+from heddle_core.ids import EngineId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.hybrid import HYBRID, HybridPool
 from heddle_core.loop.named import regime_named
@@ -193,7 +193,7 @@ def regime_of(config: LoopConfig, name: str) -> Regime:
         BatchShape(
             groups=config.groups,
             samples=config.samples,
-            slots=cluster.gpus // cluster.tp * cluster.max_running,
+            slots=cluster.engines * cluster.max_running,
             colocated=config.colocated,
         ),
     )
@@ -208,19 +208,19 @@ def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
     hybrid, cluster = regime.split.hybrid, config.run.cluster
     if hybrid is None:
         return config
-    own, tp = hybrid.own_gpus, cluster.tp
+    own, each = hybrid.own_gpus, cluster.engine_gpus
     left = cluster.gpus - own
-    if left < tp or left % tp:
+    if left < each or left % each:
         raise CapacityError(
             f"regime {name} has a pool of {own} of the {cluster.gpus} GPUs that do not train, "
-            f"which leaves {max(left, 0)} for engines of TP {tp}: take more --gpus, or fewer "
+            f"which leaves {max(left, 0)} for engines of {each} GPUs: take more --gpus, or fewer "
             "pool_gpus"
         )
     pool = own or config.train_gpus
-    if pool < tp or pool % tp:
+    if pool < each or pool % each:
         raise CapacityError(
             f"regime {name} generates on {pool} more GPUs for a while, which are no whole engines "
-            f"of TP {tp}: take other {'pool_gpus' if own else '--train-gpus'}, or another --tp"
+            f"of {each} GPUs: take other {'pool_gpus' if own else '--train-gpus'}, or another --tp"
         )
     return replace(config, run=replace(config.run, cluster=replace(cluster, gpus=left)))
 
@@ -233,10 +233,10 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
         engines = [
             EngineSpec(
                 engine=EngineId(f"{HYBRID}{number}"),
-                shape=EngineShape(cluster.gpu, cluster.tp),
+                shape=setup.run.profile.shape(cluster.tp),
                 max_running=cluster.max_running,
             )
-            for number in range(setup.hybrid_gpus // cluster.tp)
+            for number in range(setup.hybrid_gpus // cluster.engine_gpus)
         ]
         rule = regime.split.hybrid.rule(
             groups=regime.groups, every=regime.update.every, scale=setup.gpus / cluster.gpus
@@ -248,7 +248,7 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
         setup.data.prompts(repeat=True),
         batches=setup.config.steps,
         pool=pool,
-        slots=cluster.gpus // cluster.tp * cluster.max_running,
+        slots=cluster.engines * cluster.max_running,
     )
 
 

@@ -85,9 +85,9 @@ def _gpu_s(work: Demand, tables: Sequence[LatencyTable], max_running: int, weigh
     for table in tables:
         b = _column(table.base_s, max_running)[1:]
         batch = np.arange(1, len(b) + 1)
-        base.append(table.tp * weight * b / batch)
+        base.append(table.gpus * weight * b / batch)
         per_context = _column(table.per_context_s, max_running)[1:]
-        slope.append(table.tp * (per_context + (1.0 - weight) * b / table.kv_capacity_tokens))
+        slope.append(table.gpus * (per_context + (1.0 - weight) * b / table.kv_capacity_tokens))
     decode = _sums(np.concatenate(base), np.concatenate(slope), work.largest_context)
     tokens = float((decode[work.last] - decode[work.prompt]).sum())
     return tokens + prefill_gpu_s(work, tables)

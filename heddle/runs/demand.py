@@ -98,9 +98,9 @@ def prefill_alone_s(work: Demand, tables: Sequence[LatencyTable]) -> Floats:
 
 def prefill_gpu_s(work: Demand, tables: Sequence[LatencyTable]) -> float:
     """Fewest GPU-seconds that the prefill of all steps takes."""
-    seconds = work.shared_new.sum() * min(t.tp * _per_token_s(t) for t in tables)
-    seconds += work.shared_pairs.sum() * min(t.tp * t.prefill_pair_s for t in tables)
-    seconds += len(work.prompt) * min(t.tp * t.host_per_prefill_s for t in tables)
+    seconds = work.shared_new.sum() * min(t.gpus * _per_token_s(t) for t in tables)
+    seconds += work.shared_pairs.sum() * min(t.gpus * t.prefill_pair_s for t in tables)
+    seconds += len(work.prompt) * min(t.gpus * t.host_per_prefill_s for t in tables)
     return float(seconds)
 
 

@@ -148,7 +148,7 @@ def _paces(
     pairs = [_engine(table, max_running, context) for table in tables]
     tpot = np.concatenate([tpot for tpot, _ in pairs])
     gpu_s = np.concatenate(
-        [table.tp * tpot / batch for table, (tpot, batch) in zip(tables, pairs, strict=True)]
+        [table.gpus * tpot / batch for table, (tpot, batch) in zip(tables, pairs, strict=True)]
     )
     return tpot, gpu_s
 
@@ -194,7 +194,7 @@ def _equal_progress_s(
     for table in tables:
         tpot, batch = _engine(table, max_running, context)
         # By Little's law: as many are in flight as there are slots, the others are in their tools.
-        full = left * tpot * table.tp / (gpus * batch) - tool_s
+        full = left * tpot * table.gpus / (gpus * batch) - tool_s
         pace = np.minimum(pace, np.maximum(tpot, full).min(axis=0))
     decode_s = np.interp(made, progress, np.cumsum(gained * pace))
     prefill = np.maximum(prefill_gpu_s(work, tables) / gpus, own_prefill[order])

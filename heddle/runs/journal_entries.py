@@ -113,7 +113,7 @@ def _things(batch: pa.RecordBatch, event_numbers: Ints) -> list[Any]:
 
 def _join_shapes(keys: list[str], columns: list[Sequence[Any]]) -> None:
     """Put the columns of an engine's shape together again."""
-    parts = [key for key in ("gpu", "tp", "role") if key in keys]
+    parts = [key for key in ("gpu", "tp", "role", "ep", "dp") if key in keys]
     values = [columns[keys.index(part)] for part in parts]
     for part in parts:
         at = keys.index(part)

@@ -284,7 +284,7 @@ def _cluster(setup: TrainSetup, run: ObservedRun, rates: Rates) -> SimulationCon
     )
     return replace(
         setup.run.simulation,
-        table=lambda gpu, tp: table,
+        table=lambda shape: table,
         moves_by="prefill",
         max_batched_tokens=settings.max_batched_tokens,
         block_size=settings.block_tokens or 32,

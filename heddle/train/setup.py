@@ -102,7 +102,7 @@ def regime_of(config: TrainConfig) -> Regime:
         BatchShape(
             groups=config.groups,
             samples=config.samples,
-            slots=cluster.gpus // cluster.tp * cluster.max_running,
+            slots=cluster.engines * cluster.max_running,
             colocated=False,
         ),
     )

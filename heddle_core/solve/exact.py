@@ -73,7 +73,7 @@ def _furthest(
 ) -> tuple[tuple[EngineShape, ...], tuple[int, ...]] | None:
     """Shapes and bounds of a plan within `limit_s`, or None; the `far` table of the module."""
     far, used = [first], list[EngineShape | None]([None])
-    shapes = [(shape.tp, shape, reach) for shape, reach in reaches.items()]
+    shapes = [(shape.gpus, shape, reach) for shape, reach in reaches.items()]
     for g in range(1, gpus + 1):
         furthest, chosen = far[g - 1], None
         for tp, shape, reach in shapes:
@@ -99,7 +99,7 @@ def _trace(
         # No GPU is idle in between: a plan from far[g] = far[g - 1] was found one GPU earlier.
         assert shape is not None
         shapes.append(shape)
-        g -= shape.tp
+        g -= shape.gpus
         bounds.append(far[g])
     return tuple(reversed(shapes)), tuple(reversed(bounds))
 
@@ -124,7 +124,7 @@ def level_plan(
     for _ in range(rounds):
         if len(rest.shapes) < 2:
             break
-        left[rest.shapes[0].gpu] -= rest.shapes[0].tp
+        left[rest.shapes[0].gpu] -= rest.shapes[0].gpus
         rest = exact_plan(costs, trajectories, left, first=bounds[-1], tolerance=tolerance)
         shapes.append(rest.shapes[0])
         bounds.append(rest.bounds[1])

@@ -63,8 +63,8 @@ def shapes_that_fit(shapes: Iterable[EngineShape], gpus: int) -> tuple[EngineSha
     Raises:
         ValueError: there are none.
     """
-    known = sorted(shapes)
-    fitting = tuple(shape for shape in known if shape.tp <= gpus)
+    known = sorted(shapes, key=lambda shape: (shape.gpus, shape))
+    fitting = tuple(shape for shape in known if shape.gpus <= gpus)
     if not fitting:
         raise ValueError(f"no TP degree of {[shape.tp for shape in known]} fits on {gpus} GPUs")
     return fitting

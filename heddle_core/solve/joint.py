@@ -57,7 +57,7 @@ class JointProblem:
         shape = min(self.by_shape)
         engines = tuple(
             EngineSpec(engine=EngineId(f"e{i}"), shape=shape, max_running=self.max_running)
-            for i in range(one_class(self.pools, self.by_shape) // shape.tp)
+            for i in range(one_class(self.pools, self.by_shape) // shape.gpus)
         )
         return ResourcePlan(engines=engines)
 
@@ -93,9 +93,9 @@ class JointProblem:
         for migrations.
         """
         least = min(self.by_shape)
-        used = sum(group.shape.tp for group in solved.groups)
+        used = sum(group.shape.gpus for group in solved.groups)
         spare = one_class(self.pools, self.by_shape) - used
-        idle = [Group(shape=least, members=(), end_s=0.0)] * (spare // least.tp)
+        idle = [Group(shape=least, members=(), end_s=0.0)] * (spare // least.gpus)
         engines: list[EngineSpec] = []
         homes: list[tuple[EngineId, tuple[TrajectoryId, ...]]] = []
         for group in (*solved.groups, *idle):
@@ -137,7 +137,7 @@ def _solved(order: IntArray, plan: GroupPlan, ends: Sequence[float]) -> SolvedPl
         )
     ]
     return SolvedPlan(
-        groups=tuple(sorted(groups, key=lambda group: -group.shape.tp)),
+        groups=tuple(sorted(groups, key=lambda group: -group.shape.gpus)),
         makespan_s=max(ends, default=0.0),
         bound_s=plan.bound_s,
     )

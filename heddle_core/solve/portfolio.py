@@ -161,7 +161,7 @@ def portfolio(
         "exact-paper": (published, exact_plan(published_costs, count, pools)),
     }
     for shape in sorted(by_shape):
-        if shape.tp <= pools[shape.gpu]:
+        if shape.gpus <= pools[shape.gpu]:
             uniform = uniform_plan(aware.costs, count, pools, shape)
             plans[f"uniform-tp{shape.tp}"] = (aware, uniform)
     estimated = {
@@ -204,7 +204,7 @@ def uniform_plan(
     shape: EngineShape,
 ) -> GroupPlan:
     """As many engines of `shape` as fit, with the best contiguous groups."""
-    engines = one_class(pools, costs) // shape.tp
+    engines = one_class(pools, costs) // shape.gpus
     found = search_partition([costs[shape]] * engines, trajectories, tolerance=1e-6)
     return GroupPlan(
         shapes=(shape,) * engines, bounds=(0, *accumulate(found.sizes)), makespan_s=found.makespan_s

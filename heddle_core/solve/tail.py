@@ -70,7 +70,7 @@ class TailProblem:
         best = ResourcePlan(engines=self.engines)
         least_gain_s = max(self.min_gain_s, self.margin * unmerged_s)
         for shape in self._wider():
-            windows = self._windows(work, shape.tp)
+            windows = self._windows(work, shape.gpus)
             before_s = unmerged_s
             for count in _counts(len(windows)):
                 merged = windows[:count]
@@ -87,8 +87,8 @@ class TailProblem:
 
     def _wider(self) -> list[EngineShape]:
         """Shapes into which present engines could be merged, widest first."""
-        least = min(engine.shape.tp for engine in self.engines)
-        return sorted((s for s in self.by_shape if s.tp > least), key=lambda s: -s.tp)
+        least = min(engine.shape.gpus for engine in self.engines)
+        return sorted((s for s in self.by_shape if s.gpus > least), key=lambda s: -s.gpus)
 
     def _work(self) -> Work:
         output = np.asarray(self.output_tokens)
@@ -111,9 +111,9 @@ class TailProblem:
         windows: list[tuple[int, ...]] = []
         inside: list[int] = []
         used = 0
-        for e in sorted(range(len(self.engines)), key=lambda e: -self.engines[e].shape.tp):
+        for e in sorted(range(len(self.engines)), key=lambda e: -self.engines[e].shape.gpus):
             inside.append(e)
-            used += self.engines[e].shape.tp
+            used += self.engines[e].shape.gpus
             if used >= width:
                 if used == width and len(inside) > 1:
                     windows.append(tuple(inside))

@@ -172,7 +172,7 @@ def test_no_simulated_run_beats_the_bound(
     name = data.draw(st.sampled_from(sorted(PRESETS)))
     controller, entries = Controller(load_policy(name, policy_context)), list[Entry]()
     world = SimulationConfig(
-        table=lambda _, n: by_tp[n],
+        table=lambda shape: by_tp[shape.tp],
         transfer_fixed_s=0.0,
         transfer_bytes_per_s=1e9,
         tool_capacity=tools,

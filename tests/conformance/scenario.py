@@ -125,7 +125,7 @@ def table(tp: int, slots: int, kv_tokens: int) -> LatencyTable:
 
 def world_of(scenario: Scenario) -> SimulationConfig:
     return SimulationConfig(
-        table=lambda _, tp: table(tp, scenario.slots, tp * scenario.kv_per_gpu_tokens),
+        table=lambda shape: table(shape.tp, scenario.slots, shape.tp * scenario.kv_per_gpu_tokens),
         transfer_fixed_s=scenario.transfer_fixed_s,
         transfer_bytes_per_s=2e10,
         tool_capacity=scenario.tool_capacity,

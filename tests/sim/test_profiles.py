@@ -3,17 +3,21 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import (
     PROFILE_FOLDER,
     Profile,
     ProfileError,
     known_profiles,
+    layout_name,
     load_profile,
+    read_layout,
     read_profile,
 )
 
@@ -227,3 +231,61 @@ def test_errors_stand_in_the_file(profile: Profile) -> None:
         assert errors["decode_unseen"]["median_pct"] < 3.0
         assert errors["decode_unseen"]["worst_pct"] < 9.0
     assert profile.host.carried_over is ((profile.model, profile.gpu) != ("qwen3-32b", "h100"))
+
+
+def _with_experts() -> Profile:
+    """Give a dense profile the entries of a mixture-of-experts model."""
+    dense = load_profile("qwen3-8b", "h100")
+    tables = {
+        "2": dense.at(2),
+        "2ep2": replace(dense.at(2), kv_capacity_tokens=50_000),
+        "1dp4ep4": replace(dense.at(1), kv_capacity_tokens=40_000),
+    }
+    return replace(dense, tables=tables, experts=128)
+
+
+def test_a_layout_chooses_tables_and_shapes() -> None:
+    p = _with_experts()
+    assert p.tps == (2,)
+    assert p.shape(2) == EngineShape("h100", 2)
+    parallel = p.laid_out(expert_parallel=True, attention_dp=1)
+    assert parallel.shape(2) == EngineShape("h100", 2, ep=2)
+    assert parallel.table(2).kv_capacity_tokens == 50_000
+    ranks = p.laid_out(expert_parallel=True, attention_dp=4)
+    assert ranks.tps == (1,)
+    assert str(ranks.shape(1)) == "h100 tp1 dp4 ep4"
+    assert ranks.tps_on(3) == ()
+    assert ranks.tps_on(4) == (1,)
+
+
+def test_ranks_share_a_batch() -> None:
+    """Eight sequences on four ranks take the time of two on one, and have four times its KV."""
+    ranks = _with_experts().laid_out(expert_parallel=True, attention_dp=4).table(1)
+    one = load_profile("qwen3-8b", "h100").table(1)
+    assert ranks.gpus == 4
+    assert ranks.kv_capacity_tokens == 160_000
+    assert ranks.base_s[1] == ranks.base_s[4] == one.base_s[1]
+    assert ranks.base_s[8] == one.base_s[2]
+    context = 1000
+    assert ranks.per_context_s[8] * 8 * context == pytest.approx(one.per_context_s[2] * 2 * context)
+    assert ranks.prefill_s(4 * 512, 4 * 512**2 / 2) == pytest.approx(one.prefill_s(512, 512**2 / 2))
+    cost = _with_experts().laid_out(expert_parallel=True, attention_dp=4).cost_estimate()
+    (shape,) = cost.by_shape
+    belief = load_profile("qwen3-8b", "h100").cost_estimate((1,))
+    (alone,) = belief.by_shape.values()
+    assert cost.by_shape[shape].t0_s == alone.t0_s
+    assert cost.by_shape[shape].t2_s == alone.t2_s / 4
+    assert cost.by_shape[shape].kv_capacity_tokens == 4 * alone.kv_capacity_tokens
+
+
+def test_a_layout_without_tables_is_refused() -> None:
+    with pytest.raises(ProfileError, match=r"qwen3-8b has no experts: leave --expert-parallel out"):
+        load_profile("qwen3-8b", "h100").laid_out(expert_parallel=True, attention_dp=1)
+    with pytest.raises(ProfileError, match=r"parallelism 3; it has the layouts 2, 2ep2, 1dp4ep4"):
+        _with_experts().laid_out(expert_parallel=None, attention_dp=3)
+    for name in ("ep2", "2ep3", "0", "2dp0", "tp2"):
+        with pytest.raises(ProfileError, match=f"'{name}' is no layout of an engine"):
+            read_layout(name)
+    for shape in (EngineShape("g", 4), EngineShape("g", 4, ep=4), EngineShape("g", 1, ep=8, dp=8)):
+        tp, dp, ep = read_layout(layout_name(shape))
+        assert EngineShape("g", tp, dp=dp, ep=ep) == shape

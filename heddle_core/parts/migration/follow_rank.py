@@ -81,7 +81,7 @@ class FollowRank:
 
     def _form_groups(self, view: View) -> None:
         """Read the groups from the homes, widest engine first."""
-        engines = sorted(view.engines, key=lambda e: -e.shape.tp)
+        engines = sorted(view.engines, key=lambda e: -e.shape.gpus)
         self._engines = [e.id for e in engines]
         self._newest = view.engines[-1].id
         self._edges = list(accumulate(e.sessions for e in engines))

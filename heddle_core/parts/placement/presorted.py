@@ -36,7 +36,7 @@ class Presorted:
         history; the members of such groups are then interleaved over the engines.
         """
         context, history = self._context, self._context.history
-        engines = sorted(view.engines, key=lambda e: -e.shape.tp)
+        engines = sorted(view.engines, key=lambda e: -e.shape.gpus)
         by_shape = {e.shape: context.cost.by_shape[e.shape] for e in engines}
         varied = history is None or history.lengths_known(remaining)
         if history is None or varied:
@@ -62,7 +62,7 @@ class Presorted:
         home = t.home
         if home is not None and view.engine(home).accepting:
             return home
-        return min(view.engines, key=lambda e: e.sessions / e.shape.tp).id
+        return min(view.engines, key=lambda e: e.sessions / e.shape.gpus).id
 
     def finished(self, t: TrajectoryView) -> None:
         """Forget nothing: the ledger holds the homes."""

@@ -69,7 +69,7 @@ class EqualProgressPlan:
             return self._mixed.plan(ts, remaining)
         by_shape = {shape: context.cost.by_shape[shape] for shape in context.shape_choices}
         gpus = one_class(context.pools, by_shape)
-        shapes = sorted((s for s in by_shape if s.tp <= gpus), key=lambda s: s.tp)
+        shapes = sorted((s for s in by_shape if s.gpus <= gpus), key=lambda s: s.gpus)
         if not shapes:
             return self._mixed.plan(ts, remaining)
         single = [_filled(shape, shapes, gpus) for shape in shapes]
@@ -84,7 +84,7 @@ class EqualProgressPlan:
             makespans_s = self._makespans_s(context.history, by_shape, mixes, single[-1], ts)
             chosen = _simplest_near_least(makespans_s, single=len(single))
             mix, makespan_s = mixes[chosen], makespans_s[chosen]
-        widest_first = sorted(mix, key=lambda shape: -shape.tp)
+        widest_first = sorted(mix, key=lambda shape: -shape.gpus)
         engines = [shape for shape in widest_first for _ in range(mix[shape])]
         return ResourcePlan(
             engines=tuple(
@@ -119,29 +119,29 @@ class EqualProgressPlan:
             trajectories=len(ts),
             prompt_tokens=sum(t.context_tokens for t in ts) / len(ts),
             max_running=context.max_running,
-            start_s=context.start_s(max(by_shape, key=lambda shape: shape.tp)),
-            widened_at=first_search_at(sum(s.tp * n for s, n in widened.items())),
+            start_s=context.start_s(max(by_shape, key=lambda shape: shape.gpus)),
+            widened_at=first_search_at(sum(s.gpus * n for s, n in widened.items())),
         )
 
 
 def _filled(shape: EngineShape, shapes: Sequence[EngineShape], gpus: int) -> Mix:
     """Engines of `shape` on as many GPUs as possible, and on the rest of narrower `shapes`."""
     mix: dict[EngineShape, int] = {}
-    for each in sorted((s for s in shapes if s.tp <= shape.tp), key=lambda s: -s.tp):
-        if gpus >= each.tp:
-            mix[each] = gpus // each.tp
-            gpus %= each.tp
+    for each in sorted((s for s in shapes if s.gpus <= shape.gpus), key=lambda s: -s.gpus):
+        if gpus >= each.gpus:
+            mix[each] = gpus // each.gpus
+            gpus %= each.gpus
     return mix
 
 
 def _partly(wide: EngineShape, shapes: Sequence[EngineShape], gpus: int) -> list[Mix]:
     """Mixes of `wide` engines on some of the GPUs, and of a narrower shape on the others."""
-    counts = sorted({max(1, round(share * gpus / wide.tp)) for share in _SHARES})
+    counts = sorted({max(1, round(share * gpus / wide.gpus)) for share in _SHARES})
     return [
-        {wide: count, **_filled(narrow, shapes, gpus - count * wide.tp)}
+        {wide: count, **_filled(narrow, shapes, gpus - count * wide.gpus)}
         for count in counts
         for narrow in shapes
-        if narrow.tp < wide.tp and count * wide.tp + narrow.tp <= gpus
+        if narrow.gpus < wide.gpus and count * wide.gpus + narrow.gpus <= gpus
     ]
 
 

@@ -50,8 +50,9 @@ def mix_of(context: PolicyContext, shares: Mapping[int, float]) -> tuple[EngineS
     if len(context.pools) != 1:
         raise ValueError("shares of GPUs need one class of them; give a mix of engines instead")
     (gpu, gpus) = next(iter(context.pools.items()))
-    known = sorted(s.tp for s in context.shape_choices if s.gpu == gpu and s.tp <= gpus)
-    known = known or [context.shape.tp]
+    choices = [s for s in context.shape_choices if s.gpu == gpu and s.gpus <= gpus]
+    of_width = {s.gpus: s for s in choices or [context.shape]}
+    known = sorted(of_width)
     tps: list[int] = []
     given = 0.0
     for degree in sorted(shares, reverse=True):
@@ -65,4 +66,4 @@ def mix_of(context: PolicyContext, shares: Mapping[int, float]) -> tuple[EngineS
             f"engines of TP {', '.join(map(str, known))} leave {gpus - sum(tps)} of {gpus} {gpu} "
             f"GPUs over: take a multiple of {known[0]} GPUs, or name the engines as cluster.mix"
         )
-    return tuple(EngineShape(gpu, tp) for tp in sorted(tps, reverse=True))
+    return tuple(of_width[width] for width in sorted(tps, reverse=True))
