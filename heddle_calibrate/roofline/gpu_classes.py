@@ -22,6 +22,8 @@ class GpuClass:
     """Bytes per second to the other GPUs of its node, one direction."""
     link_gpus: int
     """GPUs that such links connect."""
+    nvlink: bool
+    """False: PCIe, which all GPUs of a node share when more than two take part."""
     source: str
 
 
@@ -35,6 +37,7 @@ def _gpu(
         bandwidth=bandwidth * 1e12,
         memory=round(gib * 2**30),
         link=link * 1e9,
+        nvlink=link > 100,
         link_gpus=link_gpus,
         source=source,
     )

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -311,3 +312,24 @@ def _quantized(quantization: Mapping[str, Any], place: str) -> Precision:
         f"{f' with {bits} bits' if bits else ''} is not modelled; "
         "give --precision (bf16, fp8, mxfp4, nvfp4 or int4)"
     )
+
+
+# -- known models ----------------------------------------------------------------------------------
+
+KNOWN = Path(__file__).with_name("configs.json")
+
+
+@cache
+def known_configs() -> Mapping[str, Mapping[str, Any]]:
+    """Read the configurations of the models of the tables, by their Hugging Face ids."""
+    values: dict[str, dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
+    return MappingProxyType(values)
+
+
+def known_config(name: str) -> Mapping[str, Any]:
+    """Return the configuration of a model of the tables, by its id or the part after the slash.
+
+    Raises KeyError.
+    """
+    by_name = {key.partition("/")[2].lower(): key for key in known_configs()}
+    return known_configs()[by_name[name.rpartition("/")[2].lower()]]

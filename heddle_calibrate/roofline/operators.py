@@ -6,7 +6,7 @@ arrays, so that one call counts many of them.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from heddle_calibrate.roofline.model_shape import (
     ModelShape,
     Precision,
 )
+from heddle_core.ids import EngineShape
 
 Floats = NDArray[np.float64]
 OperatorKind = Literal[
@@ -31,25 +32,12 @@ OperatorKind = Literal[
     "all-to-all",
 ]
 ACTIVATION_BYTES = 2
+BY_PHASE = ("attention", "experts", "all-reduce", "all-to-all")
+"""Kinds with other kernels for prompts than for decoding."""
 
 
 class LayoutError(ValueError):
     """A model that cannot be cut over the GPUs of an engine in the requested way."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How an engine spreads a model: attention over `tp` GPUs in each of `dp` ranks, experts over
-    `ep` GPUs (1: each expert is cut over all GPUs)."""
-
-    tp: int = 1
-    dp: int = 1
-    ep: int = 1
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of the engine."""
-        return self.tp * self.dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,23 +89,33 @@ class Operator:
     """Of one execution."""
     gpus: int = 1
     """That take part in a collective."""
+    prefill: bool = False
+    """Part of an iteration with prompts."""
+
+    @property
+    def key(self) -> str:
+        """Name of the operator's efficiency: kind, precision of weights, phase where they count."""
+        kind = f"{self.kind} {self.precision}" if self.kind in ("gemm", "experts") else self.kind
+        return f"{kind} prefill" if self.prefill and self.kind in BY_PHASE else kind
 
 
-def operators(model: ModelShape, layout: Layout, work: Iterations) -> list[Operator]:
+def operators(model: ModelShape, layout: EngineShape, work: Iterations) -> list[Operator]:
     """List the operators of `work`.
 
-    Raises LayoutError where heads or experts do not divide.
+    `layout` is one of vLLM's: attention cut over `tp` GPUs in each of `dp` ranks, experts spread
+    over `ep` of them or each cut over all. Raises LayoutError where heads or experts do not divide.
     """
     check_layout(model, layout)
-    return [
+    found = [
         *_attention(model, layout, work),
         *_dense_layers(model, layout, work),
         *_expert_layers(model, layout, work),
         *_ends(model, layout, work),
     ]
+    return [replace(operator, prefill=True) for operator in found] if work.prefill else found
 
 
-def check_layout(model: ModelShape, layout: Layout) -> None:
+def check_layout(model: ModelShape, layout: EngineShape) -> None:
     """Raise LayoutError where heads or experts do not divide over the GPUs."""
     if model.heads % layout.tp:
         raise LayoutError(
@@ -194,7 +192,7 @@ def _all_reduce(count: int, tokens: Floats, hidden: int, tp: int) -> Iterator[Op
         )
 
 
-def _attention(model: ModelShape, layout: Layout, work: Iterations) -> Iterator[Operator]:
+def _attention(model: ModelShape, layout: EngineShape, work: Iterations) -> Iterator[Operator]:
     if isinstance(model.attention, LatentAttention):
         yield from _latent_attention(model, model.attention, layout, work)
     else:
@@ -202,7 +200,7 @@ def _attention(model: ModelShape, layout: Layout, work: Iterations) -> Iterator[
     yield from _all_reduce(model.layers, work.tokens, model.hidden, layout.tp)
 
 
-def _grouped_attention(model: ModelShape, layout: Layout, work: Iterations) -> Iterator[Operator]:
+def _grouped_attention(model: ModelShape, layout: EngineShape, work: Iterations) -> Iterator[Operator]:
     heads, kv_heads = model.heads // layout.tp, max(1, model.kv_heads // layout.tp)
     wide, precision = model.head_dim, model.precisions.attention
     n = work.tokens
@@ -228,7 +226,7 @@ def _grouped_attention(model: ModelShape, layout: Layout, work: Iterations) -> I
 
 
 def _latent_attention(
-    model: ModelShape, latent: LatentAttention, layout: Layout, work: Iterations
+    model: ModelShape, latent: LatentAttention, layout: EngineShape, work: Iterations
 ) -> Iterator[Operator]:
     """Multi-head latent attention: decoding attends over the latent vectors themselves, prefill
     over keys and values that are computed from them."""
@@ -274,13 +272,13 @@ def _mlp(
     yield _gemm(f"{name} down", count, work.tokens, model.hidden, wide, precision)
 
 
-def _dense_layers(model: ModelShape, layout: Layout, work: Iterations) -> Iterator[Operator]:
+def _dense_layers(model: ModelShape, layout: EngineShape, work: Iterations) -> Iterator[Operator]:
     if model.dense_layers:
         yield from _mlp("MLP", model.dense_layers, model, model.intermediate / layout.tp, work)
         yield from _all_reduce(model.dense_layers, work.tokens, model.hidden, layout.tp)
 
 
-def _expert_layers(model: ModelShape, layout: Layout, work: Iterations) -> Iterator[Operator]:
+def _expert_layers(model: ModelShape, layout: EngineShape, work: Iterations) -> Iterator[Operator]:
     experts = model.experts
     if experts is None:
         return
@@ -335,7 +333,7 @@ def _busiest_gpu(experts: ExpertLayers, ep: int, tokens: Floats) -> tuple[Floats
     return touched, routed
 
 
-def _ends(model: ModelShape, layout: Layout, work: Iterations) -> Iterator[Operator]:
+def _ends(model: ModelShape, layout: EngineShape, work: Iterations) -> Iterator[Operator]:
     n = work.tokens
     yield _elementwise("norms and activations", 3 * model.layers + 2, n, model.hidden)
     yield _gemm(

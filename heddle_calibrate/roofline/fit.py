@@ -1,0 +1,383 @@
+"""The fit of the efficiencies that profiles from a configuration use, and its cross-validation.
+
+    python -m heddle_calibrate.roofline.fit --perf ../shared/perf
+
+Reads tables of kernel times of models in `configs.json`, and writes `efficiencies.json`. Each kind
+of kernel has three numbers: a launch time, and shares of peak bandwidth and peak arithmetic. They
+are fitted on all GPU classes together, and then for each class near that mean; numbers for which a
+class has no rows stay at the mean. Errors are of models and of classes that were left out.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from heddle_calibrate.roofline.efficiency import FILE, least_times, parent
+from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_calibrate.roofline.model_config import known_config, model_shape
+from heddle_calibrate.roofline.model_shape import ModelShape
+from heddle_calibrate.roofline.operators import (
+    Floats,
+    Operator,
+    decode_iterations,
+    operators,
+    prefill_iterations,
+)
+from heddle_core.ids import EngineShape
+
+TABLES = {
+    "a100": "a100_sxm",
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "l40s": "l40s",
+    "b200": "b200_sxm",
+    "gb200": "gb200",
+}
+GROUP = ["model", "gpu", "precision", "tp", "moe_ep", "attention_dp"]
+PARTS = ("attention_ms", "allreduce_ms", "moe_ms", "rest_ms")
+"""Parts of a decode step that the tables state; the rest is what the others leave."""
+START = {"elementwise": 2.0, "gemm": 3.0, "experts": 15.0}
+"""Launch in microseconds from which a fit begins; other kinds 8."""
+START_SHARES = (0.75, 0.6)
+FREEDOM, CHILD_FREEDOM, CLASS_FREEDOM = 1.0, 0.5, 0.5
+"""Standard deviation, as a logarithm, of a number from its start, its parent's and the mean."""
+PART_WEIGHT, PREFILL_WEIGHT, PRIOR_WEIGHT = 0.7, 0.5, 0.1
+MOST_RANKS, MOST_GPUS = 8, 8
+"""Rows beyond are estimates between nodes that are not credible."""
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Iterations of the tables, and their operators as parallel arrays."""
+
+    rows: pd.DataFrame
+    keys: tuple[str, ...]
+    row: NDArray[np.int64]
+    part: NDArray[np.int64]
+    key: NDArray[np.int64]
+    gpu: NDArray[np.int64]
+    count: Floats
+    moved_s: Floats
+    computed_s: Floats
+
+    @property
+    def seconds(self) -> Floats:
+        """Time of each iteration in the tables."""
+        return np.asarray(self.rows["ms"].to_numpy(np.float64) / 1e3)
+
+    @property
+    def decodes(self) -> Mask:
+        """Which iterations decode; the others are prompts alone."""
+        return np.asarray(self.rows["decode"].to_numpy(np.bool_))
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def read_rows(perf: Path) -> pd.DataFrame:
+    """Read the rows of all classes that are credible and fit in memory.
+
+    vLLM's; FP8 of Qwen3 from SGLang, whose kernels the source has on every class.
+    """
+    frames = []
+    for gpu, file in TABLES.items():
+        for stem in (f"aiconfigurator_{file}", f"aiconfigurator_moe_{file}"):
+            if (perf / f"{stem}.csv").is_file():
+                frames += [_decodes(perf / f"{stem}.csv", gpu)]
+                frames += [_prompts(perf / f"{stem}_prefill.csv", gpu)]
+    rows = pd.concat(frames, ignore_index=True)
+    qwen_fp8 = rows["model"].str.endswith("-FP8")
+    credible = (rows["backend"] == "vllm") | ((rows["backend"] == "sglang") & qwen_fp8)
+    credible &= (rows["attention_dp"] <= MOST_RANKS) & (rows["tp"] <= MOST_GPUS)
+    slow = (rows["model"] == "DeepSeek-V3") & rows["gpu"].isin(["b200", "gb200"])
+    credible &= ~(slow & ((rows["batch"] < 64) | ~rows["decode"]))
+    return rows[credible].sort_values([*GROUP, "decode"]).reset_index(drop=True)
+
+
+def _with_layout(frame: pd.DataFrame, gpu: str) -> pd.DataFrame:
+    missing = {"precision": "bfloat16", "moe_ep": 1, "attention_dp": 1, "moe_ms": 0.0}
+    return frame.assign(gpu=gpu, **{k: v for k, v in missing.items() if k not in frame})
+
+
+def _decodes(path: Path, gpu: str) -> pd.DataFrame:
+    rows = _with_layout(pd.read_csv(path), gpu)
+    rows = rows[rows["fits_kv"] == 1]
+    rest = rows["TPOT_ms"] - rows[["attention_ms", "allreduce_ms", "moe_ms"]].sum(axis=1)
+    return rows.assign(rest_ms=rest, ms=rows["TPOT_ms"], decode=True)
+
+
+def _prompts(path: Path, gpu: str) -> pd.DataFrame:
+    rows = _with_layout(pd.read_csv(path), gpu)
+    return rows.assign(
+        batch=rows["prompt_tokens"] - rows["prefix_cached_tokens"],
+        context=rows["prefix_cached_tokens"],
+        ms=rows["prefill_ms"],
+        decode=False,
+    )
+
+
+def points(rows: pd.DataFrame, shape_of: Callable[[str, str], ModelShape] | None = None) -> Points:
+    """Count the operators of each row; `shape_of` a model's name and precision is by default that
+    of `configs.json`."""
+    shape_of = shape_of or table_shape
+    found: list[tuple[Any, ...]] = []
+    keys: dict[str, int] = {}
+    classes = list(TABLES)
+    for (model, gpu, precision, tp, ep, dp, decode), group in rows.groupby([*GROUP, "decode"]):
+        shape, card = shape_of(str(model), str(precision)), GPU_CLASSES[str(gpu)]
+        layout = EngineShape(str(gpu), int(tp), ep=int(ep), dp=int(dp))
+        batch, context = (group[c].to_numpy(np.float64) for c in ("batch", "context"))
+        iterations = decode_iterations if decode else prefill_iterations
+        for operator in operators(shape, layout, iterations(batch, context)):
+            moved, computed = least_times(operator, card)
+            same = np.ones(len(group))
+            found.append(
+                (
+                    group.index.to_numpy(),
+                    same * _part(operator, shape),
+                    same * keys.setdefault(operator.key, len(keys)),
+                    same * classes.index(str(gpu)),
+                    same * operator.count,
+                    moved * same,
+                    computed * same,
+                )
+            )
+    row, part, key, gpu_index, count, moved_s, computed_s = map(np.concatenate, zip(*found, strict=True))
+    return Points(
+        rows=rows,
+        keys=tuple(keys),
+        row=row.astype(np.int64),
+        part=part.astype(np.int64),
+        key=key.astype(np.int64),
+        gpu=gpu_index.astype(np.int64),
+        count=count,
+        moved_s=moved_s,
+        computed_s=computed_s,
+    )
+
+
+def table_shape(model: str, precision: str) -> ModelShape:
+    """Return a model of the tables; with FP8 weights their KV is FP8 too."""
+    shape = model_shape(known_config(model), place=model, name=model.lower())
+    return replace(shape, kv_element_bytes=1) if precision.startswith("fp8") else shape
+
+
+def _part(operator: Operator, shape: ModelShape) -> int:
+    """Index in `PARTS`; the tables count all of latent attention, and experts that are shared."""
+    latent = shape.attention is not None
+    if operator.kind in ("attention", "latent-attention"):
+        return 0
+    if operator.kind in ("experts", "all-to-all"):
+        return 2
+    if operator.kind == "all-reduce":
+        return 3 if latent else 2 if shape.experts is not None else 1
+    if latent and operator.name in LATENT_BLOCK:
+        return 0
+    return 2 if latent and (operator.name == "router" or "shared" in operator.name) else 3
+
+
+LATENT_BLOCK = (
+    "query and KV in",
+    "query",
+    "key expansion",
+    "value expansion",
+    "norms and rotation of latents",
+    "attention output",
+)
+
+
+# -- fit -------------------------------------------------------------------------------------------
+
+
+def predicted(p: Points, numbers: Floats, chosen: Any = slice(None)) -> Floats:
+    """Seconds of each row's parts; `numbers` are logarithms by key, or by class and key."""
+    key = p.key[chosen]
+    own = numbers[key] if numbers.ndim == 2 else numbers[p.gpu[chosen], key]
+    launch, bandwidth, arithmetic = np.exp(own).T
+    each = launch / 1e6 + np.hypot(p.moved_s[chosen] / bandwidth, p.computed_s[chosen] / arithmetic)
+    index = p.row[chosen] * len(PARTS) + p.part[chosen]
+    total = np.bincount(index, p.count[chosen] * each, minlength=len(PARTS) * len(p.rows))
+    return np.asarray(total.reshape(-1, len(PARTS)))
+
+
+def fit_mean(p: Points, rows: Mask) -> Floats:
+    """Fit one set of numbers on the chosen rows of all classes; keys without rows take their
+    parent's."""
+    start = np.array(
+        [[np.log(START.get(k.split()[0], 8.0)), *np.log(START_SHARES)] for k in p.keys]
+    )
+    index = {key: i for i, key in enumerate(p.keys)}
+    above = np.array([index.get(parent(key) or "", -1) for key in p.keys])
+    arithmetic = index.get("attention prefill", -1)
+
+    def expected(numbers: Floats) -> Floats:
+        wanted = np.where((above >= 0)[:, None], numbers[above], start)
+        for key in ("attention", "latent-attention"):
+            if key in index and arithmetic >= 0:
+                # Decoding has no time that arithmetic decides: take that of prompts.
+                wanted[index[key], 2] = numbers[arithmetic, 2]
+        if arithmetic >= 0:
+            wanted[arithmetic, 2] = start[arithmetic, 2]
+        return wanted
+
+    freedom = np.where(above >= 0, CHILD_FREEDOM, FREEDOM)[:, None]
+    return _solve(p, rows, start, np.arange(len(p.keys)), expected, freedom)
+
+
+def fit_classes(p: Points, rows: Mask, mean: Floats) -> Floats:
+    """Fit the numbers of each class on its chosen rows, near the mean."""
+    classes = []
+    gpus = p.rows["gpu"].to_numpy()
+    for gpu in TABLES:
+        mine = rows & (gpus == gpu)
+        keys = np.unique(p.key[mine[p.row]])
+        classes.append(
+            _solve(p, mine, mean, keys, lambda _, keys=keys: mean[keys], CLASS_FREEDOM)
+            if len(keys)
+            else mean
+        )
+    return np.stack(classes)
+
+
+def _solve(
+    p: Points,
+    rows: Mask,
+    start: Floats,
+    keys: NDArray[np.int64],
+    expected: Callable[[Floats], Floats],
+    freedom: Any,
+) -> Floats:
+    """Robust least squares of relative errors, of whole iterations and of their parts."""
+    chosen = np.flatnonzero(rows[p.row])
+    index, true = np.flatnonzero(rows), p.seconds
+    decodes = p.decodes[index]
+    stated = p.rows[list(PARTS)].to_numpy(np.float64)[index][decodes] / 1e3
+    steps = true[index][decodes][:, None]
+    weight = np.where(decodes, 1.0, PREFILL_WEIGHT)
+    prior = PRIOR_WEIGHT * np.sqrt(len(index) / 300)
+
+    def residuals(values: Floats) -> Floats:
+        numbers = start.copy()
+        numbers[keys] = values.reshape(-1, 3)
+        parts = predicted(p, numbers, chosen)[index]
+        whole = weight * np.log(parts.sum(axis=1) / true[index])
+        each = PART_WEIGHT * (parts[decodes] - stated) / steps
+        away = prior * (numbers[keys] - expected(numbers)) / freedom
+        return np.concatenate([whole, each.ravel(), away.ravel()])
+
+    most = np.tile([np.log(1e3), 0.0, 0.0], len(keys))
+    begin = np.minimum(start[keys].ravel(), most - 1e-3)
+    found = least_squares(
+        residuals, begin, bounds=(-12.0, most), loss="soft_l1", f_scale=0.1, max_nfev=40
+    )
+    numbers = start.copy()
+    numbers[keys] = found.x.reshape(-1, 3)
+    return numbers
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def relative_errors(p: Points, numbers: Floats) -> Floats:
+    """Predicted over stated time, less 1."""
+    return np.asarray(predicted(p, numbers).sum(axis=1) / p.seconds - 1)
+
+
+def summary(rows: pd.DataFrame, error: Floats) -> dict[str, Any]:
+    """Mean, median and 90th percentile of absolute errors in percent, and means by model."""
+    size = pd.Series(np.abs(error) * 100, index=rows.index)
+    by_model = size.groupby(rows["model"]).mean().round(1)
+    return {
+        "mean_pct": round(float(size.mean()), 1),
+        "median_pct": round(float(size.median()), 1),
+        "p90_pct": round(float(size.quantile(0.9)), 1),
+        "points": len(size),
+        "by_model_pct": {str(k): float(v) for k, v in by_model.items()},
+    }
+
+
+def without_models(p: Points) -> Floats:
+    """Errors of each row under a fit that saw no row of its model, in any precision."""
+    model = p.rows["model"].str.removesuffix("-FP8").to_numpy()
+    error = np.zeros(len(p.rows))
+    for name in dict.fromkeys(model):
+        left = model == name
+        mean = fit_mean(p, ~left)
+        error[left] = relative_errors(p, fit_classes(p, ~left, mean))[left]
+    return error
+
+
+def without_classes(p: Points) -> Floats:
+    """Errors of each row under the mean of a fit that saw no row of its GPU class."""
+    gpu = p.rows["gpu"].to_numpy()
+    error = np.zeros(len(p.rows))
+    for name in TABLES:
+        left = gpu == name
+        error[left] = relative_errors(p, fit_mean(p, ~left))[left]
+    return error
+
+
+def cross_validated(p: Points, fitted: Floats) -> dict[str, Any]:
+    """Errors by what was left out, apart for decode steps and for prompts."""
+    found = {}
+    for name, error in (
+        ("fitted", relative_errors(p, fitted)),
+        ("leave_one_model_out", without_models(p)),
+        ("leave_one_class_out", without_classes(p)),
+    ):
+        d = p.decodes
+        by_class = pd.Series(np.abs(error[d]) * 100).groupby(p.rows["gpu"].to_numpy()[d]).mean()
+        decode = summary(p.rows[d], error[d])
+        decode["by_class_pct"] = {str(k): round(float(v), 1) for k, v in by_class.items()}
+        found[name] = {"decode": decode, "prefill": summary(p.rows[~d], error[~d])}
+    return found
+
+
+def efficiency_file(p: Points, mean: Floats, classes: Floats, errors: Mapping[str, Any]) -> str:
+    """Format the file; three numbers by key: launch in microseconds, and two shares of the peak."""
+
+    def table(numbers: Floats, seen: NDArray[np.int64]) -> dict[str, list[float]]:
+        rows = np.exp(numbers)
+        return {p.keys[i]: [float(f"{x:.4g}") for x in rows[i]] for i in seen}
+
+    everywhere = np.arange(len(p.keys))
+    values = {
+        "source": {
+            "package": "aiconfigurator-core",
+            "version": "0.12.0",
+            "backends": "vLLM 0.24.0 (A100: 0.14.0); FP8 of Qwen3: SGLang 0.5.14",
+            "models": sorted(set(p.rows["model"])),
+        },
+        "columns": ["launch_us", "share of peak bandwidth", "share of peak arithmetic"],
+        "mean": table(mean, everywhere),
+        "classes": {gpu: table(classes[i], everywhere) for i, gpu in enumerate(TABLES)},
+        "errors": errors,
+    }
+    return json.dumps(values, indent=1) + "\n"
+
+
+@click.command(help=__doc__)
+@click.option("--perf", type=click.Path(path_type=Path, exists=True), required=True)
+@click.option("--out", type=click.Path(path_type=Path), default=FILE, show_default=False)
+def main(perf: Path, out: Path) -> None:
+    """Fit, cross-validate, and write the file."""
+    p = points(read_rows(perf))
+    everything = np.ones(len(p.rows), dtype=np.bool_)
+    mean = fit_mean(p, everything)
+    classes = fit_classes(p, everything, mean)
+    errors = cross_validated(p, classes)
+    out.write_text(efficiency_file(p, mean, classes, errors), encoding="utf-8")
+    click.echo(json.dumps(errors, indent=1))
+
+
+if __name__ == "__main__":
+    main()
