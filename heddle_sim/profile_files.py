@@ -74,7 +74,13 @@ class Profile:
     gpu: str
     source: ProfileSource
     kv_bytes_per_token: int
-    """Over all GPUs of an engine."""
+    """One copy of a token's KV, over all the GPUs that it is cut over."""
+    kv_heads: int | None = None
+    """KV heads of a layer, 1 where all heads share one latent vector (MLA): ranks of a larger TP
+    degree hold copies. None: KV is cut over all GPUs."""
+    derived: str = ""
+    """How the times were computed from those of another GPU class; empty where they were
+    measured on this one."""
     roofline: Roofline | None = None
     """None where the hardware's best performance is not stated."""
     host: Host
@@ -114,13 +120,16 @@ class Profile:
         dp = self.attention_dp
         return EngineShape(self.gpu, tp, ep=tp * dp if self.expert_parallel else 1, dp=dp)
 
-    def laid_out(self, *, expert_parallel: bool | None, attention_dp: int) -> "Profile":
-        """Return the profile of engines with this layout; None: that of the file.
+    def laid_out(
+        self, expert_parallel: Literal["auto", "on", "off"], *, attention_dp: int = 1
+    ) -> "Profile":
+        """Return the profile of engines with this layout; auto: experts as in the file.
 
         Raises:
             ProfileError: it has no table for that.
         """
-        parallel = self.expert_parallel if expert_parallel is None else expert_parallel
+        auto = expert_parallel == "auto"
+        parallel = self.expert_parallel if auto else expert_parallel == "on"
         if parallel and not self.experts:
             raise ProfileError(
                 f"{self.model} has no experts: leave --expert-parallel out, or take a "
@@ -181,7 +190,9 @@ class Profile:
         """
         tables, refused = {}, dict(self.refused)
         for name, entry in self.tables.items():
-            lost = round(read_layout(name)[0] * gpu_bytes / self.kv_bytes_per_token)
+            tp = read_layout(name)[0]
+            parts = min(tp, self.kv_heads or tp)
+            lost = round(parts * gpu_bytes / self.kv_bytes_per_token)
             if lost >= entry.kv_capacity_tokens:
                 refused[name] = (
                     "engines asleep on its GPUs (standby_tp, standby_gib) leave no room for KV"
@@ -196,14 +207,24 @@ class Profile:
         return replace(self, tables=tables, refused=refused)
 
     @property
+    def gpu_label(self) -> str:
+        """The GPU class for people: with a mark where its times are computed from another's."""
+        return gpu_label(self.gpu, self.derived)
+
+    @property
     def summary(self) -> str:
         """One line for tables and manifests."""
         s = self.source
         capacity = ", ".join(f"TP{tp} {self.at(tp).kv_capacity_tokens:,}" for tp in self.tps)
         return (
-            f"{self.model} on {self.gpu} ({s.package} {s.version}, {s.backend} "
+            f"{self.model} on {self.gpu_label} ({s.package} {s.version}, {s.backend} "
             f"{s.backend_version}, {s.precision}); KV tokens: {capacity}"
         )
+
+
+def gpu_label(gpu: str, derived: str) -> str:
+    """Return ``h20 (derived)`` for a class whose times were not measured, else `gpu`."""
+    return f"{gpu} (derived)" if derived else gpu
 
 
 def expand(profile: Profile, tp: int, *, host: Host, max_batch: int = MAX_BATCH) -> LatencyTable:

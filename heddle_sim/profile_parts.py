@@ -16,6 +16,8 @@ class ProfileSource:
     licence: str
     precision: str
     files: tuple[str, ...]
+    note: str = ""
+    """What a reader must know of these kernel times beside the errors of the fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,10 +28,10 @@ from heddle_calibrate.profiles import encode_profile
 from heddle_sim.profile_files import Profile, ProfileError
 
 MODELS = {
-    "qwen3-8b": ModelSpec(table="Qwen3-8B", vocabulary=151_936, hidden=4096),
-    "qwen3-14b": ModelSpec(table="Qwen3-14B", vocabulary=151_936, hidden=5120),
-    "qwen3-32b": ModelSpec(table="Qwen3-32B", vocabulary=151_936, hidden=5120),
-    "llama-3.1-8b": ModelSpec(table="Llama-3.1-8B", vocabulary=128_256, hidden=4096),
+    "qwen3-8b": ModelSpec(table="Qwen3-8B", vocabulary=151_936, hidden=4096, kv_heads=8),
+    "qwen3-14b": ModelSpec(table="Qwen3-14B", vocabulary=151_936, hidden=5120, kv_heads=8),
+    "qwen3-32b": ModelSpec(table="Qwen3-32B", vocabulary=151_936, hidden=5120, kv_heads=8),
+    "llama-3.1-8b": ModelSpec(table="Llama-3.1-8B", vocabulary=128_256, hidden=4096, kv_heads=8),
 }
 
 
