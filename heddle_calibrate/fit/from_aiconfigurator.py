@@ -136,7 +136,7 @@ def profile_from_aiconfigurator(
         backend=source.backend,
         note=source.note,
     )
-    return _with_carried_host(profile)
+    return with_carried_host(profile)
 
 
 def _check_experts(model: str, experts: int, shapes: Sequence[EngineShape]) -> None:
@@ -170,7 +170,8 @@ def _precision(config: Mapping[str, Any]) -> str:
     }.get(method, method)
 
 
-def _with_carried_host(profile: Profile) -> Profile:
+def with_carried_host(profile: Profile) -> Profile:
+    """Add the host time of the measured runs to kernel times of any source."""
     reference = load_profile(*HOST_OF)
     host, measured = reference.host, reference.errors["measured"]
     carried = HostFit(

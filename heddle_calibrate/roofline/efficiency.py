@@ -69,9 +69,9 @@ def parent(key: str) -> str | None:
             return "attention"
         case "experts", "int4":
             return key.replace("int4", "mxfp4")
-        case ("gemm" | "experts"), "nvfp4":
+        case (("gemm" | "experts"), "nvfp4"):
             return key.replace("nvfp4", "fp8")
-        case ("gemm" | "experts"), ("fp8" | "mxfp4" | "int4"):
+        case (("gemm" | "experts"), ("fp8" | "mxfp4" | "int4")):
             return key.replace(precision, "bf16")
     return key.removesuffix(" prefill") if key.endswith(" prefill") else None
 

@@ -11,6 +11,7 @@ class has no rows stay at the mean. Errors are of models and of classes that wer
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,16 @@ def read_rows(perf: Path) -> pd.DataFrame:
 
 
 def _with_layout(frame: pd.DataFrame, gpu: str) -> pd.DataFrame:
-    missing = {"precision": "bfloat16", "moe_ep": 1, "attention_dp": 1, "moe_ms": 0.0}
-    return frame.assign(gpu=gpu, **{k: v for k, v in missing.items() if k not in frame})
+    with_class = frame.assign(gpu=gpu)
+    for column, value in (
+        ("precision", "bfloat16"),
+        ("moe_ep", 1),
+        ("attention_dp", 1),
+        ("moe_ms", 0.0),
+    ):
+        if column not in frame:
+            with_class[column] = value
+    return with_class
 
 
 def _decodes(path: Path, gpu: str) -> pd.DataFrame:
@@ -132,9 +141,10 @@ def points(rows: pd.DataFrame, shape_of: Callable[[str, str], ModelShape] | None
     found: list[tuple[Any, ...]] = []
     keys: dict[str, int] = {}
     classes = list(TABLES)
-    for (model, gpu, precision, tp, ep, dp, decode), group in rows.groupby([*GROUP, "decode"]):
-        shape, card = shape_of(str(model), str(precision)), GPU_CLASSES[str(gpu)]
-        layout = EngineShape(str(gpu), int(tp), ep=int(ep), dp=int(dp))
+    for _, group in rows.groupby([*GROUP, "decode"]):
+        model, gpu, precision, tp, ep, dp, decode = group[[*GROUP, "decode"]].iloc[0].tolist()
+        shape, card = shape_of(model, precision), GPU_CLASSES[gpu]
+        layout = EngineShape(gpu, tp, ep=ep, dp=dp)
         batch, context = (group[c].to_numpy(np.float64) for c in ("batch", "context"))
         iterations = decode_iterations if decode else prefill_iterations
         for operator in operators(shape, layout, iterations(batch, context)):
@@ -145,13 +155,14 @@ def points(rows: pd.DataFrame, shape_of: Callable[[str, str], ModelShape] | None
                     group.index.to_numpy(),
                     same * _part(operator, shape),
                     same * keys.setdefault(operator.key, len(keys)),
-                    same * classes.index(str(gpu)),
+                    same * classes.index(gpu),
                     same * operator.count,
                     moved * same,
                     computed * same,
                 )
             )
-    row, part, key, gpu_index, count, moved_s, computed_s = map(np.concatenate, zip(*found, strict=True))
+    columns = map(np.concatenate, zip(*found, strict=True))
+    row, part, key, gpu_index, count, moved_s, computed_s = columns
     return Points(
         rows=rows,
         keys=tuple(keys),
@@ -240,12 +251,13 @@ def fit_classes(p: Points, rows: Mask, mean: Floats) -> Floats:
     for gpu in TABLES:
         mine = rows & (gpus == gpu)
         keys = np.unique(p.key[mine[p.row]])
-        classes.append(
-            _solve(p, mine, mean, keys, lambda _, keys=keys: mean[keys], CLASS_FREEDOM)
-            if len(keys)
-            else mean
-        )
+        near = mean[keys]
+        classes.append(_solve(p, mine, mean, keys, partial(_constant, near), CLASS_FREEDOM))
     return np.stack(classes)
+
+
+def _constant(near: Floats, _: Floats) -> Floats:
+    return near
 
 
 def _solve(

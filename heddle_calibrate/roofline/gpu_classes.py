@@ -28,7 +28,14 @@ class GpuClass:
 
 
 def _gpu(
-    name: str, bf16: float, fp8: float, bandwidth: float, gib: float, link: float, source: str, link_gpus: int = 8
+    name: str,
+    bf16: float,
+    fp8: float,
+    bandwidth: float,
+    gib: float,
+    link: float,
+    source: str,
+    link_gpus: int = 8,
 ) -> tuple[str, GpuClass]:
     return name, GpuClass(
         name=name,
@@ -59,7 +66,7 @@ GPU_CLASSES: Final[Mapping[str, GpuClass]] = MappingProxyType(
             _gpu("l40", 181, 362, 0.864, 45, 32, "NVIDIA L40 data sheet"),
             _gpu("l4", 121, 242, 0.3, 22.5, 32, "NVIDIA L4 data sheet"),
             _gpu("a10g", 70, 70, 0.6, 22.5, 32, "NVIDIA A10G, AWS G5 instances"),
-            _gpu("rtx-pro-6000", 467, 935, 1.792, 95, 64, "NVIDIA RTX PRO 6000 Blackwell Server data sheet"),
+            _gpu("rtx-pro-6000", 467, 935, 1.792, 95, 64, "NVIDIA RTX PRO 6000 Server data sheet"),
         )
     )
 )  # fmt: skip

@@ -17,13 +17,28 @@ from heddle_calibrate.roofline.model_shape import (
     Precisions,
 )
 
-DENSE: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
-                "Phi3ForCausalLM", "MiMoForCausalLM")
-EXPERTS: Final = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM",
-                  "GptOssForCausalLM", "MiniMaxM2ForCausalLM", "Glm4MoeForCausalLM")
+DENSE: Final = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Phi3ForCausalLM",
+    "MiMoForCausalLM",
+)
+EXPERTS: Final = (
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "GptOssForCausalLM",
+    "MiniMaxM2ForCausalLM",
+    "Glm4MoeForCausalLM",
+)
 LATENT: Final = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
-WITH_VISION: Final = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
-                      "KimiK25ForConditionalGeneration")
+WITH_VISION: Final = (
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "KimiK25ForConditionalGeneration",
+)
 """Their text part is modelled."""
 SUPPORTED: Final = (*DENSE, *EXPERTS, *LATENT, *WITH_VISION)
 REFUSED: Final[Mapping[str, str]] = MappingProxyType(
@@ -89,7 +104,9 @@ class _Fields:
         return value
 
 
-def read_model_config(path: Path, *, name: str = "", precision: Precision | None = None) -> ModelShape:
+def read_model_config(
+    path: Path, *, name: str = "", precision: Precision | None = None
+) -> ModelShape:
     """Read a config.json, or the one in a folder; `precision` overrides that of all linear layers.
 
     Raises ModelConfigError with the file, the field and the remedy.
@@ -141,7 +158,9 @@ def model_shape(
     if architecture in WITH_VISION:
         nested = values.get("text_config")
         if not isinstance(nested, Mapping):
-            raise ModelConfigError(f"{place}: text_config is missing; give the complete config.json")
+            raise ModelConfigError(
+                f"{place}: text_config is missing; give the complete config.json"
+            )
         text = {**nested, "tie_word_embeddings": values.get("tie_word_embeddings", False)}
         notes.append("the vision part is left out: text only")
     fields = _Fields(place, text)
@@ -299,13 +318,13 @@ def _quantized(quantization: Mapping[str, Any], place: str) -> Precision:
         weights = next(iter(groups.values())).get("weights") or {}
         bits, method = weights.get("num_bits"), f"{weights.get('type')}{weights.get('num_bits')}"
     match method, bits:
-        case ("fp8" | "fbgemm_fp8" | "float8"), _:
+        case (("fp8" | "fbgemm_fp8" | "float8"), _):
             return "fp8"
         case "mxfp4", _:
             return "mxfp4"
-        case ("nvfp4" | "float4"), _:
+        case (("nvfp4" | "float4"), _):
             return "nvfp4"
-        case ("awq" | "gptq" | "int4"), 4:
+        case (("awq" | "gptq" | "int4"), 4):
             return "int4"
     raise ModelConfigError(
         f"{place}: quantization_config {method or 'without quant_method'}"

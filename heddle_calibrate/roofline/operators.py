@@ -200,7 +200,9 @@ def _attention(model: ModelShape, layout: EngineShape, work: Iterations) -> Iter
     yield from _all_reduce(model.layers, work.tokens, model.hidden, layout.tp)
 
 
-def _grouped_attention(model: ModelShape, layout: EngineShape, work: Iterations) -> Iterator[Operator]:
+def _grouped_attention(
+    model: ModelShape, layout: EngineShape, work: Iterations
+) -> Iterator[Operator]:
     heads, kv_heads = model.heads // layout.tp, max(1, model.kv_heads // layout.tp)
     wide, precision = model.head_dim, model.precisions.attention
     n = work.tokens
@@ -235,7 +237,9 @@ def _latent_attention(
     query = heads * (latent.nope_dim + latent.rope_dim)
     compressed = latent.kv_rank + latent.rope_dim
     if latent.query_rank:
-        yield _gemm("query and KV in", layers, n, model.hidden, latent.query_rank + compressed, precision)
+        yield _gemm(
+            "query and KV in", layers, n, model.hidden, latent.query_rank + compressed, precision
+        )
         yield _gemm("query", layers, n, latent.query_rank, query, precision)
     else:
         yield _gemm("query and KV in", layers, n, model.hidden, query + compressed, precision)
@@ -258,9 +262,7 @@ def _latent_attention(
         bytes=moved + n * (query + heads * latent.value_dim) * ACTIVATION_BYTES,
         flops=flops,
     )
-    yield _gemm(
-        "attention output", layers, n, heads * latent.value_dim, model.hidden, precision
-    )
+    yield _gemm("attention output", layers, n, heads * latent.value_dim, model.hidden, precision)
 
 
 def _mlp(
@@ -336,6 +338,4 @@ def _busiest_gpu(experts: ExpertLayers, ep: int, tokens: Floats) -> tuple[Floats
 def _ends(model: ModelShape, layout: EngineShape, work: Iterations) -> Iterator[Operator]:
     n = work.tokens
     yield _elementwise("norms and activations", 3 * model.layers + 2, n, model.hidden)
-    yield _gemm(
-        "LM head", 1, work.sequences, model.hidden, model.vocabulary / layout.tp, "bf16"
-    )
+    yield _gemm("LM head", 1, work.sequences, model.hidden, model.vocabulary / layout.tp, "bf16")
