@@ -71,6 +71,16 @@ class Points:
     computed_s: Floats
 
     @property
+    def arithmetic(self) -> NDArray[np.int64]:
+        """Key whose share of peak arithmetic each key has: one for both phases.
+
+        Memory decides nearly all decode steps of the tables. A share of its own would fit other
+        things there, and be wrong on a class with less arithmetic for its bandwidth.
+        """
+        index = {key: i for i, key in enumerate(self.keys)}
+        return np.array([index.get(f"{key} prefill", i) for i, key in enumerate(self.keys)])
+
+    @property
     def seconds(self) -> Floats:
         """Time of each iteration in the tables."""
         return np.asarray(self.rows["ms"].to_numpy(np.float64) / 1e3)
@@ -228,16 +238,11 @@ def fit_mean(p: Points, rows: Mask) -> Floats:
     )
     index = {key: i for i, key in enumerate(p.keys)}
     above = np.array([index.get(parent(key) or "", -1) for key in p.keys])
-    arithmetic = index.get("attention prefill", -1)
+    one_arithmetic = p.arithmetic[above] == np.arange(len(p.keys))
 
     def expected(numbers: Floats) -> Floats:
         wanted = np.where((above >= 0)[:, None], numbers[above], start)
-        for key in ("attention", "latent-attention"):
-            if key in index and arithmetic >= 0:
-                # Decoding has no time that arithmetic decides: take that of prompts.
-                wanted[index[key], 2] = numbers[arithmetic, 2]
-        if arithmetic >= 0:
-            wanted[arithmetic, 2] = start[arithmetic, 2]
+        wanted[one_arithmetic, 2] = start[one_arithmetic, 2]
         return wanted
 
     freedom = np.where(above >= 0, CHILD_FREEDOM, FREEDOM)[:, None]
@@ -277,9 +282,14 @@ def _solve(
     weight = np.where(decodes, 1.0, PREFILL_WEIGHT)
     prior = PRIOR_WEIGHT * np.sqrt(len(index) / 300)
 
-    def residuals(values: Floats) -> Floats:
+    def assembled(values: Floats) -> Floats:
         numbers = start.copy()
         numbers[keys] = values.reshape(-1, 3)
+        numbers[:, 2] = numbers[p.arithmetic, 2]
+        return numbers
+
+    def residuals(values: Floats) -> Floats:
+        numbers = assembled(values)
         parts = predicted(p, numbers, chosen)[index]
         whole = weight * np.log(parts.sum(axis=1) / true[index])
         each = PART_WEIGHT * (parts[decodes] - stated) / steps
@@ -291,9 +301,7 @@ def _solve(
     found = least_squares(
         residuals, begin, bounds=(-12.0, most), loss="soft_l1", f_scale=0.1, max_nfev=40
     )
-    numbers = start.copy()
-    numbers[keys] = found.x.reshape(-1, 3)
-    return numbers
+    return assembled(found.x)
 
 
 # -- errors ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ WEIGHT_BYTES: Final = MappingProxyType(
 (GPTQ, AWQ) two for 128. Scales of FP8 are for blocks of 128 x 128 and left out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Precisions:
     """Precision of the weights; embeddings, router and LM head are bf16."""
 
