@@ -48,7 +48,7 @@ PARTS = ("attention_ms", "allreduce_ms", "moe_ms", "rest_ms")
 START = {"elementwise": 2.0, "gemm": 3.0, "experts": 15.0}
 """Launch in microseconds from which a fit begins; other kinds 8."""
 START_SHARES = (0.75, 0.6)
-FREEDOM, CHILD_FREEDOM, CLASS_FREEDOM = 1.0, 0.5, 0.5
+FREEDOM, CHILD_FREEDOM, CLASS_FREEDOM = 1.0, 0.3, 0.5
 """Standard deviation, as a logarithm, of a number from its start, its parent's and the mean."""
 PART_WEIGHT, PREFILL_WEIGHT, PRIOR_WEIGHT = 0.7, 0.5, 0.1
 MOST_RANKS, MOST_GPUS = 8, 8
@@ -72,7 +72,7 @@ class Points:
 
     @property
     def arithmetic(self) -> NDArray[np.int64]:
-        """Key whose share of peak arithmetic each key has: one for both phases.
+        """Key whose share of peak arithmetic each key has in the mean: one for both phases.
 
         Memory decides nearly all decode steps of the tables. A share of its own would fit other
         things there, and be wrong on a class with less arithmetic for its bandwidth.
@@ -246,7 +246,8 @@ def fit_mean(p: Points, rows: Mask) -> Floats:
         return wanted
 
     freedom = np.where(above >= 0, CHILD_FREEDOM, FREEDOM)[:, None]
-    return _solve(p, rows, start, np.arange(len(p.keys)), expected, freedom)
+    every = np.arange(len(p.keys))
+    return _solve(p, rows, start, every, expected, freedom, p.arithmetic)
 
 
 def fit_classes(p: Points, rows: Mask, mean: Floats) -> Floats:
@@ -257,7 +258,8 @@ def fit_classes(p: Points, rows: Mask, mean: Floats) -> Floats:
         mine = rows & (gpus == gpu)
         keys = np.unique(p.key[mine[p.row]])
         near = mean[keys]
-        classes.append(_solve(p, mine, mean, keys, partial(_constant, near), CLASS_FREEDOM))
+        own = np.arange(len(p.keys))
+        classes.append(_solve(p, mine, mean, keys, partial(_constant, near), CLASS_FREEDOM, own))
     return np.stack(classes)
 
 
@@ -272,8 +274,13 @@ def _solve(
     keys: NDArray[np.int64],
     expected: Callable[[Floats], Floats],
     freedom: Any,
+    arithmetic: NDArray[np.int64],
 ) -> Floats:
-    """Robust least squares of relative errors, of whole iterations and of their parts."""
+    """Robust least squares of relative errors, of whole iterations and of their parts.
+
+    Numbers of `keys` are fitted, near what `expected` returns for them; the share of arithmetic of
+    each key is that of the key in `arithmetic`.
+    """
     chosen = np.flatnonzero(rows[p.row])
     index, true = np.flatnonzero(rows), p.seconds
     decodes = p.decodes[index]
@@ -285,7 +292,7 @@ def _solve(
     def assembled(values: Floats) -> Floats:
         numbers = start.copy()
         numbers[keys] = values.reshape(-1, 3)
-        numbers[:, 2] = numbers[p.arithmetic, 2]
+        numbers[:, 2] = numbers[arithmetic, 2]
         return numbers
 
     def residuals(values: Floats) -> Floats:
@@ -299,7 +306,7 @@ def _solve(
     most = np.tile([np.log(1e3), 0.0, 0.0], len(keys))
     begin = np.minimum(start[keys].ravel(), most - 1e-3)
     found = least_squares(
-        residuals, begin, bounds=(-12.0, most), loss="soft_l1", f_scale=0.1, max_nfev=40
+        residuals, begin, bounds=(-12.0, most), loss="soft_l1", f_scale=0.1, max_nfev=100
     )
     return assembled(found.x)
 
