@@ -147,10 +147,13 @@ class Profile:
 
     def at(self, tp: int) -> TpTable:
         """Return the file's entry at a TP degree; ProfileError names the degrees there are."""
-        name = layout_name(self.shape(tp))
+        shape = self.shape(tp)
+        name = layout_name(shape)
         entry = self.tables.get(name)
         if entry is None:
             why = self.refused.get(name, "the profile has no table for it")
+            if self.experts % shape.ep:
+                why = f"its {self.experts} experts do not divide over {shape.ep} GPUs"
             fits = ", ".join(str(n) for n in self.tps) or "none"
             raise ProfileError(
                 f"{self.model} on {self.gpu} cannot run at TP {name}: {why}; "
@@ -211,6 +214,18 @@ class Profile:
     def gpu_label(self) -> str:
         """The GPU class for people: with a mark where its times are computed from another's."""
         return gpu_label(self.gpu, self.derived)
+
+    @property
+    def layout_label(self) -> str:
+        """For people: what engines do beside TP, with a comma before it; empty for TP alone."""
+        spread = ", experts over all GPUs of an engine" if self.expert_parallel else ""
+        ranks = f", {self.attention_dp} attention DP ranks" if self.attention_dp > 1 else ""
+        return spread + ranks
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """What a reader of figures must know of the profile: ``derived``, or nothing."""
+        return {"derived": self.derived} if self.derived else {}
 
     @property
     def summary(self) -> str:

@@ -71,21 +71,42 @@ def profile_from_aiconfigurator(
     model: str,
     gpu: str,
     *,
-    shapes: Sequence[EngineShape] | None = None,
-    source: KernelSource | None = None,
+    tps: Sequence[int] = TPS,
+    expert_parallel: bool = False,
+    attention_dp: Sequence[int] = (1,),
+    backend: str = "vllm",
+    backend_version: str | None = None,
     name: str | None = None,
 ) -> Profile:
     """Fit a profile of `model`, by a name of the package or as a folder with a
-    ``config.json``, on a GPU class.
+    ``config.json``, on a GPU class, in the precision of its configuration; see `layouts`.
 
-    `shapes` are those of `layouts`; by default the TP degrees 1, 2, 4 and 8, for a model with
-    experts with these spread too.
+    Raises:
+        EstimatorError: as `fit_shapes`.
+    """
+    return fit_shapes(
+        model,
+        gpu,
+        layouts(tps, expert_parallel=expert_parallel, attention_dp=attention_dp),
+        KernelSource(backend=backend, backend_version=backend_version),
+        name=name,
+    )
+
+
+def fit_shapes(
+    model: str,
+    gpu: str,
+    shapes: Sequence[EngineShape],
+    source: KernelSource,
+    *,
+    name: str | None = None,
+) -> Profile:
+    """Fit a profile of these shapes of engines.
 
     Raises:
         EstimatorError: the package is not installed, or does not have the model, the GPU class, the
             version or any of the layouts; or the model fits in none of them.
     """
-    source = source or KernelSource()
     own_config = Path(model) / "config.json"
     if own_config.is_file():
         _read_config(own_config)
@@ -95,7 +116,6 @@ def profile_from_aiconfigurator(
     path = _model(model, package)
     config = _config(path, package)
     experts = routed_experts(config)
-    shapes = shapes or layouts(expert_parallel=experts > 0)
     _check_experts(model, experts, shapes)
     query = Query(
         path=path,

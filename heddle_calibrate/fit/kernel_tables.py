@@ -37,6 +37,10 @@ PAIR_ROW = (32768, 32256)
 CHUNK = 512
 LONGEST_STEP = 8192
 """A longer prompt is prefilled in chunks of this many tokens."""
+IDLE_LEAST = 0.01
+"""An iteration that only prefills takes at least this share of a decode step: none is free."""
+LONG = 32768
+"""The longest prompt: beside four of a quarter, it shows the pairs where `PAIR_ROW` does not."""
 LEAST_GRID = 401
 """Values that are tried for the least time of an iteration that prefills."""
 LINK_BATCH = 64
@@ -120,7 +124,7 @@ class KernelTables:
 
 
 def read_tables(
-    perf: Path, gpu_file: str, *, files: str | None = None, backend: str = "vllm"
+    perf: Path, gpu_file: str, *, files: str = "", backend: str = "vllm"
 ) -> KernelTables:
     """Read the four tables of a GPU class (``gpu_file`` as in the column ``gpu``, ``h100_sxm``).
 
@@ -189,6 +193,9 @@ def fit_prefill(
     lone = prefill_rows(t.prefill)
     alone_s = float(decode.base_s[0])
     pair_s = (lone[PAIR_ROW] - lone[CHUNK, 0]) / (CHUNK * PAIR_ROW[1])
+    if pair_s <= 0.0:  # in the source a cached prefix costs less than none
+        chunks = (lone[LONG, 0] - LONG // LONGEST_STEP * lone[LONGEST_STEP, 0]) * 2
+        pair_s = max(0.0, chunks / (LONG * LONG - LONG * LONGEST_STEP))
     if len(t.mixed):
         tokens: tuple[int, ...] = PREFILL_KNOTS
         added = (t.mixed["step_ms"] - t.mixed["decode_only_ms"]) / 1e3
@@ -198,12 +205,13 @@ def fit_prefill(
             seen = added.groupby(t.mixed["prefill_chunk_tokens"]).mean()
             total = [float(seen[n]) for n in tokens]
             beyond = [lone[n, 0] - s for n, s in zip(tokens, total, strict=True) if (n, 0) in lone]
-            idle_s = min(alone_s, max(0.0, float(np.median(beyond))))
+            idle_s = min(alone_s, max(IDLE_LEAST * alone_s, float(np.median(beyond))))
     else:
         tokens = PREFILL_KNOTS[1:]
         if experts:
             rate = (lone[2048, 0] - lone[512, 0]) / (2048 - 512)
-            idle_s = max(alone_s, lone[512, 0] - 512 * rate)
+            most_s = float(decode.base_s[-1])
+            idle_s = min(most_s, max(alone_s, lone[512, 0] - 512 * rate))
         else:
             assert idle_share is not None, "mixed tables are fitted first"
             idle_s = idle_share * alone_s

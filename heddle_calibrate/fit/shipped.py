@@ -15,16 +15,19 @@ import click
 from heddle_calibrate.fit.from_aiconfigurator import (
     EstimatorError,
     KernelSource,
+    fit_shapes,
     layouts,
-    profile_from_aiconfigurator,
 )
 from heddle_calibrate.fit.from_tables import write_profiles
+from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile
 
 HOPPER, BLACKWELL = ("h100", "h200", "h800"), ("b200", "b300", "gb200")
 EVERY = ("a100", "l40s", *HOPPER, *BLACKWELL)
 FP8 = ("l40s", *HOPPER, *BLACKWELL)
 """A100 has no FP8."""
+MLA = ("h100", "h200", *BLACKWELL)
+"""Of these models the source times links together with experts, so there is no H800."""
 RANKS = (1, 2, 4, 8)
 SGLANG_BLOCKS = (
     "kernel times of SGLang: those that the source has of vLLM's FP8 matrix products in blocks are "
@@ -48,8 +51,9 @@ class _Shipped:
     gpus: tuple[str, ...]
     source: KernelSource
     experts: bool = False
-    largest: int = 8
-    """GPUs of the largest engine."""
+    two_nodes: bool = False
+    """Whether engines of 16 GPUs are made as well; without data-parallel ranks, since the source
+    takes far too long for exchanges of experts between nodes."""
 
 
 def _of(precision: str, note: str = "", backend: str = "vllm", **quantisation: str) -> KernelSource:
@@ -57,7 +61,8 @@ def _of(precision: str, note: str = "", backend: str = "vllm", **quantisation: s
 
 
 _BF16 = _of("bfloat16")
-_BLOCKS = _of("fp8", SGLANG_BLOCKS, "sglang", kvcache_quant_mode="bfloat16")
+_KV_BF16 = {"kvcache_quant_mode": "bfloat16", "fmha_quant_mode": "bfloat16"}
+_BLOCKS = _of("fp8", SGLANG_BLOCKS, "sglang", **_KV_BF16)
 _FP8 = {"gemm_quant_mode": "fp8_static", "kvcache_quant_mode": "fp8"}
 _NVFP4 = {"gemm_quant_mode": "nvfp4", "kvcache_quant_mode": "fp8"}
 _LLAMA_8B, _LLAMA_70B = "meta-llama/Meta-Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-70B"
@@ -77,10 +82,10 @@ def _llama() -> Iterator[_Shipped]:
 
 def _experts() -> Iterator[_Shipped]:
     def one(
-        name: str, model: str, gpus: tuple[str, ...], source: KernelSource, largest: int = 8
+        name: str, model: str, gpus: tuple[str, ...], source: KernelSource, *, wide: bool = False
     ) -> _Shipped:
         return _Shipped(
-            name=name, model=model, gpus=gpus, source=source, experts=True, largest=largest
+            name=name, model=model, gpus=gpus, source=source, experts=True, two_nodes=wide
         )
 
     blocks, no_l40s = _BLOCKS, (*HOPPER, *BLACKWELL)
@@ -89,15 +94,15 @@ def _experts() -> Iterator[_Shipped]:
     yield one("qwen3-235b-a22b", "Qwen/Qwen3-235B-A22B", ("a100", *no_l40s), _BF16)
     yield one("qwen3-235b-a22b-fp8", "Qwen/Qwen3-235B-A22B-FP8", no_l40s, blocks)
     yield one("gpt-oss-120b", "openai/gpt-oss-120b", ("l40s", *no_l40s), _of("mxfp4"))
-    yield one("minimax-m2.5", "MiniMaxAI/MiniMax-M2.5", no_l40s, blocks, 16)
+    yield one("minimax-m2.5", "MiniMaxAI/MiniMax-M2.5", no_l40s, blocks)
     fp4 = _of("nvfp4")
-    yield one("minimax-m2.5-nvfp4", "nvidia/MiniMax-M2.5-NVFP4", BLACKWELL, fp4, 16)
+    yield one("minimax-m2.5-nvfp4", "nvidia/MiniMax-M2.5-NVFP4", BLACKWELL, fp4)
     deepseek = "deepseek-ai/DeepSeek-V3"
     hopper = replace(blocks, backend="vllm", note=VLLM_BLOCKS)
-    yield one("deepseek-v3", deepseek, HOPPER, hopper, 16)
-    yield one("deepseek-v3", deepseek, BLACKWELL, blocks, 16)
-    yield one("kimi-k2.5", "moonshotai/Kimi-K2.5", no_l40s, _of("int4"), 16)
-    yield one("kimi-k2.5-nvfp4", "nvidia/Kimi-K2.5-NVFP4", BLACKWELL, fp4, 16)
+    yield one("deepseek-v3", deepseek, MLA[:2], hopper, wide=True)
+    yield one("deepseek-v3", deepseek, BLACKWELL, blocks, wide=True)
+    yield one("kimi-k2.5", "moonshotai/Kimi-K2.5", MLA, _of("int4"), wide=True)
+    yield one("kimi-k2.5-nvfp4", "nvidia/Kimi-K2.5-NVFP4", BLACKWELL, fp4, wide=True)
 
 
 def make_profiles(only: str = "") -> Iterator[Profile]:
@@ -110,14 +115,11 @@ def make_profiles(only: str = "") -> Iterator[Profile]:
         if only not in ("", each.name):
             continue
         shapes = layouts(expert_parallel=each.experts, attention_dp=RANKS if each.experts else (1,))
-        if each.largest > 8:
-            shapes += layouts((16,), expert_parallel=True)
-            shapes += layouts((4, 8), expert_parallel=True, attention_dp=(2, 4))
-        shapes = tuple(dict.fromkeys(s for s in shapes if s.gpus <= each.largest))
+        shapes = tuple(shape for shape in shapes if shape.gpus <= 8)
+        if each.two_nodes:
+            shapes += (EngineShape("", 16, ep=16),)
         for gpu in each.gpus:
-            yield profile_from_aiconfigurator(
-                each.model, gpu, shapes=shapes, source=each.source, name=each.name
-            )
+            yield fit_shapes(each.model, gpu, shapes, each.source, name=each.name)
 
 
 def _dense_fp8() -> _Shipped:
