@@ -326,9 +326,7 @@ def _unknown(what: str, name: str, names: list[str]) -> str:
 def _from_config(model: str, gpu: str) -> str:
     """The command that makes a profile of any other model or class."""
     source = model if "/" in model else "CONFIG.json"
-    return (
-        f"make one with: heddle profile from-config {source} --gpu {gpu or 'GPU'} -o FILE.json"
-    )
+    return f"make one with: heddle profile from-config {source} --gpu {gpu or 'GPU'} -o FILE.json"
 
 
 def read_profile(path: Path) -> Profile:

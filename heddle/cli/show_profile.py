@@ -26,20 +26,18 @@ BATCHES, CONTEXT, PROMPT = (1, 64), 4096, 2048
 
 
 def show_profiles(profiles: Sequence[Profile]) -> None:
-    """One row for each profile."""
-    table = new_table("model", "GPU", "precision", "TP degrees", "layouts", "source")
+    """One row for each model, with its GPU classes."""
+    classes: dict[tuple[str, str], list[str]] = {}
     for p in profiles:
-        others = [name for name in p.tables if not name.isdecimal()]
-        table.add_row(
-            p.model,
-            p.gpu_label,
-            p.source.precision,
-            ", ".join(map(str, p.tps)),
-            ", ".join(others),
-            f"{p.source.package} {p.source.version}, {p.source.backend} {p.source.backend_version}",
-        )
+        classes.setdefault((p.model, p.source.precision), []).append(p.gpu_label)
+    table = new_table("model", "precision", "GPU classes")
+    for (model, precision), gpus in classes.items():
+        table.add_row(model, precision, ", ".join(gpus))
     show(table)
-    click.echo("any other model: heddle profile from-config CONFIG.json --gpu GPU -o FILE.json")
+    click.echo(
+        "one of them: heddle profile show MODEL GPU; "
+        "any other model: heddle profile from-config CONFIG.json --gpu GPU -o FILE.json"
+    )
 
 
 def show_profile(profile: Profile) -> None:
@@ -94,7 +92,7 @@ def error_lines(made: ConfigProfile) -> list[str]:
         f"median {e.median_pct:g} %, 90th percentile {e.p90_pct:g} %; host time apart"
     ]
     if made.why:
-        lines.append(f"roofline, because AIConfigurator has no times: {made.why}")
+        lines.append(f"kernel times of AIConfigurator come first, but: {made.why}")
     return lines
 
 

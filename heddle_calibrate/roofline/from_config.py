@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from heddle_calibrate.fit.from_aiconfigurator import EstimatorError, profile_from_aiconfigurator
+from heddle_calibrate.fit.from_aiconfigurator import EstimatorError, KernelSource, fit_shapes
 from heddle_calibrate.roofline.locate import find_model
 from heddle_calibrate.roofline.model_shape import ModelShape, Precision
 from heddle_calibrate.roofline.profile import (
@@ -112,7 +112,7 @@ def _measured_kernels(
             "--kv-precision out for them"
         )
     model = request.model.removesuffix("/config.json")
-    profile = profile_from_aiconfigurator(model, request.gpu, shapes=shapes, name=shape.name)
+    profile = fit_shapes(model, request.gpu, shapes, KernelSource(), name=shape.name)
     found = replace(
         profile, expert_parallel=request.expert_parallel, attention_dp=request.attention_dp
     )

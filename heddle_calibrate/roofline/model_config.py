@@ -340,13 +340,13 @@ KNOWN = Path(__file__).with_name("configs.json")
 
 @cache
 def known_configs() -> Mapping[str, Mapping[str, Any]]:
-    """Read the configurations of the models of the tables, by their Hugging Face ids."""
+    """Read the configurations of `configs.json`, by their Hugging Face ids."""
     values: dict[str, dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
     return MappingProxyType(values)
 
 
 def known_config(name: str) -> Mapping[str, Any]:
-    """Return the configuration of a model of the tables, by its id or the part after the slash.
+    """Return the configuration of a known model, by its id or the part after the slash.
 
     Raises KeyError.
     """

@@ -103,7 +103,7 @@ def test_the_busiest_gpu_has_more_than_its_share_and_never_more_than_its_experts
     assert 1.2 * share < few < 4 * share
     everything = count_parameters(model).experts * 2 / 8
     many = decode(model, 4000, 1, tp=8, ep=8)
-    weights = [o for o in many if o.kind == "experts"][0]
+    weights = next(o for o in many if o.kind == "experts")
     activations = 48 * (4000 * 8 / 8 + np.sqrt(2 * np.log(8) * 4000 * 7 / 8)) * (2 * 2048 + 3 * 768)
     assert 48 * float(weights.bytes[0]) == pytest.approx(everything + 2 * activations, rel=1e-3)
 
@@ -161,8 +161,7 @@ def test_an_operator_takes_its_launch_and_the_larger_of_both_times() -> None:
 def test_gpus_without_nvlink_share_their_bus() -> None:
     model = shape("Qwen3-8B")
     reduce = {
-        tp: next(o for o in decode(model, 256, 1, tp=tp) if o.kind == "all-reduce")
-        for tp in (2, 4)
+        tp: next(o for o in decode(model, 256, 1, tp=tp) if o.kind == "all-reduce") for tp in (2, 4)
     }
     fitted = {"all-reduce": Efficiency(0.0, 1.0, 1.0)}
 
