@@ -6,7 +6,6 @@ ground truth. It also makes the cost estimate of a policy from the section `beli
 fitted on other samples than the ground truth.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import msgspec
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.ids import EngineShape
 from heddle_sim.latency import LatencyTable
-from heddle_sim.model_names import short_model_name
+from heddle_sim.model_names import from_config_command, short_model_name, unknown_name
 from heddle_sim.profile_parts import (
     Costs,
     EngineSettings,
@@ -305,28 +304,13 @@ def load_profile(model: str, gpu: str = "") -> Profile:
     name, gpu_name = short_model_name(model, models), gpu.lower()
     if (name, gpu_name) not in known:
         gpus = list(dict.fromkeys(g for _, g in known))
-        other = _from_config(model, gpu_name)
+        other = from_config_command(model, gpu_name)
         for what, wanted, names in (("model", name, models), ("GPU", gpu_name, gpus)):
             if wanted not in names:
-                raise ProfileError(f"{_unknown(what, wanted, names)}; {other}")
+                raise ProfileError(f"{unknown_name(what, wanted, names)}; {other}")
         here = ", ".join(g for m, g in known if m == name)
         raise ProfileError(f"there is no profile of {name} on {gpu}, but on {here}; {other}")
     return read_profile(PROFILE_FOLDER / f"{name}.{gpu_name}.json")
-
-
-def _unknown(what: str, name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return (
-        f"unknown {what} {name!r}{hint} Known: {', '.join(names)}; "
-        "or give the path of a profile file ending in .json as the model"
-    )
-
-
-def _from_config(model: str, gpu: str) -> str:
-    """The command that makes a profile of any other model or class."""
-    source = model if "/" in model else "CONFIG.json"
-    return f"make one with: heddle profile from-config {source} --gpu {gpu or 'GPU'} -o FILE.json"
 
 
 def read_profile(path: Path) -> Profile:

@@ -7,17 +7,15 @@ import pandas as pd
 import pytest
 
 from heddle_calibrate.roofline.efficiency import seconds, shipped_efficiencies
-from heddle_calibrate.roofline.fit import (
+from heddle_calibrate.roofline.fit import fit_classes, fit_mean, relative_errors
+from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_calibrate.roofline.kernel_points import (
     TABLES,
     Points,
-    fit_classes,
-    fit_mean,
     points,
     read_rows,
-    relative_errors,
     table_shape,
 )
-from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.memory import kv_capacity_tokens
 from heddle_calibrate.roofline.operators import decode_iterations, operators
 from heddle_core.ids import EngineShape
