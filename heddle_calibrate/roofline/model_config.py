@@ -67,6 +67,10 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
 MEASURE: Final = "measure its engines instead (heddle calibrate measure)"
 
 
+MOST, MOST_LAYERS = 10**9, 10**4
+"""Larger numbers are mistakes."""
+
+
 class ModelConfigError(ValueError):
     """A config.json that cannot be read, or a model that the roofline does not cover."""
 
@@ -84,9 +88,9 @@ class _Fields:
             value = self.values.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
                 raise ModelConfigError(
-                    f"{self.place}: {name} must be a number of at least 0, not {value!r}"
+                    f"{self.place}: {name} must be a whole number from 0 to {MOST:,}, not {value!r}"
                 )
             return value
         if default is not None:
@@ -138,7 +142,7 @@ def _read(file: Path) -> dict[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
         raise ModelConfigError(f"cannot read {file}: {e.strerror}") from None
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ModelConfigError(f"{file}: not JSON ({e}); give a model's config.json") from None
     if not isinstance(values, dict):
         raise ModelConfigError(f"{file}: holds no JSON object; give a model's config.json")
@@ -165,6 +169,10 @@ def model_shape(
         notes.append("the vision part is left out: text only")
     fields = _Fields(place, text)
     layers = fields.positive("num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise ModelConfigError(
+            f"{place}: num_hidden_layers must be at most {MOST_LAYERS:,}, not {layers:,}"
+        )
     hidden, heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
     experts = _experts(fields)
     if experts is None and architecture in (*EXPERTS, *LATENT):
@@ -235,8 +243,9 @@ def _dense_layers(fields: _Fields, layers: int) -> int:
     first = fields.count("first_k_dense_replace", default=0)
     every = fields.positive("decoder_sparse_step", default=1)
     listed = fields.values.get("mlp_only_layers") or []
-    dense = {i for i in range(layers) if i < first or (i + 1) % every} | set(listed)
-    return len(dense & set(range(layers)))
+    if not isinstance(listed, list):
+        raise ModelConfigError(f"{fields.place}: mlp_only_layers must be a list, not {listed!r}")
+    return sum(i < first or (i + 1) % every > 0 or i in listed for i in range(layers))
 
 
 def _latent(fields: _Fields) -> LatentAttention:
@@ -293,8 +302,12 @@ def _precisions(
     found = _quantized(quantization, place)
     if found == "mxfp4":
         return Precisions(experts=found)
-    kept = quantization.get("ignore") or quantization.get("exclude_modules")
-    names = [str(n) for n in (kept or quantization.get("modules_to_not_convert") or [])]
+    names = [
+        str(name)
+        for field in ("ignore", "exclude_modules", "modules_to_not_convert")
+        if isinstance(quantization.get(field), list)
+        for name in quantization[field]
+    ]
     return replace(
         Precisions(experts=found),
         attention="bf16" if _covers(names, ATTENTION, layers) else found,
@@ -314,8 +327,9 @@ def _quantized(quantization: Mapping[str, Any], place: str) -> Precision:
     method = str(quantization.get("quant_method") or quantization.get("quant_algo") or "").lower()
     bits = quantization.get("bits")
     groups = quantization.get("config_groups")
-    if isinstance(groups, Mapping) and groups:
-        weights = next(iter(groups.values())).get("weights") or {}
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    if isinstance(weights, Mapping):
         bits, method = weights.get("num_bits"), f"{weights.get('type')}{weights.get('num_bits')}"
     match method, bits:
         case (("fp8" | "fbgemm_fp8" | "float8"), _):

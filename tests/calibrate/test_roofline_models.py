@@ -190,6 +190,7 @@ def test_dense_layers_of_a_model_with_experts_are_counted() -> None:
     ("text", "said"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[1]", "holds no JSON object"),
         ("{}", "the field architectures is missing"),
         ({"architectures": ["NoSuchModel"]}, "NoSuchModel is an unknown architecture; measure"),
@@ -210,7 +211,13 @@ def test_what_is_no_configuration_is_refused_with_the_remedy(
     ("changes", "said"),
     [
         ({"num_hidden_layers": None}, "field num_hidden_layers is missing"),
-        ({"vocab_size": "many"}, "vocab_size must be a number of at least 0, not 'many'"),
+        ({"vocab_size": "many"}, "vocab_size must be a whole number from 0 to .*, not 'many'"),
+        ({"vocab_size": -1}, "vocab_size must be a whole number"),
+        ({"vocab_size": 10**400}, "vocab_size must be a whole number"),
+        ({"num_key_value_heads": [4, 4]}, "num_key_value_heads must be a whole number"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers must be at most 10,000"),
+        ({"mlp_only_layers": 5}, "mlp_only_layers must be a list, not 5"),
+        ({"quantization_config": {"config_groups": {"a": 1}}}, "without quant_method"),
         ({"hidden_size": 0}, "hidden_size must be at least 1"),
         ({"num_experts_per_tok": 200}, "num_experts_per_tok 200 is above the 128 experts"),
         ({"num_experts": None}, "field num_experts or n_routed_experts or num_local_experts"),
