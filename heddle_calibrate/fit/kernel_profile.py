@@ -106,6 +106,8 @@ class ModelSpec:
     active_bytes: int = 0
     """Weight bytes that one token reads of a model with experts."""
     precision: str = "bfloat16"
+    kv_share: float = 1.0
+    """Share of the layers that hold the KV of all tokens; the others attend to a short window."""
 
 
 KV_BYTES = (147_456, 163_840, 262_144)
@@ -149,7 +151,7 @@ def fit_kernels(
     refused: dict[str, str] = {}
     for layout in layouts:
         t = tables.of(spec.table, layout)
-        capacity = _capacity(t)
+        capacity = int(_capacity(t) / spec.kv_share)
         if capacity <= 0 or t.decode.empty:
             refused[layout] = NO_ROWS if capacity > 0 or t.capacity.empty else NO_MEMORY
             continue
@@ -177,8 +179,11 @@ def fit_kernels(
             files=tuple(files),
             note=note,
         ),
-        kv_bytes_per_token=int(first["kv_bytes_per_token_per_gpu"])
-        * min(int(first["tp"]), spec.kv_heads),
+        kv_bytes_per_token=round(
+            int(first["kv_bytes_per_token_per_gpu"])
+            * min(int(first["tp"]), spec.kv_heads)
+            * spec.kv_share
+        ),
         kv_heads=spec.kv_heads,
         derived=card.derived if card is not None else "",
         experts=spec.experts,

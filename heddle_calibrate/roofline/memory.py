@@ -95,12 +95,8 @@ def activation_bytes_per_gpu(model: ModelShape, layout: EngineShape) -> float:
 
 
 def kv_capacity_tokens(model: ModelShape, layout: EngineShape, gpu: GpuClass) -> int:
-    """Tokens of KV that one attention rank holds; 0 where the weights leave no memory.
-
-    Layers with a sliding window keep no more than the window, and are not counted.
-    """
+    """Tokens of KV that one attention rank holds; 0 where the weights leave no memory."""
     free = MEMORY_SHARE * gpu.memory - RUNTIME_BYTES
     free -= weight_bytes_per_gpu(model, layout) + activation_bytes_per_gpu(model, layout)
     free -= COLLECTIVES_BYTES if layout.gpus > 1 else 0.0
-    kept = model.kv_bytes_per_token(layout.tp) * (model.layers - model.sliding_layers)
-    return max(0, int(free * model.layers / kept)) if kept else 0
+    return max(0, int(free / model.kv_bytes_per_token(layout.tp)))

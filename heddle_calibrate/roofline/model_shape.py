@@ -79,12 +79,14 @@ class ModelShape:
     """What of the model is left out."""
 
     def kv_bytes_per_token(self, tp: int = 1) -> int:
-        """Bytes that a token occupies on each GPU of a rank of `tp`, in all layers.
+        """Bytes that a token of a long context keeps on each GPU of a rank of `tp`.
 
-        Key-value heads fewer than GPUs are replicated; latent vectors always are.
+        Layers with a sliding window keep no more than the window, and are not counted, unless all
+        are such. Key-value heads fewer than GPUs are replicated; latent vectors always are.
         """
         if self.attention is not None:
             numbers = self.attention.kv_rank + self.attention.rope_dim
         else:
             numbers = 2 * max(1, self.kv_heads // tp) * self.head_dim
-        return self.layers * numbers * self.kv_element_bytes
+        layers = self.layers - self.sliding_layers or self.layers
+        return layers * numbers * self.kv_element_bytes
