@@ -6,7 +6,6 @@ ground truth. It also makes the cost estimate of a policy from the section `beli
 fitted on other samples than the ground truth.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.ids import EngineShape
 from heddle_sim.latency import LatencyTable
+from heddle_sim.model_names import from_config_command, short_model_name, unknown_name
 from heddle_sim.profile_checks import faults_of
 from heddle_sim.profile_layouts import ProfileError as ProfileError
 from heddle_sim.profile_layouts import layout_name as layout_name
@@ -263,33 +263,26 @@ def known_profiles(folder: Path = PROFILE_FOLDER) -> tuple[tuple[str, str], ...]
 
 
 def load_profile(model: str, gpu: str = "") -> Profile:
-    """Load a shipped profile by name, or one of your own: then `model` is a path that ends in
-    ".json".
+    """Load a shipped profile by the name or Hugging Face id of its model, or one of your own: then
+    `model` is a path that ends in ".json".
 
     Raises ProfileError: for unknown names with the known ones and the nearest; for a file that does
     not parse with the field at fault.
     """
     if model.endswith(".json"):
         return read_profile(Path(model))
-    path = PROFILE_FOLDER / f"{model.lower()}.{gpu.lower()}.json"
     known = known_profiles()
-    if (model.lower(), gpu.lower()) not in known:
-        models = list(dict.fromkeys(m for m, _ in known))
+    models = list(dict.fromkeys(m for m, _ in known))
+    name, gpu_name = short_model_name(model, models), gpu.lower()
+    if (name, gpu_name) not in known:
         gpus = list(dict.fromkeys(g for _, g in known))
-        for what, name, names in (("model", model.lower(), models), ("GPU", gpu.lower(), gpus)):
-            if name not in names:
-                raise ProfileError(_unknown(what, name, names))
-        raise ProfileError(f"there is no profile of {model} on {gpu}; known models: {models}")
-    return read_profile(path)
-
-
-def _unknown(what: str, name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return (
-        f"unknown {what} {name!r}{hint} Known: {', '.join(names)}; "
-        "or give the path of a profile file ending in .json as the model"
-    )
+        other = from_config_command(model, gpu_name)
+        for what, wanted, names in (("model", name, models), ("GPU", gpu_name, gpus)):
+            if wanted not in names:
+                raise ProfileError(f"{unknown_name(what, wanted, names)}; {other}")
+        here = ", ".join(g for m, g in known if m == name)
+        raise ProfileError(f"there is no profile of {name} on {gpu}, but on {here}; {other}")
+    return read_profile(PROFILE_FOLDER / f"{name}.{gpu_name}.json")
 
 
 def read_profile(path: Path) -> Profile:

@@ -161,7 +161,7 @@ def fit_shapes(
         backend=source.backend,
         note=source.note,
     )
-    return _with_carried_host(profile)
+    return with_carried_host(profile)
 
 
 def _check_experts(model: str, experts: int, shapes: Sequence[EngineShape]) -> None:
@@ -181,7 +181,8 @@ def _check_experts(model: str, experts: int, shapes: Sequence[EngineShape]) -> N
             )
 
 
-def _with_carried_host(profile: Profile) -> Profile:
+def with_carried_host(profile: Profile) -> Profile:
+    """Add the host time of the measured runs to kernel times of any source."""
     reference = load_profile(*HOST_OF)
     host, measured = reference.host, reference.errors["measured"]
     carried = HostFit(
