@@ -4,18 +4,21 @@ Policies without a planner may run at several TP degrees and numbers of running 
 the best is compared (`heddle.tuning`).
 """
 
-import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeAlias
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
+from heddle.estimates import Estimate, estimate
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
 from heddle.knowledge import HistorySource
+from heddle.objective import Objective, check_objective, objective_value
+from heddle.prices import Prices, RunCost, gpus_of, prices_of
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
@@ -37,31 +40,18 @@ OnProgress: TypeAlias = Callable[[Sequence[str], Sequence[int], int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Mean over seeds, and the half-width of its 95 % confidence interval (Student's t).
-
-    `ci95` is None with one seed: one run gives no spread.
-    """
-
-    mean: float
-    ci95: float | None
-
-    def plain(self) -> dict[str, float | None]:
-        """As JSON."""
-        return {"mean": self.mean, "ci95": self.ci95}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyResult:
     """One policy over all seeds, at one setting."""
 
     variant: Variant
     best: bool
-    """Whether no other setting of the policy has a lower mean makespan; the first of equals."""
+    """Whether no other setting of the policy is better by the objective; the first of equals."""
     runs: tuple[RunResult, ...]
     """By seed."""
     makespan_s: Estimate
     throughput_tok_s: Estimate
+    cost: RunCost
+    """Of one rollout, mean over the seeds."""
     speedup: float
     """Mean throughput over that of the first policy named, at its best setting."""
     bound_fraction: float
@@ -75,6 +65,10 @@ class PolicyResult:
     def policy(self) -> str:
         """The name of the row."""
         return self.variant.name
+
+    def value(self, objective: Objective) -> float:
+        """What the objective makes least: mean seconds, or mean dollars."""
+        return objective_value(objective, seconds=self.makespan_s.mean, dollars=self.cost.dollars)
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
@@ -90,6 +84,7 @@ class PolicyResult:
             **(setting if self.variant.swept else {}),
             "makespan_s": self.makespan_s.plain(),
             "throughput_tok_s": self.throughput_tok_s.plain(),
+            **self.cost.plain(),
             "speedup": self.speedup,
             "bound_fraction": self.bound_fraction,
             "fluid_fraction": self.fluid_fraction,
@@ -109,6 +104,8 @@ class Comparison:
     """Under the first seed."""
     profile: Profile
     history: HistorySource
+    prices: Prices
+    objective: Objective
     bound: Bound
     """Of every row, whatever its setting."""
     ideal: Ideal
@@ -126,10 +123,20 @@ class Comparison:
         return tuple(policy for policy in self.policies if policy.best)
 
     @property
+    def ranking(self) -> tuple[PolicyResult, ...]:
+        """`best` by the objective; equals in their order."""
+        return tuple(sorted(self.best, key=lambda p: p.value(self.objective)))
+
+    @property
+    def gpus(self) -> Mapping[str, int]:
+        """GPUs by class."""
+        return gpus_of(self.config.cluster, self.profile)
+
+    @property
     def best_baseline(self) -> PolicyResult | None:
-        """The baseline with the lowest mean makespan; None unless settings were tried."""
-        tried = [p for p in self.best if p.variant.swept and p.variant.baseline]
-        return min(tried, key=lambda p: p.makespan_s.mean, default=None)
+        """The best baseline by the objective; None unless settings were tried."""
+        tried = [p for p in self.ranking if p.variant.swept and p.variant.baseline]
+        return tried[0] if tried else None
 
     def over_best_baseline(self, row: PolicyResult) -> float | None:
         """Mean throughput of a row over that of the best baseline; None if there is none."""
@@ -163,6 +170,9 @@ class Comparison:
                 **self._resources(),
             },
             "history": self.history.plain(),
+            "prices": self.prices.plain(self.gpus),
+            "objective": self.objective,
+            "ranking": [row.policy for row in self.ranking],
             "bound": {
                 "makespan_s": self.bound.makespan_s,
                 "solo_s": self.bound.solo_s,
@@ -201,6 +211,7 @@ def compare(
     *,
     tps: Choice = None,
     slots: Choice = None,
+    objective: Objective = "makespan",
     seeds: int = 1,
     out: Path = Path("runs"),
     jobs: int | None = None,
@@ -216,10 +227,12 @@ def compare(
 
     `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
     ``best``. Policies without a planner run at all combinations; others once, as `config` says.
+    `objective` says which setting of a policy is its best, and how policies rank.
 
     Raises:
         ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs; a
-            setting that cannot be tried.
+            setting that cannot be tried; an unknown GPU class with a price; to rank by cost, one
+            without.
         ValueError: any other of the packages' errors for bad input, before the first run.
         OSError: a run directory cannot be written.
         WorkerError: a process of `jobs` was killed.
@@ -230,7 +243,10 @@ def compare(
     shared = Workspace()
     settings = tuning(config, tps=tps, slots=slots, workspace=shared)
     config = replace(config, cluster=settings.base)
-    first = shared.workload(config)
+    first, profile = shared.workload(config), shared.profile(config.cluster)
+    gpus = gpus_of(config.cluster, profile)
+    prices = prices_of(config.prices, gpus)
+    check_objective(objective, prices, gpus)
     variants = settings.variants(config, policies, shared)
     bound, ideal = _limits(replace(config, cluster=settings.base), shared, seeds)
     # By seed first: the trace is filled in once for all policies.
@@ -258,11 +274,13 @@ def compare(
         config=config,
         tuning=settings,
         workload=first,
-        profile=shared.profile(config.cluster),
+        profile=profile,
         history=shared.history(config, first.trace),
+        prices=prices,
+        objective=objective,
         bound=bound,
         ideal=ideal,
-        policies=_results(variants, by_seed, bound, ideal),
+        policies=_results(variants, by_seed, bound, ideal, objective),
     )
 
 
@@ -329,14 +347,20 @@ def _results(
     runs: Sequence[Sequence[RunResult]],
     bound: Bound,
     ideal: Ideal,
+    objective: Objective,
 ) -> tuple[PolicyResult, ...]:
     """A row for each variant, from its runs."""
     makespan = [estimate([run.summary["makespan_s"] for run in mine]) for mine in runs]
     throughput = [estimate([run.summary["throughput_tok_s"] for run in mine]) for mine in runs]
+    cost = [_mean_cost(mine) for mine in runs]
+    least = [
+        objective_value(objective, seconds=time_s.mean, dollars=paid.dollars)
+        for time_s, paid in zip(makespan, cost, strict=True)
+    ]
     best: dict[str, int] = {}
     for row, variant in enumerate(variants):
         known = best.setdefault(variant.policy, row)
-        if makespan[row].mean < makespan[known].mean:
+        if least[row] < least[known]:
             best[variant.policy] = row
     reference = throughput[best[variants[0].policy]].mean
     return tuple(
@@ -346,6 +370,7 @@ def _results(
             runs=tuple(runs[row]),
             makespan_s=makespan[row],
             throughput_tok_s=throughput[row],
+            cost=cost[row],
             speedup=throughput[row].mean / reference,
             bound_fraction=bound.makespan_s / makespan[row].mean,
             fluid_fraction=ideal.fluid_s / makespan[row].mean,
@@ -355,14 +380,9 @@ def _results(
     )
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of runs, and its confidence interval."""
-    # Imported here: `heddle --help` should not wait for scipy.
-    from scipy.special import stdtrit
-
-    n = len(values)
-    mean = math.fsum(values) / n
-    if n == 1:
-        return Estimate(mean=mean, ci95=None)
-    variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
-    return Estimate(mean=mean, ci95=float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n))
+def _mean_cost(runs: Sequence[RunResult]) -> RunCost:
+    dollars = [run.summary["dollars"] for run in runs]
+    return RunCost(
+        gpu_hours=fmean(run.summary["gpu_hours"] for run in runs),
+        dollars=None if None in dollars else fmean(dollars),
+    )

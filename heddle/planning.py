@@ -12,7 +12,9 @@ from typing import Any
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.knowledge import HistorySource, extras, model_used
+from heddle.objective import Objective, check_objective
 from heddle.plugins import load_part
+from heddle.prices import Prices, RunCost, gpus_of, prices_of
 from heddle.setup import Workspace, layout_profile
 from heddle.workload import CapacityError, capacity_tokens, filled_counts
 from heddle_core.estimate.ordered import Cost
@@ -51,12 +53,19 @@ class Planned:
     """No plan of contiguous groups ends earlier under the same (closed-form) cost."""
     solver_s: float
     """Wall time of the search."""
+    prices: Prices
+    objective: Objective
 
     @property
     def tp_mix(self) -> dict[int, int]:
         """Engines of each TP degree, widest first."""
         tps = [group.shape.tp for group in self.solved.groups]
         return {tp: tps.count(tp) for tp in dict.fromkeys(tps)}
+
+    @property
+    def run_cost(self) -> RunCost:
+        """Of the rollout, if it ends as estimated."""
+        return self.prices.cost(self.problem.pools, self.solved.makespan_s)
 
     def groups(self) -> list[dict[str, Any]]:
         """One row for each engine: members, their estimated lengths and end."""
@@ -104,6 +113,9 @@ class Planned:
             "tp_mix": {str(tp): count for tp, count in self.tp_mix.items()},
             "groups": self.groups(),
             "estimated_makespan_s": self.solved.makespan_s,
+            **self.run_cost.plain(),
+            "prices": self.prices.plain(self.problem.pools),
+            "objective": self.objective,
             "bound_s": self.bound_s,
             "solver_s": self.solver_s,
         }
@@ -115,6 +127,7 @@ def plan(
     planner: Solver = "portfolio",
     cost: Cost = "context",
     predictor: str = "learned",
+    objective: Objective = "makespan",
     workspace: Workspace | None = None,
 ) -> Planned:
     """Plan a rollout of a trace on `config.cluster`, whose own `tp` does not matter.
@@ -123,7 +136,8 @@ def plan(
 
     Raises:
         ConfigError: the portfolio with another cost than its own, no predictor of this name, or a
-            history or a model made from the trace itself.
+            history or a model made from the trace itself; an unknown GPU class with a price; with
+            objective cost, a GPU class without one.
         CapacityError: no TP degree holds the largest context of the trace.
         ValueError: any other of the packages' errors for bad input.
     """
@@ -137,6 +151,9 @@ def plan(
     trace = shared.trace(config.trace)
     scripts, fill = shared.completed(config)
     profile = layout_profile(cluster)
+    gpus = gpus_of(cluster, profile)
+    prices = prices_of(config.prices, gpus)
+    check_objective(objective, prices, gpus)
     largest_tokens = int(scripts.largest_context().max())
     choices, left_out = _choices(config, profile, largest_tokens)
     history = shared.history(config, trace)
@@ -176,6 +193,8 @@ def plan(
         solved=solved,
         bound_s=exact.bound_s,
         solver_s=solver_s,
+        prices=prices,
+        objective=objective,
     )
 
 

@@ -112,6 +112,10 @@ def _how(run: Run) -> dict[str, str]:
         "policy": manifest["policy"],
         "seed": str(manifest["seed"]),
         "cluster": f"{cluster.gpus} x {world.get('gpu', cluster.gpu)}",
+        "dollars of a GPU and hour": ", ".join(
+            f"{gpu} {dollars:g}" for gpu, dollars in config.prices.items()
+        )
+        or "no price",
         "model": str(world.get("model", cluster.model)),
         "TP of engines that are not planned": cluster.tps,
         "running steps per engine": str(cluster.max_running),
