@@ -280,7 +280,7 @@ def compare(
         objective=objective,
         bound=bound,
         ideal=ideal,
-        policies=_results(variants, by_seed, bound, ideal, objective),
+        policies=policy_results(variants, by_seed, bound, ideal, objective),
     )
 
 
@@ -342,7 +342,7 @@ def useful_processes(runs: int, steps: int) -> int:
     return max(1, min(os.cpu_count() or 1, runs, steps // MIN_STEPS_PER_PROCESS))
 
 
-def _results(
+def policy_results(
     variants: Sequence[Variant],
     runs: Sequence[Sequence[RunResult]],
     bound: Bound,

@@ -87,7 +87,8 @@ def policies_table(comparison: Comparison) -> pd.DataFrame:
     """One row for each policy, means over seeds.
 
     `makespan_s`, with several seeds the half-width of its 95 % confidence interval,
-    `throughput_tok_s`, `gpu_hours` and `dollars` of a rollout, `speedup` over the first policy, and the share of the bound.
+    `throughput_tok_s`, `gpu_hours` and `dollars` of a rollout, `speedup` over the first policy, and
+    the share of the bound.
     """
     rows = [
         {
