@@ -14,15 +14,13 @@ from heddle.config_files import ConfigError, ConfigSource, resolve
 from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig
 from heddle.loop.plan import plan_loop
-from heddle.loop.setup import prepare_loop
 from heddle.loop.splits import splits
-from heddle.objective import Objective, check_objective
+from heddle.objective import Objective
 from heddle.planning import plan
 from heddle.prices import Prices, prices_of, shipped_prices
 from heddle.runs import load_run
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
-from heddle.setup import Workspace
 from heddle.simulation import RunResult, simulate
 from heddle.tuning import Variant
 from heddle_sim.profile_files import PROFILE_FOLDER, read_profile
@@ -255,21 +253,25 @@ def test_a_wrong_price_in_a_file_names_file_and_key(tmp_path: Path):
         read({"h100": "cheap"})
 
 
-def test_ranking_by_cost_needs_every_price(
-    refused: Refused, trace: Path, prompts: str, tmp_path: Path
-):
+def test_ranking_by_cost_needs_every_price(refused: Refused, trace: Path, tmp_path: Path):
     own = ("--model", own_class(tmp_path, "mine"), "--objective", "cost")
     said = "mine has none: give --price mine=DOLLARS"
     assert said in refused("compare", trace, "--policies", "verl", *own, "--gpus", 2)
     assert said in refused("plan", trace, *own, "--gpus", 2)
     assert not list(Path().iterdir()), "refused before anything runs"
-    engines = ClusterConfig(model=own[1], tp=1, gpus=2)
-    made = loop(prompts)
-    made = replace(made, run=replace(made.run, cluster=engines))
-    setup = prepare_loop(made, "sync", workspace=Workspace())
-    with pytest.raises(ConfigError, match="mine has none"):
-        check_objective("cost", setup.prices, setup.gpus_by_class)
-    check_objective("makespan", setup.prices, setup.gpus_by_class)
+
+
+def test_a_loop_is_not_ranked_by_cost_without_a_price(
+    prompts: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("heddle.prices.shipped_prices", dict)
+    made = splits(loop(prompts), [2], [2])
+    for refuse in (compare_regimes, plan_loop):
+        with pytest.raises(ConfigError, match="h100 has none: give --price h100=DOLLARS"):
+            refuse(made, objective="cost")
+    (row,) = compare_regimes(made).regimes
+    assert row.plain()["dollars_per_1k_samples"] is None
+    assert row.plain()["gpu_hours_per_1k_samples"] > 0.0
 
 
 # -- the objective --------------------------------------------------------------------------------
