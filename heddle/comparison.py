@@ -5,20 +5,21 @@ the best is compared (`heddle.tuning`).
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from heddle.config import RunConfig
+from heddle.cluster_profiles import ClusterProfiles
+from heddle.config import ClusterConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.estimates import Estimate, estimate
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
 from heddle.knowledge import HistorySource
 from heddle.objective import Objective, check_objective, objective_value
-from heddle.prices import Prices, RunCost, gpus_of, prices_of
+from heddle.prices import Prices, RunCost, prices_of
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
@@ -26,7 +27,6 @@ from heddle.signals import StopSignals
 from heddle.simulation import RunResult, simulate
 from heddle.tuning import Choice, Tuning, Variant, tuning, with_policy
 from heddle.workload import Workload
-from heddle_sim.profile_files import Profile
 
 SCHEMA = "heddle.compare/1"
 MAX_SEEDS = 1_000
@@ -102,7 +102,7 @@ class Comparison:
     """The settings that were tried."""
     workload: Workload
     """Under the first seed."""
-    profile: Profile
+    profiles: ClusterProfiles
     history: HistorySource
     prices: Prices
     objective: Objective
@@ -126,11 +126,6 @@ class Comparison:
     def ranking(self) -> tuple[PolicyResult, ...]:
         """`best` by the objective; equals in their order."""
         return tuple(sorted(self.best, key=lambda p: p.value(self.objective)))
-
-    @property
-    def gpus(self) -> Mapping[str, int]:
-        """GPUs by class."""
-        return gpus_of(self.config.cluster, self.profile)
 
     @property
     def best_baseline(self) -> PolicyResult | None:
@@ -161,16 +156,17 @@ class Comparison:
             },
             "cluster": {
                 "gpus": cluster.gpus,
-                "gpu": cluster.gpu,
+                "gpu": ", ".join(cluster.pools),
+                **({"pools": [_pool(each) for each in cluster.classes]} if cluster.pool else {}),
                 "model": cluster.model,
-                "profile": f"{self.profile.model}.{self.profile.gpu}",
+                "profile": self.profiles.name,
                 "tp": cluster.tp,
                 **({"mix": list(cluster.mix)} if cluster.mix else {}),
                 "max_running": cluster.max_running,
                 **self._resources(),
             },
             "history": self.history.plain(),
-            "prices": self.prices.plain(self.gpus),
+            "prices": self.prices.plain(self.profiles.pools),
             "objective": self.objective,
             "ranking": [row.policy for row in self.ranking],
             "bound": {
@@ -243,10 +239,9 @@ def compare(
     shared = Workspace()
     settings = tuning(config, tps=tps, slots=slots, workspace=shared)
     config = replace(config, cluster=settings.base)
-    first, profile = shared.workload(config), shared.profile(config.cluster)
-    gpus = gpus_of(config.cluster, profile)
-    prices = prices_of(config.prices, gpus)
-    check_objective(objective, prices, gpus)
+    first, profiles = shared.workload(config), shared.profiles(config.cluster)
+    prices = prices_of(config.prices, profiles.pools)
+    check_objective(objective, prices, profiles.pools)
     variants = settings.variants(config, policies, shared)
     bound, ideal = _limits(replace(config, cluster=settings.base), shared, seeds)
     # By seed first: the trace is filled in once for all policies.
@@ -274,7 +269,7 @@ def compare(
         config=config,
         tuning=settings,
         workload=first,
-        profile=profile,
+        profiles=profiles,
         history=shared.history(config, first.trace),
         prices=prices,
         objective=objective,
@@ -328,13 +323,18 @@ def _limits(config: RunConfig, shared: Workspace, seeds: int) -> tuple[Bound, Id
     fill = shared.workload(config).fill
     drawn = fill is not None and any(f.sampled for f in fill.fields.values())
     cluster = replace(config.cluster, standby_tp=())
-    profile = shared.profile(cluster)
+    profiles = shared.profiles(cluster)
     found = []
     for seed in range(seeds if drawn else 1):
         workload = shared.workload(replace(config, seed=config.seed + seed))
-        bound = makespan_bound(workload, profile, cluster)
-        found.append((bound, ideal_levels(workload, profile, cluster, bound)))
+        bound = makespan_bound(workload, profiles, cluster)
+        found.append((bound, ideal_levels(workload, profiles, cluster, bound)))
     return min(found, key=lambda pair: pair[0].makespan_s)
+
+
+def _pool(cluster: ClusterConfig) -> dict[str, Any]:
+    """The GPUs of one class."""
+    return {"gpu": cluster.gpu, "gpus": cluster.gpus, "tp": cluster.tp}
 
 
 def useful_processes(runs: int, steps: int) -> int:

@@ -5,9 +5,11 @@ and options. Each part of a run receives only the value that it needs, never a `
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from heddle.gpu_pools import PoolConfig, check_pools
+from heddle.live_config import LiveConfig
 from heddle.pools import latency_of, tool_pools_of
 from heddle_core.defaults import REPORT_INTERVAL_S
 from heddle_sim.services import ServiceConfig, ToolServices
@@ -21,8 +23,7 @@ MAX_GPUS = 100_000
 MAX_RUNNING = 8192
 MAX_RANKS = 1024
 """Tokens that one iteration of an engine carries: each running step needs one of them."""
-MAX_PRICE = 100_000
-"""Dollars of a GPU and hour; more is a typing error."""
+MAX_PRICE = 100_000  # dollars of a GPU and hour; more is a typing error
 MIN_REPORT_INTERVAL_S = 0.01
 """Shorter than an iteration; more reports have no information and fill the journal."""
 
@@ -54,7 +55,7 @@ class MissingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """The simulated cluster: one GPU class, one model, engines of one TP degree unless planned."""
+    """The simulated cluster: one model, and engines of one TP degree unless planned."""
 
     model: str = "qwen3-14b"
     """Model that the engines serve; `heddle policies` lists those with a profile."""
@@ -62,6 +63,9 @@ class ClusterConfig:
     """GPU class of every engine."""
     gpus: int = 8
     """GPUs in all; a multiple of `tp`."""
+    pool: tuple[PoolConfig, ...] = ()
+    """Pools of GPUs of several classes, in place of `gpu` and `gpus`: these are then the first
+    class and the sum."""
     tp: int = 1
     """TP degree of the engines of policies that do not plan resources."""
     tp_choices: tuple[int, ...] | None = None
@@ -121,6 +125,7 @@ class ClusterConfig:
     """Rule for a trajectory whose context exceeds an engine's KV: refuse all, or drop it."""
 
     def __post_init__(self) -> None:
+        self._take_pools()
         _require(1 <= self.gpus <= MAX_GPUS, f"gpus must be from 1 to {MAX_GPUS:,}")
         _require(self.tp >= 1, "tp must be 1 or more")
         _require(1 <= self.attention_dp <= MAX_RANKS, f"attention_dp must be from 1 to {MAX_RANKS}")
@@ -132,7 +137,7 @@ class ClusterConfig:
         )
         each = self.engine_gpus
         _require(
-            bool(self.mix) or self.gpus % each == 0,
+            bool(self.mix or self.pool) or self.gpus % each == 0,
             f"gpus = {self.gpus} is not divisible by "
             + (f"tp = {self.tp}" if self.attention_dp == 1 else f"tp * attention_dp = {each}")
             + f": take gpus = {max(self.gpus // each, 1) * each} or another tp",
@@ -178,10 +183,46 @@ class ClusterConfig:
             "tp_choices must list degrees from 1 to gpus",
         )
 
+    def _take_pools(self) -> None:
+        """Check the pools, and make `gpu` and `gpus` what they say."""
+        if not self.pool:
+            return
+        check_pools(self.pool)
+        object.__setattr__(self, "gpu", self.pool[0].gpu)
+        object.__setattr__(self, "gpus", sum(pool.gpus for pool in self.pool))
+        for name in ("mix", "standby_tp"):
+            _require(
+                not getattr(self, name),
+                f"{name} names engines of one GPU class, and there are pools: leave it out, or "
+                "give the tp of each pool",
+            )
+        for pool in self.pool:
+            try:
+                self._class_of(pool)
+            except ValueError as error:
+                raise ValueError(f"pool of {pool.gpu}: {error}") from None
+
+    def _class_of(self, pool: PoolConfig) -> "ClusterConfig":
+        choices = self.tp_choices
+        return replace(
+            self,
+            pool=(),
+            model=pool.profile or self.model,
+            gpu=pool.gpu,
+            gpus=pool.gpus,
+            tp=self.tp if pool.tp is None else pool.tp,
+            tp_choices=choices and tuple(tp for tp in choices if tp <= pool.gpus),
+        )
+
+    @property
+    def classes(self) -> "tuple[ClusterConfig, ...]":
+        """The GPUs of each class as a cluster of their own."""
+        return tuple(map(self._class_of, self.pool)) or (self,)
+
     @property
     def pools(self) -> Mapping[str, int]:
         """GPUs of each class."""
-        return {self.gpu: self.gpus}
+        return {pool.gpu: pool.gpus for pool in self.pool} or {self.gpu: self.gpus}
 
     @property
     def engine_gpus(self) -> int:
@@ -190,13 +231,23 @@ class ClusterConfig:
 
     @property
     def engines(self) -> int:
-        """Engines of degree `tp` that the GPUs suffice for."""
-        return self.gpus // self.engine_gpus
+        """Engines that are not planned."""
+        return sum(each.gpus // each.engine_gpus for each in self.classes)
 
     @property
     def tps(self) -> str:
-        """TP degrees of engines that are not planned, for people: `1`, or one for each engine."""
+        """TP degrees of engines that are not planned, for people: `1`, or one for each engine.
+
+        Of several classes, one for each: `2 (h800), 1 (h20)`.
+        """
+        if self.pool:
+            return ", ".join(f"{each.tp} ({each.gpu})" for each in self.classes)
         return ", ".join(map(str, self.mix or (self.tp,)))
+
+    @property
+    def hardware(self) -> str:
+        """Its GPUs, for people: `96 x h800 + 32 x h20`."""
+        return " + ".join(f"{gpus} x {gpu}" for gpu, gpus in self.pools.items())
 
     def tool_services(self) -> ToolServices | None:
         """`tool_pools` and `env_latency`; None without either.
@@ -295,35 +346,6 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveConfig:
-    """Live agents instead of a replay; only `heddle run` reads this. See docs/live-agents.md."""
-
-    agents: bool = False
-    """Whether `trace` is a file of tasks, and agents with a Python sandbox work on them."""
-    samples: int = 1
-    """Trajectories for each task."""
-    steps: int = 16
-    """Generations of a trajectory."""
-    step_tokens: int = 2048
-    """Tokens of one generation."""
-    observation_tokens: int = 2048
-    """Tokens of a program's output in the model's context."""
-    context_tokens: int = 32_768
-    """Tokens of prompt, generations and observations together."""
-    tool_s: float = 30.0
-    """Seconds after which a program is cut."""
-    tool_cpu_s: int = 10
-    """CPU seconds of a program."""
-    tool_memory_mib: int = 512
-    """Address space of a program."""
-
-    def __post_init__(self) -> None:
-        _require(self.samples >= 1, "samples must be 1 or more")
-        for name in ("steps", "step_tokens", "observation_tokens", "context_tokens"):
-            _require(getattr(self, name) >= 1, f"{name} must be 1 or more")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
     """The policy of a run."""
 
@@ -373,8 +395,6 @@ class RunConfig:
                 "\0" not in getattr(self, name), f"{name} is no path: it has a NUL character in it"
             )
         _require(0 <= self.seed < 2**32, "seed must be from 0 to 4294967295")
-        for name, dollars in self.prices.items():
-            _require(
-                0.0 <= dollars < MAX_PRICE,
-                f"{name} must be from 0 to below {MAX_PRICE:,} dollars an hour, not {dollars:g}",
-            )
+        for gpu, dollars in self.prices.items():
+            said = f"{gpu} must be from 0 to below {MAX_PRICE:,} dollars an hour, not {dollars:g}"
+            _require(0.0 <= dollars < MAX_PRICE, said)

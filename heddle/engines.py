@@ -49,7 +49,13 @@ def engine_facts(
     """
     runtime, cluster = config.runtime, config.cluster
     if runtime.engine == "fake":
-        return {"engine": "fake", "model": cluster.model, "gpu": cluster.gpu, "notes": []}
+        gpu = {} if cluster.pool else {"gpu": cluster.gpu}
+        return {"engine": "fake", "model": cluster.model, **gpu, "notes": []}
+    if cluster.pool:
+        raise EngineSetupError(
+            "heddle run starts vLLM engines on the GPUs of this machine, which are of one class: "
+            "leave the pools out; simulations model them"
+        )
     if cluster.host_kv == "cluster":
         raise EngineSetupError(
             "host_kv is cluster, and heddle run sets no store up that vLLM engines share: "

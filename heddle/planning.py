@@ -5,25 +5,32 @@ same cost estimates. Only oracles read the lengths in the trace.
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
+from heddle.cluster_profiles import (
+    ClassProfile,
+    ClusterProfiles,
+    capacity_tokens,
+    load_profiles,
+)
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.knowledge import HistorySource, extras, model_used
 from heddle.objective import Objective, check_objective
 from heddle.plugins import load_part
-from heddle.prices import Prices, RunCost, gpus_of, prices_of
-from heddle.setup import Workspace, layout_profile
-from heddle.workload import CapacityError, capacity_tokens, filled_counts
+from heddle.prices import Prices, RunCost, prices_of
+from heddle.setup import Workspace
+from heddle.workload import CapacityError, filled_counts
 from heddle_core.estimate.ordered import Cost
-from heddle_core.ids import GroupId, RolloutId, TrajectoryId
+from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.policy import PolicyContext, Predictor
 from heddle_core.solve.joint import JointProblem, SolvedPlan, Solver
 from heddle_core.trajectory import Trajectory
-from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace, TrajectoryScript
 
@@ -37,9 +44,9 @@ class Planned:
     config: RunConfig
     trace: Trace
     fill: FillReport
-    profile: Profile
-    left_out: tuple[int, ...]
-    """TP degrees whose engines do not hold the trace's largest context."""
+    profiles: ClusterProfiles
+    left_out: tuple[EngineShape, ...]
+    """Shapes whose engines do not hold the trace's largest context."""
     largest_tokens: int
     history: HistorySource
     predictor: str
@@ -57,10 +64,9 @@ class Planned:
     objective: Objective
 
     @property
-    def tp_mix(self) -> dict[int, int]:
-        """Engines of each TP degree, widest first."""
-        tps = [group.shape.tp for group in self.solved.groups]
-        return {tp: tps.count(tp) for tp in dict.fromkeys(tps)}
+    def mix(self) -> dict[EngineShape, int]:
+        """Engines of each shape, widest first."""
+        return dict(Counter(group.shape for group in self.solved.groups))
 
     @property
     def run_cost(self) -> RunCost:
@@ -76,6 +82,7 @@ class Planned:
             rows.append(
                 {
                     "engine": f"e{number}",
+                    **({"gpu": group.shape.gpu} if len(self.problem.pools) > 1 else {}),
                     "tp": group.shape.tp,
                     "members": len(tokens),
                     "longest_tokens": max(tokens, default=None),
@@ -87,7 +94,7 @@ class Planned:
 
     def plain(self) -> dict[str, Any]:
         """As JSON; equal inputs give equal values but for `solver_s`."""
-        problem = self.problem
+        problem, several = self.problem, len(self.problem.pools) > 1
         return {
             "schema": SCHEMA,
             "trace": {
@@ -98,19 +105,23 @@ class Planned:
             },
             "cluster": {
                 "gpus": sum(problem.pools.values()),
-                "gpu": self.profile.gpu,
-                "model": self.profile.model,
-                "profile": f"{self.profile.model}.{self.profile.gpu}",
+                "gpu": ", ".join(problem.pools),
+                **({"pools": dict(problem.pools)} if several else {}),
+                "model": self.profiles.model,
+                "profile": self.profiles.name,
                 "max_running": problem.max_running,
-                "tp_choices": sorted(shape.tp for shape in problem.by_shape),
-                "tp_left_out": list(self.left_out),
+                "tp_choices": sorted({shape.tp for shape in problem.by_shape}),
+                "tp_left_out": [shape.tp for shape in self.left_out],
             },
             "history": self.history.plain(),
             "predictor": self.predictor,
             "predictor_model": self.predictor_model,
             "planner": problem.solver,
             "cost": problem.cost,
-            "tp_mix": {str(tp): count for tp, count in self.tp_mix.items()},
+            "tp_mix": {
+                f"{shape.gpu} {shape.tp}" if several else str(shape.tp): count
+                for shape, count in self.mix.items()
+            },
             "groups": self.groups(),
             "estimated_makespan_s": self.solved.makespan_s,
             **self.run_cost.plain(),
@@ -150,21 +161,20 @@ def plan(
     shared = Workspace() if workspace is None else workspace
     trace = shared.trace(config.trace)
     scripts, fill = shared.completed(config)
-    profile = layout_profile(cluster)
-    gpus = gpus_of(cluster, profile)
-    prices = prices_of(config.prices, gpus)
-    check_objective(objective, prices, gpus)
+    profiles = load_profiles(cluster, check_tp=False)
+    prices = prices_of(config.prices, profiles.pools)
+    check_objective(objective, prices, profiles.pools)
     largest_tokens = int(scripts.largest_context().max())
-    choices, left_out = _choices(config, profile, largest_tokens)
+    found = [_choices(each, largest_tokens) for each in profiles.classes]
+    shapes, left_out = (tuple(chain.from_iterable(each)) for each in zip(*found, strict=True))
     history = shared.history(config, trace)
     model = shared.model(config.predictor_model)
-    shapes = tuple(profile.shape(tp) for tp in choices)
     context = PolicyContext(
-        pools={profile.gpu: cluster.gpus},
+        pools=profiles.pools,
         shape=shapes[0],
         shape_choices=shapes,
         max_running=cluster.max_running,
-        cost=profile.cost_estimate(choices),
+        cost=profiles.cost_estimate(shapes),
         history=history.history,
         learned=model.factory,
         seed=config.seed,
@@ -182,7 +192,7 @@ def plan(
         config=config,
         trace=trace,
         fill=fill,
-        profile=profile,
+        profiles=profiles,
         left_out=left_out,
         largest_tokens=largest_tokens,
         history=history,
@@ -199,18 +209,18 @@ def plan(
 
 
 def _choices(
-    config: RunConfig, profile: Profile, largest_tokens: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """TP degrees to plan with, and those left out because a trajectory does not fit."""
-    cluster = config.cluster
-    tps = sorted(cluster.tp_choices or profile.tps_on(cluster.gpus))
+    each: ClassProfile, largest_tokens: int
+) -> tuple[tuple[EngineShape, ...], tuple[EngineShape, ...]]:
+    """Shapes of a class to plan with, and those left out because a trajectory does not fit."""
+    profile, gpus = each.profile, each.cluster.gpus
+    tps = sorted(each.tps)
     holds = {tp: capacity_tokens(profile, tp) for tp in tps}
     choices = tuple(tp for tp in tps if holds[tp] >= largest_tokens)
     if not choices:
         where = f"{profile.model} on {profile.gpu}"
         if not tps:
             raise CapacityError(
-                f"{where} needs at least {min(profile.tps)} GPUs, not {cluster.gpus}: take more "
+                f"{where} needs at least {min(profile.tps)} GPUs, not {gpus}: take more "
                 "GPUs, or a GPU class with more memory"
             )
         said = ", ".join(f"TP {tp} holds {tokens:,}" for tp, tokens in holds.items())
@@ -218,7 +228,8 @@ def _choices(
             f"no engine holds the largest context of the trace, {largest_tokens:,} tokens: {where} "
             f"at {said}. Take more GPUs for a higher TP degree, or a GPU class with more memory"
         )
-    return choices, tuple(tp for tp in tps if tp not in choices)
+    left_out = (tp for tp in tps if tp not in choices)
+    return tuple(map(profile.shape, choices)), tuple(map(profile.shape, left_out))
 
 
 def _predictor(name: str, context: PolicyContext, scripts: Sequence[TrajectoryScript]) -> Predictor:

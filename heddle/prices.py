@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from heddle.config import ClusterConfig, RunConfig
+from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle_sim.profile_files import Profile, known_profiles
+from heddle_sim.profile_files import known_profiles
 
 PRICE_FILE = Path(__file__).with_name("prices.toml")
 
@@ -87,11 +87,6 @@ class Prices:
         given = gpu.lower() in self.own
         when = "given" if given else f"heddle prices, {shipped_prices()[gpu.lower()].date}"
         return f"{gpu} at ${price:,.2f} a GPU-hour ({when})"
-
-
-def gpus_of(cluster: ClusterConfig, profile: Profile) -> Mapping[str, int]:
-    """GPUs of a cluster by class; a profile file has its own class."""
-    return {profile.gpu: cluster.gpus} if cluster.model.endswith(".json") else cluster.pools
 
 
 @cache

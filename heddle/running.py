@@ -20,7 +20,7 @@ from heddle.live import LiveWork, SandboxInfo, load_live_work, probe_sandbox, ru
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
-from heddle.simulation import RunResult, finished, run_prices, setup_gpus
+from heddle.simulation import RunResult, finished, run_prices
 from heddle.workload import Workload, check_tools
 from heddle_core.commands import Command, SolvePlan
 from heddle_core.controller import Controller
@@ -114,12 +114,12 @@ def run(
     else:
         setup = prepare(run)
     workload, prices = setup.workload, run_prices(setup)
-    config = prices.kept(setup.config, setup_gpus(setup))
+    config = prices.kept(setup.config, setup.profiles.pools)
     engines = _facts_of_engines(setup, live)
     for note in engines["notes"]:
         on_note(note)
     # vLLM on CPU has none.
-    gpus = {} if engines.get("platform") == "cpu" else setup_gpus(setup)
+    gpus = {} if engines.get("platform") == "cpu" else setup.profiles.pools
     facts = setup.facts("heddle_runtime", engines)
     began_s = time.perf_counter()
     # Signals are deferred: between the rollout and `finish`, nothing is open that must be closed.

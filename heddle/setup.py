@@ -9,25 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from heddle import knowledge
+from heddle.cluster_profiles import NO_COSTS, ClusterProfiles, capacity_tokens, load_profiles
 from heddle.config import ClusterConfig, RunConfig
 from heddle.plugins import load_policy
 from heddle.runs import RunFacts
 from heddle.runs.bound import Bound, lower_bound
 from heddle.runs.ideal import Ideal, ideal_makespans
-from heddle.runs.metrics import SoloTpot
-from heddle.runs.tables import Floats
-from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, check_tools, fitting
-from heddle_core.defaults import ENGINE_START_S, SPARE_SLOTS
+from heddle.workload import Workload, check_tools, fitting
+from heddle_core.defaults import ENGINE_START_S
 from heddle_core.estimate.cost import CostModel
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.policy import Policy, PolicyContext
 from heddle_sim.config import HostKvConfig, SimulationConfig
 from heddle_sim.latency import LatencyTable
-from heddle_sim.profile_files import MAX_BATCH, Profile, load_profile
-from heddle_sim.profile_parts import Costs
+from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.files import read_trace
 from heddle_trace.schema import Trace, TrajectoryScript
@@ -46,7 +42,8 @@ class RunSetup:
     config: RunConfig
     """With the name of the history that was found."""
     workload: Workload
-    profile: Profile
+    profiles: ClusterProfiles
+    """Of each GPU class."""
     history: knowledge.HistorySource
     model: knowledge.LoadedModel
     predictor_model: Mapping[str, Any] | None
@@ -56,13 +53,22 @@ class RunSetup:
     simulation: SimulationConfig
     """The simulated cluster."""
 
+    @property
+    def profile(self) -> Profile:
+        """The profile of the only GPU class.
+
+        Raises:
+            ProfileError: there are several.
+        """
+        return self.profiles.only
+
     def bound(self) -> Bound:
         """Bound the makespan of the run from below."""
-        return makespan_bound(self.workload, self.profile, self.config.cluster)
+        return makespan_bound(self.workload, self.profiles, self.config.cluster)
 
     def ideal(self, bound: Bound) -> Ideal:
         """Compute ideal makespans beside `bound`, which is the run's."""
-        return ideal_levels(self.workload, self.profile, self.config.cluster, bound)
+        return ideal_levels(self.workload, self.profiles, self.config.cluster, bound)
 
     def facts(self, driver: str, world: Mapping[str, Any] | None = None) -> RunFacts:
         """The manifest of the run; `world` describes real engines."""
@@ -124,7 +130,7 @@ class Workspace:
             trace = self.trace(config.trace)
             scripts, fill = self.completed(config)
             check_tools(scripts.table.tools, cluster)
-            kept, dropped = fitting(scripts, self.profile(cluster), cluster)
+            kept, dropped = fitting(scripts, self.profiles(cluster))
             return Workload(
                 trace=trace,
                 scripts=kept,
@@ -137,9 +143,9 @@ class Workspace:
         key = (config.trace, config.missing, cluster, config.seed)
         return self._keep("workload", key, make)
 
-    def profile(self, cluster: ClusterConfig) -> Profile:
-        """Load the profile of a cluster; see `load_cluster_profile`."""
-        return self._keep("profile", cluster, lambda: load_cluster_profile(cluster))
+    def profiles(self, cluster: ClusterConfig) -> ClusterProfiles:
+        """Load the profiles of a cluster; see `load_profiles`."""
+        return self._keep("profiles", cluster, lambda: load_profiles(cluster))
 
     def history(self, config: RunConfig, trace: Trace) -> knowledge.HistorySource:
         """Find the history of a run of `trace`; see `heddle.knowledge.resolve_history`."""
@@ -178,16 +184,16 @@ def prepare(
     shared = Workspace() if workspace is None else workspace
     if workload is None:
         workload = shared.workload(config)
-    profile = shared.profile(config.cluster)
+    profiles = shared.profiles(config.cluster)
     history = shared.history(config, workload.trace)
     model = shared.model(config.predictor_model)
-    simulation = simulation_config(config.cluster, profile, seed=config.seed)
-    context = _context(config, profile, simulation, workload.largest_tokens, history, model)
+    simulation = simulation_config(config.cluster, profiles, seed=config.seed)
+    context = _context(config, profiles, simulation, workload.largest_tokens, history, model)
     policy = make_policy(config, context, workload.scripts)
     return RunSetup(
         config=replace(config, history=history.name),
         workload=workload,
-        profile=profile,
+        profiles=profiles,
         history=history,
         model=model,
         predictor_model=knowledge.model_used(model, policy.predictor, workload.trace),
@@ -205,43 +211,12 @@ def make_policy(
     return load_policy(preset, context, extra=knowledge.extras(preset, scripts, config.seed))
 
 
-def layout_profile(cluster: ClusterConfig) -> Profile:
-    """Load the profile of a cluster's engines; raises ProfileError where there is none."""
-    profile = load_profile(cluster.model, cluster.gpu)
-    return profile.laid_out(cluster.expert_parallel, attention_dp=cluster.attention_dp)
-
-
-def memory_profile(cluster: ClusterConfig) -> Profile:
-    """Load the profile of a cluster, with the memory that engines asleep leave for KV.
-
-    Raises:
-        ProfileError: model or GPU class is unknown.
-    """
-    profile = layout_profile(cluster)
-    if cluster.standby_tp:
-        asleep_bytes = len(cluster.standby_tp) * cluster.standby_gib * 2**30
-        profile = profile.without_memory(asleep_bytes)
-    return profile
-
-
-def load_cluster_profile(cluster: ClusterConfig) -> Profile:
-    """Load the profile of a cluster and check that the model runs at its TP degrees.
-
-    Raises:
-        ProfileError: model, GPU class or TP degree is unknown.
-    """
-    profile = memory_profile(cluster)
-    for tp in (cluster.tp, *cluster.mix, *(cluster.tp_choices or ()), *cluster.standby_tp):
-        profile.at(tp)
-    return profile
-
-
-def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig) -> Bound:
+def makespan_bound(workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig) -> Bound:
     """Bound the makespan of a workload on a cluster from below, whatever the policy."""
     return lower_bound(
         workload.scripts,
-        _tables(profile, cluster),
-        gpus=cluster.gpus,
+        profiles.tables(),
+        pools=profiles.pools,
         max_running=cluster.max_running,
         # Calls of tools with a pool of their own do not count against it.
         tool_capacity=None if cluster.tool_pools else cluster.tool_capacity,
@@ -249,37 +224,40 @@ def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig)
 
 
 def ideal_levels(
-    workload: Workload, profile: Profile, cluster: ClusterConfig, bound: Bound
+    workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig, bound: Bound
 ) -> Ideal:
     """Compute makespans that nothing proves, beside `bound` of the same workload and cluster."""
     return ideal_makespans(
         workload.scripts,
-        _tables(profile, cluster),
-        gpus=cluster.gpus,
+        profiles.tables(),
+        pools=profiles.pools,
         max_running=cluster.max_running,
         bound=bound,
     )
 
 
 def simulation_config(
-    cluster: ClusterConfig, profile: Profile, *, seed: int = 0
+    cluster: ClusterConfig, profiles: ClusterProfiles, *, seed: int = 0
 ) -> SimulationConfig:
-    """Describe the simulated cluster to the driver; `seed` is of its services' draws."""
+    """Describe the simulated cluster to the driver; `seed` is of its services' draws.
+
+    KV moves at the speed of the slowest class.
+    """
     tables: dict[EngineShape, LatencyTable] = {}
 
     def table(shape: EngineShape) -> LatencyTable:
-        assert shape == profile.shape(shape.tp), f"no profile of {shape} was loaded"
         if shape not in tables:
-            tables[shape] = _table(profile, shape.tp, cluster)
+            tables[shape] = profiles.table(shape)
         return tables[shape]
 
-    costs = profile.costs or Costs(dispatch_s=0.0, engines={})
-    settings = profile.engine or DEFAULT_SETTINGS
+    costs, settings = profiles.costs, profiles.settings
+    transfers = [each.profile.transfer for each in profiles.classes]
     given_s = cluster.engine_start_s
+    shape_of = profiles.classes[0].profile.shape
     return SimulationConfig(
         table=table,
-        transfer_fixed_s=profile.transfer.fixed_s,
-        transfer_bytes_per_s=profile.transfer.bytes_per_s,
+        transfer_fixed_s=max(transfer.fixed_s for transfer in transfers),
+        transfer_bytes_per_s=min(transfer.bytes_per_s for transfer in transfers),
         moves_by=costs.moves_by,
         max_batched_tokens=settings.max_batched_tokens,
         block_size=settings.block_tokens,
@@ -288,12 +266,13 @@ def simulation_config(
         seed=seed,
         engine_start_s=ENGINE_START_S if given_s is None else given_s,
         engine_start_s_at={
-            profile.shape(int(tp)): life.start_s
-            for tp, life in costs.engines.items()
+            each.profile.shape(int(tp)): life.start_s
+            for each in profiles.classes
+            for tp, life in (each.profile.costs or NO_COSTS).engines.items()
             if given_s is None
         }
         | dict.fromkeys(
-            map(profile.shape, cluster.standby_tp),
+            map(shape_of, cluster.standby_tp),
             STANDBY_START_S if cluster.standby_start_s is None else cluster.standby_start_s,
         ),
         dispatch_s=costs.dispatch_s,
@@ -330,19 +309,9 @@ def _host_kv(cluster: ClusterConfig) -> HostKvConfig | None:
     )
 
 
-def solo_tpot(profile: Profile, cluster: ClusterConfig) -> SoloTpot:
-    """Seconds per token of a step alone on an engine, from the profile."""
-
-    def solo(tp: int, context_tokens: Floats) -> Floats:
-        table = _table(profile, tp, cluster)
-        return np.asarray(table.base_s[1] + table.per_context_s[1] * context_tokens, np.float64)
-
-    return solo
-
-
 def _context(
     config: RunConfig,
-    profile: Profile,
+    profiles: ClusterProfiles,
     simulation: SimulationConfig,
     largest_tokens: int,
     history: knowledge.HistorySource,
@@ -353,45 +322,46 @@ def _context(
     `largest_tokens` is the context that every engine must hold, as a framework derives it from its
     limits on lengths. TP degrees whose engines cannot hold it are left out.
     """
-    cluster = config.cluster
-    tps = cluster.tp_choices or tuple(
-        tp for tp in profile.tps_on(cluster.gpus) if capacity_tokens(profile, tp) >= largest_tokens
-    )
-    every = sorted({*tps, cluster.tp, *cluster.mix})
-    shapes = {tp: profile.shape(tp) for tp in every}
+    choices: list[EngineShape] = []
+    own: list[EngineShape] = []
+    mix: list[EngineShape] = []
+    every: list[EngineShape] = []
+    for each in profiles.classes:
+        cluster, profile = each.cluster, each.profile
+        tps = cluster.tp_choices or tuple(
+            tp for tp in each.tps if capacity_tokens(profile, tp) >= largest_tokens
+        )
+        choices += map(profile.shape, tps)
+        own.append(profile.shape(cluster.tp))
+        mix += map(profile.shape, cluster.mix)
+        every += map(profile.shape, sorted({*tps, cluster.tp, *cluster.mix}))
     return PolicyContext(
-        pools={profile.gpu: cluster.gpus},
-        shape=shapes[cluster.tp],
-        shape_choices=tuple(shapes[tp] for tp in tps),
-        max_running=cluster.max_running,
-        mix=tuple(shapes[tp] for tp in cluster.mix),
-        cost=_cost_estimate(profile, tuple(shapes), simulation),
+        pools=profiles.pools,
+        shape=own[0],
+        other_shapes=tuple(own[1:]),
+        shape_choices=tuple(choices),
+        max_running=config.cluster.max_running,
+        mix=tuple(mix),
+        cost=_cost_estimate(profiles, every, simulation),
         history=history.history,
         learned=model.factory,
         seed=config.seed,
         engine_start_s=simulation.engine_start_s,
         engine_start_s_by_shape={
             shape: simulation.start_s(shape)
-            for shape in shapes.values()
+            for shape in every
             if shape in simulation.engine_start_s_at
         },
     )
 
 
-def _cost_estimate(profile: Profile, tps: Sequence[int], simulation: SimulationConfig) -> CostModel:
-    """The profile's estimate, with loads from a store that all engines share."""
-    cost, host_kv = profile.cost_estimate(tps), simulation.host_kv
+def _cost_estimate(
+    profiles: ClusterProfiles, shapes: Sequence[EngineShape], simulation: SimulationConfig
+) -> CostModel:
+    """The profiles' estimate, with loads from a store that all engines share."""
+    cost, host_kv = profiles.cost_estimate(shapes), simulation.host_kv
     if host_kv is None or host_kv.scope != "cluster":
         return cost
-    token_s = profile.kv_bytes_per_token / host_kv.gpu_bytes_per_s
+    token_s = profiles.kv_bytes_per_token / host_kv.gpu_bytes_per_s
     by_shape = {s: replace(c, load_s=token_s / s.gpus) for s, c in cost.by_shape.items()}
     return replace(cost, by_shape=by_shape)
-
-
-def _tables(profile: Profile, cluster: ClusterConfig) -> list[LatencyTable]:
-    """The tables of all TP degrees of the profile that the cluster has GPUs for."""
-    return [_table(profile, tp, cluster) for tp in profile.tps_on(cluster.gpus)]
-
-
-def _table(profile: Profile, tp: int, cluster: ClusterConfig) -> LatencyTable:
-    return profile.table(tp, max_batch=max(MAX_BATCH, cluster.max_running + SPARE_SLOTS))

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
-from heddle.prices import Prices, RunCost, gpus_of, prices_of
+from heddle.prices import Prices, RunCost, prices_of
 from heddle.runs import RunDirectory, open_run
-from heddle.setup import RunSetup, prepare, solo_tpot
+from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle_core.commands import Command
 from heddle_core.controller import Controller
@@ -76,7 +76,7 @@ def simulate(
             change nothing.
     """
     setup = run if isinstance(run, RunSetup) else prepare(run)
-    workload, gpus, prices = setup.workload, setup_gpus(setup), run_prices(setup)
+    workload, gpus, prices = setup.workload, setup.profiles.pools, run_prices(setup)
     config = prices.kept(setup.config, gpus)
     facts = setup.facts("heddle_sim")
     began_s = time.perf_counter()
@@ -93,18 +93,13 @@ def simulate(
         return finished(setup, directory, began_s, partial(prices.cost, gpus))
 
 
-def setup_gpus(setup: RunSetup) -> Mapping[str, int]:
-    """GPUs of a run by class."""
-    return gpus_of(setup.config.cluster, setup.profile)
-
-
 def run_prices(setup: RunSetup) -> Prices:
     """Prices of a run.
 
     Raises:
         ConfigError: a price is of an unknown class.
     """
-    return prices_of(setup.config.prices, setup_gpus(setup))
+    return prices_of(setup.config.prices, setup.profiles.pools)
 
 
 def finished(
@@ -113,7 +108,7 @@ def finished(
     """Close a run directory as finished; `began_s` is of `time.perf_counter`."""
     config = setup.config
     measured = directory.finish(
-        solo_tpot=solo_tpot(setup.profile, config.cluster), notes=setup.workload.notes, cost=cost
+        solo_tpot=setup.profiles.solo_tpot(), notes=setup.workload.notes, cost=cost
     )
     wall_s = time.perf_counter() - began_s
     return RunResult(config.policy.preset, config.seed, directory.path, measured.summary, wall_s)

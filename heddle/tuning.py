@@ -8,12 +8,13 @@ baseline.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal, TypeAlias
 
+from heddle.cluster_profiles import ClassProfile, ClusterProfiles, capacity_tokens, load_profiles
 from heddle.config import ClusterConfig, RunConfig
 from heddle.config_files import ConfigError
-from heddle.setup import Workspace, memory_profile, prepare
-from heddle.workload import capacity_tokens
+from heddle.setup import Workspace, prepare
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.policy import NoConsolidation, Policy
@@ -94,7 +95,7 @@ class Tuning:
         return tuple(made)
 
     def _label(self, cluster: ClusterConfig) -> str:
-        tps = cluster.tps.replace(", ", "+")
+        tps = cluster.tps.replace(" (", "@").replace(")", "").replace(", ", "+")
         several = len(self.numbers) > 1
         return f"tp{tps}/{cluster.max_running}" if several else f"tp{tps}"
 
@@ -119,15 +120,14 @@ def tuning(
     base = config.cluster
     if tps is None and slots is None:
         return Tuning(base=base, settings=(base,), swept=False)
-    profile = memory_profile(base)
-    degrees: Sequence[int | None] = (None,)
+    profiles = load_profiles(base, check_tp=False)
+    uniform: Sequence[ClusterConfig] = (base,)
     if tps is not None:
-        held = _degrees(config, profile, tps, workspace)
-        base = replace(base, mix=(), tp=base.tp if base.tp in held else held[0])
-        degrees = held
-    numbers = (base.max_running,) if slots is None else _slots(base, profile, slots)
+        uniform = _uniform(config, profiles, tps, workspace)
+        same = [c for c in uniform if _own_tps(c) == _own_tps(base)]
+        base = (same or uniform)[0]
+    numbers = (base.max_running,) if slots is None else _slots(base, profiles, slots)
     base = replace(base, max_running=max(numbers))
-    uniform = [base if tp is None else replace(base, tp=tp) for tp in degrees]
     return Tuning(
         base=base,
         settings=tuple(replace(c, max_running=n) for c in uniform for n in numbers),
@@ -135,10 +135,37 @@ def tuning(
     )
 
 
-def _degrees(
-    config: RunConfig, profile: Profile, tps: Choice, workspace: Workspace
-) -> tuple[int, ...]:
-    gpus, ranks = config.cluster.gpus, config.cluster.attention_dp
+def _uniform(
+    config: RunConfig, profiles: ClusterProfiles, tps: Choice, workspace: Workspace
+) -> tuple[ClusterConfig, ...]:
+    """The cluster with engines of each TP degree; of several classes, each with each."""
+    base = config.cluster
+    found = [_degrees(each, tps) for each in profiles.classes]
+    # What the widest engines cannot hold is refused, or dropped, for all settings alike.
+    widest = _with_tps(base, [max(degrees) for degrees in found])
+    largest = workspace.workload(replace(config, cluster=widest)).largest_tokens
+    held = [
+        _holding(each.profile, degrees, largest, tps)
+        for each, degrees in zip(profiles.classes, found, strict=True)
+    ]
+    return tuple(_with_tps(base, degrees) for degrees in product(*held))
+
+
+def _own_tps(cluster: ClusterConfig) -> list[int]:
+    return [each.tp for each in cluster.classes]
+
+
+def _with_tps(base: ClusterConfig, tps: Sequence[int]) -> ClusterConfig:
+    """The cluster with a TP degree for each class."""
+    if not base.pool:
+        return replace(base, mix=(), tp=tps[0])
+    pool = tuple(replace(pool, tp=tp) for pool, tp in zip(base.pool, tps, strict=True))
+    return replace(base, pool=pool)
+
+
+def _degrees(each: ClassProfile, tps: Choice) -> tuple[int, ...]:
+    """TP degrees to try on the GPUs of a class."""
+    profile, gpus, ranks = each.profile, each.cluster.gpus, each.cluster.attention_dp
     if tps == "best":
         degrees = tuple(tp for tp in profile.tps if gpus % (tp * ranks) == 0)
         if not degrees:
@@ -156,9 +183,13 @@ def _degrees(
                     f"tried: leave it out, or take another number of GPUs. Engines of different "
                     f"TP degrees side by side are cluster.mix"
                 )
-    # What the widest engines cannot hold is refused, or dropped, for all settings alike.
-    widest = replace(config.cluster, tp=max(degrees), mix=())
-    largest = workspace.workload(replace(config, cluster=widest)).largest_tokens
+    return degrees
+
+
+def _holding(
+    profile: Profile, degrees: Sequence[int], largest: int, tps: Choice
+) -> tuple[int, ...]:
+    """Those of the TP degrees whose engines hold the largest context."""
     small = [tp for tp in degrees if capacity_tokens(profile, tp) < largest]
     if small and tps != "best":
         raise ConfigError(
@@ -169,9 +200,13 @@ def _degrees(
     return tuple(tp for tp in degrees if tp not in small)
 
 
-def _slots(base: ClusterConfig, profile: Profile, slots: Choice) -> tuple[int, ...]:
+def _slots(base: ClusterConfig, profiles: ClusterProfiles, slots: Choice) -> tuple[int, ...]:
     if slots == "best":
-        largest = min(max(table.decode.batch) for table in profile.tables.values())
+        largest = min(
+            max(table.decode.batch)
+            for each in profiles.classes
+            for table in each.profile.tables.values()
+        )
         return tuple(sorted({base.max_running, *(n for n in SLOTS if n <= largest)}))
     numbers = _listed(slots, "numbers of running steps")
     for number in numbers:

@@ -24,13 +24,15 @@ class PolicyContext:
     pools: Mapping[str, int]
     """GPUs of each class."""
     shape: EngineShape
-    """Engines of the uniform plan that baselines use."""
+    """Engines of the uniform plan that baselines use, in the pool of its GPU class."""
     shape_choices: tuple[EngineShape, ...]
     """Shapes that a planner may mix; the model fits on each."""
     max_running: int
     """Slots of each engine: steps in its batch at once."""
     mix: tuple[EngineShape, ...] = ()
     """Engines of policies that do not plan, where they do not all have `shape`."""
+    other_shapes: tuple[EngineShape, ...] = ()
+    """What `shape` is in the pools of the other GPU classes, one for each."""
     cost: CostModel
     history: History | None = None
     """Statistics of earlier rollouts of this workload, if there were any."""
@@ -41,6 +43,15 @@ class PolicyContext:
     """Estimated seconds from the start of an engine until it is ready, while a rollout runs."""
     engine_start_s_by_shape: Mapping[EngineShape, float] = field(default_factory=dict)
     """The same for shapes where it is known, such as those of engines that are asleep."""
+
+    @property
+    def uniform(self) -> tuple[EngineShape, ...]:
+        """Engines of the uniform plan: as many as each pool has GPUs for."""
+        return tuple(
+            shape
+            for shape in (self.shape, *self.other_shapes)
+            for _ in range(self.pools.get(shape.gpu, 0) // max(shape.gpus, 1))
+        )
 
     def start_s(self, shape: EngineShape) -> float:
         """Estimated seconds until an engine of `shape` is ready."""

@@ -176,9 +176,9 @@ def limits_of(rollout: Rollout, cluster: ClusterConfig, folder: Path) -> Mapping
     """Proven bound and ideals of a rollout, in seconds."""
     shared = Workspace()
     config = RunConfig(trace=str(trace_of(rollout, folder)), cluster=cluster)
-    workload, profile = shared.workload(config), shared.profile(cluster)
-    bound = makespan_bound(workload, profile, cluster)
-    return {"bound_s": bound.makespan_s, **asdict(ideal_levels(workload, profile, cluster, bound))}
+    workload, profiles = shared.workload(config), shared.profiles(cluster)
+    bound = makespan_bound(workload, profiles, cluster)
+    return {"bound_s": bound.makespan_s, **asdict(ideal_levels(workload, profiles, cluster, bound))}
 
 
 def rows(planned_cell: PlannedCell, store: Store) -> list[Row]:

@@ -48,6 +48,13 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--model", "cluster.model", str, "Model; its profile must exist [qwen3-14b]"),
     ("--gpu", "cluster.gpu", str, "GPU class [h100]"),
     ("--gpus", "cluster.gpus", int, "GPUs in all, those of the engines of --tp [8]"),
+    (
+        "--pool",
+        "cluster.pool",
+        str,
+        "GPUs of a class, as h800:96 or h20:32:tp=2, in place of --gpu and --gpus; repeat it for "
+        "each class",
+    ),
     ("--tp", "cluster.tp", str, "TP degree of every engine, or one for each as 4,2,1,1 [1]"),
     (
         "--expert-parallel",
@@ -105,12 +112,19 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--cap-tool-s", "missing.cap_tool_s", float, "Cut longer tool calls to this [as recorded]"),
     ("--price", "prices", str, "Dollars of a GPU and hour, as h100=2.1 [those of `heddle prices`]"),
 )
-_REPEATED = ("--tool-pool", "--price")
+_REPEATED = ("--pool", "--tool-pool", "--price")
 _KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
 
 
 PLANNED = (
-    *("--model", "--gpu", "--gpus", "--max-running", "--predictor-model", "--history", "--price"),
+    "--model",
+    "--gpu",
+    "--gpus",
+    "--pool",
+    "--max-running",
+    "--predictor-model",
+    "--history",
+    "--price",
 )
 """Options of `CLUSTER` that matter to a plan, beside those for values that the trace lacks."""
 
@@ -145,7 +159,9 @@ def planned(verb: Verb) -> Verb:
 
 def looped(verb: Verb) -> Verb:
     """Add the SOURCES argument, `--set` and most options of `CLUSTER` to a verb."""
-    return _taking(verb, [flag for flag, *_ in CLUSTER if flag not in ("--failures", "--tp")])
+    return _taking(
+        verb, [flag for flag, *_ in CLUSTER if flag not in ("--failures", "--pool", "--tp")]
+    )
 
 
 def _taking(verb: Verb, flags: Sequence[str]) -> Verb:
@@ -207,6 +223,21 @@ def price(text: str) -> "ConfigSource":
     )
 
 
+def _pool(text: str) -> dict[str, Any]:
+    """Read a `--pool`.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    from heddle.config_files import ConfigError
+    from heddle.gpu_pools import read_pool
+
+    try:
+        return read_pool(text)
+    except ValueError as error:
+        raise ConfigError(f"--pool {error}") from None
+
+
 def degrees(engines: int | None, tps: str | None) -> dict[str, Any]:
     """Read `--engines` and `--tp` as keys of the cluster; GPUs follow from them."""
     from heddle.config_files import ConfigError
@@ -257,7 +288,8 @@ def take_config(
     for key, (name, value) in given.items():
         flag = "--" + name.rpartition("__")[2].replace("_", "-").replace("preset", "policy")
         listed = " ".join(value) if isinstance(value, tuple) else value
-        values.append(option_value(key, value, f"{flag} {listed}"))
+        taken = [_pool(text) for text in value] if key == "cluster.pool" else value
+        values.append(option_value(key, taken, f"{flag} {listed}"))
     values += [setting(text) for text in settings]
     text = "\n".join(f"# {p}\n{p.read_text(encoding='utf-8')}" for p in tomls) if tomls else None
     return resolve(values), text

@@ -1,6 +1,6 @@
 """Results as text on standard output."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import rich_click as click
@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 
 from heddle.cli.bars import Bar, draw_bars
+from heddle.cluster_profiles import ClusterProfiles
 from heddle.comparison import Comparison, PolicyResult
 from heddle.config import ClusterConfig
 from heddle.estimates import Estimate
@@ -18,8 +19,9 @@ from heddle.prices import RunCost
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.setup import RunSetup
-from heddle.simulation import RunResult, run_prices, setup_gpus
+from heddle.simulation import RunResult, run_prices
 from heddle.workload import Workload
+from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile
 
 WIDEST = 100_000
@@ -45,11 +47,11 @@ def comparison(result: Comparison) -> None:
     _head(
         cluster,
         result.workload,
-        result.profile,
+        result.profiles,
         result.history,
         result.bound,
         result.ideal,
-        prices=result.prices.text(result.gpus),
+        prices=result.prices.text(result.profiles.pools),
         engines=_tried(result) if result.tuning.swept else _engines(cluster),
     )
     baseline = result.best_baseline
@@ -162,11 +164,11 @@ def run_summary(result: RunResult, setup: RunSetup | None) -> None:
         _head(
             cluster,
             setup.workload,
-            setup.profile,
+            setup.profiles,
             setup.history,
             bound,
             ideal,
-            prices=run_prices(setup).text(setup_gpus(setup)),
+            prices=run_prices(setup).text(setup.profiles.pools),
             engines=_engines(cluster),
         )
         makespan_s = result.summary["makespan_s"]
@@ -179,22 +181,26 @@ def run_summary(result: RunResult, setup: RunSetup | None) -> None:
 
 def planned(plan: Planned) -> None:
     """Trace, cluster, the plan's inputs and result, and one row for each engine."""
-    problem, profile = plan.problem, plan.profile
+    problem = plan.problem
     facts = [f"{len(problem.trajectories):,} trajectories", *plan.fill.assumptions]
     click.echo(f"trace    {plan.trace.name}: {'; '.join(facts)}")
     click.echo(
-        f"cluster  {sum(problem.pools.values())} x {profile.gpu}, {profile.model}, "
-        f"TP {', '.join(map(str, sorted(shape.tp for shape in problem.by_shape)))}, "
+        f"cluster  {_hardware(problem.pools)}, {plan.profiles.model}, "
+        f"TP {_degrees(problem.by_shape, problem.pools)}, "
         f"{problem.max_running} running per engine"
     )
     if plan.left_out:
         click.echo(
-            f"left out TP {', '.join(map(str, plan.left_out))}: one engine does not hold the "
+            f"left out TP {_degrees(plan.left_out, problem.pools)}: one engine does not hold the "
             f"largest context, {plan.largest_tokens:,} tokens"
         )
     click.echo(f"history  {plan.history.name}")
     click.echo(f"knows    {_knowledge(plan)}")
-    mix = ", ".join(f"{count} x TP {tp}" for tp, count in plan.tp_mix.items())
+    several = len(problem.pools) > 1
+    mix = ", ".join(
+        f"{count} x {f'{shape.gpu} ' if several else ''}TP {shape.tp}"
+        for shape, count in plan.mix.items()
+    )
     click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
     click.echo(
         f"makespan {plan.solved.makespan_s:,.1f} s estimated; by the closed-form cost no plan of "
@@ -210,6 +216,14 @@ def planned(plan: Planned) -> None:
         whole = {k: round(v) if k.endswith("_tokens") and v else v for k, v in row.items()}
         table.add_row(*map(_number, whole.values()))
     show(table)
+
+
+def _degrees(shapes: Collection[EngineShape], pools: Mapping[str, int]) -> str:
+    """TP degrees of shapes; of several classes, each with its own."""
+    found = {gpu: sorted(shape.tp for shape in shapes if shape.gpu == gpu) for gpu in pools}
+    if len(found) == 1:
+        return ", ".join(map(str, *found.values()))
+    return "; ".join(f"{', '.join(map(str, tps))} ({gpu})" for gpu, tps in found.items() if tps)
 
 
 def _knowledge(plan: Planned) -> str:
@@ -271,7 +285,7 @@ def summaries(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
 def _head(
     cluster: ClusterConfig,
     work: Workload,
-    profile: Profile,
+    profiles: ClusterProfiles,
     history: HistorySource,
     bound: Bound,
     ideal: Ideal,
@@ -289,9 +303,11 @@ def _head(
         facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
     click.echo(f"trace    {work.trace.name}: {'; '.join(facts)}")
     click.echo(
-        f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, {engines}{_resources(cluster)}"
+        f"cluster  {_hardware(profiles.pools)}, {profiles.model}, {engines}{_resources(cluster)}"
     )
-    click.echo(f"profile  {_profile_line(profile, cluster.tp)}")
+    for each in profiles.classes:
+        of_class = f"{each.profile.gpu}: " if cluster.pool else ""
+        click.echo(f"profile  {of_class}{_profile_line(each.profile, each.cluster.tp)}")
     click.echo(f"history  {history.name}")
     click.echo(f"prices   {prices}")
     tools = f", tools {bound.tools_s:,.1f} s" if cluster.tool_capacity else ""
@@ -303,6 +319,11 @@ def _head(
         f"ideal    clairvoyant fluid schedule {ideal.fluid_s:,.1f} s, equal progress "
         f"{ideal.equal_progress_s:,.1f} s; neither is a proven bound\n"
     )
+
+
+def _hardware(pools: Mapping[str, int]) -> str:
+    """GPUs of each class."""
+    return " + ".join(f"{gpus} x {gpu}" for gpu, gpus in pools.items())
 
 
 def _resources(cluster: ClusterConfig) -> str:

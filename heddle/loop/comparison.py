@@ -15,7 +15,7 @@ from heddle.loop.result import LoopComparison, RegimeResult, plans
 from heddle.loop.setup import LoopSetup, loop_core, prepare_loop
 from heddle.objective import Objective, check_objective
 from heddle.runs import files, open_run
-from heddle.setup import Workspace, solo_tpot
+from heddle.setup import Workspace
 from heddle.signals import StopSignals
 from heddle.workload import CapacityError
 from heddle_core.controller import Controller
@@ -205,7 +205,7 @@ def run_loop_into(
         steps = [step.plain() for step in figures.split]
         files.write_json(directory.path / files.RL_STEPS, {"steps": steps})
         directory.finish(
-            solo_tpot=solo_tpot(setup.run.profile, setup.config.run.cluster),
+            solo_tpot=setup.run.profiles.solo_tpot(),
             notes={
                 **setup.run.workload.notes,
                 **setup.prices.cost(setup.gpus_by_class, figures.duration_s).plain(),

@@ -79,6 +79,11 @@ class LoopConfig:
     def __post_init__(self) -> None:
         _require(bool(self.regimes), "--regimes names no regime")
         _require(
+            not self.run.cluster.pool,
+            "cluster.pool: the engines of a loop have GPUs of one class, which its trainer takes "
+            "its own from: give --gpu and --gpus in place of pools",
+        )
+        _require(
             2 <= self.steps <= MOST_STEPS,
             f"--steps must be 2 to {MOST_STEPS:,}: the first is not measured",
         )

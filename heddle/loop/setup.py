@@ -10,7 +10,7 @@ from heddle.loop.config import LoopConfig
 from heddle.loop.data import EPOCH, DataSet, check_recorded
 from heddle.loop.layout import fitting_layout
 from heddle.loop.measure import LoopFigures, ServiceFigures, TrainedSample
-from heddle.prices import Prices, gpus_of, prices_of
+from heddle.prices import Prices, prices_of
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import CapacityError
 from heddle_core.controller import Controller
@@ -76,10 +76,7 @@ class LoopSetup:
     @property
     def gpus_by_class(self) -> Mapping[str, int]:
         """`gpus` by class: the trainer, rewards and a hybrid pool have that of the engines."""
-        engines = dict(gpus_of(self.config.run.cluster, self.run.profile))
-        others = self.gpus - sum(engines.values())
-        engines[self.run.profile.gpu] = engines.get(self.run.profile.gpu, 0) + others
-        return engines
+        return {self.run.profile.gpu: self.gpus}
 
     def bound_s(self, trained: Sequence[TrainedSample], figures: LoopFigures) -> float:
         """Seconds in which no loop can train these samples, whatever its regime.
@@ -91,7 +88,7 @@ class LoopSetup:
         """
         scripts = Scripts.of([self.data.script(each.group, each.number) for each in trained])
         workload = replace(self.run.workload, scripts=scripts, trajectories=len(scripts))
-        bound = makespan_bound(workload, self.run.profile, self.config.run.cluster)
+        bound = makespan_bound(workload, self.run.profiles, self.config.run.cluster)
         size = self.regime.groups * self.regime.samples
         training_s = sum(
             self.world.train_s(self._tokens(trained[first : first + size]), False)
@@ -181,7 +178,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
         data=data,
         layout=layout,
         update=update,
-        prices=prices_of(config.run.prices, gpus_of(cluster, run.profile)),
+        prices=prices_of(config.run.prices, run.profiles.pools),
         world=_world(config, data, file.training, layout, regime, update),
     )
 

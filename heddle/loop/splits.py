@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from heddle.cluster_profiles import memory_profile
 from heddle.config_files import ConfigError
 from heddle.loop.config import LoopConfig
-from heddle.setup import memory_profile
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 """Of all GPUs, that the trainer is tried with."""

@@ -11,26 +11,29 @@ the simulator can beat either (docs/run-directory.md spells them out):
   weight `w` in 0..1. Since ``c <= kv``, the KV capacity, the shares add up to at most the cost. So
   a token at context `c_i` costs at least the minimum of these lines over TP degrees and batch
   sizes, and the work of all tokens, divided by the GPUs, bounds the makespan. `w` is chosen, once
-  for all, to make the bound largest.
+  for all, to make the bound largest. With GPUs of several classes each class has a *price* of a
+  GPU-second: no run pays more than what all GPUs cost until its makespan, so the least that all
+  tokens cost, divided by what all GPUs cost in a second, bounds the makespan for any prices.
 
 A minimum of lines is concave, so between knots its chord lies below it: sums over contexts are
 taken from chords and stay lower bounds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from heddle.runs.demand import (
     Demand,
+    Prices,
     demand,
     knots,
     prefill_alone_s,
     prefill_gpu_s,
     running_sums,
 )
-from heddle.runs.tables import Floats
+from heddle.runs.tables import Floats, Ints
 from heddle_sim.latency import LatencyTable
 from heddle_trace.schema import TrajectoryScript
 
@@ -52,16 +55,16 @@ def lower_bound(
     scripts: Sequence[TrajectoryScript],
     tables: Sequence[LatencyTable],
     *,
-    gpus: int,
+    pools: Mapping[str, int],
     max_running: int,
     tool_capacity: int | None = None,
 ) -> Bound:
-    """Bound the makespan of `scripts` on `gpus`; one table for each TP degree that is allowed."""
+    """Bound the makespan of `scripts` on the GPUs of `pools`; one table for each allowed shape."""
     assert scripts, "a trace has at least one trajectory"
     assert tables, "a profile has at least one TP degree"
     work = demand(scripts)
     solo = _solo_s(work, tables, max_running)
-    capacity = max(float(_gpu_s(work, tables, max_running, weight)) / gpus for weight in WEIGHTS)
+    capacity, _ = dearest(work, tables, pools, max_running)
     tools = float(work.tool_s.sum()) / tool_capacity if tool_capacity else 0.0
     return Bound(
         makespan_s=max(solo, capacity, tools), solo_s=solo, capacity_s=capacity, tools_s=tools
@@ -79,8 +82,68 @@ def _solo_s(work: Demand, tables: Sequence[LatencyTable], max_running: int) -> f
     return float((work.arrival_s + work.per_trajectory(seconds)).max())
 
 
-def _gpu_s(work: Demand, tables: Sequence[LatencyTable], max_running: int, weight: float) -> float:
-    """GPU-seconds of all tokens at their cheapest."""
+def dearest(
+    work: Demand, tables: Sequence[LatencyTable], pools: Mapping[str, int], max_running: int
+) -> tuple[float, Prices]:
+    """The capacity bound in seconds, and the prices of the classes at which it is largest.
+
+    A minimum of costs at prices is concave in the prices, so that the bound has one maximum along
+    each of them.
+    """
+    best_s, best = 0.0, dict.fromkeys(pools, 1.0)
+    at = knots(work.largest_context)
+    for weight in WEIGHTS:
+        lowest = {
+            gpu: _gpu_s([t for t in tables if t.gpu == gpu], max_running, weight, at)
+            for gpu in pools
+            if any(t.gpu == gpu for t in tables)
+        }
+
+        def bound_s(prices: Prices, lowest: Mapping[str, Floats] = lowest) -> float:
+            cheapest = np.min([prices[gpu] * line for gpu, line in lowest.items()], axis=0)
+            decode = running_sums(at, cheapest)
+            tokens = float((decode[work.last] - decode[work.prompt]).sum())
+            paid = tokens + prefill_gpu_s(work, tables, prices)
+            return paid / sum(prices[gpu] * pools[gpu] for gpu in lowest)
+
+        found_s, prices = _largest(bound_s, best)
+        if found_s > best_s:
+            best_s, best = found_s, prices
+    return best_s, best
+
+
+_PRICES_APART = 64.0
+"""The price of a class is between this share of the first class's and so many times it."""
+
+_GOLDEN = 0.5 * (5.0**0.5 - 1.0)
+_NARROWINGS = 16
+"""Of the interval that holds the logarithm of a price: to 0.4 %."""
+
+
+def _largest(bound_s: Callable[[Prices], float], begin: Prices) -> tuple[float, dict[str, float]]:
+    """The largest bound over the prices of all classes but the first, one after another."""
+    best, best_s = dict(begin), bound_s(begin)
+    for gpu in list(begin)[1:]:
+        low, high = -np.log(_PRICES_APART), np.log(_PRICES_APART)
+        near = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        tried = [bound_s({**best, gpu: float(np.exp(x))}) for x in near]
+        for _ in range(_NARROWINGS):
+            for x, found_s in zip(near, tried, strict=True):
+                if found_s > best_s:
+                    best, best_s = {**best, gpu: float(np.exp(x))}, found_s
+            if tried[0] >= tried[1]:
+                high = near[1]
+                near = high - _GOLDEN * (high - low), near[0]
+                tried = [bound_s({**best, gpu: float(np.exp(near[0]))}), tried[0]]
+            else:
+                low = near[0]
+                near = near[1], low + _GOLDEN * (high - low)
+                tried = [tried[1], bound_s({**best, gpu: float(np.exp(near[1]))})]
+    return best_s, best
+
+
+def _gpu_s(tables: Sequence[LatencyTable], max_running: int, weight: float, at: Ints) -> Floats:
+    """Fewest GPU-seconds of a token at each context of `at`, on engines of these tables."""
     base, slope = [], []
     for table in tables:
         b = _column(table.base_s, max_running)[1:]
@@ -88,9 +151,7 @@ def _gpu_s(work: Demand, tables: Sequence[LatencyTable], max_running: int, weigh
         base.append(table.gpus * weight * b / batch)
         per_context = _column(table.per_context_s, max_running)[1:]
         slope.append(table.gpus * (per_context + (1.0 - weight) * b / table.kv_capacity_tokens))
-    decode = _sums(np.concatenate(base), np.concatenate(slope), work.largest_context)
-    tokens = float((decode[work.last] - decode[work.prompt]).sum())
-    return tokens + prefill_gpu_s(work, tables)
+    return _lowest(np.concatenate(base), np.concatenate(slope), at)
 
 
 def _column(values: Sequence[float], max_running: int) -> Floats:
@@ -101,7 +162,12 @@ def _column(values: Sequence[float], max_running: int) -> Floats:
 def _sums(base: Floats, slope: Floats, limit: int) -> Floats:
     """Running sums over c = 0..limit of a value at most ``min(base + slope * c)``."""
     at = knots(limit)
+    return running_sums(at, _lowest(base, slope, at))
+
+
+def _lowest(base: Floats, slope: Floats, at: Ints) -> Floats:
+    """``min(base + slope * c)`` at contexts `at`."""
     lowest = np.full(len(at), np.inf)
     for b, s in zip(base, slope, strict=True):
         np.minimum(lowest, b + s * at, out=lowest)
-    return running_sums(at, lowest)
+    return lowest

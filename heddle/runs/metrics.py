@@ -4,7 +4,7 @@ Nothing is measured while a run goes on: the same journal gives the same figures
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,8 +25,8 @@ from heddle.runs.tables import (
     union_s,
 )
 
-SoloTpot: TypeAlias = Callable[[int, Floats], Floats]
-"""Seconds per token of a step that runs alone, from TP degree and tokens of context."""
+SoloTpot: TypeAlias = Callable[[str, int, Floats], Floats]
+"""Seconds per token of a step that runs alone, from GPU class, TP degree and tokens of context."""
 
 OUTCOMES = ("completed", "truncated", "failed", "cancelled")
 MIN_TPOT_TOKENS = 16
@@ -56,8 +56,8 @@ def measure(
     """Cut a journal into tables and sum them up.
 
     `solo_tpot` is what the interference factor compares with; without it, the best time per token
-    that the run itself saw at the same TP degree. `on_steps` gets the rows of the steps, in parts.
-    A journal of columns that a writer kept is used up.
+    that the run itself saw on the same GPU class and TP degree. `on_steps` gets the rows of the
+    steps, in parts. A journal of columns that a writer kept is used up.
 
     Raises:
         MetricsError: arrived trajectories are not completed, truncated, failed or cancelled.
@@ -188,9 +188,10 @@ def _speed(
     """Time per output token, interference, and reuse of prefixes."""
     decode_s, intervals = sample["decode_s"], sample["intervals"]
     tpot_s = decode_s / intervals
-    tp_of = np.zeros(len(journal.words("engine")), np.int64)
-    tp_of[engines["engine"]] = engines["tp"]
-    alone_s = _alone_s(sample, tp_of[sample["decoded_at"]], tpot_s, solo_tpot) * intervals
+    kinds = list(dict.fromkeys(engines["kind"]))
+    kind_of = np.zeros(len(journal.words("engine")), np.int64)
+    kind_of[engines["engine"]] = [kinds.index(kind) for kind in engines["kind"]]
+    alone_s = _alone_s(sample, kinds, kind_of[sample["decoded_at"]], tpot_s, solo_tpot) * intervals
     return {
         **_spread("tpot", tpot_s * 1e3, "_ms"),
         "interference_factor": _share(decode_s.sum(), alone_s.sum()),
@@ -202,14 +203,21 @@ def _speed(
     }
 
 
-def _alone_s(sample: Columns, tps: Ints, tpot_s: Floats, solo_tpot: SoloTpot | None) -> Floats:
+def _alone_s(
+    sample: Columns,
+    kinds: Sequence[tuple[str, int]],
+    decoded_at: Ints,
+    tpot_s: Floats,
+    solo_tpot: SoloTpot | None,
+) -> Floats:
     """Seconds per token of each dispatch of two tokens or more, had it run alone."""
     long = sample["intervals"] >= MIN_TPOT_TOKENS - 1
     alone = np.zeros(len(tpot_s))
-    for tp in np.unique(tps).tolist():
-        here = tps == tp
+    for number in np.unique(decoded_at).tolist():
+        here = decoded_at == number
         if solo_tpot is not None:
-            alone[here] = solo_tpot(tp, sample["context_tokens"][here])
+            gpu, tp = kinds[number]
+            alone[here] = solo_tpot(gpu, tp, sample["context_tokens"][here])
         else:
             best = tpot_s[here & long] if (here & long).any() else tpot_s[here]
             alone[here] = best.min()

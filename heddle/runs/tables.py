@@ -36,7 +36,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
     ),
     "TrajectoryFinished": ("seq", "time_s", "trajectory", "outcome"),
     "MigrationFinished": ("trajectory", "ok", "kv_tokens"),
-    "EngineReady": ("time_s", "engine", "tp"),
+    "EngineReady": ("time_s", "engine", "gpu", "tp"),
     "EngineStopped": ("seq", "time_s", "engine"),
     "EngineFailed": ("seq", "time_s", "engine", "payload"),
     "Predicted": ("seq", "trajectory", "step"),
@@ -330,13 +330,16 @@ def to_arrow(journal: Journal, columns: Columns) -> pa.Table:
 
 
 def engine_facts(journal: Journal) -> Mapping[str, Any]:
-    """For each engine that was ready: its code, TP degree, and from when to when it lived."""
+    """For each engine that was ready: its code, GPU class and TP degree, and when it lived."""
     ready, gone = journal.of("EngineReady"), journal.of("EngineStopped", "EngineFailed")
-    code = ready.codes("engine")
+    code, tps = ready.codes("engine"), ready.ints("tp")
+    words = journal.words("gpu")
+    classes = [words[k] if k >= 0 else "" for k in ready.codes("gpu").tolist()]
     until = dict(zip(gone.codes("engine").tolist(), gone.floats("time_s"), strict=True))
     return {
         "engine": code,
-        "tp": ready.ints("tp"),
+        "kind": list(zip(classes, tps.tolist(), strict=True)),
+        "tp": tps,
         "ready_s": ready.floats("time_s"),
         "gone_s": np.array([until.get(c, np.inf) for c in code.tolist()], np.float64),
     }

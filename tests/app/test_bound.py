@@ -61,7 +61,9 @@ def script(name: str, *steps: tuple[int, int, int, float], at: float = 0.0) -> T
 
 def test_solo_is_prefill_decode_and_tools_of_the_longest():
     one = script("a", (50, 0, 11, 2.0), (80, 60, 21, 0.0))
-    bound = lower_bound([one, script("b", (10, 0, 5, 0.0))], [plain()], gpus=4, max_running=16)
+    bound = lower_bound(
+        [one, script("b", (10, 0, 5, 0.0))], [plain()], pools={"g": 4}, max_running=16
+    )
     # Two prefill iterations of 10 ms and 50 + 20 tokens at 1 ms; 10 + 20 more tokens at 10 ms.
     assert bound.solo_s == pytest.approx(0.02 + 0.070 + 0.300 + 2.0)
 
@@ -69,7 +71,7 @@ def test_solo_is_prefill_decode_and_tools_of_the_longest():
 def test_solo_counts_from_the_first_arrival():
     late = script("a", (1, 0, 1, 1.0), at=107.0)
     bound = lower_bound(
-        [script("b", (1, 0, 1, 0.0), at=100.0), late], [plain()], gpus=1, max_running=1
+        [script("b", (1, 0, 1, 0.0), at=100.0), late], [plain()], pools={"g": 1}, max_running=1
     )
     assert bound.solo_s == pytest.approx(7.0 + 1.0 + 0.010 + 0.001)
 
@@ -77,14 +79,14 @@ def test_solo_counts_from_the_first_arrival():
 def test_solo_takes_the_fastest_tp_degree():
     one = [script("a", (1, 0, 1001, 0.0))]
     tables = [plain(1), plain(4)]
-    assert lower_bound(one, tables, gpus=4, max_running=16).solo_s == pytest.approx(
+    assert lower_bound(one, tables, pools={"g": 4}, max_running=16).solo_s == pytest.approx(
         1000 * 0.005 + 0.005 + 0.001
     )
 
 
 def test_capacity_shares_an_iteration_among_the_largest_batch():
     many = [script(str(i), (1, 0, 101, 0.0)) for i in range(64)]
-    bound = lower_bound(many, [plain(kv_tokens=10**9), plain(4)], gpus=4, max_running=16)
+    bound = lower_bound(many, [plain(kv_tokens=10**9), plain(4)], pools={"g": 4}, max_running=16)
     # 6,400 decode tokens at 10 ms / 16 and 64 prompt tokens at 1 ms, all at TP 1, on 4 GPUs.
     assert bound.capacity_s == pytest.approx((6400 * 0.010 / 16 + 64 * 0.001) / 4, rel=1e-3)
     assert bound.makespan_s == max(bound.solo_s, bound.capacity_s)
@@ -93,8 +95,8 @@ def test_capacity_shares_an_iteration_among_the_largest_batch():
 def test_the_capacity_bound_counts_long_contexts_that_cannot_share_an_engine():
     # Each holds more than half of the KV, so no two run together: 10 ms a token, not 10 / 16.
     long = [script(str(i), (2500, 0, 101, 0.0)) for i in range(8)]
-    loose = lower_bound(long, [plain(kv_tokens=10**9)], gpus=1, max_running=16)
-    tight = lower_bound(long, [plain(kv_tokens=4096)], gpus=1, max_running=16)
+    loose = lower_bound(long, [plain(kv_tokens=10**9)], pools={"g": 1}, max_running=16)
+    tight = lower_bound(long, [plain(kv_tokens=4096)], pools={"g": 1}, max_running=16)
     assert loose.capacity_s == pytest.approx(8 * (100 * 0.010 / 16 + 2.5), rel=1e-3)
     assert tight.capacity_s > 8 * (100 * 0.010 * 0.6 + 2.5)
     assert tight.capacity_s < 8 * (100 * 0.010 + 2.5)
@@ -102,14 +104,16 @@ def test_the_capacity_bound_counts_long_contexts_that_cannot_share_an_engine():
 
 def test_the_prompt_of_a_group_is_prefilled_once():
     group = [replace(script(str(i), (1000, 0, 1, 0.0)), group="g") for i in range(8)]
-    assert lower_bound(group, [plain()], gpus=1, max_running=16).capacity_s == pytest.approx(1.0)
+    assert lower_bound(
+        group, [plain()], pools={"g": 1}, max_running=16
+    ).capacity_s == pytest.approx(1.0)
 
 
 def test_limited_tools_bound_the_makespan_too():
     tools = [script(str(i), (1, 0, 1, 30.0)) for i in range(10)]
-    bound = lower_bound(tools, [plain()], gpus=8, max_running=16, tool_capacity=2)
+    bound = lower_bound(tools, [plain()], pools={"g": 8}, max_running=16, tool_capacity=2)
     assert bound.tools_s == bound.makespan_s == pytest.approx(150.0)
-    assert lower_bound(tools, [plain()], gpus=8, max_running=16).tools_s == 0.0
+    assert lower_bound(tools, [plain()], pools={"g": 8}, max_running=16).tools_s == 0.0
 
 
 @st.composite
@@ -158,7 +162,7 @@ def test_no_simulated_run_beats_the_bound(
     gpus = 4
     tools = data.draw(st.sampled_from([None, 1, 3]))
     bound = lower_bound(
-        work, list(by_tp.values()), gpus=gpus, max_running=slots, tool_capacity=tools
+        work, list(by_tp.values()), pools={"g": gpus}, max_running=slots, tool_capacity=tools
     )
     cost = StepCost(t0_s=0.01, t1_s=0.0, t2_s=0.0, prefill_s=1e-5, kv_capacity_tokens=3000)
     by_shape = {EngineShape("g", tp): cost for tp in (1, 2)}

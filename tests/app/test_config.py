@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from heddle.cli.options import CLUSTER
+from heddle.cluster_profiles import load_profiles
 from heddle.config import ClusterConfig, RunConfig
 from heddle.config_files import (
     ConfigError,
@@ -17,7 +18,7 @@ from heddle.config_files import (
     setting,
     to_builtins,
 )
-from heddle.setup import load_cluster_profile, simulation_config
+from heddle.setup import simulation_config
 from heddle_compiled import in_force
 from heddle_core.defaults import ENGINE_START_S, REPORT_DELAY_S, REPORT_INTERVAL_S, SPARE_SLOTS
 from heddle_core.ids import EngineShape
@@ -120,7 +121,7 @@ def test_the_driver_has_the_same_defaults():
 
 def test_the_table_of_an_engine_covers_its_spare_slots():
     cluster = ClusterConfig(gpus=1, max_running=600)
-    table = simulation_config(cluster, load_cluster_profile(cluster)).table(EngineShape("h100", 1))
+    table = simulation_config(cluster, load_profiles(cluster)).table(EngineShape("h100", 1))
     assert len(table.base_s) - 1 >= cluster.max_running + SPARE_SLOTS
 
 

@@ -6,19 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from heddle.cluster_profiles import capacity_tokens, load_cluster_profile, memory_profile
 from heddle.comparison import compare
 from heddle.config import ClusterConfig, PolicyConfig, RunConfig, RuntimeConfig
 from heddle.engines import engine_facts
-from heddle.setup import (
-    STANDBY_START_S,
-    Workspace,
-    load_cluster_profile,
-    memory_profile,
-    prepare,
-)
+from heddle.setup import STANDBY_START_S, Workspace, prepare
 from heddle.simulation import simulate
 from heddle.tuning import tuning
-from heddle.workload import capacity_tokens
 from heddle_core.ids import EngineShape
 from heddle_runtime.vllm.checks import EngineSetupError
 from heddle_sim.profile_files import ProfileError

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from heddle import knowledge, setup
+from heddle import cluster_profiles, knowledge, setup
 from heddle.comparison import compare
 from heddle.config import MissingConfig, PolicyConfig, RunConfig
 from heddle.setup import KEPT_INPUTS, Workspace, prepare
 from heddle.simulation import simulate
 
-READS = ((setup, "read_trace"), (setup, "complete"), (setup, "load_profile"))
+READS = ((setup, "read_trace"), (setup, "complete"), (cluster_profiles, "load_profile"))
 READS += ((knowledge, "read_prior"), (knowledge, "read_artefact"))
 
 

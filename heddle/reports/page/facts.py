@@ -111,7 +111,7 @@ def _how(run: Run) -> dict[str, str]:
         **({"regime": loop["regime"]} if loop else {}),
         "policy": manifest["policy"],
         "seed": str(manifest["seed"]),
-        "cluster": f"{cluster.gpus} x {world.get('gpu', cluster.gpu)}",
+        "cluster": f"{cluster.gpus} x {world['gpu']}" if "gpu" in world else cluster.hardware,
         "dollars of a GPU and hour": ", ".join(
             f"{gpu} {dollars:g}" for gpu, dollars in config.prices.items()
         )
