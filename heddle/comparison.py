@@ -18,8 +18,8 @@ from heddle.config_files import ConfigError
 from heddle.estimates import Estimate, estimate
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
 from heddle.knowledge import HistorySource
-from heddle.objective import Objective, check_objective, objective_value
-from heddle.prices import Prices, RunCost, prices_of
+from heddle.objective import Objective, objective_value, prices_for
+from heddle.prices import Prices, RunCost
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
@@ -223,35 +223,29 @@ def compare(
 
     `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
     ``best``. Policies without a planner run at all combinations; others once, as `config` says.
-    `objective` says which setting of a policy is its best, and how policies rank.
+    `objective` ranks settings of a policy, and policies.
 
     Raises:
-        ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs; a
-            setting that cannot be tried; an unknown GPU class with a price; to rank by cost, one
-            without.
+        ConfigError: no policy, one named twice, an absurd number of seeds or jobs, a setting that
+            cannot be tried, a price of an unknown class; to rank by cost, a class without one.
         ValueError: any other of the packages' errors for bad input, before the first run.
         OSError: a run directory cannot be written.
         WorkerError: a process of `jobs` was killed.
-        KeyboardInterrupt: a signal ended the run; unfinished runs are marked interrupted. More
-            signals change nothing.
+        KeyboardInterrupt: a signal; unfinished runs are marked interrupted, and more do nothing.
     """
     _check(policies, seeds, config.seed, jobs)
     shared = Workspace()
     settings = tuning(config, tps=tps, slots=slots, workspace=shared)
     config = replace(config, cluster=settings.base)
-    first, profiles = shared.workload(config), shared.profiles(config.cluster)
-    prices = prices_of(config.prices, profiles.pools)
-    check_objective(objective, prices, profiles.pools)
+    first, profiles = shared.workload(config), shared.profiles(settings.base)
+    prices = prices_for(objective, config.prices, profiles.pools)
     variants = settings.variants(config, policies, shared)
-    bound, ideal = _limits(replace(config, cluster=settings.base), shared, seeds)
+    bound, ideal = _limits(config, shared, seeds)
     # By seed first: the trace is filled in once for all policies.
     planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
     configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
     steps = sum(len(script.steps) for script in first.scripts)
-    processes = jobs if jobs is not None else useful_processes(len(configs), steps * len(configs))
-    executor: Executor[Workspace] = (
-        InProcess(shared) if processes == 1 else Processes(processes, shared)
-    )
+    executor = _executor(jobs, len(configs), steps, shared)
     one = partial(_simulate, asleep=config.cluster.standby_tp, out=out, config_text=config_text)
     names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
     watch = None if on_progress is None else lambda finished: on_progress(names, finished, total)
@@ -277,6 +271,12 @@ def compare(
         ideal=ideal,
         policies=policy_results(variants, by_seed, bound, ideal, objective),
     )
+
+
+def _executor(jobs: int | None, runs: int, steps: int, shared: Workspace) -> Executor[Workspace]:
+    """`jobs` processes; None: as many as `runs` of so many steps each make useful."""
+    processes = useful_processes(runs, steps * runs) if jobs is None else jobs
+    return InProcess(shared) if processes == 1 else Processes(processes, shared)
 
 
 def _simulate(

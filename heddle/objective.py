@@ -1,10 +1,10 @@
 """What comparisons and plans rank by: time or money."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, TypeAlias
 
 from heddle.config_files import ConfigError
-from heddle.prices import Prices
+from heddle.prices import Prices, prices_of
 
 Objective: TypeAlias = Literal["makespan", "cost"]
 """`makespan`: seconds of a rollout, or of an RL step. `cost`: dollars of a rollout, or of the same
@@ -17,6 +17,17 @@ def objective_value(objective: Objective, *, seconds: float, dollars: float | No
         return seconds
     assert dollars is not None, "check_objective comes first"
     return dollars
+
+
+def prices_for(objective: Objective, own: Mapping[str, float], gpus: Collection[str]) -> Prices:
+    """Prices of runs that are ranked by an objective; `own` as of `heddle.prices.prices_of`.
+
+    Raises:
+        ConfigError: an own price is of an unknown class; to rank by cost, a class has no price.
+    """
+    prices = prices_of(own, gpus)
+    check_objective(objective, prices, gpus)
+    return prices
 
 
 def check_objective(objective: Objective, prices: Prices, gpus: Iterable[str]) -> None:

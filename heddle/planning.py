@@ -20,9 +20,9 @@ from heddle.cluster_profiles import (
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.knowledge import HistorySource, extras, model_used
-from heddle.objective import Objective, check_objective
+from heddle.objective import Objective, prices_for
 from heddle.plugins import load_part
-from heddle.prices import Prices, RunCost, prices_of
+from heddle.prices import Prices, RunCost
 from heddle.setup import Workspace
 from heddle.workload import CapacityError, filled_counts
 from heddle_core.estimate.ordered import Cost
@@ -147,23 +147,17 @@ def plan(
 
     Raises:
         ConfigError: the portfolio with another cost than its own, no predictor of this name, or a
-            history or a model made from the trace itself; an unknown GPU class with a price; with
-            objective cost, a GPU class without one.
+            history or a model made from the trace itself; a wrong price, or to rank by cost, none.
         CapacityError: no TP degree holds the largest context of the trace.
         ValueError: any other of the packages' errors for bad input.
     """
-    if planner == "portfolio" and cost != "context":
-        raise ConfigError(
-            f"--cost {cost} goes with --planner exact, anneal or libra-dp: the portfolio tries "
-            "plans of both costs and judges them by simulation"
-        )
+    _check_planner(planner, cost)
     cluster = config.cluster
     shared = Workspace() if workspace is None else workspace
     trace = shared.trace(config.trace)
     scripts, fill = shared.completed(config)
     profiles = load_profiles(cluster, check_tp=False)
-    prices = prices_of(config.prices, profiles.pools)
-    check_objective(objective, prices, profiles.pools)
+    prices = prices_for(objective, config.prices, profiles.pools)
     largest_tokens = int(scripts.largest_context().max())
     found = [_choices(each, largest_tokens) for each in profiles.classes]
     shapes, left_out = (tuple(chain.from_iterable(each)) for each in zip(*found, strict=True))
@@ -206,6 +200,14 @@ def plan(
         prices=prices,
         objective=objective,
     )
+
+
+def _check_planner(planner: Solver, cost: Cost) -> None:
+    if planner == "portfolio" and cost != "context":
+        raise ConfigError(
+            f"--cost {cost} goes with --planner exact, anneal or libra-dp: the portfolio tries "
+            "plans of both costs and judges them by simulation"
+        )
 
 
 def _choices(

@@ -19,12 +19,14 @@ from heddle.prices import RunCost
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.setup import RunSetup
-from heddle.simulation import RunResult, run_prices
+from heddle.simulation import RUN_KEYS, RunResult, run_prices
 from heddle.workload import Workload
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile
 
 WIDEST = 100_000
+WHY = tuple(key for key in RUN_KEYS if key not in ("makespan_s", "throughput_tok_s"))
+"""Figures of a run that say why it is fast or slow."""
 COST_COLUMNS = ("GPU-hours", "$")
 PIPED_WIDTH = 160
 """Columns if there is no terminal, so that a table in a file is not folded."""
@@ -67,12 +69,7 @@ def comparison(result: Comparison) -> None:
         "of bound",
         "of fluid",
         "of equal progress",
-        "queueing_p99_s",
-        "tpot_mean_ms",
-        "prefix_hit",
-        "utilisation",
-        "migrations",
-        "preemptions",
+        *WHY,
     )
     for p in result.best:
         mine = [run.summary for run in p.runs]
@@ -87,17 +84,20 @@ def comparison(result: Comparison) -> None:
             f"{p.bound_fraction:.2f}",
             f"{p.fluid_fraction:.2f}",
             f"{p.equal_progress_fraction:.2f}",
-            *(
-                _number(_over_seeds(mine, key))
-                for key in ("queueing_p99_s", "tpot_mean_ms", "prefix_hit", "utilisation")
-            ),
-            *(_number(_over_seeds(mine, key)) for key in ("migrations", "preemptions")),
+            *(_number(_over_seeds(mine, key)) for key in WHY),
         )
     show(table)
     if baseline:
         click.echo(f"best baseline: {baseline.policy}")
     if len(result.ranking) > 1:
         click.echo(f"ranking by {result.objective}: {', '.join(p.policy for p in result.ranking)}")
+    _runs(result)
+    bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
+    draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
+
+
+def _runs(result: Comparison) -> None:
+    """Where the runs are that the table has means of."""
     shown = [run for p in result.best for run in p.runs]
     if len(shown) > len(result.best):
         click.echo(
@@ -109,8 +109,6 @@ def comparison(result: Comparison) -> None:
         click.echo(f"  {run.path.name}")
     if len(result.runs) > len(shown):
         click.echo(f"  and {len(result.runs) - len(shown):,} at other settings")
-    bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
-    draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
 
 
 def _engines(cluster: ClusterConfig) -> str:

@@ -11,6 +11,7 @@ import pytest
 from heddle.comparison import PolicyResult, compare, policy_results
 from heddle.config import ClusterConfig, RunConfig
 from heddle.config_files import ConfigError, ConfigSource, resolve
+from heddle.gpu_pools import PoolConfig
 from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig
 from heddle.loop.plan import plan_loop
@@ -140,6 +141,17 @@ def test_a_comparison_has_mean_gpu_hours_and_dollars_of_each_policy(
         assert row["dollars"] == pytest.approx(2.7 * hours)
     means = {row["policy"]: row["makespan_s"]["mean"] for row in plain["policies"]}
     assert plain["ranking"] == sorted(means, key=lambda name: means[name])
+
+
+def test_pools_of_several_classes_pay_each_class_its_price(trace: Path, tmp_path: Path):
+    pools = (PoolConfig(gpu="h100", gpus=2), PoolConfig(gpu="l40s", gpus=4))
+    cluster = ClusterConfig(model="qwen3-8b", pool=pools, max_running=2)
+    found = compare(RunConfig(trace=str(trace), cluster=cluster), ["verl"], out=tmp_path / "runs")
+    (row,) = found.plain()["policies"]
+    hours = row["makespan_s"]["mean"] / 3600
+    assert row["gpu_hours"] == pytest.approx(6 * hours)
+    assert row["dollars"] == pytest.approx((2 * 2.7 + 4 * 0.8) * hours)
+    assert found.plain()["prices"] == {"h100": 2.7, "l40s": 0.8}
 
 
 def test_a_plan_has_gpu_hours_and_dollars_of_its_estimate(config: RunConfig):
