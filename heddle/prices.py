@@ -77,16 +77,20 @@ class Prices:
         return replace(config, prices={**self.own, **found})
 
     def text(self, gpus: Iterable[str]) -> str:
-        """The same for people, with the date of a shipped price, and what to do without one."""
-        return "; ".join(map(self._text, gpus))
-
-    def _text(self, gpu: str) -> str:
-        price = self.dollars_per_hour(gpu)
-        if price is None:
-            return f"{gpu} has none, so dollars are unknown: give --price {gpu}=DOLLARS"
-        given = gpu.lower() in self.own
-        when = "given" if given else f"heddle prices, {shipped_prices()[gpu.lower()].date}"
-        return f"{gpu} at ${price:,.2f} a GPU-hour ({when})"
+        """The same for people, with the date of shipped prices, and what to do without one."""
+        priced: dict[str, list[str]] = {}
+        unpriced = []
+        for gpu, price in self.plain(gpus).items():
+            if price is None:
+                unpriced.append(
+                    f"{gpu} has none, so dollars are unknown: give --price {gpu}=DOLLARS"
+                )
+                continue
+            given = gpu.lower() in self.own
+            when = "given" if given else f"heddle prices, {shipped_prices()[gpu.lower()].date}"
+            priced.setdefault(when, []).append(f"{gpu} at ${price:,.2f}")
+        lists = [f"{', '.join(each)} a GPU-hour ({when})" for when, each in priced.items()]
+        return "; ".join([*lists, *unpriced])
 
 
 @cache

@@ -103,6 +103,15 @@ def test_a_cost_is_gpus_times_hours_times_price_over_all_classes():
     assert prices.cost({}, 1800.0).plain() == {"gpu_hours": 0.0, "dollars": 0.0}
 
 
+def test_prices_in_words_have_their_source_and_the_remedy():
+    prices = prices_of({"h100": 2.0})
+    assert prices.text(["h100", "h200", "l40s", "gb200"]) == (
+        "h100 at $2.00 a GPU-hour (given); "
+        "h200 at $3.60, l40s at $0.80 a GPU-hour (heddle prices, 2026-03-10); "
+        "gb200 has none, so dollars are unknown: give --price gb200=DOLLARS"
+    )
+
+
 # -- what is counted ------------------------------------------------------------------------------
 
 
