@@ -82,9 +82,7 @@ class Prices:
         unpriced = []
         for gpu, price in self.plain(gpus).items():
             if price is None:
-                unpriced.append(
-                    f"{gpu} has none, so dollars are unknown: give --price {gpu}=DOLLARS"
-                )
+                unpriced.append(f"{gpu} without a price: give --price {gpu}=DOLLARS")
                 continue
             given = gpu.lower() in self.own
             when = "given" if given else f"heddle prices, {shipped_prices()[gpu.lower()].date}"

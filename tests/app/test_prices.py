@@ -108,7 +108,7 @@ def test_prices_in_words_have_their_source_and_the_remedy():
     assert prices.text(["h100", "h200", "l40s", "gb200"]) == (
         "h100 at $2.00 a GPU-hour (given); "
         "h200 at $3.60, l40s at $0.80 a GPU-hour (heddle prices, 2026-03-10); "
-        "gb200 has none, so dollars are unknown: give --price gb200=DOLLARS"
+        "gb200 without a price: give --price gb200=DOLLARS"
     )
 
 
