@@ -4,19 +4,22 @@ Policies without a planner may run at several TP degrees and numbers of running 
 the best is compared (`heddle.tuning`).
 """
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeAlias
 
 from heddle.cluster_profiles import ClusterProfiles
 from heddle.config import ClusterConfig, RunConfig
 from heddle.config_files import ConfigError
+from heddle.estimates import Estimate, estimate
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
 from heddle.knowledge import HistorySource
+from heddle.objective import Objective, objective_value, prices_for
+from heddle.prices import Prices, RunCost
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
@@ -37,31 +40,18 @@ OnProgress: TypeAlias = Callable[[Sequence[str], Sequence[int], int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Mean over seeds, and the half-width of its 95 % confidence interval (Student's t).
-
-    `ci95` is None with one seed: one run gives no spread.
-    """
-
-    mean: float
-    ci95: float | None
-
-    def plain(self) -> dict[str, float | None]:
-        """As JSON."""
-        return {"mean": self.mean, "ci95": self.ci95}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyResult:
     """One policy over all seeds, at one setting."""
 
     variant: Variant
     best: bool
-    """Whether no other setting of the policy has a lower mean makespan; the first of equals."""
+    """Whether no other setting of the policy is better by the objective; the first of equals."""
     runs: tuple[RunResult, ...]
     """By seed."""
     makespan_s: Estimate
     throughput_tok_s: Estimate
+    cost: RunCost
+    """Of one rollout, mean over the seeds."""
     speedup: float
     """Mean throughput over that of the first policy named, at its best setting."""
     bound_fraction: float
@@ -75,6 +65,10 @@ class PolicyResult:
     def policy(self) -> str:
         """The name of the row."""
         return self.variant.name
+
+    def value(self, objective: Objective) -> float:
+        """What the objective makes least: mean seconds, or mean dollars."""
+        return objective_value(objective, seconds=self.makespan_s.mean, dollars=self.cost.dollars)
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
@@ -90,6 +84,7 @@ class PolicyResult:
             **(setting if self.variant.swept else {}),
             "makespan_s": self.makespan_s.plain(),
             "throughput_tok_s": self.throughput_tok_s.plain(),
+            **self.cost.plain(),
             "speedup": self.speedup,
             "bound_fraction": self.bound_fraction,
             "fluid_fraction": self.fluid_fraction,
@@ -109,6 +104,8 @@ class Comparison:
     """Under the first seed."""
     profiles: ClusterProfiles
     history: HistorySource
+    prices: Prices
+    objective: Objective
     bound: Bound
     """Of every row, whatever its setting."""
     ideal: Ideal
@@ -126,10 +123,15 @@ class Comparison:
         return tuple(policy for policy in self.policies if policy.best)
 
     @property
+    def ranking(self) -> tuple[PolicyResult, ...]:
+        """`best` by the objective; equals in their order."""
+        return tuple(sorted(self.best, key=lambda p: p.value(self.objective)))
+
+    @property
     def best_baseline(self) -> PolicyResult | None:
-        """The baseline with the lowest mean makespan; None unless settings were tried."""
-        tried = [p for p in self.best if p.variant.swept and p.variant.baseline]
-        return min(tried, key=lambda p: p.makespan_s.mean, default=None)
+        """The best baseline by the objective; None unless settings were tried."""
+        tried = [p for p in self.ranking if p.variant.swept and p.variant.baseline]
+        return tried[0] if tried else None
 
     def over_best_baseline(self, row: PolicyResult) -> float | None:
         """Mean throughput of a row over that of the best baseline; None if there is none."""
@@ -165,6 +167,9 @@ class Comparison:
                 **self._resources(),
             },
             "history": self.history.plain(),
+            "prices": self.prices.plain(self.profiles.pools),
+            "objective": self.objective,
+            "ranking": [row.policy for row in self.ranking],
             "bound": {
                 "makespan_s": self.bound.makespan_s,
                 "solo_s": self.bound.solo_s,
@@ -203,6 +208,7 @@ def compare(
     *,
     tps: Choice = None,
     slots: Choice = None,
+    objective: Objective = "makespan",
     seeds: int = 1,
     out: Path = Path("runs"),
     jobs: int | None = None,
@@ -218,31 +224,29 @@ def compare(
 
     `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
     ``best``. Policies without a planner run at all combinations; others once, as `config` says.
+    `objective` ranks settings of a policy, and policies.
 
     Raises:
-        ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs; a
-            setting that cannot be tried.
+        ConfigError: no policy, one named twice, an absurd number of seeds or jobs, a setting that
+            cannot be tried, a price of an unknown class; to rank by cost, a class without one.
         ValueError: any other of the packages' errors for bad input, before the first run.
         OSError: a run directory cannot be written.
         WorkerError: a process of `jobs` was killed.
-        KeyboardInterrupt: a signal ended the run; unfinished runs are marked interrupted. More
-            signals change nothing.
+        KeyboardInterrupt: a signal; unfinished runs are marked interrupted, and more do nothing.
     """
     _check(policies, seeds, config.seed, jobs)
     shared = Workspace()
     settings = tuning(config, tps=tps, slots=slots, workspace=shared)
     config = replace(config, cluster=settings.base)
-    first = shared.workload(config)
+    first, profiles = shared.workload(config), shared.profiles(settings.base)
+    prices = prices_for(objective, config.prices, profiles.pools)
     variants = settings.variants(config, policies, shared)
-    bound, ideal = _limits(replace(config, cluster=settings.base), shared, seeds)
+    bound, ideal = _limits(config, shared, seeds)
     # By seed first: the trace is filled in once for all policies.
     planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
     configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
     steps = sum(len(script.steps) for script in first.scripts)
-    processes = jobs if jobs is not None else useful_processes(len(configs), steps * len(configs))
-    executor: Executor[Workspace] = (
-        InProcess(shared) if processes == 1 else Processes(processes, shared)
-    )
+    executor = _executor(jobs, len(configs), steps, shared)
     one = partial(_simulate, asleep=config.cluster.standby_tp, out=out, config_text=config_text)
     names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
     watch = None if on_progress is None else lambda finished: on_progress(names, finished, total)
@@ -260,12 +264,20 @@ def compare(
         config=config,
         tuning=settings,
         workload=first,
-        profiles=shared.profiles(config.cluster),
+        profiles=profiles,
         history=shared.history(config, first.trace),
+        prices=prices,
+        objective=objective,
         bound=bound,
         ideal=ideal,
-        policies=_results(variants, by_seed, bound, ideal),
+        policies=policy_results(variants, by_seed, bound, ideal, objective),
     )
+
+
+def _executor(jobs: int | None, runs: int, steps: int, shared: Workspace) -> Executor[Workspace]:
+    """`jobs` processes; None: as many as `runs` of so many steps each make useful."""
+    processes = useful_processes(runs, steps * runs) if jobs is None else jobs
+    return InProcess(shared) if processes == 1 else Processes(processes, shared)
 
 
 def _simulate(
@@ -331,19 +343,25 @@ def useful_processes(runs: int, steps: int) -> int:
     return max(1, min(os.cpu_count() or 1, runs, steps // MIN_STEPS_PER_PROCESS))
 
 
-def _results(
+def policy_results(
     variants: Sequence[Variant],
     runs: Sequence[Sequence[RunResult]],
     bound: Bound,
     ideal: Ideal,
+    objective: Objective,
 ) -> tuple[PolicyResult, ...]:
     """A row for each variant, from its runs."""
     makespan = [estimate([run.summary["makespan_s"] for run in mine]) for mine in runs]
     throughput = [estimate([run.summary["throughput_tok_s"] for run in mine]) for mine in runs]
+    cost = [_mean_cost(mine) for mine in runs]
+    least = [
+        objective_value(objective, seconds=time_s.mean, dollars=paid.dollars)
+        for time_s, paid in zip(makespan, cost, strict=True)
+    ]
     best: dict[str, int] = {}
     for row, variant in enumerate(variants):
         known = best.setdefault(variant.policy, row)
-        if makespan[row].mean < makespan[known].mean:
+        if least[row] < least[known]:
             best[variant.policy] = row
     reference = throughput[best[variants[0].policy]].mean
     return tuple(
@@ -353,6 +371,7 @@ def _results(
             runs=tuple(runs[row]),
             makespan_s=makespan[row],
             throughput_tok_s=throughput[row],
+            cost=cost[row],
             speedup=throughput[row].mean / reference,
             bound_fraction=bound.makespan_s / makespan[row].mean,
             fluid_fraction=ideal.fluid_s / makespan[row].mean,
@@ -362,14 +381,9 @@ def _results(
     )
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of runs, and its confidence interval."""
-    # Imported here: `heddle --help` should not wait for scipy.
-    from scipy.special import stdtrit
-
-    n = len(values)
-    mean = math.fsum(values) / n
-    if n == 1:
-        return Estimate(mean=mean, ci95=None)
-    variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
-    return Estimate(mean=mean, ci95=float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n))
+def _mean_cost(runs: Sequence[RunResult]) -> RunCost:
+    dollars = [run.summary["dollars"] for run in runs]
+    return RunCost(
+        gpu_hours=fmean(run.summary["gpu_hours"] for run in runs),
+        dollars=None if None in dollars else fmean(dollars),
+    )

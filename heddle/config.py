@@ -23,6 +23,7 @@ MAX_GPUS = 100_000
 MAX_RUNNING = 8192
 MAX_RANKS = 1024
 """Tokens that one iteration of an engine carries: each running step needs one of them."""
+MAX_PRICE = 100_000  # dollars of a GPU and hour; more is a typing error
 MIN_REPORT_INTERVAL_S = 0.01
 """Shorter than an iteration; more reports have no information and fill the journal."""
 
@@ -392,6 +393,8 @@ class RunConfig:
     """The engines of `heddle run`."""
     live: LiveConfig = field(default_factory=LiveConfig)
     """Live agents of `heddle run`."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Dollars of a GPU and hour by GPU class, in place of those that `heddle prices` lists."""
 
     def __post_init__(self) -> None:
         _require(bool(self.trace.strip()), "trace must be the path of a trace file")
@@ -404,3 +407,6 @@ class RunConfig:
                 "\0" not in getattr(self, name), f"{name} is no path: it has a NUL character in it"
             )
         _require(0 <= self.seed < 2**32, "seed must be from 0 to 4294967295")
+        for gpu, dollars in self.prices.items():
+            said = f"{gpu} must be from 0 to below {MAX_PRICE:,} dollars an hour, not {dollars:g}"
+            _require(0.0 <= dollars < MAX_PRICE, said)

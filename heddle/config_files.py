@@ -148,6 +148,9 @@ def _refuse_unknown(values: Mapping[str, Any], cls: type, prefix: str, label: st
     known = _fields(cls)
     where = f"[{prefix.rstrip('.')}]" if prefix else "the top level"
     for key, value in values.items():
+        if key in _NUMBERS and not prefix:
+            _refuse_words(key, value, label)
+            continue
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f'Did you mean "{near[0]}"?' if near else f"Known: {', '.join(known)}."
@@ -165,6 +168,18 @@ def _refuse_unknown(values: Mapping[str, Any], cls: type, prefix: str, label: st
         if not isinstance(value, Mapping):
             raise ConfigError(f"{label}: {prefix}{key} is a section: write [{prefix}{key}]")
         _refuse_unknown(value, section, f"{prefix}{key}.", label)
+
+
+_NUMBERS = ("prices",)
+"""Sections whose keys are free, and whose values are numbers."""
+
+
+def _refuse_words(section: str, values: Any, label: str) -> None:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{label}: {section} is a section: write [{section}]")
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{label}: {section}.{name} must be a number, not {value!r}")
 
 
 def _merge(

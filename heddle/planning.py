@@ -20,7 +20,9 @@ from heddle.cluster_profiles import (
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.knowledge import HistorySource, extras, model_used
+from heddle.objective import Objective, prices_for
 from heddle.plugins import load_part
+from heddle.prices import Prices, RunCost
 from heddle.setup import Workspace
 from heddle.workload import CapacityError, filled_counts
 from heddle_core.estimate.ordered import Cost
@@ -58,11 +60,18 @@ class Planned:
     """No plan of contiguous groups ends earlier under the same (closed-form) cost."""
     solver_s: float
     """Wall time of the search."""
+    prices: Prices
+    objective: Objective
 
     @property
     def mix(self) -> dict[EngineShape, int]:
         """Engines of each shape, widest first."""
         return dict(Counter(group.shape for group in self.solved.groups))
+
+    @property
+    def run_cost(self) -> RunCost:
+        """Of the rollout, if it ends as estimated."""
+        return self.prices.cost(self.problem.pools, self.solved.makespan_s)
 
     def groups(self) -> list[dict[str, Any]]:
         """One row for each engine: members, their estimated lengths and end."""
@@ -116,6 +125,9 @@ class Planned:
             },
             "groups": self.groups(),
             "estimated_makespan_s": self.solved.makespan_s,
+            **self.run_cost.plain(),
+            "prices": self.prices.plain(self.problem.pools),
+            "objective": self.objective,
             "bound_s": self.bound_s,
             "solver_s": self.solver_s,
         }
@@ -127,6 +139,7 @@ def plan(
     planner: Solver = "portfolio",
     cost: Cost = "context",
     predictor: str = "learned",
+    objective: Objective = "makespan",
     workspace: Workspace | None = None,
 ) -> Planned:
     """Plan a rollout of a trace on `config.cluster`, whose own `tp` does not matter.
@@ -135,20 +148,17 @@ def plan(
 
     Raises:
         ConfigError: the portfolio with another cost than its own, no predictor of this name, or a
-            history or a model made from the trace itself.
+            history or a model made from the trace itself; a wrong price, or to rank by cost, none.
         CapacityError: no TP degree holds the largest context of the trace.
         ValueError: any other of the packages' errors for bad input.
     """
-    if planner == "portfolio" and cost != "context":
-        raise ConfigError(
-            f"--cost {cost} goes with --planner exact, anneal or libra-dp: the portfolio tries "
-            "plans of both costs and judges them by simulation"
-        )
+    _check_planner(planner, cost)
     cluster = config.cluster
     shared = Workspace() if workspace is None else workspace
     trace = shared.trace(config.trace)
     scripts, fill = shared.completed(config)
     profiles = load_profiles(cluster, check_tp=False)
+    prices = prices_for(objective, config.prices, profiles.pools)
     largest_tokens = int(scripts.largest_context().max())
     found = [_choices(each, largest_tokens) for each in profiles.classes]
     shapes, left_out = (tuple(chain.from_iterable(each)) for each in zip(*found, strict=True))
@@ -188,7 +198,17 @@ def plan(
         solved=solved,
         bound_s=exact.bound_s,
         solver_s=solver_s,
+        prices=prices,
+        objective=objective,
     )
+
+
+def _check_planner(planner: Solver, cost: Cost) -> None:
+    if planner == "portfolio" and cost != "context":
+        raise ConfigError(
+            f"--cost {cost} goes with --planner exact, anneal or libra-dp: the portfolio tries "
+            "plans of both costs and judges them by simulation"
+        )
 
 
 def _choices(

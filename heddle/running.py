@@ -20,7 +20,7 @@ from heddle.live import LiveWork, SandboxInfo, load_live_work, probe_sandbox, ru
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
-from heddle.simulation import RunResult, finished
+from heddle.simulation import RunResult, finished, run_prices
 from heddle.workload import Workload, check_tools
 from heddle_core.commands import Command, SolvePlan
 from heddle_core.controller import Controller
@@ -113,10 +113,13 @@ def run(
         setup = prepare(run, workload=live.workload)
     else:
         setup = prepare(run)
-    config, workload = setup.config, setup.workload
+    workload, prices = setup.workload, run_prices(setup)
+    config = prices.kept(setup.config, setup.profiles.pools)
     engines = _facts_of_engines(setup, live)
     for note in engines["notes"]:
         on_note(note)
+    # vLLM on CPU has none.
+    gpus = {} if engines.get("platform") == "cpu" else setup.profiles.pools
     facts = setup.facts("heddle_runtime", engines)
     began_s = time.perf_counter()
     # Signals are deferred: between the rollout and `finish`, nothing is open that must be closed.
@@ -127,7 +130,7 @@ def run(
         sink = _Sink(directory, workload.trajectories, on_progress)
         with signals.deferred():
             asyncio.run(_roll_out(setup, live, sink, signals))
-        return finished(setup, directory, began_s)
+        return finished(setup, directory, began_s, partial(prices.cost, gpus))
 
 
 def _live(config: RunConfig) -> _Live:

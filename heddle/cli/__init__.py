@@ -25,6 +25,7 @@ VERBS = {
     "predict": "heddle.cli.predict:predict",
     "policies": "heddle.cli.policies:policies",
     "regimes": "heddle.cli.regimes:regimes",
+    "prices": "heddle.cli.prices:prices",
 }
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from heddle.cli.options import positive_numbers, replayed, take_config
+from heddle.cli.options import objective, positive_numbers, replayed, take_config
 
 if TYPE_CHECKING:
+    from heddle.objective import Objective
     from heddle.tuning import Choice
 
 BEST: Final = "best"
@@ -38,6 +39,7 @@ BEST: Final = "best"
     help="Steps that an engine runs at once; 100,200 tries each with policies that do not plan, "
     "best several up to the profile's largest batch [100]",
 )
+@objective
 @partial(replayed, but=("--tp", "--max-running"))
 def compare(
     sources: tuple[str, ...],
@@ -48,6 +50,7 @@ def compare(
     jobs: int | None,
     tp: str | None,
     max_running: str | None,
+    objective: "Objective",
     out: Path,
     as_json: bool,
     **options: Any,
@@ -58,7 +61,7 @@ def compare(
     policy. With several seeds, the spread is the 95 % confidence interval of the mean.
 
     With several --tp or --max-running, or best, each policy that does not plan its engines runs at
-    every combination, and the table has its best by mean makespan: found on the trace that it is
+    every combination, and the table has its best by --objective: found on the trace that it is
     compared on, so the hindsight is the baselines'. Policies with a planner run once, with the most
     steps that are tried. Engines of
     different TP degrees side by side are --set cluster.mix=[4,2,1,1].
@@ -89,6 +92,7 @@ def compare(
             names,
             tps=tps,
             slots=slots,
+            objective=objective,
             seeds=seeds,
             out=out,
             jobs=jobs,

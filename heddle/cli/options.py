@@ -1,5 +1,6 @@
 """Options that verbs share: what to replay, on which cluster, and what to do about gaps."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -8,6 +9,7 @@ import rich_click as click
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
+    from heddle.config_files import ConfigSource
 
 Verb: TypeAlias = Callable[..., Any]
 
@@ -114,8 +116,9 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
         "Same for generated tokens [error]",
     ),
     ("--cap-tool-s", "missing.cap_tool_s", float, "Cut longer tool calls to this [as recorded]"),
+    ("--price", "prices", str, "Dollars of a GPU and hour, as h100=2.1 [those of `heddle prices`]"),
 )
-_REPEATED = ("--pool", "--tag", "--tool-pool")
+_REPEATED = ("--pool", "--tag", "--tool-pool", "--price")
 _KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
 
 
@@ -129,11 +132,21 @@ PLANNED = (
     "--max-running",
     "--predictor-model",
     "--history",
+    "--price",
 )
 """Options of `CLUSTER` that matter to a plan, beside those for values that the trace lacks."""
 
 
 _NOT_LOOPED = ("--failures", "--pool", "--tag", "--tp")
+
+objective = click.option(
+    "--objective",
+    type=click.Choice(["makespan", "cost"]),
+    default="makespan",
+    show_default=True,
+    help="What is best: the least time, or the fewest dollars",
+)
+"""Of verbs that compare or choose."""
 
 
 def replayed(verb: Verb, *, but: Sequence[str] = ()) -> Verb:
@@ -199,6 +212,25 @@ def tp_degrees(tps: str) -> dict[str, Any]:
     return {"cluster__tp": min(each), "cluster__mix": each if len(each) > 1 else []}
 
 
+def price(text: str) -> "ConfigSource":
+    """Read one `--price`: CLASS=DOLLARS.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    from heddle.config_files import ConfigError, ConfigSource
+
+    found = re.fullmatch(r"\s*([^=\s]+)\s*=\s*([^=\s]+)\s*", text)
+    try:
+        if found is not None:
+            return ConfigSource(f"--price {text}", {"prices": {found[1]: float(found[2])}})
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"--price {text}: write GPU class and dollars of a GPU and hour, such as h100=2.1"
+    )
+
+
 def _pool(text: str) -> dict[str, Any]:
     """Read a `--pool`.
 
@@ -257,7 +289,8 @@ def take_config(
     if tps is not None:
         for key, value in tp_degrees(tps).items():
             values.append(option_value(key.replace("__", "."), value, f"--tp {tps}"))
-    named = {name: value for name, value in options.items() if name != "tp"}
+    values += map(price, options.get("price") or ())
+    named = {name: value for name, value in options.items() if name not in ("tp", "price")}
     given = {_KEYS[name]: (name, value) for name, value in named.items() if value not in (None, ())}
     given |= {k.replace("__", "."): (k, v) for k, v in more.items() if v is not None}
     for key, (name, value) in given.items():

@@ -9,19 +9,25 @@ from rich.table import Table
 
 from heddle.cli.bars import Bar, draw_bars
 from heddle.cluster_profiles import ClusterProfiles
-from heddle.comparison import Comparison, Estimate, PolicyResult
+from heddle.comparison import Comparison, PolicyResult
 from heddle.config import ClusterConfig
+from heddle.estimates import Estimate
 from heddle.knowledge import HistorySource, needs_oracle
+from heddle.objective import Objective
 from heddle.planning import Planned
+from heddle.prices import RunCost
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.setup import RunSetup
-from heddle.simulation import RunResult
+from heddle.simulation import RUN_KEYS, RunResult, run_prices
 from heddle.workload import Workload
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile
 
 WIDEST = 100_000
+WHY = tuple(key for key in RUN_KEYS if key not in ("makespan_s", "throughput_tok_s"))
+"""Figures of a run that say why it is fast or slow."""
+COST_COLUMNS = ("GPU-hours", "$")
 PIPED_WIDTH = 160
 """Columns if there is no terminal, so that a table in a file is not folded."""
 
@@ -47,6 +53,7 @@ def comparison(result: Comparison) -> None:
         result.history,
         result.bound,
         result.ideal,
+        prices=result.prices.text(result.profiles.pools),
         engines=_tried(result) if result.tuning.swept else _engines(cluster),
     )
     baseline = result.best_baseline
@@ -58,15 +65,11 @@ def comparison(result: Comparison) -> None:
         "throughput_tok_s",
         f"vs {result.best[0].policy}",
         *(["vs best baseline"] if baseline else []),
+        *COST_COLUMNS,
         "of bound",
         "of fluid",
         "of equal progress",
-        "queueing_p99_s",
-        "tpot_mean_ms",
-        "prefix_hit",
-        "utilisation",
-        "migrations",
-        "preemptions",
+        *WHY,
     )
     for p in result.best:
         mine = [run.summary for run in p.runs]
@@ -77,18 +80,24 @@ def comparison(result: Comparison) -> None:
             _estimate(p.throughput_tok_s),
             f"{p.speedup:.2f} x",
             *([] if over is None else [f"{over:.2f} x"]),
+            *cost_cells(p.cost),
             f"{p.bound_fraction:.2f}",
             f"{p.fluid_fraction:.2f}",
             f"{p.equal_progress_fraction:.2f}",
-            *(
-                _number(_over_seeds(mine, key))
-                for key in ("queueing_p99_s", "tpot_mean_ms", "prefix_hit", "utilisation")
-            ),
-            *(_number(_over_seeds(mine, key)) for key in ("migrations", "preemptions")),
+            *(_number(_over_seeds(mine, key)) for key in WHY),
         )
     show(table)
     if baseline:
         click.echo(f"best baseline: {baseline.policy}")
+    if len(result.ranking) > 1:
+        click.echo(f"ranking by {result.objective}: {', '.join(p.policy for p in result.ranking)}")
+    _runs(result)
+    bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
+    draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
+
+
+def _runs(result: Comparison) -> None:
+    """Where the runs are that the table has means of."""
     shown = [run for p in result.best for run in p.runs]
     if len(shown) > len(result.best):
         click.echo(
@@ -100,8 +109,6 @@ def comparison(result: Comparison) -> None:
         click.echo(f"  {run.path.name}")
     if len(result.runs) > len(shown):
         click.echo(f"  and {len(result.runs) - len(shown):,} at other settings")
-    bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
-    draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
 
 
 def _engines(cluster: ClusterConfig) -> str:
@@ -119,7 +126,7 @@ def _tried(result: Comparison) -> str:
 
 
 def _settings(result: Comparison) -> None:
-    """Mean makespans at all settings that were tried: a row by policy and slots, a column by TP."""
+    """The objective at all settings that were tried: a row by policy and slots, a column by TP."""
     tps, numbers = result.tuning.tps, result.tuning.numbers
     tried: dict[tuple[str, int, str], PolicyResult] = {
         (p.variant.policy, p.variant.cluster.max_running, p.variant.cluster.tps): p
@@ -129,15 +136,17 @@ def _settings(result: Comparison) -> None:
     if not tried:
         click.echo("tried    nothing: every policy here plans its engines itself\n")
         return
+    what = "makespan in seconds" if result.objective == "makespan" else "dollars of a rollout"
     click.echo(
-        "tried    mean makespan in seconds of policies without a planner; * the best, found on the "
+        f"tried    mean {what} of policies without a planner; * the best, found on the "
         "same trace: the hindsight is theirs\n"
     )
     table = new_table("policy", "running", *(f"TP {tp}" for tp in tps))
     for name in dict.fromkeys(policy for policy, _, _ in tried):
         for number in numbers:
             each = [tried[name, number, tp] for tp in tps]
-            cells = [f"{'*' if p.best else ''}{p.makespan_s.mean:,.1f}" for p in each]
+            values = [objective_cell(result.objective, p.value(result.objective)) for p in each]
+            cells = [f"*{v}" if p.best else v for p, v in zip(each, values, strict=True)]
             table.add_row(name, str(number), *cells)
     show(table)
     click.echo()
@@ -157,6 +166,7 @@ def run_summary(result: RunResult, setup: RunSetup | None) -> None:
             setup.history,
             bound,
             ideal,
+            prices=run_prices(setup).text(setup.profiles.pools),
             engines=_engines(cluster),
         )
         makespan_s = result.summary["makespan_s"]
@@ -192,7 +202,11 @@ def planned(plan: Planned) -> None:
     click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
     click.echo(
         f"makespan {plan.solved.makespan_s:,.1f} s estimated; by the closed-form cost no plan of "
-        f"contiguous groups ends before {plan.bound_s:,.1f} s\n"
+        f"contiguous groups ends before {plan.bound_s:,.1f} s"
+    )
+    paid = plan.run_cost
+    click.echo(
+        f"cost     {' GPU-hours, $ '.join(cost_cells(paid))}; {plan.prices.text(problem.pools)}\n"
     )
     rows = plan.groups()
     table = new_table(*rows[0])
@@ -274,6 +288,7 @@ def _head(
     bound: Bound,
     ideal: Ideal,
     *,
+    prices: str,
     engines: str,
 ) -> None:
     groups = len({script.group for script in work.scripts})
@@ -293,6 +308,7 @@ def _head(
         of_class = f"{each.profile.gpu}: " if cluster.pool else ""
         click.echo(f"profile  {of_class}{_profile_line(each.profile, each.cluster.tp)}")
     click.echo(f"history  {history.name}")
+    click.echo(f"prices   {prices}")
     tools = f", tools {bound.tools_s:,.1f} s" if cluster.tool_capacity else ""
     click.echo(
         f"bound    makespan at least {bound.makespan_s:,.1f} s (longest trajectory alone "
@@ -350,6 +366,16 @@ def new_table(first: str, *columns: str) -> Table:
 
 def _estimate(e: Estimate) -> str:
     return f"{e.mean:,.1f}" if e.ci95 is None else f"{e.mean:,.1f} ± {e.ci95:,.1f}"
+
+
+def cost_cells(cost: RunCost) -> list[str]:
+    """Cells below `COST_COLUMNS`."""
+    return [_number(cost.gpu_hours), _number(cost.dollars)]
+
+
+def objective_cell(objective: Objective, value: float) -> str:
+    """Seconds or dollars by which a row is better or worse than others."""
+    return f"{value:,.1f}" if objective == "makespan" else _number(value)
 
 
 def _over_seeds(summaries: Sequence[Mapping[str, Any]], key: str) -> float | None:

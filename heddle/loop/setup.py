@@ -1,15 +1,16 @@
 """An RL loop, set up once: its data set, trainer, weight updates and rollout cluster."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heddle import knowledge
 from heddle.config_files import ConfigError
-from heddle.loop.config import DOLLARS_PER_GPU_HOUR, LoopConfig
+from heddle.loop.config import LoopConfig
 from heddle.loop.data import EPOCH, DataSet, check_recorded
 from heddle.loop.layout import fitting_layout
 from heddle.loop.measure import LoopFigures, ServiceFigures, TrainedSample
+from heddle.prices import Prices, prices_of
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import CapacityError
 from heddle_core.controller import Controller
@@ -45,6 +46,7 @@ class LoopSetup:
     world: LoopWorld
     layout: TrainLayout
     update: WeightUpdateTime
+    prices: Prices
 
     @property
     def gpus(self) -> int:
@@ -72,10 +74,9 @@ class LoopSetup:
         return config.run.cluster.gpus if config.colocated else config.train_gpus
 
     @property
-    def price(self) -> float | None:
-        """Dollars of a GPU and hour; None if it is not known."""
-        given = self.config.price
-        return DOLLARS_PER_GPU_HOUR.get(self.config.run.cluster.gpu) if given is None else given
+    def gpus_by_class(self) -> Mapping[str, int]:
+        """`gpus` by class: the trainer, rewards and a hybrid pool have that of the engines."""
+        return {self.run.profile.gpu: self.gpus}
 
     def bound_s(self, trained: Sequence[TrainedSample], figures: LoopFigures) -> float:
         """Seconds in which no loop can train these samples, whatever its regime.
@@ -177,6 +178,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
         data=data,
         layout=layout,
         update=update,
+        prices=prices_of(config.run.prices, run.profiles.pools),
         world=_world(config, data, file.training, layout, regime, update),
     )
 

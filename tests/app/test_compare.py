@@ -30,6 +30,8 @@ RUN = {
     "utilisation",
     "migrations",
     "preemptions",
+    "gpu_hours",
+    "dollars",
     "wall_s",
     "run",
 }

@@ -114,6 +114,10 @@ def _how(run: Run) -> dict[str, str]:
         "seed": str(manifest["seed"]),
         "cluster": f"{cluster.gpus} x {world['gpu']}" if "gpu" in world else gpus,
         **({"times of the GPU class": str(world["derived"])} if "derived" in world else {}),
+        "dollars of a GPU and hour": ", ".join(
+            f"{gpu} {dollars:g}" for gpu, dollars in config.prices.items()
+        )
+        or "no price",
         "model": str(world.get("model", cluster.model)),
         "TP of engines that are not planned": cluster.tps,
         "running steps per engine": str(cluster.max_running),
