@@ -145,8 +145,9 @@ class ClusterConfig:
         _require(
             1 <= self.max_running <= MAX_RUNNING, f"max_running must be from 1 to {MAX_RUNNING:,}"
         )
+        at_once = self.tool_capacity
         _require(
-            self.tool_capacity is None or self.tool_capacity >= 1,
+            at_once is None or at_once >= 1,
             "tool_capacity must be 1 or more; leave it out for no limit",
         )
         self.tool_services()
@@ -236,18 +237,10 @@ class ClusterConfig:
 
     @property
     def tps(self) -> str:
-        """TP degrees of engines that are not planned, for people: `1`, or one for each engine.
-
-        Of several classes, one for each: `2 (h800), 1 (h20)`.
-        """
+        """TP degrees of unplanned engines, for people: `1`, `4, 2, 2`, `2 (h800), 1 (h20)`."""
         if self.pool:
             return ", ".join(f"{each.tp} ({each.gpu})" for each in self.classes)
         return ", ".join(map(str, self.mix or (self.tp,)))
-
-    @property
-    def hardware(self) -> str:
-        """Its GPUs, for people: `96 x h800 + 32 x h20`."""
-        return " + ".join(f"{gpus} x {gpu}" for gpu, gpus in self.pools.items())
 
     def tool_services(self) -> ToolServices | None:
         """`tool_pools` and `env_latency`; None without either.

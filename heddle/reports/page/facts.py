@@ -105,7 +105,8 @@ def _how(run: Run) -> dict[str, str]:
     # What real engines were, when a run had any, is in no configuration of ours.
     world = manifest.get("world") or {}
     engines = f", {world['engine']} engines" if "engine" in world else ""
-    gpus = str(world.get("gpus", cluster.hardware))
+    pools = " + ".join(f"{count} x {gpu}" for gpu, count in cluster.pools.items())
+    gpus = str(world.get("gpus", pools))
     loop = manifest.get("loop")
     beside = {} if not loop else {k: v for k, v in loop["config"].items() if v is not None}
     return {
