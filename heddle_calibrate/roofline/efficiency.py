@@ -1,7 +1,7 @@
 """Time of operators: data sheets, and efficiencies that were fitted on tables of kernel times."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,8 +67,8 @@ def parent(key: str) -> str | None:
     match kind, precision:
         case "latent-attention", _:
             return "attention"
-        case "experts", "int4":
-            return key.replace("int4", "mxfp4")
+        case "experts", "mxfp4":  # 4-bit weights that are widened before a product in bf16
+            return key.replace("mxfp4", "int4")
         case (("gemm" | "experts"), "nvfp4"):
             return key.replace("nvfp4", "fp8")
         case (("gemm" | "experts"), ("fp8" | "mxfp4" | "int4")):
@@ -78,12 +78,15 @@ def parent(key: str) -> str | None:
 
 def efficiency(key: str, fitted: Mapping[str, Efficiency]) -> Efficiency:
     """Return the efficiency of a key, or its nearest parent's."""
+    return fitted[nearest_key(key, fitted) or key]
+
+
+def nearest_key(key: str, known: Container[str]) -> str | None:
+    """Return the key, or the first of its parents, that is known."""
     found: str | None = key
-    while found is not None:
-        if found in fitted:
-            return fitted[found]
+    while found is not None and found not in known:
         found = parent(found)
-    raise KeyError(key)
+    return found
 
 
 def least_times(operator: Operator, gpu: GpuClass) -> tuple[Floats, Floats]:

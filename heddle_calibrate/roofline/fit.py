@@ -2,8 +2,9 @@
 
     python -m heddle_calibrate.roofline.fit --perf ../shared/perf
 
-Reads tables of kernel times of models in `configs.json`, and writes `efficiencies.json`. Each kind
-of kernel has three numbers: a launch time, and shares of peak bandwidth and peak arithmetic. They
+Reads tables of kernel times, and the shipped profiles of models that are in no table; writes
+`efficiencies.json`. Configurations are those of `configs.json`. Each kind of kernel has three
+numbers: a launch time, and shares of peak bandwidth and peak arithmetic. They
 are fitted on all GPU classes together, and then for each class near that mean; numbers for which a
 class has no rows stay at the mean. Errors are of models and of classes that were left out.
 """
@@ -20,8 +21,16 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from heddle_calibrate.roofline.efficiency import FILE, parent
-from heddle_calibrate.roofline.kernel_points import PARTS, TABLES, Mask, Points, points, read_rows
+from heddle_calibrate.roofline.efficiency import FILE, nearest_key, parent
+from heddle_calibrate.roofline.kernel_points import (
+    CLASSES,
+    PARTS,
+    PROFILES,
+    Mask,
+    Points,
+    points,
+    read_rows,
+)
 from heddle_calibrate.roofline.operators import Floats
 
 START = {"elementwise": 2.0, "gemm": 3.0, "experts": 15.0}
@@ -29,7 +38,7 @@ START = {"elementwise": 2.0, "gemm": 3.0, "experts": 15.0}
 START_SHARES = (0.75, 0.6)
 FREEDOM, CHILD_FREEDOM, CLASS_FREEDOM = 1.0, 0.3, 0.5
 """Standard deviation, as a logarithm, of a number from its start, its parent's and the mean."""
-PART_WEIGHT, PREFILL_WEIGHT, PRIOR_WEIGHT = 0.7, 0.5, 0.1
+PART_WEIGHT, PREFILL_WEIGHT, PRIOR_WEIGHT = 0.7, 1.0, 0.1
 
 
 def predicted(p: Points, numbers: Floats, chosen: Any = slice(None)) -> Floats:
@@ -50,7 +59,8 @@ def fit_mean(p: Points, rows: Mask) -> Floats:
         [[np.log(START.get(k.split()[0], 8.0)), *np.log(START_SHARES)] for k in p.keys]
     )
     index = {key: i for i, key in enumerate(p.keys)}
-    above = np.array([index.get(parent(key) or "", -1) for key in p.keys])
+    parents = [nearest_key(parent(key) or "", index) for key in p.keys]
+    above = np.array([index.get(key or "", -1) for key in parents])
     one_arithmetic = p.arithmetic[above] == np.arange(len(p.keys))
 
     def expected(numbers: Floats) -> Floats:
@@ -67,7 +77,7 @@ def fit_classes(p: Points, rows: Mask, mean: Floats) -> Floats:
     """Fit the numbers of each class on its chosen rows, near the mean."""
     classes = []
     gpus = p.rows["gpu"].to_numpy()
-    for gpu in TABLES:
+    for gpu in CLASSES:
         mine = rows & (gpus == gpu)
         keys = np.unique(p.key[mine[p.row]])
         near = mean[keys]
@@ -112,7 +122,7 @@ def _solve(
         numbers = assembled(values)
         parts = predicted(p, numbers, chosen)[index]
         whole = weight * np.log(parts.sum(axis=1) / true[index])
-        each = PART_WEIGHT * (parts[decodes] - stated) / steps
+        each = PART_WEIGHT * np.nan_to_num((parts[decodes] - stated) / steps)
         away = prior * (numbers[keys] - expected(numbers)) / freedom
         return np.concatenate([whole, each.ravel(), away.ravel()])
 
@@ -147,7 +157,7 @@ def summary(rows: pd.DataFrame, error: Floats) -> dict[str, Any]:
 
 def without_models(p: Points) -> Floats:
     """Errors of each row under a fit that saw no row of its model, in any precision."""
-    model = p.rows["model"].str.removesuffix("-FP8").to_numpy()
+    model = p.rows["model"].str.replace(r"-(FP8|NVFP4)$", "", regex=True).to_numpy()
     error = np.zeros(len(p.rows))
     for name in dict.fromkeys(model):
         left = model == name
@@ -160,7 +170,7 @@ def without_classes(p: Points) -> Floats:
     """Errors of each row under the mean of a fit that saw no row of its GPU class."""
     gpu = p.rows["gpu"].to_numpy()
     error = np.zeros(len(p.rows))
-    for name in TABLES:
+    for name in CLASSES:
         left = gpu == name
         error[left] = relative_errors(p, fit_mean(p, ~left))[left]
     return error
@@ -195,11 +205,12 @@ def efficiency_file(p: Points, mean: Floats, classes: Floats, errors: Mapping[st
             "package": "aiconfigurator-core",
             "version": "0.12.0",
             "backends": "vLLM 0.24.0 (A100: 0.14.0); FP8 of Qwen3: SGLang 0.5.14",
+            "profiles": sorted(PROFILES),
             "models": sorted(set(p.rows["model"])),
         },
         "columns": ["launch_us", "share of peak bandwidth", "share of peak arithmetic"],
         "mean": table(mean, everywhere),
-        "classes": {gpu: table(classes[i], everywhere) for i, gpu in enumerate(TABLES)},
+        "classes": {gpu: table(classes[i], everywhere) for i, gpu in enumerate(CLASSES)},
         "errors": errors,
     }
     return json.dumps(values, indent=1) + "\n"

@@ -1,19 +1,21 @@
 """The iterations of the tables that efficiencies are fitted on, with their operators counted."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from heddle_calibrate.roofline.efficiency import least_times
+from heddle_calibrate.roofline.efficiency import least_times, nearest_key
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.model_config import known_config, model_shape
-from heddle_calibrate.roofline.model_shape import ModelShape
+from heddle_calibrate.roofline.model_shape import ModelShape, Precision
 from heddle_calibrate.roofline.operators import (
+    BY_PHASE,
     Floats,
     Operator,
     decode_iterations,
@@ -21,6 +23,8 @@ from heddle_calibrate.roofline.operators import (
     prefill_iterations,
 )
 from heddle_core.ids import EngineShape
+from heddle_sim.profile_files import known_profiles, load_profile
+from heddle_sim.profile_layouts import read_layout
 
 TABLES = {
     "a100": "a100_sxm",
@@ -30,6 +34,19 @@ TABLES = {
     "b200": "b200_sxm",
     "gb200": "gb200",
 }
+CLASSES = (*TABLES, "b300")
+PROFILES = {
+    "llama-3.1-70b": ("Llama-3.1-70B", CLASSES),
+    "llama-3.1-70b-fp8": ("Llama-3.1-70B", CLASSES),
+    "llama-3.1-70b-nvfp4": ("Llama-3.1-70B", CLASSES),
+    "kimi-k2.5": ("Kimi-K2.5", CLASSES),
+    "minimax-m2.5-nvfp4": ("MiniMax-M2.5-NVFP4", CLASSES),
+    "qwen3-30b-a3b": ("Qwen3-30B-A3B", ("l40s", "b300")),
+    "qwen3-235b-a22b": ("Qwen3-235B-A22B", ("b300",)),
+    "gpt-oss-120b": ("gpt-oss-120b", ("l40s", "b300")),
+}
+"""Shipped profiles whose kernel times are in no table: by name, the model and the classes taken."""
+PROFILE_CONTEXTS = (1024, 8192, 32768)
 GROUP = ["model", "gpu", "precision", "tp", "moe_ep", "attention_dp"]
 PARTS = ("attention_ms", "allreduce_ms", "moe_ms", "rest_ms")
 """Parts of a decode step that the tables state; the rest is what the others leave."""
@@ -59,8 +76,12 @@ class Points:
         Memory decides nearly all decode steps of the tables. A share of its own would fit other
         things there, and be wrong on a class with less arithmetic for its bandwidth.
         """
-        index = {key: i for i, key in enumerate(self.keys)}
-        return np.array([index.get(f"{key} prefill", i) for i, key in enumerate(self.keys)])
+        of = []
+        for key in self.keys:
+            phases = key.split()[0] in BY_PHASE
+            prompts = f"{key.removesuffix(' prefill')} prefill" if phases else key
+            of.append(self.keys.index(nearest_key(prompts, self.keys) or key))
+        return np.array(of)
 
     @property
     def seconds(self) -> Floats:
@@ -94,7 +115,41 @@ def read_rows(perf: Path) -> pd.DataFrame:
     credible &= (rows["attention_dp"] <= MOST_RANKS) & (rows["tp"] <= MOST_GPUS)
     blocks = (rows["model"] == "DeepSeek-V3") & rows["gpu"].isin(["b200", "gb200"])
     credible &= ~blocks
-    return rows[credible].sort_values([*GROUP, "decode"]).reset_index(drop=True)
+    every = pd.concat([rows[credible], _profile_rows()], ignore_index=True)
+    return every.sort_values([*GROUP, "decode"], kind="stable").reset_index(drop=True)
+
+
+def _profile_rows() -> pd.DataFrame:
+    """Decode steps of shipped profiles, without host time; profiles do not state their parts."""
+    found = []
+    for name, (model, classes) in PROFILES.items():
+        for gpu in classes:
+            if (name, gpu) not in known_profiles():
+                continue
+            profile = load_profile(name, gpu)
+            for layout, entry in profile.tables.items():
+                tp, dp, ep = read_layout(layout)
+                if tp * dp > MOST_GPUS:
+                    continue
+                base = {
+                    "model": model,
+                    "gpu": gpu,
+                    "backend": profile.source.backend,
+                    "precision": profile.source.precision,
+                    "tp": tp,
+                    "moe_ep": ep,
+                    "attention_dp": dp,
+                    "kv_bytes_per_token": profile.kv_bytes_per_token,
+                    "decode": True,
+                }
+                d = entry.decode
+                found += [
+                    {**base, "batch": b, "context": c, "ms": ms + us / 1e3 * c}
+                    for b, ms, us in zip(d.batch, d.base_ms, d.context_us, strict=True)
+                    for c in PROFILE_CONTEXTS
+                    if b and b * c <= entry.kv_capacity_tokens
+                ]
+    return pd.DataFrame(found)
 
 
 def _with_layout(frame: pd.DataFrame, gpu: str) -> pd.DataFrame:
@@ -127,16 +182,17 @@ def _prompts(path: Path, gpu: str) -> pd.DataFrame:
     )
 
 
-def points(rows: pd.DataFrame, shape_of: Callable[[str, str], ModelShape] | None = None) -> Points:
-    """Count the operators of each row; `shape_of` a model's name and precision is by default that
-    of `configs.json`."""
-    shape_of = shape_of or table_shape
+def points(rows: pd.DataFrame) -> Points:
+    """Count the operators of each row."""
     found: list[tuple[Any, ...]] = []
     keys: dict[str, int] = {}
-    classes = list(TABLES)
     for _, group in rows.groupby([*GROUP, "decode"]):
         model, gpu, precision, tp, ep, dp, decode = group[[*GROUP, "decode"]].iloc[0].tolist()
-        shape, card = shape_of(model, precision), GPU_CLASSES[gpu]
+        shape, card = table_shape(model, precision), GPU_CLASSES[gpu]
+        stated = group["kv_bytes_per_token"].iloc[0]
+        if stated == stated:  # of a profile; tables have none
+            element = round(shape.kv_element_bytes * stated / shape.kv_bytes_per_token())
+            shape = replace(shape, kv_element_bytes=element)
         layout = EngineShape(gpu, tp, ep=ep, dp=dp)
         batch, context = (group[c].to_numpy(np.float64) for c in ("batch", "context"))
         iterations = decode_iterations if decode else prefill_iterations
@@ -148,7 +204,7 @@ def points(rows: pd.DataFrame, shape_of: Callable[[str, str], ModelShape] | None
                     group.index.to_numpy(),
                     same * _part(operator, shape),
                     same * keys.setdefault(operator.key, len(keys)),
-                    same * classes.index(gpu),
+                    same * CLASSES.index(gpu),
                     same * operator.count,
                     moved * same,
                     computed * same,
@@ -171,8 +227,13 @@ def points(rows: pd.DataFrame, shape_of: Callable[[str, str], ModelShape] | None
 
 def table_shape(model: str, precision: str) -> ModelShape:
     """Return a model of the tables; with FP8 weights their KV is FP8 too."""
-    shape = model_shape(known_config(model), place=model, name=model.lower())
+    config = known_config(model)
+    own = None if "quantization_config" in config else OVERRIDES.get(precision)
+    shape = model_shape(config, place=model, name=model.lower(), precision=own)
     return replace(shape, kv_element_bytes=1) if precision.startswith("fp8") else shape
+
+
+OVERRIDES: Mapping[str, Precision] = MappingProxyType({"fp8": "fp8", "nvfp4": "nvfp4"})
 
 
 def _part(operator: Operator, shape: ModelShape) -> int:

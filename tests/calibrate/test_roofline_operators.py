@@ -175,7 +175,7 @@ def test_gpus_without_nvlink_share_their_bus() -> None:
 
 def test_a_kind_without_rows_takes_the_efficiency_of_the_nearest() -> None:
     fitted = shipped_efficiencies().mean
-    assert efficiency("experts int4", fitted) == fitted["experts mxfp4"]
+    assert efficiency("gemm mxfp4", fitted) == fitted["gemm bf16"]
     assert efficiency("gemm nvfp4", fitted) == fitted["gemm fp8"]
     assert efficiency("gemm int4", fitted) == fitted["gemm bf16"]
     assert efficiency("experts nvfp4 prefill", fitted) == fitted["experts fp8 prefill"]
@@ -197,7 +197,7 @@ def test_every_operator_has_an_efficiency_on_every_class(name: str, precision: s
 
 def test_efficiencies_are_shares_of_the_data_sheet() -> None:
     fitted = shipped_efficiencies()
-    assert set(fitted.classes) == {"a100", "h100", "h200", "l40s", "b200", "gb200"}
+    assert set(fitted.classes) == {"a100", "h100", "h200", "l40s", "b200", "b300", "gb200"}
     for rows in (fitted.mean, *fitted.classes.values()):
         for key, e in rows.items():
             assert 0 < e.bandwidth <= 1, key
