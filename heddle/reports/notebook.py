@@ -113,6 +113,7 @@ def regimes_table(comparison: LoopComparison) -> pd.DataFrame:
             "train_gpus": row.setup.train_gpus,
             "step_s": row.step_s.mean,
             "samples_per_s": row.samples_per_s,
+            "gpu_hours_per_1k_samples": row.cost_per_1k_samples.gpu_hours,
             "dollars_per_1k_samples": row.cost_per_1k_samples.dollars,
             "rollout_busy": row.rollout_busy,
             "train_busy": row.train_busy,
