@@ -198,7 +198,7 @@ def test_more_than_three_classes_try_two_orders():
     pools = dict.fromkeys("abcd", 1)
     costs = {EngineShape(gpu, 1): cost for gpu, cost in product("abcd", [OF_H100[h100(1)]])}
     work = drawn(1, 9)
-    turns = class_budgets.InTurn(context_costs(work, costs, max_running=4), pools)
+    turns = class_budgets.OneAfterAnother(context_costs(work, costs, max_running=4), pools)
     assert turns.plan(0, 9, 1e9) is not None
     assert exact_plan(context_costs(work, costs, max_running=4), 9, pools).bounds[-1] == 9
 
