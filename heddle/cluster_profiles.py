@@ -213,11 +213,7 @@ def _choices(cluster: ClusterConfig) -> tuple[int, ...]:
 
 
 def layout_profile(cluster: ClusterConfig) -> Profile:
-    """Load the profile of a cluster, with the parallelism of its engines.
-
-    Raises:
-        ProfileError: model or GPU class is unknown, or has no table for that.
-    """
+    """Load the profile of a cluster's engines; raises ProfileError where there is none."""
     profile = load_profile(cluster.model, cluster.gpu)
     return profile.laid_out(cluster.expert_parallel, attention_dp=cluster.attention_dp)
 

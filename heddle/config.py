@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from heddle.gpu_pools import PoolConfig, check_pools
+from heddle.gpu_pools import PoolConfig, check_pools, read_tags
 from heddle.live_config import LiveConfig
 from heddle.pools import latency_of, tool_pools_of
 from heddle_core.defaults import REPORT_INTERVAL_S
@@ -23,7 +23,6 @@ MAX_GPUS = 100_000
 MAX_RUNNING = 8192
 MAX_RANKS = 1024
 """Tokens that one iteration of an engine carries: each running step needs one of them."""
-MAX_PRICE = 100_000  # dollars of a GPU and hour; more is a typing error
 MIN_REPORT_INTERVAL_S = 0.01
 """Shorter than an iteration; more reports have no information and fill the journal."""
 
@@ -145,8 +144,9 @@ class ClusterConfig:
         _require(
             1 <= self.max_running <= MAX_RUNNING, f"max_running must be from 1 to {MAX_RUNNING:,}"
         )
+        at_once = self.tool_capacity
         _require(
-            self.tool_capacity is None or self.tool_capacity >= 1,
+            at_once is None or at_once >= 1,
             "tool_capacity must be 1 or more; leave it out for no limit",
         )
         self.tool_services()
@@ -154,20 +154,15 @@ class ClusterConfig:
             MIN_REPORT_INTERVAL_S <= self.report_interval_s < 1e9,
             f"report_interval_s must be {MIN_REPORT_INTERVAL_S} seconds or more",
         )
-        start_s = self.engine_start_s
-        _require(
-            start_s is None or 0.0 <= start_s < 1e9, "engine_start_s must be from 0 to below 1e9"
-        )
+        for name in ("engine_start_s", "standby_start_s"):
+            start_s = getattr(self, name)
+            _require(start_s is None or 0.0 <= start_s < 1e9, f"{name} must be from 0 to below 1e9")
         _require(0.0 <= self.prediction_s < 1e9, "prediction_s must be from 0 to below 1e9")
         standby = self.standby_tp
         _require(
             all(1 <= tp <= self.gpus for tp in standby) and len(set(standby)) == len(standby),
             f"standby_tp = {list(standby)} must list TP degrees from 1 to gpus = {self.gpus}, "
             "each once",
-        )
-        start_s = self.standby_start_s
-        _require(
-            start_s is None or 0.0 <= start_s < 1e9, "standby_start_s must be from 0 to below 1e9"
         )
         _require(0.0 <= self.standby_gib < 1e6, "standby_gib must be from 0 to below 1e6")
         _require(0.0 < self.host_kv_gib < 1e6, "host_kv_gib must be more than 0 and below 1e6")
@@ -236,18 +231,10 @@ class ClusterConfig:
 
     @property
     def tps(self) -> str:
-        """TP degrees of engines that are not planned, for people: `1`, or one for each engine.
-
-        Of several classes, one for each: `2 (h800), 1 (h20)`.
-        """
+        """TP degrees of unplanned engines, for people: `1`, `4, 2, 2`, `2 (h800), 1 (h20)`."""
         if self.pool:
             return ", ".join(f"{each.tp} ({each.gpu})" for each in self.classes)
         return ", ".join(map(str, self.mix or (self.tp,)))
-
-    @property
-    def hardware(self) -> str:
-        """Its GPUs, for people: `96 x h800 + 32 x h20`."""
-        return " + ".join(f"{gpus} x {gpu}" for gpu, gpus in self.pools.items())
 
     def tool_services(self) -> ToolServices | None:
         """`tool_pools` and `env_latency`; None without either.
@@ -353,8 +340,20 @@ class PolicyConfig:
     """Name of a preset, of an installed policy, or ``package.module:factory``; ``+PART`` after it
     puts a part in place of its own, as in ``verl+lpt+oracle``."""
 
+    tags: tuple[str, ...] = ()
+    """GPU classes of tasks, as ``swe=h800``, for policies that place tasks by tags."""
+
     def __post_init__(self) -> None:
         _require(bool(self.preset.strip()), "preset must name a policy; see `heddle policies`")
+        self.tagged()
+
+    def tagged(self) -> Mapping[str, str]:
+        """`tags` as GPU class by task.
+
+        Raises:
+            ValueError: an entry is no tag, or two are of one task.
+        """
+        return read_tags(self.tags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,6 +394,3 @@ class RunConfig:
                 "\0" not in getattr(self, name), f"{name} is no path: it has a NUL character in it"
             )
         _require(0 <= self.seed < 2**32, "seed must be from 0 to 4294967295")
-        for gpu, dollars in self.prices.items():
-            said = f"{gpu} must be from 0 to below {MAX_PRICE:,} dollars an hour, not {dollars:g}"
-            _require(0.0 <= dollars < MAX_PRICE, said)

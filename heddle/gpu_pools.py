@@ -70,3 +70,20 @@ def check_pools(pools: Sequence[PoolConfig]) -> None:
                 f"pool: GPU class {pool.gpu} is named twice, with {other.gpus} and {pool.gpus} "
                 f"GPUs: name it once, with {other.gpus + pool.gpus}"
             )
+
+
+def read_tags(texts: Sequence[str]) -> dict[str, str]:
+    """Read tags of tasks, ``TASK=CLASS``, as GPU class by task.
+
+    Raises:
+        ValueError: an entry is no tag, or two are of one task.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        task, _, gpu = text.rpartition("=")
+        if not task or not gpu.strip():
+            raise ValueError(f"tags: {text!r} is not TASK=CLASS, such as swe=h800")
+        if task in found:
+            raise ValueError(f"tags: task {task!r} is tagged twice")
+        found[task] = gpu.strip().lower()
+    return found

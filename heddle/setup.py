@@ -16,7 +16,7 @@ from heddle.plugins import load_policy
 from heddle.runs import RunFacts
 from heddle.runs.bound import Bound, lower_bound
 from heddle.runs.ideal import Ideal, ideal_makespans
-from heddle.workload import Workload, check_tools, fitting
+from heddle.workload import Workload, check_tags, check_tools, fitting
 from heddle_core.defaults import ENGINE_START_S
 from heddle_core.estimate.cost import CostModel
 from heddle_core.ids import EngineId, EngineShape
@@ -189,6 +189,7 @@ def prepare(
     model = shared.model(config.predictor_model)
     simulation = simulation_config(config.cluster, profiles, seed=config.seed)
     context = _context(config, profiles, simulation, workload.largest_tokens, history, model)
+    check_tags(workload.scripts, context.tags, context.pools)
     policy = make_policy(config, context, workload.scripts)
     return RunSetup(
         config=replace(config, history=history.name),
@@ -345,6 +346,7 @@ def _context(
         cost=_cost_estimate(profiles, every, simulation),
         history=history.history,
         learned=model.factory,
+        tags=config.policy.tagged(),
         seed=config.seed,
         engine_start_s=simulation.engine_start_s,
         engine_start_s_by_shape={

@@ -1,6 +1,6 @@
 """The workload of a run: a trace made ready for one seed and cluster, or live agents' tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
@@ -97,6 +97,25 @@ def _least_tp(each: ClassProfile) -> int:
     """The least TP degree that engines of a class may have."""
     cluster = each.cluster
     return min((*(cluster.mix or (cluster.tp,)), *(cluster.tp_choices or ())))
+
+
+def check_tags(scripts: Scripts, tags: Mapping[str, str], pools: Collection[str]) -> None:
+    """Refuse a tag of a task that no trajectory has, or of a GPU class without a pool.
+
+    Raises:
+        ConfigError: names the tag, and what there is.
+    """
+    for task, gpu in tags.items():
+        if task not in scripts.task_names:
+            raise ConfigError(
+                f"--tag {task}={gpu}: the workload has no such task; it has "
+                f"{', '.join(map(repr, scripts.task_names[:_TOOLS_NAMED]))}"
+            )
+        if gpu not in pools:
+            raise ConfigError(
+                f"--tag {task}={gpu}: there are no GPUs of class {gpu}; the cluster has "
+                f"{', '.join(pools)}"
+            )
 
 
 def check_tools(tools: Sequence[str | None], cluster: ClusterConfig) -> None:

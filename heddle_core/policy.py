@@ -38,6 +38,8 @@ class PolicyContext:
     """Statistics of earlier rollouts of this workload, if there were any."""
     learned: "PredictorFactory | None" = field(default=None, repr=False, compare=False)
     """Makes the predictor that reads a trained model; None without a model."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """GPU class of a task, as the user has it; of some tasks or none."""
     seed: int = 0
     engine_start_s: float = ENGINE_START_S
     """Estimated seconds from the start of an engine until it is ready, while a rollout runs."""

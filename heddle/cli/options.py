@@ -55,6 +55,12 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
         "GPUs of a class, as h800:96 or h20:32:tp=2, in place of --gpu and --gpus; repeat it for "
         "each class",
     ),
+    (
+        "--tag",
+        "policy.tags",
+        str,
+        "GPU class of a task, as swe=h800, for policies with tags; may be repeated [none]",
+    ),
     ("--tp", "cluster.tp", str, "TP degree of every engine, or one for each as 4,2,1,1 [1]"),
     (
         "--expert-parallel",
@@ -112,7 +118,7 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--cap-tool-s", "missing.cap_tool_s", float, "Cut longer tool calls to this [as recorded]"),
     ("--price", "prices", str, "Dollars of a GPU and hour, as h100=2.1 [those of `heddle prices`]"),
 )
-_REPEATED = ("--pool", "--tool-pool", "--price")
+_REPEATED = ("--pool", "--tag", "--tool-pool", "--price")
 _KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
 
 
@@ -127,6 +133,9 @@ PLANNED = (
     "--price",
 )
 """Options of `CLUSTER` that matter to a plan, beside those for values that the trace lacks."""
+
+
+_NOT_LOOPED = ("--failures", "--pool", "--tag", "--tp")
 
 
 objective = click.option(
@@ -159,9 +168,7 @@ def planned(verb: Verb) -> Verb:
 
 def looped(verb: Verb) -> Verb:
     """Add the SOURCES argument, `--set` and most options of `CLUSTER` to a verb."""
-    return _taking(
-        verb, [flag for flag, *_ in CLUSTER if flag not in ("--failures", "--pool", "--tp")]
-    )
+    return _taking(verb, [flag for flag, *_ in CLUSTER if flag not in _NOT_LOOPED])
 
 
 def _taking(verb: Verb, flags: Sequence[str]) -> Verb:

@@ -101,7 +101,7 @@ class TwoBudgets:
         return tuple(reversed(shapes)), tuple(reversed(bounds))
 
 
-class InTurn:
+class OneAfterAnother:
     """Each class takes one contiguous part of the order, in the best order of the classes."""
 
     def __init__(self, costs: Mapping[EngineShape, SegmentCost], pools: Mapping[str, int]) -> None:

@@ -21,7 +21,13 @@ import numpy as np
 
 from heddle_core.estimate.group_cost import SegmentCost
 from heddle_core.ids import EngineShape
-from heddle_core.solve.class_budgets import MOST_STATES, Groups, InTurn, TwoBudgets, furthest
+from heddle_core.solve.class_budgets import (
+    MOST_STATES,
+    Groups,
+    OneAfterAnother,
+    TwoBudgets,
+    furthest,
+)
 from heddle_core.solve.group_plan import (
     GroupPlan,
     check_classes,
@@ -89,7 +95,9 @@ def exact_plan(
         one = _OneBudget(usable, *planned.values())
         return _bisected(one, usable, first, trajectories, solo_s, tolerance)
     tolerance = max(tolerance, _SEVERAL_TOLERANCE)
-    plan = _bisected(InTurn(usable, planned), usable, first, trajectories, solo_s, tolerance)
+    plan = _bisected(
+        OneAfterAnother(usable, planned), usable, first, trajectories, solo_s, tolerance
+    )
     if len(planned) > 2 or prod(gpus + 1 for gpus in planned.values()) > MOST_STATES:
         return replace(plan, bound_s=0.0)
     two = TwoBudgets(usable, planned)

@@ -105,13 +105,14 @@ def _how(run: Run) -> dict[str, str]:
     # What real engines were, when a run had any, is in no configuration of ours.
     world = manifest.get("world") or {}
     engines = f", {world['engine']} engines" if "engine" in world else ""
+    gpus = " + ".join(f"{count} x {gpu}" for gpu, count in cluster.pools.items())
     loop = manifest.get("loop")
     beside = {} if not loop else {k: v for k, v in loop["config"].items() if v is not None}
     return {
         **({"regime": loop["regime"]} if loop else {}),
         "policy": manifest["policy"],
         "seed": str(manifest["seed"]),
-        "cluster": f"{cluster.gpus} x {world['gpu']}" if "gpu" in world else cluster.hardware,
+        "cluster": f"{cluster.gpus} x {world['gpu']}" if "gpu" in world else gpus,
         "dollars of a GPU and hour": ", ".join(
             f"{gpu} {dollars:g}" for gpu, dollars in config.prices.items()
         )

@@ -1,7 +1,12 @@
-"""Engines of one shape or two by the lengths of history, to be widened as trajectories end."""
+"""Engines of one shape or two by the lengths of history, to be widened as trajectories end.
+
+Of several GPU classes each has a shape of its own: all combinations are tried, and beside the best
+of them two shapes on one class at a time.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -12,7 +17,7 @@ from heddle_core.ids import EngineId, EngineShape
 from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.plans import EngineSpec, PlanProblem, ResourcePlan
 from heddle_core.policy import PolicyContext, TrajectoryView
-from heddle_core.solve.group_plan import one_class
+from heddle_core.solve.group_plan import check_classes, shapes_of
 from heddle_core.solve.tail import first_search_at
 
 _TIE = 0.03
@@ -68,11 +73,14 @@ class EqualProgressPlan:
         if not ts or self._lengths_known(remaining):
             return self._mixed.plan(ts, remaining)
         by_shape = {shape: context.cost.by_shape[shape] for shape in context.shape_choices}
-        gpus = one_class(context.pools, by_shape)
-        shapes = sorted((s for s in by_shape if s.gpus <= gpus), key=lambda s: s.gpus)
-        if not shapes:
+        fitting = self._fitting(by_shape)
+        if not fitting:
             return self._mixed.plan(ts, remaining)
-        single = [_filled(shape, shapes, gpus) for shape in shapes]
+        filled = [
+            [_filled(shape, shapes, context.pools[gpu]) for shape in shapes]
+            for gpu, shapes in fitting.items()
+        ]
+        single = [_joined(mixes) for mixes in product(*filled)]
         makespan_s: float | None = None
         if context.history is None:
             estimates = [
@@ -80,7 +88,16 @@ class EqualProgressPlan:
             ]
             mix = single[_least_regret(estimates)]
         else:
-            mixes = [*single, *(m for wide in shapes for m in _partly(wide, shapes, gpus))]
+            mixes = single
+            if len(fitting) > 1:
+                makespans_s = self._makespans_s(context.history, by_shape, single, single[-1], ts)
+                others = single[_simplest_near_least(makespans_s, single=len(single))]
+            else:
+                others = {}
+            for gpu, shapes in fitting.items():
+                beside = {shape: n for shape, n in others.items() if shape.gpu != gpu}
+                partly = (m for wide in shapes for m in _partly(wide, shapes, context.pools[gpu]))
+                mixes = [*mixes, *({**beside, **mix} for mix in partly)]
             makespans_s = self._makespans_s(context.history, by_shape, mixes, single[-1], ts)
             chosen = _simplest_near_least(makespans_s, single=len(single))
             mix, makespan_s = mixes[chosen], makespans_s[chosen]
@@ -93,6 +110,15 @@ class EqualProgressPlan:
             ),
             estimated_makespan_s=makespan_s,
         )
+
+    def _fitting(self, by_shape: Iterable[EngineShape]) -> dict[str, list[EngineShape]]:
+        """Shapes of each class that its pool has GPUs for, narrowest first."""
+        check_classes(self._context.pools, self._context.shape_choices)
+        found = {
+            gpu: sorted((s for s in shapes_of(gpu, by_shape) if s.gpus <= gpus), key=_gpus)
+            for gpu, gpus in self._context.pools.items()
+        }
+        return {gpu: shapes for gpu, shapes in found.items() if shapes}
 
     def _lengths_known(self, remaining: Sequence[float]) -> bool:
         history = self._context.history
@@ -122,6 +148,15 @@ class EqualProgressPlan:
             start_s=context.start_s(max(by_shape, key=lambda shape: shape.gpus)),
             widened_at=first_search_at(sum(s.gpus * n for s, n in widened.items())),
         )
+
+
+def _gpus(shape: EngineShape) -> int:
+    return shape.gpus
+
+
+def _joined(mixes: Sequence[Mix]) -> Mix:
+    """The engines of several classes."""
+    return {shape: count for mix in mixes for shape, count in mix.items()}
 
 
 def _filled(shape: EngineShape, shapes: Sequence[EngineShape], gpus: int) -> Mix:
