@@ -148,8 +148,8 @@ def _refuse_unknown(values: Mapping[str, Any], cls: type, prefix: str, label: st
     known = _fields(cls)
     where = f"[{prefix.rstrip('.')}]" if prefix else "the top level"
     for key, value in values.items():
-        if key in _NUMBERS and not prefix:
-            _refuse_words(key, value, label)
+        if key == _PRICES and not prefix:
+            _check_prices(value, label)
             continue
         if key not in known:
             near = get_close_matches(key, known, n=1)
@@ -170,16 +170,22 @@ def _refuse_unknown(values: Mapping[str, Any], cls: type, prefix: str, label: st
         _refuse_unknown(value, section, f"{prefix}{key}.", label)
 
 
-_NUMBERS = ("prices",)
-"""Sections whose keys are free, and whose values are numbers."""
+_PRICES = "prices"
+"""The section whose keys are free: GPU classes."""
+MAX_PRICE = 100_000
+"""Dollars of a GPU and hour; more is a typing error."""
 
 
-def _refuse_words(section: str, values: Any, label: str) -> None:
+def _check_prices(values: Any, label: str) -> None:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{label}: {section} is a section: write [{section}]")
+        raise ConfigError(f"{label}: prices is a section: write [prices]")
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{label}: {section}.{name} must be a number, not {value!r}")
+            raise ConfigError(f"{label}: prices.{name} must be a number, not {value!r}")
+        if not 0.0 <= value < MAX_PRICE:
+            raise ConfigError(
+                f"{label}: prices.{name} must be from 0 to below {MAX_PRICE:,}, not {value:g}"
+            )
 
 
 def _merge(

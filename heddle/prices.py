@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
-from heddle.config_files import ConfigError
+from heddle.config_files import MAX_PRICE, ConfigError
 from heddle_sim.profile_files import known_profiles
 
 PRICE_FILE = Path(__file__).with_name("prices.toml")
@@ -123,10 +123,14 @@ def prices_of(own: Mapping[str, float], used: Iterable[str] = ()) -> Prices:
     """Prices of a run on GPUs of the classes `used`, with a user's own in place of shipped ones.
 
     Raises:
-        ConfigError: an own price is of a class that is neither shipped nor used.
+        ConfigError: an own price is out of range, or of a class that is neither shipped nor used.
     """
     known = dict.fromkeys((*(row.gpu for row in priced_classes()), *map(str.lower, used)))
-    for name in own:
+    for name, price in own.items():
+        if not 0.0 <= price < MAX_PRICE:
+            raise ConfigError(
+                f"price of {name!r} must be from 0 to below {MAX_PRICE:,}, not {price:g}"
+            )
         if name.lower() not in known:
             near = get_close_matches(name.lower(), known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -193,7 +193,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--tool-pool", "a=1", "--tool-pool", "a=2"), "two pools of the tool 'a'"),
         (("--tool-capacity", "0"), "leave it out for no limit"),
         (("--env-latency", "1,2,3"), "env_latency: '1,2,3' is no distribution"),
-        (("--price", "h100=-1"), "--price h100=-1: h100 must be from 0 to below 100,000 dollars"),
+        (("--price", "h100=-1"), "--price h100=-1: prices.h100 must be from 0 to below 100,000"),
         (("--price", "2.1"), "such as h100=2.1"),
         (("--set", "cluster.mix=[4,2,2]"), "engines of one TP degree"),
         (("--policy", "heddle+oracle"), "without an oracle"),

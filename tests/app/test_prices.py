@@ -241,9 +241,12 @@ def test_a_class_without_a_price_shows_a_dash_and_what_to_do(
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (("--price", "h100=-1"), "--price h100=-1: h100 must be from 0 to below 100,000 dollars"),
-        (("--price", "h100=nan"), "h100 must be from 0"),
-        (("--price", "h100=1e9"), "h100 must be from 0"),
+        (
+            ("--price", "h100=-1"),
+            "--price h100=-1: prices.h100 must be from 0 to below 100,000",
+        ),
+        (("--price", "h100=nan"), "h100 must be from 0 to below 100,000"),
+        (("--price", "h100=1e9"), "h100 must be from 0 to below 100,000"),
         (("--price", "h100"), "such as h100=2.1"),
         (("--price", "2.1"), "such as h100=2.1"),
         (("--price", "h100=two"), "such as h100=2.1"),
@@ -268,10 +271,17 @@ def test_a_wrong_price_in_a_file_names_file_and_key(tmp_path: Path):
     def read(values: dict[str, object]) -> None:
         resolve([ConfigSource("a.toml", {"trace": "t", "prices": values})])
 
-    with pytest.raises(ConfigError, match=r"a\.toml: prices\.h100: h100 must be from 0"):
+    with pytest.raises(ConfigError, match=r"a\.toml: prices\.h100 must be from 0"):
         read({"h100": -2.0})
     with pytest.raises(ConfigError, match=r"a\.toml: prices\.h100 must be a number"):
         read({"h100": "cheap"})
+
+
+def test_a_wrong_price_in_python_is_refused_too(config: RunConfig, tmp_path: Path):
+    for price in (-1.0, float("nan"), 1e9):
+        with pytest.raises(ConfigError, match="price of 'h100' must be from 0"):
+            simulate(replace(config, prices={"h100": price}), out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_ranking_by_cost_needs_every_price(refused: Refused, trace: Path, tmp_path: Path):
