@@ -36,6 +36,8 @@ from heddle_calibrate.roofline.operators import Floats
 START = {"elementwise": 2.0, "gemm": 3.0, "experts": 15.0}
 """Launch in microseconds from which a fit begins; other kinds 8."""
 START_SHARES = (0.75, 0.6)
+THINNED = 3
+"""A fit of the cross-validation takes one row of so many; its errors are of all rows left out."""
 FREEDOM, CHILD_FREEDOM, CLASS_FREEDOM = 1.0, 0.3, 0.5
 """Standard deviation, as a logarithm, of a number from its start, its parent's and the mean."""
 PART_WEIGHT, PREFILL_WEIGHT, PRIOR_WEIGHT = 0.7, 1.0, 0.1
@@ -161,8 +163,8 @@ def without_models(p: Points) -> Floats:
     error = np.zeros(len(p.rows))
     for name in dict.fromkeys(model):
         left = model == name
-        mean = fit_mean(p, ~left)
-        error[left] = relative_errors(p, fit_classes(p, ~left, mean))[left]
+        seen = ~left & _thinned(p)
+        error[left] = relative_errors(p, fit_classes(p, seen, fit_mean(p, seen)))[left]
     return error
 
 
@@ -172,8 +174,12 @@ def without_classes(p: Points) -> Floats:
     error = np.zeros(len(p.rows))
     for name in CLASSES:
         left = gpu == name
-        error[left] = relative_errors(p, fit_mean(p, ~left))[left]
+        error[left] = relative_errors(p, fit_mean(p, ~left & _thinned(p)))[left]
     return error
+
+
+def _thinned(p: Points) -> Mask:
+    return np.asarray(np.arange(len(p.rows)) % THINNED == 0)
 
 
 def cross_validated(p: Points, fitted: Floats) -> dict[str, Any]:

@@ -141,7 +141,9 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
-        raise ModelConfigError(f"cannot read {file}: {e.strerror}") from None
+        raise ModelConfigError(
+            f"cannot read {file}: {e.strerror}; give a config.json, or the folder that holds it"
+        ) from None
     except (ValueError, RecursionError) as e:
         raise ModelConfigError(f"{file}: not JSON ({e}); give a model's config.json") from None
     if not isinstance(values, dict):
