@@ -54,6 +54,11 @@ class EngineShape(msgspec.Struct, frozen=True, cache_hash=True, order=True, gc=F
         """GPUs of the engine, all of one class."""
         return self.tp * self.dp
 
+    @property
+    def prefills_only(self) -> bool:
+        """Whether another engine decodes what it prefills."""
+        return self.role == "prefill"
+
     def __str__(self) -> str:
         """Name it as messages do: ``h100 tp4``, ``h200 tp1 dp8 ep8``."""
         parts = [f"{self.gpu} tp{self.tp}"]
