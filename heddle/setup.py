@@ -206,15 +206,9 @@ def make_policy(
 
 
 def layout_profile(cluster: ClusterConfig) -> Profile:
-    """Load the profile of a cluster, with the parallelism of its engines.
-
-    Raises:
-        ProfileError: model or GPU class is unknown, or has no table for that.
-    """
-    wanted = {"auto": None, "on": True, "off": False}[cluster.expert_parallel]
-    return load_profile(cluster.model, cluster.gpu).laid_out(
-        expert_parallel=wanted, attention_dp=cluster.attention_dp
-    )
+    """Load the profile of a cluster's engines; raises ProfileError where there is none."""
+    profile = load_profile(cluster.model, cluster.gpu)
+    return profile.laid_out(cluster.expert_parallel, attention_dp=cluster.attention_dp)
 
 
 def memory_profile(cluster: ClusterConfig) -> Profile:

@@ -114,13 +114,16 @@ class Profile:
         dp = self.attention_dp
         return EngineShape(self.gpu, tp, ep=tp * dp if self.expert_parallel else 1, dp=dp)
 
-    def laid_out(self, *, expert_parallel: bool | None, attention_dp: int) -> "Profile":
-        """Return the profile of engines with this layout; None: that of the file.
+    def laid_out(
+        self, expert_parallel: Literal["auto", "on", "off"], *, attention_dp: int = 1
+    ) -> "Profile":
+        """Return the profile of engines with this layout; auto: experts as in the file.
 
         Raises:
             ProfileError: it has no table for that.
         """
-        parallel = self.expert_parallel if expert_parallel is None else expert_parallel
+        auto = expert_parallel == "auto"
+        parallel = self.expert_parallel if auto else expert_parallel == "on"
         if parallel and not self.experts:
             raise ProfileError(
                 f"{self.model} has no experts: leave --expert-parallel out, or take a "

@@ -37,7 +37,7 @@ def test_engines_asleep_start_soon_and_take_kv_from_all(config: RunConfig):
     wide, narrow = EngineShape("h100", 8), EngineShape("h100", 2)
     assert asleep.context.start_s(wide) == STANDBY_START_S < plain.context.start_s(wide)
     assert asleep.context.start_s(narrow) == plain.context.start_s(narrow)
-    assert asleep.simulation.start_s(4) == STANDBY_START_S
+    assert asleep.simulation.start_s(EngineShape("h100", 4)) == STANDBY_START_S
     lost_bytes = 2 * asleep.config.cluster.standby_gib * 2**30
     for tp in (1, 8):
         before, after = (s.profile.at(tp).kv_capacity_tokens for s in (plain, asleep))

@@ -410,7 +410,7 @@ def test_a_pool_that_leaves_no_engine_is_refused(trace: str):
         prepared(
             trace, "libra", run=replace(config(trace).run, cluster=ClusterConfig(gpus=4, tp=2))
         )
-    with pytest.raises(CapacityError, match="no whole engines of TP 2"):
+    with pytest.raises(CapacityError, match="no whole engines of 2 GPUs"):
         prepared(trace, SMALL["verl-separate-async"], train_gpus=1)
 
 

@@ -248,10 +248,10 @@ def test_a_layout_chooses_tables_and_shapes() -> None:
     p = _with_experts()
     assert p.tps == (2,)
     assert p.shape(2) == EngineShape("h100", 2)
-    parallel = p.laid_out(expert_parallel=True, attention_dp=1)
+    parallel = p.laid_out("on")
     assert parallel.shape(2) == EngineShape("h100", 2, ep=2)
     assert parallel.table(2).kv_capacity_tokens == 50_000
-    ranks = p.laid_out(expert_parallel=True, attention_dp=4)
+    ranks = p.laid_out("on", attention_dp=4)
     assert ranks.tps == (1,)
     assert str(ranks.shape(1)) == "h100 tp1 dp4 ep4"
     assert ranks.tps_on(3) == ()
@@ -260,7 +260,7 @@ def test_a_layout_chooses_tables_and_shapes() -> None:
 
 def test_ranks_share_a_batch() -> None:
     """Eight sequences on four ranks take the time of two on one, and have four times its KV."""
-    ranks = _with_experts().laid_out(expert_parallel=True, attention_dp=4).table(1)
+    ranks = _with_experts().laid_out("on", attention_dp=4).table(1)
     one = load_profile("qwen3-8b", "h100").table(1)
     assert ranks.gpus == 4
     assert ranks.kv_capacity_tokens == 160_000
@@ -269,7 +269,7 @@ def test_ranks_share_a_batch() -> None:
     context = 1000
     assert ranks.per_context_s[8] * 8 * context == pytest.approx(one.per_context_s[2] * 2 * context)
     assert ranks.prefill_s(4 * 512, 4 * 512**2 / 2) == pytest.approx(one.prefill_s(512, 512**2 / 2))
-    cost = _with_experts().laid_out(expert_parallel=True, attention_dp=4).cost_estimate()
+    cost = _with_experts().laid_out("on", attention_dp=4).cost_estimate()
     (shape,) = cost.by_shape
     belief = load_profile("qwen3-8b", "h100").cost_estimate((1,))
     (alone,) = belief.by_shape.values()
@@ -280,9 +280,9 @@ def test_ranks_share_a_batch() -> None:
 
 def test_a_layout_without_tables_is_refused() -> None:
     with pytest.raises(ProfileError, match=r"qwen3-8b has no experts: leave --expert-parallel out"):
-        load_profile("qwen3-8b", "h100").laid_out(expert_parallel=True, attention_dp=1)
+        load_profile("qwen3-8b", "h100").laid_out("on")
     with pytest.raises(ProfileError, match=r"parallelism 3; it has the layouts 2, 2ep2, 1dp4ep4"):
-        _with_experts().laid_out(expert_parallel=None, attention_dp=3)
+        _with_experts().laid_out("auto", attention_dp=3)
     for name in ("ep2", "2ep3", "0", "2dp0", "tp2"):
         with pytest.raises(ProfileError, match=f"'{name}' is no layout of an engine"):
             read_layout(name)
