@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from heddle.pools import latency_of, tool_pools_of
+from heddle.roles import RoleGpus, roles_of
 from heddle_core.defaults import REPORT_INTERVAL_S
 from heddle_sim.services import ServiceConfig, ToolServices
 
@@ -20,6 +21,8 @@ MAX_GPUS = 100_000
 MAX_RUNNING = 8192
 MAX_RANKS = 1024
 """Tokens that one iteration of an engine carries: each running step needs one of them."""
+PREFILL_THRESHOLD = 1024
+"""Tokens; measured in docs/results/roles.md."""
 MIN_REPORT_INTERVAL_S = 0.01
 """Shorter than an iteration; more reports have no information and fill the journal."""
 
@@ -73,6 +76,17 @@ class ClusterConfig:
     attention_dp: int = 1
     """Attention data-parallel ranks of an engine, as vLLM's `--data-parallel-size`: it has so many
     times `tp` GPUs."""
+    roles: str = ""
+    """GPUs of engines that prefill and of those that decode, as ``prefill=2,decode=6``: together
+    all. `tp`, `mix` and planners are of engines that decode. Empty: every engine does both."""
+    prefill_tp: int | None = None
+    """TP degree of engines that prefill. None: `tp`."""
+    prefill_threshold: int = PREFILL_THRESHOLD
+    """A step with at most so many tokens beyond the KV on its decode engine is prefilled there;
+    0: none is. With `roles` only."""
+    handover_fixed_s: float | None = None
+    """Seconds of a copy of KV from or to an engine that prefills, beside its bytes. None: those of
+    a migration in the profile."""
     max_running: int = 100
     """Steps that one engine runs at once."""
     tool_capacity: int | None = None
@@ -121,18 +135,20 @@ class ClusterConfig:
         _require(1 <= self.gpus <= MAX_GPUS, f"gpus must be from 1 to {MAX_GPUS:,}")
         _require(self.tp >= 1, "tp must be 1 or more")
         _require(1 <= self.attention_dp <= MAX_RANKS, f"attention_dp must be from 1 to {MAX_RANKS}")
+        self._check_roles()
         used = sum(self.mix) * self.attention_dp
+        gpus, of = self.home_gpus, "gpus" if not self.roles else "roles: decode"
         _require(
-            not self.mix or (min(self.mix) >= 1 and used == self.gpus),
+            not self.mix or (min(self.mix) >= 1 and used == gpus),
             f"mix = {list(self.mix)} names engines of {used} GPUs in all, not of "
-            f"gpus = {self.gpus}: take gpus = {used} or other TP degrees",
+            f"{of} = {gpus}: take {of} = {used} or other TP degrees",
         )
         each = self.engine_gpus
         _require(
-            bool(self.mix) or self.gpus % each == 0,
-            f"gpus = {self.gpus} is not divisible by "
+            bool(self.mix) or gpus % each == 0,
+            f"{of} = {gpus} is not divisible by "
             + (f"tp = {self.tp}" if self.attention_dp == 1 else f"tp * attention_dp = {each}")
-            + f": take gpus = {max(self.gpus // each, 1) * each} or another tp",
+            + f": take {of} = {max(gpus // each, 1) * each} or another tp",
         )
         _require(
             1 <= self.max_running <= MAX_RUNNING, f"max_running must be from 1 to {MAX_RUNNING:,}"
@@ -175,6 +191,43 @@ class ClusterConfig:
             "tp_choices must list degrees from 1 to gpus",
         )
 
+    def _check_roles(self) -> None:
+        try:
+            roles = self.role_gpus
+        except ValueError as error:
+            raise ValueError(f"roles: {error}") from None
+        tp = self.prefill_tp
+        _require(tp is None or tp >= 1, "prefill_tp must be 1 or more")
+        _require(self.prefill_threshold >= 0, "prefill_threshold must be 0 or more tokens")
+        fixed_s = self.handover_fixed_s
+        _require(
+            fixed_s is None or 0.0 <= fixed_s < 1e9, "handover_fixed_s must be from 0 to below 1e9"
+        )
+        if roles is None:
+            _require(tp is None, "prefill_tp is of engines that only prefill: give roles too")
+            return
+        each = (tp or self.tp) * self.attention_dp
+        _require(
+            roles.prefill % each == 0,
+            f"roles: prefill = {roles.prefill} is not divisible into engines of {each} GPUs: take "
+            f"prefill = {max(roles.prefill // each, 1) * each} or another prefill_tp",
+        )
+
+    @property
+    def role_gpus(self) -> RoleGpus | None:
+        """`roles` as numbers; None where every engine does both.
+
+        Raises:
+            ValueError: they are no roles.
+        """
+        return roles_of(self.roles)
+
+    @property
+    def home_gpus(self) -> int:
+        """GPUs of the engines that decode, which trajectories have as homes."""
+        roles = self.role_gpus
+        return self.gpus if roles is None else roles.decode
+
     @property
     def engine_gpus(self) -> int:
         """GPUs of an engine of degree `tp`."""
@@ -182,8 +235,8 @@ class ClusterConfig:
 
     @property
     def engines(self) -> int:
-        """Engines of degree `tp` that the GPUs suffice for."""
-        return self.gpus // self.engine_gpus
+        """Engines of degree `tp` that the GPUs suffice for, those that only prefill left out."""
+        return self.home_gpus // self.engine_gpus
 
     @property
     def tps(self) -> str:

@@ -23,7 +23,6 @@ from heddle.signals import StopSignals
 from heddle.simulation import RunResult, finished
 from heddle.workload import Workload, check_tools
 from heddle_core.commands import Command, SolvePlan
-from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, Event, TrajectoryFinished
 from heddle_core.ids import EngineId
 from heddle_core.journal import Sink
@@ -209,7 +208,7 @@ def _rollout(setup: RunSetup, agents: Sequence[Agent], stage: _Stage, sink: Sink
     cluster = setup.config.cluster
     return RolloutRun(
         agents,
-        RecordedCore(Controller(setup.policy), sink),
+        RecordedCore(setup.controller(), sink),
         stage.launcher,
         stage.clock,
         tool_capacity=cluster.tool_capacity,

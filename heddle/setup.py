@@ -13,6 +13,7 @@ import numpy as np
 
 from heddle import knowledge
 from heddle.config import ClusterConfig, RunConfig
+from heddle.config_files import ConfigError
 from heddle.plugins import load_policy
 from heddle.runs import RunFacts
 from heddle.runs.bound import Bound, lower_bound
@@ -20,9 +21,11 @@ from heddle.runs.ideal import Ideal, ideal_makespans
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
 from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, check_tools, fitting
+from heddle_core.controller import Controller
 from heddle_core.defaults import ENGINE_START_S, SPARE_SLOTS
 from heddle_core.estimate.cost import CostModel
-from heddle_core.ids import EngineId, EngineShape
+from heddle_core.ids import EngineId, EngineShape, Role
+from heddle_core.plans import Disaggregation, EngineSpec
 from heddle_core.policy import Policy, PolicyContext
 from heddle_sim.config import HostKvConfig, SimulationConfig
 from heddle_sim.latency import LatencyTable
@@ -55,6 +58,10 @@ class RunSetup:
     policy: Policy
     simulation: SimulationConfig
     """The simulated cluster."""
+
+    def controller(self) -> Controller:
+        """Make the controller of the run."""
+        return Controller(self.policy, self.context.disaggregation)
 
     def bound(self) -> Bound:
         """Bound the makespan of the run from below."""
@@ -231,9 +238,33 @@ def load_cluster_profile(cluster: ClusterConfig) -> Profile:
         ProfileError: model, GPU class or TP degree is unknown.
     """
     profile = memory_profile(cluster)
-    for tp in (cluster.tp, *cluster.mix, *(cluster.tp_choices or ()), *cluster.standby_tp):
+    named = (cluster.tp, *cluster.mix, *(cluster.tp_choices or ()), *cluster.standby_tp)
+    for tp in (*named, cluster.prefill_tp or cluster.tp):
         profile.at(tp)
+    check_roles(cluster, profile)
     return profile
+
+
+def check_roles(cluster: ClusterConfig, profile: Profile) -> None:
+    """Refuse roles that do not add up to the GPUs, or that cannot hand KV over.
+
+    Raises:
+        ConfigError: the message has the remedy.
+    """
+    roles = cluster.role_gpus
+    if roles is None:
+        return
+    used = roles.prefill + roles.decode
+    if used != cluster.gpus:
+        raise ConfigError(
+            f"roles = {cluster.roles!r} are of {used} GPUs, and there are gpus = {cluster.gpus}: "
+            "take GPUs of both roles that add up to that, or other gpus"
+        )
+    if profile.costs is not None and profile.costs.moves_by == "prefill":
+        raise ConfigError(
+            f"roles = {cluster.roles!r}: the engines of this profile move no KV, so that none can "
+            "prefill for another: leave roles out, or take the profile of engines with kv_transfer"
+        )
 
 
 def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig) -> Bound:
@@ -268,6 +299,7 @@ def simulation_config(
     tables: dict[EngineShape, LatencyTable] = {}
 
     def table(shape: EngineShape) -> LatencyTable:
+        shape = shape.as_role("both")
         assert shape == profile.shape(shape.tp), f"no profile of {shape} was loaded"
         if shape not in tables:
             tables[shape] = _table(profile, shape.tp, cluster)
@@ -280,6 +312,7 @@ def simulation_config(
         table=table,
         transfer_fixed_s=profile.transfer.fixed_s,
         transfer_bytes_per_s=profile.transfer.bytes_per_s,
+        handover_fixed_s=cluster.handover_fixed_s,
         moves_by=costs.moves_by,
         max_batched_tokens=settings.max_batched_tokens,
         block_size=settings.block_tokens,
@@ -355,17 +388,22 @@ def _context(
     """
     cluster = config.cluster
     tps = cluster.tp_choices or tuple(
-        tp for tp in profile.tps_on(cluster.gpus) if capacity_tokens(profile, tp) >= largest_tokens
+        tp
+        for tp in profile.tps_on(cluster.home_gpus)
+        if capacity_tokens(profile, tp) >= largest_tokens
     )
     every = sorted({*tps, cluster.tp, *cluster.mix})
-    shapes = {tp: profile.shape(tp) for tp in every}
+    role: Role = "both" if cluster.role_gpus is None else "decode"
+    shapes = {tp: profile.shape(tp).as_role(role) for tp in every}
+    cost = _cost_estimate(profile, tuple(shapes), simulation)
+    by_shape = {s.as_role(role): c for s, c in cost.by_shape.items()}
     return PolicyContext(
-        pools={profile.gpu: cluster.gpus},
+        pools={profile.gpu: cluster.home_gpus},
         shape=shapes[cluster.tp],
         shape_choices=tuple(shapes[tp] for tp in tps),
         max_running=cluster.max_running,
         mix=tuple(shapes[tp] for tp in cluster.mix),
-        cost=_cost_estimate(profile, tuple(shapes), simulation),
+        cost=replace(cost, by_shape=by_shape),
         history=history.history,
         learned=model.factory,
         seed=config.seed,
@@ -373,8 +411,27 @@ def _context(
         engine_start_s_by_shape={
             shape: simulation.start_s(shape)
             for shape in shapes.values()
-            if shape in simulation.engine_start_s_at
+            if shape.as_role("both") in simulation.engine_start_s_at
         },
+        disaggregation=_disaggregation(cluster, profile),
+    )
+
+
+def _disaggregation(cluster: ClusterConfig, profile: Profile) -> Disaggregation | None:
+    """The engines that prefill; None where every engine does both."""
+    roles = cluster.role_gpus
+    if roles is None:
+        return None
+    tp = cluster.prefill_tp or cluster.tp
+    whole = profile.shape(tp)
+    shape = whole.as_role("prefill")
+    return Disaggregation(
+        engines=tuple(
+            EngineSpec(engine=EngineId(f"p{i}"), shape=shape, max_running=cluster.max_running)
+            for i in range(roles.prefill // shape.gpus)
+        ),
+        threshold_tokens=cluster.prefill_threshold,
+        prefill_s_by_shape={shape: profile.cost_estimate((tp,)).by_shape[whole].prefill_s},
     )
 
 

@@ -35,9 +35,9 @@ from heddle_core.homes import PlannedHomes
 from heddle_core.hooks import Hooks
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.ledger import Engine, Ledger, LedgerError
-from heddle_core.plans import EngineSpec, PlanProblem, ResourcePlan
+from heddle_core.plans import Disaggregation, EngineSpec, PlanProblem, ResourcePlan
 from heddle_core.policy import Policy, predictions_awaited
-from heddle_core.prefill import Disaggregation, PrefillChoice
+from heddle_core.prefill import PrefillChoice
 from heddle_core.queues import Queues
 from heddle_core.retention import Retention
 from heddle_core.rollouts import ARRIVAL_GRACE_S, Rollout, Rollouts
@@ -220,7 +220,7 @@ class Controller:
         t.kv_kept = left is not None
         if t.migrating_to is None:
             self._place_after_tool(t, out)
-        if t.migrating_to is not None:
+        if t.migrating_to is not None and t.phase != "pulling":
             self.ledger.move(t, "migrating")
         if left is not None and (t.phase == "migrating" or left.id != t.home):
             self._queues.fill(left, out)

@@ -177,7 +177,7 @@ class Ledger:
             loads = self._loads = Tournament(self.engines, [e.in_flight for e in self.engines])
         else:
             for engine in self._changed:
-                if engine.accepting:
+                if engine.accepting and not engine.shape.prefills_only:
                     loads.change(engine.place, engine.in_flight)
         for engine in self._changed:
             engine.load_changed = False
@@ -395,16 +395,7 @@ class Ledger:
             if t.home is not None:
                 sessions[t.home] += 1
                 parked[t.home] += t.estimated_kv_tokens if t.parked else 0
-            assert not t.parked or t.phase in ("tool", "predicting"), (
-                f"{t.id} is parked but {t.phase}"
-            )
-            assert (t.phase == "held") == (t.id in self.held), (
-                f"{t.id}: {t.phase} and held disagree"
-            )
-            assert (t.phase == "queued") == (t.ticket >= 0), (
-                f"{t.id}: {t.phase} and ticket disagree"
-            )
-            assert t.phase != "finished", f"{t.id} is finished and still here"
+            self._check_trajectory(t)
             if t.phase == "queued" or t.phase in IN_SLOT:
                 assert t.engine is not None, f"{t.id} is {t.phase} without an engine"
                 assert self.known_engines[t.engine].alive, f"{t.id} is {t.phase} on a dead engine"
@@ -419,11 +410,6 @@ class Ledger:
             if t.phase in IN_SLOT:
                 assert t.engine is not None
                 assert t.id in self.known_engines[t.engine].running
-            if t.phase in ("migrating", "pulling"):
-                assert t.migrating_to is not None, f"{t.id} waits for no migration"
-            if t.phase == "predicting":
-                assert t.predictions_due, f"{t.id} waits for no prediction"
-                assert t.migrating_to is None, f"{t.id} waits for a prediction and a migration"
         for t in self.ended.values():
             assert t.phase == "finished", f"{t.id} ended but is {t.phase}"
             assert t.migrating_to is not None or t.predictions_due, f"{t.id} awaits nothing"
@@ -447,3 +433,14 @@ class Ledger:
         if self.engines:
             fewest = min(self.engines, key=lambda e: e.in_flight)
             assert self.fewest_in_flight() is fewest, f"{fewest.id} has the fewest in flight"
+
+    def _check_trajectory(self, t: Trajectory) -> None:
+        assert not t.parked or t.phase in ("tool", "predicting"), f"{t.id} is parked but {t.phase}"
+        assert (t.phase == "held") == (t.id in self.held), f"{t.id}: {t.phase} and held disagree"
+        assert (t.phase == "queued") == (t.ticket >= 0), f"{t.id}: {t.phase} and ticket disagree"
+        assert t.phase != "finished", f"{t.id} is finished and still here"
+        if t.phase in ("migrating", "pulling"):
+            assert t.migrating_to is not None, f"{t.id} waits for no migration"
+        if t.phase == "predicting":
+            assert t.predictions_due, f"{t.id} waits for no prediction"
+            assert t.migrating_to is None, f"{t.id} waits for a prediction and a migration"

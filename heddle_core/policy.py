@@ -13,7 +13,7 @@ from heddle_core.estimate.cost import CostModel
 from heddle_core.estimate.history import History
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
-from heddle_core.plans import PlanProblem, ResourcePlan
+from heddle_core.plans import Disaggregation, PlanProblem, ResourcePlan
 from heddle_core.trajectory import Phase
 
 
@@ -41,6 +41,11 @@ class PolicyContext:
     """Estimated seconds from the start of an engine until it is ready, while a rollout runs."""
     engine_start_s_by_shape: Mapping[EngineShape, float] = field(default_factory=dict)
     """The same for shapes where it is known, such as those of engines that are asleep."""
+
+    disaggregation: Disaggregation | None = None
+    """Prefill engines that the controller keeps beside the policy's engines, on GPUs of their own.
+
+    `pools` and all shapes are then of engines that decode."""
 
     def start_s(self, shape: EngineShape) -> float:
         """Estimated seconds until an engine of `shape` is ready."""

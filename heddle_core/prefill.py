@@ -5,31 +5,10 @@ threshold. A prefill engine makes its first token and keeps its KV until the hom
 for it, and has copied it. This file is part of the controller: it reads no clock and does no I/O.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from heddle_core.ids import EngineId, EngineShape
+from heddle_core.ids import EngineId
 from heddle_core.ledger import Engine, Ledger
-from heddle_core.plans import EngineSpec, ResourcePlan
+from heddle_core.plans import Disaggregation, ResourcePlan
 from heddle_core.trajectory import Trajectory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disaggregation:
-    """Prefill engines beside those of every plan, which then only decode."""
-
-    engines: tuple[EngineSpec, ...]
-    """Each of role `prefill`."""
-    threshold_tokens: int
-    """A step with at most so many tokens beyond the KV at its home is prefilled there; 0: none."""
-    prefill_s: Mapping[EngineShape, float]
-    """Estimated seconds of a prompt token, by the shapes of `engines`."""
-
-    def __post_init__(self) -> None:
-        if not self.engines or not all(spec.shape.prefills_only for spec in self.engines):
-            raise ValueError("disaggregation needs engines of role prefill, and no others")
-        if self.threshold_tokens < 0:
-            raise ValueError(f"threshold_tokens must be 0 or more, not {self.threshold_tokens}")
 
 
 class PrefillChoice:
@@ -62,7 +41,7 @@ class PrefillChoice:
             if t.context_tokens >= engine.kv_capacity_tokens:
                 continue
             tokens = engine.prefill_tokens + new_tokens
-            seconds = tokens * found.prefill_s[engine.shape]
+            seconds = tokens * found.prefill_s_by_shape[engine.shape]
             if best is None or seconds < best_s:
                 best, best_s = engine, seconds
         return best

@@ -452,9 +452,7 @@ class Driver:
         # A live model may end a step at the limit by chance, and no result says which it was.
         if limit is not None and limit < request.max_tokens and request.exact:
             tracked.keeps_kv = self._cluster.prefills_only(command.engine)
-            request = msgspec.structs.replace(
-                request, max_tokens=limit, keep_kv=tracked.keeps_kv
-            )
+            request = msgspec.structs.replace(request, max_tokens=limit, keep_kv=tracked.keeps_kv)
             tracked.limit_tokens = limit
         refused = self._cluster.dispatch(command, request)
         if refused:

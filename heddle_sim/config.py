@@ -97,7 +97,7 @@ class SimulationConfig:
 
     def start_s(self, shape: EngineShape) -> float:
         """Seconds that an engine takes to start."""
-        return self.engine_start_s_at.get(shape, self.engine_start_s)
+        return self.engine_start_s_at.get(shape.as_role("both"), self.engine_start_s)
 
     def transfer_s(self, kv_bytes: float) -> float:
         """Seconds that `kv_bytes` take from one engine to another, once both are free."""

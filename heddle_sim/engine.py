@@ -209,8 +209,7 @@ class SimEngine:
         self._clock.call_after(0.0, self._report_ends)
 
     def release(self, trajectory: TrajectoryId) -> None:
-        """Drop a trajectory's cached KV; KV that is kept becomes cache; a running step has its own.
-        """
+        """Drop the cached KV of a trajectory; KV that is kept for another engine becomes cache."""
         self._settle()
         cache = self._batch.cache
         context = cache.contexts.get(trajectory)

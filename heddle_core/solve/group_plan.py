@@ -48,11 +48,11 @@ def one_class(pools: Mapping[str, int], shapes: Collection[EngineShape]) -> int:
     """
     classes = {*pools, *(shape.gpu for shape in shapes)}
     roles = {shape.role for shape in shapes}
-    if len(classes) != 1 or not roles <= {"both"}:
+    if len(classes) != 1 or len(roles) > 1 or "prefill" in roles:
         raise ValueError(
-            "a plan can mix engines of one GPU class that prefill and decode, not of classes "
-            f"{', '.join(sorted(classes))} with roles {', '.join(sorted(roles))}; "
-            "give pools and shapes of one class"
+            "a plan can mix engines of one GPU class that all decode or all do both, not of "
+            f"classes {', '.join(sorted(classes))} with roles {', '.join(sorted(roles))}; "
+            "give pools and shapes of one class, and prefill engines by `Disaggregation`"
         )
     return next(iter(pools.values()), 0)
 
