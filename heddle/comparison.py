@@ -57,7 +57,8 @@ class PolicyResult:
 
     variant: Variant
     best: bool
-    """Whether no other setting of the policy has a lower mean makespan; the first of equals."""
+    """Whether no other setting of the policy has a lower mean makespan; the first of equals.
+    Settings with prefill engines compete apart."""
     runs: tuple[RunResult, ...]
     """By seed."""
     makespan_s: Estimate
@@ -85,9 +86,11 @@ class PolicyResult:
             "max_running": cluster.max_running,
             "best": self.best,
         }
+        tried = self.variant.swept or self.variant.roles_tried
         return {
             "policy": self.policy,
-            **(setting if self.variant.swept else {}),
+            **(setting if tried else {}),
+            **({"roles": cluster.roles} if cluster.roles else {}),
             "makespan_s": self.makespan_s.plain(),
             "throughput_tok_s": self.throughput_tok_s.plain(),
             "speedup": self.speedup,
@@ -122,7 +125,8 @@ class Comparison:
 
     @property
     def best(self) -> tuple[PolicyResult, ...]:
-        """One row for each policy: at its best setting where several were tried."""
+        """One row for each policy, at its best setting where several were tried; one more at its
+        best split into prefill and decode engines."""
         return tuple(policy for policy in self.policies if policy.best)
 
     @property
@@ -159,6 +163,7 @@ class Comparison:
                 "profile": f"{self.profile.model}.{self.profile.gpu}",
                 "tp": cluster.tp,
                 **({"mix": list(cluster.mix)} if cluster.mix else {}),
+                **({"roles": cluster.roles} if cluster.roles else {}),
                 "max_running": cluster.max_running,
                 **self._resources(),
             },
@@ -201,6 +206,7 @@ def compare(
     *,
     tps: Choice = None,
     slots: Choice = None,
+    roles: bool = False,
     seeds: int = 1,
     out: Path = Path("runs"),
     jobs: int | None = None,
@@ -216,6 +222,8 @@ def compare(
 
     `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
     ``best``. Policies without a planner run at all combinations; others once, as `config` says.
+    With `roles` every policy runs with prefill and decode engines too, at some splits of the GPUs;
+    the best of these is a row of its own.
 
     Raises:
         ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs; a
@@ -228,7 +236,7 @@ def compare(
     """
     _check(policies, seeds, config.seed, jobs)
     shared = Workspace()
-    settings = tuning(config, tps=tps, slots=slots, workspace=shared)
+    settings = tuning(config, tps=tps, slots=slots, roles=roles, workspace=shared)
     config = replace(config, cluster=settings.base)
     first = shared.workload(config)
     variants = settings.variants(config, policies, shared)
@@ -333,16 +341,16 @@ def _results(
     """A row for each variant, from its runs."""
     makespan = [estimate([run.summary["makespan_s"] for run in mine]) for mine in runs]
     throughput = [estimate([run.summary["throughput_tok_s"] for run in mine]) for mine in runs]
-    best: dict[str, int] = {}
+    best: dict[tuple[str, bool], int] = {}
     for row, variant in enumerate(variants):
-        known = best.setdefault(variant.policy, row)
+        known = best.setdefault(variant.contest, row)
         if makespan[row].mean < makespan[known].mean:
-            best[variant.policy] = row
-    reference = throughput[best[variants[0].policy]].mean
+            best[variant.contest] = row
+    reference = throughput[best[variants[0].contest]].mean
     return tuple(
         PolicyResult(
             variant=variant,
-            best=best[variant.policy] == row,
+            best=best[variant.contest] == row,
             runs=tuple(runs[row]),
             makespan_s=makespan[row],
             throughput_tok_s=throughput[row],

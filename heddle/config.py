@@ -204,7 +204,6 @@ class ClusterConfig:
             fixed_s is None or 0.0 <= fixed_s < 1e9, "handover_fixed_s must be from 0 to below 1e9"
         )
         if roles is None:
-            _require(tp is None, "prefill_tp is of engines that only prefill: give roles too")
             return
         each = (tp or self.tp) * self.attention_dp
         _require(

@@ -104,7 +104,8 @@ def comparison(result: Comparison) -> None:
 
 def _engines(cluster: ClusterConfig) -> str:
     """Engines that no policy plans, in words."""
-    return f"TP {cluster.tps}, {cluster.max_running} running per engine"
+    roles = f", GPUs by role {cluster.roles}" if cluster.roles else ""
+    return f"TP {cluster.tps}, {cluster.max_running} running per engine{roles}"
 
 
 def _tried(result: Comparison) -> str:
