@@ -7,8 +7,9 @@ and options. Each part of a run receives only the value that it needs, never a `
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from heddle.failures import faults_of
 from heddle.pools import latency_of, tool_pools_of
-from heddle.roles import RoleGpus, roles_of
+from heddle.roles import RoleGpus, check_role_gpus, roles_of
 from heddle_core.defaults import REPORT_INTERVAL_S
 from heddle_sim.services import ServiceConfig, ToolServices
 
@@ -135,7 +136,16 @@ class ClusterConfig:
         _require(1 <= self.gpus <= MAX_GPUS, f"gpus must be from 1 to {MAX_GPUS:,}")
         _require(self.tp >= 1, "tp must be 1 or more")
         _require(1 <= self.attention_dp <= MAX_RANKS, f"attention_dp must be from 1 to {MAX_RANKS}")
-        self._check_roles()
+        try:
+            check_role_gpus(self.role_gpus, (self.prefill_tp or self.tp) * self.attention_dp)
+        except ValueError as error:
+            raise ValueError(f"roles: {error}") from None
+        _require(self.prefill_tp is None or self.prefill_tp >= 1, "prefill_tp must be 1 or more")
+        _require(self.prefill_threshold >= 0, "prefill_threshold must be 0 or more tokens")
+        fixed_s = self.handover_fixed_s
+        _require(
+            fixed_s is None or 0.0 <= fixed_s < 1e9, "handover_fixed_s must be from 0 to below 1e9"
+        )
         used = sum(self.mix) * self.attention_dp
         gpus, of = self.home_gpus, "gpus" if not self.roles else "roles: decode"
         _require(
@@ -191,27 +201,6 @@ class ClusterConfig:
             "tp_choices must list degrees from 1 to gpus",
         )
 
-    def _check_roles(self) -> None:
-        try:
-            roles = self.role_gpus
-        except ValueError as error:
-            raise ValueError(f"roles: {error}") from None
-        tp = self.prefill_tp
-        _require(tp is None or tp >= 1, "prefill_tp must be 1 or more")
-        _require(self.prefill_threshold >= 0, "prefill_threshold must be 0 or more tokens")
-        fixed_s = self.handover_fixed_s
-        _require(
-            fixed_s is None or 0.0 <= fixed_s < 1e9, "handover_fixed_s must be from 0 to below 1e9"
-        )
-        if roles is None:
-            return
-        each = (tp or self.tp) * self.attention_dp
-        _require(
-            roles.prefill % each == 0,
-            f"roles: prefill = {roles.prefill} is not divisible into engines of {each} GPUs: take "
-            f"prefill = {max(roles.prefill // each, 1) * each} or another prefill_tp",
-        )
-
     @property
     def role_gpus(self) -> RoleGpus | None:
         """`roles` as numbers; None where every engine does both.
@@ -220,6 +209,12 @@ class ClusterConfig:
             ValueError: they are no roles.
         """
         return roles_of(self.roles)
+
+    @property
+    def prefill_tps(self) -> tuple[int, ...]:
+        """TP degrees of engines that prefill, one for each."""
+        roles, tp = self.role_gpus, self.prefill_tp or self.tp
+        return () if roles is None else (tp,) * (roles.prefill // (tp * self.attention_dp))
 
     @property
     def home_gpus(self) -> int:
@@ -267,19 +262,7 @@ class ClusterConfig:
         Raises:
             ValueError: an entry is not ENGINE@SECONDS.
         """
-        found = []
-        for text in filter(None, (part.strip() for part in self.failures.split(","))):
-            engine, at, seconds = text.rpartition("@")
-            try:
-                time_s = float(seconds)
-            except ValueError:
-                time_s = -1.0
-            _require(
-                bool(engine and at) and 0.0 <= time_s < 1e9,
-                f"failures: {text!r} is not ENGINE@SECONDS, such as e0@120",
-            )
-            found.append((time_s, engine))
-        return tuple(sorted(found))
+        return faults_of(self.failures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

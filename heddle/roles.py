@@ -42,3 +42,17 @@ def roles_of(text: str) -> RoleGpus | None:
             "or leave roles out, and every engine does both"
         )
     return RoleGpus(found["prefill"], found["decode"]) if found else None
+
+
+def check_role_gpus(roles: RoleGpus | None, prefill_each: int) -> None:
+    """Check that GPUs divide into prefill engines of `prefill_each` GPUs.
+
+    Raises:
+        ValueError: they do not; the message names numbers that do.
+    """
+    if roles is not None and prefill_each > 0 and roles.prefill % prefill_each:
+        raise ValueError(
+            f"prefill = {roles.prefill} is not divisible into engines of {prefill_each} GPUs: take "
+            f"prefill = {max(roles.prefill // prefill_each, 1) * prefill_each} or another "
+            "prefill_tp"
+        )

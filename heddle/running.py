@@ -113,6 +113,7 @@ def run(
     else:
         setup = prepare(run)
     config, workload = setup.config, setup.workload
+    _check_roles(config)
     engines = _facts_of_engines(setup, live)
     for note in engines["notes"]:
         on_note(note)
@@ -127,6 +128,25 @@ def run(
         with signals.deferred():
             asyncio.run(_roll_out(setup, live, sink, signals))
         return finished(setup, directory, began_s)
+
+
+def _check_roles(config: RunConfig) -> None:
+    """Refuse prefill engines that cannot hand a step over.
+
+    Raises:
+        ConfigError: the message has the remedy.
+    """
+    if not config.cluster.roles:
+        return
+    if config.live.agents:
+        raise ConfigError(
+            "--roles goes with replays only: a live model may end a step with its first token, "
+            "and no prefill engine reports whether it did. Leave --roles or --live out"
+        )
+    if config.runtime.engine == "vllm" and config.runtime.kv_transfer == "none":
+        raise ConfigError(
+            "--roles needs engines that move KV: give --kv-transfer nixl, or leave --roles out"
+        )
 
 
 def _live(config: RunConfig) -> _Live:

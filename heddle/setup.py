@@ -13,7 +13,8 @@ import numpy as np
 
 from heddle import knowledge
 from heddle.config import ClusterConfig, RunConfig
-from heddle.config_files import ConfigError
+from heddle.disaggregation import check_roles, disaggregation
+from heddle.host_kv import host_kv_of
 from heddle.plugins import load_policy
 from heddle.runs import RunFacts
 from heddle.runs.bound import Bound, lower_bound
@@ -25,9 +26,8 @@ from heddle_core.controller import Controller
 from heddle_core.defaults import ENGINE_START_S, SPARE_SLOTS
 from heddle_core.estimate.cost import CostModel
 from heddle_core.ids import EngineId, EngineShape, Role
-from heddle_core.plans import Disaggregation, EngineSpec
 from heddle_core.policy import Policy, PolicyContext
-from heddle_sim.config import HostKvConfig, SimulationConfig
+from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, load_profile
 from heddle_sim.profile_parts import Costs
@@ -245,28 +245,6 @@ def load_cluster_profile(cluster: ClusterConfig) -> Profile:
     return profile
 
 
-def check_roles(cluster: ClusterConfig, profile: Profile) -> None:
-    """Refuse roles that do not add up to the GPUs, or that cannot hand KV over.
-
-    Raises:
-        ConfigError: the message has the remedy.
-    """
-    roles = cluster.role_gpus
-    if roles is None:
-        return
-    used = roles.prefill + roles.decode
-    if used != cluster.gpus:
-        raise ConfigError(
-            f"roles = {cluster.roles!r} are of {used} GPUs, and there are gpus = {cluster.gpus}: "
-            "take GPUs of both roles that add up to that, or other gpus"
-        )
-    if profile.costs is not None and profile.costs.moves_by == "prefill":
-        raise ConfigError(
-            f"roles = {cluster.roles!r}: the engines of this profile move no KV, so that none can "
-            "prefill for another: leave roles out, or take the profile of engines with kv_transfer"
-        )
-
-
 def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig) -> Bound:
     """Bound the makespan of a workload on a cluster from below, whatever the policy."""
     return lower_bound(
@@ -330,7 +308,7 @@ def simulation_config(
             STANDBY_START_S if cluster.standby_start_s is None else cluster.standby_start_s,
         ),
         dispatch_s=costs.dispatch_s,
-        host_kv=_host_kv(cluster),
+        host_kv=host_kv_of(cluster),
         prediction_s=cluster.prediction_s,
         report_interval_s=cluster.report_interval_s,
         faults=tuple((time_s, EngineId(engine)) for time_s, engine in cluster.faults()),
@@ -341,26 +319,6 @@ STANDBY_START_S = 2.5
 """Published for an 8B model with LoRA on an A100 (vLLM pull request 48337, July 2026): 0.31 s until
 the engine that gives way sleeps, its weights dropped (level 2), and 2.19 s until the other has its
 own back from host memory (level 1)."""
-
-_HOST_KV_GB_PER_S = {"engine": 41.7, "cluster": 10.8}
-"""Published, for each GPU: an H100 copies 83.4 GB/s to and from host memory together, in blocks of
-2 MB (vLLM's report on its offloading connector, January 2026); eight H200 restore 86.8 GB/s from a
-shared store over two links of 400 Gb/s (MinIO's guide to MemKV with vLLM, 2026)."""
-
-_HOST_KV_FIXED_S = 0.02
-"""Of a load; assumed: lookup, scheduling and the iteration that it waits for."""
-
-
-def _host_kv(cluster: ClusterConfig) -> HostKvConfig | None:
-    if cluster.host_kv == "none":
-        return None
-    return HostKvConfig(
-        scope=cluster.host_kv,
-        gpu_bytes=cluster.host_kv_gib * 2**30,
-        gpus=cluster.gpus,
-        gpu_bytes_per_s=1e9 * (cluster.host_kv_gb_per_s or _HOST_KV_GB_PER_S[cluster.host_kv]),
-        fixed_s=_HOST_KV_FIXED_S,
-    )
 
 
 def solo_tpot(profile: Profile, cluster: ClusterConfig) -> SoloTpot:
@@ -413,25 +371,7 @@ def _context(
             for shape in shapes.values()
             if shape.as_role("both") in simulation.engine_start_s_at
         },
-        disaggregation=_disaggregation(cluster, profile),
-    )
-
-
-def _disaggregation(cluster: ClusterConfig, profile: Profile) -> Disaggregation | None:
-    """The engines that prefill; None where every engine does both."""
-    roles = cluster.role_gpus
-    if roles is None:
-        return None
-    tp = cluster.prefill_tp or cluster.tp
-    whole = profile.shape(tp)
-    shape = whole.as_role("prefill")
-    return Disaggregation(
-        engines=tuple(
-            EngineSpec(engine=EngineId(f"p{i}"), shape=shape, max_running=cluster.max_running)
-            for i in range(roles.prefill // shape.gpus)
-        ),
-        threshold_tokens=cluster.prefill_threshold,
-        prefill_s_by_shape={shape: profile.cost_estimate((tp,)).by_shape[whole].prefill_s},
+        disaggregation=disaggregation(cluster, profile),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from heddle_core.commands import Command, CommandList, Migrate, Predict, SolvePlan
+from heddle_core.engine_state import Engine
 from heddle_core.events import (
     EngineFailed,
     EngineReady,
@@ -34,7 +35,7 @@ from heddle_core.fleet import Fleet
 from heddle_core.homes import PlannedHomes
 from heddle_core.hooks import Hooks
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.ledger import Engine, Ledger, LedgerError
+from heddle_core.ledger import Ledger, LedgerError
 from heddle_core.plans import Disaggregation, EngineSpec, PlanProblem, ResourcePlan
 from heddle_core.policy import Policy, predictions_awaited
 from heddle_core.prefill import PrefillChoice
@@ -222,7 +223,7 @@ class Controller:
             self._place_after_tool(t, out)
         if t.migrating_to is not None and t.phase != "pulling":
             self.ledger.move(t, "migrating")
-        if left is not None and (t.phase == "migrating" or left.id != t.home):
+        if left is not None and (t.phase == "migrating" or left.id != t.engine):
             self._queues.fill(left, out)
 
     def _place_after_tool(self, t: Trajectory, out: CommandList) -> None:

@@ -8,8 +8,9 @@ reads no clock and does no I/O.
 from collections.abc import Mapping, Sequence
 
 from heddle_core.commands import CommandList, Preempt
+from heddle_core.engine_state import Engine
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.ledger import Engine, Ledger
+from heddle_core.ledger import Ledger
 from heddle_core.queues import Queues
 from heddle_core.trajectory import Trajectory
 

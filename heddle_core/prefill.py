@@ -5,8 +5,9 @@ threshold. A prefill engine makes its first token and keeps its KV until the hom
 for it, and has copied it. This file is part of the controller: it reads no clock and does no I/O.
 """
 
+from heddle_core.engine_state import Engine
 from heddle_core.ids import EngineId
-from heddle_core.ledger import Engine, Ledger
+from heddle_core.ledger import Ledger
 from heddle_core.plans import Disaggregation, ResourcePlan
 from heddle_core.trajectory import Trajectory
 

@@ -4,9 +4,10 @@ This file is part of the controller: it reads no clock and does no I/O.
 """
 
 from heddle_core.commands import Cancel, CommandList, Dispatch, Migrate, Preempt
+from heddle_core.engine_state import Engine
 from heddle_core.hooks import Hooks
 from heddle_core.ids import TrajectoryId
-from heddle_core.ledger import Engine, Ledger
+from heddle_core.ledger import Ledger
 from heddle_core.policy import Policy
 from heddle_core.prefill import PrefillChoice
 from heddle_core.trajectory import Trajectory
