@@ -222,8 +222,7 @@ def compare(
 
     `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
     ``best``. Policies without a planner run at all combinations; others once, as `config` says.
-    With `roles` every policy runs with prefill and decode engines too, at some splits of the GPUs;
-    the best of these is a row of its own.
+    With `roles` every policy runs with prefill and decode engines too.
 
     Raises:
         ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs; a
