@@ -217,12 +217,11 @@ def compare(
 
     A seed draws values that the trace lacks and permutes the order of its groups, in the same way
     for every policy. The number of processes `jobs` (default: as many as are useful) changes no
-    result. `on_progress` is called a few times a second; it lists runs by seed first, then by
-    policy.
+    result. `on_progress` is called a few times a second; it lists runs by seed, then policy.
 
     `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
-    ``best``. Policies without a planner run at all combinations; others once, as `config` says.
-    With `roles` every policy runs with prefill and decode engines too.
+    ``best``. Policies without a planner run at all combinations; others once. With `roles` all run
+    with prefill and decode engines too.
 
     Raises:
         ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs; a
