@@ -92,7 +92,7 @@ def _profiled(run: Run, path: Path | None) -> RunConfig:
 def _simulate(run: Run, config: RunConfig, shared: Workspace) -> Measured:
     profiles, workload = shared.profiles(config.cluster), shared.workload(config)
     context = run.context or prepare(config, workspace=shared).context
-    controller = Controller(make_policy(config, context, workload.scripts))
+    controller = Controller(make_policy(config, context, workload.scripts), context.disaggregation)
     journal = JournalBuffer(keep=MEASURED)
     simulate_rollout(
         _scripts(config, workload),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from heddle.config import ClusterConfig
+from heddle.disaggregation import check_roles
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
 from heddle_core.defaults import SPARE_SLOTS
@@ -29,7 +30,7 @@ class ClassProfile:
     @property
     def tps(self) -> tuple[int, ...]:
         """TP degrees that a planner may choose, as far as GPUs and memory for weights decide."""
-        fitting = self.profile.tps_on(self.cluster.gpus)
+        fitting = self.profile.tps_on(self.cluster.home_gpus)
         chosen = self.cluster.tp_choices
         return fitting if chosen is None else chosen
 
@@ -133,7 +134,8 @@ class ClusterProfiles:
     def table(self, shape: EngineShape) -> LatencyTable:
         """The ground truth of engines of a shape."""
         found = self.of(shape.gpu)
-        assert shape == found.profile.shape(shape.tp), f"no profile of {shape} was loaded"
+        known = found.profile.shape(shape.tp)
+        assert shape.as_role("both") == known, f"no profile of {shape} was loaded"
         return found.table(shape.tp)
 
     def tables(self) -> list[LatencyTable]:
@@ -261,6 +263,8 @@ def load_cluster_profile(cluster: ClusterConfig) -> Profile:
         ProfileError: model, GPU class or TP degree is unknown.
     """
     profile = memory_profile(cluster)
-    for tp in (cluster.tp, *cluster.mix, *(cluster.tp_choices or ()), *cluster.standby_tp):
+    named = (cluster.tp, *cluster.mix, *(cluster.tp_choices or ()), *cluster.standby_tp)
+    for tp in (*named, cluster.prefill_tp or cluster.tp):
         profile.at(tp)
+    check_roles(cluster, profile)
     return profile

@@ -45,7 +45,8 @@ class PolicyResult:
 
     variant: Variant
     best: bool
-    """Whether no other setting of the policy is better by the objective; the first of equals."""
+    """Whether no other setting of the policy is better by the objective; the first of equals.
+    Settings with prefill engines compete apart."""
     runs: tuple[RunResult, ...]
     """By seed."""
     makespan_s: Estimate
@@ -79,9 +80,11 @@ class PolicyResult:
             "max_running": cluster.max_running,
             "best": self.best,
         }
+        tried = self.variant.swept or self.variant.roles_tried
         return {
             "policy": self.policy,
-            **(setting if self.variant.swept else {}),
+            **(setting if tried else {}),
+            **({"roles": cluster.roles} if cluster.roles else {}),
             "makespan_s": self.makespan_s.plain(),
             "throughput_tok_s": self.throughput_tok_s.plain(),
             **self.cost.plain(),
@@ -119,7 +122,8 @@ class Comparison:
 
     @property
     def best(self) -> tuple[PolicyResult, ...]:
-        """One row for each policy: at its best setting where several were tried."""
+        """One row for each policy, at its best setting where several were tried; one more at its
+        best split into prefill and decode engines."""
         return tuple(policy for policy in self.policies if policy.best)
 
     @property
@@ -163,6 +167,7 @@ class Comparison:
                 **self.profiles.marks,
                 "tp": cluster.tp,
                 **({"mix": list(cluster.mix)} if cluster.mix else {}),
+                **({"roles": cluster.roles} if cluster.roles else {}),
                 "max_running": cluster.max_running,
                 **self._resources(),
             },
@@ -209,6 +214,7 @@ def compare(
     tps: Choice = None,
     slots: Choice = None,
     objective: Objective = "makespan",
+    roles: bool = False,
     seeds: int = 1,
     out: Path = Path("runs"),
     jobs: int | None = None,
@@ -219,12 +225,11 @@ def compare(
 
     A seed draws values that the trace lacks and permutes the order of its groups, in the same way
     for every policy. The number of processes `jobs` (default: as many as are useful) changes no
-    result. `on_progress` is called a few times a second; it lists runs by seed first, then by
-    policy.
+    result. `on_progress` is called a few times a second; it lists runs by seed, then policy.
 
     `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
-    ``best``. Policies without a planner run at all combinations; others once, as `config` says.
-    `objective` ranks settings of a policy, and policies.
+    ``best``. Policies without a planner run at all combinations; others once. With `roles` all run
+    with prefill and decode engines too. `objective` ranks settings of a policy, and policies.
 
     Raises:
         ConfigError: no policy, one named twice, an absurd number of seeds or jobs, a setting that
@@ -236,7 +241,7 @@ def compare(
     """
     _check(policies, seeds, config.seed, jobs)
     shared = Workspace()
-    settings = tuning(config, tps=tps, slots=slots, workspace=shared)
+    settings = tuning(config, tps=tps, slots=slots, roles=roles, workspace=shared)
     config = replace(config, cluster=settings.base)
     first, profiles = shared.workload(config), shared.profiles(settings.base)
     prices = prices_for(objective, config.prices, profiles.pools)
@@ -358,16 +363,16 @@ def policy_results(
         objective_value(objective, seconds=time_s.mean, dollars=paid.dollars)
         for time_s, paid in zip(makespan, cost, strict=True)
     ]
-    best: dict[str, int] = {}
+    best: dict[tuple[str, bool], int] = {}
     for row, variant in enumerate(variants):
-        known = best.setdefault(variant.policy, row)
+        known = best.setdefault(variant.contest, row)
         if least[row] < least[known]:
-            best[variant.policy] = row
-    reference = throughput[best[variants[0].policy]].mean
+            best[variant.contest] = row
+    reference = throughput[best[variants[0].contest]].mean
     return tuple(
         PolicyResult(
             variant=variant,
-            best=best[variant.policy] == row,
+            best=best[variant.contest] == row,
             runs=tuple(runs[row]),
             makespan_s=makespan[row],
             throughput_tok_s=throughput[row],

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from heddle.failures import faults_of
 from heddle.gpu_pools import PoolConfig, check_pools, read_tags
 from heddle.live_config import LiveConfig
 from heddle.pools import latency_of, tool_pools_of
+from heddle.roles import RoleGpus, check_role_gpus, roles_of
 from heddle_core.defaults import REPORT_INTERVAL_S
 from heddle_sim.services import ServiceConfig, ToolServices
 
@@ -23,6 +25,8 @@ MAX_GPUS = 100_000
 MAX_RUNNING = 8192
 MAX_RANKS = 1024
 """Tokens that one iteration of an engine carries: each running step needs one of them."""
+PREFILL_THRESHOLD = 1024
+"""Tokens; measured in docs/results/roles.md."""
 MIN_REPORT_INTERVAL_S = 0.01
 """Shorter than an iteration; more reports have no information and fill the journal."""
 
@@ -79,6 +83,17 @@ class ClusterConfig:
     attention_dp: int = 1
     """Attention data-parallel ranks of an engine, as vLLM's `--data-parallel-size`: it has so many
     times `tp` GPUs."""
+    roles: str = ""
+    """GPUs of engines that prefill and of those that decode, as ``prefill=2,decode=6``: together
+    all. `tp`, `mix` and planners are of engines that decode. Empty: every engine does both."""
+    prefill_tp: int | None = None
+    """TP degree of engines that prefill. None: `tp`."""
+    prefill_threshold: int = PREFILL_THRESHOLD
+    """A step with at most so many tokens beyond the KV on its decode engine is prefilled there;
+    0: none is. With `roles` only."""
+    handover_fixed_s: float | None = None
+    """Seconds of a copy of KV from or to an engine that prefills, beside its bytes. None: those of
+    a migration in the profile."""
     max_running: int = 100
     """Steps that one engine runs at once."""
     tool_capacity: int | None = None
@@ -128,18 +143,29 @@ class ClusterConfig:
         _require(1 <= self.gpus <= MAX_GPUS, f"gpus must be from 1 to {MAX_GPUS:,}")
         _require(self.tp >= 1, "tp must be 1 or more")
         _require(1 <= self.attention_dp <= MAX_RANKS, f"attention_dp must be from 1 to {MAX_RANKS}")
-        used = sum(self.mix) * self.attention_dp
+        try:
+            check_role_gpus(self.role_gpus, (self.prefill_tp or self.tp) * self.attention_dp)
+        except ValueError as error:
+            raise ValueError(f"roles: {error}") from None
+        _require(self.prefill_tp is None or self.prefill_tp >= 1, "prefill_tp must be 1 or more")
+        _require(self.prefill_threshold >= 0, "prefill_threshold must be 0 or more tokens")
+        fixed_s = self.handover_fixed_s
         _require(
-            not self.mix or (min(self.mix) >= 1 and used == self.gpus),
+            fixed_s is None or 0.0 <= fixed_s < 1e9, "handover_fixed_s must be from 0 to below 1e9"
+        )
+        used = sum(self.mix) * self.attention_dp
+        gpus, of = self.home_gpus, "gpus" if not self.roles else "roles: decode"
+        _require(
+            not self.mix or (min(self.mix) >= 1 and used == gpus),
             f"mix = {list(self.mix)} names engines of {used} GPUs in all, not of "
-            f"gpus = {self.gpus}: take gpus = {used} or other TP degrees",
+            f"{of} = {gpus}: take {of} = {used} or other TP degrees",
         )
         each = self.engine_gpus
         _require(
-            bool(self.mix or self.pool) or self.gpus % each == 0,
-            f"gpus = {self.gpus} is not divisible by "
+            bool(self.mix or self.pool) or gpus % each == 0,
+            f"{of} = {gpus} is not divisible by "
             + (f"tp = {self.tp}" if self.attention_dp == 1 else f"tp * attention_dp = {each}")
-            + f": take gpus = {max(self.gpus // each, 1) * each} or another tp",
+            + f": take {of} = {max(gpus // each, 1) * each} or another tp",
         )
         _require(
             1 <= self.max_running <= MAX_RUNNING, f"max_running must be from 1 to {MAX_RUNNING:,}"
@@ -185,7 +211,7 @@ class ClusterConfig:
         check_pools(self.pool)
         object.__setattr__(self, "gpu", self.pool[0].gpu)
         object.__setattr__(self, "gpus", sum(pool.gpus for pool in self.pool))
-        for name in ("mix", "standby_tp"):
+        for name in ("mix", "standby_tp", "roles"):
             _require(
                 not getattr(self, name),
                 f"{name} names engines of one GPU class, and there are pools: leave it out, or "
@@ -220,14 +246,35 @@ class ClusterConfig:
         return {pool.gpu: pool.gpus for pool in self.pool} or {self.gpu: self.gpus}
 
     @property
+    def role_gpus(self) -> RoleGpus | None:
+        """`roles` as numbers; None where every engine does both.
+
+        Raises:
+            ValueError: they are no roles.
+        """
+        return roles_of(self.roles)
+
+    @property
+    def prefill_tps(self) -> tuple[int, ...]:
+        """TP degrees of engines that prefill, one for each."""
+        roles, tp = self.role_gpus, self.prefill_tp or self.tp
+        return () if roles is None else (tp,) * (roles.prefill // (tp * self.attention_dp))
+
+    @property
+    def home_gpus(self) -> int:
+        """GPUs of the engines that decode, which trajectories have as homes."""
+        roles = self.role_gpus
+        return self.gpus if roles is None else roles.decode
+
+    @property
     def engine_gpus(self) -> int:
         """GPUs of an engine of degree `tp`."""
         return self.tp * self.attention_dp
 
     @property
     def engines(self) -> int:
-        """Engines that are not planned."""
-        return sum(each.gpus // each.engine_gpus for each in self.classes)
+        """Engines that are not planned, those that only prefill left out."""
+        return sum(each.home_gpus // each.engine_gpus for each in self.classes)
 
     @property
     def tps(self) -> str:
@@ -261,19 +308,7 @@ class ClusterConfig:
         Raises:
             ValueError: an entry is not ENGINE@SECONDS.
         """
-        found = []
-        for text in filter(None, (part.strip() for part in self.failures.split(","))):
-            engine, at, seconds = text.rpartition("@")
-            try:
-                time_s = float(seconds)
-            except ValueError:
-                time_s = -1.0
-            _require(
-                bool(engine and at) and 0.0 <= time_s < 1e9,
-                f"failures: {text!r} is not ENGINE@SECONDS, such as e0@120",
-            )
-            found.append((time_s, engine))
-        return tuple(sorted(found))
+        return faults_of(self.failures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

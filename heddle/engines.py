@@ -74,7 +74,7 @@ def engine_facts(
     settings = vllm_settings(config)
     checked = check_engines(
         settings,
-        tp_degrees=cluster.mix or (cluster.tp,) * cluster.engines,
+        tp_degrees=(*(cluster.mix or (cluster.tp,) * cluster.engines), *cluster.prefill_tps),
         largest_tokens=largest_tokens,
     )
     for tp in planned_tps:

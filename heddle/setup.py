@@ -12,16 +12,19 @@ from typing import Any, TypeVar
 from heddle import knowledge
 from heddle.cluster_profiles import NO_COSTS, ClusterProfiles, capacity_tokens, load_profiles
 from heddle.config import ClusterConfig, RunConfig
+from heddle.disaggregation import disaggregation
+from heddle.host_kv import host_kv_of
 from heddle.plugins import load_policy
 from heddle.runs import RunFacts
 from heddle.runs.bound import Bound, lower_bound
 from heddle.runs.ideal import Ideal, ideal_makespans
 from heddle.workload import Workload, check_tags, check_tools, fitting
+from heddle_core.controller import Controller
 from heddle_core.defaults import ENGINE_START_S
 from heddle_core.estimate.cost import CostModel
-from heddle_core.ids import EngineId, EngineShape
+from heddle_core.ids import EngineId, EngineShape, Role
 from heddle_core.policy import Policy, PolicyContext
-from heddle_sim.config import HostKvConfig, SimulationConfig
+from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport, complete, shuffled
@@ -61,6 +64,10 @@ class RunSetup:
             ProfileError: there are several.
         """
         return self.profiles.only
+
+    def controller(self) -> Controller:
+        """Make the controller of the run."""
+        return Controller(self.policy, self.context.disaggregation)
 
     def bound(self) -> Bound:
         """Bound the makespan of the run from below."""
@@ -248,6 +255,7 @@ def simulation_config(
     tables: dict[EngineShape, LatencyTable] = {}
 
     def table(shape: EngineShape) -> LatencyTable:
+        shape = shape.as_role("both")
         if shape not in tables:
             tables[shape] = profiles.table(shape)
         return tables[shape]
@@ -260,6 +268,7 @@ def simulation_config(
         table=table,
         transfer_fixed_s=max(transfer.fixed_s for transfer in transfers),
         transfer_bytes_per_s=min(transfer.bytes_per_s for transfer in transfers),
+        handover_fixed_s=cluster.handover_fixed_s,
         moves_by=costs.moves_by,
         max_batched_tokens=settings.max_batched_tokens,
         block_size=settings.block_tokens,
@@ -278,7 +287,7 @@ def simulation_config(
             STANDBY_START_S if cluster.standby_start_s is None else cluster.standby_start_s,
         ),
         dispatch_s=costs.dispatch_s,
-        host_kv=_host_kv(cluster),
+        host_kv=host_kv_of(cluster),
         prediction_s=cluster.prediction_s,
         report_interval_s=cluster.report_interval_s,
         faults=tuple((time_s, EngineId(engine)) for time_s, engine in cluster.faults()),
@@ -289,26 +298,6 @@ STANDBY_START_S = 2.5
 """Published for an 8B model with LoRA on an A100 (vLLM pull request 48337, July 2026): 0.31 s until
 the engine that gives way sleeps, its weights dropped (level 2), and 2.19 s until the other has its
 own back from host memory (level 1)."""
-
-_HOST_KV_GB_PER_S = {"engine": 41.7, "cluster": 10.8}
-"""Published, for each GPU: an H100 copies 83.4 GB/s to and from host memory together, in blocks of
-2 MB (vLLM's report on its offloading connector, January 2026); eight H200 restore 86.8 GB/s from a
-shared store over two links of 400 Gb/s (MinIO's guide to MemKV with vLLM, 2026)."""
-
-_HOST_KV_FIXED_S = 0.02
-"""Of a load; assumed: lookup, scheduling and the iteration that it waits for."""
-
-
-def _host_kv(cluster: ClusterConfig) -> HostKvConfig | None:
-    if cluster.host_kv == "none":
-        return None
-    return HostKvConfig(
-        scope=cluster.host_kv,
-        gpu_bytes=cluster.host_kv_gib * 2**30,
-        gpus=cluster.gpus,
-        gpu_bytes_per_s=1e9 * (cluster.host_kv_gb_per_s or _HOST_KV_GB_PER_S[cluster.host_kv]),
-        fixed_s=_HOST_KV_FIXED_S,
-    )
 
 
 def _context(
@@ -328,6 +317,7 @@ def _context(
     own: list[EngineShape] = []
     mix: list[EngineShape] = []
     every: list[EngineShape] = []
+    role: Role = "both" if config.cluster.role_gpus is None else "decode"
     for each in profiles.classes:
         cluster, profile = each.cluster, each.profile
         tps = cluster.tp_choices or tuple(
@@ -337,24 +327,27 @@ def _context(
         own.append(profile.shape(cluster.tp))
         mix += map(profile.shape, cluster.mix)
         every += map(profile.shape, sorted({*tps, cluster.tp, *cluster.mix}))
+    cost = _cost_estimate(profiles, every, simulation)
+    by_shape = {s.as_role(role): c for s, c in cost.by_shape.items()}
     return PolicyContext(
-        pools=profiles.pools,
-        shape=own[0],
+        pools={each.profile.gpu: each.cluster.home_gpus for each in profiles.classes},
+        shape=own[0].as_role(role),
         other_shapes=tuple(own[1:]),
-        shape_choices=tuple(choices),
+        shape_choices=tuple(s.as_role(role) for s in choices),
         max_running=config.cluster.max_running,
-        mix=tuple(mix),
-        cost=_cost_estimate(profiles, every, simulation),
+        mix=tuple(s.as_role(role) for s in mix),
+        cost=replace(cost, by_shape=by_shape),
         history=history.history,
         learned=model.factory,
         tags=config.policy.tagged(),
         seed=config.seed,
         engine_start_s=simulation.engine_start_s,
         engine_start_s_by_shape={
-            shape: simulation.start_s(shape)
+            shape.as_role(role): simulation.start_s(shape)
             for shape in every
             if shape in simulation.engine_start_s_at
         },
+        disaggregation=disaggregation(config.cluster, profiles.classes[0].profile),
     )
 
 

@@ -15,7 +15,6 @@ from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle_core.commands import Command
-from heddle_core.controller import Controller
 from heddle_core.events import Event, TrajectoryFinished
 from heddle_core.journal import Sink
 from heddle_rollout.core import RecordedCore
@@ -88,7 +87,7 @@ def simulate(
         sink = directory.record
         if on_progress is not None:
             sink = _counting(sink, workload.trajectories, on_progress)
-        core = RecordedCore(Controller(setup.policy), sink)
+        core = RecordedCore(setup.controller(), sink)
         simulate_rollout(workload.scripts, core, setup.simulation)
         return finished(setup, directory, began_s, partial(prices.cost, gpus))
 

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 from heddle.cluster_profiles import ClassProfile, ClusterProfiles, capacity_tokens, load_profiles
 from heddle.config import ClusterConfig, RunConfig
 from heddle.config_files import ConfigError
+from heddle.role_choice import role_choices
 from heddle.setup import Workspace, prepare
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.predictor.none import NoPrediction
@@ -42,6 +43,13 @@ class Variant:
     """Whether the policy runs at several settings."""
     baseline: bool
     """Whether the policy neither plans, nor predicts, nor consolidates."""
+    roles_tried: bool = False
+    """Whether it is one of several splits of the GPUs into prefill and decode engines."""
+
+    @property
+    def contest(self) -> tuple[str, bool]:
+        """Rows with the same value compete for the best setting: with roles, and without."""
+        return self.policy, self.roles_tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +63,8 @@ class Tuning:
     """Of all others, one for each setting. Only `base` unless settings are tried."""
     swept: bool
     """Whether settings are tried, if only one."""
+    roles: bool = False
+    """Whether each setting is also tried with prefill and decode engines on the same GPUs."""
 
     @property
     def tps(self) -> tuple[str, ...]:
@@ -79,25 +89,39 @@ class Tuning:
             policy = prepare(with_policy(config, name, self.base), workspace=workspace).policy
             swept = self.swept and isinstance(policy.planner, FixedPlan)
             never_starts = isinstance(policy.consolidation, NoConsolidation)
-            for setting in self.settings if swept else (self.base,):
-                cluster = replace(setting, standby_tp=()) if never_starts else setting
-                if swept:
+            settings = self.settings if swept else (self.base,)
+            clusters = [replace(s, standby_tp=()) if never_starts else s for s in settings]
+            split = self._split(config, clusters, workspace) if self.roles else []
+            for cluster in [*clusters, *split]:
+                if swept or cluster.roles:
                     prepare(with_policy(config, name, cluster), workspace=workspace)
+                tried = self.roles and bool(cluster.roles)
                 made.append(
                     Variant(
-                        name=f"{name}@{self._label(cluster)}" if swept else name,
+                        name=f"{name}@{self._label(cluster)}" if swept or tried else name,
                         policy=name,
                         cluster=cluster,
-                        swept=swept,
+                        swept=swept and not tried,
                         baseline=_is_baseline(policy),
+                        roles_tried=tried,
                     )
                 )
         return tuple(made)
 
+    def _split(
+        self, config: RunConfig, clusters: Sequence[ClusterConfig], workspace: Workspace
+    ) -> list[ClusterConfig]:
+        return [
+            replace(cluster, roles=str(roles))
+            for cluster in clusters
+            for roles in role_choices(config, cluster, workspace)
+        ]
+
     def _label(self, cluster: ClusterConfig) -> str:
         tps = cluster.tps.replace(" (", "@").replace(")", "").replace(", ", "+")
-        several = len(self.numbers) > 1
-        return f"tp{tps}/{cluster.max_running}" if several else f"tp{tps}"
+        label = f"tp{tps}/{cluster.max_running}" if len(self.numbers) > 1 else f"tp{tps}"
+        roles = cluster.role_gpus
+        return f"{label}/p{roles.prefill}d{roles.decode}" if self.roles and roles else label
 
 
 def with_policy(config: RunConfig, preset: str, cluster: ClusterConfig) -> RunConfig:
@@ -106,20 +130,31 @@ def with_policy(config: RunConfig, preset: str, cluster: ClusterConfig) -> RunCo
 
 
 def tuning(
-    config: RunConfig, *, tps: Choice = None, slots: Choice = None, workspace: Workspace
+    config: RunConfig,
+    *,
+    tps: Choice = None,
+    slots: Choice = None,
+    roles: bool = False,
+    workspace: Workspace,
 ) -> Tuning:
     """Choose the settings to try: all combinations of TP degrees and numbers of running steps.
 
     `best` tries the TP degrees of the profile that divide the GPUs and whose engines hold the
-    largest context, and the numbers of `SLOTS` with the configuration's.
+    largest context, and the numbers of `SLOTS` with the configuration's. With `roles`, each setting
+    is tried with prefill and decode engines too, at splits by `heddle.role_choice`.
 
     Raises:
         ConfigError: a setting that is listed cannot be used, is listed twice, or none is.
         ValueError: any other of the packages' errors for bad input.
     """
     base = config.cluster
+    if roles and (base.roles or base.mix):
+        raise ConfigError(
+            "--roles best chooses the GPUs of prefill and decode engines of one TP degree: leave "
+            "out cluster.roles and cluster.mix, or give --roles prefill=GPUS,decode=GPUS"
+        )
     if tps is None and slots is None:
-        return Tuning(base=base, settings=(base,), swept=False)
+        return Tuning(base=base, settings=(base,), swept=False, roles=roles)
     profiles = load_profiles(base, check_tp=False)
     uniform: Sequence[ClusterConfig] = (base,)
     if tps is not None:
@@ -132,6 +167,7 @@ def tuning(
         base=base,
         settings=tuple(replace(c, max_running=n) for c in uniform for n in numbers),
         swept=True,
+        roles=roles,
     )
 
 

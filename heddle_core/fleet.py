@@ -165,7 +165,8 @@ class Fleet:
         taken: list[EngineSpec] = []
         free = spec.shape.gpus
         for each in self._replaced:
-            narrower = each.shape.gpus < spec.shape.gpus and each.shape.gpu == spec.shape.gpu
+            alike = each.shape.gpu == spec.shape.gpu and each.shape.role == spec.shape.role
+            narrower = alike and each.shape.gpus < spec.shape.gpus
             if narrower and each.shape.gpus <= free:
                 taken.append(each)
                 free -= each.shape.gpus

@@ -54,6 +54,17 @@ class EngineShape(msgspec.Struct, frozen=True, cache_hash=True, order=True, gc=F
         """GPUs of the engine, all of one class."""
         return self.tp * self.dp
 
+    def as_role(self, role: Role) -> "EngineShape":
+        """The same engine with another role."""
+        if role == self.role:
+            return self
+        return EngineShape(self.gpu, self.tp, role, self.ep, self.dp)
+
+    @property
+    def prefills_only(self) -> bool:
+        """Whether another engine decodes what it prefills."""
+        return self.role == "prefill"
+
     def __str__(self) -> str:
         """Name it as messages do: ``h100 tp4``, ``h200 tp1 dp8 ep8``."""
         parts = [f"{self.gpu} tp{self.tp}"]

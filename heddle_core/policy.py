@@ -13,7 +13,7 @@ from heddle_core.estimate.cost import CostModel
 from heddle_core.estimate.history import History
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
-from heddle_core.plans import PlanProblem, ResourcePlan
+from heddle_core.plans import Disaggregation, PlanProblem, ResourcePlan
 from heddle_core.trajectory import Phase
 
 
@@ -54,6 +54,11 @@ class PolicyContext:
             for shape in (self.shape, *self.other_shapes)
             for _ in range(self.pools.get(shape.gpu, 0) // max(shape.gpus, 1))
         )
+
+    disaggregation: Disaggregation | None = None
+    """Prefill engines that the controller keeps beside the policy's engines, on GPUs of their own.
+
+    `pools` and all shapes are then of engines that decode."""
 
     def start_s(self, shape: EngineShape) -> float:
         """Estimated seconds until an engine of `shape` is ready."""

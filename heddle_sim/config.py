@@ -46,6 +46,8 @@ class SimulationConfig:
     """True iteration times of engines of a shape."""
     transfer_fixed_s: float
     transfer_bytes_per_s: float
+    handover_fixed_s: float | None = None
+    """Instead of `transfer_fixed_s` from and to engines that only prefill; None: the same."""
     moves_by: Literal["kv", "prefill"] = "kv"
     """How a context gets to its new engine: its KV is moved, or it is prefilled there, beside what
     that engine is doing, in one of its spare slots."""
@@ -95,11 +97,18 @@ class SimulationConfig:
 
     def start_s(self, shape: EngineShape) -> float:
         """Seconds that an engine takes to start."""
-        return self.engine_start_s_at.get(shape, self.engine_start_s)
+        return self.engine_start_s_at.get(shape.as_role("both"), self.engine_start_s)
 
     def transfer_s(self, kv_bytes: float) -> float:
         """Seconds that `kv_bytes` take from one engine to another, once both are free."""
         return self.transfer_fixed_s + kv_bytes / self.transfer_bytes_per_s
+
+    def handover_s(self, kv_bytes: float) -> float:
+        """The same from or to an engine that only prefills."""
+        fixed_s = self.handover_fixed_s
+        if fixed_s is None:
+            fixed_s = self.transfer_fixed_s
+        return fixed_s + kv_bytes / self.transfer_bytes_per_s
 
 
 def check_settings(

@@ -114,6 +114,7 @@ class SimEngineClient:
             prompt_tokens=request.prompt_tokens,
             shared_tokens=request.shared_tokens,
             output_tokens=request.max_tokens,
+            keep_kv=request.keep_kv,
         )
 
     def abort(self, trajectory: TrajectoryId) -> None:
@@ -122,7 +123,7 @@ class SimEngineClient:
             self._alive().abort(trajectory)
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Drop a trajectory's cached KV."""
+        """Drop a trajectory's cached KV, or keep it as a cache only."""
         if self._model is not None:
             self._alive().release(trajectory)
 
@@ -160,7 +161,13 @@ class SimEngineClient:
         """
         model = self._alive()
         if kv is not None and self._capabilities.import_kv:
-            delay_s = self._config.transfer_s(kv.kv_bytes)
+            # A prefix that is here already is not copied again.
+            missing = max(kv.kv_tokens - model.export_kv(trajectory), 0)
+            roles = {self._spec.shape.role, kv.params["engine"].spec.shape.role}
+            seconds = self._config.transfer_s
+            if "prefill" in roles:
+                seconds = self._config.handover_s
+            delay_s = seconds(missing * model.kv_bytes_per_token)
             self._clock.call_after(delay_s, self._arrived, group, kv, move)
         elif kv is not None and kv.kv_tokens < model.kv_capacity_tokens:
             self._prefills[trajectory] = move

@@ -40,7 +40,13 @@ BEST: Final = "best"
     "best several up to the profile's largest batch [100]",
 )
 @objective
-@partial(replayed, but=("--tp", "--max-running"))
+@click.option(
+    "--roles",
+    default=None,
+    help="GPUs by role, prefill=2,decode=6; best tries some splits beside engines that do both "
+    "[all engines do both]",
+)
+@partial(replayed, but=("--tp", "--max-running", "--roles"))
 def compare(
     sources: tuple[str, ...],
     settings: tuple[str, ...],
@@ -51,6 +57,7 @@ def compare(
     tp: str | None,
     max_running: str | None,
     objective: "Objective",
+    roles: str | None,
     out: Path,
     as_json: bool,
     **options: Any,
@@ -66,6 +73,9 @@ def compare(
     steps that are tried. Engines of
     different TP degrees side by side are --set cluster.mix=[4,2,1,1].
 
+    With --roles best every policy also runs with engines that prefill and engines that decode, on
+    the same GPUs, at three splits for each setting; the best split is a row of its own.
+
     A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
     place of the preset's own, any number of times: heddle+never, verl+lpt+progressive;
     `heddle policies` lists both. A part of your own is +package.module:factory. The parts oracle,
@@ -77,6 +87,8 @@ def compare(
 
     names = [name.strip() for name in policies.split(",") if name.strip()]
     tps, slots = _tried("--tp", tp), _tried("--max-running", max_running)
+    best_roles = roles is not None and roles.strip() == BEST
+    options["roles"] = None if best_roles else roles
     options["tp"] = tp if tps is None else None
     options["max_running"] = int(max_running) if max_running and slots is None else None
     config, text = take_config(sources, options, settings, seed=seed)
@@ -93,6 +105,7 @@ def compare(
             tps=tps,
             slots=slots,
             objective=objective,
+            roles=best_roles,
             seeds=seeds,
             out=out,
             jobs=jobs,

@@ -68,6 +68,13 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
         click.Choice(["auto", "on", "off"]),
         "Spread the experts of a layer over all GPUs of an engine [auto: as the profile]",
     ),
+    ("--roles", "cluster.roles", str, "GPUs by role, prefill=2,decode=6 [all engines do both]"),
+    (
+        "--prefill-threshold",
+        "cluster.prefill_threshold",
+        int,
+        "With --roles: most new tokens that a decode engine prefills [1024]",
+    ),
     ("--attention-dp", "cluster.attention_dp", int, "Attention data-parallel ranks [1]"),
     ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
     ("--tool-capacity", "cluster.tool_capacity", int, "Tool calls at once [no limit]"),

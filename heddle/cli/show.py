@@ -113,7 +113,8 @@ def _runs(result: Comparison) -> None:
 
 def _engines(cluster: ClusterConfig) -> str:
     """Engines that no policy plans, in words."""
-    return f"TP {cluster.tps}, {cluster.max_running} running per engine"
+    roles = f", GPUs by role {cluster.roles}" if cluster.roles else ""
+    return f"TP {cluster.tps}, {cluster.max_running} running per engine{roles}"
 
 
 def _tried(result: Comparison) -> str:

@@ -18,7 +18,6 @@ from heddle.runs import files, open_run
 from heddle.setup import Workspace
 from heddle.signals import StopSignals
 from heddle.workload import CapacityError
-from heddle_core.controller import Controller
 from heddle_core.ids import GroupId
 from heddle_core.journal import Sink
 from heddle_core.loop.commands import AnyCommand
@@ -168,7 +167,7 @@ def run_loop(
         StuckError: nothing is left to happen before the loop is over.
         TooManyFailuresError: nearly every start or reward fails.
     """
-    core = loop_core(setup, Controller(setup.run.policy))
+    core = loop_core(setup, setup.run.controller())
     hybrid = setup.regime.split.hybrid
     lends = hybrid is not None and not hybrid.own_gpus
     measured = _Measured(core, setup.data.output_tokens, on_trained, sink, lends)

@@ -26,7 +26,7 @@ from heddle.runs import files
 from heddle.runs.compatibility import PRESETS_VERSION, upgraded_context
 from heddle.runs.files import RunError
 from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer
-from heddle.runs.journal_entries import decode
+from heddle.runs.journal_entries import decode, from_text
 from heddle.runs.journal_file import JournalFile, read_journal
 from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle.runs.shape_keys import from_plain, to_plain
@@ -314,7 +314,7 @@ class Run:
             return None
         try:
             plain = from_plain(upgraded_context(files.read_json(path) | {"learned": None}))
-            return msgspec.convert(plain, PolicyContext, str_keys=True)
+            return msgspec.convert(plain, PolicyContext, str_keys=True, dec_hook=from_text)
         except msgspec.ValidationError as e:
             raise RunError(f"{path}: damaged: {e}") from None
 

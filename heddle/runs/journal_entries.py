@@ -135,12 +135,13 @@ T = TypeVar("T")
 
 def _convert(value: Any, cls: type[T]) -> T:
     try:
-        return msgspec.convert(from_plain(value), cls, str_keys=True, dec_hook=_from_text)
+        return msgspec.convert(from_plain(value), cls, str_keys=True, dec_hook=from_text)
     except msgspec.ValidationError as e:
         raise JournalError(f"journal payload does not fit {cls}: {e}") from None
 
 
-def _from_text(cls: type, text: Any) -> Any:
+def from_text(cls: type, text: Any) -> Any:
+    """Make an engine id of its text, for msgspec."""
     if cls is EngineId and isinstance(text, str):
         return EngineId(text)
     raise TypeError(f"{cls.__name__} cannot be made of {text!r}")

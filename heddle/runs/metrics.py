@@ -76,7 +76,7 @@ def measure(
             of_trajectories[name].add(values)
         for name, values in _samples(d, steps).items():
             samples[name].add(values)
-        counts.update(_counts(block, d))
+        counts.update(_counts(block, d, engines))
     trajectories = {name: column.array() for name, column in of_trajectories.items()}
     sample = {name: column.array() for name, column in samples.items()}
     summary = _conserved(journal, trajectories, counts)
@@ -106,11 +106,13 @@ def _samples(d: Dispatches, steps: Columns) -> Columns:
     }
 
 
-def _counts(journal: Journal, d: Dispatches) -> dict[str, int]:
+def _counts(journal: Journal, d: Dispatches, engines: Mapping[str, Any]) -> dict[str, int]:
     """Whole numbers, which add up over parts of a journal."""
     known = d.finished | d.preempted
     again = known & ~((d.step == 0) & d.first)
     moved = journal.of("MigrationFinished")
+    # A step leaves an engine that only prefills as if it were preempted there.
+    prefilled = d.preempted & np.isin(d.engine, engines["engine"][engines["prefills_only"]])
     return {
         "arrived": len(journal.trajectories),
         "ended": len(journal.of("TrajectoryFinished")),
@@ -119,7 +121,8 @@ def _counts(journal: Journal, d: Dispatches) -> dict[str, int]:
         "migrated_kv_tokens": int(moved.ints("kv_tokens").sum()),
         "predictions": len(journal.of("Predict")),
         "dispatches": len(d.trajectory),
-        "preempted": int(d.preempted.sum()),
+        "preempted": int((d.preempted & ~prefilled).sum()),
+        "prefilled_elsewhere": int(prefilled.sum()),
         "recomputes": int(d.recomputes.sum()),
         "lost": int(d.lost.sum()),
         "cached_tokens": int(d.cached_tokens[known].sum()),
@@ -254,6 +257,7 @@ def _decisions(journal: Journal, counts: Mapping[str, int]) -> dict[str, Any]:
         "preemptions": counts["preempted"] + counts["recomputes"],
         "preemptions_policy": counts["preempted"],
         "preemptions_engine": counts["recomputes"],
+        "prefilled_elsewhere": counts["prefilled_elsewhere"],
         "predictions": counts["predictions"],
         "predictions_late": counts["predictions"] - counts["predictions_in_time"],
         "engine_failures": len(journal.of("EngineFailed")),

@@ -253,7 +253,7 @@ class _Timed:
     def __init__(self, setup: TrainSetup) -> None:
         run = setup.run
         policy = make_policy(run.config, run.context)
-        self._core = setup.core(Controller(policy))
+        self._core = setup.core(Controller(policy, run.context.disaggregation))
         self.trained_s: list[float] = []
 
     @property

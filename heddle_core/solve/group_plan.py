@@ -68,10 +68,10 @@ def check_classes(pools: Mapping[str, int], shapes: Collection[EngineShape]) -> 
             f"{', '.join(pools) or 'none'}"
         )
     roles = {shape.role for shape in shapes}
-    if not roles <= {"both"}:
+    if len(roles) > 1 or "prefill" in roles:
         raise ValueError(
-            "a plan can mix engines that prefill and decode, not of the roles "
-            f"{', '.join(sorted(roles))}"
+            "a plan can have engines that all decode or all do both, not of the roles "
+            f"{', '.join(sorted(roles))}; give prefill engines by `Disaggregation`"
         )
 
 

@@ -136,6 +136,26 @@ def test_moved_by_prefill(bench):
 
 
 @needs_nixl
+def test_prefilled_on_one_engine_and_decoded_on_another(bench):
+    async def main() -> None:
+        prefills, decodes = await bench.engine(0), await bench.engine(1)
+        expected = await whole(bench, prefills, "split")
+        context = ids("split", PROMPT)
+        first = msgspec.structs.replace(request("split", context, 1), keep_kv=True)
+        prefills.start(first)
+        context = grown(context, await bench.recorder.end_of("split"))
+        placed = await moved(bench, prefills, decodes, "split", context)
+        assert placed.way == "kv"
+        assert placed.tokens >= PROMPT // 32 * 32
+        decodes.start(request("split", context, OUTPUT - 1, shared=len(context)))
+        end = await bench.recorder.end_of("split")
+        assert grown(context, end) == expected
+        assert end.cached_tokens >= PROMPT // 32 * 32
+
+    bench.run(main())
+
+
+@needs_nixl
 def test_pulled_in_mid_decode_there_and_back(bench):
     async def main() -> None:
         one, other = await bench.engine(0), await bench.engine(1)
