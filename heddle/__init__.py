@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heddle.cluster_config import ClusterConfig as ClusterConfig
     from heddle.comparison import compare as compare
-    from heddle.config import ClusterConfig as ClusterConfig
     from heddle.config import MissingConfig as MissingConfig
     from heddle.config import PolicyConfig as PolicyConfig
     from heddle.config import RunConfig as RunConfig

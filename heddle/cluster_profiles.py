@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from heddle.config import ClusterConfig
+from heddle.cluster_config import ClusterConfig
 from heddle.disaggregation import check_roles
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats

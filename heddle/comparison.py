@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
+from heddle.cluster_config import ClusterConfig
 from heddle.cluster_profiles import ClusterProfiles
-from heddle.config import ClusterConfig, RunConfig
+from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.estimates import Estimate, estimate
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from heddle.cluster_config import ClusterConfig
 from heddle.cluster_profiles import memory_profile
-from heddle.config import ClusterConfig, RunConfig
+from heddle.config import RunConfig
 from heddle.roles import RoleGpus
 from heddle.setup import Workspace
 from heddle_trace.scripts import Scripts

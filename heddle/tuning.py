@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, TypeAlias
 
+from heddle.cluster_config import ClusterConfig
 from heddle.cluster_profiles import ClassProfile, ClusterProfiles, capacity_tokens, load_profiles
-from heddle.config import ClusterConfig, RunConfig
+from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.role_choice import role_choices
 from heddle.setup import Workspace, prepare

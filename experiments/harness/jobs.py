@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from heddle.config import ClusterConfig, MissingConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import MissingConfig
 from heddle.gpu_pools import PoolConfig, read_pool
 
 SCHEMA = "heddle.experiment-run/2"

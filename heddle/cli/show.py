@@ -8,9 +8,9 @@ from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 
 from heddle.cli.bars import Bar, draw_bars
+from heddle.cluster_config import ClusterConfig
 from heddle.cluster_profiles import ClusterProfiles
 from heddle.comparison import Comparison, PolicyResult
-from heddle.config import ClusterConfig
 from heddle.estimates import Estimate
 from heddle.knowledge import HistorySource, needs_oracle
 from heddle.objective import Objective

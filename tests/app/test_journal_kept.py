@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig
 from heddle.runs import load_run, metrics
 from heddle.runs.journal_buffer import JournalBuffer
 from heddle.runs.journal_columns import Column, Journal, of_table

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from heddle.config import ClusterConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import RunConfig
 from heddle.planning import plan
 from heddle.runs import load_run
 from heddle.setup import Workspace

@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from heddle.cluster_config import ClusterConfig
 from heddle.comparison import PolicyResult, compare, policy_results
-from heddle.config import ClusterConfig, RunConfig
+from heddle.config import RunConfig
 from heddle.config_files import ConfigError, ConfigSource, resolve
 from heddle.gpu_pools import PoolConfig
 from heddle.loop.comparison import compare_regimes

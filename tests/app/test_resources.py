@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from heddle.cluster_config import ClusterConfig
 from heddle.cluster_profiles import capacity_tokens, load_cluster_profile, memory_profile
 from heddle.comparison import compare
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig, RuntimeConfig
+from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.engines import engine_facts
 from heddle.setup import STANDBY_START_S, Workspace, prepare
 from heddle.simulation import simulate

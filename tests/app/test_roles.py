@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heddle.config import ClusterConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.role_choice import prefill_share, prefilled_tokens, role_choices
 from heddle.roles import RoleGpus, roles_of

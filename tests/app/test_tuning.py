@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from heddle.cluster_config import ClusterConfig
 from heddle.comparison import Comparison, compare
-from heddle.config import ClusterConfig, RunConfig
+from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.runs import load_run
 from heddle.setup import Workspace, prepare

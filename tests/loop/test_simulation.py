@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.loop.comparison import compare_regimes, run_loop
 from heddle.loop.config import LoopConfig
