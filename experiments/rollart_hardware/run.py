@@ -39,12 +39,27 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
         for pool in mix["mixed"]
         for policy in ("verl", TAGGED, MEASURED_SHARES)
     ]
+    runs += [_split(config, prefill) for prefill in config["roles"]["prefill"]]
     tags = (f"{mix['prefill']}=h800", f"{mix['decode']}=h20")
     return {_name(run): _computation({**run, **cluster, "tags": tags}) for run in runs}
 
 
+def _split(config: Mapping[str, Any], prefill: int) -> dict[str, Any]:
+    pool = config["roles"]["pool"]
+    decode = int(pool.partition(":")[2]) - prefill
+    return {
+        "workload": "rollart-mix",
+        "trajectories": config["mix"]["trajectories"],
+        "pool": pool,
+        "policy": "verl",
+        "roles": f"prefill={prefill},decode={decode}" if prefill else "",
+    }
+
+
 def _name(run: Mapping[str, Any]) -> str:
-    return f"{run['workload']} {run['trajectories']} {run['pool']} {run['policy']}"
+    roles = run.get("roles", "")
+    name = f"{run['workload']} {run['trajectories']} {run['pool']} {run['policy']}"
+    return f"{name} {roles}" if roles else name
 
 
 def _computation(run: Mapping[str, Any]) -> Computation:
@@ -63,16 +78,25 @@ def _simulated(run: Mapping[str, Any]) -> Mapping[str, Any]:
         config = RunConfig(
             trace=str(now),
             history=str(before) if learns else "none",
-            cluster=ClusterConfig(
-                model=run["model"],
-                pool=tuple(PoolConfig(**read_pool(text)) for text in run["pool"].split()),
-                tp=run["tp"],
-                max_running=run["max_running"],
-            ),
+            cluster=_cluster(run),
             policy=PolicyConfig(preset=run["policy"], tags=run["tags"] if tagged else ()),
         )
         result = heddle.simulate(prepare(config), out=Path(folder) / "runs")
         return {"makespan_s": result.summary["makespan_s"]}
+
+
+def _cluster(run: Mapping[str, Any]) -> ClusterConfig:
+    pools = tuple(PoolConfig(**read_pool(text)) for text in run["pool"].split())
+    only = pools[0]
+    return ClusterConfig(
+        model=run["model"],
+        pool=pools if len(pools) > 1 else (),
+        gpu=only.gpu,
+        gpus=only.gpus,
+        tp=run["tp"],
+        max_running=run["max_running"],
+        roles=run.get("roles", ""),
+    )
 
 
 def measure(context: Context) -> Measured:
@@ -96,6 +120,7 @@ def measure(context: Context) -> Measured:
         for policy in ("verl", TAGGED, MEASURED_SHARES)
     }
     best = {policy: min(by_pool.values()) for policy, by_pool in mixed.items()}
+    splits = [_name(_split(context.config, n)) for n in context.config["roles"]["prefill"]]
     values = {
         "prefill": prefill[1],
         "decode": 1 / decode[1],
@@ -103,6 +128,7 @@ def measure(context: Context) -> Measured:
         "tagged_over_h20": alone["h20"] / best[TAGGED],
         "measured_over_h800": alone["h800"] / best[MEASURED_SHARES],
         "measured_over_h20": alone["h20"] / best[MEASURED_SHARES],
+        "roles": seconds[splits[0]] / min(seconds[split] for split in splits[1:]),
     }
     data = {
         "loads": [load / int(h800.partition(":")[2]) for load in tasks["loads"]],
