@@ -271,7 +271,8 @@ def simulation_config(
         transfer_bytes_per_s=min(transfer.bytes_per_s for transfer in transfers),
         handover_fixed_s=cluster.handover_fixed_s,
         moves_by=costs.moves_by,
-        max_batched_tokens=settings.max_batched_tokens,
+        # Each data-parallel rank has the budget of an engine.
+        max_batched_tokens=profile.attention_dp * settings.max_batched_tokens,
         block_size=settings.block_tokens,
         tool_capacity=cluster.tool_capacity,
         tools=cluster.tool_services(),
