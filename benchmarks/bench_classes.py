@@ -5,7 +5,7 @@
 For each trace: seconds that the exact planner and the portfolio take on the pools; the time of a
 comparison of `verl` and `heddle` on the pools over that on as many GPUs of the class that has the
 most, in turn, the least of three each; and makespans of policies on the pools and on each class
-alone at the same cost, in whole nodes of 8 GPUs. Prices are dollars of a GPU and hour. Seconds are
+alone at the same cost, in whole engines. Prices are dollars of a GPU and hour. Seconds are
 CPU seconds of this process.
 """
 
@@ -27,7 +27,6 @@ from heddle.tuning import with_policy
 
 TRACE = "traces/coding-512.jsonl.gz"
 SMALL = ("h100:8:tp=2", "l40s:8:tp=4")
-NODE = 8
 ROUNDS = 3
 POLICIES = ("rollart-measured", "heddle-no-plan", "heddle")
 
@@ -44,7 +43,7 @@ def options() -> argparse.Namespace:
 
 
 def clusters(given: argparse.Namespace) -> tuple[ClusterConfig, dict[str, ClusterConfig]]:
-    """The mixed cluster, and each class alone at the same cost, in whole nodes."""
+    """The mixed cluster, and each class alone at the same cost, in whole engines."""
     prices = dict(DOLLARS_PER_GPU_HOUR)
     for text in given.price:
         gpu, _, dollars = text.partition("=")
@@ -54,8 +53,8 @@ def clusters(given: argparse.Namespace) -> tuple[ClusterConfig, dict[str, Cluste
     cost = sum(prices[pool.gpu] * pool.gpus for pool in pools)
     alone = {}
     for one in mixed.classes:
-        nodes = max(1, round(cost / prices[one.gpu] / NODE))
-        alone[one.gpu] = replace(one, gpus=NODE * nodes)
+        engines = max(1, round(cost / prices[one.gpu] / one.engine_gpus))
+        alone[one.gpu] = replace(one, gpus=engines * one.engine_gpus)
     return mixed, alone
 
 
