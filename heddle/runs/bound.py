@@ -21,6 +21,7 @@ taken from chords and stay lower bounds.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -49,6 +50,8 @@ class Bound:
     capacity_s: float
     tools_s: float
     """Tool seconds over the tool capacity; 0 when tools are not limited."""
+    prices: Prices
+    """Of a GPU-second of each class, at which `capacity_s` is largest."""
 
 
 def lower_bound(
@@ -64,10 +67,14 @@ def lower_bound(
     assert tables, "a profile has at least one TP degree"
     work = demand(scripts)
     solo = _solo_s(work, tables, max_running)
-    capacity, _ = dearest(work, tables, pools, max_running)
+    capacity, prices = _dearest(work, tables, pools, max_running)
     tools = float(work.tool_s.sum()) / tool_capacity if tool_capacity else 0.0
     return Bound(
-        makespan_s=max(solo, capacity, tools), solo_s=solo, capacity_s=capacity, tools_s=tools
+        makespan_s=max(solo, capacity, tools),
+        solo_s=solo,
+        capacity_s=capacity,
+        tools_s=tools,
+        prices=prices,
     )
 
 
@@ -82,64 +89,75 @@ def _solo_s(work: Demand, tables: Sequence[LatencyTable], max_running: int) -> f
     return float((work.arrival_s + work.per_trajectory(seconds)).max())
 
 
-def dearest(
+def _dearest(
     work: Demand, tables: Sequence[LatencyTable], pools: Mapping[str, int], max_running: int
 ) -> tuple[float, Prices]:
     """The capacity bound in seconds, and the prices of the classes at which it is largest.
 
-    A minimum of costs at prices is concave in the prices, so that the bound has one maximum along
-    each of them.
+    Prices are looked for at the first weight, and again at the weight that is best with them.
     """
-    best_s, best = 0.0, dict.fromkeys(pools, 1.0)
     at = knots(work.largest_context)
-    for weight in WEIGHTS:
-        lowest = {
-            gpu: _gpu_s([t for t in tables if t.gpu == gpu], max_running, weight, at)
-            for gpu in pools
-            if any(t.gpu == gpu for t in tables)
-        }
+    known = {gpu: [t for t in tables if t.gpu == gpu] for gpu in pools}
+    lowest = [
+        {gpu: _gpu_s(mine, max_running, weight, at) for gpu, mine in known.items() if mine}
+        for weight in WEIGHTS
+    ]
 
-        def bound_s(prices: Prices, lowest: Mapping[str, Floats] = lowest) -> float:
-            cheapest = np.min([prices[gpu] * line for gpu, line in lowest.items()], axis=0)
-            decode = running_sums(at, cheapest)
-            tokens = float((decode[work.last] - decode[work.prompt]).sum())
-            paid = tokens + prefill_gpu_s(work, tables, prices)
-            return paid / sum(prices[gpu] * pools[gpu] for gpu in lowest)
+    def bound_s(weight: int, prices: Prices) -> float:
+        lines = [prices[gpu] * line for gpu, line in lowest[weight].items()]
+        decode = running_sums(at, np.min(lines, axis=0))
+        tokens = float((decode[work.last] - decode[work.prompt]).sum())
+        paid = tokens + prefill_gpu_s(work, tables, prices)
+        return paid / sum(prices[gpu] * pools[gpu] for gpu in lowest[weight])
 
-        found_s, prices = _largest(bound_s, best)
-        if found_s > best_s:
-            best_s, best = found_s, prices
-    return best_s, best
+    prices = _largest(partial(bound_s, 0), dict.fromkeys(pools, 1.0), _PRICES_APART)
+    each = [bound_s(weight, prices) for weight in range(len(WEIGHTS))]
+    best = int(np.argmax(each))
+    if best and len(pools) > 1:
+        prices = _largest(partial(bound_s, best), prices, 2.0)
+    return bound_s(best, prices), prices
 
 
 _PRICES_APART = 64.0
 """The price of a class is between this share of the first class's and so many times it."""
 
 _GOLDEN = 0.5 * (5.0**0.5 - 1.0)
-_NARROWINGS = 16
-"""Of the interval that holds the logarithm of a price: to 0.4 %."""
+_EXACTLY = 0.01
+"""The interval of the logarithm of a price at which its search ends."""
 
 
-def _largest(bound_s: Callable[[Prices], float], begin: Prices) -> tuple[float, dict[str, float]]:
-    """The largest bound over the prices of all classes but the first, one after another."""
-    best, best_s = dict(begin), bound_s(begin)
-    for gpu in list(begin)[1:]:
-        low, high = -np.log(_PRICES_APART), np.log(_PRICES_APART)
-        near = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        tried = [bound_s({**best, gpu: float(np.exp(x))}) for x in near]
-        for _ in range(_NARROWINGS):
-            for x, found_s in zip(near, tried, strict=True):
-                if found_s > best_s:
-                    best, best_s = {**best, gpu: float(np.exp(x))}, found_s
-            if tried[0] >= tried[1]:
-                high = near[1]
-                near = high - _GOLDEN * (high - low), near[0]
-                tried = [bound_s({**best, gpu: float(np.exp(near[0]))}), tried[0]]
+def _largest(bound_s: Callable[[Prices], float], begin: Prices, apart: float) -> Prices:
+    """The prices of the largest bound, those of all classes but the first one after another.
+
+    A minimum of costs at prices is concave in them, so that the bound has one maximum along each.
+    Each is at most `apart` times the one to begin with, or as many times less.
+    """
+    best = dict(begin)
+    best_s = bound_s(best) if len(best) > 1 else 0.0
+    for gpu in list(best)[1:]:
+        at = partial(_priced, best, gpu)
+        middle = float(np.log(best[gpu]))
+        low, high = middle - float(np.log(apart)), middle + float(np.log(apart))
+        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        left_s, right_s = bound_s(at(left)), bound_s(at(right))
+        while high - low > _EXACTLY:
+            if left_s >= right_s:
+                high, right, right_s = right, left, left_s
+                left = high - _GOLDEN * (high - low)
+                left_s = bound_s(at(left))
             else:
-                low = near[0]
-                near = near[1], low + _GOLDEN * (high - low)
-                tried = [tried[1], bound_s({**best, gpu: float(np.exp(near[1]))})]
-    return best_s, best
+                low, left, left_s = left, right, right_s
+                right = low + _GOLDEN * (high - low)
+                right_s = bound_s(at(right))
+        if max(left_s, right_s) > best_s:
+            best_s = max(left_s, right_s)
+            best = at(left if left_s >= right_s else right)
+    return best
+
+
+def _priced(prices: Prices, gpu: str, logarithm: float) -> dict[str, float]:
+    """The same prices but for one class."""
+    return {**prices, gpu: float(np.exp(logarithm))}
 
 
 def _gpu_s(tables: Sequence[LatencyTable], max_running: int, weight: float, at: Ints) -> Floats:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heddle.runs.bound import Bound, dearest
+from heddle.runs.bound import Bound
 from heddle.runs.demand import (
     Demand,
     Prices,
@@ -78,9 +78,7 @@ def ideal_makespans(
     `bound` is the proven bound of the same trace and cluster; neither result is below it.
     """
     work = demand(scripts)
-    prices: Prices = dict.fromkeys(pools, 1.0)
-    if len(pools) > 1:
-        _, prices = dearest(work, tables, pools, max_running)
+    prices = bound.prices
     alike_s = _equal_progress_s(work, tables, pools, max_running, prices)
     return Ideal(
         fluid_s=_fluid_s(work, tables, pools, max_running, prices, bound.makespan_s),
