@@ -34,9 +34,7 @@ def test_from_config_states_operators_capacity_and_error(heddle: Heddle, tmp_pat
     assert "--force" in again.stderr
 
 
-def test_a_run_states_the_cross_validated_error_of_its_profile(
-    heddle: Heddle, trace: Path
-) -> None:
+def test_a_run_states_the_cross_validated_error_of_its_profile(heddle: Heddle, trace: Path) -> None:
     args = ("Qwen/Qwen3-30B-A3B", "--gpu", "h200", "--attention-dp", 2, "--tp", 1)
     said = done(heddle, "from-config", *args, "--source", "roofline", "-o", "mine.json")
     assert "use it as --model mine.json --attention-dp 2 --tp 1" in said
