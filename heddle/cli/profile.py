@@ -74,7 +74,9 @@ def from_config(
         return
     show_config_profile(made)
     if out is not None:
-        click.echo(f"profile in {out}: use it as --model {out}")
+        ranks = made.profile.attention_dp
+        layout = f" --attention-dp {ranks} --tp {made.profile.tps[0]}" if ranks > 1 else ""
+        click.echo(f"profile in {out}: use it as --model {out}{layout}")
     else:
         click.echo("nothing written: name a file with -o to use the profile as --model FILE")
 

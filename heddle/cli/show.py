@@ -343,7 +343,14 @@ def _profile_line(profile: Profile, tp: int) -> str:
         text += f"; derived: {profile.derived}"
     if source.note:
         text += f"; {source.note}"
-    if errors:
+    expected = profile.errors.get("roofline", {}).get("expected")
+    if expected:
+        left_out = {"model": "models", "class": "GPU classes"}[expected["left_out"]]
+        text += (
+            f"; decode steps off by {expected['mean_pct']:g} % (mean) on {left_out} left out of "
+            "its fit"
+        )
+    elif errors:
         text += (
             f"; decode steps off by {errors['median_pct']:g} % (median) and "
             f"{errors['worst_pct']:g} % (worst) on points not fitted"

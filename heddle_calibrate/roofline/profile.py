@@ -1,7 +1,7 @@
 """Profiles from a roofline: times of operators at the points of the tables, and the same fit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 
@@ -153,7 +153,8 @@ def profile_from_shape(
         )
     )
     none = {"runs": 0, "note": "kernel times are a roofline's: compared with no measured runs"}
-    return replace(profile, errors={"measured": none, "roofline": shipped_efficiencies().errors})
+    roofline = {"expected": asdict(error_statement(gpu.name)), **shipped_efficiencies().errors}
+    return replace(profile, errors={"measured": none, "roofline": roofline})
 
 
 def impossible(model: ModelShape, shape: EngineShape, gpu: GpuClass) -> str:
@@ -207,7 +208,7 @@ def _source(model: ModelShape, file: str) -> ProfileSource:
         licence="Apache-2.0",
         precision=_precision(model),
         files=(file,) if file else (),
-        note="; ".join((f"times are {DERIVED}", *model.notes)),
+        note="; ".join(model.notes),
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from heddle_calibrate.roofline.efficiency import shipped_efficiencies
 from heddle_calibrate.roofline.model_config import known_config
 from heddle_sim.profile_files import read_profile
 from tests.app.journals import Heddle
@@ -31,6 +32,18 @@ def test_from_config_states_operators_capacity_and_error(heddle: Heddle, tmp_pat
     again = heddle("profile", *args, "-o", "mine.json")
     assert again.exit_code == 2
     assert "--force" in again.stderr
+
+
+def test_a_run_states_the_cross_validated_error_of_its_profile(heddle: Heddle, trace: Path) -> None:
+    args = ("Qwen/Qwen3-30B-A3B", "--gpu", "h200", "--attention-dp", 2, "--tp", 1)
+    said = done(heddle, "from-config", *args, "--source", "roofline", "-o", "mine.json")
+    assert "use it as --model mine.json --attention-dp 2 --tp 1" in said
+    run = ("--model", "mine.json", "--attention-dp", 2, "--tp", 1, "--gpus", 2)
+    result = heddle("simulate", trace, *run)
+    assert result.exit_code == 0, result.output
+    left_out = shipped_efficiencies().errors["leave_one_model_out"]["decode"]["mean_pct"]
+    assert f"off by {left_out:g} % (mean) on models left out of its fit" in result.stdout
+    assert "2 x h200 (derived)" in result.stdout
 
 
 def test_from_config_as_json(heddle: Heddle) -> None:

@@ -9,6 +9,7 @@ import pytest
 from heddle_calibrate.roofline.efficiency import (
     Efficiency,
     efficiency,
+    nearest_key,
     parent,
     seconds,
     shipped_efficiencies,
@@ -175,10 +176,13 @@ def test_gpus_without_nvlink_share_their_bus() -> None:
 
 def test_a_kind_without_rows_takes_the_efficiency_of_the_nearest() -> None:
     fitted = shipped_efficiencies().mean
-    assert efficiency("gemm mxfp4", fitted) == fitted["gemm bf16"]
-    assert efficiency("gemm nvfp4", fitted) == fitted["gemm fp8"]
     assert efficiency("gemm int4", fitted) == fitted["gemm bf16"]
+    assert efficiency("experts int4 prefill", fitted) == fitted["experts bf16 prefill"]
     assert efficiency("experts nvfp4 prefill", fitted) == fitted["experts fp8 prefill"]
+    few = {key: fitted[key] for key in ("gemm bf16", "gemm fp8", "attention", "experts int4")}
+    assert efficiency("gemm nvfp4", few) == fitted["gemm fp8"]
+    assert efficiency("experts mxfp4", few) == fitted["experts int4"]
+    assert efficiency("latent-attention", few) == fitted["attention"]
     with pytest.raises(KeyError):
         efficiency("no such kind", fitted)
 
@@ -203,4 +207,4 @@ def test_efficiencies_are_shares_of_the_data_sheet() -> None:
             assert 0 < e.bandwidth <= 1, key
             assert 0 < e.arithmetic <= 1, key
             assert 0.5 < e.launch_us < 400, key
-            assert parent(key) is None or parent(key) in rows
+            assert parent(key) is None or nearest_key(str(parent(key)), rows) is not None

@@ -52,6 +52,7 @@ def test_a_profile_is_a_file_that_reads_back(tmp_path: Path) -> None:
     assert again.host == load_profile("qwen3-8b", "h200").host
     left_out = again.errors["roofline"]["leave_one_class_out"]["decode"]
     assert left_out["mean_pct"] < 15
+    assert again.errors["roofline"]["expected"]["mean_pct"] == left_out["mean_pct"]
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "Qwen/Qwen3-32B", "meta-llama/Llama-3.1-8B"])
