@@ -22,7 +22,7 @@ MAX_GPUS = 100_000
 MAX_RUNNING = 8192
 MAX_RANKS = 1024
 """Tokens that one iteration of an engine carries: each running step needs one of them."""
-PREFILL_THRESHOLD = 1024
+PREFILL_THRESHOLD = 2048
 """Tokens; measured in docs/results/roles.md."""
 MIN_REPORT_INTERVAL_S = 0.01
 """Shorter than an iteration; more reports have no information and fill the journal."""
