@@ -141,6 +141,8 @@ def test_the_share_of_prefill_is_that_of_its_gpu_seconds(config: RunConfig):
     assert share == pytest.approx(prefill_s / (prefill_s + decode_s), rel=0.02)
     assert role_choices(config, cluster, shared) == (RoleGpus(1, 7), RoleGpus(2, 6))
     assert role_choices(config, replace(cluster, gpus=1), shared) == ()
+    wide = replace(cluster, tp=2, prefill_tp=1)
+    assert role_choices(config, wide, shared) == (RoleGpus(2, 6), RoleGpus(4, 4))
 
 
 def test_a_comparison_has_the_best_split_beside_engines_that_do_both(heddle: Heddle, trace: Path):
