@@ -68,6 +68,8 @@ def test_live_agents_and_engines_without_kv_transfer_are_refused(
     given = ("run", trace, "--roles", "prefill=1,decode=1", "--engine", "vllm")
     said = refused(*given, "--model-dir", tmp_path, "--engines", "2")
     assert "--kv-transfer nixl" in said
+    said = refused(*given, "--model-dir", tmp_path, "--engines", "2", "--live")
+    assert "Leave --roles or --live out" in said
 
 
 def test_policies_get_decode_engines_and_the_controller_the_others(config: RunConfig):
