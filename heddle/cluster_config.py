@@ -20,7 +20,7 @@ MAX_RUNNING = 8192
 """Tokens that one iteration of an engine carries: each running step needs one of them."""
 MAX_RANKS = 1024
 """More than any engine has; a larger number is a typing error."""
-PREFILL_THRESHOLD = 1024
+PREFILL_THRESHOLD = 2048
 """Tokens; measured in docs/results/roles.md."""
 MIN_REPORT_INTERVAL_S = 0.01
 """Shorter than an iteration; more reports have no information and fill the journal."""

@@ -51,19 +51,19 @@ def prefill_share(config: RunConfig, cluster: ClusterConfig, workspace: Workspac
 def role_choices(
     config: RunConfig, cluster: ClusterConfig, workspace: Workspace
 ) -> tuple[RoleGpus, ...]:
-    """Splits of the GPUs to simulate: that of the closed form, and one prefill engine more or less.
+    """Splits of the GPUs to simulate: the nearest to the closed form, and one on either side.
 
     Empty where the GPUs do not suffice for an engine of each role.
     """
     each, gpus = cluster.engine_gpus, cluster.gpus
-    if cluster.mix:
-        return ()
     prefill_each = (cluster.prefill_tp or cluster.tp) * cluster.attention_dp
-    share = prefill_share(config, replace(cluster, roles=""), workspace)
-    nearest = max(1, round(share * gpus / prefill_each))
-    splits = [
-        RoleGpus(prefill=n * prefill_each, decode=gpus - n * prefill_each)
-        for n in (nearest - 1, nearest, nearest + 1)
-        if n >= 1
+    possible = [
+        RoleGpus(prefill=prefill, decode=gpus - prefill)
+        for prefill in range(prefill_each, gpus - each + 1, prefill_each)
+        if (gpus - prefill) % each == 0
     ]
-    return tuple(s for s in splits if s.decode >= each and s.decode % each == 0)
+    if cluster.mix or not possible:
+        return ()
+    wanted = prefill_share(config, replace(cluster, roles=""), workspace) * gpus
+    nearest = min(range(len(possible)), key=lambda k: abs(possible[k].prefill - wanted))
+    return tuple(possible[max(nearest - 1, 0) : nearest + 2])

@@ -105,6 +105,7 @@ def run(
         KeyboardInterrupt: a signal ended the run; `Terminated` unless it was Ctrl-C.
     """
     live: _Live | None = None
+    _check_roles(run.config if isinstance(run, RunSetup) else run)
     if isinstance(run, RunSetup):
         setup = run
     elif run.live.agents:
@@ -114,7 +115,6 @@ def run(
         setup = prepare(run)
     workload, prices = setup.workload, run_prices(setup)
     config = prices.kept(setup.config, setup.profiles.pools)
-    _check_roles(config)
     engines = _facts_of_engines(setup, live)
     for note in engines["notes"]:
         on_note(note)

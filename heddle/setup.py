@@ -272,7 +272,7 @@ def simulation_config(
         handover_fixed_s=cluster.handover_fixed_s,
         moves_by=costs.moves_by,
         # Each data-parallel rank has the budget of an engine.
-        max_batched_tokens=profile.attention_dp * settings.max_batched_tokens,
+        max_batched_tokens=cluster.attention_dp * settings.max_batched_tokens,
         block_size=settings.block_tokens,
         tool_capacity=cluster.tool_capacity,
         tools=cluster.tool_services(),

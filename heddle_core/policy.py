@@ -161,7 +161,7 @@ class EngineView(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Steps queued for it or running on it."""
+        """Steps queued for it or running on it, and those that a prefill engine has for it."""
         ...
 
     @property

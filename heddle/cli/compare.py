@@ -74,7 +74,7 @@ def compare(
     different TP degrees side by side are --set cluster.mix=[4,2,1,1].
 
     With --roles best every policy also runs with engines that prefill and engines that decode, on
-    the same GPUs, at three splits for each setting; the best split is a row of its own.
+    the same GPUs, at up to three splits for each setting; the best split is a row of its own.
 
     A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
     place of the preset's own, any number of times: heddle+never, verl+lpt+progressive;

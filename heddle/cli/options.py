@@ -73,7 +73,7 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
         "--prefill-threshold",
         "cluster.prefill_threshold",
         int,
-        "With --roles: most new tokens that a decode engine prefills [1024]",
+        "With --roles: most new tokens that a decode engine prefills [2048]",
     ),
     ("--attention-dp", "cluster.attention_dp", int, "Attention data-parallel ranks [1]"),
     ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),

@@ -69,6 +69,8 @@ def test_live_agents_and_engines_without_kv_transfer_are_refused(
     given = ("run", trace, "--roles", "prefill=1,decode=1", "--engine", "vllm")
     said = refused(*given, "--model-dir", tmp_path, "--engines", "2")
     assert "--kv-transfer nixl" in said
+    said = refused(*given, "--model-dir", tmp_path, "--engines", "2", "--live")
+    assert "Leave --roles or --live out" in said
 
 
 def test_policies_get_decode_engines_and_the_controller_the_others(config: RunConfig):
@@ -142,6 +144,8 @@ def test_the_share_of_prefill_is_that_of_its_gpu_seconds(config: RunConfig):
     assert share == pytest.approx(prefill_s / (prefill_s + decode_s), rel=0.02)
     assert role_choices(config, cluster, shared) == (RoleGpus(1, 7), RoleGpus(2, 6))
     assert role_choices(config, replace(cluster, gpus=1), shared) == ()
+    wide = replace(cluster, tp=2, prefill_tp=1)
+    assert role_choices(config, wide, shared) == (RoleGpus(2, 6), RoleGpus(4, 4))
 
 
 def test_a_comparison_has_the_best_split_beside_engines_that_do_both(heddle: Heddle, trace: Path):
