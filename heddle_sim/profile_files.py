@@ -24,6 +24,8 @@ from heddle_sim.profile_parts import (
     Costs,
     EngineSettings,
     Host,
+    HostTimes,
+    KernelFactors,
     ProfileSource,
     Roofline,
     TpTable,
@@ -96,6 +98,10 @@ class Profile:
     """None: vLLM's defaults for a server on a large GPU."""
     costs: Costs | None = None
     """None where only iterations were measured."""
+    kernel_factors: KernelFactors | None = None
+    """None: kernel times are as in the tables."""
+    host_versions: dict[str, HostTimes] | None = None
+    """Host time by engine version, where measured runs name theirs."""
     conditions: dict[str, Any] | None = None
     """Hardware, versions, settings and command of what was measured."""
 
@@ -218,6 +224,8 @@ def expand(profile: Profile, tp: int, *, host: Host, max_batch: int = MAX_BATCH)
     """
     entry, dp = profile.at(tp), profile.attention_dp
     d, p = entry.decode, entry.prefill
+    factors = profile.kernel_factors or KernelFactors()
+    decode = factors.decode_on(tp * dp)
     ranks = [-(-b // dp) for b in range(max_batch + 1)]  # sequences of the fullest
     base_ms = _over_batches(d.batch, d.base_ms, ranks)
     context_us = _over_batches(d.batch, d.context_us, ranks)
@@ -227,13 +235,13 @@ def expand(profile: Profile, tp: int, *, host: Host, max_batch: int = MAX_BATCH)
         tp=tp,
         dp=dp,
         base_s=[
-            ms / 1e3 + host.per_step_s + host.per_running_s * b
+            decode * ms / 1e3 + host.per_step_s + host.per_running_s * b
             for b, ms in zip(ranks, base_ms, strict=True)
         ],
-        per_context_s=[us / 1e6 / max(1, b) for b, us in enumerate(context_us)],
+        per_context_s=[decode * us / 1e6 / max(1, b) for b, us in enumerate(context_us)],
         prefill_tokens=tuple(dp * tokens for tokens in p.tokens),
-        prefill_knots_s=tuple(ms / 1e3 for ms in p.ms),
-        prefill_pair_s=p.pair_ns / 1e9 / dp,
+        prefill_knots_s=tuple(factors.prefill * ms / 1e3 for ms in p.ms),
+        prefill_pair_s=factors.prefill * p.pair_ns / 1e9 / dp,
         host_per_prefill_s=host.per_prefill_s / dp,
         kv_capacity_tokens=dp * entry.kv_capacity_tokens,
         kv_bytes_per_token=profile.kv_bytes_per_token,
@@ -318,6 +326,7 @@ def _faults(profile: Profile) -> list[str]:
     ):
         if not (math.isfinite(value) and value >= 0):
             faults.append(f"{name} must be a finite number of at least 0, not {value}")
+    faults.extend(_measured_faults(profile))
     for where in ("transfer", "belief_transfer"):
         rate: float = getattr(profile, where).bytes_per_s
         if not (math.isfinite(rate) and rate > 0):
@@ -332,6 +341,18 @@ def _faults(profile: Profile) -> list[str]:
     for tp, entry in profile.tables.items():
         faults += [f"tables.{tp}.{fault}" for fault in _table_faults(tp, entry)]
     return faults
+
+
+def _measured_faults(profile: Profile) -> Iterator[str]:
+    for version, times in (profile.host_versions or {}).items():
+        for name, value in asdict(times).items():
+            if not (math.isfinite(value) and value >= 0):
+                where = f"host_versions.{version}.{name}"
+                yield f"{where} must be a finite number of at least 0, not {value}"
+    factors = profile.kernel_factors or KernelFactors()
+    smallest = min(factors.decode_on(1), factors.decode_on(64), factors.prefill)
+    if not (math.isfinite(factors.decode_on(64)) and 0 < smallest < math.inf):
+        yield "kernel_factors must be finite and above 0, on 1 to 64 GPUs"
 
 
 def _seconds(costs: Costs | None) -> Iterator[tuple[str, float]]:
