@@ -37,12 +37,12 @@ PRIOR = {
 step, request."""
 LEVELS: dict[str, dict[str, float]] = {
     "decode": {"model": 0.15, "profile": 0.06},
-    "doubling": {"gpu": 0.03},
+    "doubling": {"gpu": 0.03, "model": 0.03},
     "prefill": {"family": 0.2, "model": 0.3, "profile": 0.1},
     "per_step": {"family": 0.5e-3, "version": 0.5e-3, "profile": 0.3e-3},
-    "per_running": {"family": 10e-6, "version": 10e-6},
+    "per_running": {"family": 10e-6, "version": 10e-6, "model": 20e-6},
     "per_prefill": {"family": 0.5e-3, "version": 0.5e-3},
-    "per_request": {"family": 10e-3, "version": 20e-3},
+    "per_request": {"family": 10e-3, "version": 20e-3, "profile": 20e-3},
 }
 """Prior spread of what each level adds to a quantity."""
 SPREAD = 0.05

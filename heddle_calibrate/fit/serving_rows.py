@@ -156,7 +156,7 @@ def _once(rows: Sequence[ServingRow]) -> tuple[list[ServingRow], list[LeftOut]]:
     kept: list[ServingRow] = []
     out: list[LeftOut] = []
     for row in rows:
-        same = replace(row, line=0)
+        same = (_figures(row), row.dp, row.expert_parallel)
         if row.dp > 1 and _figures(row) in plain:
             out.append(LeftOut(row.line, "the same figures are given for another layout"))
         elif same in seen:
@@ -168,7 +168,8 @@ def _once(rows: Sequence[ServingRow]) -> tuple[list[ServingRow], list[LeftOut]]:
 
 
 def _figures(row: ServingRow) -> tuple[object, ...]:
-    return (*row.work, row.concurrency, round(row.ttft_s, 6), round(row.tpot_s, 8))
+    """Work and times of a run; times to 0.01 ms, as some tables round them."""
+    return (*row.work, row.concurrency, round(row.ttft_s, 5), round(row.tpot_s, 5))
 
 
 def _credible(rows: Sequence[ServingRow]) -> tuple[list[ServingRow], list[LeftOut]]:
