@@ -157,6 +157,7 @@ class Comparison:
                 "gpu": cluster.gpu,
                 "model": cluster.model,
                 "profile": f"{self.profile.model}.{self.profile.gpu}",
+                **self.profile.marks,
                 "tp": cluster.tp,
                 **({"mix": list(cluster.mix)} if cluster.mix else {}),
                 "max_running": cluster.max_running,

@@ -92,6 +92,7 @@ class Planned:
                 "gpu": self.profile.gpu,
                 "model": self.profile.model,
                 "profile": f"{self.profile.model}.{self.profile.gpu}",
+                **self.profile.marks,
                 "max_running": problem.max_running,
                 "tp_choices": sorted(shape.tp for shape in problem.by_shape),
                 "tp_left_out": list(self.left_out),

@@ -75,6 +75,7 @@ class RunSetup:
             predictor_model=self.predictor_model,
             context=self.context,
             world=world,
+            derived=self.profile.derived if world is None else "",
         )
 
 

@@ -76,7 +76,13 @@ class Profile:
     gpu: str
     source: ProfileSource
     kv_bytes_per_token: int
-    """Over all GPUs of an engine."""
+    """One copy of a token's KV, over all the GPUs that it is cut over."""
+    kv_heads: int | None = None
+    """KV heads of a layer, 1 where all heads share one latent vector (MLA): ranks of a larger TP
+    degree hold copies. None: KV is cut over all GPUs."""
+    derived: str = ""
+    """How the times were computed from those of another GPU class; empty where they were
+    measured on this one."""
     roofline: Roofline | None = None
     """None where the hardware's best performance is not stated."""
     host: Host
@@ -146,10 +152,13 @@ class Profile:
 
     def at(self, tp: int) -> TpTable:
         """Return the file's entry at a TP degree; ProfileError names the degrees there are."""
-        name = layout_name(self.shape(tp))
+        shape = self.shape(tp)
+        name = layout_name(shape)
         entry = self.tables.get(name)
         if entry is None:
             why = self.refused.get(name, "the profile has no table for it")
+            if self.experts % shape.ep:
+                why = f"its {self.experts} experts do not divide over {shape.ep} GPUs"
             fits = ", ".join(str(n) for n in self.tps) or "none"
             raise ProfileError(
                 f"{self.model} on {self.gpu} cannot run at TP {name}: {why}; "
@@ -190,7 +199,9 @@ class Profile:
         """
         tables, refused = {}, dict(self.refused)
         for name, entry in self.tables.items():
-            lost = round(read_layout(name)[0] * gpu_bytes / self.kv_bytes_per_token)
+            tp = read_layout(name)[0]
+            parts = min(tp, self.kv_heads or tp)
+            lost = round(parts * gpu_bytes / self.kv_bytes_per_token)
             if lost >= entry.kv_capacity_tokens:
                 refused[name] = (
                     "engines asleep on its GPUs (standby_tp, standby_gib) leave no room for KV"
@@ -205,14 +216,36 @@ class Profile:
         return replace(self, tables=tables, refused=refused)
 
     @property
+    def gpu_label(self) -> str:
+        """The GPU class for people: with a mark where its times are computed from another's."""
+        return gpu_label(self.gpu, self.derived)
+
+    @property
+    def layout_label(self) -> str:
+        """For people: what engines do beside TP, with a comma before it; empty for TP alone."""
+        spread = ", experts over all GPUs of an engine" if self.expert_parallel else ""
+        ranks = f", {self.attention_dp} attention DP ranks" if self.attention_dp > 1 else ""
+        return spread + ranks
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """What a reader of figures must know of the profile: ``derived``, or nothing."""
+        return {"derived": self.derived} if self.derived else {}
+
+    @property
     def summary(self) -> str:
         """One line for tables and manifests."""
         s = self.source
         capacity = ", ".join(f"TP{tp} {self.at(tp).kv_capacity_tokens:,}" for tp in self.tps)
         return (
-            f"{self.model} on {self.gpu} ({s.package} {s.version}, {s.backend} "
+            f"{self.model} on {self.gpu_label} ({s.package} {s.version}, {s.backend} "
             f"{s.backend_version}, {s.precision}); KV tokens: {capacity}"
         )
+
+
+def gpu_label(gpu: str, derived: str) -> str:
+    """Return ``h20 (derived)`` for a class whose times were not measured, else `gpu`."""
+    return f"{gpu} (derived)" if derived else gpu
 
 
 def expand(profile: Profile, tp: int, *, host: Host, max_batch: int = MAX_BATCH) -> LatencyTable:

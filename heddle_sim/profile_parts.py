@@ -17,6 +17,15 @@ class ProfileSource:
     licence: str
     precision: str
     files: tuple[str, ...]
+    note: str = ""
+    """What a reader must know of these kernel times beside the errors of the fit."""
+
+    @property
+    def engine(self) -> str:
+        """Name and version of the engine, and the precision where that is not bfloat16."""
+        name = {"vllm": "vLLM", "sglang": "SGLang"}.get(self.backend, self.backend)
+        precision = "" if self.precision == "bfloat16" else f", {self.precision}"
+        return f"{name} {self.backend_version}{precision}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,16 @@ _REPEATED = ("--tool-pool",)
 _KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
 
 
-PLANNED = ("--model", "--gpu", "--gpus", "--max-running", "--predictor-model", "--history")
+PLANNED = (
+    "--model",
+    "--gpu",
+    "--gpus",
+    "--expert-parallel",
+    "--attention-dp",
+    "--max-running",
+    "--predictor-model",
+    "--history",
+)
 """Options of `CLUSTER` that matter to a plan, beside those for values that the trace lacks."""
 
 

@@ -171,8 +171,9 @@ def planned(plan: Planned) -> None:
     facts = [f"{len(problem.trajectories):,} trajectories", *plan.fill.assumptions]
     click.echo(f"trace    {plan.trace.name}: {'; '.join(facts)}")
     click.echo(
-        f"cluster  {sum(problem.pools.values())} x {profile.gpu}, {profile.model}, "
-        f"TP {', '.join(map(str, sorted(shape.tp for shape in problem.by_shape)))}, "
+        f"cluster  {sum(problem.pools.values())} x {profile.gpu_label}, {profile.model}, "
+        f"TP {', '.join(map(str, sorted(shape.tp for shape in problem.by_shape)))}"
+        f"{profile.layout_label}, "
         f"{problem.max_running} running per engine"
     )
     if plan.left_out:
@@ -272,7 +273,8 @@ def _head(
         facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
     click.echo(f"trace    {work.trace.name}: {'; '.join(facts)}")
     click.echo(
-        f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, {engines}{_resources(cluster)}"
+        f"cluster  {cluster.gpus} x {profile.gpu_label}, {profile.model}, {engines}"
+        f"{profile.layout_label}{_resources(cluster)}"
     )
     click.echo(f"profile  {_profile_line(profile, cluster.tp)}")
     click.echo(f"history  {history.name}")
@@ -303,9 +305,12 @@ def _resources(cluster: ClusterConfig) -> str:
 def _profile_line(profile: Profile, tp: int) -> str:
     """The source of the profile and its known error."""
     errors = profile.at(tp).errors.get("decode_unseen", {})
-    text = (
-        f"{profile.source.package} {profile.source.version}, vLLM {profile.source.backend_version}"
-    )
+    source = profile.source
+    text = f"{source.package} {source.version}, {source.engine}"
+    if profile.derived:
+        text += f"; derived: {profile.derived}"
+    if source.note:
+        text += f"; {source.note}"
     if errors:
         text += (
             f"; decode steps off by {errors['median_pct']:g} % (median) and "

@@ -24,7 +24,7 @@ def show_loop(result: LoopComparison) -> None:
 def _head(result: LoopComparison) -> None:
     first = result.tried[0].setup
     config, work = first.config, first.run.workload
-    cluster = config.run.cluster
+    cluster, profile = config.run.cluster, first.run.profile
     click.echo(
         f"trace    {work.trace.name}: {len(work.scripts):,} trajectories of "
         f"{len(first.data.groups):,} prompts"
@@ -33,8 +33,8 @@ def _head(result: LoopComparison) -> None:
     if config.reward_gpus:
         shared += f", {config.reward_gpus} of them for rewards"
     click.echo(
-        f"cluster  {first.gpus} x {cluster.gpu}, {cluster.model}{shared}; policy "
-        f"{config.run.policy.preset}, {cluster.max_running} running per engine"
+        f"cluster  {first.gpus} x {profile.gpu_label}, {cluster.model}{profile.layout_label}"
+        f"{shared}; policy {config.run.policy.preset}, {cluster.max_running} running per engine"
     )
     click.echo(
         f"batch    {config.groups} prompts x {config.samples} samples, {config.steps} steps; of "

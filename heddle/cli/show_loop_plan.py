@@ -21,7 +21,7 @@ def show_loop_plan(plan: LoopPlan, words: Sequence[str]) -> None:
     config = best.setup.config
     cluster = config.run.cluster
     click.echo(
-        f"cluster  {best.setup.gpus} x {cluster.gpu}, {cluster.model}; policy "
+        f"cluster  {best.setup.gpus} x {best.setup.run.profile.gpu_label}, {cluster.model}; policy "
         f"{config.run.policy.preset}; batches of {config.groups} x {config.samples}"
     )
     click.echo(

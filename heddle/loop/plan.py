@@ -95,6 +95,7 @@ class LoopPlan:
                 "gpus": first.gpus,
                 "gpu": first.config.run.cluster.gpu,
                 "model": first.config.run.cluster.model,
+                **first.run.profile.marks,
             },
             "estimates": [
                 {**e.plain(), "simulated_step_s": steps[i] if i < len(steps) else None}

@@ -212,6 +212,7 @@ class LoopComparison:
                 "gpus": first.gpus,
                 "gpu": cluster.gpu,
                 "model": cluster.model,
+                **first.run.profile.marks,
                 "colocated": config.colocated,
                 "max_running": cluster.max_running,
             },

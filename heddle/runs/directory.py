@@ -58,6 +58,8 @@ class RunFacts:
     """The policy's context, kept for replays; without its model, a file of its own."""
     world: Mapping[str, Any] | None = None
     """Of a run on engines: engines, machine, and notes for the user."""
+    derived: str = ""
+    """How the times of the GPU class were computed from another's; empty where measured."""
     loop: Mapping[str, Any] | None = None
     """Of an RL loop: its regime, and its configuration beside the rollouts'."""
     command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
@@ -227,6 +229,7 @@ def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) 
         "command_line": shlex.join(facts.command_line),
         "driver": facts.driver,
         "world": facts.world,
+        **({"derived": facts.derived} if facts.derived else {}),
         "loop": facts.loop,
         "policy": config.policy.preset,
         "presets": PRESETS_VERSION,

@@ -206,6 +206,7 @@ async def _train(
             environments=TaskEnvironments(clock, agent),
             rewards=OwnRewards(clock),
             trainer=trainer,
+            parts=trainer,
             updates=WeightPush(trainer.weights_to_push),
         ),
         predictions=CoreEstimates(clock, cluster.prediction_s),
