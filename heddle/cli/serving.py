@@ -115,7 +115,7 @@ def _show(report: "ServingReport") -> None:
     from heddle.cli.show import new_table, show
     from heddle_calibrate.fit.serving_errors import median_of_groups
 
-    for engine in dict.fromkeys(run.row.engine for run in report.runs):
+    for engine in report.engines:
         unseen = any(run.unseen for run in report.runs if run.row.engine == engine)
         without = ("TPOT without", "TTFT without") if unseen else ()
         for name, parts in _parts(report, engine).items():
@@ -172,7 +172,7 @@ def _as_json(report: "ServingReport") -> dict[str, Any]:
     from heddle_calibrate.fit.serving_errors import median_of_groups
 
     engines: dict[str, Any] = {}
-    for engine in dict.fromkeys(run.row.engine for run in report.runs):
+    for engine in report.engines:
         seen, left = median_of_groups(report, engine)
         engines[engine] = {
             "tpot_median_of_groups_pct": seen,

@@ -52,7 +52,7 @@ def serving_page(report: ServingReport) -> bytes:
     """Make the page: a scatter of TPOT and TTFT and the tables of errors for each engine."""
     plots: list[dict[str, Any]] = []
     body: list[str] = []
-    for engine in dict.fromkeys(run.row.engine for run in report.runs):
+    for engine in report.engines:
         own = [run for run in report.runs if run.row.engine == engine]
         seen, unseen = median_of_groups(report, engine)
         without = f", without the group in the fit {unseen:.1f} %" if unseen is not None else ""
@@ -157,11 +157,10 @@ def _table(name: str, parts: Sequence[PartError]) -> str:
 def _worst(runs: Sequence[RunError]) -> str:
     return _rows(
         "Largest errors of TPOT",
-        ["", "run", "TPOT ms", "predicted", "error %", "TTFT ms", "predicted", "error %"],
+        ["", "TPOT ms", "predicted", "error %", "TTFT ms", "predicted", "error %"],
         [
             [
-                by_profile(run),
-                html.unescape(_words(run)),
+                f"{by_profile(run)} {html.unescape(_words(run))}",
                 f"{run.row.tpot_s * 1e3:.2f}",
                 f"{run.tpot_s * 1e3:.2f}",
                 f"{run.tpot * 100:+.0f}",

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from heddle_calibrate.fit.serving_fit import Sample, ServingConstants, fit_serving, fits_without
 from heddle_calibrate.fit.serving_fit import samples as replayed
 from heddle_calibrate.fit.serving_profile import constants_of, with_serving
-from heddle_calibrate.fit.serving_rows import ServingRow, read_serving_rows
+from heddle_calibrate.fit.serving_rows import ENGINES, ServingRow, read_serving_rows
 from heddle_calibrate.fit.training_rows import LeftOut
 from heddle_sim.profile_files import Profile, known_profiles, load_profile
 
@@ -62,6 +62,11 @@ class ServingReport:
     left_out: Sequence[LeftOut]
     fitted: Sequence[Profile] = ()
     """The profiles with the constants of a fit, where one was made."""
+
+    @property
+    def engines(self) -> list[str]:
+        """Families of engines that have runs."""
+        return [name for name in ENGINES if any(run.row.engine == name for run in self.runs)]
 
     def parts(self, part_of: Callable[[RunError], str], engine: str) -> list[PartError]:
         """Errors by a name that each run gives itself, of one family of engines."""

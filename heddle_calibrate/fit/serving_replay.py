@@ -89,7 +89,7 @@ class _Replay:
     sums: _Sums = _NONE
     step: int = 0
     context: int = 0
-    """Tokens of KV that decoding requests hold."""
+    """Tokens whose KV decoding requests hold."""
     unsent: int = 0
     preemptions: int = 0
     coming: deque[tuple[int, _Request]] = field(default_factory=deque)
@@ -123,7 +123,7 @@ class _Replay:
             self.ends.remove((victim.since + victim.left, number))
             heapq.heapify(self.ends)
             made = self.step - victim.since
-            self.context -= victim.need + 1 + made
+            self.context -= victim.need + made
             victim.left -= made
             victim.need, victim.done = victim.need + 1 + made, 0
             self.waiting.appendleft(victim)
@@ -181,7 +181,7 @@ class _Replay:
         while self.ends and self.ends[0][0] <= self.step:
             _, number = heapq.heappop(self.ends)
             request = self.decoding.pop(number)
-            self.context -= request.need + 1 + self.step - request.since
+            self.context -= request.need + self.step - request.since
             self.finish(request)
         for request, n in chunks:
             request.done += n
@@ -199,7 +199,7 @@ class _Replay:
             return
         self.numbers += 1
         self.decoding[self.numbers] = request
-        self.context += request.need + 1
+        self.context += request.need
         heapq.heappush(self.ends, (self.step + request.left, self.numbers))
 
     def finish(self, request: _Request) -> None:
