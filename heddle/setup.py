@@ -66,6 +66,7 @@ class RunSetup:
 
     def facts(self, driver: str, world: Mapping[str, Any] | None = None) -> RunFacts:
         """The manifest of the run; `world` describes real engines."""
+        marks = self.profile.marks
         return RunFacts(
             driver=driver,
             trace_name=self.workload.trace.name,
@@ -74,8 +75,7 @@ class RunSetup:
             history=self.history.plain(),
             predictor_model=self.predictor_model,
             context=self.context,
-            world=world,
-            derived=self.profile.derived if world is None else "",
+            world=world or ({"gpu": self.profile.gpu_label, **marks} if marks else None),
         )
 
 

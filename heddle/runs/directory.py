@@ -57,9 +57,7 @@ class RunFacts:
     context: PolicyContext | None = None
     """The policy's context, kept for replays; without its model, a file of its own."""
     world: Mapping[str, Any] | None = None
-    """Of a run on engines: engines, machine, and notes for the user."""
-    derived: str = ""
-    """How the times of the GPU class were computed from another's; empty where measured."""
+    """Of a run on engines: engines, machine, notes for the user. Of a GPU class: how derived."""
     loop: Mapping[str, Any] | None = None
     """Of an RL loop: its regime, and its configuration beside the rollouts'."""
     command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
@@ -229,7 +227,6 @@ def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) 
         "command_line": shlex.join(facts.command_line),
         "driver": facts.driver,
         "world": facts.world,
-        **({"derived": facts.derived} if facts.derived else {}),
         "loop": facts.loop,
         "policy": config.policy.preset,
         "presets": PRESETS_VERSION,

@@ -18,7 +18,7 @@ from typing import Any
 
 from heddle_calibrate.fit.host import HostFit
 from heddle_calibrate.fit.kernel_profile import GPUS, TPS, fit_kernels, with_host
-from heddle_calibrate.fit.model_config import model_spec, routed_experts
+from heddle_calibrate.fit.model_config import model_spec, routed_experts, weight_precision
 from heddle_calibrate.fit.package_tables import Query, query_tables
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, layout_name, load_profile
@@ -109,7 +109,7 @@ def fit_shapes(
     """
     own_config = Path(model) / "config.json"
     if own_config.is_file():
-        _read_config(own_config)
+        _check_experts(model, routed_experts(_read_config(own_config)), shapes)
     package = _package()
     card = GPUS.get(gpu.lower())
     system = _system(gpu.lower() if card is None or card.table else card.file, package)
@@ -141,7 +141,12 @@ def fit_shapes(
             )
             + f" at no layout of {', '.join(names)}; try others (--tp, --ep, --attention-dp)"
         )
-    spec = model_spec(name, config, source.precision or _precision(config))
+    try:
+        spec = model_spec(name, config, source.precision or weight_precision(config))
+    except KeyError as e:
+        raise EstimatorError(
+            f"{model}: its config.json has no {e}, which a model with experts needs"
+        ) from None
     if card is not None and card.link_factor != 1.0:
         tables = tables.with_slower_links(card.link_factor)
     profile = fit_kernels(
@@ -174,20 +179,6 @@ def _check_experts(model: str, experts: int, shapes: Sequence[EngineShape]) -> N
                 f"{name} has {experts} experts of a layer, which do not divide over {shape.ep} "
                 "GPUs (TP degree times ranks): take another --tp or --attention-dp"
             )
-
-
-def _precision(config: Mapping[str, Any]) -> str:
-    """Precision of the weights that a configuration states, as profiles name it."""
-    stated = config.get("quantization_config") or config.get("quantization") or {}
-    method = str(stated.get("quant_method") or stated.get("quant_algo") or "").lower()
-    return {
-        "": "bfloat16",
-        "fp8": "fp8",
-        "mxfp4": "mxfp4",
-        "nvfp4": "nvfp4",
-        "modelopt": "nvfp4",
-        "compressed-tensors": "int4",
-    }.get(method, method)
 
 
 def _with_carried_host(profile: Profile) -> Profile:

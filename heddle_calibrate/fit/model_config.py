@@ -6,13 +6,17 @@ from typing import Any
 from heddle_calibrate.fit.kernel_profile import ModelSpec
 
 BYTES = {"bfloat16": 2.0, "fp8": 1.0, "mxfp4": 0.5, "nvfp4": 0.5, "int4": 0.5}
-"""Bytes of a weight, without the scales of its block."""
+"""Bytes of a weight, without the scales of its block; of another precision, no more than these."""
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def model_spec(name: str, config: Mapping[str, Any], precision: str = "bfloat16") -> ModelSpec:
-    """Return the spec of a model called `name` in the tables; `precision` is of its weights."""
+    """Return the spec of a model called `name` in the tables; `precision` is of its weights.
+
+    Raises:
+        KeyError: a model with experts lacks this field.
+    """
     text = text_config(config)
     heads = int(text.get("num_key_value_heads") or text.get("num_attention_heads") or 1)
     return ModelSpec(
@@ -21,10 +25,24 @@ def model_spec(name: str, config: Mapping[str, Any], precision: str = "bfloat16"
         hidden=int(text.get("hidden_size", 0)),
         kv_heads=1 if text.get("kv_lora_rank") else heads,
         experts=routed_experts(text),
-        active_bytes=int(_active_parameters(text) * BYTES[precision]),
+        active_bytes=int(_active_parameters(text) * BYTES.get(precision, min(BYTES.values()))),
         precision=precision,
         kv_share=_full_attention(text),
     )
+
+
+def weight_precision(config: Mapping[str, Any]) -> str:
+    """Precision of the weights that a configuration states, as profiles name it."""
+    stated = config.get("quantization_config") or text_config(config).get("quantization_config")
+    if not isinstance(stated, dict):
+        return "bfloat16"
+    method = str(stated.get("quant_method") or stated.get("quant_algo") or "quantised").lower()
+    if method == "compressed-tensors":
+        groups = stated.get("config_groups") or {}
+        weights = [group.get("weights") or {} for group in groups.values()]
+        kinds = {f"{each.get('type')}{each.get('num_bits')}" for each in weights}
+        return {"int4": "int4", "float8": "fp8", "float4": "nvfp4"}.get("".join(kinds), method)
+    return {"awq": "int4", "gptq": "int4"}.get(method, method)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -56,7 +74,8 @@ def _active_parameters(text: Mapping[str, Any]) -> int:
     expert = int(text.get("moe_intermediate_size") or text["intermediate_size"])
     chosen = int(text["num_experts_per_tok"]) + int(text.get("n_shared_experts") or 0)
     feed_forward = 3 * hidden * ((layers - dense) * chosen * expert)
-    feed_forward += 3 * hidden * dense * int(text["intermediate_size"])
+    if dense:
+        feed_forward += 3 * hidden * dense * int(text["intermediate_size"])
     return feed_forward + layers * _attention(text) + hidden * int(text["vocab_size"])
 
 

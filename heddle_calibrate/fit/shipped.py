@@ -28,6 +28,8 @@ FP8 = ("l40s", *HOPPER, *BLACKWELL)
 """A100 has no FP8."""
 MLA = ("h100", "h200", *BLACKWELL)
 """Of these models the source times links together with experts, so there is no H800."""
+NO_TABLES = ("b300",)
+"""Where models that have tables elsewhere have none. The package does not know Qwen3-14B."""
 RANKS = (1, 2, 4, 8)
 SGLANG_BLOCKS = (
     "kernel times of SGLang: those that the source has of vLLM's FP8 matrix products in blocks are "
@@ -79,8 +81,8 @@ _LLAMA_8B, _LLAMA_70B = "meta-llama/Meta-Llama-3.1-8B", "meta-llama/Meta-Llama-3
 
 def _llama() -> Iterator[_Shipped]:
     for name, model in (("llama-3.1-8b", _LLAMA_8B), ("llama-3.1-70b", _LLAMA_70B)):
-        if model is _LLAMA_70B:
-            yield _Shipped(name=name, model=model, gpus=EVERY, source=_BF16)
+        gpus = EVERY if model is _LLAMA_70B else NO_TABLES
+        yield _Shipped(name=name, model=model, gpus=gpus, source=_BF16)
         fp8, h100 = _of("fp8", **_FP8), ("h100", "h800") if model is _LLAMA_70B else ()
         others = tuple(gpu for gpu in ("l40s", *HOPPER) if gpu not in h100)
         yield _Shipped(name=f"{name}-fp8", model=model, gpus=others, source=fp8)
@@ -126,7 +128,7 @@ def make_profiles(only: str = "") -> Iterator[Profile]:
     Raises:
         EstimatorError: the package is missing, or has another version's models and classes.
     """
-    for each in (*_llama(), _dense_fp8(), *_experts()):
+    for each in (*_llama(), *_qwen(), *_experts()):
         if only not in ("", each.name):
             continue
         shapes = layouts(expert_parallel=each.experts, attention_dp=RANKS if each.experts else (1,))
@@ -137,9 +139,11 @@ def make_profiles(only: str = "") -> Iterator[Profile]:
             yield fit_shapes(each.model, gpu, shapes, each.source, name=each.name)
 
 
-def _dense_fp8() -> _Shipped:
+def _qwen() -> Iterator[_Shipped]:
+    for name, model in (("qwen3-8b", "Qwen/Qwen3-8B"), ("qwen3-32b", "Qwen/Qwen3-32B")):
+        yield _Shipped(name=name, model=model, gpus=NO_TABLES, source=_BF16)
     gpus = (*HOPPER, *BLACKWELL)
-    return _Shipped(name="qwen3-32b-fp8", model="Qwen/Qwen3-32B-FP8", gpus=gpus, source=_BLOCKS)
+    yield _Shipped(name="qwen3-32b-fp8", model="Qwen/Qwen3-32B-FP8", gpus=gpus, source=_BLOCKS)
 
 
 @click.command()

@@ -6,7 +6,6 @@ from typing import Any, Protocol, TypeAlias
 from heddle.reports.colours import policy_dashes, policy_shade
 from heddle.runs import Run, RunError, labels
 from heddle.runs.record import Record
-from heddle_sim.profile_files import gpu_label
 
 BoundOf: TypeAlias = Callable[[Run], Mapping[str, Any]]
 """Finds the lower bounds of a run's makespan in seconds, or `why` there are none."""
@@ -105,7 +104,6 @@ def _how(run: Run) -> dict[str, str]:
     history = manifest.get("history") or {}
     # What real engines were, when a run had any, is in no configuration of ours.
     world = manifest.get("world") or {}
-    derived = str(manifest.get("derived", ""))
     engines = f", {world['engine']} engines" if "engine" in world else ""
     loop = manifest.get("loop")
     beside = {} if not loop else {k: v for k, v in loop["config"].items() if v is not None}
@@ -113,8 +111,8 @@ def _how(run: Run) -> dict[str, str]:
         **({"regime": loop["regime"]} if loop else {}),
         "policy": manifest["policy"],
         "seed": str(manifest["seed"]),
-        "cluster": f"{cluster.gpus} x {gpu_label(str(world.get('gpu', cluster.gpu)), derived)}",
-        **({"times of the GPU class": f"derived: {derived}"} if derived else {}),
+        "cluster": f"{cluster.gpus} x {world.get('gpu', cluster.gpu)}",
+        **({"times of the GPU class": str(world["derived"])} if "derived" in world else {}),
         "model": str(world.get("model", cluster.model)),
         "TP of engines that are not planned": cluster.tps,
         "running steps per engine": str(cluster.max_running),
