@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 if TYPE_CHECKING:
-    from heddle_calibrate.fit.serving_errors import PartError, RunError, ServingReport
+    from heddle_calibrate.fit.serving_errors import PartError, PredictedRun, ServingReport
     from heddle_sim.profile_files import Profile
 
 SCHEMA = "heddle.serving/1"
@@ -151,13 +151,13 @@ def _cells(part: "PartError", *, unseen: bool) -> list[str]:
     return cells
 
 
-def _named(run: "RunError") -> str:
+def _named(run: "PredictedRun") -> str:
     row = run.row
     ranks = f" dp{row.dp}" if row.dp > 1 else ""
     return f"{run.model} {row.gpu} TP {row.tp}{ranks} {row.version}".rstrip()
 
 
-def _run(run: "RunError") -> list[str]:
+def _run(run: "PredictedRun") -> list[str]:
     row = run.row
     return [
         *(str(n) for n in (row.input_tokens, row.output_tokens, row.concurrency)),
@@ -190,7 +190,7 @@ def _as_json(report: "ServingReport") -> dict[str, Any]:
     }
 
 
-def _run_json(run: "RunError") -> dict[str, Any]:
+def _run_json(run: "PredictedRun") -> dict[str, Any]:
     row = run.row
     figures = {
         "line": row.line,

@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 from heddle.reports.colours import SHADES
 from heddle_calibrate.fit.serving_errors import (
     PartError,
-    RunError,
+    PredictedRun,
     ServingReport,
     by_clients,
     by_profile,
@@ -85,7 +85,7 @@ def _script(value: object) -> str:
     return json.dumps(value, allow_nan=False).replace("</", "<\\/")
 
 
-def _plot(place: str, title: str, runs: Sequence[RunError], name: str) -> dict[str, Any]:
+def _plot(place: str, title: str, runs: Sequence[PredictedRun], name: str) -> dict[str, Any]:
     measured = {id(run): getattr(run.row, f"{name}_s") * 1e3 for run in runs}
     predicted = {id(run): getattr(run, f"{name}_s") * 1e3 for run in runs}
     every = [*measured.values(), *predicted.values()]
@@ -111,7 +111,7 @@ def _plot(place: str, title: str, runs: Sequence[RunError], name: str) -> dict[s
     }
 
 
-def _words(run: RunError) -> str:
+def _words(run: PredictedRun) -> str:
     row = run.row
     ranks = f", {row.dp} ranks" if row.dp > 1 else ""
     version = f", {row.version}" if row.version else ""
@@ -154,7 +154,7 @@ def _table(name: str, parts: Sequence[PartError]) -> str:
     )
 
 
-def _worst(runs: Sequence[RunError]) -> str:
+def _worst(runs: Sequence[PredictedRun]) -> str:
     return _rows(
         "Largest errors of TPOT",
         ["", "TPOT ms", "predicted", "error %", "TTFT ms", "predicted", "error %"],

@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from heddle_calibrate.fit.serving_fit import Sample, ServingConstants, fit_serving, fits_without
+from heddle_calibrate.fit.serving_fit import (
+    ServingConstants,
+    ServingSample,
+    fit_serving,
+    fits_without,
+    told,
+)
 from heddle_calibrate.fit.serving_fit import samples as replayed
 from heddle_calibrate.fit.serving_profile import constants_of, with_serving
 from heddle_calibrate.fit.serving_rows import ENGINES, ServingRow, read_serving_rows
@@ -17,7 +23,7 @@ Profiles = Mapping[tuple[str, str], Profile]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunError:
+class PredictedRun:
     """One run: measured, predicted, and the signed relative errors."""
 
     row: ServingRow
@@ -26,7 +32,7 @@ class RunError:
     gpus: int
     tpot_s: float
     ttft_s: float
-    unseen: "RunError | None" = None
+    unseen: "PredictedRun | None" = None
     """By a fit without the group of the run."""
 
     @property
@@ -58,7 +64,7 @@ class PartError:
 class ServingReport:
     """Predicted runs of all engines, and rows that none was predicted for."""
 
-    runs: Sequence[RunError]
+    runs: Sequence[PredictedRun]
     left_out: Sequence[LeftOut]
     fitted: Sequence[Profile] = ()
     """The profiles with the constants of a fit, where one was made."""
@@ -68,9 +74,9 @@ class ServingReport:
         """Families of engines that have runs."""
         return [name for name in ENGINES if any(run.row.engine == name for run in self.runs)]
 
-    def parts(self, part_of: Callable[[RunError], str], engine: str) -> list[PartError]:
+    def parts(self, part_of: Callable[[PredictedRun], str], engine: str) -> list[PartError]:
         """Errors by a name that each run gives itself, of one family of engines."""
-        found: dict[str, list[RunError]] = {}
+        found: dict[str, list[PredictedRun]] = {}
         for run in self.runs:
             if run.row.engine == engine:
                 found.setdefault(part_of(run), []).append(run)
@@ -80,29 +86,29 @@ class ServingReport:
         """Errors by what a fit leaves out at once."""
         return self.parts(lambda run: f"{by_profile(run)} TP {run.row.tp}", engine)
 
-    def worst(self, engine: str, most: int = 10) -> list[RunError]:
+    def worst(self, engine: str, most: int = 10) -> list[PredictedRun]:
         """List the runs with the largest errors of TPOT."""
         own = [run for run in self.runs if run.row.engine == engine]
         return sorted(own, key=lambda run: -abs(run.tpot))[:most]
 
 
-def by_profile(run: RunError) -> str:
+def by_profile(run: PredictedRun) -> str:
     """Name model and GPU class of a run."""
     return f"{run.model} {run.row.gpu}"
 
 
-def by_tp(run: RunError) -> str:
+def by_tp(run: PredictedRun) -> str:
     """Name the TP degree of a run as published."""
     return f"TP {run.row.tp}"
 
 
-def by_clients(run: RunError) -> str:
+def by_clients(run: PredictedRun) -> str:
     """Name the concurrency of a run, in classes of a power of two."""
     low = 1 << (run.row.concurrency.bit_length() - 1)
     return f"{low:>4} to {2 * low - 1} clients"
 
 
-def part_error(name: str, runs: Sequence[RunError]) -> PartError:
+def part_error(name: str, runs: Sequence[PredictedRun]) -> PartError:
     """Sum up the errors of runs."""
     without = [run.unseen for run in runs if run.unseen is not None]
     return PartError(
@@ -161,7 +167,7 @@ def fit_rows(paths: Iterable[Path], profiles: Profiles) -> ServingReport:
     """
     rows, unread = read_serving_rows(paths)
     found, out = replayed(rows, profiles)
-    runs: list[RunError] = []
+    runs: list[PredictedRun] = []
     for engine in sorted({sample.row.engine for sample in found}):
         own = [sample for sample in found if sample.row.engine == engine]
         fit, without = fit_serving(own), fits_without(own)
@@ -174,8 +180,8 @@ def fit_rows(paths: Iterable[Path], profiles: Profiles) -> ServingReport:
     return ServingReport(runs=runs, left_out=[*unread, *out], fitted=_fitted(profiles, vllm, runs))
 
 
-def _error(sample: Sample, constants: ServingConstants) -> RunError:
-    return RunError(
+def _error(sample: ServingSample, constants: ServingConstants) -> PredictedRun:
+    return PredictedRun(
         row=sample.row,
         model=sample.model,
         gpus=sample.gpus,
@@ -184,14 +190,16 @@ def _error(sample: Sample, constants: ServingConstants) -> RunError:
     )
 
 
-def _fitted(profiles: Profiles, found: Sequence[Sample], runs: Sequence[RunError]) -> list[Profile]:
+def _fitted(
+    profiles: Profiles, found: Sequence[ServingSample], runs: Sequence[PredictedRun]
+) -> list[Profile]:
     ordered = sorted(found, key=lambda s: (s.model, s.row.group, s.row.work, s.row.concurrency))
     truth, estimate = fit_serving(ordered[::2]), fit_serving(ordered[1::2])
     made = []
     for (model, gpu), profile in profiles.items():
         if not profile.experts and profile.source.precision == "bfloat16":
             continue  # `from_tables` gives these their host time
-        own = [s for s in ordered[::2] if (s.model, s.row.gpu) == (model, gpu)]
+        own = [s for s in told(ordered[::2]) if (s.model, s.row.gpu) == (model, gpu)]
         errors = [
             run for run in runs if (run.model, run.row.gpu, run.row.engine) == (model, gpu, "vllm")
         ]

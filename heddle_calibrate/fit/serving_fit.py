@@ -6,6 +6,7 @@ Ridge regression with a prior spread for each level (`LEVELS`) makes rows speak 
 profile and version, then for their relatives; a model without rows takes what the family has.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2
@@ -14,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle_calibrate.fit.host import NO_HOST
-from heddle_calibrate.fit.serving_replay import SHORTEST, Clients, ServingWork, Work, serving_work
+from heddle_calibrate.fit.serving_replay import (
+    SHORTEST,
+    Clients,
+    ServingWork,
+    SpanWork,
+    serving_work,
+)
 from heddle_calibrate.fit.serving_rows import ServingRow, profile_of
 from heddle_calibrate.fit.training_rows import LeftOut
 from heddle_sim.latency import LatencyTable
@@ -45,14 +52,22 @@ LEVELS: dict[str, dict[str, float]] = {
     "per_request": {"family": 10e-3, "version": 20e-3, "profile": 20e-3},
 }
 """Prior spread of what each level adds to a quantity."""
+LEAST = {"doubling": -1.0, "per_running": 1e-6}
+"""Others are at least 0. A further sequence is never free."""
 SPREAD = 0.05
 """Relative error of a TPOT that is no surprise; larger ones count linearly."""
+SEVERAL = "prompts alone take longer than the run: more than one engine served it"
+OF_THOSE = "other runs of the same model, GPU class and version"
+DOUBTFUL = 1 / 3
+"""Where this share of a model's runs cannot be of one engine, the others are in doubt too."""
+FEWEST = 6
+"""Runs of a model; fewer do not tell a kernel factor from an accident, and are not fitted."""
 TTFT_WEIGHT = 0.25
 TTFT_SPREAD = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class ServingSample:
     """A published run with what it consists of on its profile."""
 
     row: ServingRow
@@ -86,35 +101,48 @@ def kernel_table(profile: Profile, row: ServingRow) -> LatencyTable:
 
 def samples(
     rows: Iterable[ServingRow], profiles: Mapping[tuple[str, str], Profile]
-) -> tuple[list[Sample], list[LeftOut]]:
+) -> tuple[list[ServingSample], list[LeftOut]]:
     """Replay each row on the kernel times of its profile, by (model, GPU class)."""
-    found: list[Sample] = []
+    found: list[ServingSample] = []
     out: list[LeftOut] = []
+    several: Counter[tuple[object, ...]] = Counter()
     for row in rows:
-        profile = profile_of(row, profiles)
-        if isinstance(profile, str):
-            out.append(LeftOut(row.line, profile))
-            continue
-        # Factors of an earlier fit are not kernel times of a table.
-        table = kernel_table(without_factors(profile), row)
-        try:
-            work = serving_work(
-                table,
-                Clients(
-                    input_tokens=row.input_tokens,
-                    output_tokens=row.output_tokens,
-                    concurrency=row.concurrency,
-                ),
-            )
-        except ValueError as error:
-            out.append(LeftOut(row.line, str(error)))
-            continue
-        doubt = _doubt(row, table)
-        if doubt:
-            out.append(LeftOut(row.line, doubt))
-            continue
-        found.append(Sample(row=row, model=profile.model, gpus=table.gpus, work=work))
-    return found, out
+        sample = _sample(row, profiles)
+        if isinstance(sample, str):
+            several[_origin(row)] += sample == SEVERAL
+            out.append(LeftOut(row.line, sample))
+        else:
+            found.append(sample)
+    size = Counter(_origin(sample.row) for sample in found) + several
+    doubtful = {origin for origin, n in several.items() if n >= DOUBTFUL * size[origin]}
+    doubted = [sample for sample in found if _origin(sample.row) in doubtful]
+    out += [LeftOut(sample.row.line, f"{OF_THOSE}: {SEVERAL}") for sample in doubted]
+    return [sample for sample in found if _origin(sample.row) not in doubtful], out
+
+
+def _sample(row: ServingRow, profiles: Mapping[tuple[str, str], Profile]) -> ServingSample | str:
+    """The replayed row, or why there is none."""
+    profile = profile_of(row, profiles)
+    if isinstance(profile, str):
+        return profile
+    # Factors of an earlier fit are not kernel times of a table.
+    table = kernel_table(without_factors(profile), row)
+    clients = Clients(
+        input_tokens=row.input_tokens,
+        output_tokens=row.output_tokens,
+        concurrency=row.concurrency,
+    )
+    try:
+        work = serving_work(table, clients)
+    except ValueError as error:
+        return str(error)
+    doubt = _doubt(row, table)
+    return doubt or ServingSample(row=row, model=profile.model, gpus=table.gpus, work=work)
+
+
+def _origin(row: ServingRow) -> tuple[object, ...]:
+    """Runs that one source made in one way."""
+    return (row.engine, row.model, row.gpu, row.precision, row.version)
 
 
 def without_factors(profile: Profile) -> Profile:
@@ -127,7 +155,7 @@ def _doubt(row: ServingRow, table: LatencyTable) -> str:
     whole_s = row.ttft_s + row.tpot_s * row.output_tokens
     prompts_s = row.concurrency * table.prefill_s(row.input_tokens, row.input_tokens**2 / 2)
     if SHORTEST * prompts_s > whole_s:
-        return "prompts alone take longer than the run: more than one engine served it"
+        return SEVERAL
     held = row.concurrency * (row.input_tokens + row.output_tokens)
     if row.ttft_s > row.tpot_s * row.output_tokens and held < table.kv_capacity_tokens:
         return "most clients waited though the KV of all fits: a limit that is not published"
@@ -149,7 +177,7 @@ class ServingConstants:
     per_prefill: float
     per_request: float
 
-    def _seconds(self, work: Work, gpus: int) -> float:
+    def _seconds(self, work: SpanWork, gpus: int) -> float:
         return (
             (self.decode + self.doubling * log2(gpus)) * work.decode_s
             + self.prefill * work.prefill_s
@@ -158,11 +186,11 @@ class ServingConstants:
             + self.per_prefill * work.prompts
         )
 
-    def tpot_s(self, sample: Sample) -> float:
+    def tpot_s(self, sample: ServingSample) -> float:
         """Seconds from one output token to the next."""
         return self._seconds(sample.work.per_token, sample.gpus)
 
-    def ttft_s(self, sample: Sample) -> float:
+    def ttft_s(self, sample: ServingSample) -> float:
         """Seconds from a request to its first token."""
         return self._seconds(sample.work.first_token, sample.gpus) + self.per_request
 
@@ -184,7 +212,7 @@ class ServingFit:
             value = prior + sum(
                 self.terms.get((quantity, level, keys[level]), 0.0) for level in LEVELS[quantity]
             )
-            values[quantity] = value if quantity == "doubling" else max(0.0, value)
+            values[quantity] = max(LEAST.get(quantity, 0.0), value)
         return ServingConstants(**values)
 
 
@@ -197,7 +225,7 @@ class _Design:
     target: Floats
 
 
-def _columns(sample: Sample, work: Work, *, first: bool) -> dict[str, float]:
+def _columns(sample: ServingSample, work: SpanWork, *, first: bool) -> dict[str, float]:
     return {
         "decode": work.decode_s,
         "doubling": work.decode_s * log2(sample.gpus),
@@ -209,7 +237,7 @@ def _columns(sample: Sample, work: Work, *, first: bool) -> dict[str, float]:
     }
 
 
-def _design(found: Sequence[Sample]) -> _Design:
+def _design(found: Sequence[ServingSample]) -> _Design:
     """Relative errors; runs that repeat others count as one."""
     place: dict[Term, int] = {}
     entries: list[tuple[int, int, float]] = []
@@ -253,16 +281,28 @@ def _solve(design: _Design, chosen: NDArray[np.bool_]) -> ServingFit:
     return ServingFit(terms=dict(zip(design.terms, map(float, values), strict=True)))
 
 
-def fit_serving(found: Sequence[Sample]) -> ServingFit:
+def _enough(found: Sequence[ServingSample]) -> NDArray[np.bool_]:
+    runs = Counter(sample.model for sample in found)
+    return np.array([runs[sample.model] >= FEWEST for sample in found], bool)
+
+
+def told(found: Sequence[ServingSample]) -> list[ServingSample]:
+    """Return the samples that a fit of them all uses."""
+    return [sample for sample, use in zip(found, _enough(found), strict=True) if use]
+
+
+def fit_serving(found: Sequence[ServingSample]) -> ServingFit:
     """Fit all constants to all samples, which are of one family of engines."""
-    return _solve(_design(found), np.ones(len(found), bool)) if found else ServingFit(terms={})
+    return _solve(_design(found), _enough(found)) if found else ServingFit(terms={})
 
 
-def fits_without(found: Sequence[Sample]) -> dict[tuple[str, str, str, str, int], ServingFit]:
+def fits_without(
+    found: Sequence[ServingSample],
+) -> dict[tuple[str, str, str, str, int], ServingFit]:
     """Fit once without each group of rows, by the group."""
-    design = _design(found)
+    design, enough = _design(found), _enough(found)
     groups = [sample.row.group for sample in found]
     return {
-        group: _solve(design, np.array([other != group for other in groups]))
+        group: _solve(design, enough & np.array([other != group for other in groups]))
         for group in sorted(set(groups))
     }

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from heddle_calibrate.fit.host import NO_HOST
-from heddle_calibrate.fit.serving_fit import Sample, ServingConstants, ServingFit
+from heddle_calibrate.fit.serving_fit import ServingConstants, ServingFit, ServingSample
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, load_profile, read_layout
 from heddle_sim.profile_parts import CostEstimate, Host, HostTimes, KernelFactors, TpTable
@@ -48,7 +48,7 @@ def with_serving(
     profile: Profile,
     fit: ServingFit,
     estimate: ServingFit,
-    own: Sequence[Sample],
+    own: Sequence[ServingSample],
     measured: Mapping[str, Any],
 ) -> Profile:
     """Return the profile with host time and kernel factors of `fit`, and its cost estimate with

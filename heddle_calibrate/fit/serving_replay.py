@@ -3,7 +3,7 @@
 Clients send a prompt, receive the output and send the next. An engine decides by counts of
 requests, tokens and blocks, never by the clock, so the iterations of such a run and what is in them
 do not depend on how long each takes. TTFT and TPOT are then linear in every time constant, and one
-replay serves all of them (`Work`).
+replay serves all of them (`SpanWork`).
 
 Lengths are drawn as benchmark clients draw them: uniformly from `shortest` of the given length to
 all of it. All clients start at once. A client's next request reaches the engine while the next
@@ -36,7 +36,7 @@ class Clients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class SpanWork:
     """Iterations in a span, split by what their time depends on."""
 
     decode_s: float = 0.0
@@ -54,9 +54,9 @@ class Work:
 class ServingWork:
     """Means over the requests of a run."""
 
-    first_token: Work
+    first_token: SpanWork
     """From sending a request to its first token."""
-    per_token: Work
+    per_token: SpanWork
     """From one output token to the next."""
     preemptions: int
 
@@ -254,8 +254,8 @@ def serving_work(table: LatencyTable, clients: Clients, *, seed: int = 0) -> Ser
     )
 
 
-def _mean(spans: list[_Sums]) -> Work:
+def _mean(spans: list[_Sums]) -> SpanWork:
     a, b, c, d, e = (
         (sum(each) / max(1, len(spans)) for each in zip(*spans, strict=True)) if (spans) else _NONE
     )
-    return Work(decode_s=a, prefill_s=b, steps=c, sequences=d, prompts=e)
+    return SpanWork(decode_s=a, prefill_s=b, steps=c, sequences=d, prompts=e)

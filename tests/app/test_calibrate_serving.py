@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle_calibrate.fit.serving_fit import Sample
+from heddle_calibrate.fit.serving_fit import ServingSample
 from heddle_calibrate.profiles import encode_profile
 from heddle_sim.profile_files import read_profile
 from tests.app.journals import Heddle
@@ -15,11 +15,11 @@ from tests.calibrate.test_serving_fit import QWEN, made
 
 
 @pytest.fixture(scope="module")
-def known() -> list[Sample]:
+def known() -> list[ServingSample]:
     return made()
 
 
-def written(path: Path, known: list[Sample]) -> Path:
+def written(path: Path, known: list[ServingSample]) -> Path:
     names = (
         "backend,backend_version,model,gpu,precision,tp,input_tokens,output_tokens,concurrency,"
         "TTFT_ms,TPOT_ms"
@@ -36,7 +36,7 @@ def written(path: Path, known: list[Sample]) -> Path:
     return path
 
 
-def test_the_command_predicts_and_draws(heddle: Heddle, known: list[Sample]) -> None:
+def test_the_command_predicts_and_draws(heddle: Heddle, known: list[ServingSample]) -> None:
     rows = written(Path("rows.csv"), known)
     result = heddle("calibrate", "serving", rows, "--out", "page.html")
     assert result.exit_code == 0, result.output
@@ -47,7 +47,7 @@ def test_the_command_predicts_and_draws(heddle: Heddle, known: list[Sample]) -> 
     assert "qwen3-8b h100" in page
 
 
-def test_the_command_prints_json(heddle: Heddle, known: list[Sample]) -> None:
+def test_the_command_prints_json(heddle: Heddle, known: list[ServingSample]) -> None:
     rows = written(Path("rows.csv"), known)
     result = heddle("calibrate", "serving", rows, "--json")
     report = json.loads(result.stdout)
@@ -59,7 +59,7 @@ def test_the_command_prints_json(heddle: Heddle, known: list[Sample]) -> None:
 
 
 def test_the_command_fits_profiles_of_experts_and_other_precisions(
-    heddle: Heddle, known: list[Sample], tmp_path: Path
+    heddle: Heddle, known: list[ServingSample], tmp_path: Path
 ) -> None:
     rows = written(Path("rows.csv"), known)
     other = replace(
@@ -75,7 +75,9 @@ def test_the_command_fits_profiles_of_experts_and_other_precisions(
     assert profile.kernel_factors is not None
 
 
-def test_tables_that_no_profile_covers_are_refused(heddle: Heddle, known: list[Sample]) -> None:
+def test_tables_that_no_profile_covers_are_refused(
+    heddle: Heddle, known: list[ServingSample]
+) -> None:
     strange = [replace(s, row=replace(s.row, model="other")) for s in known]
     result = heddle("calibrate", "serving", written(Path("rows.csv"), strange))
     assert result.exit_code == 2

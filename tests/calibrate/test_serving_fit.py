@@ -16,8 +16,8 @@ from heddle_calibrate.fit.serving_errors import (
 )
 from heddle_calibrate.fit.serving_fit import (
     PRIOR,
-    Sample,
     ServingConstants,
+    ServingSample,
     fit_serving,
     fits_without,
     samples,
@@ -47,7 +47,7 @@ KNOWN = ServingConstants(
 QWEN = {("qwen3-8b", gpu): load_profile("qwen3-8b", gpu) for gpu in ("h100", "h200")}
 
 
-def made() -> list[Sample]:
+def made() -> list[ServingSample]:
     """Runs whose times are those of KNOWN."""
     rows = [
         ServingRow(
@@ -69,11 +69,11 @@ def made() -> list[Sample]:
 
 
 @pytest.fixture(scope="module")
-def known() -> list[Sample]:
+def known() -> list[ServingSample]:
     return made()
 
 
-def test_a_fit_gives_back_the_times_that_it_was_made_from(known: list[Sample]) -> None:
+def test_a_fit_gives_back_the_times_that_it_was_made_from(known: list[ServingSample]) -> None:
     fit = fit_serving(known)
     for sample in known:
         constants = fit.constants(f"qwen3-8b.{sample.row.gpu}", "1.0")
@@ -81,7 +81,7 @@ def test_a_fit_gives_back_the_times_that_it_was_made_from(known: list[Sample]) -
         assert constants.ttft_s(sample) == pytest.approx(sample.row.ttft_s, rel=0.06)
 
 
-def test_a_group_left_out_is_predicted_from_the_others(known: list[Sample]) -> None:
+def test_a_group_left_out_is_predicted_from_the_others(known: list[ServingSample]) -> None:
     without = fits_without(known)
     assert len(without) == 6
     for sample in known:
@@ -90,7 +90,7 @@ def test_a_group_left_out_is_predicted_from_the_others(known: list[Sample]) -> N
         assert constants.tpot_s(sample) == pytest.approx(sample.row.tpot_s, rel=0.04)
 
 
-def test_the_group_of_a_run_does_not_change_its_fit(known: list[Sample]) -> None:
+def test_the_group_of_a_run_does_not_change_its_fit(known: list[ServingSample]) -> None:
     group = known[0].row.group
     changed = [
         replace(s, row=replace(s.row, tpot_s=2 * s.row.tpot_s)) if s.row.group == group else s
@@ -108,7 +108,7 @@ def test_without_rows_the_prior_holds() -> None:
     assert constants == ServingConstants(**PRIOR)
 
 
-def test_no_constant_of_a_fit_is_negative(known: list[Sample]) -> None:
+def test_no_constant_of_a_fit_is_negative(known: list[ServingSample]) -> None:
     hurried = [
         replace(s, row=replace(s.row, tpot_s=s.row.tpot_s / 4, ttft_s=s.row.ttft_s / 20))
         for s in known
@@ -117,7 +117,7 @@ def test_no_constant_of_a_fit_is_negative(known: list[Sample]) -> None:
     assert min(constants.per_step, constants.per_running, constants.per_request) >= 0
 
 
-def test_impossible_runs_are_left_out(known: list[Sample]) -> None:
+def test_impossible_runs_are_left_out(known: list[ServingSample]) -> None:
     row = known[0].row
     fast = replace(row, concurrency=64, input_tokens=4096, ttft_s=0.05, tpot_s=0.002)
     waiting = replace(row, concurrency=64, ttft_s=500.0, tpot_s=0.02)
@@ -131,13 +131,15 @@ def test_impossible_runs_are_left_out(known: list[Sample]) -> None:
 
 
 @pytest.fixture
-def fitted(known: list[Sample]) -> Profile:
+def fitted(known: list[ServingSample]) -> Profile:
     own = [s for s in known if s.row.gpu == "h100"]
     fit = fit_serving(known)
     return with_serving(QWEN["qwen3-8b", "h100"], fit, fit, own, {"runs": len(own)})
 
 
-def test_a_profile_states_the_constants_of_its_runs(fitted: Profile, known: list[Sample]) -> None:
+def test_a_profile_states_the_constants_of_its_runs(
+    fitted: Profile, known: list[ServingSample]
+) -> None:
     stated = constants_of(fitted, "1.0")
     for sample in known:
         if sample.row.gpu == "h100":
@@ -167,7 +169,7 @@ def test_the_cost_estimate_has_host_time_and_factors(fitted: Profile) -> None:
     assert entry.prefill_s == pytest.approx(constants.prefill * bare.prefill_s, rel=1e-3)
 
 
-def test_a_second_fit_starts_from_kernel_times(fitted: Profile, known: list[Sample]) -> None:
+def test_a_second_fit_starts_from_kernel_times(fitted: Profile, known: list[ServingSample]) -> None:
     own = [s for s in known if s.row.gpu == "h100"]
     fit = fit_serving(known)
     again = with_serving(fitted, fit, fit, own, {"runs": len(own)})
