@@ -11,7 +11,7 @@ from heddle_calibrate.fit.serving_fit import (
     ServingSample,
     fit_serving,
     fits_without,
-    told,
+    fittable,
 )
 from heddle_calibrate.fit.serving_fit import samples as replayed
 from heddle_calibrate.fit.serving_profile import constants_of, with_serving
@@ -199,7 +199,7 @@ def _fitted(
     for (model, gpu), profile in profiles.items():
         if not profile.experts and profile.source.precision == "bfloat16":
             continue  # `from_tables` gives these their host time
-        own = [s for s in told(ordered[::2]) if (s.model, s.row.gpu) == (model, gpu)]
+        own = [s for s in fittable(ordered[::2]) if (s.model, s.row.gpu) == (model, gpu)]
         errors = [
             run for run in runs if (run.model, run.row.gpu, run.row.engine) == (model, gpu, "vllm")
         ]

@@ -286,7 +286,7 @@ def _enough(found: Sequence[ServingSample]) -> NDArray[np.bool_]:
     return np.array([runs[sample.model] >= FEWEST for sample in found], bool)
 
 
-def told(found: Sequence[ServingSample]) -> list[ServingSample]:
+def fittable(found: Sequence[ServingSample]) -> list[ServingSample]:
     """Return the samples that a fit of them all uses."""
     return [sample for sample, use in zip(found, _enough(found), strict=True) if use]
 

@@ -220,13 +220,13 @@ def test_published_runs_are_predicted(published: ServingReport) -> None:
 
 
 # Models and GPU classes that another TP degree or class tells enough about.
-TOLD = ("gpt-oss-120b h200", "llama-3.1-70b-fp8 b200", "llama-3.1-70b-fp8 h100",
+WITH_RELATIVES = ("gpt-oss-120b h200", "llama-3.1-70b-fp8 b200", "llama-3.1-70b-fp8 h100",
         "llama-3.1-70b-fp8 h200", "llama-3.1-70b-nvfp4 b200", "minimax-m2.5 b300",
         "minimax-m2.5-nvfp4 b200", "qwen3-32b h100")  # fmt: skip
 
 
 @needs_rows
-@pytest.mark.parametrize("part", TOLD)
+@pytest.mark.parametrize("part", WITH_RELATIVES)
 def test_models_and_classes_are_predicted_without_their_group(
     published: ServingReport, part: str
 ) -> None:

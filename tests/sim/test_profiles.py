@@ -342,7 +342,7 @@ def test_errors_stand_in_the_file(profile: Profile) -> None:
         errors = each.at(tp).errors
         assert errors["decode_fitted"]["median_pct"] < 1.7
         assert errors["decode_unseen"]["median_pct"] < 3.0
-        assert errors["decode_unseen"]["worst_pct"] < 18.0
+        assert errors["decode_unseen"]["worst_pct"] < 20.0
         assert errors["prefill"]["median_pct"] < 36.0
         if "mixed" in errors:
             assert errors["mixed"]["median_pct"] < 8.0
