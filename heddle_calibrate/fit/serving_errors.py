@@ -197,7 +197,8 @@ def _fitted(
     truth, estimate = fit_serving(ordered[::2]), fit_serving(ordered[1::2])
     made = []
     for (model, gpu), profile in profiles.items():
-        if not profile.experts and profile.source.precision == "bfloat16":
+        dense_bf16 = not profile.experts and profile.source.precision == "bfloat16"
+        if profile.source.files or dense_bf16:
             continue  # `from_tables` gives these their host time
         own = [s for s in fittable(ordered[::2]) if (s.model, s.row.gpu) == (model, gpu)]
         errors = [
