@@ -282,7 +282,8 @@ def simulation_config(
         transfer_fixed_s=profile.transfer.fixed_s,
         transfer_bytes_per_s=profile.transfer.bytes_per_s,
         moves_by=costs.moves_by,
-        max_batched_tokens=settings.max_batched_tokens,
+        # Each data-parallel rank has the budget of an engine.
+        max_batched_tokens=profile.attention_dp * settings.max_batched_tokens,
         block_size=settings.block_tokens,
         tool_capacity=cluster.tool_capacity,
         tools=cluster.tool_services(),

@@ -18,6 +18,7 @@ from typing import Any
 
 from heddle_calibrate.fit.host import HostFit
 from heddle_calibrate.fit.kernel_profile import GPUS, TPS, fit_kernels, with_host
+from heddle_calibrate.fit.kernel_tables import KernelTables
 from heddle_calibrate.fit.model_config import model_spec, routed_experts, weight_precision
 from heddle_calibrate.fit.package_tables import Query, query_tables
 from heddle_core.ids import EngineShape
@@ -131,16 +132,7 @@ def fit_shapes(
     tables = query_tables(query, name, shapes)
     names = [layout_name(shape) for shape in shapes]
     if tables.decode.empty:
-        fits = not tables.capacity.empty and (tables.capacity["kv_capacity_tokens"] > 0).any()
-        raise EstimatorError(
-            f"{name} on {short}: "
-            + (
-                f"{PACKAGE} has no kernel times of {source.backend} for it"
-                if fits or tables.capacity.empty
-                else "fits"
-            )
-            + f" at no layout of {', '.join(names)}; try others (--tp, --ep, --attention-dp)"
-        )
+        raise EstimatorError(_nothing_found(name, short, source, tables, names))
     try:
         spec = model_spec(name, config, source.precision or weight_precision(config))
     except KeyError as e:
@@ -162,6 +154,20 @@ def fit_shapes(
         note=source.note,
     )
     return _with_carried_host(profile)
+
+
+def _nothing_found(
+    name: str, gpu: str, source: KernelSource, tables: KernelTables, names: Sequence[str]
+) -> str:
+    known = not tables.capacity.empty
+    full = known and not (tables.capacity["kv_capacity_tokens"] > 0).any()
+    why = (
+        f"its weights leave no memory for KV in any of the layouts {', '.join(names)}"
+        if full
+        else f"{PACKAGE} has no kernel times of {_ENGINES[source.backend]} for any of the layouts "
+        + ", ".join(names)
+    )
+    return f"{name} on {gpu}: {why}; try others (--tp, --ep, --attention-dp), or another GPU class"
 
 
 def _check_experts(model: str, experts: int, shapes: Sequence[EngineShape]) -> None:

@@ -189,9 +189,15 @@ def test_a_model_folder_will_do(tmp_path: Path) -> None:
         ("qwen3-9b", "h200", None, (1,), r"knows no model 'qwen3-9b'; near: .*qwen3-8b"),
         ("qwen3-8b", "h300", None, (1,), r"knows no GPU class 'h300'; near: .*h[12]00_sxm"),
         ("qwen3-8b", "h200", "0.1.0", (1,), r"no kernel times of vLLM 0.1.0 .* it has: 0.24.0"),
-        ("qwen3-32b", "l40s", None, (1,), "fits at no layout of 1; try others"),
-        ("deepseek-v3", "h200", None, (1,), "deepseek-v3 on h200: fits at no layout of 1"),
-        ("minimax-m2.5", "a100", None, (8,), "has no kernel times of vllm for it"),
+        ("qwen3-32b", "l40s", None, (1,), "no memory for KV in any of the layouts 1; try others"),
+        ("deepseek-v3", "h200", None, (1,), "deepseek-v3 on h200: its weights leave no memory"),
+        (
+            "minimax-m2.5",
+            "a100",
+            None,
+            (8,),
+            "no kernel times of vLLM for any of the layouts 8",
+        ),
         ("qwen3-8b", "h20", None, (1,), r"knows no GPU class 'h20'"),
     ],
 )
