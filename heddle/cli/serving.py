@@ -69,8 +69,10 @@ def serving(
         click.echo(json.dumps(_as_json(report)))
         return
     _show(report)
-    for path in filter(None, (folder, out)):
-        click.echo(f"written: {path}")
+    if folder is not None:
+        click.echo(f"{len(report.fitted)} profiles in {folder}")
+    if out is not None:
+        click.echo(f"page: {out}")
 
 
 def _read(files: Sequence[Path]) -> list["Profile"]:

@@ -25,7 +25,7 @@ body { margin: 1.5rem auto; max-width: 76rem; padding: 0 1rem; color: var(--text
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 p, caption { color: var(--soft); }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(28rem, 1fr)); gap: 1rem; }
-.plot { height: 32rem; }
+.plot { height: 38rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding-bottom: .3rem; }
@@ -42,7 +42,7 @@ for (const plot of DATA) {
     range: [Math.log10(lo), Math.log10(hi)]});
   Plotly.newPlot(plot.id, [line, ...plot.traces], {
     title: {text: plot.title, font: {size: 15}}, font: small, margin: {l: 60, r: 10, t: 40, b: 50},
-    xaxis: axis("measured, ms"), yaxis: axis("predicted, ms"), legend: {orientation: "h", y: -0.15},
+    xaxis: axis("measured, ms"), yaxis: axis("predicted, ms"), legend: {orientation: "h", y: -0.2},
   }, {responsive: true, displaylogo: false});
 }
 """

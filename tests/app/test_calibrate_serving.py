@@ -64,7 +64,7 @@ def test_the_command_fits_profiles_of_experts_and_other_precisions(
     rows = written(Path("rows.csv"), known)
     other = replace(
         QWEN["qwen3-8b", "h100"],
-        source=replace(QWEN["qwen3-8b", "h100"].source, precision="fp8"),
+        source=replace(QWEN["qwen3-8b", "h100"].source, precision="fp8", files=()),
     )
     Path("mine.json").write_bytes(encode_profile(other))
     result = heddle("calibrate", "serving", rows, "--profile", "mine.json", "--fit", "out")
