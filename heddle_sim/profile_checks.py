@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from heddle_sim.profile_layouts import ProfileError, read_layout
-from heddle_sim.profile_parts import Costs, TpTable
+from heddle_sim.profile_parts import Costs, KernelFactors, TpTable
 
 if TYPE_CHECKING:
     from heddle_sim.profile_files import Profile
@@ -30,6 +30,7 @@ def faults_of(profile: "Profile") -> list[str]:
     ):
         if not (math.isfinite(value) and value >= 0):
             faults.append(f"{name} must be a finite number of at least 0, not {value}")
+    faults.extend(_measured_faults(profile))
     for where in ("transfer", "belief_transfer"):
         rate: float = getattr(profile, where).bytes_per_s
         if not (math.isfinite(rate) and rate > 0):
@@ -44,6 +45,18 @@ def faults_of(profile: "Profile") -> list[str]:
     for tp, entry in profile.tables.items():
         faults += [f"tables.{tp}.{fault}" for fault in _table_faults(tp, entry)]
     return faults
+
+
+def _measured_faults(profile: "Profile") -> Iterator[str]:
+    for version, times in (profile.host_versions or {}).items():
+        for name, value in asdict(times).items():
+            if not (math.isfinite(value) and value >= 0):
+                where = f"host_versions.{version}.{name}"
+                yield f"{where} must be a finite number of at least 0, not {value}"
+    factors = profile.kernel_factors or KernelFactors()
+    smallest = min(factors.decode_on(1), factors.decode_on(64), factors.prefill)
+    if not (math.isfinite(factors.decode_on(64)) and 0 < smallest < math.inf):
+        yield "kernel_factors must be finite and above 0, on 1 to 64 GPUs"
 
 
 def _seconds(costs: Costs | None) -> Iterator[tuple[str, float]]:

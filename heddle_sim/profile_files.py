@@ -25,6 +25,8 @@ from heddle_sim.profile_parts import (
     Costs,
     EngineSettings,
     Host,
+    HostTimes,
+    KernelFactors,
     ProfileSource,
     Roofline,
     TpTable,
@@ -74,6 +76,10 @@ class Profile:
     """None: vLLM's defaults for a server on a large GPU."""
     costs: Costs | None = None
     """None where only iterations were measured."""
+    kernel_factors: KernelFactors | None = None
+    """None: kernel times are as in the tables."""
+    host_versions: dict[str, HostTimes] | None = None
+    """Host time by engine version, where measured runs name theirs."""
     conditions: dict[str, Any] | None = None
     """Hardware, versions, settings and command of what was measured."""
 
@@ -223,6 +229,8 @@ def expand(profile: Profile, tp: int, *, host: Host, max_batch: int = MAX_BATCH)
     """
     entry, dp = profile.at(tp), profile.attention_dp
     d, p = entry.decode, entry.prefill
+    factors = profile.kernel_factors or KernelFactors()
+    decode = factors.decode_on(tp * dp)
     ranks = [-(-b // dp) for b in range(max_batch + 1)]  # sequences of the fullest
     base_ms = _over_batches(d.batch, d.base_ms, ranks)
     context_us = _over_batches(d.batch, d.context_us, ranks)
@@ -232,13 +240,13 @@ def expand(profile: Profile, tp: int, *, host: Host, max_batch: int = MAX_BATCH)
         tp=tp,
         dp=dp,
         base_s=[
-            ms / 1e3 + host.per_step_s + host.per_running_s * b
+            decode * ms / 1e3 + host.per_step_s + host.per_running_s * b
             for b, ms in zip(ranks, base_ms, strict=True)
         ],
-        per_context_s=[us / 1e6 / max(1, b) for b, us in enumerate(context_us)],
+        per_context_s=[decode * us / 1e6 / max(1, b) for b, us in enumerate(context_us)],
         prefill_tokens=tuple(dp * tokens for tokens in p.tokens),
-        prefill_knots_s=tuple(ms / 1e3 for ms in p.ms),
-        prefill_pair_s=p.pair_ns / 1e9 / dp,
+        prefill_knots_s=tuple(factors.prefill * ms / 1e3 for ms in p.ms),
+        prefill_pair_s=factors.prefill * p.pair_ns / 1e9 / dp,
         host_per_prefill_s=host.per_prefill_s / dp,
         kv_capacity_tokens=dp * entry.kv_capacity_tokens,
         kv_bytes_per_token=profile.kv_bytes_per_token,

@@ -10,6 +10,7 @@ from click.exceptions import Exit
 
 from heddle.cli.errors import FAILED
 from heddle.cli.options import NumberRange
+from heddle.cli.serving import serving
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
@@ -345,3 +346,6 @@ def from_aiconfigurator(
         name=name,
     )
     _save_profile(profile, out, as_json)
+
+
+calibrate.add_command(serving)

@@ -39,6 +39,15 @@ SGLANG_FP8 = (
     "kernel times of SGLang: those that the source has of vLLM's FP8 matrix products on Blackwell "
     "are slower than its bfloat16 ones at small batches"
 )
+BY_TENSOR = (
+    "matrix products of attention are those with one scale per tensor: those that the source has "
+    "of FP8 in blocks, vLLM's and SGLang's, are further from measured serving runs"
+)
+SGLANG_MXFP8 = (
+    "kernel times of SGLang, with activations in MXFP8 as vLLM has them on Blackwell; those that "
+    "the source has of vLLM have them in bfloat16, and are up to twice the measured ones"
+)
+KV_BF16 = "KV in bfloat16: measured serving runs on this GPU class hold as much of it as that gives"
 VLLM_BLOCKS = (
     "kernel times of vLLM, whose FP8 matrix products in blocks are slow in the source; SGLang's "
     "latent attention on Hopper is slower still at batches from 32"
@@ -74,8 +83,11 @@ def _llama() -> Iterator[_Shipped]:
     for name, model in (("llama-3.1-8b", _LLAMA_8B), ("llama-3.1-70b", _LLAMA_70B)):
         gpus = EVERY if model is _LLAMA_70B else NO_TABLES
         yield _Shipped(name=name, model=model, gpus=gpus, source=_BF16)
-        fp8 = _of("fp8", **_FP8)
-        yield _Shipped(name=f"{name}-fp8", model=model, gpus=("l40s", *HOPPER), source=fp8)
+        fp8, h100 = _of("fp8", **_FP8), ("h100", "h800") if model is _LLAMA_70B else ()
+        others = tuple(gpu for gpu in ("l40s", *HOPPER) if gpu not in h100)
+        yield _Shipped(name=f"{name}-fp8", model=model, gpus=others, source=fp8)
+        fp8 = _of("fp8", KV_BF16, **{**_FP8, **_KV_BF16})
+        yield _Shipped(name=f"{name}-fp8", model=model, gpus=h100, source=fp8)
         fp8 = _of("fp8", SGLANG_FP8, "sglang", **_FP8)
         yield _Shipped(name=f"{name}-fp8", model=model, gpus=BLACKWELL, source=fp8)
     nvfp4 = _of("nvfp4", **_NVFP4)
@@ -95,8 +107,11 @@ def _experts() -> Iterator[_Shipped]:
     yield one("qwen3-30b-a3b-fp8", "Qwen/Qwen3-30B-A3B-FP8", no_l40s, blocks)
     yield one("qwen3-235b-a22b", "Qwen/Qwen3-235B-A22B", ("a100", *no_l40s), _BF16)
     yield one("qwen3-235b-a22b-fp8", "Qwen/Qwen3-235B-A22B-FP8", no_l40s, blocks)
-    yield one("gpt-oss-120b", "openai/gpt-oss-120b", ("l40s", *no_l40s), _of("mxfp4"))
-    yield one("minimax-m2.5", "MiniMaxAI/MiniMax-M2.5", no_l40s, blocks)
+    gpt, mxfp8 = "openai/gpt-oss-120b", {"moe_quant_mode": "w4a8_mxfp4_mxfp8"}
+    yield one("gpt-oss-120b", gpt, ("l40s", *HOPPER), _of("mxfp4"))
+    yield one("gpt-oss-120b", gpt, BLACKWELL, _of("mxfp4", SGLANG_MXFP8, "sglang", **mxfp8))
+    by_tensor = _of("fp8", BY_TENSOR, gemm_quant_mode="fp8")
+    yield one("minimax-m2.5", "MiniMaxAI/MiniMax-M2.5", no_l40s, by_tensor)
     fp4 = _of("nvfp4")
     yield one("minimax-m2.5-nvfp4", "nvidia/MiniMax-M2.5-NVFP4", BLACKWELL, fp4)
     deepseek = "deepseek-ai/DeepSeek-V3"
