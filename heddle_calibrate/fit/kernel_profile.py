@@ -151,7 +151,7 @@ def fit_kernels(
     refused: dict[str, str] = {}
     for layout in layouts:
         t = tables.of(spec.table, layout)
-        capacity = int(_capacity(t) / spec.kv_share)
+        capacity = _capacity(t)
         if capacity <= 0 or t.decode.empty:
             refused[layout] = NO_ROWS if capacity > 0 or t.capacity.empty else NO_MEMORY
             continue
