@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 
 from heddle.cli.bars import Bar, draw_bars
+from heddle.cli.profile_line import profile_line
 from heddle.cluster_config import ClusterConfig
 from heddle.cluster_profiles import ClusterProfiles
 from heddle.comparison import Comparison, PolicyResult
@@ -22,7 +23,6 @@ from heddle.setup import RunSetup
 from heddle.simulation import RUN_KEYS, RunResult, run_prices
 from heddle.workload import Workload
 from heddle_core.ids import EngineShape
-from heddle_sim.profile_files import Profile
 
 WIDEST = 100_000
 WHY = tuple(key for key in RUN_KEYS if key not in ("makespan_s", "throughput_tok_s"))
@@ -307,7 +307,7 @@ def _head(
     )
     for each in profiles.classes:
         of_class = f"{each.profile.gpu}: " if cluster.pool else ""
-        click.echo(f"profile  {of_class}{_profile_line(each.profile, each.cluster.tp)}")
+        click.echo(f"profile  {of_class}{profile_line(each.profile, each.cluster.tp)}")
     click.echo(f"history  {history.name}")
     click.echo(f"prices   {prices}")
     tools = f", tools {bound.tools_s:,.1f} s" if cluster.tool_capacity else ""
@@ -331,35 +331,6 @@ def _resources(cluster: ClusterConfig) -> str:
         text += f", engines of TP {tps} asleep for policies that start engines"
     if cluster.host_kv != "none":
         text += f", KV in host memory for each {cluster.host_kv}"
-    return text
-
-
-def _profile_line(profile: Profile, tp: int) -> str:
-    """The source of the profile and its known error."""
-    errors = profile.at(tp).errors.get("decode_unseen", {})
-    source = profile.source
-    text = f"{source.package} {source.version}, {source.engine}"
-    if profile.derived:
-        text += f"; derived: {profile.derived}"
-    if source.note:
-        text += f"; {source.note}"
-    expected = profile.errors.get("roofline", {}).get("expected")
-    if expected:
-        left_out = {"model": "models", "class": "GPU classes"}[expected["left_out"]]
-        text += (
-            f"; decode steps off by {expected['mean_pct']:g} % (mean) on {left_out} left out of "
-            "its fit"
-        )
-    elif errors:
-        text += (
-            f"; decode steps off by {errors['median_pct']:g} % (median) and "
-            f"{errors['worst_pct']:g} % (worst) on points not fitted"
-        )
-    unseen = profile.errors.get("measured", {}).get("unseen")
-    if unseen:
-        text += f"; TPOT of {unseen['runs']} measured runs off by {unseen['tpot_mean_abs_pct']:g} %"
-    else:
-        text += "; no measured runs of this model on this GPU class"
     return text
 
 

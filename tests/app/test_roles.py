@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from heddle.cluster_config import ClusterConfig
+from heddle.cluster_profiles import load_profiles
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.role_choice import prefill_share, prefilled_tokens, role_choices
@@ -132,7 +133,7 @@ def test_the_share_of_prefill_is_that_of_its_gpu_seconds(config: RunConfig):
     cluster = ClusterConfig(gpus=8, prefill_threshold=0)
     shared = Workspace()
     share = prefill_share(config, cluster, shared)
-    scripts, profile = shared.workload(config).scripts, shared.profile(cluster)
+    scripts, profile = shared.workload(config).scripts, load_profiles(cluster).only
     cost = profile.cost_estimate((1,)).by_shape[profile.shape(1)]
     prefill_s = prefilled_tokens(scripts, 0) * cost.prefill_s
     # Six trajectories on eight engines: a batch of one each.
