@@ -235,7 +235,7 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
         engines = [
             EngineSpec(
                 engine=EngineId(f"{HYBRID}{number}"),
-                shape=setup.run.profile.shape(cluster.tp),
+                shape=setup.run.context.shape,
                 max_running=cluster.max_running,
             )
             for number in range(setup.hybrid_gpus // cluster.engine_gpus)

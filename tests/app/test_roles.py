@@ -194,3 +194,19 @@ def test_prefill_engines_take_the_prefill_off_decode_engines(config: RunConfig, 
     assert found[1]["prefilled_elsewhere"] == 6
     assert found[1]["tpot_p99_ms"] < found[0]["tpot_p99_ms"]
     assert np.isfinite(found[1]["makespan_s"])
+
+
+@pytest.mark.parametrize("regime", ["sync", "areal:max_head_offpolicyness=1"])
+def test_loops_generate_with_prefill_engines_on_the_gpus_of_the_rollout(
+    heddle: Heddle, refused: Callable[..., str], trace: Path, regime: str
+):
+    loop = (
+        "loop", trace, "--regimes", regime, "--train-gpus", "4", "--groups", "2",
+        "--samples", "2", "--steps", "8", "--repeat", "--roles", "prefill=1,decode=3",
+        "--prefill-threshold", "0",
+    )  # fmt: skip
+    shown = heddle(*loop, "--gpus", "8", "--json")
+    assert shown.exit_code == 0, shown.output
+    (row,) = json.loads(shown.stdout)["regimes"]
+    assert row["step_s"]["mean"] > 0.0
+    assert "are of 4 GPUs, and there are gpus = 5" in refused(*loop, "--gpus", "9")
