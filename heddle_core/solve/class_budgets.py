@@ -89,12 +89,8 @@ class TwoBudgets:
         bounds = [int(far[state])]
         while bounds[-1] > far[0]:
             kind = int(used[state])
-            if kind < 0:
-                rows, columns = divmod(state, self._units[0])
-                down = state - self._units[0]
-                state = down if rows and far[down] == far[state] else state - 1
-                assert rows or columns
-                continue
+            # No GPU is idle in between: the plan was found on the fewest.
+            assert kind >= 0
             shapes.append(self._shapes[kind])
             state -= self._steps[kind]
             bounds.append(int(far[state]))

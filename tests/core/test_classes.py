@@ -13,6 +13,7 @@ from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.estimate.group_cost import SegmentCost, Work, context_costs, work_of
 from heddle_core.estimate.paper_cost import size_cost
 from heddle_core.ids import EngineShape
+from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.planner.equal_progress import EqualProgressPlan
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
@@ -25,7 +26,7 @@ from heddle_core.solve.exact import exact_plan
 from heddle_core.solve.group_plan import ends_s
 from heddle_core.solve.joint import JointProblem, Solver
 from heddle_core.solve.portfolio import portfolio
-from tests.core.ledgers import add_trajectory, history, ledger_of
+from tests.core.ledgers import add_engine, add_trajectory, history, ledger_of
 from tests.core.shapes import h100
 from tests.core.test_exact import BY_SHAPE as OF_H100
 from tests.core.test_exact import drawn
@@ -121,6 +122,76 @@ def test_a_plan_of_two_classes_by_hand():
     assert plan.makespan_s == pytest.approx(100.0)
     slow = {h100(1): costs[h100(1)]}
     assert exact_plan(slow, 5, {"h100": 2}).makespan_s == pytest.approx(200.0)
+
+
+def test_a_narrow_engine_may_stand_behind_those_of_another_class():
+    # Within 10 s: 100 tokens on two h100, 50 on an h20, 10 on the third h100, one each.
+    lengths = np.array([100.0, 50.0, 10.0])
+
+    def curve(token_s: float) -> SegmentCost:
+        return size_cost(lengths, token_s * np.array([0.0, 1.0, 9.0, 99.0]))
+
+    costs = {h100(1): curve(1.0), h100(2): curve(0.1), h20(1): curve(0.2)}
+    plan = exact_plan(costs, 3, {"h100": 3, "h20": 1})
+    assert plan.shapes == (h100(2), h20(1), h100(1))
+    assert plan.makespan_s == pytest.approx(10.0, rel=2e-4)
+    idle = exact_plan(costs, 1, {"h100": 3, "h20": 1})
+    assert idle.shapes == (h100(2),)
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 10**6), count=st.integers(1, 4), share=st.floats(0.3, 1.5), data=st.data()
+)
+def test_the_table_finds_a_plan_exactly_where_there_is_one(seed, count, share, data):
+    pools = data.draw(st.sampled_from([{"h100": 1, "h20": 2}, {"h20": 1, "h100": 2}]))
+    costs = context_costs(drawn(seed, count), NARROW, max_running=2)
+    least_s = brute_s(costs, count, pools)
+    limit_s = least_s * (share + 1e-9)
+    found = class_budgets.TwoBudgets(costs, pools).plan(0, count, limit_s)
+    assert (found is not None) == (share >= 1.0)
+    if found is not None:
+        check(found[0], pools)
+        assert found[1][0] == 0
+        assert found[1][-1] == count
+        assert max(ends_s(costs, *found)) <= limit_s * (1 + 1e-9)
+
+
+def test_a_class_that_is_no_good_takes_nothing():
+    slow = replace(OF_H100[h100(1)], t0_s=100.0, t1_s=100.0)
+    by_shape, pools = {h100(1): OF_H100[h100(1)], h20(1): slow}, {"h100": 1, "h20": 1}
+    work = drawn(5, 8)
+    shares = class_shares(work, by_shape, pools, max_running=4, known_s=1e9)
+    assert len(shares["h20"]) == 0
+    assert portfolio(work, by_shape, pools, max_running=4)[0].plan.bounds[-1] == 8
+
+
+def test_little_kv_leaves_each_class_its_roomiest_shapes():
+    tight = {s: replace(c, kv_capacity_tokens=10 * s.tp) for s, c in TWO_CLASSES.items()}
+    roomy = {s: c if s.gpu == "h100" else tight[s] for s, c in TWO_CLASSES.items()}
+    context = replace(
+        two_classes(past=True),
+        cost=CostModel(by_shape=roomy, transfer_fixed_s=0.1, transfer_s_per_token=1e-6),
+    )
+    ledger = ledger_of()
+    add_trajectory(ledger, "a", remaining_tokens=0.0, context_tokens=100)
+    plans = SearchedPlan(context, solver="anneal", least_full_slots=0.25)
+    known = plans.plan(list(ledger.trajectories.values()), [500.0]).by_shape
+    assert {s for s in known if s.gpu == "h20"} == {h20(8)}
+    assert {s for s in known if s.gpu == "h100"} == {s for s in TWO_CLASSES if s.gpu == "h100"}
+
+
+def test_presorted_gives_the_longest_to_the_quickest_engine_of_all_classes():
+    ledger = ledger_of()
+    for number, shape in enumerate((h100(2), h20(1), h20(2))):
+        add_engine(ledger, f"e{number}", shape.tp).shape = shape
+    for i in range(30):
+        add_trajectory(ledger, f"t{i}", remaining_tokens=100.0 + 50 * i, context_tokens=200)
+    ts = list(ledger.trajectories.values())
+    context = replace(two_classes(past=False), max_running=16)
+    homes = Presorted(context).assign(ts, [100.0 + 50 * i for i in range(30)], ledger)
+    assert homes[-1] == "e2", "a token alone takes the least time on two H20"
+    assert len(dict.fromkeys(homes)) == 3
 
 
 def opposed(count: int) -> Work:

@@ -160,10 +160,8 @@ class Affinity(OneByOne):
         if not known or max(relative.values()) <= _PREFERS * min(relative.values()):
             return least
         most_s = self._spread * load_s[least]
-        for gpu in sorted(relative, key=lambda gpu: relative[gpu]):
-            if load_s[gpu] <= most_s + slack_s[gpu]:
-                return gpu
-        return least
+        best_first = sorted(relative, key=lambda gpu: relative[gpu])
+        return next(gpu for gpu in best_first if load_s[gpu] <= most_s + slack_s[gpu])
 
     def _gpu_s(self, share: TaskShare, shapes: Iterable[EngineShape]) -> float:
         """GPU-seconds of an output token, and of the prefill that comes with it, on a class."""
