@@ -1,5 +1,6 @@
 """Profiles from a configuration."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,9 @@ def test_the_roofline_is_near_the_shipped_profile(model: str, gpu: str) -> None:
 def test_models_that_the_fit_never_saw_are_near_their_shipped_profiles(
     model: str, shipped: str, gpu: str, bound: float
 ) -> None:
-    profile, other = made(model, gpu), load_profile(shipped, gpu)
+    profile = made(model, gpu)
+    # Kernel times alone: what measured runs add to a shipped profile is not in a roofline.
+    other = replace(load_profile(shipped, gpu), kernel_factors=None, host=profile.host)
     errors = [
         abs(step_ms(profile, tp, batch, context) / step_ms(other, tp, batch, context) - 1)
         for tp in sorted({*profile.tps} & {*other.tps})
