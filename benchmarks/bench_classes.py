@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from heddle.cluster.gpu_pools import PoolConfig, read_pool
 from heddle.comparison import compare
 from heddle.config import ClusterConfig, RunConfig
-from heddle.gpu_pools import PoolConfig, read_pool
 from heddle.loop.config import DOLLARS_PER_GPU_HOUR
 from heddle.planning import plan
 from heddle.setup import Workspace, prepare

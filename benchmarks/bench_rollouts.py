@@ -12,7 +12,7 @@ import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.setup import prepare
 from heddle_core.controller import Controller

@@ -8,7 +8,7 @@ plan takes as long as in the run. The error is then that of profile and simulato
 from dataclasses import replace
 from pathlib import Path
 
-from heddle.cluster_profiles import ClusterProfiles, load_cluster_profile
+from heddle.cluster.profiles import ClusterProfiles, load_cluster_profile
 from heddle.config import RunConfig
 from heddle.runs import Run, RunError
 from heddle.runs.journal_buffer import JournalBuffer

@@ -12,15 +12,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from heddle.cluster_config import ClusterConfig
-from heddle.cluster_profiles import ClusterProfiles
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import ClusterProfiles
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
+from heddle.cost.objective import Objective, objective_value, prices_for
+from heddle.cost.prices import Prices, RunCost
 from heddle.estimates import Estimate, estimate
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
 from heddle.knowledge import HistorySource
-from heddle.objective import Objective, objective_value, prices_for
-from heddle.prices import Prices, RunCost
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from heddle.cluster_config import ClusterConfig, require
-from heddle.gpu_pools import read_tags
+from heddle.cluster.config import ClusterConfig, require
+from heddle.cluster.gpu_pools import read_tags
 from heddle.live_config import LiveConfig
 
 MissingRule: TypeAlias = Literal["error", "zero", "sample"]

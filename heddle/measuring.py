@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from heddle.cluster_config import MAX_RUNNING
-from heddle.cluster_profiles import load_profiles
+from heddle.cluster.config import MAX_RUNNING
+from heddle.cluster.profiles import load_profiles
 from heddle.config import RunConfig
 from heddle.engines import open_vllm, vllm_settings
 from heddle.hardware import gpus, hardware

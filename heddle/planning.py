@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from heddle.cluster_profiles import (
+from heddle.cluster.profiles import (
     ClassProfile,
     ClusterProfiles,
     capacity_tokens,
@@ -19,10 +19,10 @@ from heddle.cluster_profiles import (
 )
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
+from heddle.cost.objective import Objective, prices_for
+from heddle.cost.prices import Prices, RunCost
 from heddle.knowledge import HistorySource, extras, model_used
-from heddle.objective import Objective, prices_for
 from heddle.plugins import load_part
-from heddle.prices import Prices, RunCost
 from heddle.setup import Workspace
 from heddle.workload import CapacityError, filled_counts
 from heddle_core.estimate.ordered import Cost

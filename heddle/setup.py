@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heddle import knowledge
-from heddle.cluster_config import ClusterConfig
-from heddle.cluster_profiles import NO_COSTS, ClusterProfiles, capacity_tokens, load_profiles
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.disaggregation import disaggregation
+from heddle.cluster.host_kv import host_kv_of
+from heddle.cluster.profiles import NO_COSTS, ClusterProfiles, capacity_tokens, load_profiles
 from heddle.config import RunConfig
-from heddle.disaggregation import disaggregation
-from heddle.host_kv import host_kv_of
 from heddle.plugins import load_policy
 from heddle.runs import RunFacts
 from heddle.runs.bound import Bound, lower_bound

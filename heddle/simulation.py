@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
-from heddle.prices import Prices, RunCost, prices_of
+from heddle.cost.prices import Prices, RunCost, prices_of
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals

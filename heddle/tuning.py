@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, TypeAlias
 
-from heddle.cluster_config import ClusterConfig
-from heddle.cluster_profiles import ClassProfile, ClusterProfiles, capacity_tokens, load_profiles
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import ClassProfile, ClusterProfiles, capacity_tokens, load_profiles
+from heddle.cluster.role_choice import role_choices
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.role_choice import role_choices
 from heddle.setup import Workspace, prepare
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.predictor.none import NoPrediction
@@ -142,7 +142,7 @@ def tuning(
 
     `best` tries the TP degrees of the profile that divide the GPUs and whose engines hold the
     largest context, and the numbers of `SLOTS` with the configuration's. With `roles`, each setting
-    is tried with prefill and decode engines too, at splits by `heddle.role_choice`.
+    is tried with prefill and decode engines too, at splits by `heddle.cluster.role_choice`.
 
     Raises:
         ConfigError: a setting that is listed cannot be used, is listed twice, or none is.

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from heddle.cluster_config import ClusterConfig
-from heddle.cluster_profiles import ClassProfile, ClusterProfiles, capacity_tokens
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import ClassProfile, ClusterProfiles, capacity_tokens
 from heddle.config_files import ConfigError
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace

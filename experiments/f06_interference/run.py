@@ -9,7 +9,7 @@ from experiments.harness.drawing import colour, page, save
 from experiments.harness.examples import example_run
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.values import exactly
-from heddle.cluster_profiles import load_profiles
+from heddle.cluster.profiles import load_profiles
 
 
 def measure(context: Context) -> Measured:

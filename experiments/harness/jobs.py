@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.gpu_pools import PoolConfig, read_pool
 from heddle.config import MissingConfig
-from heddle.gpu_pools import PoolConfig, read_pool
 
 SCHEMA = "heddle.experiment-run/2"
 FIRST_SEED = 101

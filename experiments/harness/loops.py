@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness.jobs import Computation, Size
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig

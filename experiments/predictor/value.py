@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.config import MissingConfig, PolicyConfig, RunConfig
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate

@@ -12,9 +12,9 @@ from experiments.harness.experiment import Context, Measured
 from experiments.harness.jobs import FIRST_SEED, Computation, Rollout, Size
 from experiments.harness.running import records_of
 from experiments.harness.values import exactly
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.gpu_pools import PoolConfig, read_pool
 from heddle.config import PolicyConfig, RunConfig
-from heddle.gpu_pools import PoolConfig, read_pool
 from heddle.setup import prepare
 from heddle_trace import write_trace
 

@@ -17,7 +17,7 @@ import msgspec
 from experiments.harness.jobs import Computation, Job, Rollout
 from experiments.harness.running import trace_of
 from experiments.harness.store import Store
-from heddle.cluster_config import ClusterConfig, HostKvScope
+from heddle.cluster.config import ClusterConfig, HostKvScope
 from heddle.config import RunConfig
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
 from heddle.tuning import TUNED_BASELINES, tuning, with_policy

@@ -11,7 +11,7 @@ import rich_click as click
 from heddle.cli.options import objective, positive_numbers, replayed, take_config
 
 if TYPE_CHECKING:
-    from heddle.objective import Objective
+    from heddle.cost.objective import Objective
     from heddle.tuning import Choice
 
 BEST: Final = "best"

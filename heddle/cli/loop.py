@@ -10,7 +10,7 @@ from heddle.cli.loop_options import trained, tried_numbers
 from heddle.cli.options import NumberRange, looped, objective, take_config
 
 if TYPE_CHECKING:
-    from heddle.objective import Objective
+    from heddle.cost.objective import Objective
 
 
 @click.command()

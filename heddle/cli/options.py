@@ -244,8 +244,8 @@ def _pool(text: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is none.
     """
+    from heddle.cluster.gpu_pools import read_pool
     from heddle.config_files import ConfigError
-    from heddle.gpu_pools import read_pool
 
     try:
         return read_pool(text)

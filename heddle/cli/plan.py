@@ -10,8 +10,8 @@ from heddle.cli.loop_options import OPTIONS, trained, tried_numbers
 from heddle.cli.options import objective, planned, take_config
 
 if TYPE_CHECKING:
+    from heddle.cost.objective import Objective
     from heddle.loop.plan import LoopPlan
-    from heddle.objective import Objective
     from heddle_core.estimate.ordered import Cost
     from heddle_core.solve.joint import Solver
 

@@ -13,7 +13,7 @@ def prices(as_json: bool) -> None:
     --price h100=2.1, or h100 = 2.1 under [prices] in a TOML file, replaces one.
     """
     from heddle.cli.show import lines
-    from heddle.prices import priced_classes
+    from heddle.cost.prices import priced_classes
 
     rows = priced_classes()
     if as_json:

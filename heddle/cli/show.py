@@ -9,14 +9,14 @@ from rich.table import Table
 
 from heddle.cli.bars import Bar, draw_bars
 from heddle.cli.profile_line import profile_line
-from heddle.cluster_config import ClusterConfig
-from heddle.cluster_profiles import ClusterProfiles
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import ClusterProfiles
 from heddle.comparison import Comparison, PolicyResult
+from heddle.cost.objective import Objective
+from heddle.cost.prices import RunCost
 from heddle.estimates import Estimate
 from heddle.knowledge import HistorySource, needs_oracle
-from heddle.objective import Objective
 from heddle.planning import Planned
-from heddle.prices import RunCost
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.setup import RunSetup

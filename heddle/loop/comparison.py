@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from heddle.comparison import useful_processes
+from heddle.cost.objective import Objective, check_objective
 from heddle.estimates import estimate
 from heddle.executor import Executor, InProcess, Processes, Report
 from heddle.loop.config import LoopConfig
 from heddle.loop.measure import LoopFigures, LoopMeasure, TrainedSample
 from heddle.loop.result import LoopComparison, RegimeResult, plans
 from heddle.loop.setup import LoopSetup, loop_core, prepare_loop
-from heddle.objective import Objective, check_objective
 from heddle.runs import files, open_run
 from heddle.setup import Workspace
 from heddle.signals import StopSignals

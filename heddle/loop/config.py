@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from heddle.cluster.tool_pools import latency_of
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.pools import latency_of
 from heddle_sim.services import KEEP_ALIVE_S, Latency, ServiceConfig
 
 REWARDS_PER_GPU = 8
@@ -44,8 +44,8 @@ class LoopConfig:
     """Forward passes of a batch besides those of training: old policy, reference."""
     update_method: str = "nccl"
     env_start_s: str | None = None
-    """Start of an environment, a distribution (`heddle.pools.latency_of`); None: the trace's, or 0
-    s where it has none."""
+    """Start of an environment, a distribution (`heddle.cluster.tool_pools.latency_of`); None: the
+    trace's, or 0 s where it has none."""
     env_capacity: int | None = None
     """Starts at once; None: no limit."""
     environments: int | None = None

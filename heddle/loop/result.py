@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from heddle.cost.objective import Objective, objective_value
+from heddle.cost.prices import RunCost
 from heddle.estimates import Estimate
 from heddle.loop.measure import LoopFigures
 from heddle.loop.setup import LoopSetup
-from heddle.objective import Objective, objective_value
-from heddle.prices import RunCost
 from heddle_core.parts.planner.fixed import FixedPlan
 
 SCHEMA = "heddle.loop/1"

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from heddle import knowledge
 from heddle.config_files import ConfigError
+from heddle.cost.prices import Prices, prices_of
 from heddle.loop.config import LoopConfig
 from heddle.loop.data import EPOCH, DataSet, check_recorded
 from heddle.loop.layout import fitting_layout
 from heddle.loop.measure import LoopFigures, ServiceFigures, TrainedSample
-from heddle.prices import Prices, prices_of
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import CapacityError
 from heddle_core.controller import Controller

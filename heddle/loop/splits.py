@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from heddle.cluster_profiles import memory_profile
+from heddle.cluster.profiles import memory_profile
 from heddle.config_files import ConfigError
 from heddle.loop.config import LoopConfig
 

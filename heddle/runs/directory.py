@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from heddle.config import RunConfig
 from heddle.config_files import from_builtins, to_builtins
-from heddle.prices import RunCost
+from heddle.cost.prices import RunCost
 from heddle.runs import files
 from heddle.runs.compatibility import PRESETS_VERSION, upgraded_context
 from heddle.runs.files import RunError

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from heddle.cli import main
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig
 from tests.app.browser import browser
 from tests.app.journals import Heddle

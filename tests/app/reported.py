@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.reports.page.html import page
 from heddle.reports.run_bounds import run_bound

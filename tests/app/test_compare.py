@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.comparison import compare
 from heddle.config import MissingConfig, RunConfig
 from heddle.config_files import ConfigError

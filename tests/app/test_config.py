@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from heddle.cli.options import CLUSTER
-from heddle.cluster_config import ClusterConfig
-from heddle.cluster_profiles import load_profiles
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import load_profiles
 from heddle.config import RunConfig
 from heddle.config_files import (
     ConfigError,

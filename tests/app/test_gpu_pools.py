@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from heddle import PoolConfig, load_run, simulate
-from heddle.cluster_profiles import load_profiles
+from heddle.cluster.gpu_pools import read_pool, read_tags
+from heddle.cluster.profiles import load_profiles
 from heddle.comparison import compare
 from heddle.config import ClusterConfig, PolicyConfig, RunConfig
 from heddle.config_files import ConfigError, from_builtins, to_builtins
-from heddle.gpu_pools import read_pool, read_tags
 from heddle.planning import plan
 from heddle.runs.replay import replay
 from heddle.setup import Workspace, prepare

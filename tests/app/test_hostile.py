@@ -21,7 +21,7 @@ from pyarrow import parquet as pq
 
 from heddle.cli import main
 from heddle.cli.errors import exit_with_user_errors
-from heddle.cluster_config import MAX_GPUS, MAX_RUNNING
+from heddle.cluster.config import MAX_GPUS, MAX_RUNNING
 from heddle.reports import figures
 from heddle.runs import files as run_files
 from heddle.runs import load_run

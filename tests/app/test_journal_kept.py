@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.runs import load_run, metrics
 from heddle.runs.journal_buffer import JournalBuffer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.comparison import compare
 from heddle.config import RunConfig, RuntimeConfig
 from heddle.reports import notebook

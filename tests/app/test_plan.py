@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig
 from heddle.planning import plan
 from heddle.runs import load_run

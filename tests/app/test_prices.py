@@ -8,18 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.gpu_pools import PoolConfig
 from heddle.comparison import PolicyResult, compare, policy_results
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError, ConfigSource, resolve
-from heddle.gpu_pools import PoolConfig
+from heddle.cost.objective import Objective
+from heddle.cost.prices import Prices, prices_of, shipped_prices
 from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig
 from heddle.loop.plan import plan_loop
 from heddle.loop.splits import splits
-from heddle.objective import Objective
 from heddle.planning import plan
-from heddle.prices import Prices, prices_of, shipped_prices
 from heddle.runs import load_run
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
@@ -296,7 +296,7 @@ def test_ranking_by_cost_needs_every_price(refused: Refused, trace: Path, tmp_pa
 def test_a_loop_is_not_ranked_by_cost_without_a_price(
     prompts: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("heddle.prices.shipped_prices", dict)
+    monkeypatch.setattr("heddle.cost.prices.shipped_prices", dict)
     made = splits(loop(prompts), [2], [2])
     for refuse in (compare_regimes, plan_loop):
         with pytest.raises(ConfigError, match="h100 has none: give --price h100=DOLLARS"):

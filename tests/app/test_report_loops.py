@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from selenium.webdriver import Chrome
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig
 from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig

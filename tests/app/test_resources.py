@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from heddle.cluster_config import ClusterConfig
-from heddle.cluster_profiles import capacity_tokens, load_cluster_profile, memory_profile
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import capacity_tokens, load_cluster_profile, memory_profile
 from heddle.comparison import compare
 from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.engines import engine_facts

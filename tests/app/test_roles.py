@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heddle.cluster_config import ClusterConfig
-from heddle.cluster_profiles import load_profiles
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import load_profiles
+from heddle.cluster.role_choice import prefill_share, prefilled_tokens, role_choices
+from heddle.cluster.roles import RoleGpus, roles_of
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.role_choice import prefill_share, prefilled_tokens, role_choices
-from heddle.roles import RoleGpus, roles_of
 from heddle.runs import load_run
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate

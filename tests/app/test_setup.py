@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from heddle import cluster_profiles, knowledge, setup
+from heddle import knowledge, setup
+from heddle.cluster import profiles
 from heddle.comparison import compare
 from heddle.config import ClusterConfig, MissingConfig, PolicyConfig, RunConfig
 from heddle.setup import KEPT_INPUTS, Workspace, prepare
@@ -15,7 +16,7 @@ from heddle.simulation import simulate
 from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import load_profile
 
-READS = ((setup, "read_trace"), (setup, "complete"), (cluster_profiles, "load_profile"))
+READS = ((setup, "read_trace"), (setup, "complete"), (profiles, "load_profile"))
 READS += ((knowledge, "read_prior"), (knowledge, "read_artefact"))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.config import MissingConfig, PolicyConfig, RunConfig
 from heddle.simulation import simulate
 from heddle_trace import MissingRules, complete, read_trace

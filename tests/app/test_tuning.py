@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.comparison import Comparison, compare
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError

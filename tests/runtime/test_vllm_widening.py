@@ -18,7 +18,7 @@ import pytest
 
 import heddle.engines
 import heddle.running
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.runs import Run, load_run
 from heddle.runs.replay import replay

@@ -5,7 +5,7 @@ from statistics import fmean, median, stdev
 
 import pytest
 
-from heddle.pools import latency_of, tool_pools_of
+from heddle.cluster.tool_pools import latency_of, tool_pools_of
 from heddle_core.ids import TrajectoryId
 from heddle_sim.calendar import Calendar
 from heddle_sim.services import KEEP_ALIVE_S, Latency, ServiceConfig, ServicePool

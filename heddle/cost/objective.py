@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, TypeAlias
 
 from heddle.config_files import ConfigError
-from heddle.prices import Prices, prices_of
+from heddle.cost.prices import Prices, prices_of
 
 Objective: TypeAlias = Literal["makespan", "cost"]
 """`makespan`: seconds of a rollout, or of an RL step. `cost`: dollars of a rollout, or of the same
@@ -20,7 +20,7 @@ def objective_value(objective: Objective, *, seconds: float, dollars: float | No
 
 
 def prices_for(objective: Objective, own: Mapping[str, float], gpus: Collection[str]) -> Prices:
-    """Prices of runs that are ranked by an objective; `own` as of `heddle.prices.prices_of`.
+    """Prices of runs that are ranked by an objective; `own` as of `heddle.cost.prices.prices_of`.
 
     Raises:
         ConfigError: an own price is of an unknown class; to rank by cost, a class has no price.

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from heddle.cluster_config import ClusterConfig
-from heddle.cluster_profiles import memory_profile
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import memory_profile
+from heddle.cluster.roles import RoleGpus
 from heddle.config import RunConfig
-from heddle.roles import RoleGpus
 from heddle.setup import Workspace
 from heddle_trace.scripts import Scripts
 

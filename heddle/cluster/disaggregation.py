@@ -1,6 +1,6 @@
 """The engines that prefill, and what a cluster with them needs."""
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle.config_files import ConfigError
 from heddle_core.ids import EngineId
 from heddle_core.plans import Disaggregation, EngineSpec

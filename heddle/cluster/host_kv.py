@@ -1,6 +1,6 @@
 """The KV in host memory of a simulated cluster, and the speeds that are assumed."""
 
-from heddle.cluster_config import ClusterConfig
+from heddle.cluster.config import ClusterConfig
 from heddle_sim.config import HostKvConfig
 
 _HOST_KV_GB_PER_S = {"engine": 41.7, "cluster": 10.8}

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from heddle.failures import faults_of
-from heddle.gpu_pools import PoolConfig, check_pools
-from heddle.pools import latency_of, tool_pools_of
-from heddle.roles import RoleGpus, check_role_gpus, roles_of
+from heddle.cluster.failures import faults_of
+from heddle.cluster.gpu_pools import PoolConfig, check_pools
+from heddle.cluster.roles import RoleGpus, check_role_gpus, roles_of
+from heddle.cluster.tool_pools import latency_of, tool_pools_of
 from heddle_core.defaults import REPORT_INTERVAL_S
 from heddle_sim.services import ServiceConfig, ToolServices
 

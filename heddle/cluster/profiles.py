@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from heddle.cluster_config import ClusterConfig
-from heddle.disaggregation import check_roles
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.disaggregation import check_roles
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
 from heddle_core.defaults import SPARE_SLOTS

@@ -1,0 +1,1 @@
+"""The cluster of a run: GPU classes, engines and their roles, tools, host memory, failures."""

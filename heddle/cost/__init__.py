@@ -1,0 +1,1 @@
+"""What runs cost, and what comparisons rank by."""
