@@ -1,5 +1,6 @@
 """Results as text on standard output."""
 
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -89,8 +90,7 @@ def comparison(result: Comparison) -> None:
     show(table)
     if baseline:
         click.echo(f"best baseline: {baseline.policy}")
-    if len(result.ranking) > 1:
-        click.echo(f"ranking by {result.objective}: {', '.join(p.policy for p in result.ranking)}")
+    show_ranking(result.objective, [p.policy for p in result.ranking])
     _runs(result)
     bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
     draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
@@ -235,6 +235,15 @@ def _knowledge(plan: Planned) -> str:
     if len(dict.fromkeys(plan.problem.output_tokens)) == 1:
         return f"{text}: alike for all, so that groups differ in number only"
     return text
+
+
+def show_ranking(objective: Objective, names: Sequence[str]) -> None:
+    """Print the order of two names or more, in lines that a terminal has room for."""
+    if len(names) > 1:
+        console = Console(highlight=False)
+        width = console.width if console.is_terminal else WIDEST
+        text = f"ranking by {objective}: {', '.join(names)}"
+        click.echo(textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False))
 
 
 def show(table: Table) -> None:

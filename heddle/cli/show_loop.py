@@ -3,7 +3,7 @@
 import rich_click as click
 
 from heddle.cli.bars import Bar, draw_bars
-from heddle.cli.show import cost_cells, new_table, objective_cell, show
+from heddle.cli.show import cost_cells, new_table, objective_cell, show, show_ranking
 from heddle.estimates import Estimate
 from heddle.loop.result import LoopComparison, RegimeResult, plans
 
@@ -14,9 +14,7 @@ def show_loop(result: LoopComparison) -> None:
     if len(result.tried) > len(result.regimes):
         _tried(result)
     _regimes(result)
-    if len(result.ranking) > 1:
-        names = ", ".join(row.setup.name for row in result.ranking)
-        click.echo(f"ranking by {result.objective}: {names}")
+    show_ranking(result.objective, [row.setup.name for row in result.ranking])
     _splits(result)
     draw_bars(
         "step in seconds; ### is its bound",
