@@ -17,12 +17,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from heddle.config import RunConfig
+from heddle.config_error import ConfigError as ConfigError
 
 Values: TypeAlias = dict[str, Any]
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names its source, its key and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

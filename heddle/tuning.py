@@ -149,10 +149,10 @@ def tuning(
         ValueError: any other of the packages' errors for bad input.
     """
     base = config.cluster
-    if roles and (base.roles or base.mix):
+    if roles and (base.roles or base.mix or base.pool):
         raise ConfigError(
-            "--roles best chooses the GPUs of prefill and decode engines of one TP degree: leave "
-            "out cluster.roles and cluster.mix, or give --roles prefill=GPUS,decode=GPUS"
+            "--roles best chooses the GPUs of prefill and decode engines of one GPU class and one "
+            "TP degree: leave out cluster.roles, cluster.mix and pools, or leave --roles best out"
         )
     if tps is None and slots is None:
         return Tuning(base=base, settings=(base,), swept=False, roles=roles)
@@ -202,21 +202,22 @@ def _with_tps(base: ClusterConfig, tps: Sequence[int]) -> ClusterConfig:
 
 def _degrees(each: ClassProfile, tps: Choice) -> tuple[int, ...]:
     """TP degrees to try on the GPUs of a class."""
-    profile, gpus, ranks = each.profile, each.cluster.gpus, each.cluster.attention_dp
+    profile, cluster = each.profile, each.cluster
+    gpus = f"roles = {cluster.roles!r}" if cluster.roles else f"gpus = {cluster.gpus}"
     if tps == "best":
-        degrees = tuple(tp for tp in profile.tps if gpus % (tp * ranks) == 0)
+        degrees = tuple(tp for tp in profile.tps if cluster.divides_into(tp))
         if not degrees:
             raise ConfigError(
-                f"gpus = {gpus} is divisible by no TP degree of {profile.model} on {profile.gpu}, "
+                f"{gpus} is divisible by no TP degree of {profile.model} on {profile.gpu}, "
                 f"which has {', '.join(map(str, profile.tps))}: take another number of GPUs"
             )
     else:
         degrees = _listed(tps, "TP degrees")
         for tp in degrees:
             profile.at(tp)
-            if gpus % (tp * ranks):
+            if not cluster.divides_into(tp):
                 raise ConfigError(
-                    f"gpus = {gpus} is not divisible by TP degree {tp}, at which engines are to be "
+                    f"{gpus} is not divisible by TP degree {tp}, at which engines are to be "
                     f"tried: leave it out, or take another number of GPUs. Engines of different "
                     f"TP degrees side by side are cluster.mix"
                 )

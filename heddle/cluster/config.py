@@ -8,6 +8,7 @@ from heddle.cluster.failures import faults_of
 from heddle.cluster.gpu_pools import PoolConfig, check_pools
 from heddle.cluster.roles import RoleGpus, check_role_gpus, roles_of
 from heddle.cluster.tool_pools import latency_of, tool_pools_of
+from heddle.config_error import ConfigError
 from heddle_core.defaults import REPORT_INTERVAL_S
 from heddle_sim.services import ServiceConfig, ToolServices
 
@@ -27,9 +28,9 @@ MIN_REPORT_INTERVAL_S = 0.01
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ValueError with `message` unless the condition holds."""
+    """Raise ConfigError with `message` unless the condition holds."""
     if not condition:
-        raise ValueError(message)
+        raise ConfigError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ class ClusterConfig:
         try:
             check_role_gpus(self.role_gpus, (self.prefill_tp or self.tp) * self.attention_dp)
         except ValueError as error:
-            raise ValueError(f"roles: {error}") from None
+            raise ConfigError(f"roles: {error}") from None
         require(self.prefill_tp is None or self.prefill_tp >= 1, "prefill_tp must be 1 or more")
         require(self.prefill_threshold >= 0, "prefill_threshold must be 0 or more tokens")
         fixed_s = self.handover_fixed_s
@@ -197,7 +198,7 @@ class ClusterConfig:
             try:
                 self._class_of(pool)
             except ValueError as error:
-                raise ValueError(f"pool of {pool.gpu}: {error}") from None
+                raise ConfigError(f"pool of {pool.gpu}: {error}") from None
 
     def _class_of(self, pool: PoolConfig) -> "ClusterConfig":
         choices = self.tp_choices
@@ -242,6 +243,12 @@ class ClusterConfig:
         roles = self.role_gpus
         return self.gpus if roles is None else roles.decode
 
+    def divides_into(self, tp: int) -> bool:
+        """Whether engines of degree `tp` use all GPUs, of those that prefill and that decode."""
+        roles, each = self.role_gpus, tp * self.attention_dp
+        prefill = 0 if roles is None or self.prefill_tp else roles.prefill
+        return self.home_gpus % each == 0 and prefill % each == 0
+
     @property
     def engine_gpus(self) -> int:
         """GPUs of an engine of degree `tp`."""
@@ -268,11 +275,11 @@ class ClusterConfig:
         try:
             pools = tool_pools_of(self.tool_pools)
         except ValueError as error:
-            raise ValueError(f"tool_pools: {error}") from None
+            raise ConfigError(f"tool_pools: {error}") from None
         try:
             latency = latency_of(self.env_latency) if self.env_latency.strip() else None
         except ValueError as error:
-            raise ValueError(f"env_latency: {error}") from None
+            raise ConfigError(f"env_latency: {error}") from None
         if not pools and latency is None:
             return None
         others = ServiceConfig(capacity=self.tool_capacity)
