@@ -18,8 +18,7 @@ def faults_of(profile: "Profile") -> list[str]:
     faults: list[str] = []
     if not profile.tables:
         faults.append("tables: at least one TP degree is needed")
-    if profile.kv_bytes_per_token <= 0:
-        faults.append("kv_bytes_per_token must be positive")
+    faults.extend(_model_faults(profile))
     host = profile.host
     for name, value in (
         ("host.per_step_s", host.per_step_s),
@@ -45,6 +44,20 @@ def faults_of(profile: "Profile") -> list[str]:
     for tp, entry in profile.tables.items():
         faults += [f"tables.{tp}.{fault}" for fault in _table_faults(tp, entry)]
     return faults
+
+
+def _model_faults(profile: "Profile") -> Iterator[str]:
+    for name, text in (("model", profile.model), ("gpu", profile.gpu)):
+        if not text.strip():
+            yield f"{name} must be a name"
+    for name, number, least in (
+        ("kv_bytes_per_token", profile.kv_bytes_per_token, 1),
+        ("kv_heads", 1 if profile.kv_heads is None else profile.kv_heads, 1),
+        ("experts", profile.experts, 0),
+        ("attention_dp", profile.attention_dp, 1),
+    ):
+        if number < least:
+            yield f"{name} must be {least} or more, not {number}"
 
 
 def _measured_faults(profile: "Profile") -> Iterator[str]:

@@ -16,6 +16,7 @@ from heddle_calibrate.roofline.model_shape import (
     Precision,
     Precisions,
 )
+from heddle_sim.model_names import short_model_name
 
 DENSE: Final = (
     "LlamaForCausalLM",
@@ -176,6 +177,7 @@ def model_shape(
             f"{place}: num_hidden_layers must be at most {MOST_LAYERS:,}, not {layers:,}"
         )
     hidden, heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
+    latent = architecture in LATENT or "kv_lora_rank" in text
     experts = _experts(fields)
     if experts is None and architecture in (*EXPERTS, *LATENT):
         fields.positive("num_experts", "n_routed_experts", "num_local_experts")
@@ -183,20 +185,26 @@ def model_shape(
     window, sliding = _sliding(fields, layers)
     if text.get("num_nextn_predict_layers"):
         notes.append("speculative decoding (multi-token prediction) is left out")
-    own = _precisions(values, text, place, layers)
+    kv_heads = fields.positive("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise ModelConfigError(
+            f"{place}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}; "
+            "give the complete config.json of the model, as on its Hugging Face page"
+        )
+    own = _precisions(values, text, place, layers, experts=experts is not None)
     return ModelShape(
         name=name,
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=fields.positive("num_key_value_heads", default=heads),
+        kv_heads=kv_heads,
         head_dim=fields.positive("head_dim", default=hidden // heads),
         vocabulary=fields.positive("vocab_size"),
         intermediate=fields.positive("intermediate_size") if dense_layers else 0,
         dense_layers=dense_layers,
         tied=bool(text.get("tie_word_embeddings", False)),
         precisions=own if precision is None else _overridden(precision, experts is not None),
-        attention=_latent(fields) if "kv_lora_rank" in text else None,
+        attention=_latent(fields) if latent else None,
         experts=experts,
         window=window,
         sliding_layers=sliding,
@@ -264,7 +272,8 @@ def _sliding(fields: _Fields, layers: int) -> tuple[int, int]:
     """Window, and the number of layers that have it."""
     values = fields.values
     window = fields.count("sliding_window", default=0)
-    if not window or values.get("use_sliding_window") is False:
+    switched = str(values.get("model_type", "")).startswith("qwen")
+    if not window or values.get("use_sliding_window", not switched) is False:
         return 0, 0
     kinds = values.get("layer_types")
     if isinstance(kinds, list):
@@ -288,7 +297,12 @@ def _overridden(precision: Precision, experts: bool) -> Precisions:
 
 
 def _precisions(
-    values: Mapping[str, Any], text: Mapping[str, Any], place: str, layers: int
+    values: Mapping[str, Any],
+    text: Mapping[str, Any],
+    place: str,
+    layers: int,
+    *,
+    experts: bool,
 ) -> Precisions:
     quantization = values.get("quantization_config") or text.get("quantization_config")
     if not quantization:
@@ -303,7 +317,7 @@ def _precisions(
         raise ModelConfigError(f"{place}: quantization_config must be an object")
     found = _quantized(quantization, place)
     if found == "mxfp4":
-        return Precisions(experts=found)
+        return _overridden(found, experts)
     names = [
         str(name)
         for field in ("ignore", "exclude_modules", "modules_to_not_convert")
@@ -364,7 +378,11 @@ def known_configs() -> Mapping[str, Mapping[str, Any]]:
 def known_config(name: str) -> Mapping[str, Any]:
     """Return the configuration of a known model, by its id or the part after the slash.
 
-    Raises KeyError.
+    Variants such as "-Instruct-2507" have the shape of their base. Raises KeyError.
     """
-    by_name = {key.partition("/")[2].lower(): key for key in known_configs()}
-    return known_configs()[by_name[name.rpartition("/")[2].lower()]]
+    organisation, _, _ = name.lower().rpartition("/")
+    for key, values in known_configs().items():
+        own, _, short = key.lower().partition("/")
+        if organisation in ("", own) and short_model_name(name, (short,)) == short:
+            return values
+    raise KeyError(name)

@@ -301,7 +301,7 @@ def test_a_file_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
         ("schema", "heddle.profile/9", "schema"),
         ("host/per_step_s", -1.0, "host.per_step_s must be"),
         ("transfer/bytes_per_s", 0.0, "transfer.bytes_per_s must be"),
-        ("kv_bytes_per_token", 0, "kv_bytes_per_token must be positive"),
+        ("kv_bytes_per_token", 0, "kv_bytes_per_token must be 1 or more, not 0"),
         ("tables", {}, "at least one TP degree"),
         ("tables/1/decode/batch", [0, 2, 1], "tables.1.decode.batch must ascend"),
         ("tables/1/decode/base_ms", [1.0], "tables.1.decode.batch and its columns differ"),
