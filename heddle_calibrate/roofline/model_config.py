@@ -273,7 +273,7 @@ def _sliding(fields: _Fields, layers: int) -> tuple[int, int]:
     values = fields.values
     window = fields.count("sliding_window", default=0)
     switched = str(values.get("model_type", "")).startswith("qwen")
-    if not window or values.get("use_sliding_window", not switched) is False:
+    if not window or not values.get("use_sliding_window", not switched):
         return 0, 0
     kinds = values.get("layer_types")
     if isinstance(kinds, list):

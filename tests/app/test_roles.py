@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from heddle.cluster.config import ClusterConfig
+from heddle.cluster.gpu_pools import PoolConfig
 from heddle.cluster.profiles import load_profiles
 from heddle.cluster.role_choice import prefill_share, prefilled_tokens, role_choices
 from heddle.cluster.roles import RoleGpus, roles_of
@@ -174,6 +175,20 @@ def test_best_roles_refuse_given_ones(config: RunConfig):
     cluster = replace(config.cluster, gpus=4, roles="prefill=1,decode=3")
     with pytest.raises(ConfigError, match="--roles best chooses"):
         tuning(replace(config, cluster=cluster), roles=True, workspace=Workspace())
+    pools = (PoolConfig(gpu="h100", gpus=2), PoolConfig(gpu="h200", gpus=2))
+    mixed = replace(config, cluster=ClusterConfig(pool=pools))
+    with pytest.raises(ConfigError, match=r"--roles best chooses .* of one GPU class"):
+        tuning(mixed, roles=True, workspace=Workspace())
+
+
+def test_degrees_to_try_divide_the_gpus_of_both_roles(config: RunConfig):
+    split = replace(config, cluster=ClusterConfig(gpus=8, roles="prefill=2,decode=6"))
+    found = tuning(split, tps="best", workspace=Workspace())
+    assert [c.tp for c in found.settings] == [1, 2]
+    with pytest.raises(ConfigError, match="'prefill=2,decode=6' is not divisible by TP degree 4"):
+        tuning(split, tps=[2, 4], workspace=Workspace())
+    with pytest.raises(ConfigError, match="prefill = 2 is not divisible into engines of 4 GPUs"):
+        replace(split.cluster, tp=4)
 
 
 def test_prefill_engines_take_the_prefill_off_decode_engines(config: RunConfig, tmp_path: Path):

@@ -287,3 +287,29 @@ def test_a_failed_download_is_one_message(hub: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ModelConfigError, match=r"cannot be downloaded \(no connection for A/B"):
         find_model("A/B")
     assert not hub.exists()
+
+
+def test_latent_attention_without_its_rank_is_refused() -> None:
+    fields = {k: v for k, v in known_config("DeepSeek-V3").items() if k != "kv_lora_rank"}
+    with pytest.raises(ModelConfigError, match="the field kv_lora_rank is missing"):
+        model_shape(fields, place="config.json", name="x")
+
+
+def test_key_value_heads_divide_the_heads() -> None:
+    with pytest.raises(ModelConfigError, match="num_key_value_heads 64 does not divide"):
+        shape("Qwen3-8B", num_key_value_heads=64)
+
+
+def test_mxfp4_is_of_all_layers_of_a_dense_model() -> None:
+    dense = shape("Qwen3-8B", quantization_config={"quant_method": "mxfp4"})
+    assert dense.precisions == Precisions(attention="mxfp4", mlp="mxfp4", experts="mxfp4")
+
+
+def test_a_window_of_qwen_needs_its_switch() -> None:
+    assert shape("Qwen3-8B", sliding_window=4096, use_sliding_window=None).sliding_layers == 0
+
+
+def test_variants_of_an_id_have_the_shape_of_their_base_and_other_publishers_do_not() -> None:
+    assert known_config("Qwen/Qwen3-30B-A3B-Instruct-2507") == known_config("Qwen3-30B-A3B")
+    with pytest.raises(KeyError):
+        known_config("other/Qwen3-8B")
