@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from heddle.runs.journal_columns import Column, Journal
 from heddle.runs.tables import (
+    Bools,
     Columns,
     Dispatches,
     Floats,
@@ -74,9 +75,10 @@ def measure(
         of_block["trajectory"] += counts["arrived"]
         for name, values in of_block.items():
             of_trajectories[name].add(values)
-        for name, values in _samples(d, steps).items():
+        prefilled = _prefilled_elsewhere(d, engines)
+        for name, values in _samples(d, steps, _handed_over(d, prefilled)).items():
             samples[name].add(values)
-        counts.update(_counts(block, d, engines))
+        counts.update(_counts(block, d, prefilled))
     trajectories = {name: column.array() for name, column in of_trajectories.items()}
     sample = {name: column.array() for name, column in samples.items()}
     summary = _conserved(journal, trajectories, counts)
@@ -88,14 +90,29 @@ def measure(
     return Measured(to_arrow(journal, trajectories), summary)
 
 
-def _samples(d: Dispatches, steps: Columns) -> Columns:
+def _prefilled_elsewhere(d: Dispatches, engines: Mapping[str, Any]) -> Bools:
+    """Dispatches that made the first token of a step on an engine that only prefills.
+
+    A step leaves such an engine as if it were preempted there.
+    """
+    return d.preempted & np.isin(d.engine, engines["engine"][engines["prefills_only"]])
+
+
+def _handed_over(d: Dispatches, prefilled: Bools) -> Bools:
+    """Dispatches that go on with a step after its prefill elsewhere: no prompt is new to them."""
+    before = np.zeros(len(prefilled), np.bool_)
+    before[1:] = prefilled[:-1]
+    return before & ~d.first
+
+
+def _samples(d: Dispatches, steps: Columns, handed_over: Bools) -> Columns:
     """What figures need of every step and dispatch."""
     timed = d.output_tokens >= 2
     output = d.output_tokens[timed]
     return {
         "queueing_s": steps["queueing_s"] + steps["engine_queued_s"],
         "engine_queued_s": steps["engine_queued_s"],
-        "ttft_s": (d.engine_queued_s + d.prefill_s)[d.output_tokens > 0],
+        "ttft_s": (d.engine_queued_s + d.prefill_s)[(d.output_tokens > 0) & ~handed_over],
         "decode_s": d.decode_s[timed],
         "intervals": output - 1,
         "context_tokens": d.context_tokens[timed] + output / 2.0,
@@ -106,13 +123,11 @@ def _samples(d: Dispatches, steps: Columns) -> Columns:
     }
 
 
-def _counts(journal: Journal, d: Dispatches, engines: Mapping[str, Any]) -> dict[str, int]:
+def _counts(journal: Journal, d: Dispatches, prefilled: Bools) -> dict[str, int]:
     """Whole numbers, which add up over parts of a journal."""
-    known = d.finished | d.preempted
+    known = (d.finished | d.preempted) & ~_handed_over(d, prefilled)
     again = known & ~((d.step == 0) & d.first)
     moved = journal.of("MigrationFinished")
-    # A step leaves an engine that only prefills as if it were preempted there.
-    prefilled = d.preempted & np.isin(d.engine, engines["engine"][engines["prefills_only"]])
     return {
         "arrived": len(journal.trajectories),
         "ended": len(journal.of("TrajectoryFinished")),

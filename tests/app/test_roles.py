@@ -225,3 +225,21 @@ def test_loops_generate_with_prefill_engines_on_the_gpus_of_the_rollout(
     (row,) = json.loads(shown.stdout)["regimes"]
     assert row["step_s"]["mean"] > 0.0
     assert "are of 4 GPUs, and there are gpus = 5" in refused(*loop, "--gpus", "9")
+
+
+def test_a_step_prefilled_elsewhere_has_one_first_token_and_one_prompt(
+    config: RunConfig, tmp_path: Path
+):
+    line = json.loads(Path(config.trace).read_text().splitlines()[0])
+    line["steps"] = [{"output_tokens": 20}]
+    one = tmp_path / "one.jsonl"
+    one.write_text(json.dumps(line) + "\n")
+    base = replace(config, trace=str(one), cluster=ClusterConfig(gpus=2))
+    split = replace(
+        base, cluster=replace(base.cluster, roles="prefill=1,decode=1", prefill_threshold=0)
+    )
+    found = [simulate(c, out=tmp_path / str(k)).summary for k, c in enumerate((base, split))]
+    assert [run["prefilled_elsewhere"] for run in found] == [0, 1]
+    assert found[1]["ttft_mean_s"] == pytest.approx(found[0]["ttft_mean_s"])
+    assert [run["prefix_hit"] for run in found] == [0.0, 0.0]
+    assert found[1]["makespan_s"] > found[0]["makespan_s"]
