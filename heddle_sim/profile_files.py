@@ -39,6 +39,13 @@ MAX_BATCH = 512
 ceiling."""
 
 
+def _layout_options(name: str) -> str:
+    """Options that choose a table, by its name."""
+    _, dp, ep = read_layout(name)
+    ranks = f"--attention-dp {dp}" if dp > 1 else "no --attention-dp"
+    return f"--expert-parallel on with {ranks}" if ep > 1 else ranks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One model on one GPU class: the ground truth and the cost estimate, as in the file."""
@@ -118,7 +125,7 @@ class Profile:
             raise ProfileError(
                 f"{self.model} on {self.gpu} has no table with expert parallelism "
                 f"{'on' if parallel else 'off'} and attention data parallelism {attention_dp}; "
-                f"it has the layouts {', '.join(self.tables)} (TP, dp ranks, ep GPUs of experts)"
+                f"take {' or '.join(dict.fromkeys(map(_layout_options, self.tables)))}"
             )
         return found
 

@@ -307,4 +307,26 @@ def take_config(
         values.append(option_value(key, taken, f"{flag} {listed}"))
     values += [setting(text) for text in settings]
     text = "\n".join(f"# {p}\n{p.read_text(encoding='utf-8')}" for p in tomls) if tomls else None
-    return resolve(values), text
+    config = resolve(values)
+    if options.get("gpu") is not None:
+        _check_file_is_of(config.cluster.model, config.cluster.gpu)
+    return config, text
+
+
+def _check_file_is_of(model: str, gpu: str) -> None:
+    """Refuse `--gpu` beside a profile file of another class, which has the times of its own.
+
+    Raises:
+        ConfigError: the classes differ.
+    """
+    from heddle.config_files import ConfigError
+    from heddle_sim.profile_files import load_profile
+
+    if not model.endswith(".json"):
+        return
+    profile = load_profile(model)
+    if profile.gpu.lower() != gpu.lower():
+        raise ConfigError(
+            f"--gpu {gpu}: {model} is a profile of {profile.gpu}: leave --gpu out, or give a "
+            f"profile of {gpu}"
+        )

@@ -201,10 +201,13 @@ def planned(plan: Planned) -> None:
         for shape, count in plan.mix.items()
     )
     click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
-    click.echo(
-        f"makespan {plan.solved.makespan_s:,.1f} s estimated; by the closed-form cost no plan of "
-        f"contiguous groups ends before {plan.bound_s:,.1f} s"
-    )
+    bound = "; nothing is proven of other plans"
+    if plan.bound_s > 0.0:
+        bound = (
+            "; by the closed-form cost no plan of contiguous groups ends before "
+            f"{plan.bound_s:,.1f} s"
+        )
+    click.echo(f"makespan {plan.solved.makespan_s:,.1f} s estimated{bound}")
     paid = plan.run_cost
     click.echo(
         f"cost     {' GPU-hours, $ '.join(cost_cells(paid))}; {plan.prices.text(problem.pools)}\n"

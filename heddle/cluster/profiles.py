@@ -68,7 +68,7 @@ class ClusterProfiles:
                     "can move between them: take profiles of one precision of KV"
                 )
         for each in self.classes if len(self.classes) > 1 else ():
-            if each.profile.gpu != each.cluster.gpu.lower():
+            if each.profile.gpu.lower() != each.cluster.gpu.lower():
                 raise ProfileError(
                     f"pool of {each.cluster.gpu}: {each.cluster.model} is a profile of "
                     f"{each.profile.gpu}: name that class, or give another profile"

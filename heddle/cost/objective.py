@@ -31,14 +31,20 @@ def prices_for(objective: Objective, own: Mapping[str, float], gpus: Collection[
 
 
 def check_objective(objective: Objective, prices: Prices, gpus: Iterable[str]) -> None:
-    """Refuse to rank by cost where a GPU class has no price.
+    """Refuse to rank by cost where a GPU class has no price, or all are free.
 
     Raises:
-        ConfigError: one has none.
+        ConfigError: one has none, or nothing costs anything.
     """
     if objective == "makespan":
         return
-    for gpu in gpus:
+    classes = list(gpus)
+    if all(prices.dollars_per_hour(gpu) == 0.0 for gpu in classes):
+        raise ConfigError(
+            f"--objective cost cannot rank what is free: the price of {', '.join(classes)} is 0; "
+            "give a price above 0, or leave --objective out"
+        )
+    for gpu in classes:
         if prices.dollars_per_hour(gpu) is None:
             raise ConfigError(
                 f"--objective cost needs the price of every GPU class, and {gpu} has none: give "

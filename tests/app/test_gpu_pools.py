@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from heddle import PoolConfig, load_run, simulate
+from heddle.cluster.config import ClusterConfig
 from heddle.cluster.gpu_pools import read_pool, read_tags
 from heddle.cluster.profiles import load_profiles
 from heddle.comparison import compare
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.config import PolicyConfig, RunConfig
 from heddle.config_files import ConfigError, from_builtins, to_builtins
 from heddle.planning import plan
 from heddle.runs.replay import replay
@@ -225,3 +226,12 @@ def test_tags_and_pools_are_read_as_written():
                 policy=PolicyConfig(preset="rollart", tags=("coding=h20",)),
             )
         )
+
+
+def test_a_class_beside_a_profile_file_is_that_of_the_file(
+    refused: Callable[..., str], trace: Path, tmp_path: Path
+):
+    file = tmp_path / "mine.json"
+    file.write_bytes((PROFILE_FOLDER / "qwen3-8b.h200.json").read_bytes())
+    said = refused("simulate", trace, "--model", file, "--gpu", "h20")
+    assert f"--gpu h20: {file} is a profile of h200: leave --gpu out" in said

@@ -285,6 +285,13 @@ def test_a_wrong_price_in_python_is_refused_too(config: RunConfig, tmp_path: Pat
     assert not (tmp_path / "runs").exists()
 
 
+def test_ranking_by_cost_needs_a_price_above_nothing(refused: Refused, trace: Path):
+    said = refused(
+        "compare", trace, "--policies", "verl,slime", "--objective", "cost", "--price", "h100=0"
+    )
+    assert "cannot rank what is free: the price of h100 is 0" in said
+
+
 def test_ranking_by_cost_needs_every_price(refused: Refused, trace: Path, tmp_path: Path):
     own = ("--model", own_class(tmp_path, "mine"), "--objective", "cost")
     said = "mine has none: give --price mine=DOLLARS"
