@@ -30,7 +30,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from heddle.cli.errors import exit_with_user_errors
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig
 from heddle.executor import Worker
 from heddle.setup import RunSetup, Workspace, prepare
 from heddle.simulation import simulate

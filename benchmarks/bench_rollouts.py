@@ -12,7 +12,8 @@ import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig
 from heddle.setup import prepare
 from heddle_core.controller import Controller
 from heddle_core.ids import RolloutId

@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heddle.cluster_config import ClusterConfig as ClusterConfig
     from heddle.comparison import compare as compare
-    from heddle.config import ClusterConfig as ClusterConfig
-    from heddle.config import LiveConfig as LiveConfig
     from heddle.config import MissingConfig as MissingConfig
     from heddle.config import PolicyConfig as PolicyConfig
     from heddle.config import RunConfig as RunConfig
     from heddle.config import RuntimeConfig as RuntimeConfig
+    from heddle.gpu_pools import PoolConfig as PoolConfig
+    from heddle.live_config import LiveConfig as LiveConfig
     from heddle.planning import plan as plan
     from heddle.running import run as run
     from heddle.runs import load_run as load_run
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 _WHERE = {
     "PRESETS": "heddle_core.presets",
     "ClusterConfig": "heddle.config",
-    "LiveConfig": "heddle.config",
+    "LiveConfig": "heddle.live_config",
     "MissingConfig": "heddle.config",
     "PolicyConfig": "heddle.config",
+    "PoolConfig": "heddle.gpu_pools",
     "RunConfig": "heddle.config",
     "RuntimeConfig": "heddle.config",
     "Workspace": "heddle.setup",

@@ -8,6 +8,7 @@ plan takes as long as in the run. The error is then that of profile and simulato
 from dataclasses import replace
 from pathlib import Path
 
+from heddle.cluster_profiles import ClusterProfiles, load_cluster_profile
 from heddle.config import RunConfig
 from heddle.runs import Run, RunError
 from heddle.runs.journal_buffer import JournalBuffer
@@ -16,11 +17,9 @@ from heddle.runs.replay import check_trace
 from heddle.runs.tables import MEASURED
 from heddle.setup import (
     Workspace,
-    load_cluster_profile,
     make_policy,
     prepare,
     simulation_config,
-    solo_tpot,
 )
 from heddle.workload import Workload
 from heddle_calibrate.check import Checked, compare_figures, finish_order, simulation_of_run
@@ -91,16 +90,16 @@ def _profiled(run: Run, path: Path | None) -> RunConfig:
 
 
 def _simulate(run: Run, config: RunConfig, shared: Workspace) -> Measured:
-    profile, workload = shared.profile(config.cluster), shared.workload(config)
+    profiles, workload = shared.profiles(config.cluster), shared.workload(config)
     context = run.context or prepare(config, workspace=shared).context
-    controller = Controller(make_policy(config, context, workload.scripts))
+    controller = Controller(make_policy(config, context, workload.scripts), context.disaggregation)
     journal = JournalBuffer(keep=MEASURED)
     simulate_rollout(
         _scripts(config, workload),
         RecordedCore(controller, journal.record),
-        _simulation(run, config, profile),
+        _simulation(run, config, profiles),
     )
-    return measure(journal.columns(), solo_tpot(profile, config.cluster))
+    return measure(journal.columns(), profiles.solo_tpot())
 
 
 def _scripts(config: RunConfig, workload: Workload) -> list[TrajectoryScript]:
@@ -120,10 +119,10 @@ def _scripts(config: RunConfig, workload: Workload) -> list[TrajectoryScript]:
     ]
 
 
-def _simulation(run: Run, config: RunConfig, profile: Profile) -> SimulationConfig:
+def _simulation(run: Run, config: RunConfig, profiles: ClusterProfiles) -> SimulationConfig:
     """The profile's simulation with the KV space and failures of this run's engines."""
     simulation = simulation_of_run(
-        run.entries(), simulation_config(config.cluster, profile, seed=config.seed)
+        run.entries(), simulation_config(config.cluster, profiles, seed=config.seed)
     )
     if config.runtime.engine == "fake":
         return simulation

@@ -4,18 +4,23 @@ Policies without a planner may run at several TP degrees and numbers of running 
 the best is compared (`heddle.tuning`).
 """
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeAlias
 
+from heddle.cluster_config import ClusterConfig
+from heddle.cluster_profiles import ClusterProfiles
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
+from heddle.estimates import Estimate, estimate
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
 from heddle.knowledge import HistorySource
+from heddle.objective import Objective, objective_value, prices_for
+from heddle.prices import Prices, RunCost
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
@@ -23,7 +28,6 @@ from heddle.signals import StopSignals
 from heddle.simulation import RunResult, simulate
 from heddle.tuning import Choice, Tuning, Variant, tuning, with_policy
 from heddle.workload import Workload
-from heddle_sim.profile_files import Profile
 
 SCHEMA = "heddle.compare/1"
 MAX_SEEDS = 1_000
@@ -37,31 +41,19 @@ OnProgress: TypeAlias = Callable[[Sequence[str], Sequence[int], int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Mean over seeds, and the half-width of its 95 % confidence interval (Student's t).
-
-    `ci95` is None with one seed: one run gives no spread.
-    """
-
-    mean: float
-    ci95: float | None
-
-    def plain(self) -> dict[str, float | None]:
-        """As JSON."""
-        return {"mean": self.mean, "ci95": self.ci95}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyResult:
     """One policy over all seeds, at one setting."""
 
     variant: Variant
     best: bool
-    """Whether no other setting of the policy has a lower mean makespan; the first of equals."""
+    """Whether no other setting of the policy is better by the objective; the first of equals.
+    Settings with prefill engines compete apart."""
     runs: tuple[RunResult, ...]
     """By seed."""
     makespan_s: Estimate
     throughput_tok_s: Estimate
+    cost: RunCost
+    """Of one rollout, mean over the seeds."""
     speedup: float
     """Mean throughput over that of the first policy named, at its best setting."""
     bound_fraction: float
@@ -76,6 +68,10 @@ class PolicyResult:
         """The name of the row."""
         return self.variant.name
 
+    def value(self, objective: Objective) -> float:
+        """What the objective makes least: mean seconds, or mean dollars."""
+        return objective_value(objective, seconds=self.makespan_s.mean, dollars=self.cost.dollars)
+
     def plain(self) -> dict[str, Any]:
         """As JSON."""
         cluster = self.variant.cluster
@@ -85,11 +81,14 @@ class PolicyResult:
             "max_running": cluster.max_running,
             "best": self.best,
         }
+        tried = self.variant.swept or self.variant.roles_tried
         return {
             "policy": self.policy,
-            **(setting if self.variant.swept else {}),
+            **(setting if tried else {}),
+            **({"roles": cluster.roles} if cluster.roles else {}),
             "makespan_s": self.makespan_s.plain(),
             "throughput_tok_s": self.throughput_tok_s.plain(),
+            **self.cost.plain(),
             "speedup": self.speedup,
             "bound_fraction": self.bound_fraction,
             "fluid_fraction": self.fluid_fraction,
@@ -107,8 +106,10 @@ class Comparison:
     """The settings that were tried."""
     workload: Workload
     """Under the first seed."""
-    profile: Profile
+    profiles: ClusterProfiles
     history: HistorySource
+    prices: Prices
+    objective: Objective
     bound: Bound
     """Of every row, whatever its setting."""
     ideal: Ideal
@@ -122,14 +123,20 @@ class Comparison:
 
     @property
     def best(self) -> tuple[PolicyResult, ...]:
-        """One row for each policy: at its best setting where several were tried."""
+        """One row for each policy, at its best setting where several were tried; one more at its
+        best split into prefill and decode engines."""
         return tuple(policy for policy in self.policies if policy.best)
 
     @property
+    def ranking(self) -> tuple[PolicyResult, ...]:
+        """`best` by the objective; equals in their order."""
+        return tuple(sorted(self.best, key=lambda p: p.value(self.objective)))
+
+    @property
     def best_baseline(self) -> PolicyResult | None:
-        """The baseline with the lowest mean makespan; None unless settings were tried."""
-        tried = [p for p in self.best if p.variant.swept and p.variant.baseline]
-        return min(tried, key=lambda p: p.makespan_s.mean, default=None)
+        """The best baseline by the objective; None unless settings were tried."""
+        tried = [p for p in self.ranking if p.variant.swept and p.variant.baseline]
+        return tried[0] if tried else None
 
     def over_best_baseline(self, row: PolicyResult) -> float | None:
         """Mean throughput of a row over that of the best baseline; None if there is none."""
@@ -154,15 +161,21 @@ class Comparison:
             },
             "cluster": {
                 "gpus": cluster.gpus,
-                "gpu": cluster.gpu,
+                "gpu": ", ".join(cluster.pools),
+                **({"pools": [_pool(each) for each in cluster.classes]} if cluster.pool else {}),
                 "model": cluster.model,
-                "profile": f"{self.profile.model}.{self.profile.gpu}",
+                "profile": self.profiles.name,
+                **self.profiles.marks,
                 "tp": cluster.tp,
                 **({"mix": list(cluster.mix)} if cluster.mix else {}),
+                **({"roles": cluster.roles} if cluster.roles else {}),
                 "max_running": cluster.max_running,
                 **self._resources(),
             },
             "history": self.history.plain(),
+            "prices": self.prices.plain(self.profiles.pools),
+            "objective": self.objective,
+            "ranking": [row.policy for row in self.ranking],
             "bound": {
                 "makespan_s": self.bound.makespan_s,
                 "solo_s": self.bound.solo_s,
@@ -201,6 +214,8 @@ def compare(
     *,
     tps: Choice = None,
     slots: Choice = None,
+    objective: Objective = "makespan",
+    roles: bool = False,
     seeds: int = 1,
     out: Path = Path("runs"),
     jobs: int | None = None,
@@ -211,36 +226,33 @@ def compare(
 
     A seed draws values that the trace lacks and permutes the order of its groups, in the same way
     for every policy. The number of processes `jobs` (default: as many as are useful) changes no
-    result. `on_progress` is called a few times a second; it lists runs by seed first, then by
-    policy.
+    result. `on_progress` is called a few times a second; it lists runs by seed, then policy.
 
     `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
-    ``best``. Policies without a planner run at all combinations; others once, as `config` says.
+    ``best``. Policies without a planner run at all combinations; others once. With `roles` all run
+    with prefill and decode engines too. `objective` ranks settings of a policy, and policies.
 
     Raises:
-        ConfigError: no policy, a policy named twice, or an absurd number of seeds or jobs; a
-            setting that cannot be tried.
+        ConfigError: no policy, one named twice, an absurd number of seeds or jobs, a setting that
+            cannot be tried, a price of an unknown class; to rank by cost, a class without one.
         ValueError: any other of the packages' errors for bad input, before the first run.
         OSError: a run directory cannot be written.
         WorkerError: a process of `jobs` was killed.
-        KeyboardInterrupt: a signal ended the run; unfinished runs are marked interrupted. More
-            signals change nothing.
+        KeyboardInterrupt: a signal; unfinished runs are marked interrupted, and more do nothing.
     """
     _check(policies, seeds, config.seed, jobs)
     shared = Workspace()
-    settings = tuning(config, tps=tps, slots=slots, workspace=shared)
+    settings = tuning(config, tps=tps, slots=slots, roles=roles, workspace=shared)
     config = replace(config, cluster=settings.base)
-    first = shared.workload(config)
+    first, profiles = shared.workload(config), shared.profiles(settings.base)
+    prices = prices_for(objective, config.prices, profiles.pools)
     variants = settings.variants(config, policies, shared)
-    bound, ideal = _limits(replace(config, cluster=settings.base), shared, seeds)
+    bound, ideal = _limits(config, shared, seeds)
     # By seed first: the trace is filled in once for all policies.
     planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
     configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
     steps = sum(len(script.steps) for script in first.scripts)
-    processes = jobs if jobs is not None else useful_processes(len(configs), steps * len(configs))
-    executor: Executor[Workspace] = (
-        InProcess(shared) if processes == 1 else Processes(processes, shared)
-    )
+    executor = _executor(jobs, len(configs), steps, shared)
     one = partial(_simulate, asleep=config.cluster.standby_tp, out=out, config_text=config_text)
     names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
     watch = None if on_progress is None else lambda finished: on_progress(names, finished, total)
@@ -258,12 +270,20 @@ def compare(
         config=config,
         tuning=settings,
         workload=first,
-        profile=shared.profile(config.cluster),
+        profiles=profiles,
         history=shared.history(config, first.trace),
+        prices=prices,
+        objective=objective,
         bound=bound,
         ideal=ideal,
-        policies=_results(variants, by_seed, bound, ideal),
+        policies=policy_results(variants, by_seed, bound, ideal, objective),
     )
+
+
+def _executor(jobs: int | None, runs: int, steps: int, shared: Workspace) -> Executor[Workspace]:
+    """`jobs` processes; None: as many as `runs` of so many steps each make useful."""
+    processes = useful_processes(runs, steps * runs) if jobs is None else jobs
+    return InProcess(shared) if processes == 1 else Processes(processes, shared)
 
 
 def _simulate(
@@ -310,13 +330,18 @@ def _limits(config: RunConfig, shared: Workspace, seeds: int) -> tuple[Bound, Id
     fill = shared.workload(config).fill
     drawn = fill is not None and any(f.sampled for f in fill.fields.values())
     cluster = replace(config.cluster, standby_tp=())
-    profile = shared.profile(cluster)
+    profiles = shared.profiles(cluster)
     found = []
     for seed in range(seeds if drawn else 1):
         workload = shared.workload(replace(config, seed=config.seed + seed))
-        bound = makespan_bound(workload, profile, cluster)
-        found.append((bound, ideal_levels(workload, profile, cluster, bound)))
+        bound = makespan_bound(workload, profiles, cluster)
+        found.append((bound, ideal_levels(workload, profiles, cluster, bound)))
     return min(found, key=lambda pair: pair[0].makespan_s)
+
+
+def _pool(cluster: ClusterConfig) -> dict[str, Any]:
+    """The GPUs of one class."""
+    return {"gpu": cluster.gpu, "gpus": cluster.gpus, "tp": cluster.tp}
 
 
 def useful_processes(runs: int, steps: int) -> int:
@@ -324,28 +349,35 @@ def useful_processes(runs: int, steps: int) -> int:
     return max(1, min(os.cpu_count() or 1, runs, steps // MIN_STEPS_PER_PROCESS))
 
 
-def _results(
+def policy_results(
     variants: Sequence[Variant],
     runs: Sequence[Sequence[RunResult]],
     bound: Bound,
     ideal: Ideal,
+    objective: Objective,
 ) -> tuple[PolicyResult, ...]:
     """A row for each variant, from its runs."""
     makespan = [estimate([run.summary["makespan_s"] for run in mine]) for mine in runs]
     throughput = [estimate([run.summary["throughput_tok_s"] for run in mine]) for mine in runs]
-    best: dict[str, int] = {}
+    cost = [_mean_cost(mine) for mine in runs]
+    least = [
+        objective_value(objective, seconds=time_s.mean, dollars=paid.dollars)
+        for time_s, paid in zip(makespan, cost, strict=True)
+    ]
+    best: dict[tuple[str, bool], int] = {}
     for row, variant in enumerate(variants):
-        known = best.setdefault(variant.policy, row)
-        if makespan[row].mean < makespan[known].mean:
-            best[variant.policy] = row
-    reference = throughput[best[variants[0].policy]].mean
+        known = best.setdefault(variant.contest, row)
+        if least[row] < least[known]:
+            best[variant.contest] = row
+    reference = throughput[best[variants[0].contest]].mean
     return tuple(
         PolicyResult(
             variant=variant,
-            best=best[variant.policy] == row,
+            best=best[variant.contest] == row,
             runs=tuple(runs[row]),
             makespan_s=makespan[row],
             throughput_tok_s=throughput[row],
+            cost=cost[row],
             speedup=throughput[row].mean / reference,
             bound_fraction=bound.makespan_s / makespan[row].mean,
             fluid_fraction=ideal.fluid_s / makespan[row].mean,
@@ -355,14 +387,9 @@ def _results(
     )
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of runs, and its confidence interval."""
-    # Imported here: `heddle --help` should not wait for scipy.
-    from scipy.special import stdtrit
-
-    n = len(values)
-    mean = math.fsum(values) / n
-    if n == 1:
-        return Estimate(mean=mean, ci95=None)
-    variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
-    return Estimate(mean=mean, ci95=float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n))
+def _mean_cost(runs: Sequence[RunResult]) -> RunCost:
+    dollars = [run.summary["dollars"] for run in runs]
+    return RunCost(
+        gpu_hours=fmean(run.summary["gpu_hours"] for run in runs),
+        dollars=None if None in dollars else fmean(dollars),
+    )

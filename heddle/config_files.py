@@ -91,6 +91,7 @@ def resolve(sources: Sequence[ConfigSource]) -> RunConfig:
         raise ConfigError(
             'no trace is named: give its path, or set trace = "path" in the TOML file'
         )
+    _refuse_pools_beside(merged, origin)
     try:
         return msgspec.convert(merged, RunConfig)
     except msgspec.ValidationError as e:
@@ -117,22 +118,74 @@ def _fields(cls: type) -> dict[str, type | None]:
     }
 
 
+def _tables(cls: type, key: str) -> type | None:
+    """The dataclass of each table of a key that is a list of tables."""
+    each = next(iter(typing.get_args(typing.get_type_hints(cls)[key])), None)
+    return each if isinstance(each, type) and dataclasses.is_dataclass(each) else None
+
+
+def _refuse_pools_beside(merged: Values, origin: Mapping[str, str]) -> None:
+    """Refuse another GPU class or number of GPUs beside pools, which say both.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    cluster = merged.get("cluster", {})
+    pools = cluster.get("pool")
+    if not pools or not all(isinstance(pool, Mapping) for pool in pools):
+        return
+    counts = [pool.get("gpus", 0) for pool in pools]
+    implied = {"gpu": pools[0].get("gpu"), "gpus": sum(c for c in counts if isinstance(c, int))}
+    for key, value in implied.items():
+        if cluster.get(key, value) != value:
+            raise ConfigError(
+                f"{origin[f'cluster.{key}']}: cluster.{key} beside the pools of "
+                f"{origin['cluster.pool']}, which name classes and numbers: give one of them"
+            )
+
+
 def _refuse_unknown(values: Mapping[str, Any], cls: type, prefix: str, label: str) -> None:
     known = _fields(cls)
     where = f"[{prefix.rstrip('.')}]" if prefix else "the top level"
     for key, value in values.items():
+        if key == _PRICES and not prefix:
+            _check_prices(value, label)
+            continue
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f'Did you mean "{near[0]}"?' if near else f"Known: {', '.join(known)}."
             raise ConfigError(f"{label}: {prefix}{key} is not a key of {where}. {hint}")
         section = known[key]
         if section is None:
-            if isinstance(value, Mapping):
+            each = _tables(cls, key)
+            if each is not None and isinstance(value, Sequence):
+                for table in value:
+                    if isinstance(table, Mapping):
+                        _refuse_unknown(table, each, f"{prefix}{key}.", label)
+            elif isinstance(value, Mapping):
                 raise ConfigError(f"{label}: {prefix}{key} is a value, not a section: {key} = ...")
             continue
         if not isinstance(value, Mapping):
             raise ConfigError(f"{label}: {prefix}{key} is a section: write [{prefix}{key}]")
         _refuse_unknown(value, section, f"{prefix}{key}.", label)
+
+
+_PRICES = "prices"
+"""The section whose keys are free: GPU classes."""
+MAX_PRICE = 100_000
+"""Dollars of a GPU and hour; more is a typing error."""
+
+
+def _check_prices(values: Any, label: str) -> None:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{label}: prices is a section: write [prices]")
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{label}: prices.{name} must be a number, not {value!r}")
+        if not 0.0 <= value < MAX_PRICE:
+            raise ConfigError(
+                f"{label}: prices.{name} must be from 0 to below {MAX_PRICE:,}, not {value:g}"
+            )
 
 
 def _merge(
@@ -150,7 +203,7 @@ def _explain(message: str, origin: Mapping[str, str]) -> str:
     """Turn msgspec's message with its ``$.section.key`` path into one that names the source."""
     text, _, path = message.partition(" - at `$")
     key = re.sub(r"\[\d+\]", "", path.strip("`. "))
-    label = origin.get(key)
+    label = origin.get(key) or origin.get(key.rpartition(".")[0])
     if label is None:
         # A section's own check: name the source of the first key that its message mentions.
         names = [

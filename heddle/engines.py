@@ -49,7 +49,13 @@ def engine_facts(
     """
     runtime, cluster = config.runtime, config.cluster
     if runtime.engine == "fake":
-        return {"engine": "fake", "model": cluster.model, "gpu": cluster.gpu, "notes": []}
+        gpu = {} if cluster.pool else {"gpu": cluster.gpu}
+        return {"engine": "fake", "model": cluster.model, **gpu, "notes": []}
+    if cluster.pool:
+        raise EngineSetupError(
+            "heddle run starts vLLM engines on the GPUs of this machine, which are of one class: "
+            "leave the pools out; simulations model them"
+        )
     if cluster.host_kv == "cluster":
         raise EngineSetupError(
             "host_kv is cluster, and heddle run sets no store up that vLLM engines share: "
@@ -60,10 +66,15 @@ def engine_facts(
             "standby_tp names engines that are asleep, and heddle run starts vLLM engines cold: "
             "leave cluster.standby_tp empty; simulations model them"
         )
+    if cluster.attention_dp > 1 or cluster.expert_parallel == "on":
+        raise EngineSetupError(
+            "heddle run starts vLLM engines without expert or attention data parallelism: leave "
+            "cluster.expert_parallel and cluster.attention_dp out; simulations model them"
+        )
     settings = vllm_settings(config)
     checked = check_engines(
         settings,
-        tp_degrees=cluster.mix or (cluster.tp,) * (cluster.gpus // cluster.tp),
+        tp_degrees=(*(cluster.mix or (cluster.tp,) * cluster.engines), *cluster.prefill_tps),
         largest_tokens=largest_tokens,
     )
     for tp in planned_tps:

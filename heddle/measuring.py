@@ -14,11 +14,13 @@ from typing import Any
 
 import msgspec
 
-from heddle.config import MAX_RUNNING, RunConfig
+from heddle.cluster_config import MAX_RUNNING
+from heddle.cluster_profiles import load_profiles
+from heddle.config import RunConfig
 from heddle.engines import open_vllm, vllm_settings
 from heddle.hardware import gpus, hardware
 from heddle.runs.files import git_commit
-from heddle.setup import load_cluster_profile, simulation_config
+from heddle.setup import simulation_config
 from heddle_calibrate.measure.cells import SizeName
 from heddle_calibrate.measure.session import Measurements, OnProgress, SweepSpec
 from heddle_calibrate.measure.sweep import measure
@@ -56,7 +58,7 @@ def choose_sweep(
     """
     most = sys.maxsize
     if config.runtime.engine == "fake":
-        profile = load_cluster_profile(config.cluster)
+        profile = load_profiles(config.cluster).only
         model, gpu, limits = profile.model, profile.gpu, GPU_LIMITS
     else:
         settings = vllm_settings(config)
@@ -158,11 +160,12 @@ def sweep_engines(
 
 
 def _fake_facts(config: RunConfig, spec: SweepSpec) -> dict[str, Any]:
-    profile = load_cluster_profile(config.cluster)
+    profiles = load_profiles(config.cluster)
+    profile = profiles.only
     for tp in spec.tps:
         profile.at(tp)
     return {
-        "max_batched_tokens": simulation_config(config.cluster, profile).max_batched_tokens,
+        "max_batched_tokens": simulation_config(config.cluster, profiles).max_batched_tokens,
         "precision": profile.source.precision,
         "model_config": {"profile": f"{profile.model} {profile.gpu}"},
         "settings": {},
@@ -177,8 +180,8 @@ def _sweep_fake(
     on_progress: OnProgress,
 ) -> None:
     """In virtual time: a sweep of hours takes seconds."""
-    profile = load_cluster_profile(config.cluster)
-    simulation = simulation_config(config.cluster, profile)
+    profiles = load_profiles(config.cluster)
+    profile, simulation = profiles.only, simulation_config(config.cluster, profiles)
     reported.block_tokens, reported.kv_bytes_per_token = (
         simulation.block_size,
         profile.kv_bytes_per_token,
@@ -190,7 +193,9 @@ def _sweep_fake(
         # The same time for every degree as for the first: all start the same way in a sweep.
         launcher = SimLauncher(
             replace(
-                simulation, engine_start_s=simulation.start_s(spec.tps[0]), engine_start_s_at={}
+                simulation,
+                engine_start_s=simulation.start_s(profile.shape(spec.tps[0])),
+                engine_start_s_at={},
             ),
             clock,
         )

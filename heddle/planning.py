@@ -5,23 +5,32 @@ same cost estimates. Only oracles read the lengths in the trace.
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
+from heddle.cluster_profiles import (
+    ClassProfile,
+    ClusterProfiles,
+    capacity_tokens,
+    load_profiles,
+)
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.knowledge import HistorySource, extras, model_used
+from heddle.objective import Objective, prices_for
 from heddle.plugins import load_part
+from heddle.prices import Prices, RunCost
 from heddle.setup import Workspace
-from heddle.workload import CapacityError, capacity_tokens, filled_counts
+from heddle.workload import CapacityError, filled_counts
 from heddle_core.estimate.ordered import Cost
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.policy import PolicyContext, Predictor
 from heddle_core.solve.joint import JointProblem, SolvedPlan, Solver
 from heddle_core.trajectory import Trajectory
-from heddle_sim.profile_files import Profile, load_profile
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace, TrajectoryScript
 
@@ -35,9 +44,9 @@ class Planned:
     config: RunConfig
     trace: Trace
     fill: FillReport
-    profile: Profile
-    left_out: tuple[int, ...]
-    """TP degrees whose engines do not hold the trace's largest context."""
+    profiles: ClusterProfiles
+    left_out: tuple[EngineShape, ...]
+    """Shapes whose engines do not hold the trace's largest context."""
     largest_tokens: int
     history: HistorySource
     predictor: str
@@ -51,12 +60,18 @@ class Planned:
     """No plan of contiguous groups ends earlier under the same (closed-form) cost."""
     solver_s: float
     """Wall time of the search."""
+    prices: Prices
+    objective: Objective
 
     @property
-    def tp_mix(self) -> dict[int, int]:
-        """Engines of each TP degree, widest first."""
-        tps = [group.shape.tp for group in self.solved.groups]
-        return {tp: tps.count(tp) for tp in dict.fromkeys(tps)}
+    def mix(self) -> dict[EngineShape, int]:
+        """Engines of each shape, widest first."""
+        return dict(Counter(group.shape for group in self.solved.groups))
+
+    @property
+    def run_cost(self) -> RunCost:
+        """Of the rollout, if it ends as estimated."""
+        return self.prices.cost(self.problem.pools, self.solved.makespan_s)
 
     def groups(self) -> list[dict[str, Any]]:
         """One row for each engine: members, their estimated lengths and end."""
@@ -67,6 +82,7 @@ class Planned:
             rows.append(
                 {
                     "engine": f"e{number}",
+                    **({"gpu": group.shape.gpu} if len(self.problem.pools) > 1 else {}),
                     "tp": group.shape.tp,
                     "members": len(tokens),
                     "longest_tokens": max(tokens, default=None),
@@ -78,7 +94,7 @@ class Planned:
 
     def plain(self) -> dict[str, Any]:
         """As JSON; equal inputs give equal values but for `solver_s`."""
-        problem = self.problem
+        problem, several = self.problem, len(self.problem.pools) > 1
         return {
             "schema": SCHEMA,
             "trace": {
@@ -89,21 +105,29 @@ class Planned:
             },
             "cluster": {
                 "gpus": sum(problem.pools.values()),
-                "gpu": self.profile.gpu,
-                "model": self.profile.model,
-                "profile": f"{self.profile.model}.{self.profile.gpu}",
+                "gpu": ", ".join(problem.pools),
+                **({"pools": dict(problem.pools)} if several else {}),
+                "model": self.profiles.model,
+                "profile": self.profiles.name,
+                **self.profiles.marks,
                 "max_running": problem.max_running,
-                "tp_choices": sorted(shape.tp for shape in problem.by_shape),
-                "tp_left_out": list(self.left_out),
+                "tp_choices": sorted({shape.tp for shape in problem.by_shape}),
+                "tp_left_out": [shape.tp for shape in self.left_out],
             },
             "history": self.history.plain(),
             "predictor": self.predictor,
             "predictor_model": self.predictor_model,
             "planner": problem.solver,
             "cost": problem.cost,
-            "tp_mix": {str(tp): count for tp, count in self.tp_mix.items()},
+            "tp_mix": {
+                f"{shape.gpu} {shape.tp}" if several else str(shape.tp): count
+                for shape, count in self.mix.items()
+            },
             "groups": self.groups(),
             "estimated_makespan_s": self.solved.makespan_s,
+            **self.run_cost.plain(),
+            "prices": self.prices.plain(self.problem.pools),
+            "objective": self.objective,
             "bound_s": self.bound_s,
             "solver_s": self.solver_s,
         }
@@ -115,6 +139,7 @@ def plan(
     planner: Solver = "portfolio",
     cost: Cost = "context",
     predictor: str = "learned",
+    objective: Objective = "makespan",
     workspace: Workspace | None = None,
 ) -> Planned:
     """Plan a rollout of a trace on `config.cluster`, whose own `tp` does not matter.
@@ -123,31 +148,28 @@ def plan(
 
     Raises:
         ConfigError: the portfolio with another cost than its own, no predictor of this name, or a
-            history or a model made from the trace itself.
+            history or a model made from the trace itself; a wrong price, or to rank by cost, none.
         CapacityError: no TP degree holds the largest context of the trace.
         ValueError: any other of the packages' errors for bad input.
     """
-    if planner == "portfolio" and cost != "context":
-        raise ConfigError(
-            f"--cost {cost} goes with --planner exact, anneal or libra-dp: the portfolio tries "
-            "plans of both costs and judges them by simulation"
-        )
+    _check_planner(planner, cost)
     cluster = config.cluster
     shared = Workspace() if workspace is None else workspace
     trace = shared.trace(config.trace)
     scripts, fill = shared.completed(config)
-    profile = load_profile(cluster.model, cluster.gpu)
+    profiles = load_profiles(cluster, check_tp=False)
+    prices = prices_for(objective, config.prices, profiles.pools)
     largest_tokens = int(scripts.largest_context().max())
-    choices, left_out = _choices(config, profile, largest_tokens)
+    found = [_choices(each, largest_tokens) for each in profiles.classes]
+    shapes, left_out = (tuple(chain.from_iterable(each)) for each in zip(*found, strict=True))
     history = shared.history(config, trace)
     model = shared.model(config.predictor_model)
-    shapes = tuple(EngineShape(profile.gpu, tp) for tp in choices)
     context = PolicyContext(
-        pools={profile.gpu: cluster.gpus},
+        pools=profiles.pools,
         shape=shapes[0],
         shape_choices=shapes,
         max_running=cluster.max_running,
-        cost=profile.cost_estimate(choices),
+        cost=profiles.cost_estimate(shapes),
         history=history.history,
         learned=model.factory,
         seed=config.seed,
@@ -165,7 +187,7 @@ def plan(
         config=config,
         trace=trace,
         fill=fill,
-        profile=profile,
+        profiles=profiles,
         left_out=left_out,
         largest_tokens=largest_tokens,
         history=history,
@@ -176,22 +198,32 @@ def plan(
         solved=solved,
         bound_s=exact.bound_s,
         solver_s=solver_s,
+        prices=prices,
+        objective=objective,
     )
 
 
+def _check_planner(planner: Solver, cost: Cost) -> None:
+    if planner == "portfolio" and cost != "context":
+        raise ConfigError(
+            f"--cost {cost} goes with --planner exact, anneal or libra-dp: the portfolio tries "
+            "plans of both costs and judges them by simulation"
+        )
+
+
 def _choices(
-    config: RunConfig, profile: Profile, largest_tokens: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """TP degrees to plan with, and those left out because a trajectory does not fit."""
-    cluster = config.cluster
-    tps = sorted(cluster.tp_choices or [tp for tp in profile.tps if tp <= cluster.gpus])
+    each: ClassProfile, largest_tokens: int
+) -> tuple[tuple[EngineShape, ...], tuple[EngineShape, ...]]:
+    """Shapes of a class to plan with, and those left out because a trajectory does not fit."""
+    profile, gpus = each.profile, each.cluster.gpus
+    tps = sorted(each.tps)
     holds = {tp: capacity_tokens(profile, tp) for tp in tps}
     choices = tuple(tp for tp in tps if holds[tp] >= largest_tokens)
     if not choices:
         where = f"{profile.model} on {profile.gpu}"
         if not tps:
             raise CapacityError(
-                f"{where} needs at least {min(profile.tps)} GPUs, not {cluster.gpus}: take more "
+                f"{where} needs at least {min(profile.tps)} GPUs, not {gpus}: take more "
                 "GPUs, or a GPU class with more memory"
             )
         said = ", ".join(f"TP {tp} holds {tokens:,}" for tp, tokens in holds.items())
@@ -199,7 +231,8 @@ def _choices(
             f"no engine holds the largest context of the trace, {largest_tokens:,} tokens: {where} "
             f"at {said}. Take more GPUs for a higher TP degree, or a GPU class with more memory"
         )
-    return choices, tuple(tp for tp in tps if tp not in choices)
+    left_out = (tp for tp in tps if tp not in choices)
+    return tuple(map(profile.shape, choices)), tuple(map(profile.shape, left_out))
 
 
 def _predictor(name: str, context: PolicyContext, scripts: Sequence[TrajectoryScript]) -> Predictor:

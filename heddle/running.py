@@ -20,10 +20,9 @@ from heddle.live import LiveWork, SandboxInfo, load_live_work, probe_sandbox, ru
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
-from heddle.simulation import RunResult, finished
+from heddle.simulation import RunResult, finished, run_prices
 from heddle.workload import Workload, check_tools
 from heddle_core.commands import Command, SolvePlan
-from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, Event, TrajectoryFinished
 from heddle_core.ids import EngineId
 from heddle_core.journal import Sink
@@ -106,6 +105,7 @@ def run(
         KeyboardInterrupt: a signal ended the run; `Terminated` unless it was Ctrl-C.
     """
     live: _Live | None = None
+    _check_roles(run.config if isinstance(run, RunSetup) else run)
     if isinstance(run, RunSetup):
         setup = run
     elif run.live.agents:
@@ -113,10 +113,13 @@ def run(
         setup = prepare(run, workload=live.workload)
     else:
         setup = prepare(run)
-    config, workload = setup.config, setup.workload
+    workload, prices = setup.workload, run_prices(setup)
+    config = prices.kept(setup.config, setup.profiles.pools)
     engines = _facts_of_engines(setup, live)
     for note in engines["notes"]:
         on_note(note)
+    # vLLM on CPU has none.
+    gpus = {} if engines.get("platform") == "cpu" else setup.profiles.pools
     facts = setup.facts("heddle_runtime", engines)
     began_s = time.perf_counter()
     # Signals are deferred: between the rollout and `finish`, nothing is open that must be closed.
@@ -127,7 +130,26 @@ def run(
         sink = _Sink(directory, workload.trajectories, on_progress)
         with signals.deferred():
             asyncio.run(_roll_out(setup, live, sink, signals))
-        return finished(setup, directory, began_s)
+        return finished(setup, directory, began_s, partial(prices.cost, gpus))
+
+
+def _check_roles(config: RunConfig) -> None:
+    """Refuse prefill engines that cannot hand a step over.
+
+    Raises:
+        ConfigError: the message has the remedy.
+    """
+    if not config.cluster.roles:
+        return
+    if config.live.agents:
+        raise ConfigError(
+            "--roles goes with replays only: a live model may end a step with its first token, "
+            "and no prefill engine reports whether it did. Leave --roles or --live out"
+        )
+    if config.runtime.engine == "vllm" and config.runtime.kv_transfer == "none":
+        raise ConfigError(
+            "--roles needs engines that move KV: give --kv-transfer nixl, or leave --roles out"
+        )
 
 
 def _live(config: RunConfig) -> _Live:
@@ -209,7 +231,7 @@ def _rollout(setup: RunSetup, agents: Sequence[Agent], stage: _Stage, sink: Sink
     cluster = setup.config.cluster
     return RolloutRun(
         agents,
-        RecordedCore(Controller(setup.policy), sink),
+        RecordedCore(setup.controller(), sink),
         stage.launcher,
         stage.clock,
         tool_capacity=cluster.tool_capacity,

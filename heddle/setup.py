@@ -9,25 +9,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from heddle import knowledge
-from heddle.config import ClusterConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.cluster_profiles import NO_COSTS, ClusterProfiles, capacity_tokens, load_profiles
+from heddle.config import RunConfig
+from heddle.disaggregation import disaggregation
+from heddle.host_kv import host_kv_of
 from heddle.plugins import load_policy
 from heddle.runs import RunFacts
 from heddle.runs.bound import Bound, lower_bound
 from heddle.runs.ideal import Ideal, ideal_makespans
-from heddle.runs.metrics import SoloTpot
-from heddle.runs.tables import Floats
-from heddle.workload import DEFAULT_SETTINGS, Workload, capacity_tokens, check_tools, fitting
-from heddle_core.defaults import ENGINE_START_S, SPARE_SLOTS
+from heddle.workload import Workload, check_tags, check_tools, fitting
+from heddle_core.controller import Controller
+from heddle_core.defaults import ENGINE_START_S
 from heddle_core.estimate.cost import CostModel
-from heddle_core.ids import EngineId, EngineShape
+from heddle_core.ids import EngineId, EngineShape, Role
 from heddle_core.policy import Policy, PolicyContext
-from heddle_sim.config import HostKvConfig, SimulationConfig
+from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
-from heddle_sim.profile_files import MAX_BATCH, Profile, load_profile
-from heddle_sim.profile_parts import Costs
+from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.files import read_trace
 from heddle_trace.schema import Trace, TrajectoryScript
@@ -46,7 +46,8 @@ class RunSetup:
     config: RunConfig
     """With the name of the history that was found."""
     workload: Workload
-    profile: Profile
+    profiles: ClusterProfiles
+    """Of each GPU class."""
     history: knowledge.HistorySource
     model: knowledge.LoadedModel
     predictor_model: Mapping[str, Any] | None
@@ -56,16 +57,30 @@ class RunSetup:
     simulation: SimulationConfig
     """The simulated cluster."""
 
+    @property
+    def profile(self) -> Profile:
+        """The profile of the only GPU class.
+
+        Raises:
+            ProfileError: there are several.
+        """
+        return self.profiles.only
+
+    def controller(self) -> Controller:
+        """Make the controller of the run."""
+        return Controller(self.policy, self.context.disaggregation)
+
     def bound(self) -> Bound:
         """Bound the makespan of the run from below."""
-        return makespan_bound(self.workload, self.profile, self.config.cluster)
+        return makespan_bound(self.workload, self.profiles, self.config.cluster)
 
     def ideal(self, bound: Bound) -> Ideal:
         """Compute ideal makespans beside `bound`, which is the run's."""
-        return ideal_levels(self.workload, self.profile, self.config.cluster, bound)
+        return ideal_levels(self.workload, self.profiles, self.config.cluster, bound)
 
     def facts(self, driver: str, world: Mapping[str, Any] | None = None) -> RunFacts:
         """The manifest of the run; `world` describes real engines."""
+        marks = self.profiles.marks
         return RunFacts(
             driver=driver,
             trace_name=self.workload.trace.name,
@@ -74,7 +89,7 @@ class RunSetup:
             history=self.history.plain(),
             predictor_model=self.predictor_model,
             context=self.context,
-            world=world,
+            world=world or ({"gpus": self.profiles.hardware(), **marks} if marks else None),
         )
 
 
@@ -124,7 +139,7 @@ class Workspace:
             trace = self.trace(config.trace)
             scripts, fill = self.completed(config)
             check_tools(scripts.table.tools, cluster)
-            kept, dropped = fitting(scripts, self.profile(cluster), cluster)
+            kept, dropped = fitting(scripts, self.profiles(cluster))
             return Workload(
                 trace=trace,
                 scripts=kept,
@@ -137,9 +152,9 @@ class Workspace:
         key = (config.trace, config.missing, cluster, config.seed)
         return self._keep("workload", key, make)
 
-    def profile(self, cluster: ClusterConfig) -> Profile:
-        """Load the profile of a cluster; see `load_cluster_profile`."""
-        return self._keep("profile", cluster, lambda: load_cluster_profile(cluster))
+    def profiles(self, cluster: ClusterConfig) -> ClusterProfiles:
+        """Load the profiles of a cluster; see `load_profiles`."""
+        return self._keep("profiles", cluster, lambda: load_profiles(cluster))
 
     def history(self, config: RunConfig, trace: Trace) -> knowledge.HistorySource:
         """Find the history of a run of `trace`; see `heddle.knowledge.resolve_history`."""
@@ -178,16 +193,17 @@ def prepare(
     shared = Workspace() if workspace is None else workspace
     if workload is None:
         workload = shared.workload(config)
-    profile = shared.profile(config.cluster)
+    profiles = shared.profiles(config.cluster)
     history = shared.history(config, workload.trace)
     model = shared.model(config.predictor_model)
-    simulation = simulation_config(config.cluster, profile, seed=config.seed)
-    context = _context(config, profile, simulation, workload.largest_tokens, history, model)
+    simulation = simulation_config(config.cluster, profiles, seed=config.seed)
+    context = _context(config, profiles, simulation, workload.largest_tokens, history, model)
+    check_tags(workload.scripts, context.tags, context.pools)
     policy = make_policy(config, context, workload.scripts)
     return RunSetup(
         config=replace(config, history=history.name),
         workload=workload,
-        profile=profile,
+        profiles=profiles,
         history=history,
         model=model,
         predictor_model=knowledge.model_used(model, policy.predictor, workload.trace),
@@ -205,37 +221,12 @@ def make_policy(
     return load_policy(preset, context, extra=knowledge.extras(preset, scripts, config.seed))
 
 
-def memory_profile(cluster: ClusterConfig) -> Profile:
-    """Load the profile of a cluster, with the memory that engines asleep leave for KV.
-
-    Raises:
-        ProfileError: model or GPU class is unknown.
-    """
-    profile = load_profile(cluster.model, cluster.gpu)
-    if cluster.standby_tp:
-        asleep_bytes = len(cluster.standby_tp) * cluster.standby_gib * 2**30
-        profile = profile.without_memory(asleep_bytes)
-    return profile
-
-
-def load_cluster_profile(cluster: ClusterConfig) -> Profile:
-    """Load the profile of a cluster and check that the model runs at its TP degrees.
-
-    Raises:
-        ProfileError: model, GPU class or TP degree is unknown.
-    """
-    profile = memory_profile(cluster)
-    for tp in (cluster.tp, *cluster.mix, *(cluster.tp_choices or ()), *cluster.standby_tp):
-        profile.at(tp)
-    return profile
-
-
-def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig) -> Bound:
+def makespan_bound(workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig) -> Bound:
     """Bound the makespan of a workload on a cluster from below, whatever the policy."""
     return lower_bound(
         workload.scripts,
-        _tables(profile, cluster),
-        gpus=cluster.gpus,
+        profiles.tables(),
+        pools=profiles.pools,
         max_running=cluster.max_running,
         # Calls of tools with a pool of their own do not count against it.
         tool_capacity=None if cluster.tool_pools else cluster.tool_capacity,
@@ -243,53 +234,62 @@ def makespan_bound(workload: Workload, profile: Profile, cluster: ClusterConfig)
 
 
 def ideal_levels(
-    workload: Workload, profile: Profile, cluster: ClusterConfig, bound: Bound
+    workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig, bound: Bound
 ) -> Ideal:
     """Compute makespans that nothing proves, beside `bound` of the same workload and cluster."""
     return ideal_makespans(
         workload.scripts,
-        _tables(profile, cluster),
-        gpus=cluster.gpus,
+        profiles.tables(),
+        pools=profiles.pools,
         max_running=cluster.max_running,
         bound=bound,
     )
 
 
 def simulation_config(
-    cluster: ClusterConfig, profile: Profile, *, seed: int = 0
+    cluster: ClusterConfig, profiles: ClusterProfiles, *, seed: int = 0
 ) -> SimulationConfig:
-    """Describe the simulated cluster to the driver; `seed` is of its services' draws."""
-    tables: dict[int, LatencyTable] = {}
+    """Describe the simulated cluster to the driver; `seed` is of its services' draws.
 
-    def table(gpu: str, tp: int) -> LatencyTable:
-        assert gpu == profile.gpu, f"no profile of {gpu} was loaded"
-        if tp not in tables:
-            tables[tp] = _table(profile, tp, cluster)
-        return tables[tp]
+    KV moves at the speed of the slowest class.
+    """
+    tables: dict[EngineShape, LatencyTable] = {}
 
-    costs = profile.costs or Costs(dispatch_s=0.0, engines={})
-    settings = profile.engine or DEFAULT_SETTINGS
+    def table(shape: EngineShape) -> LatencyTable:
+        shape = shape.as_role("both")
+        if shape not in tables:
+            tables[shape] = profiles.table(shape)
+        return tables[shape]
+
+    costs, settings = profiles.costs, profiles.settings
+    transfers = [each.profile.transfer for each in profiles.classes]
     given_s = cluster.engine_start_s
+    shape_of = profiles.classes[0].profile.shape
     return SimulationConfig(
         table=table,
-        transfer_fixed_s=profile.transfer.fixed_s,
-        transfer_bytes_per_s=profile.transfer.bytes_per_s,
+        transfer_fixed_s=max(transfer.fixed_s for transfer in transfers),
+        transfer_bytes_per_s=min(transfer.bytes_per_s for transfer in transfers),
+        handover_fixed_s=cluster.handover_fixed_s,
         moves_by=costs.moves_by,
-        max_batched_tokens=settings.max_batched_tokens,
+        # Each data-parallel rank has the budget of an engine.
+        max_batched_tokens=cluster.attention_dp * settings.max_batched_tokens,
         block_size=settings.block_tokens,
         tool_capacity=cluster.tool_capacity,
         tools=cluster.tool_services(),
         seed=seed,
         engine_start_s=ENGINE_START_S if given_s is None else given_s,
         engine_start_s_at={
-            int(tp): life.start_s for tp, life in costs.engines.items() if given_s is None
+            each.profile.shape(int(tp)): life.start_s
+            for each in profiles.classes
+            for tp, life in (each.profile.costs or NO_COSTS).engines.items()
+            if given_s is None
         }
         | dict.fromkeys(
-            cluster.standby_tp,
+            map(shape_of, cluster.standby_tp),
             STANDBY_START_S if cluster.standby_start_s is None else cluster.standby_start_s,
         ),
         dispatch_s=costs.dispatch_s,
-        host_kv=_host_kv(cluster),
+        host_kv=host_kv_of(cluster),
         prediction_s=cluster.prediction_s,
         report_interval_s=cluster.report_interval_s,
         faults=tuple((time_s, EngineId(engine)) for time_s, engine in cluster.faults()),
@@ -301,40 +301,10 @@ STANDBY_START_S = 2.5
 the engine that gives way sleeps, its weights dropped (level 2), and 2.19 s until the other has its
 own back from host memory (level 1)."""
 
-_HOST_KV_GB_PER_S = {"engine": 41.7, "cluster": 10.8}
-"""Published, for each GPU: an H100 copies 83.4 GB/s to and from host memory together, in blocks of
-2 MB (vLLM's report on its offloading connector, January 2026); eight H200 restore 86.8 GB/s from a
-shared store over two links of 400 Gb/s (MinIO's guide to MemKV with vLLM, 2026)."""
-
-_HOST_KV_FIXED_S = 0.02
-"""Of a load; assumed: lookup, scheduling and the iteration that it waits for."""
-
-
-def _host_kv(cluster: ClusterConfig) -> HostKvConfig | None:
-    if cluster.host_kv == "none":
-        return None
-    return HostKvConfig(
-        scope=cluster.host_kv,
-        gpu_bytes=cluster.host_kv_gib * 2**30,
-        gpus=cluster.gpus,
-        gpu_bytes_per_s=1e9 * (cluster.host_kv_gb_per_s or _HOST_KV_GB_PER_S[cluster.host_kv]),
-        fixed_s=_HOST_KV_FIXED_S,
-    )
-
-
-def solo_tpot(profile: Profile, cluster: ClusterConfig) -> SoloTpot:
-    """Seconds per token of a step alone on an engine, from the profile."""
-
-    def solo(tp: int, context_tokens: Floats) -> Floats:
-        table = _table(profile, tp, cluster)
-        return np.asarray(table.base_s[1] + table.per_context_s[1] * context_tokens, np.float64)
-
-    return solo
-
 
 def _context(
     config: RunConfig,
-    profile: Profile,
+    profiles: ClusterProfiles,
     simulation: SimulationConfig,
     largest_tokens: int,
     history: knowledge.HistorySource,
@@ -345,45 +315,51 @@ def _context(
     `largest_tokens` is the context that every engine must hold, as a framework derives it from its
     limits on lengths. TP degrees whose engines cannot hold it are left out.
     """
-    cluster = config.cluster
-    tps = cluster.tp_choices or tuple(
-        tp
-        for tp in profile.tps
-        if tp <= cluster.gpus and capacity_tokens(profile, tp) >= largest_tokens
-    )
-    every = sorted({*tps, cluster.tp, *cluster.mix})
-    shapes = {tp: EngineShape(profile.gpu, tp) for tp in every}
+    choices: list[EngineShape] = []
+    own: list[EngineShape] = []
+    mix: list[EngineShape] = []
+    every: list[EngineShape] = []
+    role: Role = "both" if config.cluster.role_gpus is None else "decode"
+    for each in profiles.classes:
+        cluster, profile = each.cluster, each.profile
+        tps = cluster.tp_choices or tuple(
+            tp for tp in each.tps if capacity_tokens(profile, tp) >= largest_tokens
+        )
+        choices += map(profile.shape, tps)
+        own.append(profile.shape(cluster.tp))
+        mix += map(profile.shape, cluster.mix)
+        every += map(profile.shape, sorted({*tps, cluster.tp, *cluster.mix}))
+    cost = _cost_estimate(profiles, every, simulation)
+    by_shape = {s.as_role(role): c for s, c in cost.by_shape.items()}
     return PolicyContext(
-        pools={profile.gpu: cluster.gpus},
-        shape=shapes[cluster.tp],
-        shape_choices=tuple(shapes[tp] for tp in tps),
-        max_running=cluster.max_running,
-        mix=tuple(shapes[tp] for tp in cluster.mix),
-        cost=_cost_estimate(profile, tuple(shapes), simulation),
+        pools={each.profile.gpu: each.cluster.home_gpus for each in profiles.classes},
+        shape=own[0].as_role(role),
+        other_shapes=tuple(own[1:]),
+        shape_choices=tuple(s.as_role(role) for s in choices),
+        max_running=config.cluster.max_running,
+        mix=tuple(s.as_role(role) for s in mix),
+        cost=replace(cost, by_shape=by_shape),
         history=history.history,
         learned=model.factory,
+        tags=config.policy.tagged(),
         seed=config.seed,
         engine_start_s=simulation.engine_start_s,
         engine_start_s_by_shape={
-            shapes[tp]: simulation.start_s(tp) for tp in every if tp in simulation.engine_start_s_at
+            shape.as_role(role): simulation.start_s(shape)
+            for shape in every
+            if shape in simulation.engine_start_s_at
         },
+        disaggregation=disaggregation(config.cluster, profiles.classes[0].profile),
     )
 
 
-def _cost_estimate(profile: Profile, tps: Sequence[int], simulation: SimulationConfig) -> CostModel:
-    """The profile's estimate, with loads from a store that all engines share."""
-    cost, host_kv = profile.cost_estimate(tps), simulation.host_kv
+def _cost_estimate(
+    profiles: ClusterProfiles, shapes: Sequence[EngineShape], simulation: SimulationConfig
+) -> CostModel:
+    """The profiles' estimate, with loads from a store that all engines share."""
+    cost, host_kv = profiles.cost_estimate(shapes), simulation.host_kv
     if host_kv is None or host_kv.scope != "cluster":
         return cost
-    token_s = profile.kv_bytes_per_token / host_kv.gpu_bytes_per_s
-    by_shape = {s: replace(c, load_s=token_s / s.tp) for s, c in cost.by_shape.items()}
+    token_s = profiles.kv_bytes_per_token / host_kv.gpu_bytes_per_s
+    by_shape = {s: replace(c, load_s=token_s / s.gpus) for s, c in cost.by_shape.items()}
     return replace(cost, by_shape=by_shape)
-
-
-def _tables(profile: Profile, cluster: ClusterConfig) -> list[LatencyTable]:
-    """The tables of all TP degrees of the profile that the cluster has GPUs for."""
-    return [_table(profile, tp, cluster) for tp in profile.tps if tp <= cluster.gpus]
-
-
-def _table(profile: Profile, tp: int, cluster: ClusterConfig) -> LatencyTable:
-    return profile.table(tp, max_batch=max(MAX_BATCH, cluster.max_running + SPARE_SLOTS))

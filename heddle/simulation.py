@@ -5,15 +5,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
+from heddle.prices import Prices, RunCost, prices_of
 from heddle.runs import RunDirectory, open_run
-from heddle.setup import RunSetup, prepare, solo_tpot
+from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle_core.commands import Command
-from heddle_core.controller import Controller
 from heddle_core.events import Event, TrajectoryFinished
 from heddle_core.journal import Sink
 from heddle_rollout.core import RecordedCore
@@ -29,6 +30,7 @@ RUN_KEYS = (
     "migrations",
     "preemptions",
 )
+COST_KEYS = ("gpu_hours", "dollars")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class RunResult:
 
     def row(self) -> dict[str, Any]:
         """One element of `runs` in the JSON of `heddle compare`."""
-        figures = {key: self.summary[key] for key in RUN_KEYS}
+        figures = {key: self.summary[key] for key in (*RUN_KEYS, *COST_KEYS)}
         return {
             "policy": self.policy,
             "seed": self.seed,
@@ -73,7 +75,8 @@ def simulate(
             change nothing.
     """
     setup = run if isinstance(run, RunSetup) else prepare(run)
-    config, workload = setup.config, setup.workload
+    workload, gpus, prices = setup.workload, setup.profiles.pools, run_prices(setup)
+    config = prices.kept(setup.config, gpus)
     facts = setup.facts("heddle_sim")
     began_s = time.perf_counter()
     with (
@@ -84,18 +87,30 @@ def simulate(
         sink = directory.record
         if on_progress is not None:
             sink = _counting(sink, workload.trajectories, on_progress)
-        core = RecordedCore(Controller(setup.policy), sink)
+        core = RecordedCore(setup.controller(), sink)
         simulate_rollout(workload.scripts, core, setup.simulation)
-        return finished(setup, directory, began_s)
+        return finished(setup, directory, began_s, partial(prices.cost, gpus))
 
 
-def finished(setup: RunSetup, directory: RunDirectory, began_s: float) -> RunResult:
+def run_prices(setup: RunSetup) -> Prices:
+    """Prices of a run.
+
+    Raises:
+        ConfigError: a price is of an unknown class.
+    """
+    return prices_of(setup.config.prices, setup.profiles.pools)
+
+
+def finished(
+    setup: RunSetup, directory: RunDirectory, began_s: float, cost: Callable[[float], RunCost]
+) -> RunResult:
     """Close a run directory as finished; `began_s` is of `time.perf_counter`."""
-    config, notes = setup.config, setup.workload.notes
-    measured = directory.finish(solo_tpot=solo_tpot(setup.profile, config.cluster), notes=notes)
+    config = setup.config
+    measured = directory.finish(
+        solo_tpot=setup.profiles.solo_tpot(), notes=setup.workload.notes, cost=cost
+    )
     wall_s = time.perf_counter() - began_s
-    summary = {**measured.summary, **notes}
-    return RunResult(config.policy.preset, config.seed, directory.path, summary, wall_s)
+    return RunResult(config.policy.preset, config.seed, directory.path, measured.summary, wall_s)
 
 
 def _counting(sink: Sink, total: int, on_progress: Callable[[int, int], None]) -> Sink:

@@ -8,12 +8,15 @@ baseline.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal, TypeAlias
 
-from heddle.config import ClusterConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.cluster_profiles import ClassProfile, ClusterProfiles, capacity_tokens, load_profiles
+from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.setup import Workspace, memory_profile, prepare
-from heddle.workload import capacity_tokens
+from heddle.role_choice import role_choices
+from heddle.setup import Workspace, prepare
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.policy import NoConsolidation, Policy
@@ -41,6 +44,13 @@ class Variant:
     """Whether the policy runs at several settings."""
     baseline: bool
     """Whether the policy neither plans, nor predicts, nor consolidates."""
+    roles_tried: bool = False
+    """Whether it is one of several splits of the GPUs into prefill and decode engines."""
+
+    @property
+    def contest(self) -> tuple[str, bool]:
+        """Rows with the same value compete for the best setting: with roles, and without."""
+        return self.policy, self.roles_tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +64,8 @@ class Tuning:
     """Of all others, one for each setting. Only `base` unless settings are tried."""
     swept: bool
     """Whether settings are tried, if only one."""
+    roles: bool = False
+    """Whether each setting is also tried with prefill and decode engines on the same GPUs."""
 
     @property
     def tps(self) -> tuple[str, ...]:
@@ -78,25 +90,39 @@ class Tuning:
             policy = prepare(with_policy(config, name, self.base), workspace=workspace).policy
             swept = self.swept and isinstance(policy.planner, FixedPlan)
             never_starts = isinstance(policy.consolidation, NoConsolidation)
-            for setting in self.settings if swept else (self.base,):
-                cluster = replace(setting, standby_tp=()) if never_starts else setting
-                if swept:
+            settings = self.settings if swept else (self.base,)
+            clusters = [replace(s, standby_tp=()) if never_starts else s for s in settings]
+            split = self._split(config, clusters, workspace) if self.roles else []
+            for cluster in [*clusters, *split]:
+                if swept or cluster.roles:
                     prepare(with_policy(config, name, cluster), workspace=workspace)
+                tried = self.roles and bool(cluster.roles)
                 made.append(
                     Variant(
-                        name=f"{name}@{self._label(cluster)}" if swept else name,
+                        name=f"{name}@{self._label(cluster)}" if swept or tried else name,
                         policy=name,
                         cluster=cluster,
-                        swept=swept,
+                        swept=swept and not tried,
                         baseline=_is_baseline(policy),
+                        roles_tried=tried,
                     )
                 )
         return tuple(made)
 
+    def _split(
+        self, config: RunConfig, clusters: Sequence[ClusterConfig], workspace: Workspace
+    ) -> list[ClusterConfig]:
+        return [
+            replace(cluster, roles=str(roles))
+            for cluster in clusters
+            for roles in role_choices(config, cluster, workspace)
+        ]
+
     def _label(self, cluster: ClusterConfig) -> str:
-        tps = cluster.tps.replace(", ", "+")
-        several = len(self.numbers) > 1
-        return f"tp{tps}/{cluster.max_running}" if several else f"tp{tps}"
+        tps = cluster.tps.replace(" (", "@").replace(")", "").replace(", ", "+")
+        label = f"tp{tps}/{cluster.max_running}" if len(self.numbers) > 1 else f"tp{tps}"
+        roles = cluster.role_gpus
+        return f"{label}/p{roles.prefill}d{roles.decode}" if self.roles and roles else label
 
 
 def with_policy(config: RunConfig, preset: str, cluster: ClusterConfig) -> RunConfig:
@@ -105,42 +131,80 @@ def with_policy(config: RunConfig, preset: str, cluster: ClusterConfig) -> RunCo
 
 
 def tuning(
-    config: RunConfig, *, tps: Choice = None, slots: Choice = None, workspace: Workspace
+    config: RunConfig,
+    *,
+    tps: Choice = None,
+    slots: Choice = None,
+    roles: bool = False,
+    workspace: Workspace,
 ) -> Tuning:
     """Choose the settings to try: all combinations of TP degrees and numbers of running steps.
 
     `best` tries the TP degrees of the profile that divide the GPUs and whose engines hold the
-    largest context, and the numbers of `SLOTS` with the configuration's.
+    largest context, and the numbers of `SLOTS` with the configuration's. With `roles`, each setting
+    is tried with prefill and decode engines too, at splits by `heddle.role_choice`.
 
     Raises:
         ConfigError: a setting that is listed cannot be used, is listed twice, or none is.
         ValueError: any other of the packages' errors for bad input.
     """
     base = config.cluster
+    if roles and (base.roles or base.mix):
+        raise ConfigError(
+            "--roles best chooses the GPUs of prefill and decode engines of one TP degree: leave "
+            "out cluster.roles and cluster.mix, or give --roles prefill=GPUS,decode=GPUS"
+        )
     if tps is None and slots is None:
-        return Tuning(base=base, settings=(base,), swept=False)
-    profile = memory_profile(base)
-    degrees: Sequence[int | None] = (None,)
+        return Tuning(base=base, settings=(base,), swept=False, roles=roles)
+    profiles = load_profiles(base, check_tp=False)
+    uniform: Sequence[ClusterConfig] = (base,)
     if tps is not None:
-        held = _degrees(config, profile, tps, workspace)
-        base = replace(base, mix=(), tp=base.tp if base.tp in held else held[0])
-        degrees = held
-    numbers = (base.max_running,) if slots is None else _slots(base, profile, slots)
+        uniform = _uniform(config, profiles, tps, workspace)
+        same = [c for c in uniform if _own_tps(c) == _own_tps(base)]
+        base = (same or uniform)[0]
+    numbers = (base.max_running,) if slots is None else _slots(base, profiles, slots)
     base = replace(base, max_running=max(numbers))
-    uniform = [base if tp is None else replace(base, tp=tp) for tp in degrees]
     return Tuning(
         base=base,
         settings=tuple(replace(c, max_running=n) for c in uniform for n in numbers),
         swept=True,
+        roles=roles,
     )
 
 
-def _degrees(
-    config: RunConfig, profile: Profile, tps: Choice, workspace: Workspace
-) -> tuple[int, ...]:
-    gpus = config.cluster.gpus
+def _uniform(
+    config: RunConfig, profiles: ClusterProfiles, tps: Choice, workspace: Workspace
+) -> tuple[ClusterConfig, ...]:
+    """The cluster with engines of each TP degree; of several classes, each with each."""
+    base = config.cluster
+    found = [_degrees(each, tps) for each in profiles.classes]
+    # What the widest engines cannot hold is refused, or dropped, for all settings alike.
+    widest = _with_tps(base, [max(degrees) for degrees in found])
+    largest = workspace.workload(replace(config, cluster=widest)).largest_tokens
+    held = [
+        _holding(each.profile, degrees, largest, tps)
+        for each, degrees in zip(profiles.classes, found, strict=True)
+    ]
+    return tuple(_with_tps(base, degrees) for degrees in product(*held))
+
+
+def _own_tps(cluster: ClusterConfig) -> list[int]:
+    return [each.tp for each in cluster.classes]
+
+
+def _with_tps(base: ClusterConfig, tps: Sequence[int]) -> ClusterConfig:
+    """The cluster with a TP degree for each class."""
+    if not base.pool:
+        return replace(base, mix=(), tp=tps[0])
+    pool = tuple(replace(pool, tp=tp) for pool, tp in zip(base.pool, tps, strict=True))
+    return replace(base, pool=pool)
+
+
+def _degrees(each: ClassProfile, tps: Choice) -> tuple[int, ...]:
+    """TP degrees to try on the GPUs of a class."""
+    profile, gpus, ranks = each.profile, each.cluster.gpus, each.cluster.attention_dp
     if tps == "best":
-        degrees = tuple(tp for tp in profile.tps if gpus % tp == 0)
+        degrees = tuple(tp for tp in profile.tps if gpus % (tp * ranks) == 0)
         if not degrees:
             raise ConfigError(
                 f"gpus = {gpus} is divisible by no TP degree of {profile.model} on {profile.gpu}, "
@@ -150,15 +214,19 @@ def _degrees(
         degrees = _listed(tps, "TP degrees")
         for tp in degrees:
             profile.at(tp)
-            if gpus % tp:
+            if gpus % (tp * ranks):
                 raise ConfigError(
                     f"gpus = {gpus} is not divisible by TP degree {tp}, at which engines are to be "
                     f"tried: leave it out, or take another number of GPUs. Engines of different "
                     f"TP degrees side by side are cluster.mix"
                 )
-    # What the widest engines cannot hold is refused, or dropped, for all settings alike.
-    widest = replace(config.cluster, tp=max(degrees), mix=())
-    largest = workspace.workload(replace(config, cluster=widest)).largest_tokens
+    return degrees
+
+
+def _holding(
+    profile: Profile, degrees: Sequence[int], largest: int, tps: Choice
+) -> tuple[int, ...]:
+    """Those of the TP degrees whose engines hold the largest context."""
     small = [tp for tp in degrees if capacity_tokens(profile, tp) < largest]
     if small and tps != "best":
         raise ConfigError(
@@ -169,9 +237,13 @@ def _degrees(
     return tuple(tp for tp in degrees if tp not in small)
 
 
-def _slots(base: ClusterConfig, profile: Profile, slots: Choice) -> tuple[int, ...]:
+def _slots(base: ClusterConfig, profiles: ClusterProfiles, slots: Choice) -> tuple[int, ...]:
     if slots == "best":
-        largest = min(max(table.decode.batch) for table in profile.tables.values())
+        largest = min(
+            max(table.decode.batch)
+            for each in profiles.classes
+            for table in each.profile.tables.values()
+        )
         return tuple(sorted({base.max_running, *(n for n in SLOTS if n <= largest)}))
     numbers = _listed(slots, "numbers of running steps")
     for number in numbers:

@@ -1,23 +1,18 @@
 """The workload of a run: a trace made ready for one seed and cluster, or live agents' tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
 
 import numpy as np
 
-from heddle.config import ClusterConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.cluster_profiles import ClassProfile, ClusterProfiles, capacity_tokens
 from heddle.config_files import ConfigError
-from heddle_sim.profile_files import Profile
-from heddle_sim.profile_parts import EngineSettings
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace
 from heddle_trace.scripts import Scripts
-
-DEFAULT_SETTINGS = EngineSettings(block_tokens=16, max_batched_tokens=8192)
-"""vLLM's for a server on a large GPU; for profiles without this value."""
-
 
 _TOOLS_NAMED: Final = 12
 
@@ -60,16 +55,16 @@ class Workload:
         return {**self.filled, "dropped_over_capacity": len(self.dropped)}
 
 
-def fitting(
-    scripts: Scripts, profile: Profile, cluster: ClusterConfig
-) -> tuple[Scripts, tuple[str, ...]]:
+def fitting(scripts: Scripts, profiles: ClusterProfiles) -> tuple[Scripts, tuple[str, ...]]:
     """Separate trajectories that every engine can hold from the others.
 
     Raises:
         CapacityError: some engine cannot hold a trajectory, and it may not be dropped.
     """
-    chosen = cluster.tp_choices or ()
-    tp = min((*(cluster.mix or (cluster.tp,)), *chosen))
+    smallest = min(
+        profiles.classes, key=lambda each: capacity_tokens(each.profile, _least_tp(each))
+    )
+    cluster, profile, tp = smallest.cluster, smallest.profile, _least_tp(smallest)
     capacity = capacity_tokens(profile, tp)
     largest = scripts.largest_context()
     fits = largest <= capacity
@@ -79,8 +74,12 @@ def fitting(
     if cluster.over_capacity == "drop" and len(dropped) < len(scripts):
         return scripts.take(fits), dropped
     worst = int(largest.argmax())
+    several = len(profiles.classes) > 1
+    flag = f"--pool {profile.gpu}:{cluster.gpus}:tp=" if several else "--tp "
     remedies = [
-        f"--tp {other}" if tp not in chosen else f"a tp_choices that begins at {other}"
+        f"{flag}{other}"
+        if tp not in (cluster.tp_choices or ())
+        else f"a tp_choices that begins at {other}"
         for other in profile.tps
         if capacity_tokens(profile, other) >= largest[worst] and cluster.gpus % other == 0
     ][:1]
@@ -92,6 +91,31 @@ def fitting(
         f"engine: {scripts.ids[worst]!r} grows to {largest[worst]:,} tokens, {profile.model} on "
         f"{profile.gpu} at TP {tp} holds {capacity:,}. Use {', or '.join(remedies)}"
     )
+
+
+def _least_tp(each: ClassProfile) -> int:
+    """The least TP degree that engines of a class may have."""
+    cluster = each.cluster
+    return min((*(cluster.mix or (cluster.tp,)), *(cluster.tp_choices or ())))
+
+
+def check_tags(scripts: Scripts, tags: Mapping[str, str], pools: Collection[str]) -> None:
+    """Refuse a tag of a task that no trajectory has, or of a GPU class without a pool.
+
+    Raises:
+        ConfigError: names the tag, and what there is.
+    """
+    for task, gpu in tags.items():
+        if task not in scripts.task_names:
+            raise ConfigError(
+                f"--tag {task}={gpu}: the workload has no such task; it has "
+                f"{', '.join(map(repr, scripts.task_names[:_TOOLS_NAMED]))}"
+            )
+        if gpu not in pools:
+            raise ConfigError(
+                f"--tag {task}={gpu}: there are no GPUs of class {gpu}; the cluster has "
+                f"{', '.join(pools)}"
+            )
 
 
 def check_tools(tools: Sequence[str | None], cluster: ClusterConfig) -> None:
@@ -113,12 +137,6 @@ def check_tools(tools: Sequence[str | None], cluster: ClusterConfig) -> None:
                 f"--tool-pool {tool}: the workload has no such tool; {hint} has "
                 f"{', '.join(map(repr, list(parts)[:_TOOLS_NAMED])) or 'none'}"
             )
-
-
-def capacity_tokens(profile: Profile, tp: int) -> int:
-    """Tokens of context that an engine of TP degree `tp` holds, in whole blocks."""
-    block = (profile.engine or DEFAULT_SETTINGS).block_tokens
-    return int(profile.at(tp).kv_capacity_tokens // block * block)
 
 
 def filled_counts(fill: FillReport) -> dict[str, int]:

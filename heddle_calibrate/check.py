@@ -89,7 +89,7 @@ def simulation_of_run(entries: Iterable[Entry], of_profile: SimulationConfig) ->
 
     A plan search takes as long as in the run.
     """
-    capacity: dict[int, int] = {}
+    capacity: dict[EngineShape, int] = {}
     faults: list[tuple[float, EngineId]] = []
     search_times_s: list[float] = []
     requested_s: dict[int, float] = {}
@@ -100,14 +100,14 @@ def simulation_of_run(entries: Iterable[Entry], of_profile: SimulationConfig) ->
         match entry.event:
             case PlanSolved(time_s=time_s, plan=plan) if plan in requested_s:
                 search_times_s.append(time_s - requested_s[plan])
-            case EngineReady(shape=EngineShape(tp=tp), kv_capacity_tokens=tokens):
-                capacity.setdefault(tp, tokens)
+            case EngineReady(shape=shape, kv_capacity_tokens=tokens):
+                capacity.setdefault(shape, tokens)
             case EngineFailed(time_s=time_s, engine=engine):
                 faults.append((time_s, engine))
 
-    def table(gpu: str, tp: int) -> LatencyTable:
-        found = of_profile.table(gpu, tp)
-        return replace(found, kv_capacity_tokens=capacity.get(tp, found.kv_capacity_tokens))
+    def table(shape: EngineShape) -> LatencyTable:
+        found = of_profile.table(shape)
+        return replace(found, kv_capacity_tokens=capacity.get(shape, found.kv_capacity_tokens))
 
     return replace(
         of_profile,

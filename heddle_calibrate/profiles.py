@@ -1,16 +1,25 @@
 """Profiles as files: the text that `read_profile` and `load_training` of heddle_sim read."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from typing import Any
 
 from heddle_sim.profile_files import Profile
 from heddle_sim.training_files import TrainingFile
 
 
 def encode_profile(profile: Profile | TrainingFile) -> bytes:
-    """Format a profile as JSON in the order of its fields, without fields that are None."""
-    plain = {key: value for key, value in asdict(profile).items() if value is not None}
+    """Format a profile as JSON in the order of its fields, without those that have the default."""
+    plain = _without_defaults(profile)
+    if isinstance(profile, Profile):
+        plain["source"] = _without_defaults(profile.source)
     return (_text(plain) + "\n").encode()
+
+
+def _without_defaults(section: Any) -> dict[str, Any]:
+    default = {field.name: field.default for field in fields(section)}
+    plain: dict[str, Any] = asdict(section)
+    return {key: value for key, value in plain.items() if value != default[key]}
 
 
 def _text(value: object, indent: int = 0) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 
 MODULES: Final = (
     "heddle_core.controller",
+    "heddle_core.engine_state",
     "heddle_core.fewest",
     "heddle_core.fleet",
     "heddle_core.homes",
@@ -26,6 +27,7 @@ MODULES: Final = (
     "heddle_core.parts.predictor.step_lengths",
     "heddle_core.parts.scheduler.fcfs",
     "heddle_core.parts.scheduler.longest_total",
+    "heddle_core.prefill",
     "heddle_core.queues",
     "heddle_core.rollouts",
     "heddle_core.trajectory",

@@ -40,11 +40,15 @@ class Preempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Migrate(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Move a trajectory's KV prefix while its tool runs. Ends in MigrationFinished."""
+    """Move a trajectory's KV prefix. Ends in MigrationFinished.
+
+    While its tool runs, or `copy` before its next dispatch: the source then keeps it as a cache.
+    """
 
     trajectory: TrajectoryId
     source: EngineId
     target: EngineId
+    copy: bool = False
     cause: int = 0
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from heddle_core.commands import Command, CommandList, Migrate, Predict, SolvePlan
+from heddle_core.engine_state import Engine
 from heddle_core.events import (
     EngineFailed,
     EngineReady,
@@ -34,9 +35,10 @@ from heddle_core.fleet import Fleet
 from heddle_core.homes import PlannedHomes
 from heddle_core.hooks import Hooks
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.ledger import Engine, Ledger, LedgerError
-from heddle_core.plans import EngineSpec, PlanProblem, ResourcePlan
+from heddle_core.ledger import Ledger, LedgerError
+from heddle_core.plans import Disaggregation, EngineSpec, PlanProblem, ResourcePlan
 from heddle_core.policy import Policy, predictions_awaited
+from heddle_core.prefill import PrefillChoice
 from heddle_core.queues import Queues
 from heddle_core.retention import Retention
 from heddle_core.rollouts import ARRIVAL_GRACE_S, Rollout, Rollouts
@@ -46,12 +48,14 @@ from heddle_core.trajectory import Trajectory
 class Controller:
     """Makes all decisions, in the simulator and on real engines."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, disaggregation: Disaggregation | None = None) -> None:
+        """With `disaggregation`, the policy's engines decode, and others prefill for them."""
         self.policy = policy
         self.ledger = Ledger()
         self.rollouts = Rollouts()
         self._hooks = Hooks.of(policy)
-        self._queues = Queues(policy, self.ledger, self._hooks)
+        self._prefill = PrefillChoice(disaggregation, self.ledger)
+        self._queues = Queues(policy, self.ledger, self._hooks, self._prefill)
         self._retention = Retention()
         self._arrivals_due_s: float | None = None
         """When a rollout starts with the trajectories that have arrived."""
@@ -145,7 +149,7 @@ class Controller:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
         self.ledger.end_run(t, engine, e.output_tokens)
         self.ledger.move(t, "tool")
-        if self.policy.admission.keeps_kv:
+        if self.policy.admission.keeps_kv and not engine.shape.prefills_only:
             t.keep_until_s = math.inf
             self.ledger.park(t, engine)
         for observe in self._hooks.observe_step:
@@ -157,13 +161,30 @@ class Controller:
     def _on_step_preempted(self, e: StepPreempted, out: CommandList) -> None:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
         self.ledger.end_run(t, engine, e.output_tokens)
-        if engine.accepting and not self._homes.can_move(t) and not self._hooks.chunk_tokens:
+        if engine.shape.prefills_only:
+            self._prefill_ended(t, engine, e, out)
+        elif engine.accepting and not self._homes.can_move(t) and not self._hooks.chunk_tokens:
             self._queues.enqueue(t, engine)
         else:
             self._homes.place(t, out)
         self._queues.fill(engine, out)
         self._homes.preempt_next(engine, out)
         self._release_backlog(out)
+
+    def _prefill_ended(
+        self, t: Trajectory, engine: Engine, e: StepPreempted, out: CommandList
+    ) -> None:
+        """Queue a step at its home; its KV stays on the prefill engine until it has a slot there.
+
+        Without a token, its prefill was aborted, and begins again.
+        """
+        if e.output_tokens:
+            self.ledger.keep_prefilled(t, engine)
+        home = self.ledger.engine(t.home) if t.home is not None else None
+        if home is None or not home.accepting or self._homes.can_move(t):
+            self._homes.place(t, out)
+        else:
+            self._queues.run_at(t, home, out)
 
     def _on_tool_started(self, e: ToolStarted, out: CommandList) -> None:
         t = self.ledger.in_tool(e.trajectory, e.step)
@@ -183,6 +204,8 @@ class Controller:
         t = self.ledger.in_tool(e.trajectory, e.step)
         t.tool_s += e.time_s - t.tool_started_s
         t.step += 1
+        if e.context_tokens < t.context_tokens + e.observation_tokens:
+            t.home_kv_tokens = 0  # the agent compacted its history
         t.context_tokens = e.context_tokens
         t.runnable_s = e.time_s
         for observe in self._hooks.observe_tool:
@@ -198,9 +221,9 @@ class Controller:
         t.kv_kept = left is not None
         if t.migrating_to is None:
             self._place_after_tool(t, out)
-        if t.migrating_to is not None:
+        if t.migrating_to is not None and t.phase != "pulling":
             self.ledger.move(t, "migrating")
-        if left is not None and (t.phase == "migrating" or left.id != t.home):
+        if left is not None and (t.phase == "migrating" or left.id != t.engine):
             self._queues.fill(left, out)
 
     def _place_after_tool(self, t: Trajectory, out: CommandList) -> None:
@@ -240,7 +263,8 @@ class Controller:
 
     def _on_trajectory_finished(self, e: TrajectoryFinished, out: CommandList) -> None:
         t = self.ledger.trajectory(e.trajectory)
-        engine = self.ledger.engine(t.home) if t.home is not None else None
+        engine = self.ledger.engine(t.engine) if t.engine is not None else None
+        prefilled_on = self.ledger.drop_prefilled(t)
         self.ledger.finish(t)
         self._queues.backlog.pop(t.id, None)
         for observe in self._hooks.observe_finish:
@@ -249,8 +273,9 @@ class Controller:
         self.policy.migration.finished(t)
         self._homes.forget(t)
         rollout = self.rollouts.end(t, e.outcome)
-        if engine is not None:
-            self._queues.fill(engine, out)
+        for freed in (engine, prefilled_on):
+            if freed is not None:
+                self._queues.fill(freed, out)
         self._release_backlog(out)
         if not self._close_if_over(rollout):
             self._consider_consolidation(out)
@@ -276,8 +301,8 @@ class Controller:
             return
         elif t.phase == "tool" and t.step == e.step:
             self._consider_migration(t, out)
-        elif t.phase == "queued" and t.home is not None:
-            engine = self.ledger.engine(t.home)
+        elif t.phase == "queued" and t.engine is not None:
+            engine = self.ledger.engine(t.engine)
             self._queues.enqueue(t, engine)
             self._queues.fill(engine, out, may_preempt=True)
 
@@ -289,9 +314,13 @@ class Controller:
         if t.phase == "finished":
             self.ledger.release(t)
             return
+        if t.phase == "pulling":
+            self._pulled(t, e, out)
+            return
         source, target = self.ledger.engine(e.source), self.ledger.engine(e.target)
         if e.ok and target.accepting:
             self.ledger.set_home(t, target.id)
+            t.home_kv_tokens = min(e.kv_tokens, t.context_tokens)
             keeps_kv = self.policy.admission.keeps_kv and t.keep_until_s > e.time_s
             if t.phase == "tool" and keeps_kv:
                 self.ledger.park(t, target)
@@ -304,6 +333,26 @@ class Controller:
             else:
                 self._queues.run_at(t, self.ledger.engine(t.home), out)
         self._queues.fill(source, out)
+
+    def _pulled(self, t: Trajectory, e: MigrationFinished, out: CommandList) -> None:
+        """Dispatch a step whose KV has come, or has been lost on the way: it is prefilled then."""
+        engine = self.ledger.engine(e.target)
+        freed: Engine | None = None
+        if t.prefills_on is None:
+            freed = self.ledger.drop_prefilled(t)
+            t.home_kv_tokens = min(e.kv_tokens, t.context_tokens) if e.ok else 0
+        self._queues.dispatch_pulled(t, engine, out)
+        if freed is not None:
+            self._queues.fill(freed, out)
+
+    def _withdraw_pulling(self, engine: Engine) -> None:
+        """Steps that wait in a slot of an engine that closes are placed anew after their move."""
+        for t in list(engine.running.values()):
+            if t.phase == "pulling":
+                self.ledger.end_run(t, engine, 0)
+                self.ledger.move(t, "migrating")
+                if t.home == engine.id:
+                    self.ledger.set_home(t, None)
 
     def _consider_migration(self, t: Trajectory, out: CommandList) -> None:
         if t.home is None or t.migrating_to is not None or not self.ledger.engines:
@@ -445,6 +494,7 @@ class Controller:
         self._release_held(out)
 
     def _carry_out(self, plan: ResourcePlan, out: CommandList) -> None:
+        plan = self._prefill.with_prefill_engines(plan)
         draining, carriers = self._fleet.change_to(plan, out)
         self._homes.replace({carriers[name]: members for name, members in plan.homes})
         self._clear(draining, out)
@@ -456,6 +506,7 @@ class Controller:
         closed = [self.ledger.engine(name) for name in draining]
         for engine in closed:
             self.ledger.close_engine(engine)
+            self._withdraw_pulling(engine)
         for engine in closed:
             for t in self._unqueue_all(engine):
                 self._homes.place(t, out)
@@ -474,7 +525,9 @@ class Controller:
     def give_back_engines(self, engines: Sequence[EngineId], out: CommandList) -> None:
         """Stop borrowed engines that are ready. Running steps keep their tokens and move."""
         for name in engines:
-            self.ledger.close_engine(self.ledger.engine(name))
+            engine = self.ledger.engine(name)
+            self.ledger.close_engine(engine)
+            self._withdraw_pulling(engine)
             self._fleet.give_back(name, out)
         for name in engines:
             engine = self.ledger.engine(name)
@@ -488,7 +541,7 @@ class Controller:
         borrowed at once, so one that is about to move counts where it goes.
         """
         engines = self.ledger.engines
-        gpus = sum(e.shape.tp for e in engines)
+        gpus = sum(e.shape.gpus for e in engines)
         by_home: dict[EngineId, list[Trajectory]] = {}
         for t in self.ledger.trajectories.values():
             home = self._homes.present(t)
@@ -499,7 +552,7 @@ class Controller:
             e = self.ledger.engine(home)
             if e.accepting and e is not engine:
                 ts.sort(key=lambda t: t.context_tokens)
-                fair = len(ts) * (gpus - engine.shape.tp) // gpus
+                fair = len(ts) * (gpus - engine.shape.gpus) // gpus
                 members += [t.id for t in ts[: len(ts) - fair]]
         return members
 
@@ -526,6 +579,8 @@ class Controller:
 
     def _on_weights_updated(self, e: WeightsUpdated, out: CommandList) -> None:
         self.ledger.weights_version = e.version
+        for t in self.ledger.trajectories.values():
+            t.home_kv_tokens = 0
 
     def _on_engine_stopped(self, e: EngineStopped, out: CommandList) -> None:
         engine = self.ledger.engine(e.engine)
@@ -542,27 +597,40 @@ class Controller:
             self.ledger.close_engine(engine)
             engine.alive = False
             made = dict(e.salvaged)
+            self._withdraw_pulling(engine)
             lost = list(engine.running.values())
+            prefills = engine.shape.prefills_only
             for t in lost:
                 self.ledger.end_run(t, engine, made.get(t.id, 0))
-                self.ledger.hold(t)
+                self.ledger.hold(t, at_home=prefills)
             lost += self._unqueue_all(engine)
             self._abandon_homes(engine)
         self._fleet.failed(e.engine, out)
         for t in lost:
-            self._queues.place(t, out)
+            home = self.ledger.engine(t.home) if t.home is not None else None
+            if home is not None and home.accepting:
+                self._queues.run_at(t, home, out)
+            else:
+                self._queues.place(t, out)
         self._release_held(out)
 
     def _unqueue_all(self, engine: Engine) -> list[Trajectory]:
         waiting = sorted(engine.waiting(), key=lambda t: t.ticket)
         for t in waiting:
             self.ledger.unqueue(t, engine)
-            self.ledger.hold(t)
+            self.ledger.hold(t, at_home=engine.shape.prefills_only)
         return waiting
 
     def _abandon_homes(self, engine: Engine) -> None:
-        """Clear the home of trajectories after a step: its KV is gone; they get another later."""
+        """Clear the home of trajectories that are not there: its KV is gone; they get another
+        later.
+        """
         if engine.sessions:
             for t in self.ledger.trajectories.values():
-                if t.home == engine.id and t.phase in ("tool", "predicting", "migrating"):
+                away = t.phase in ("tool", "predicting", "migrating") or t.prefills_on is not None
+                if t.home == engine.id and away:
                     self.ledger.set_home(t, None)
+        if engine.prefilled_kv_tokens:
+            for t in self.ledger.trajectories.values():
+                if t.prefilled_on == engine.id:
+                    self.ledger.drop_prefilled(t)

@@ -163,11 +163,13 @@ class Fleet:
     def _narrower(self, spec: EngineSpec) -> list[EngineSpec]:
         """Take engines out of `_replaced` that are narrower than `spec`, for its GPUs."""
         taken: list[EngineSpec] = []
-        free = spec.shape.tp
+        free = spec.shape.gpus
         for each in self._replaced:
-            if each.shape.gpu == spec.shape.gpu and each.shape.tp <= min(free, spec.shape.tp - 1):
+            alike = each.shape.gpu == spec.shape.gpu and each.shape.role == spec.shape.role
+            narrower = alike and each.shape.gpus < spec.shape.gpus
+            if narrower and each.shape.gpus <= free:
                 taken.append(each)
-                free -= each.shape.tp
+                free -= each.shape.gpus
         self._replaced = [each for each in self._replaced if each not in taken]
         self.gave_up = self.gave_up or bool(taken)
         return taken

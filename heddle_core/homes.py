@@ -8,8 +8,9 @@ reads no clock and does no I/O.
 from collections.abc import Mapping, Sequence
 
 from heddle_core.commands import CommandList, Preempt
+from heddle_core.engine_state import Engine
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.ledger import Engine, Ledger
+from heddle_core.ledger import Ledger
 from heddle_core.queues import Queues
 from heddle_core.trajectory import Trajectory
 
@@ -74,7 +75,7 @@ class PlannedHomes:
             home = self._ledger.engine(t.home)
             if t.phase in ("running", "preempting"):
                 self.preempt_next(home, out)
-            elif t.phase == "queued":
+            elif t.phase == "queued" and t.prefills_on is None:
                 self._ledger.unqueue(t, home)
                 self._ledger.hold(t)
                 self.place(t, out)
@@ -83,8 +84,10 @@ class PlannedHomes:
         """Preempt the next step of `engine` whose planned home is another engine."""
         if (engine.accepting and not self._homes) or engine.preempting:
             return
+        if engine.shape.prefills_only:
+            return  # its steps are short, and move to other homes as they end
         for t in engine.running.values():
-            if not engine.accepting or self.can_move(t):
+            if t.phase == "running" and (not engine.accepting or self.can_move(t)):
                 self._ledger.begin_preemption(t, engine)
                 out.append(Preempt(trajectory=t.id, step=t.step, engine=engine.id, cause=out.cause))
                 return

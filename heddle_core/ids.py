@@ -36,15 +36,39 @@ class EngineId(str):
 
 
 class EngineShape(msgspec.Struct, frozen=True, cache_hash=True, order=True, gc=False):
-    """GPU class, TP degree and role of an engine: the key of cost estimates, plans and profiles."""
+    """GPU class, parallelism and role of an engine: key of cost estimates, plans and profiles."""
 
     gpu: str
     """GPU class."""
     tp: int
-    """GPUs, all of one class."""
+    """TP degree of each data-parallel rank."""
     role: Role = "both"
     """Which part of a step it runs: prefill, decode, or both."""
+    ep: int = 1
+    """GPUs that the experts of a layer are spread over; 1: each expert is cut by TP."""
+    dp: int = 1
+    """Attention data parallelism: ranks, each with the KV of its own sequences."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the engine, all of one class."""
+        return self.tp * self.dp
+
+    def as_role(self, role: Role) -> "EngineShape":
+        """The same engine with another role."""
+        if role == self.role:
+            return self
+        return EngineShape(self.gpu, self.tp, role, self.ep, self.dp)
+
+    @property
+    def prefills_only(self) -> bool:
+        """Whether another engine decodes what it prefills."""
+        return self.role == "prefill"
 
     def __str__(self) -> str:
-        """Name it as messages do: ``h100 tp4``."""
-        return f"{self.gpu} tp{self.tp}" + ("" if self.role == "both" else f" {self.role}")
+        """Name it as messages do: ``h100 tp4``, ``h200 tp1 dp8 ep8``."""
+        parts = [f"{self.gpu} tp{self.tp}"]
+        parts += [f"dp{self.dp}"] if self.dp > 1 else []
+        parts += [f"ep{self.ep}"] if self.ep > 1 else []
+        parts += [self.role] if self.role != "both" else []
+        return " ".join(parts)

@@ -4,76 +4,24 @@ Policies read it as a `View`. This file decides nothing. A method records a fact
 `LedgerError`: a driver broke the protocol. A bad choice of a policy never raises it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from mypy_extensions import mypyc_attr
 
+from heddle_core.engine_state import Engine
 from heddle_core.fewest import Tournament
-from heddle_core.ids import EngineId, EngineShape, TrajectoryId
+from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.trajectory import TRANSITIONS, Phase, Trajectory
 
 RUNNING = ("running", "preempting")
+"""Phases of a trajectory whose step runs."""
+IN_SLOT = ("pulling", *RUNNING)
 """Phases of a trajectory that has a slot."""
 
 
 @mypyc_attr(native_class=False)
 class LedgerError(RuntimeError):
     """An event contradicts the recorded state: a defect in a driver."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Engine:
-    """One engine's state; policies see it as an `EngineView`."""
-
-    id: EngineId
-    shape: EngineShape
-    max_running: int
-    kv_capacity_tokens: int
-    accepting: bool = True
-    alive: bool = True
-    in_flight: int = 0
-    sessions: int = 0
-    estimated_kv_tokens: int = 0
-    parked_kv_tokens: int = 0
-    running: dict[TrajectoryId, Trajectory] = field(default_factory=dict)
-    preempting: int = 0
-    """Running steps whose preemption was requested and has not ended."""
-    reported_s: float = 0.0
-    reported_kv_used_tokens: int = 0
-    queue: list[tuple[float, int, Trajectory]] = field(default_factory=list)
-    """Heap of (-priority, ticket, trajectory); stale entries are skipped when they surface."""
-    place: int = 0
-    """Its place among the engines that accept work."""
-    load_changed: bool = False
-    """Whether `in_flight` has changed since the ledger last looked for the fewest."""
-
-    @property
-    def running_steps(self) -> int:
-        """Steps in its slots."""
-        return len(self.running)
-
-    def head(self) -> Trajectory | None:
-        """Return the most urgent waiting trajectory, which stays in the queue."""
-        queue = self.queue
-        while queue:
-            entry = queue[0]
-            if entry[2].ticket == entry[1]:
-                return entry[2]
-            heappop(queue)
-        return None
-
-    def waiting(self) -> Iterator[Trajectory]:
-        """Yield the waiting trajectories in no particular order of urgency."""
-        return (t for _, ticket, t in self.queue if t.ticket == ticket)
-
-    def fits(self, t: Trajectory) -> bool:
-        """Return whether a slot and enough estimated KV are free; an idle engine always fits."""
-        if len(self.running) >= self.max_running:
-            return False
-        free_tokens = self.kv_capacity_tokens - self.estimated_kv_tokens - self.parked_kv_tokens
-        return t.context_tokens + t.reserved_tokens <= free_tokens or not self.running
 
 
 class Ledger:
@@ -88,7 +36,10 @@ class Ledger:
         """Finished ones that still await the end of a migration or a prediction."""
         self.known_engines: dict[EngineId, Engine] = {}
         self.engines: list[Engine] = []
-        """Engines that accept work, in the order in which they became ready."""
+        """Engines that accept work, in the order in which they became ready; all but those that
+        only prefill."""
+        self.prefill_engines: list[Engine] = []
+        """Engines that only prefill and accept work, in that order too."""
         self.held: dict[TrajectoryId, Trajectory] = {}
         """Trajectories without a home that wait for one, in order of arrival."""
         self._tickets = 0
@@ -136,10 +87,10 @@ class Ledger:
     ) -> tuple[Trajectory, Engine]:
         """Return a trajectory and the engine its `step` runs on; refuses if it runs elsewhere."""
         t = self.trajectory(trajectory)
-        if t.phase not in RUNNING or t.home != engine or t.step != step:
+        if t.phase not in RUNNING or t.engine != engine or t.step != step:
             raise LedgerError(
                 f"step {step} of {t.id!r} ended on engine {engine!r}, but the trajectory is "
-                f"{t.phase} in step {t.step} with home {t.home!r}"
+                f"{t.phase} in step {t.step} at engine {t.engine!r}"
             )
         return t, self.known_engines[engine]
 
@@ -162,7 +113,7 @@ class Ledger:
             loads = self._loads = Tournament(self.engines, [e.in_flight for e in self.engines])
         else:
             for engine in self._changed:
-                if engine.accepting:
+                if engine.accepting and not engine.shape.prefills_only:
                     loads.change(engine.place, engine.in_flight)
         for engine in self._changed:
             engine.load_changed = False
@@ -187,6 +138,9 @@ class Ledger:
         if engine.id in self.known_engines:
             raise LedgerError(f"engine {engine.id!r} is ready twice")
         self.known_engines[engine.id] = engine
+        if engine.shape.prefills_only:
+            self.prefill_engines.append(engine)
+            return
         self.engines.append(engine)
         self._loads = None
 
@@ -199,6 +153,9 @@ class Ledger:
         """No new work goes to `engine`; what runs there may end."""
         if engine.accepting:
             engine.accepting = False
+            if engine.shape.prefills_only:
+                self.prefill_engines.remove(engine)
+                return
             self.engines.remove(engine)
             self._loads = None
 
@@ -211,9 +168,10 @@ class Ledger:
         self.trajectories[t.id] = t
         self.held[t.id] = t
 
-    def hold(self, t: Trajectory) -> None:
+    def hold(self, t: Trajectory, *, at_home: bool = False) -> None:
         """Keep a runnable trajectory that has no engine to wait for."""
-        self.set_home(t, None)
+        if not at_home:
+            self.set_home(t, None)
         if t.phase != "held":
             self.move(t, "held")
             self.held[t.id] = t
@@ -244,33 +202,73 @@ class Ledger:
         if t.home == home:
             return
         self.unpark(t)
+        elsewhere = t.prefills_on is not None
         if t.home is not None:
-            self.known_engines[t.home].sessions -= 1
+            before = self.known_engines[t.home]
+            before.sessions -= 1
+            if elsewhere:
+                self._count(before, -1)
         if home is not None:
-            self.engine(home).sessions += 1
+            after = self.engine(home)
+            after.sessions += 1
+            if elsewhere:
+                self._count(after, 1)
         t.home = home
+        t.home_kv_tokens = 0
 
     def enqueue(self, t: Trajectory, engine: Engine, priority: float) -> None:
-        """Put a homed, runnable trajectory in its engine's queue, or give it a new key there."""
+        """Put a homed, runnable trajectory in an engine's queue, or give it a new key there."""
         if t.ticket < 0:
             self.held.pop(t.id, None)
             self.move(t, "queued")
             self._count(engine, 1)
+            if engine.shape.prefills_only:
+                self._begin_prefill(t, engine)
         self._tickets += 1
         t.ticket = self._tickets
         t.priority = priority
         heappush(engine.queue, (-priority, self._tickets, t))
 
+    def _begin_prefill(self, t: Trajectory, engine: Engine) -> None:
+        """Its step goes to a prefill engine first; it is in flight at its home all the same."""
+        t.prefills_on = engine.id
+        t.prefill_tokens = t.context_tokens - t.home_kv_tokens
+        engine.prefill_tokens += t.prefill_tokens
+        if t.home is not None:
+            self._count(self.known_engines[t.home], 1)
+
+    def _end_prefill(self, t: Trajectory, engine: Engine) -> None:
+        t.prefills_on = None
+        engine.prefill_tokens -= t.prefill_tokens
+        if t.home is not None:
+            self._count(self.known_engines[t.home], -1)
+
+    def keep_prefilled(self, t: Trajectory, engine: Engine) -> None:
+        """A prefill engine keeps the KV of a step for the engine that decodes it."""
+        t.prefilled_on, t.prefilled_kv_tokens = engine.id, t.context_tokens
+        engine.prefilled_kv_tokens += t.context_tokens
+
+    def drop_prefilled(self, t: Trajectory) -> Engine | None:
+        """That KV is needed no more; return the engine on which it is free again."""
+        if t.prefilled_on is None:
+            return None
+        engine = self.known_engines[t.prefilled_on]
+        engine.prefilled_kv_tokens -= t.prefilled_kv_tokens
+        t.prefilled_on = None
+        return engine
+
     def unqueue(self, t: Trajectory, engine: Engine) -> None:
         """Take a trajectory out of a queue; its entry goes stale."""
         t.ticket = -1
         self._count(engine, -1)
+        if t.prefills_on is not None:
+            self._end_prefill(t, engine)
 
-    def start(self, t: Trajectory, engine: Engine) -> None:
+    def start(self, t: Trajectory, engine: Engine, phase: Phase = "running") -> None:
         """The head of the queue takes a slot."""
         heappop(engine.queue)
         t.ticket = -1
-        self.move(t, "running")
+        self.move(t, phase)
         t.dispatched_s = self.now_s
         t.estimated_kv_tokens = t.context_tokens + t.reserved_tokens
         engine.estimated_kv_tokens += t.estimated_kv_tokens
@@ -288,6 +286,10 @@ class Ledger:
             engine.preempting -= 1
         t.output_tokens += output_tokens
         t.context_tokens += output_tokens
+        if t.prefills_on is not None:
+            self._end_prefill(t, engine)
+        elif output_tokens:
+            t.home_kv_tokens = t.context_tokens
         self.estimate(t, max(0.0, t.remaining_tokens - output_tokens))
 
     def begin_preemption(self, t: Trajectory, engine: Engine) -> None:
@@ -297,12 +299,13 @@ class Ledger:
 
     def finish(self, t: Trajectory) -> None:
         """End the trajectory, from any phase."""
-        if t.home is not None:
-            engine = self.known_engines[t.home]
-            self.unpark(t)
+        self.unpark(t)
+        self.drop_prefilled(t)
+        if t.engine is not None:
+            engine = self.known_engines[t.engine]
             if t.phase == "queued":
                 self.unqueue(t, engine)
-            elif t.phase in RUNNING:
+            elif t.phase in IN_SLOT:
                 self.end_run(t, engine, 0)
         self.held.pop(t.id, None)
         self.set_home(t, None)
@@ -322,32 +325,27 @@ class Ledger:
         queued: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
         running: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
         parked: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
+        prefilled: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
+        elsewhere: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
         for t in self.trajectories.values():
             if t.home is not None:
                 sessions[t.home] += 1
                 parked[t.home] += t.estimated_kv_tokens if t.parked else 0
-            assert not t.parked or t.phase in ("tool", "predicting"), (
-                f"{t.id} is parked but {t.phase}"
-            )
-            assert (t.phase == "held") == (t.id in self.held), (
-                f"{t.id}: {t.phase} and held disagree"
-            )
-            assert (t.phase == "queued") == (t.ticket >= 0), (
-                f"{t.id}: {t.phase} and ticket disagree"
-            )
-            assert t.phase != "finished", f"{t.id} is finished and still here"
-            if t.phase == "queued" or t.phase in RUNNING:
-                assert t.home is not None, f"{t.id} is {t.phase} without a home"
-                assert self.known_engines[t.home].alive, f"{t.id} is {t.phase} on a dead engine"
-                (queued if t.phase == "queued" else running)[t.home] += 1
-            if t.phase in RUNNING:
-                assert t.home is not None
-                assert t.id in self.known_engines[t.home].running
-            if t.phase == "migrating":
-                assert t.migrating_to is not None, f"{t.id} waits for no migration"
-            if t.phase == "predicting":
-                assert t.predictions_due, f"{t.id} waits for no prediction"
-                assert t.migrating_to is None, f"{t.id} waits for a prediction and a migration"
+            self._check_trajectory(t)
+            if t.phase == "queued" or t.phase in IN_SLOT:
+                assert t.engine is not None, f"{t.id} is {t.phase} without an engine"
+                assert self.known_engines[t.engine].alive, f"{t.id} is {t.phase} on a dead engine"
+                (queued if t.phase == "queued" else running)[t.engine] += 1
+                if t.prefills_on is not None and t.home is not None:
+                    elsewhere[t.home] += 1
+            else:
+                assert t.prefills_on is None, f"{t.id} is {t.phase} and prefills"
+            if t.prefilled_on is not None:
+                assert t.prefills_on is None, f"{t.id} is prefilled and prefills"
+                prefilled[t.prefilled_on] += t.prefilled_kv_tokens
+            if t.phase in IN_SLOT:
+                assert t.engine is not None
+                assert t.id in self.known_engines[t.engine].running
         for t in self.ended.values():
             assert t.phase == "finished", f"{t.id} ended but is {t.phase}"
             assert t.migrating_to is not None or t.predictions_due, f"{t.id} awaits nothing"
@@ -355,7 +353,9 @@ class Ledger:
             assert e.sessions == sessions[e.id], f"{e.id} counts {e.sessions} sessions"
             assert len(list(e.waiting())) == queued[e.id], f"{e.id} queue disagrees with phases"
             assert len(e.running) == running[e.id], f"{e.id} running disagrees with phases"
-            assert e.in_flight == queued[e.id] + running[e.id], f"{e.id} miscounts in flight"
+            in_flight = queued[e.id] + running[e.id] + elsewhere[e.id]
+            assert e.in_flight == in_flight, f"{e.id} miscounts in flight"
+            assert e.prefilled_kv_tokens == prefilled[e.id], f"{e.id} miscounts KV kept for others"
             assert len(e.running) <= e.max_running, f"{e.id} exceeds its slots"
             kv = sum(t.estimated_kv_tokens for t in e.running.values())
             assert kv == e.estimated_kv_tokens, f"{e.id} miscounts KV"
@@ -363,8 +363,20 @@ class Ledger:
             assert e.parked_kv_tokens == parked[e.id], f"{e.id} miscounts parked KV"
             assert e.preempting == sum(t.phase == "preempting" for t in e.running.values())
             assert e.preempting <= 1, f"{e.id} has more than one preemption under way"
-            assert (e in self.engines) == e.accepting, f"{e.id} accepting disagrees"
+            place = self.prefill_engines if e.shape.prefills_only else self.engines
+            assert (e in place) == e.accepting, f"{e.id} accepting disagrees"
             assert e.alive or not (e.accepting or e.in_flight), f"{e.id} is dead and has work"
         if self.engines:
             fewest = min(self.engines, key=lambda e: e.in_flight)
             assert self.fewest_in_flight() is fewest, f"{fewest.id} has the fewest in flight"
+
+    def _check_trajectory(self, t: Trajectory) -> None:
+        assert not t.parked or t.phase in ("tool", "predicting"), f"{t.id} is parked but {t.phase}"
+        assert (t.phase == "held") == (t.id in self.held), f"{t.id}: {t.phase} and held disagree"
+        assert (t.phase == "queued") == (t.ticket >= 0), f"{t.id}: {t.phase} and ticket disagree"
+        assert t.phase != "finished", f"{t.id} is finished and still here"
+        if t.phase in ("migrating", "pulling"):
+            assert t.migrating_to is not None, f"{t.id} waits for no migration"
+        if t.phase == "predicting":
+            assert t.predictions_due, f"{t.id} waits for no prediction"
+            assert t.migrating_to is None, f"{t.id} waits for a prediction and a migration"

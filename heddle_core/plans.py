@@ -1,5 +1,7 @@
 """A resource plan, and the planning problem as plain data."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -49,6 +51,24 @@ class ResourcePlan(msgspec.Struct, frozen=True, kw_only=True):
                     f"a plan has homes on engine {name!r}, which is not among its engines: "
                     f"{', '.join(names) or 'none'}"
                 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disaggregation:
+    """Prefill engines beside those of every plan, which then only decode."""
+
+    engines: tuple[EngineSpec, ...]
+    """Each of role `prefill`."""
+    threshold_tokens: int
+    """A step with at most so many tokens beyond the KV at its home is prefilled there; 0: none."""
+    prefill_s_by_shape: Mapping[EngineShape, float]
+    """Estimated seconds of a prompt token, by the shapes of `engines`."""
+
+    def __post_init__(self) -> None:
+        if not self.engines or not all(spec.shape.prefills_only for spec in self.engines):
+            raise ValueError("disaggregation needs engines of role prefill, and no others")
+        if self.threshold_tokens < 0:
+            raise ValueError(f"threshold_tokens must be 0 or more, not {self.threshold_tokens}")
 
 
 class PlanProblem(Protocol):

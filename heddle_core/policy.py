@@ -13,7 +13,7 @@ from heddle_core.estimate.cost import CostModel
 from heddle_core.estimate.history import History
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
-from heddle_core.plans import PlanProblem, ResourcePlan
+from heddle_core.plans import Disaggregation, PlanProblem, ResourcePlan
 from heddle_core.trajectory import Phase
 
 
@@ -24,23 +24,41 @@ class PolicyContext:
     pools: Mapping[str, int]
     """GPUs of each class."""
     shape: EngineShape
-    """Engines of the uniform plan that baselines use."""
+    """Engines of the uniform plan that baselines use, in the pool of its GPU class."""
     shape_choices: tuple[EngineShape, ...]
     """Shapes that a planner may mix; the model fits on each."""
     max_running: int
     """Slots of each engine: steps in its batch at once."""
     mix: tuple[EngineShape, ...] = ()
     """Engines of policies that do not plan, where they do not all have `shape`."""
+    other_shapes: tuple[EngineShape, ...] = ()
+    """What `shape` is in the pools of the other GPU classes, one for each."""
     cost: CostModel
     history: History | None = None
     """Statistics of earlier rollouts of this workload, if there were any."""
     learned: "PredictorFactory | None" = field(default=None, repr=False, compare=False)
     """Makes the predictor that reads a trained model; None without a model."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """GPU class of a task, as the user has it; of some tasks or none."""
     seed: int = 0
     engine_start_s: float = ENGINE_START_S
     """Estimated seconds from the start of an engine until it is ready, while a rollout runs."""
     engine_start_s_by_shape: Mapping[EngineShape, float] = field(default_factory=dict)
     """The same for shapes where it is known, such as those of engines that are asleep."""
+
+    @property
+    def uniform(self) -> tuple[EngineShape, ...]:
+        """Engines of the uniform plan: as many as each pool has GPUs for."""
+        return tuple(
+            shape
+            for shape in (self.shape, *self.other_shapes)
+            for _ in range(self.pools.get(shape.gpu, 0) // max(shape.gpus, 1))
+        )
+
+    disaggregation: Disaggregation | None = None
+    """Prefill engines that the controller keeps beside the policy's engines, on GPUs of their own.
+
+    `pools` and all shapes are then of engines that decode."""
 
     def start_s(self, shape: EngineShape) -> float:
         """Estimated seconds until an engine of `shape` is ready."""
@@ -143,7 +161,7 @@ class EngineView(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Steps queued for it or running on it."""
+        """Steps queued for it or running on it, and those that a prefill engine has for it."""
         ...
 
     @property

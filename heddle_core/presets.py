@@ -16,6 +16,7 @@ from heddle_core.parts.migration.balance import Balance
 from heddle_core.parts.migration.carry import Carry
 from heddle_core.parts.migration.follow_rank import FollowRank
 from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.affinity import Affinity
 from heddle_core.parts.placement.buckets import Buckets
 from heddle_core.parts.placement.cache_aware import CacheAware
 from heddle_core.parts.placement.hybrid_ratio import HybridRatio
@@ -27,6 +28,7 @@ from heddle_core.parts.placement.shared_kv import SharedKv
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
+from heddle_core.parts.placement.tagged_affinity import TaggedAffinity
 from heddle_core.parts.planner.equal_progress import EqualProgressPlan
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
@@ -132,6 +134,16 @@ def program_scheduling(context: PolicyContext) -> Policy:
     return _baseline(context, ProgramScheduling(context))
 
 
+def rollart(context: PolicyContext) -> Policy:
+    """RollArt's affinity: tasks to the GPU class of their tag, to others when it is full."""
+    return _baseline(context, TaggedAffinity(context))
+
+
+def rollart_measured(context: PolicyContext) -> Policy:
+    """The same without tags: tasks to the GPU class that suits their prefill and decode."""
+    return _baseline(context, Affinity(context))
+
+
 def heddle(context: PolicyContext) -> Policy:
     """Our best configuration: no oracle, engines widened and balanced while it runs."""
     return Policy(
@@ -202,6 +214,8 @@ PRESETS: Mapping[str, Factory] = {
     "thunderagent": thunderagent,
     "seer": seer,
     "program-scheduling": program_scheduling,
+    "rollart": rollart,
+    "rollart-measured": rollart_measured,
     "heddle": heddle,
     "heddle-paper": heddle_paper,
     "heddle-no-migration": heddle_no_migration,

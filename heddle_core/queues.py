@@ -3,19 +3,24 @@
 This file is part of the controller: it reads no clock and does no I/O.
 """
 
-from heddle_core.commands import Cancel, CommandList, Dispatch, Preempt
+from heddle_core.commands import Cancel, CommandList, Dispatch, Migrate, Preempt
+from heddle_core.engine_state import Engine
 from heddle_core.hooks import Hooks
 from heddle_core.ids import TrajectoryId
-from heddle_core.ledger import Engine, Ledger
+from heddle_core.ledger import Ledger
 from heddle_core.policy import Policy
+from heddle_core.prefill import PrefillChoice
 from heddle_core.trajectory import Trajectory
 
 
 class Queues:
     """Assigns steps to slots, with the policy's parts."""
 
-    def __init__(self, policy: Policy, ledger: Ledger, hooks: Hooks) -> None:
+    def __init__(
+        self, policy: Policy, ledger: Ledger, hooks: Hooks, prefill: PrefillChoice
+    ) -> None:
         self._policy = policy
+        self._prefill = prefill
         self._ledger = ledger
         self._chunk_tokens = hooks.chunk_tokens
         self.backlog: dict[TrajectoryId, Trajectory] = {}
@@ -50,8 +55,9 @@ class Queues:
             self._cancel(t, engine, out)
             return
         self._ledger.set_home(t, engine.id)
-        self.enqueue(t, engine)
-        self.fill(engine, out, may_preempt=True)
+        first = self._prefill.engine_for(t, engine) or engine
+        self.enqueue(t, first)
+        self.fill(first, out, may_preempt=True)
 
     def _cancel(self, t: Trajectory, engine: Engine, out: CommandList) -> None:
         """Cancel `t`: no engine can hold its context, and waiting would block a queue for ever."""
@@ -64,7 +70,9 @@ class Queues:
         policy = self._policy
         if not policy.predictor.served:
             self._ledger.estimate(t, policy.predictor.remaining_tokens(t))
-        t.reserved_tokens = policy.admission.reserve_tokens(t, t.remaining_tokens)
+        t.reserved_tokens = 1
+        if not engine.shape.prefills_only:
+            t.reserved_tokens = policy.admission.reserve_tokens(t, t.remaining_tokens)
         self._ledger.enqueue(t, engine, policy.scheduler.priority(t, t.remaining_tokens))
 
     def fill(self, engine: Engine, out: CommandList, *, may_preempt: bool = False) -> None:
@@ -74,23 +82,33 @@ class Queues:
         ledger = self._ledger
         head = engine.head()
         while head is not None and engine.fits(head):
-            ledger.start(head, engine)
-            out.append(
-                Dispatch(
-                    trajectory=head.id,
-                    step=head.step,
-                    engine=engine.id,
-                    priority=head.priority,
-                    max_tokens=self._chunk_tokens,
-                    cause=out.cause,
+            source = self._prefill.source(head, engine)
+            if source is None:
+                ledger.start(head, engine)
+                self._dispatch(head, engine, out)
+            else:
+                ledger.start(head, engine, "pulling")
+                head.migrating_to = engine.id
+                out.append(
+                    Migrate(
+                        trajectory=head.id,
+                        source=source,
+                        target=engine.id,
+                        copy=True,
+                        cause=out.cause,
+                    )
                 )
-            )
             head = engine.head()
+        if engine.shape.prefills_only:
+            return
         if may_preempt and head is not None and self._policy.scheduler.preemptive:
             # One at a time: another Preempt before the first took effect would evict a whole batch.
             if engine.preempting:
                 return
-            victim = min(engine.running.values(), key=lambda t: t.priority)
+            running = [t for t in engine.running.values() if t.phase == "running"]
+            if not running:
+                return
+            victim = min(running, key=lambda t: t.priority)
             if victim.priority < head.priority:
                 ledger.begin_preemption(victim, engine)
                 out.append(
@@ -98,3 +116,21 @@ class Queues:
                         trajectory=victim.id, step=victim.step, engine=engine.id, cause=out.cause
                     )
                 )
+
+    def dispatch_pulled(self, t: Trajectory, engine: Engine, out: CommandList) -> None:
+        """Dispatch a step that has waited in its slot for KV."""
+        self._ledger.move(t, "running")
+        t.dispatched_s = self._ledger.now_s
+        self._dispatch(t, engine, out)
+
+    def _dispatch(self, t: Trajectory, engine: Engine, out: CommandList) -> None:
+        out.append(
+            Dispatch(
+                trajectory=t.id,
+                step=t.step,
+                engine=engine.id,
+                priority=t.priority,
+                max_tokens=1 if engine.shape.prefills_only else self._chunk_tokens,
+                cause=out.cause,
+            )
+        )

@@ -14,6 +14,7 @@ from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
 Phase: TypeAlias = Literal[
     "held",
     "queued",
+    "pulling",
     "running",
     "preempting",
     "tool",
@@ -31,19 +32,25 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, str]]] = {
     },
     "queued": {
         "running": "Dispatch",
+        "pulling": "Migrate: its KV is on another engine",
         "held": "its engine closed or failed",
+        "finished": "TrajectoryFinished",
+    },
+    "pulling": {
+        "running": "MigrationFinished, and Dispatch",
+        "migrating": "its engine closed or failed",
         "finished": "TrajectoryFinished",
     },
     "running": {
         "tool": "StepFinished",
         "preempting": "Preempt",
-        "queued": "StepPreempted",
+        "queued": "StepPreempted, or its prefill engine failed",
         "held": "EngineFailed, or StepPreempted without an engine",
         "finished": "TrajectoryFinished",
     },
     "preempting": {
         "tool": "StepFinished",
-        "queued": "StepPreempted",
+        "queued": "StepPreempted, or its prefill engine failed",
         "held": "EngineFailed, or StepPreempted without an engine",
         "finished": "TrajectoryFinished",
     },
@@ -115,3 +122,18 @@ class Trajectory:
     """Whether its KV was kept at home until its latest tool returned."""
     arrival: int = 0
     """Arrivals before its own, over all rollouts."""
+    home_kv_tokens: int = 0
+    """Tokens whose KV its home had when it last knew; some may have been evicted since."""
+    prefills_on: EngineId | None = None
+    """The prefill engine that its step waits for or has a slot of."""
+    prefill_tokens: int = 0
+    """Tokens to compute there."""
+    prefilled_on: EngineId | None = None
+    """The prefill engine that keeps the KV of its step, until its home has it."""
+    prefilled_kv_tokens: int = 0
+    """Tokens of that KV."""
+
+    @property
+    def engine(self) -> EngineId | None:
+        """The engine that its step waits for or has a slot of, if there is one."""
+        return self.prefills_on if self.prefills_on is not None else self.home

@@ -50,6 +50,8 @@ class Cluster:
         self._closing: dict[EngineId, None] = {}
         """Stopping engines that have drained and are about to end."""
         self._running: dict[EngineId, dict[TrajectoryId, None]] = {}
+        self._kept: dict[TrajectoryId, EngineId] = {}
+        """Prefill engines that keep the KV of a trajectory until its next dispatch."""
         self._under_way = False
         self._idle: dict[EngineId, None] = {}
         """Engines that were idle at the last sample and since."""
@@ -104,6 +106,8 @@ class Cluster:
     def dispatch(self, command: Dispatch, request: StepRequest) -> str:
         """Start a step; `on_end` is called when it ends. Returns the reason if it cannot start."""
         name = command.engine
+        if self._kept:
+            self.let_go(command.trajectory)
         engine = self.engines.get(name)
         if engine is None:
             return ""  # EngineFailed is on its way to the controller, and ends the command
@@ -118,6 +122,22 @@ class Cluster:
                 if other != name:
                     client.forget(command.trajectory)
         return ""
+
+    def prefills_only(self, name: EngineId) -> bool:
+        """Whether another engine decodes what an engine prefills."""
+        engine = self.engines.get(name)
+        return engine is not None and engine.spec.shape.prefills_only
+
+    def keep(self, trajectory: TrajectoryId, name: EngineId) -> None:
+        """An engine keeps the KV of a step that has ended there; see `StepRequest.keep_kv`."""
+        self._kept[trajectory] = name
+
+    def let_go(self, trajectory: TrajectoryId) -> None:
+        """The KV that is kept of a trajectory is not needed any more, or is elsewhere too."""
+        name = self._kept.pop(trajectory, None)
+        engine = self.engines.get(name) if name is not None else None
+        if engine is not None:
+            engine.forget(trajectory)
 
     def preempt(self, command: Preempt) -> None:
         """Abort a running step; it ends as any other."""

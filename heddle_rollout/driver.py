@@ -84,7 +84,7 @@ class _Rollout:
 class _Trajectory:
     """The driver's state of one agent."""
 
-    __slots__ = ("agent", "arrived", "id", "limit_tokens", "rollout", "step", "tool")
+    __slots__ = ("agent", "arrived", "id", "keeps_kv", "limit_tokens", "rollout", "step", "tool")
 
     def __init__(self, agent: Agent, rollout: _Rollout) -> None:
         self.id, self.agent, self.rollout = agent.id, agent, rollout
@@ -94,6 +94,8 @@ class _Trajectory:
         """Tool of the last call."""
         self.limit_tokens = 0
         """Tokens after which the dispatch under way ends before its step may; 0: none."""
+        self.keeps_kv = False
+        """Whether its engine keeps its KV then, for another engine."""
 
 
 class Driver:
@@ -449,7 +451,8 @@ class Driver:
         tracked.limit_tokens = 0
         # A live model may end a step at the limit by chance, and no result says which it was.
         if limit is not None and limit < request.max_tokens and request.exact:
-            request = msgspec.structs.replace(request, max_tokens=limit)
+            tracked.keeps_kv = self._cluster.prefills_only(command.engine)
+            request = msgspec.structs.replace(request, max_tokens=limit, keep_kv=tracked.keeps_kv)
             tracked.limit_tokens = limit
         refused = self._cluster.dispatch(command, request)
         if refused:
@@ -479,9 +482,14 @@ class Driver:
         tracked = self._trajectories.get(result.trajectory)
         if tracked is None:
             self._on_lost(result.trajectory, result.tokens)  # it was cancelled meanwhile
+            if self._cluster.prefills_only(engine):
+                self._cluster.keep(result.trajectory, engine)
+                self._cluster.let_go(result.trajectory)
             return
         if 0 < tracked.limit_tokens <= result.tokens and not result.error:
             result = msgspec.structs.replace(result, finished=False)
+            if tracked.keeps_kv:
+                self._cluster.keep(tracked.id, engine)
         action = self._keep_tokens(tracked, result)
         if not result.finished:
             self._deliver(
@@ -573,6 +581,7 @@ class Driver:
         if self._trajectories.pop(trajectory, None) is None:
             return
         rollout.unfinished -= 1
+        self._cluster.let_go(trajectory)
         self._deliver(
             TrajectoryFinished(time_s=self._clock.now_s, trajectory=trajectory, outcome=outcome)
         )

@@ -51,6 +51,9 @@ class StepRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Tokens to make at most."""
     exact: bool
     """Whether to make exactly `max_tokens`, as a replay does, or to stop at the model's end."""
+    keep_kv: bool = False
+    """Whether its KV stays on the engine after its end, until `forget`: another engine will copy
+    it. An engine that cannot keep it leaves it in its prefix cache."""
     prompt_ids: Sequence[int] = ()
     """The prompt itself; empty for an engine that makes no tokens."""
 
@@ -186,7 +189,7 @@ class EngineClient(Protocol):
         """
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Hint: the trajectory's KV here is of no more use."""
+        """Hint: the trajectory's KV here is of no more use, or need not be kept any more."""
 
     def export_kv(
         self, trajectory: TrajectoryId, prompt_ids: Sequence[int], *, move: int = 0

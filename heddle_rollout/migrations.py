@@ -147,7 +147,7 @@ class Migrations:
     def _end(self, migration: _Migration, placed: KvPlaced) -> None:
         lost = migration.kv is not None and placed.way == "none"
         source = self._engines.get(migration.command.source)
-        if source is not None and not lost:
+        if source is not None and not lost and not migration.command.copy:
             source.forget(migration.command.trajectory)
         self._report(migration, placed, ok=not lost)
 

@@ -133,8 +133,17 @@ class ContinuousBatch:
         self.cache.put(context, blocks)
         return blocks
 
+    def let_go(self, context: Context) -> None:
+        """KV that was kept for another engine becomes prefix cache."""
+        self.used_blocks -= context.kept
+        self.cache.put(context, context.kept)
+        context.kept = 0
+
     def flush(self) -> None:
         """Void all cached KV; what runs keeps its own, which is not cached afterwards."""
+        for context in self.cache.contexts.values():
+            self.used_blocks -= context.kept
+            context.kept = 0
         self.cache.clear()
         self._prompts.clear()
         self._epoch += 1
@@ -188,7 +197,7 @@ class ContinuousBatch:
             self._chunks.clear()
         while decoding.first_end <= decoding.iterations:
             done = decoding.first()
-            self._end_step(done)
+            self._end_step(done, keep=done.keep_kv)
             self.ended.append(done.result(now_s, finished=True))
 
     def abort(self, request: Request, now_s: float) -> None:
@@ -197,14 +206,14 @@ class ContinuousBatch:
             self._end_step(request)
             self.ended.append(request.result(now_s, finished=False))
 
-    def _end_step(self, request: Request) -> None:
-        self._withdraw(request)
+    def _end_step(self, request: Request, *, keep: bool = False) -> None:
+        self._withdraw(request, keep=keep)
         context = request.context
         request.state, context.request = ENDED, None
         self.cache.forget_if_empty(context)
 
-    def _withdraw(self, request: Request) -> None:
-        """Take a step out of the batch; its whole blocks become prefix cache."""
+    def _withdraw(self, request: Request, *, keep: bool = False) -> None:
+        """Take a step out of the batch; its whole blocks become prefix cache, or are kept."""
         if request.finish >= 0:
             kv_tokens = self.decoding.leave(request)
         else:
@@ -214,6 +223,10 @@ class ContinuousBatch:
         block_size = self._block_size
         self.used_blocks -= -(-kv_tokens // block_size)
         if self._prefix_caching and request.epoch == self._epoch:
+            if keep:
+                request.context.kept = kv_tokens // block_size
+                self.used_blocks += request.context.kept
+                return
             self.cache.put(request.context, kv_tokens // block_size)
             if self._host is not None:
                 self._host.store.put(request.context.trajectory, kv_tokens // block_size)
@@ -384,7 +397,7 @@ class ContinuousBatch:
         for member in prompt.members:
             if own >= most:
                 break
-            blocks, sibling = member.blocks, member.request
+            blocks, sibling = member.blocks + member.kept, member.request
             if sibling is not None and sibling.state == RUNNING:
                 blocks = sibling.computed_tokens // self._block_size
             own = max(own, min(blocks, most))
@@ -399,9 +412,11 @@ class ContinuousBatch:
             tokens += chunk
             pairs += chunk * (request.computed_tokens - 0.5 * chunk)
         table = self._table
-        return self._inverse_speed * (
-            table.prefill_s(tokens, pairs) + table.host_per_prefill_s * len(self._chunks)
-        )
+        seconds = table.prefill_s(tokens, pairs) + table.host_per_prefill_s * len(self._chunks)
+        least = table.base_s[0] - table.base_s[self.decoding.size]
+        if least > 0.0:
+            seconds += least
+        return self._inverse_speed * seconds
 
 
 def _scaled(seconds: Sequence[float], speed: float) -> Sequence[float]:

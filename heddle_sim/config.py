@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from heddle_core.defaults import ENGINE_START_S, REPORT_DELAY_S, REPORT_INTERVAL_S
-from heddle_core.ids import EngineId
+from heddle_core.ids import EngineId, EngineShape
 from heddle_rollout.clock import Clock
 from heddle_rollout.engines import EngineRefusedError
 from heddle_rollout.tools import ToolPools
@@ -28,9 +28,9 @@ class HostKvConfig:
     fixed_s: float
     """Seconds of a load, whatever its size."""
 
-    def blocks(self, tp: int, block_bytes: int) -> int:
-        """Blocks that the store of an engine of degree `tp`, or of the cluster, has room for."""
-        gpus = self.gpus if self.scope == "cluster" else tp
+    def blocks(self, engine_gpus: int, block_bytes: int) -> int:
+        """Blocks that the store of an engine of so many GPUs, or of the cluster, has room for."""
+        gpus = self.gpus if self.scope == "cluster" else engine_gpus
         return int(gpus * self.gpu_bytes // block_bytes)
 
 
@@ -42,10 +42,12 @@ class SimulationConfig:
         ValueError: a negative fixed time of transfers, or no bandwidth.
     """
 
-    table: Callable[[str, int], LatencyTable]
-    """True iteration times for a GPU class and a TP degree."""
+    table: Callable[[EngineShape], LatencyTable]
+    """True iteration times of engines of a shape."""
     transfer_fixed_s: float
     transfer_bytes_per_s: float
+    handover_fixed_s: float | None = None
+    """Instead of `transfer_fixed_s` from and to engines that only prefill; None: the same."""
     moves_by: Literal["kv", "prefill"] = "kv"
     """How a context gets to its new engine: its KV is moved, or it is prefilled there, beside what
     that engine is doing, in one of its spare slots."""
@@ -64,8 +66,8 @@ class SimulationConfig:
     engine_start_s: float = ENGINE_START_S
     """From StartEngine to EngineReady once the rollout is under way; before its first dispatch the
     engines of a plan count as ready, as frameworks keep them between rollouts."""
-    engine_start_s_at: Mapping[int, float] = field(default_factory=dict)
-    """TP degree -> the same, where it is known for that degree."""
+    engine_start_s_at: Mapping[EngineShape, float] = field(default_factory=dict)
+    """The same for shapes where it is known."""
     dispatch_s: float = 0.0
     """From a dispatch until its engine sees it."""
     prediction_s: float = 0.0
@@ -93,13 +95,20 @@ class SimulationConfig:
         tools = self.tools
         return None if tools is None else tools.made(clock, self.seed, scale=self.tool_scale)
 
-    def start_s(self, tp: int) -> float:
-        """Seconds that an engine of TP degree `tp` takes to start."""
-        return self.engine_start_s_at.get(tp, self.engine_start_s)
+    def start_s(self, shape: EngineShape) -> float:
+        """Seconds that an engine takes to start."""
+        return self.engine_start_s_at.get(shape.as_role("both"), self.engine_start_s)
 
     def transfer_s(self, kv_bytes: float) -> float:
         """Seconds that `kv_bytes` take from one engine to another, once both are free."""
         return self.transfer_fixed_s + kv_bytes / self.transfer_bytes_per_s
+
+    def handover_s(self, kv_bytes: float) -> float:
+        """The same from or to an engine that only prefills."""
+        fixed_s = self.handover_fixed_s
+        if fixed_s is None:
+            fixed_s = self.transfer_fixed_s
+        return fixed_s + kv_bytes / self.transfer_bytes_per_s
 
 
 def check_settings(

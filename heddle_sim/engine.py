@@ -109,12 +109,14 @@ class SimEngine:
         prompt_tokens: int,
         shared_tokens: int,
         output_tokens: int,
+        keep_kv: bool = False,
     ) -> None:
         """Queue a step; it joins the next iteration if it can be admitted.
 
         `shared_tokens` of the prompt continue the context at the end of the trajectory's previous
         step (0 for its first one). KV held here beyond that is no longer a prefix and is dropped.
         If a trajectory was compacted while it ran on another engine, its KV here must be released.
+        With `keep_kv` its KV stays in use after its last token, until `release`.
 
         Raises:
             EngineRefusedError: it can never fit, it is here already, or the engine has failed.
@@ -139,8 +141,11 @@ class SimEngine:
         context = batch.cache.context(trajectory)
         if context.request is not None:
             raise EngineRefusedError(f"engine {self.engine}: {trajectory} has a step here already")
+        if context.kept:
+            self.release(trajectory)
+            context = batch.cache.context(trajectory)
         request = Request(
-            context, group, prompt_tokens, shared_tokens, output_tokens, self._clock.now_s
+            context, group, prompt_tokens, shared_tokens, output_tokens, self._clock.now_s, keep_kv
         )
         context.request = request
         if self._arrival_s > 0.0:
@@ -204,17 +209,22 @@ class SimEngine:
         self._clock.call_after(0.0, self._report_ends)
 
     def release(self, trajectory: TrajectoryId) -> None:
-        """Drop a trajectory's cached KV; a running step keeps its own."""
+        """Drop the cached KV of a trajectory; KV that is kept for another engine becomes cache."""
         self._settle()
         cache = self._batch.cache
         context = cache.contexts.get(trajectory)
         if context is not None:
-            cache.take(context)
+            if context.kept:
+                self._batch.let_go(context)
+                if self._state == _IDLE and self._batch.waiting:
+                    self._wake_after(0.0)
+            else:
+                cache.take(context)
             cache.forget_if_empty(context)
         self._reconsider_waiting()
 
     def export_kv(self, trajectory: TrajectoryId) -> int:
-        """Tokens of cached KV that a migration could take from here, whole blocks; it stays here.
+        """Tokens of KV that a migration could take from here, whole blocks; it stays here.
 
         0 when there is none, and while a step of the trajectory runs.
         """

@@ -76,14 +76,14 @@ class SimEngineClient:
         """Become ready."""
         self._follow()
         config, spec = self._config, self._spec
-        table = config.table(spec.shape.gpu, spec.shape.tp)
+        table = config.table(spec.shape)
         moves_kv = config.moves_by == "kv"
         slots = spec.max_running + (0 if moves_kv else SPARE_SLOTS)
         block_bytes = config.block_size * table.kv_bytes_per_token
         store, host_kv, host = self._shared_kv, config.host_kv, None
         if host_kv is not None:
-            store = store or HostKv(host_kv.blocks(spec.shape.tp, block_bytes))
-            s_per_block = block_bytes / (spec.shape.tp * host_kv.gpu_bytes_per_s)
+            store = store or HostKv(host_kv.blocks(spec.shape.gpus, block_bytes))
+            s_per_block = block_bytes / (spec.shape.gpus * host_kv.gpu_bytes_per_s)
             host = HostLink(store, host_kv.fixed_s, s_per_block)
         self._model = SimEngine(
             self._engine_clock,
@@ -114,6 +114,7 @@ class SimEngineClient:
             prompt_tokens=request.prompt_tokens,
             shared_tokens=request.shared_tokens,
             output_tokens=request.max_tokens,
+            keep_kv=request.keep_kv,
         )
 
     def abort(self, trajectory: TrajectoryId) -> None:
@@ -122,7 +123,7 @@ class SimEngineClient:
             self._alive().abort(trajectory)
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Drop a trajectory's cached KV."""
+        """Drop a trajectory's cached KV, or keep it as a cache only."""
         if self._model is not None:
             self._alive().release(trajectory)
 
@@ -160,7 +161,13 @@ class SimEngineClient:
         """
         model = self._alive()
         if kv is not None and self._capabilities.import_kv:
-            delay_s = self._config.transfer_s(kv.kv_bytes)
+            # A prefix that is here already is not copied again.
+            missing = max(kv.kv_tokens - model.export_kv(trajectory), 0)
+            roles = {self._spec.shape.role, kv.params["engine"].spec.shape.role}
+            seconds = self._config.transfer_s
+            if "prefill" in roles:
+                seconds = self._config.handover_s
+            delay_s = seconds(missing * model.kv_bytes_per_token)
             self._clock.call_after(delay_s, self._arrived, group, kv, move)
         elif kv is not None and kv.kv_tokens < model.kv_capacity_tokens:
             self._prefills[trajectory] = move
@@ -206,7 +213,7 @@ class SimEngineClient:
     def busy_gpu_s(self) -> float:
         """GPU-seconds in iterations so far, over its whole life."""
         busy_s = self._model.busy_s if self._model is not None else self._busy_s
-        return busy_s * self._spec.shape.tp
+        return busy_s * self._spec.shape.gpus
 
     def stop(self) -> None:
         """End the engine."""
@@ -299,7 +306,7 @@ class SimLauncher:
         self._engines[spec.engine] = engine, listener
         loaded = self._loaded is not None and spec.engine.startswith(self._loaded)
         at_once = loaded or self._clock.frozen
-        delay_s = 0.0 if at_once else self._config.start_s(spec.shape.tp)
+        delay_s = 0.0 if at_once else self._config.start_s(spec.shape)
         self._clock.call_after(delay_s, engine.begin)
         return engine
 
@@ -310,9 +317,9 @@ class SimLauncher:
         if host_kv is None or host_kv.scope != "cluster":
             return None
         if self._shared_kv is None:
-            table = config.table(spec.shape.gpu, spec.shape.tp)
+            table = config.table(spec.shape)
             block_bytes = config.block_size * table.kv_bytes_per_token
-            self._shared_kv = HostKv(host_kv.blocks(spec.shape.tp, block_bytes))
+            self._shared_kv = HostKv(host_kv.blocks(spec.shape.gpus, block_bytes))
         return self._shared_kv
 
     @property

@@ -5,7 +5,9 @@ of `p` tokens in total with `q` (query, key) pairs, takes
 
     base_s[b] + per_context_s[b] * c + prefill_s(p, q) + host_per_prefill_s * (prefilling sequences)
 
-It is affine in `c` for a fixed `b`, which lets an engine leap over runs of decode iterations.
+With a prefill, base_s[0] stands in the place of a smaller base_s[b]: a prompt makes the step read
+all experts of a model, of which a small decode batch reads few. The time is affine in `c` for a
+fixed `b`, which lets an engine leap over runs of decode iterations.
 """
 
 from bisect import bisect_right
@@ -20,8 +22,11 @@ class LatencyTable:
     model: str
     gpu: str
     tp: int
+    dp: int = 1
+    """Attention data-parallel ranks; the other numbers are of all of them together."""
     base_s: Sequence[float]
-    """Indexed by the number of decoding sequences, 0 to the largest batch of the table."""
+    """Indexed by the number of decoding sequences, 0 to the largest batch of the table; 0: the
+    least of an iteration that prefills."""
     per_context_s: Sequence[float]
     """Seconds per token of context, same index."""
     prefill_tokens: Sequence[float]
@@ -35,6 +40,11 @@ class LatencyTable:
     kv_capacity_tokens: int
     kv_bytes_per_token: int
     """Over all GPUs of the engine."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the engine."""
+        return self.tp * self.dp
 
     def prefill_s(self, tokens: int, pairs: float) -> float:
         """Seconds that prefilling adds to an iteration.

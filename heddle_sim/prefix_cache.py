@@ -32,9 +32,9 @@ class PrefixCache:
         return context
 
     def held(self, trajectory: TrajectoryId) -> int:
-        """Blocks cached of a trajectory."""
+        """Blocks of a trajectory that no step uses, cached or kept for another engine."""
         context = self.contexts.get(trajectory)
-        return context.blocks if context is not None else 0
+        return context.blocks + context.kept if context is not None else 0
 
     def put(self, context: Context, blocks: int) -> None:
         """Add blocks of a context that has none cached, as the most recently used."""
@@ -79,7 +79,8 @@ class PrefixCache:
 
     def forget_if_empty(self, context: Context) -> None:
         """Remove a context that has neither blocks nor a step here, and no known siblings."""
-        if not context.blocks and context.request is None and context.shared_prompt is None:
+        empty = not (context.blocks or context.kept)
+        if empty and context.request is None and context.shared_prompt is None:
             self.contexts.pop(context.trajectory, None)
 
     def clear(self) -> None:

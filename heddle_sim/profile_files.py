@@ -6,11 +6,8 @@ ground truth. It also makes the cost estimate of a policy from the section `beli
 fitted on other samples than the ground truth.
 """
 
-import difflib
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +16,17 @@ import msgspec
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.ids import EngineShape
 from heddle_sim.latency import LatencyTable
+from heddle_sim.model_names import from_config_command, short_model_name, unknown_name
+from heddle_sim.profile_checks import faults_of
+from heddle_sim.profile_layouts import ProfileError as ProfileError
+from heddle_sim.profile_layouts import layout_name as layout_name
+from heddle_sim.profile_layouts import read_layout as read_layout
 from heddle_sim.profile_parts import (
     Costs,
     EngineSettings,
     Host,
+    HostTimes,
+    KernelFactors,
     ProfileSource,
     Roofline,
     TpTable,
@@ -35,10 +39,6 @@ MAX_BATCH = 512
 ceiling."""
 
 
-class ProfileError(ValueError):
-    """A profile that does not exist, does not parse, or has no table for a TP degree."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One model on one GPU class: the ground truth and the cost estimate, as in the file."""
@@ -48,14 +48,27 @@ class Profile:
     gpu: str
     source: ProfileSource
     kv_bytes_per_token: int
-    """Over all GPUs of an engine."""
+    """One copy of a token's KV, over all the GPUs that it is cut over."""
+    kv_heads: int | None = None
+    """KV heads of a layer, 1 where all heads share one latent vector (MLA): ranks of a larger TP
+    degree hold copies. None: KV is cut over all GPUs."""
+    derived: str = ""
+    """How the times were computed from those of another GPU class; empty where they were
+    measured on this one."""
     roofline: Roofline | None = None
     """None where the hardware's best performance is not stated."""
     host: Host
     transfer: Transfer
     belief_transfer: Transfer
     tables: dict[str, TpTable]
-    """By TP degree, as text because JSON keys are text."""
+    """By `layout_name`: "4" for TP 4, "4ep4" with experts over 4 GPUs, "1dp8ep8" with attention
+    data parallelism besides. Entries with dp are of one rank."""
+    experts: int = 0
+    """Routed experts of a layer; 0: a dense model."""
+    expert_parallel: bool = False
+    """Whether engines spread experts over all their GPUs (vLLM: ``--enable-expert-parallel``)."""
+    attention_dp: int = 1
+    """Attention data-parallel ranks of an engine, as vLLM's ``--data-parallel-size``."""
     refused: dict[str, str] = field(default_factory=dict)
     """TP degree -> why the model does not run there."""
     errors: dict[str, Any] = field(default_factory=dict)
@@ -63,22 +76,64 @@ class Profile:
     """None: vLLM's defaults for a server on a large GPU."""
     costs: Costs | None = None
     """None where only iterations were measured."""
+    kernel_factors: KernelFactors | None = None
+    """None: kernel times are as in the tables."""
+    host_versions: dict[str, HostTimes] | None = None
+    """Host time by engine version, where measured runs name theirs."""
     conditions: dict[str, Any] | None = None
     """Hardware, versions, settings and command of what was measured."""
 
     @property
     def tps(self) -> tuple[int, ...]:
-        """TP degrees the model fits on, ascending."""
-        return tuple(sorted(int(tp) for tp in self.tables))
+        """TP degrees the model fits on with this layout of experts and ranks, ascending."""
+        shapes = [self.shape(read_layout(name)[0]) for name in self.tables]
+        return tuple(sorted({shape.tp for shape in shapes if layout_name(shape) in self.tables}))
+
+    def tps_on(self, gpus: int) -> tuple[int, ...]:
+        """TP degrees of engines that have at most `gpus` GPUs, ascending."""
+        return tuple(tp for tp in self.tps if self.shape(tp).gpus <= gpus)
+
+    def shape(self, tp: int) -> EngineShape:
+        """Shape of an engine whose ranks have TP degree `tp`."""
+        dp = self.attention_dp
+        return EngineShape(self.gpu, tp, ep=tp * dp if self.expert_parallel else 1, dp=dp)
+
+    def laid_out(
+        self, expert_parallel: Literal["auto", "on", "off"], *, attention_dp: int = 1
+    ) -> "Profile":
+        """Return the profile of engines with this layout; auto: experts as in the file.
+
+        Raises:
+            ProfileError: it has no table for that.
+        """
+        auto = expert_parallel == "auto"
+        parallel = self.expert_parallel if auto else expert_parallel == "on"
+        if parallel and not self.experts:
+            raise ProfileError(
+                f"{self.model} has no experts: leave --expert-parallel out, or take a "
+                "mixture-of-experts model"
+            )
+        found = replace(self, expert_parallel=parallel, attention_dp=attention_dp)
+        if not found.tps:
+            raise ProfileError(
+                f"{self.model} on {self.gpu} has no table with expert parallelism "
+                f"{'on' if parallel else 'off'} and attention data parallelism {attention_dp}; "
+                f"it has the layouts {', '.join(self.tables)} (TP, dp ranks, ep GPUs of experts)"
+            )
+        return found
 
     def at(self, tp: int) -> TpTable:
         """Return the file's entry at a TP degree; ProfileError names the degrees there are."""
-        entry = self.tables.get(str(tp))
+        shape = self.shape(tp)
+        name = layout_name(shape)
+        entry = self.tables.get(name)
         if entry is None:
-            why = self.refused.get(str(tp), "the profile has no table for it")
+            why = self.refused.get(name, "the profile has no table for it")
+            if self.experts % shape.ep:
+                why = f"its {self.experts} experts do not divide over {shape.ep} GPUs"
             fits = ", ".join(str(n) for n in self.tps) or "none"
             raise ProfileError(
-                f"{self.model} on {self.gpu} cannot run at TP {tp}: {why}; "
+                f"{self.model} on {self.gpu} cannot run at TP {name}: {why}; "
                 f"TP degrees that fit: {fits}"
             )
         return entry
@@ -93,12 +148,12 @@ class Profile:
     def cost_estimate(self, tps: Sequence[int] | None = None) -> CostModel:
         """What a policy estimates at these TP degrees (default: all that fit)."""
         by_shape: Mapping[EngineShape, StepCost] = {
-            EngineShape(self.gpu, tp): StepCost(
+            self.shape(tp): StepCost(
                 t0_s=b.t0_s,
-                t1_s=b.t1_s,
-                t2_s=b.t2_s,
-                prefill_s=b.prefill_s,
-                kv_capacity_tokens=b.kv_capacity_tokens,
+                t1_s=b.t1_s / self.attention_dp,
+                t2_s=b.t2_s / self.attention_dp,
+                prefill_s=b.prefill_s / self.attention_dp,
+                kv_capacity_tokens=b.kv_capacity_tokens * self.attention_dp,
             )
             for tp in (self.tps if tps is None else tps)
             for b in (self.at(tp).belief,)
@@ -115,16 +170,17 @@ class Profile:
         TP degrees without room for KV are refused.
         """
         tables, refused = {}, dict(self.refused)
-        for tp in self.tps:
-            entry = self.at(tp)
-            lost = round(tp * gpu_bytes / self.kv_bytes_per_token)
+        for name, entry in self.tables.items():
+            tp = read_layout(name)[0]
+            parts = min(tp, self.kv_heads or tp)
+            lost = round(parts * gpu_bytes / self.kv_bytes_per_token)
             if lost >= entry.kv_capacity_tokens:
-                refused[str(tp)] = (
+                refused[name] = (
                     "engines asleep on its GPUs (standby_tp, standby_gib) leave no room for KV"
                 )
                 continue
             estimate = entry.belief
-            tables[str(tp)] = replace(
+            tables[name] = replace(
                 entry,
                 kv_capacity_tokens=entry.kv_capacity_tokens - lost,
                 belief=replace(estimate, kv_capacity_tokens=estimate.kv_capacity_tokens - lost),
@@ -132,46 +188,76 @@ class Profile:
         return replace(self, tables=tables, refused=refused)
 
     @property
+    def gpu_label(self) -> str:
+        """The GPU class for people: with a mark where its times are computed from another's."""
+        return gpu_label(self.gpu, self.derived)
+
+    @property
+    def layout_label(self) -> str:
+        """For people: what engines do beside TP, with a comma before it; empty for TP alone."""
+        spread = ", experts over all GPUs of an engine" if self.expert_parallel else ""
+        ranks = f", {self.attention_dp} attention DP ranks" if self.attention_dp > 1 else ""
+        return spread + ranks
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """What a reader of figures must know of the profile: ``derived``, or nothing."""
+        return {"derived": self.derived} if self.derived else {}
+
+    @property
     def summary(self) -> str:
         """One line for tables and manifests."""
         s = self.source
         capacity = ", ".join(f"TP{tp} {self.at(tp).kv_capacity_tokens:,}" for tp in self.tps)
         return (
-            f"{self.model} on {self.gpu} ({s.package} {s.version}, {s.backend} "
+            f"{self.model} on {self.gpu_label} ({s.package} {s.version}, {s.backend} "
             f"{s.backend_version}, {s.precision}); KV tokens: {capacity}"
         )
+
+
+def gpu_label(gpu: str, derived: str) -> str:
+    """Return ``h20 (derived)`` for a class whose times were not measured, else `gpu`."""
+    return f"{gpu} (derived)" if derived else gpu
 
 
 def expand(profile: Profile, tp: int, *, host: Host, max_batch: int = MAX_BATCH) -> LatencyTable:
     """Expand knots: linear in the batch at equal context; the last slope goes on.
 
-    `host` is apart so that a fit can try others.
+    `host` is apart so that a fit can try others. With attention data parallelism the ranks are
+    balanced: each decodes an equal part of the batch, prompts are spread over them, and all take
+    the step together.
     """
-    entry = profile.at(tp)
+    entry, dp = profile.at(tp), profile.attention_dp
     d, p = entry.decode, entry.prefill
-    base_ms = _over_batches(d.batch, d.base_ms, max_batch)
-    context_us = _over_batches(d.batch, d.context_us, max_batch)
+    factors = profile.kernel_factors or KernelFactors()
+    decode = factors.decode_on(tp * dp)
+    ranks = [-(-b // dp) for b in range(max_batch + 1)]  # sequences of the fullest
+    base_ms = _over_batches(d.batch, d.base_ms, ranks)
+    context_us = _over_batches(d.batch, d.context_us, ranks)
     return LatencyTable(
         model=profile.model,
         gpu=profile.gpu,
         tp=tp,
+        dp=dp,
         base_s=[
-            ms / 1e3 + host.per_step_s + host.per_running_s * b for b, ms in enumerate(base_ms)
+            decode * ms / 1e3 + host.per_step_s + host.per_running_s * b
+            for b, ms in zip(ranks, base_ms, strict=True)
         ],
-        per_context_s=[us / 1e6 / max(1, b) for b, us in enumerate(context_us)],
-        prefill_tokens=p.tokens,
-        prefill_knots_s=tuple(ms / 1e3 for ms in p.ms),
-        prefill_pair_s=p.pair_ns / 1e9,
-        host_per_prefill_s=host.per_prefill_s,
-        kv_capacity_tokens=entry.kv_capacity_tokens,
+        per_context_s=[decode * us / 1e6 / max(1, b) for b, us in enumerate(context_us)],
+        prefill_tokens=tuple(dp * tokens for tokens in p.tokens),
+        prefill_knots_s=tuple(factors.prefill * ms / 1e3 for ms in p.ms),
+        prefill_pair_s=factors.prefill * p.pair_ns / 1e9 / dp,
+        host_per_prefill_s=host.per_prefill_s / dp,
+        kv_capacity_tokens=dp * entry.kv_capacity_tokens,
         kv_bytes_per_token=profile.kv_bytes_per_token,
     )
 
 
-def _over_batches(x: Sequence[int], y: Sequence[float], max_batch: int) -> list[float]:
+def _over_batches(x: Sequence[int], y: Sequence[float], batches: Sequence[float]) -> list[float]:
+    """Values at ascending batches of a curve with knots `x`."""
     out: list[float] = []
     k = 0
-    for b in range(max_batch + 1):
+    for b in batches:
         while k < len(x) - 2 and b >= x[k + 1]:
             k += 1
         out.append(y[k] + (y[k + 1] - y[k]) * (b - x[k]) / (x[k + 1] - x[k]))
@@ -185,33 +271,26 @@ def known_profiles(folder: Path = PROFILE_FOLDER) -> tuple[tuple[str, str], ...]
 
 
 def load_profile(model: str, gpu: str = "") -> Profile:
-    """Load a shipped profile by name, or one of your own: then `model` is a path that ends in
-    ".json".
+    """Load a shipped profile by the name or Hugging Face id of its model, or one of your own: then
+    `model` is a path that ends in ".json".
 
     Raises ProfileError: for unknown names with the known ones and the nearest; for a file that does
     not parse with the field at fault.
     """
     if model.endswith(".json"):
         return read_profile(Path(model))
-    path = PROFILE_FOLDER / f"{model.lower()}.{gpu.lower()}.json"
     known = known_profiles()
-    if (model.lower(), gpu.lower()) not in known:
-        models = list(dict.fromkeys(m for m, _ in known))
+    models = list(dict.fromkeys(m for m, _ in known))
+    name, gpu_name = short_model_name(model, models), gpu.lower()
+    if (name, gpu_name) not in known:
         gpus = list(dict.fromkeys(g for _, g in known))
-        for what, name, names in (("model", model.lower(), models), ("GPU", gpu.lower(), gpus)):
-            if name not in names:
-                raise ProfileError(_unknown(what, name, names))
-        raise ProfileError(f"there is no profile of {model} on {gpu}; known models: {models}")
-    return read_profile(path)
-
-
-def _unknown(what: str, name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return (
-        f"unknown {what} {name!r}{hint} Known: {', '.join(names)}; "
-        "or give the path of a profile file ending in .json as the model"
-    )
+        other = from_config_command(model, gpu_name)
+        for what, wanted, names in (("model", name, models), ("GPU", gpu_name, gpus)):
+            if wanted not in names:
+                raise ProfileError(f"{unknown_name(what, wanted, names)}; {other}")
+        here = ", ".join(g for m, g in known if m == name)
+        raise ProfileError(f"there is no profile of {name} on {gpu}, but on {here}; {other}")
+    return read_profile(PROFILE_FOLDER / f"{name}.{gpu_name}.json")
 
 
 def read_profile(path: Path) -> Profile:
@@ -224,83 +303,6 @@ def read_profile(path: Path) -> Profile:
         raise ProfileError(
             f"{path} is not a profile: {e}; see heddle_sim/profiles/README.md for the format"
         ) from e
-    for fault in _faults(profile):
+    for fault in faults_of(profile):
         raise ProfileError(f"{path}: {fault}")
     return profile
-
-
-def _faults(profile: Profile) -> list[str]:
-    faults: list[str] = []
-    if not profile.tables:
-        faults.append("tables: at least one TP degree is needed")
-    if profile.kv_bytes_per_token <= 0:
-        faults.append("kv_bytes_per_token must be positive")
-    host = profile.host
-    for name, value in (
-        ("host.per_step_s", host.per_step_s),
-        ("host.per_running_s", host.per_running_s),
-        ("host.per_prefill_s", host.per_prefill_s),
-        ("transfer.fixed_s", profile.transfer.fixed_s),
-        ("belief_transfer.fixed_s", profile.belief_transfer.fixed_s),
-    ):
-        if not (math.isfinite(value) and value >= 0):
-            faults.append(f"{name} must be a finite number of at least 0, not {value}")
-    for where in ("transfer", "belief_transfer"):
-        rate: float = getattr(profile, where).bytes_per_s
-        if not (math.isfinite(rate) and rate > 0):
-            faults.append(f"{where}.bytes_per_s must be a positive finite number, not {rate}")
-    if profile.engine is not None:
-        for name, size in asdict(profile.engine).items():
-            if size < 1:
-                faults.append(f"engine.{name} must be 1 or more, not {size}")
-    for name, value in _seconds(profile.costs):
-        if not (math.isfinite(value) and value >= 0):
-            faults.append(f"costs.{name} must be a finite number of at least 0, not {value}")
-    for tp, entry in profile.tables.items():
-        faults += [f"tables.{tp}.{fault}" for fault in _table_faults(tp, entry)]
-    return faults
-
-
-def _seconds(costs: Costs | None) -> Iterator[tuple[str, float]]:
-    """Every number under `costs`, by its name there."""
-    if costs is None:
-        return
-    for name, value in (("dispatch_s", costs.dispatch_s), ("abort_s", costs.abort_s)):
-        if value is not None:
-            yield name, value
-    for tp, lifetimes in costs.engines.items():
-        for name, value in asdict(lifetimes).items():
-            if value is not None:
-                yield f"engines.{tp}.{name}", value
-    if costs.reprefill is not None:
-        for name, value in asdict(costs.reprefill).items():
-            yield f"reprefill.{name}", value
-
-
-def _table_faults(tp: str, entry: TpTable) -> list[str]:
-    faults: list[str] = []
-    d, p, b = entry.decode, entry.prefill, entry.belief
-    if not (tp.isdecimal() and int(tp) > 0):
-        faults.append("the name of a table is its TP degree, a positive integer")
-    if entry.kv_capacity_tokens <= 0:
-        faults.append("kv_capacity_tokens must be positive; leave a degree out that does not fit")
-    for name, x, columns in (
-        ("decode.batch", d.batch, (d.base_ms, d.context_us)),
-        ("prefill.tokens", p.tokens, (p.ms,)),
-    ):
-        if len(x) < 2 or x[0] != 0 or any(hi <= lo for lo, hi in pairwise(x)):
-            faults.append(f"{name} must ascend from 0 and have at least two entries")
-        if any(len(c) != len(x) for c in columns):
-            faults.append(f"{name} and its columns differ in length")
-    for name, values in (
-        ("decode.base_ms", d.base_ms),
-        ("decode.context_us", d.context_us),
-        ("prefill.ms", p.ms),
-        ("prefill.pair_ns", (p.pair_ns,)),
-        ("belief", (b.t0_s, b.t1_s, b.t2_s, b.prefill_s)),
-    ):
-        if not all(math.isfinite(v) and v >= 0 for v in values):
-            faults.append(f"{name} must hold finite numbers of at least 0")
-    if d.base_ms and d.base_ms[0] <= 0:
-        faults.append("decode.base_ms must be above 0: no step is free")
-    return faults

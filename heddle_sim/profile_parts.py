@@ -2,6 +2,7 @@
 `heddle_sim/profiles/README.md`."""
 
 from dataclasses import dataclass, field
+from math import log2
 from typing import Any, Literal
 
 
@@ -16,6 +17,15 @@ class ProfileSource:
     licence: str
     precision: str
     files: tuple[str, ...]
+    note: str = ""
+    """What a reader must know of these kernel times beside the errors of the fit."""
+
+    @property
+    def engine(self) -> str:
+        """Name and version of the engine, and the precision where that is not bfloat16."""
+        name = {"vllm": "vLLM", "sglang": "SGLang"}.get(self.backend, self.backend)
+        precision = "" if self.precision == "bfloat16" else f", {self.precision}"
+        return f"{name} {self.backend_version}{precision}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +41,32 @@ class Host:
     measured_on: str
     carried_over: bool
     """True when the runs were of another model or GPU class than this profile's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTimes:
+    """Host time with one version of the engine, as `Host`."""
+
+    per_step_s: float
+    per_running_s: float
+    per_prefill_s: float
+    per_request_s: float
+    """From sending a request to its first token, outside of iterations: client and front end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFactors:
+    """Kernel times of measured serving runs over those of the tables."""
+
+    decode: float = 1.0
+    """On one GPU."""
+    decode_per_doubling: float = 0.0
+    """Added for each doubling of the GPUs of an engine."""
+    prefill: float = 1.0
+
+    def decode_on(self, gpus: int) -> float:
+        """Return the factor of decoding on an engine of `gpus` GPUs."""
+        return self.decode + self.decode_per_doubling * log2(gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

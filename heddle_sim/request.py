@@ -30,12 +30,14 @@ class SharedPrompt:
 class Context:
     """What one engine has of one trajectory: cached KV, and its step."""
 
-    __slots__ = ("blocks", "request", "shared_prompt", "trajectory", "uses")
+    __slots__ = ("blocks", "kept", "request", "shared_prompt", "trajectory", "uses")
 
     def __init__(self, trajectory: TrajectoryId) -> None:
         self.trajectory = trajectory
         self.blocks = 0
         """Whole blocks in the prefix cache."""
+        self.kept = 0
+        """Whole blocks that stay for another engine to copy: in use, and no cache."""
         self.uses = 0
         """Times that blocks were put into the prefix cache."""
         self.shared_prompt: SharedPrompt | None = None
@@ -61,6 +63,7 @@ class Request:
         "finish",
         "first_token_s",
         "group",
+        "keep_kv",
         "loaded",
         "made_tokens",
         "offset_tokens",
@@ -81,6 +84,7 @@ class Request:
         shared_tokens: int,
         output_tokens: int,
         started_s: float,
+        keep_kv: bool = False,
     ) -> None:
         self.context = context
         self.state = COMING
@@ -99,6 +103,8 @@ class Request:
         self.offset_tokens = 0
         self.order = 0
         self.epoch = 0
+        self.keep_kv = keep_kv
+        """Whether its KV stays after its end, for another engine."""
         self.loaded = False
         """Whether its context has come from host memory since it last ran."""
 

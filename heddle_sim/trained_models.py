@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
+from heddle_sim.model_names import short_model_name
+
 SizeClass = Literal["dense-small", "dense-mid", "dense-large", "moe-small", "moe-large"]
 SIZE_CLASSES: Final[tuple[SizeClass, ...]] = (
     "dense-small",
@@ -125,13 +127,13 @@ MODELS: Final = MappingProxyType(
 
 
 def trained_model(name: str | TrainedModel) -> TrainedModel:
-    """Return a model by its name, in any case; a TrainedModel is returned as it is.
+    """Return a model by its name or Hugging Face id; a TrainedModel is returned as it is.
 
     Raises UnknownModelError with the known names and the nearest.
     """
     if isinstance(name, TrainedModel):
         return name
-    found = MODELS.get(name.lower())
+    found = MODELS.get(short_model_name(name, MODELS))
     if found is None:
         near = difflib.get_close_matches(name.lower(), MODELS, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else "."

@@ -9,7 +9,7 @@ from experiments.harness.drawing import colour, page, save
 from experiments.harness.examples import example_run
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.values import exactly
-from heddle.setup import load_cluster_profile, solo_tpot
+from heddle.cluster_profiles import load_profiles
 
 
 def measure(context: Context) -> Measured:
@@ -33,7 +33,8 @@ def measure(context: Context) -> Measured:
         }
         if policy == "slime":
             middle = one["prompt_tokens"] + one["output_tokens"] / 2
-            solo = solo_tpot(load_cluster_profile(cluster), cluster)(1, middle.to_numpy(float))
+            alone = load_profiles(cluster).solo_tpot()
+            solo = alone(cluster.gpu, 1, middle.to_numpy(float))
             data["alone"] = {"tokens": made.tolist(), "tpot_ms": (1e3 * solo).tolist()}
     alone = float(np.mean(data["alone"]["tpot_ms"]))
     return Measured(

@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 
-from heddle.config import ClusterConfig, MissingConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import MissingConfig
+from heddle.gpu_pools import PoolConfig, read_pool
 
 SCHEMA = "heddle.experiment-run/2"
 FIRST_SEED = 101
@@ -58,6 +60,12 @@ class Job:
         if not self.cluster.standby_tp:
             for name in ("standby_tp", "standby_start_s", "standby_gib"):
                 del plain["cluster"][name]
+        if self.cluster.expert_parallel == "auto":
+            del plain["cluster"]["expert_parallel"]
+        if self.cluster.attention_dp == 1:
+            del plain["cluster"]["attention_dp"]
+        if not self.cluster.pool:
+            del plain["cluster"]["pool"]
         if self.cluster.host_kv == "none":
             for name in ("host_kv", "host_kv_gib", "host_kv_gb_per_s"):
                 del plain["cluster"][name]
@@ -117,6 +125,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "policy": "verl",
     "gpu": "h100",
     "gpus": None,
+    "pool": None,
     "tp": None,
     "per_engine": 100,
     "trajectories": None,
@@ -161,7 +170,9 @@ def _planned_run(
     values: Mapping[str, Any], table: Mapping[str, Any], size: Size, number: int
 ) -> PlannedRun:
     model, workload = str(values["model"]), str(values["workload"])
-    gpus = values["gpus"] or size.gpus
+    # Pools as one text, since a list is an axis: "h800:24 h20:8".
+    pools = tuple(PoolConfig(**read_pool(text)) for text in (values["pool"] or "").split())
+    gpus = sum(pool.gpus for pool in pools) or values["gpus"] or size.gpus
     tp = values["tp"] or BASELINE_TP[model]
     per_gpu = values["tool_capacity_per_gpu"]
     latency = values["prediction_s"]
@@ -169,6 +180,7 @@ def _planned_run(
         model=model,
         gpu=values["gpu"],
         gpus=gpus,
+        pool=pools,
         tp=tp,
         max_running=values["max_running"],
         prediction_s=PREDICTION_S.get(workload, 0.10) if latency is None else latency,

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from experiments.harness.jobs import Computation, Size
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig
 from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig
 from heddle.loop.plan import plan_loop

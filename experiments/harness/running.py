@@ -152,7 +152,7 @@ def records_of(rollout: Rollout) -> Sequence[Any]:
     from heddle_trace import synth
 
     if rollout.workload in SESSIONS:
-        return sessions(rollout.trajectories, rollout.seed)
+        return sessions(rollout.workload, rollout.trajectories, rollout.seed)
     records = synth(rollout.workload, rollout.trajectories, rollout.seed, rollout.samples)
     if rollout.arrive_over_s:
         records = arriving(records, rollout.arrive_over_s, rollout.seed)

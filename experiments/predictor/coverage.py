@@ -33,7 +33,8 @@ from typing import Any
 import numpy as np
 from value import HERE, MISSING, SHARED, halves
 
-from heddle.config import ClusterConfig, MissingConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import MissingConfig, PolicyConfig, RunConfig
 from heddle.setup import RunSetup, Workspace, prepare
 from heddle_core.controller import Controller
 from heddle_core.events import StepFinished, ToolReturned

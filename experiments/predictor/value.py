@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from heddle.config import ClusterConfig, MissingConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import MissingConfig, PolicyConfig, RunConfig
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
 from heddle_predict.artefact import write_artefact

@@ -14,7 +14,7 @@ from experiments.harness.store import Store
 from experiments.tuned.cells import CELLS, PlannedCell, Row, planned, rows, summaries
 from heddle.cli.progress import progress
 from heddle.cli.show import new_table, show
-from heddle.config import HostKvScope
+from heddle.cluster_config import HostKvScope
 from heddle.executor import WorkerError
 
 CACHE = EXPERIMENTS / ".cache"

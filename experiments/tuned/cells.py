@@ -17,7 +17,8 @@ import msgspec
 from experiments.harness.jobs import Computation, Job, Rollout
 from experiments.harness.running import trace_of
 from experiments.harness.store import Store
-from heddle.config import ClusterConfig, HostKvScope, RunConfig
+from heddle.cluster_config import ClusterConfig, HostKvScope
+from heddle.config import RunConfig
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
 from heddle.tuning import TUNED_BASELINES, tuning, with_policy
 
@@ -176,9 +177,9 @@ def limits_of(rollout: Rollout, cluster: ClusterConfig, folder: Path) -> Mapping
     """Proven bound and ideals of a rollout, in seconds."""
     shared = Workspace()
     config = RunConfig(trace=str(trace_of(rollout, folder)), cluster=cluster)
-    workload, profile = shared.workload(config), shared.profile(cluster)
-    bound = makespan_bound(workload, profile, cluster)
-    return {"bound_s": bound.makespan_s, **asdict(ideal_levels(workload, profile, cluster, bound))}
+    workload, profiles = shared.workload(config), shared.profiles(cluster)
+    bound = makespan_bound(workload, profiles, cluster)
+    return {"bound_s": bound.makespan_s, **asdict(ideal_levels(workload, profiles, cluster, bound))}
 
 
 def rows(planned_cell: PlannedCell, store: Store) -> list[Row]:

@@ -21,9 +21,11 @@ VERBS = {
     "report": "heddle.cli.report:report",
     "trace": "heddle.cli.trace:trace",
     "calibrate": "heddle.cli.calibrate:calibrate",
+    "profile": "heddle.cli.profile:profile",
     "predict": "heddle.cli.predict:predict",
     "policies": "heddle.cli.policies:policies",
     "regimes": "heddle.cli.regimes:regimes",
+    "prices": "heddle.cli.prices:prices",
 }
 
 

@@ -10,6 +10,7 @@ from click.exceptions import Exit
 
 from heddle.cli.errors import FAILED
 from heddle.cli.options import NumberRange
+from heddle.cli.serving import serving
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
@@ -101,7 +102,7 @@ def _sweep_spec(
     config, _ = take_config((*configs, "(none)"), {}, settings, **given)
     spec, model = choose_sweep(
         config,
-        _tp_degrees(tps),
+        _degrees("--tp", tps),
         size=options["size"],
         model=options["model"],
         gpu=options["gpu"],
@@ -111,7 +112,7 @@ def _sweep_spec(
     return config, spec, model
 
 
-def _tp_degrees(text: str) -> tuple[int, ...]:
+def _degrees(option: str, text: str, what: str = "TP degrees") -> tuple[int, ...]:
     from heddle.config_files import ConfigError
 
     try:
@@ -119,7 +120,7 @@ def _tp_degrees(text: str) -> tuple[int, ...]:
     except ValueError:
         degrees = ()
     if not degrees or min(degrees) < 1:
-        raise ConfigError(f"--tp {text}: write TP degrees with commas between: 1,2")
+        raise ConfigError(f"{option} {text}: write {what} with commas between: 1,2")
     return degrees
 
 
@@ -293,7 +294,22 @@ def _failed(checked: Any, ranked: Any, bounds: dict[str, Any]) -> list[str]:
 @click.option("--model", required=True, help="Model: a name the package knows, or a model folder")
 @click.option("--gpu", required=True, help="GPU class, as h200 or h200_sxm")
 @click.option("--tp", "tps", default="1,2,4,8", show_default=True, help="TP degrees")
-@click.option("--backend-version", default=None, help="Of vLLM [the package's current]")
+@click.option("--ep", is_flag=True, help="Also with a layer's experts spread over all GPUs")
+@click.option(
+    "--attention-dp",
+    "ranks",
+    default="1",
+    show_default=True,
+    help="Data-parallel ranks of attention",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["vllm", "sglang"]),
+    default="vllm",
+    show_default=True,
+    help="Engine whose kernels are timed",
+)
+@click.option("--backend-version", default=None, help="Of that engine [the package's current]")
 @click.option("--name", default=None, help="Name of the model in the profile [from --model]")
 @OUT
 @FORCE
@@ -302,6 +318,9 @@ def from_aiconfigurator(
     model: str,
     gpu: str,
     tps: str,
+    ep: bool,
+    ranks: str,
+    backend: str,
     backend_version: str | None,
     name: str | None,
     out: Path,
@@ -317,6 +336,16 @@ def from_aiconfigurator(
 
     new_file(out, force)
     profile = profile_from_aiconfigurator(
-        model, gpu, tps=_tp_degrees(tps), backend_version=backend_version, name=name
+        model,
+        gpu,
+        tps=_degrees("--tp", tps),
+        expert_parallel=ep,
+        attention_dp=_degrees("--attention-dp", ranks, "numbers of ranks"),
+        backend=backend,
+        backend_version=backend_version,
+        name=name,
     )
     _save_profile(profile, out, as_json)
+
+
+calibrate.add_command(serving)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from heddle.cli.options import positive_numbers, replayed, take_config
+from heddle.cli.options import objective, positive_numbers, replayed, take_config
 
 if TYPE_CHECKING:
+    from heddle.objective import Objective
     from heddle.tuning import Choice
 
 BEST: Final = "best"
@@ -38,7 +39,14 @@ BEST: Final = "best"
     help="Steps that an engine runs at once; 100,200 tries each with policies that do not plan, "
     "best several up to the profile's largest batch [100]",
 )
-@partial(replayed, but=("--tp", "--max-running"))
+@objective
+@click.option(
+    "--roles",
+    default=None,
+    help="GPUs by role, prefill=2,decode=6; best tries some splits beside engines that do both "
+    "[all engines do both]",
+)
+@partial(replayed, but=("--tp", "--max-running", "--roles"))
 def compare(
     sources: tuple[str, ...],
     settings: tuple[str, ...],
@@ -48,6 +56,8 @@ def compare(
     jobs: int | None,
     tp: str | None,
     max_running: str | None,
+    objective: "Objective",
+    roles: str | None,
     out: Path,
     as_json: bool,
     **options: Any,
@@ -58,10 +68,13 @@ def compare(
     policy. With several seeds, the spread is the 95 % confidence interval of the mean.
 
     With several --tp or --max-running, or best, each policy that does not plan its engines runs at
-    every combination, and the table has its best by mean makespan: found on the trace that it is
+    every combination, and the table has its best by --objective: found on the trace that it is
     compared on, so the hindsight is the baselines'. Policies with a planner run once, with the most
     steps that are tried. Engines of
     different TP degrees side by side are --set cluster.mix=[4,2,1,1].
+
+    With --roles best every policy also runs with engines that prefill and engines that decode, on
+    the same GPUs, at up to three splits for each setting; the best split is a row of its own.
 
     A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
     place of the preset's own, any number of times: heddle+never, verl+lpt+progressive;
@@ -74,6 +87,8 @@ def compare(
 
     names = [name.strip() for name in policies.split(",") if name.strip()]
     tps, slots = _tried("--tp", tp), _tried("--max-running", max_running)
+    best_roles = roles is not None and roles.strip() == BEST
+    options["roles"] = None if best_roles else roles
     options["tp"] = tp if tps is None else None
     options["max_running"] = int(max_running) if max_running and slots is None else None
     config, text = take_config(sources, options, settings, seed=seed)
@@ -89,6 +104,8 @@ def compare(
             names,
             tps=tps,
             slots=slots,
+            objective=objective,
+            roles=best_roles,
             seeds=seeds,
             out=out,
             jobs=jobs,

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from heddle.cli.loop_options import trained, tried_numbers
-from heddle.cli.options import NumberRange, looped, take_config
+from heddle.cli.options import NumberRange, looped, objective, take_config
+
+if TYPE_CHECKING:
+    from heddle.objective import Objective
 
 
 @click.command()
@@ -85,6 +88,7 @@ from heddle.cli.options import NumberRange, looped, take_config
     help="Folder for a run directory of each run, for `heddle replay` and `heddle report` [none]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+@objective
 @looped
 @trained
 def loop(
@@ -96,7 +100,7 @@ def loop(
     tp: str | None,
     colocated: bool,
     seed: int | None,
-    price: float | None,
+    objective: "Objective",
     figure: Path | None,
     jobs: int | None,
     out: Path | None,
@@ -132,13 +136,13 @@ def loop(
         run=config,
         regimes=tuple(name.strip() for name in regimes.split(",") if name.strip()),
         colocated=colocated,
-        price=price,
         **own,
     )
     with progress("reading", "batches") as bar:
         result = compare_regimes(
             splits(made, numbers, degrees),
             fitting_only=numbers is None or degrees is None,
+            objective=objective,
             jobs=jobs,
             out=out,
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,

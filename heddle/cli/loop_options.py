@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import rich_click as click
 
 from heddle.cli.compare import BEST
-from heddle.cli.options import NumberRange, positive_numbers
+from heddle.cli.options import positive_numbers
 
 Verb: TypeAlias = Callable[..., Any]
 
@@ -49,12 +49,6 @@ OPTIONS: tuple[Callable[[Verb], Verb], ...] = (
         default="nccl",
         show_default=True,
         help="How weights reach engines on GPUs of their own",
-    ),
-    click.option(
-        "--price",
-        type=NumberRange(0),
-        default=None,
-        help="Dollars of a GPU and hour [by GPU class]",
     ),
 )
 

@@ -1,5 +1,6 @@
 """Options that verbs share: what to replay, on which cluster, and what to do about gaps."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -8,6 +9,7 @@ import rich_click as click
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
+    from heddle.config_files import ConfigSource
 
 Verb: TypeAlias = Callable[..., Any]
 
@@ -46,7 +48,34 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--model", "cluster.model", str, "Model; its profile must exist [qwen3-14b]"),
     ("--gpu", "cluster.gpu", str, "GPU class [h100]"),
     ("--gpus", "cluster.gpus", int, "GPUs in all, those of the engines of --tp [8]"),
+    (
+        "--pool",
+        "cluster.pool",
+        str,
+        "GPUs of a class, as h800:96 or h20:32:tp=2, in place of --gpu and --gpus; repeat it for "
+        "each class",
+    ),
+    (
+        "--tag",
+        "policy.tags",
+        str,
+        "GPU class of a task, as swe=h800, for policies with tags; may be repeated [none]",
+    ),
     ("--tp", "cluster.tp", str, "TP degree of every engine, or one for each as 4,2,1,1 [1]"),
+    (
+        "--expert-parallel",
+        "cluster.expert_parallel",
+        click.Choice(["auto", "on", "off"]),
+        "Spread the experts of a layer over all GPUs of an engine [auto: as the profile]",
+    ),
+    ("--roles", "cluster.roles", str, "GPUs by role, prefill=2,decode=6 [all engines do both]"),
+    (
+        "--prefill-threshold",
+        "cluster.prefill_threshold",
+        int,
+        "With --roles: most new tokens that a decode engine prefills [2048]",
+    ),
+    ("--attention-dp", "cluster.attention_dp", int, "Attention data-parallel ranks [1]"),
     ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
     ("--tool-capacity", "cluster.tool_capacity", int, "Tool calls at once [no limit]"),
     (
@@ -94,13 +123,37 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
         "Same for generated tokens [error]",
     ),
     ("--cap-tool-s", "missing.cap_tool_s", float, "Cut longer tool calls to this [as recorded]"),
+    ("--price", "prices", str, "Dollars of a GPU and hour, as h100=2.1 [those of `heddle prices`]"),
 )
-_REPEATED = ("--tool-pool",)
+_REPEATED = ("--pool", "--tag", "--tool-pool", "--price")
 _KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
 
 
-PLANNED = ("--model", "--gpu", "--gpus", "--max-running", "--predictor-model", "--history")
+PLANNED = (
+    "--model",
+    "--gpu",
+    "--gpus",
+    "--pool",
+    "--expert-parallel",
+    "--attention-dp",
+    "--max-running",
+    "--predictor-model",
+    "--history",
+    "--price",
+)
 """Options of `CLUSTER` that matter to a plan, beside those for values that the trace lacks."""
+
+
+_NOT_LOOPED = ("--failures", "--pool", "--tag", "--tp")
+
+objective = click.option(
+    "--objective",
+    type=click.Choice(["makespan", "cost"]),
+    default="makespan",
+    show_default=True,
+    help="What is best: the least time, or the fewest dollars",
+)
+"""Of verbs that compare or choose."""
 
 
 def replayed(verb: Verb, *, but: Sequence[str] = ()) -> Verb:
@@ -123,7 +176,7 @@ def planned(verb: Verb) -> Verb:
 
 def looped(verb: Verb) -> Verb:
     """Add the SOURCES argument, `--set` and most options of `CLUSTER` to a verb."""
-    return _taking(verb, [flag for flag, *_ in CLUSTER if flag not in ("--failures", "--tp")])
+    return _taking(verb, [flag for flag, *_ in CLUSTER if flag not in _NOT_LOOPED])
 
 
 def _taking(verb: Verb, flags: Sequence[str]) -> Verb:
@@ -164,6 +217,40 @@ def tp_degrees(tps: str) -> dict[str, Any]:
             f"--tp {tps}: write a TP degree, or one for each engine: 1,2; all must be 1 or more"
         )
     return {"cluster__tp": min(each), "cluster__mix": each if len(each) > 1 else []}
+
+
+def price(text: str) -> "ConfigSource":
+    """Read one `--price`: CLASS=DOLLARS.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    from heddle.config_files import ConfigError, ConfigSource
+
+    found = re.fullmatch(r"\s*([^=\s]+)\s*=\s*([^=\s]+)\s*", text)
+    try:
+        if found is not None:
+            return ConfigSource(f"--price {text}", {"prices": {found[1]: float(found[2])}})
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"--price {text}: write GPU class and dollars of a GPU and hour, such as h100=2.1"
+    )
+
+
+def _pool(text: str) -> dict[str, Any]:
+    """Read a `--pool`.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    from heddle.config_files import ConfigError
+    from heddle.gpu_pools import read_pool
+
+    try:
+        return read_pool(text)
+    except ValueError as error:
+        raise ConfigError(f"--pool {error}") from None
 
 
 def degrees(engines: int | None, tps: str | None) -> dict[str, Any]:
@@ -209,13 +296,15 @@ def take_config(
     if tps is not None:
         for key, value in tp_degrees(tps).items():
             values.append(option_value(key.replace("__", "."), value, f"--tp {tps}"))
-    named = {name: value for name, value in options.items() if name != "tp"}
+    values += map(price, options.get("price") or ())
+    named = {name: value for name, value in options.items() if name not in ("tp", "price")}
     given = {_KEYS[name]: (name, value) for name, value in named.items() if value not in (None, ())}
     given |= {k.replace("__", "."): (k, v) for k, v in more.items() if v is not None}
     for key, (name, value) in given.items():
         flag = "--" + name.rpartition("__")[2].replace("_", "-").replace("preset", "policy")
         listed = " ".join(value) if isinstance(value, tuple) else value
-        values.append(option_value(key, value, f"{flag} {listed}"))
+        taken = [_pool(text) for text in value] if key == "cluster.pool" else value
+        values.append(option_value(key, taken, f"{flag} {listed}"))
     values += [setting(text) for text in settings]
     text = "\n".join(f"# {p}\n{p.read_text(encoding='utf-8')}" for p in tomls) if tomls else None
     return resolve(values), text

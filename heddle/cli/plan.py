@@ -7,10 +7,11 @@ import rich_click as click
 from click.core import ParameterSource
 
 from heddle.cli.loop_options import OPTIONS, trained, tried_numbers
-from heddle.cli.options import planned, take_config
+from heddle.cli.options import objective, planned, take_config
 
 if TYPE_CHECKING:
     from heddle.loop.plan import LoopPlan
+    from heddle.objective import Objective
     from heddle_core.estimate.ordered import Cost
     from heddle_core.solve.joint import Solver
 
@@ -74,6 +75,7 @@ LOOP_NAMES = _names()
 )
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+@objective
 @planned
 @trained
 @click.pass_context
@@ -89,6 +91,7 @@ def plan(
     regimes: str,
     simulate: int,
     seed: int | None,
+    objective: "Objective",
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -114,7 +117,9 @@ def plan(
         _only_of(context, ROLLOUT_ONLY, "leave out --loop, or the option")
         if context.get_parameter_source("regimes") is ParameterSource.DEFAULT:
             regimes = ",".join(_possible(colocated=given["colocated"]))
-        loop_plan = _planned_loop(sources, options, settings, given, regimes, simulate, seed)
+        loop_plan = _planned_loop(
+            sources, options, settings, given, regimes, simulate, objective, seed
+        )
         if as_json:
             click.echo(json.dumps(loop_plan.plain(), allow_nan=False))
         else:
@@ -125,7 +130,7 @@ def plan(
     _only_of(context, (*LOOP_NAMES, "regimes", "simulate"), "give --loop too")
     config, _ = take_config(sources, options, settings, seed=seed)
     with progress(f"planning ({planner})"):
-        found = made(config, planner=planner, cost=cost, predictor=predictor)
+        found = made(config, planner=planner, cost=cost, predictor=predictor, objective=objective)
     if as_json:
         click.echo(json.dumps(found.plain(), allow_nan=False))
         return
@@ -185,6 +190,7 @@ def _planned_loop(
     given: dict[str, Any],
     regimes: str,
     simulate: int,
+    objective: "Objective",
     seed: int | None,
 ) -> "LoopPlan":
     from heddle.cli.progress import progress
@@ -205,5 +211,6 @@ def _planned_loop(
         return plan_loop(
             splits(made, numbers, degrees),
             simulate=simulate,
+            objective=objective,
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
         )

@@ -14,13 +14,13 @@ def policies(as_json: bool) -> None:
     from heddle.plugins import installed_policies
     from heddle_core.parts.table import KINDS, PARTS
     from heddle_core.presets import PRESETS, about
-    from heddle_sim.profile_files import known_profiles
+    from heddle_sim.profile_files import known_profiles, load_profile
 
     presets = {name: about(name) for name in PRESETS}
     installed = [name for name in installed_policies() if name not in presets]
     profiles: dict[str, list[str]] = {}
     for model, gpu in known_profiles():
-        profiles.setdefault(model, []).append(gpu)
+        profiles.setdefault(model, []).append(load_profile(model, gpu).gpu_label)
     parts: dict[str, dict[str, str]] = {
         kind: {name: part.about for name, part in PARTS.of(kind).items()} for kind in KINDS
     }

@@ -1,6 +1,7 @@
 """Results as text on standard output."""
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import rich_click as click
@@ -8,18 +9,26 @@ from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 
 from heddle.cli.bars import Bar, draw_bars
-from heddle.comparison import Comparison, Estimate, PolicyResult
-from heddle.config import ClusterConfig
+from heddle.cli.profile_line import profile_line
+from heddle.cluster_config import ClusterConfig
+from heddle.cluster_profiles import ClusterProfiles
+from heddle.comparison import Comparison, PolicyResult
+from heddle.estimates import Estimate
 from heddle.knowledge import HistorySource, needs_oracle
+from heddle.objective import Objective
 from heddle.planning import Planned
+from heddle.prices import RunCost
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.setup import RunSetup
-from heddle.simulation import RunResult
+from heddle.simulation import RUN_KEYS, RunResult, run_prices
 from heddle.workload import Workload
-from heddle_sim.profile_files import Profile
+from heddle_core.ids import EngineShape
 
 WIDEST = 100_000
+WHY = tuple(key for key in RUN_KEYS if key not in ("makespan_s", "throughput_tok_s"))
+"""Figures of a run that say why it is fast or slow."""
+COST_COLUMNS = ("GPU-hours", "$")
 PIPED_WIDTH = 160
 """Columns if there is no terminal, so that a table in a file is not folded."""
 
@@ -41,10 +50,11 @@ def comparison(result: Comparison) -> None:
     _head(
         cluster,
         result.workload,
-        result.profile,
+        result.profiles,
         result.history,
         result.bound,
         result.ideal,
+        prices=result.prices.text(result.profiles.pools),
         engines=_tried(result) if result.tuning.swept else _engines(cluster),
     )
     baseline = result.best_baseline
@@ -56,15 +66,11 @@ def comparison(result: Comparison) -> None:
         "throughput_tok_s",
         f"vs {result.best[0].policy}",
         *(["vs best baseline"] if baseline else []),
+        *COST_COLUMNS,
         "of bound",
         "of fluid",
         "of equal progress",
-        "queueing_p99_s",
-        "tpot_mean_ms",
-        "prefix_hit",
-        "utilisation",
-        "migrations",
-        "preemptions",
+        *WHY,
     )
     for p in result.best:
         mine = [run.summary for run in p.runs]
@@ -75,18 +81,23 @@ def comparison(result: Comparison) -> None:
             _estimate(p.throughput_tok_s),
             f"{p.speedup:.2f} x",
             *([] if over is None else [f"{over:.2f} x"]),
+            *cost_cells(p.cost),
             f"{p.bound_fraction:.2f}",
             f"{p.fluid_fraction:.2f}",
             f"{p.equal_progress_fraction:.2f}",
-            *(
-                _number(_over_seeds(mine, key))
-                for key in ("queueing_p99_s", "tpot_mean_ms", "prefix_hit", "utilisation")
-            ),
-            *(_number(_over_seeds(mine, key)) for key in ("migrations", "preemptions")),
+            *(_number(_over_seeds(mine, key)) for key in WHY),
         )
     show(table)
     if baseline:
         click.echo(f"best baseline: {baseline.policy}")
+    show_ranking(result.objective, [p.policy for p in result.ranking])
+    _runs(result)
+    bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
+    draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
+
+
+def _runs(result: Comparison) -> None:
+    """Where the runs are that the table has means of."""
     shown = [run for p in result.best for run in p.runs]
     if len(shown) > len(result.best):
         click.echo(
@@ -98,13 +109,12 @@ def comparison(result: Comparison) -> None:
         click.echo(f"  {run.path.name}")
     if len(result.runs) > len(shown):
         click.echo(f"  and {len(result.runs) - len(shown):,} at other settings")
-    bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
-    draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
 
 
 def _engines(cluster: ClusterConfig) -> str:
     """Engines that no policy plans, in words."""
-    return f"TP {cluster.tps}, {cluster.max_running} running per engine"
+    roles = f", GPUs by role {cluster.roles}" if cluster.roles else ""
+    return f"TP {cluster.tps}, {cluster.max_running} running per engine{roles}"
 
 
 def _tried(result: Comparison) -> str:
@@ -117,7 +127,7 @@ def _tried(result: Comparison) -> str:
 
 
 def _settings(result: Comparison) -> None:
-    """Mean makespans at all settings that were tried: a row by policy and slots, a column by TP."""
+    """The objective at all settings that were tried: a row by policy and slots, a column by TP."""
     tps, numbers = result.tuning.tps, result.tuning.numbers
     tried: dict[tuple[str, int, str], PolicyResult] = {
         (p.variant.policy, p.variant.cluster.max_running, p.variant.cluster.tps): p
@@ -127,15 +137,17 @@ def _settings(result: Comparison) -> None:
     if not tried:
         click.echo("tried    nothing: every policy here plans its engines itself\n")
         return
+    what = "makespan in seconds" if result.objective == "makespan" else "dollars of a rollout"
     click.echo(
-        "tried    mean makespan in seconds of policies without a planner; * the best, found on the "
+        f"tried    mean {what} of policies without a planner; * the best, found on the "
         "same trace: the hindsight is theirs\n"
     )
     table = new_table("policy", "running", *(f"TP {tp}" for tp in tps))
     for name in dict.fromkeys(policy for policy, _, _ in tried):
         for number in numbers:
             each = [tried[name, number, tp] for tp in tps]
-            cells = [f"{'*' if p.best else ''}{p.makespan_s.mean:,.1f}" for p in each]
+            values = [objective_cell(result.objective, p.value(result.objective)) for p in each]
+            cells = [f"*{v}" if p.best else v for p, v in zip(each, values, strict=True)]
             table.add_row(name, str(number), *cells)
     show(table)
     click.echo()
@@ -151,10 +163,11 @@ def run_summary(result: RunResult, setup: RunSetup | None) -> None:
         _head(
             cluster,
             setup.workload,
-            setup.profile,
+            setup.profiles,
             setup.history,
             bound,
             ideal,
+            prices=run_prices(setup).text(setup.profiles.pools),
             engines=_engines(cluster),
         )
         makespan_s = result.summary["makespan_s"]
@@ -167,26 +180,34 @@ def run_summary(result: RunResult, setup: RunSetup | None) -> None:
 
 def planned(plan: Planned) -> None:
     """Trace, cluster, the plan's inputs and result, and one row for each engine."""
-    problem, profile = plan.problem, plan.profile
+    problem = plan.problem
     facts = [f"{len(problem.trajectories):,} trajectories", *plan.fill.assumptions]
     click.echo(f"trace    {plan.trace.name}: {'; '.join(facts)}")
     click.echo(
-        f"cluster  {sum(problem.pools.values())} x {profile.gpu}, {profile.model}, "
-        f"TP {', '.join(map(str, sorted(shape.tp for shape in problem.by_shape)))}, "
+        f"cluster  {plan.profiles.hardware(problem.pools)}, {plan.profiles.model}, "
+        f"TP {_degrees(problem.by_shape, problem.pools)}{plan.profiles.layout_label}, "
         f"{problem.max_running} running per engine"
     )
     if plan.left_out:
         click.echo(
-            f"left out TP {', '.join(map(str, plan.left_out))}: one engine does not hold the "
+            f"left out TP {_degrees(plan.left_out, problem.pools)}: one engine does not hold the "
             f"largest context, {plan.largest_tokens:,} tokens"
         )
     click.echo(f"history  {plan.history.name}")
     click.echo(f"knows    {_knowledge(plan)}")
-    mix = ", ".join(f"{count} x TP {tp}" for tp, count in plan.tp_mix.items())
+    several = len(problem.pools) > 1
+    mix = ", ".join(
+        f"{count} x {f'{shape.gpu} ' if several else ''}TP {shape.tp}"
+        for shape, count in plan.mix.items()
+    )
     click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
     click.echo(
         f"makespan {plan.solved.makespan_s:,.1f} s estimated; by the closed-form cost no plan of "
-        f"contiguous groups ends before {plan.bound_s:,.1f} s\n"
+        f"contiguous groups ends before {plan.bound_s:,.1f} s"
+    )
+    paid = plan.run_cost
+    click.echo(
+        f"cost     {' GPU-hours, $ '.join(cost_cells(paid))}; {plan.prices.text(problem.pools)}\n"
     )
     rows = plan.groups()
     table = new_table(*rows[0])
@@ -194,6 +215,14 @@ def planned(plan: Planned) -> None:
         whole = {k: round(v) if k.endswith("_tokens") and v else v for k, v in row.items()}
         table.add_row(*map(_number, whole.values()))
     show(table)
+
+
+def _degrees(shapes: Collection[EngineShape], pools: Mapping[str, int]) -> str:
+    """TP degrees of shapes; of several classes, each with its own."""
+    found = {gpu: sorted(shape.tp for shape in shapes if shape.gpu == gpu) for gpu in pools}
+    if len(found) == 1:
+        return ", ".join(map(str, *found.values()))
+    return "; ".join(f"{', '.join(map(str, tps))} ({gpu})" for gpu, tps in found.items() if tps)
 
 
 def _knowledge(plan: Planned) -> str:
@@ -206,6 +235,15 @@ def _knowledge(plan: Planned) -> str:
     if len(dict.fromkeys(plan.problem.output_tokens)) == 1:
         return f"{text}: alike for all, so that groups differ in number only"
     return text
+
+
+def show_ranking(objective: Objective, names: Sequence[str]) -> None:
+    """Print the order of two names or more, in lines that a terminal has room for."""
+    if len(names) > 1:
+        console = Console(highlight=False)
+        width = console.width if console.is_terminal else WIDEST
+        text = f"ranking by {objective}: {', '.join(names)}"
+        click.echo(textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False))
 
 
 def show(table: Table) -> None:
@@ -255,11 +293,12 @@ def summaries(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
 def _head(
     cluster: ClusterConfig,
     work: Workload,
-    profile: Profile,
+    profiles: ClusterProfiles,
     history: HistorySource,
     bound: Bound,
     ideal: Ideal,
     *,
+    prices: str,
     engines: str,
 ) -> None:
     groups = len({script.group for script in work.scripts})
@@ -272,10 +311,14 @@ def _head(
         facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
     click.echo(f"trace    {work.trace.name}: {'; '.join(facts)}")
     click.echo(
-        f"cluster  {cluster.gpus} x {profile.gpu}, {profile.model}, {engines}{_resources(cluster)}"
+        f"cluster  {profiles.hardware()}, {profiles.model}, {engines}"
+        f"{profiles.layout_label}{_resources(cluster)}"
     )
-    click.echo(f"profile  {_profile_line(profile, cluster.tp)}")
+    for each in profiles.classes:
+        of_class = f"{each.profile.gpu}: " if cluster.pool else ""
+        click.echo(f"profile  {of_class}{profile_line(each.profile, each.cluster.tp)}")
     click.echo(f"history  {history.name}")
+    click.echo(f"prices   {prices}")
     tools = f", tools {bound.tools_s:,.1f} s" if cluster.tool_capacity else ""
     click.echo(
         f"bound    makespan at least {bound.makespan_s:,.1f} s (longest trajectory alone "
@@ -300,25 +343,6 @@ def _resources(cluster: ClusterConfig) -> str:
     return text
 
 
-def _profile_line(profile: Profile, tp: int) -> str:
-    """The source of the profile and its known error."""
-    errors = profile.at(tp).errors.get("decode_unseen", {})
-    text = (
-        f"{profile.source.package} {profile.source.version}, vLLM {profile.source.backend_version}"
-    )
-    if errors:
-        text += (
-            f"; decode steps off by {errors['median_pct']:g} % (median) and "
-            f"{errors['worst_pct']:g} % (worst) on points not fitted"
-        )
-    unseen = profile.errors.get("measured", {}).get("unseen")
-    if unseen:
-        text += f"; TPOT of {unseen['runs']} measured runs off by {unseen['tpot_mean_abs_pct']:g} %"
-    else:
-        text += "; no measured runs of this model on this GPU class"
-    return text
-
-
 def new_table(first: str, *columns: str) -> Table:
     """A table of text in the first column and numbers in the others."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -330,6 +354,16 @@ def new_table(first: str, *columns: str) -> Table:
 
 def _estimate(e: Estimate) -> str:
     return f"{e.mean:,.1f}" if e.ci95 is None else f"{e.mean:,.1f} ± {e.ci95:,.1f}"
+
+
+def cost_cells(cost: RunCost) -> list[str]:
+    """Cells below `COST_COLUMNS`."""
+    return [_number(cost.gpu_hours), _number(cost.dollars)]
+
+
+def objective_cell(objective: Objective, value: float) -> str:
+    """Seconds or dollars by which a row is better or worse than others."""
+    return f"{value:,.1f}" if objective == "makespan" else _number(value)
 
 
 def _over_seeds(summaries: Sequence[Mapping[str, Any]], key: str) -> float | None:

@@ -23,16 +23,16 @@ PARTS = {
 
 
 def fitted(profile: Profile) -> None:
-    """Errors at each TP degree, then of the loops, then what was measured beside."""
+    """Errors of each layout, then of the loops, then what was measured beside."""
     click.echo(profile.summary)
     table = new_table("errors in percent", "TP", "median", "worst", "points")
-    for tp in profile.tps:
-        errors = profile.at(tp).errors
+    for layout, entry in profile.tables.items():
+        errors = entry.errors
         for name, said in PARTS.items():
             if errors.get(name, {}).get("points"):
                 e = errors[name]
                 table.add_row(
-                    said, str(tp), f"{e['median_pct']:g}", f"{e['worst_pct']:g}", str(e["points"])
+                    said, layout, f"{e['median_pct']:g}", f"{e['worst_pct']:g}", str(e["points"])
                 )
     show(table)
     loops = profile.errors.get("measured", {}).get("loops", [])

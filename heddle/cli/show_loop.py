@@ -3,8 +3,8 @@
 import rich_click as click
 
 from heddle.cli.bars import Bar, draw_bars
-from heddle.cli.show import new_table, show
-from heddle.comparison import Estimate
+from heddle.cli.show import cost_cells, new_table, objective_cell, show, show_ranking
+from heddle.estimates import Estimate
 from heddle.loop.result import LoopComparison, RegimeResult, plans
 
 
@@ -14,6 +14,7 @@ def show_loop(result: LoopComparison) -> None:
     if len(result.tried) > len(result.regimes):
         _tried(result)
     _regimes(result)
+    show_ranking(result.objective, [row.setup.name for row in result.ranking])
     _splits(result)
     draw_bars(
         "step in seconds; ### is its bound",
@@ -24,7 +25,7 @@ def show_loop(result: LoopComparison) -> None:
 def _head(result: LoopComparison) -> None:
     first = result.tried[0].setup
     config, work = first.config, first.run.workload
-    cluster = config.run.cluster
+    cluster, profile = config.run.cluster, first.run.profile
     click.echo(
         f"trace    {work.trace.name}: {len(work.scripts):,} trajectories of "
         f"{len(first.data.groups):,} prompts"
@@ -33,8 +34,8 @@ def _head(result: LoopComparison) -> None:
     if config.reward_gpus:
         shared += f", {config.reward_gpus} of them for rewards"
     click.echo(
-        f"cluster  {first.gpus} x {cluster.gpu}, {cluster.model}{shared}; policy "
-        f"{config.run.policy.preset}, {cluster.max_running} running per engine"
+        f"cluster  {first.gpus} x {profile.gpu_label}, {cluster.model}{profile.layout_label}"
+        f"{shared}; policy {config.run.policy.preset}, {cluster.max_running} running per engine"
     )
     click.echo(
         f"batch    {config.groups} prompts x {config.samples} samples, {config.steps} steps; of "
@@ -42,8 +43,9 @@ def _head(result: LoopComparison) -> None:
     )
     click.echo(
         f"trainer  {config.train_backend}; times of training and weight updates are fitted on "
-        "published ones (docs/training-time.md)\n"
+        "published ones (docs/training-time.md)"
     )
+    click.echo(f"prices   {first.prices.text(first.gpus_by_class)}\n")
 
 
 def _regimes(result: LoopComparison) -> None:
@@ -59,7 +61,8 @@ def _regimes(result: LoopComparison) -> None:
         "step_s",
         f"vs {result.regimes[0].setup.name}",
         "samples_per_s",
-        "$ per 1k samples",
+        "GPU-hours/1k",
+        "$/1k",
         "rollout busy",
         "train busy",
         *(["reward busy"] if limited else []),
@@ -72,7 +75,6 @@ def _regimes(result: LoopComparison) -> None:
         "of bound",
     )
     for row in result.regimes:
-        dollars = row.dollars_per_1k_samples
         table.add_row(
             row.setup.name,
             *([] if config.colocated else [str(row.setup.train_gpus)]),
@@ -81,7 +83,7 @@ def _regimes(result: LoopComparison) -> None:
             _estimate(row.step_s),
             f"{reference / row.step_s.mean:.2f} x",
             f"{row.samples_per_s:.2f}",
-            "-" if dollars is None else f"{dollars:.2f}",
+            *cost_cells(row.cost_per_1k_samples),
             f"{row.rollout_busy:.2f}",
             f"{row.train_busy:.2f}",
             *([f"{row.reward_busy or 0.0:.2f}"] if limited else []),
@@ -109,15 +111,18 @@ def _splits(result: LoopComparison) -> None:
 
 
 def _tried(result: LoopComparison) -> None:
-    """Mean step of every regime at every setting."""
-    click.echo("tried    mean step in seconds by GPUs of the trainer; * the best\n")
+    """The objective of every regime at every setting."""
+    what = "step in seconds" if result.objective == "makespan" else "dollars of 1,000 samples"
+    click.echo(f"tried    mean {what} by GPUs of the trainer; * the best\n")
     table = new_table("regime", "TP", *(f"{n} train" for n in result.splits))
     best = {id(row) for row in result.regimes}
     cells: dict[tuple[str, str], dict[int, str]] = {}
     for row in result.tried:
         mine = cells.setdefault((row.setup.name, _tp(row)), {})
         mark = "*" if id(row) in best else ""
-        mine[row.setup.train_gpus] = f"{mark}{row.step_s.mean:,.1f}"
+        mine[row.setup.train_gpus] = (
+            f"{mark}{objective_cell(result.objective, row.value(result.objective))}"
+        )
     for (name, tp), steps in sorted(cells.items(), key=lambda item: _order(result, item[0][0])):
         table.add_row(name, tp, *(steps.get(n, "-") for n in result.splits))
     show(table)

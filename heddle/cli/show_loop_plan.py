@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import rich_click as click
 
-from heddle.cli.show import new_table, show
+from heddle.cli.show import cost_cells, new_table, show
 from heddle.loop.plan import LoopPlan, StepEstimate
 
 SHOWN = 8
@@ -21,13 +21,14 @@ def show_loop_plan(plan: LoopPlan, words: Sequence[str]) -> None:
     config = best.setup.config
     cluster = config.run.cluster
     click.echo(
-        f"cluster  {best.setup.gpus} x {cluster.gpu}, {cluster.model}; policy "
+        f"cluster  {best.setup.gpus} x {best.setup.run.profile.gpu_label}, {cluster.model}; policy "
         f"{config.run.policy.preset}; batches of {config.groups} x {config.samples}"
     )
     click.echo(
         f"tried    {len(plan.estimates)} settings, estimated from lengths of the trace; "
-        f"{len(plan.simulated)} simulated, {config.steps} steps each\n"
+        f"{len(plan.simulated)} simulated, {config.steps} steps each; best by {plan.objective}"
     )
+    click.echo(f"prices   {best.setup.prices.text(best.setup.gpus_by_class)}\n")
     table = new_table(
         "regime",
         "rollout GPUs",
@@ -37,14 +38,14 @@ def show_loop_plan(plan: LoopPlan, words: Sequence[str]) -> None:
         "estimated_s",
         "simulated_s",
         "over best",
+        "est. GPU-hours/1k",
+        "est. $/1k",
         "waits for",
     )
-    least = result.step_s.mean
+    least = result.value(plan.objective)
     rows = max(SHOWN, len(plan.simulated))
     for number, estimate in enumerate(plan.estimates[:rows]):
-        simulated = None
-        if number < len(plan.simulated):
-            simulated = plan.simulated[number].step_s.mean
+        simulated = plan.simulated[number] if number < len(plan.simulated) else None
         table.add_row(
             ("* " if estimate is best else "") + estimate.setup.name,
             str(estimate.setup.config.run.cluster.gpus),
@@ -52,12 +53,17 @@ def show_loop_plan(plan: LoopPlan, words: Sequence[str]) -> None:
             str(estimate.setup.config.run.cluster.tp),
             f"TP {estimate.setup.layout.tp} PP {estimate.setup.layout.pp}",
             f"{estimate.step_s:,.1f}",
-            "-" if simulated is None else f"{simulated:,.1f}",
-            "-" if simulated is None else f"{simulated / least:.2f} x",
+            "-" if simulated is None else f"{simulated.step_s.mean:,.1f}",
+            "-" if simulated is None else f"{simulated.value(plan.objective) / least:.2f} x",
+            *cost_cells(estimate.cost_per_1k_samples),
             estimate.limit,
         )
     show(table)
-    click.echo(f"\nnext     heddle loop {shlex.join(words)} {_chosen(best)}")
+    click.echo(
+        "\ncost     1,000 trained samples of the best, as simulated: "
+        + " GPU-hours, $ ".join(cost_cells(result.cost_per_1k_samples))
+    )
+    click.echo(f"next     heddle loop {shlex.join(words)} {_chosen(best)}")
 
 
 def _chosen(estimate: StepEstimate) -> str:

@@ -6,17 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from heddle.comparison import estimate, useful_processes
+from heddle.comparison import useful_processes
+from heddle.estimates import estimate
 from heddle.executor import Executor, InProcess, Processes, Report
 from heddle.loop.config import LoopConfig
 from heddle.loop.measure import LoopFigures, LoopMeasure, TrainedSample
 from heddle.loop.result import LoopComparison, RegimeResult, plans
 from heddle.loop.setup import LoopSetup, loop_core, prepare_loop
+from heddle.objective import Objective, check_objective
 from heddle.runs import files, open_run
-from heddle.setup import Workspace, solo_tpot
+from heddle.setup import Workspace
 from heddle.signals import StopSignals
 from heddle.workload import CapacityError
-from heddle_core.controller import Controller
 from heddle_core.ids import GroupId
 from heddle_core.journal import Sink
 from heddle_core.loop.commands import AnyCommand
@@ -46,6 +47,7 @@ def compare_regimes(
     configs: Sequence[LoopConfig],
     *,
     fitting_only: bool = False,
+    objective: Objective = "makespan",
     jobs: int | None = 1,
     out: Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -54,7 +56,8 @@ def compare_regimes(
 
     Seeds are `config.run.seed` and on. With `fitting_only`, configurations are left out whose
     trainer does not fit into memory, or whose engines do not hold the contexts, unless none fits. A
-    policy that plans its engines runs once for each split. `jobs` is the number of processes, which
+    policy that plans its engines runs once for each split. `objective` says which setting of a
+    regime is its best, and how regimes rank. `jobs` is the number of processes, which
     changes no result; None: as many as are useful. With `out`, each run gets a run directory there.
     `on_progress` gets the number of batches trained and of all.
 
@@ -65,6 +68,8 @@ def compare_regimes(
     """
     shared = Workspace()
     setups = _prepared(configs, shared, fitting_only)
+    for setup in setups:
+        check_objective(objective, setup.prices, setup.gpus_by_class)
     todo = [
         _Job(
             replace(s.requested, run=replace(s.requested.run, seed=s.requested.run.seed + i)),
@@ -86,7 +91,7 @@ def compare_regimes(
         end = begin + setup.config.seeds
         rows.append(_row(setup, [done[index] for index in range(begin, end)]))
         begin = end
-    return LoopComparison(tried=tuple(rows))
+    return LoopComparison(tried=tuple(rows), objective=objective)
 
 
 def _seeded(config: LoopConfig, number: int) -> LoopConfig:
@@ -162,7 +167,7 @@ def run_loop(
         StuckError: nothing is left to happen before the loop is over.
         TooManyFailuresError: nearly every start or reward fails.
     """
-    core = loop_core(setup, Controller(setup.run.policy))
+    core = loop_core(setup, setup.run.controller())
     hybrid = setup.regime.split.hybrid
     lends = hybrid is not None and not hybrid.own_gpus
     measured = _Measured(core, setup.data.output_tokens, on_trained, sink, lends)
@@ -192,15 +197,17 @@ def run_loop_into(
         if field.name not in ("run", "regimes")
     }
     facts = replace(setup.run.facts("heddle_sim"), loop={"regime": setup.name, "config": beside})
-    with open_run(out, setup.requested.run, facts) as directory:
+    config = setup.prices.kept(setup.requested.run, setup.gpus_by_class)
+    with open_run(out, config, facts) as directory:
         found = run_loop(setup, on_trained, directory.record)
         figures = found[0]
         steps = [step.plain() for step in figures.split]
         files.write_json(directory.path / files.RL_STEPS, {"steps": steps})
         directory.finish(
-            solo_tpot=solo_tpot(setup.run.profile, setup.config.run.cluster),
+            solo_tpot=setup.run.profiles.solo_tpot(),
             notes={
                 **setup.run.workload.notes,
+                **setup.prices.cost(setup.gpus_by_class, figures.duration_s).plain(),
                 "trained_batches": figures.steps,
                 "rl_step_s": figures.mean_step_s,
                 "samples_per_s": figures.samples_per_s,

@@ -8,10 +8,6 @@ from heddle.config_files import ConfigError
 from heddle.pools import latency_of
 from heddle_sim.services import KEEP_ALIVE_S, Latency, ServiceConfig
 
-DOLLARS_PER_GPU_HOUR = {"a100": 1.4, "l40s": 0.8, "h100": 2.7, "h200": 3.6}
-"""Of rented GPUs, on demand, in the spring of 2026: prices differ by a factor of two between
-providers. `--price` replaces them."""
-
 REWARDS_PER_GPU = 8
 """Rewards that a GPU of the reward service computes at once; assumed."""
 
@@ -76,14 +72,17 @@ class LoopConfig:
     reward_failure_rate: float = 0.0
     reward_timeout_s: float | None = None
     reward_retries: int = 0
-    price: float | None = None
-    """Dollars of a GPU and hour; None: `DOLLARS_PER_GPU_HOUR`."""
     seeds: int = 1
     repeat: bool = False
     """Begin the trace again after its last prompt."""
 
     def __post_init__(self) -> None:
         _require(bool(self.regimes), "--regimes names no regime")
+        _require(
+            not self.run.cluster.pool,
+            "cluster.pool: the engines of a loop have GPUs of one class, which its trainer takes "
+            "its own from: give --gpu and --gpus in place of pools",
+        )
         _require(
             2 <= self.steps <= MOST_STEPS,
             f"--steps must be 2 to {MOST_STEPS:,}: the first is not measured",
@@ -113,10 +112,6 @@ class LoopConfig:
             self.train_gpus >= 1,
             f"--train-gpus {self.train_gpus}: the trainer needs a GPU; with --colocated it has the "
             "engines' own",
-        )
-        _require(
-            self.price is None or 0.0 <= self.price < 1e9,
-            f"--price must be from 0 to below 1e9, not {self.price}",
         )
 
     def starts(self) -> ServiceConfig:

@@ -23,12 +23,13 @@ from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig
 from heddle.loop.result import RegimeResult, plans
 from heddle.loop.setup import LoopSetup, prepare_loop, regime_of
+from heddle.objective import Objective, check_objective, objective_value
+from heddle.prices import RunCost
 from heddle.setup import Workspace
 from heddle.workload import CapacityError
 from heddle_core.estimate.cost import StepCost
 from heddle_core.estimate.group_cost import FloatArray, Work
 from heddle_core.estimate.simulate_group import simulate_group
-from heddle_core.ids import EngineShape
 from heddle_core.loop.regime import Regime
 from heddle_sim.training import TrainingError
 
@@ -54,6 +55,18 @@ class StepEstimate:
     limit: Literal["rollout", "training"]
     """Which of the two a step waits for."""
 
+    @property
+    def cost_per_1k_samples(self) -> RunCost:
+        """All GPUs, for as long as a thousand trained samples take."""
+        samples = self.setup.regime.groups * self.setup.regime.samples
+        seconds = 1000.0 * self.step_s / samples
+        return self.setup.prices.cost(self.setup.gpus_by_class, seconds)
+
+    def value(self, objective: Objective) -> float:
+        """What the objective makes least: seconds of a step, or dollars of a thousand samples."""
+        dollars = self.cost_per_1k_samples.dollars
+        return objective_value(objective, seconds=self.step_s, dollars=dollars)
+
     def plain(self) -> dict[str, Any]:
         """As JSON."""
         config = self.setup.config
@@ -64,6 +77,8 @@ class StepEstimate:
             "tp": config.run.cluster.tp,
             "trainer": {"tp": self.setup.layout.tp, "pp": self.setup.layout.pp},
             "estimated_step_s": self.step_s,
+            "estimated_gpu_hours_per_1k_samples": self.cost_per_1k_samples.gpu_hours,
+            "estimated_dollars_per_1k_samples": self.cost_per_1k_samples.dollars,
             "rollout_s": self.rollout_s,
             "train_s": self.train_s,
             "update_s": self.update_s,
@@ -76,33 +91,45 @@ class LoopPlan:
     """The report of `heddle plan --loop`."""
 
     estimates: tuple[StepEstimate, ...]
-    """Every split and degree of every regime, the shortest step first."""
+    """Every split and degree of every regime, the best by the objective first."""
     simulated: tuple[RegimeResult, ...]
     """The first of them, in their order."""
+    objective: Objective = "makespan"
 
     @property
     def best(self) -> tuple[StepEstimate, RegimeResult]:
-        """That with the shortest simulated step."""
+        """The best by the objective, as simulated."""
         pairs = zip(self.estimates, self.simulated, strict=False)
-        return min(pairs, key=lambda pair: pair[1].step_s.mean)
+        return min(pairs, key=lambda pair: pair[1].value(self.objective))
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
         first = self.estimates[0].setup
-        steps = [row.step_s.mean for row in self.simulated]
+        simulated: list[dict[str, float | None]] = [
+            {
+                "simulated_step_s": row.step_s.mean,
+                "simulated_dollars_per_1k_samples": row.cost_per_1k_samples.dollars,
+            }
+            for row in self.simulated
+        ]
+        none = dict.fromkeys(simulated[0], None)
+        simulated += [none] * (len(self.estimates) - len(simulated))
         return {
             "schema": SCHEMA,
             "cluster": {
                 "gpus": first.gpus,
                 "gpu": first.config.run.cluster.gpu,
                 "model": first.config.run.cluster.model,
+                **first.run.profile.marks,
             },
+            "prices": first.prices.plain(first.gpus_by_class),
+            "objective": self.objective,
             "estimates": [
-                {**e.plain(), "simulated_step_s": steps[i] if i < len(steps) else None}
-                for i, e in enumerate(self.estimates)
+                {**e.plain(), **found} for e, found in zip(self.estimates, simulated, strict=True)
             ],
             "best": self.best[0].plain(),
             "best_simulated_step_s": self.best[1].step_s.mean,
+            "best_simulated_dollars_per_1k_samples": self.best[1].cost_per_1k_samples.dollars,
         }
 
 
@@ -110,15 +137,17 @@ def plan_loop(
     configs: Sequence[LoopConfig],
     *,
     simulate: int = 3,
+    objective: Objective = "makespan",
     jobs: int | None = 1,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> LoopPlan:
-    """Estimate every regime of each configuration; simulate the `simulate` shortest steps.
+    """Estimate every regime of each configuration; simulate the `simulate` best by `objective`.
 
     Settings whose trainer or engines do not fit are left out, unless none fits.
 
     Raises:
-        ConfigError: a regime that cannot be estimated, or a policy that plans its engines.
+        ConfigError: a regime that cannot be estimated, or a policy that plans its engines; with
+            objective cost, a GPU class without a price.
         ValueError: one of the packages' errors for bad input.
     """
     shared, estimates = Workspace(), []
@@ -127,20 +156,22 @@ def plan_loop(
         for name in config.regimes:
             check_estimated(name, regime_of(config, name))
             try:
-                estimates.append(estimate_step(prepare_loop(config, name, workspace=shared)))
+                setup = prepare_loop(config, name, workspace=shared)
+                check_objective(objective, setup.prices, setup.gpus_by_class)
+                estimates.append(estimate_step(setup))
             except (TrainingError, CapacityError) as error:
                 failed = error
     if not estimates:
         assert failed is not None
         raise failed
-    estimates.sort(key=lambda e: e.step_s)
+    estimates.sort(key=lambda e: e.value(objective))
     chosen = [replace(e.setup.requested, regimes=(e.setup.name,)) for e in estimates[:simulate]]
     rows: list[RegimeResult] = []
     total = sum(config.steps * config.seeds for config in chosen)
     for config in chosen:
         watch = None if on_progress is None else partial(_further, on_progress, len(rows), total)
         rows += compare_regimes([config], jobs=jobs, on_progress=watch).regimes
-    return LoopPlan(estimates=tuple(estimates), simulated=tuple(rows))
+    return LoopPlan(estimates=tuple(estimates), simulated=tuple(rows), objective=objective)
 
 
 def _further(
@@ -184,15 +215,15 @@ def estimate_step(setup: LoopSetup) -> StepEstimate:
             "best` for yours"
         )
     cluster = setup.config.run.cluster
-    shape = EngineShape(cluster.gpu, cluster.tp)
-    cost = setup.run.profile.cost_estimate([cluster.tp]).by_shape[shape]
+    profile = setup.run.profile
+    cost = profile.cost_estimate([cluster.tp]).by_shape[profile.shape(cluster.tp)]
     groups = _lengths(setup)
     batch = _taken(groups, regime.groups, regime.samples, 0)
     tokens = [int(t) for t in batch.context_tokens + batch.output_tokens + batch.appended_tokens]
     train_s = setup.world.train_s(tokens, False)
     switch_s = setup.world.to_training_s + setup.world.to_rollout_s
     update_s = setup.world.update_s
-    engines = cluster.gpus // cluster.tp
+    engines = cluster.engines
     accumulates = regime.batching.accumulate_from is not None
     last = min(regime.batching.accumulate_from or regime.groups, regime.groups)
     serial_s = train_s * last / regime.groups

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from heddle.comparison import Estimate
+from heddle.estimates import Estimate
 from heddle.loop.measure import LoopFigures
 from heddle.loop.setup import LoopSetup
+from heddle.objective import Objective, objective_value
+from heddle.prices import RunCost
 from heddle_core.parts.planner.fixed import FixedPlan
 
 SCHEMA = "heddle.loop/1"
@@ -43,12 +45,14 @@ class RegimeResult:
         return sum(run.tokens_per_s for run in self.runs) / len(self.runs)
 
     @property
-    def dollars_per_1k_samples(self) -> float | None:
+    def cost_per_1k_samples(self) -> RunCost:
         """All GPUs, for as long as a thousand samples take."""
-        price = self.setup.price
-        if price is None:
-            return None
-        return price * self.setup.gpus * 1000.0 / self.samples_per_s / 3600.0
+        return self.setup.prices.cost(self.setup.gpus_by_class, 1000.0 / self.samples_per_s)
+
+    def value(self, objective: Objective) -> float:
+        """What the objective makes least: seconds of a step, or dollars of a thousand samples."""
+        dollars = self.cost_per_1k_samples.dollars
+        return objective_value(objective, seconds=self.step_s.mean, dollars=dollars)
 
     @property
     def rollout_busy(self) -> float:
@@ -145,7 +149,8 @@ class RegimeResult:
             "measured_steps": len(self.runs[0].step_s),
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
-            "dollars_per_1k_samples": self.dollars_per_1k_samples,
+            "gpu_hours_per_1k_samples": self.cost_per_1k_samples.gpu_hours,
+            "dollars_per_1k_samples": self.cost_per_1k_samples.dollars,
             "split_s": self.split_s,
             "busy": {
                 "rollout": self.rollout_busy,
@@ -179,16 +184,22 @@ class LoopComparison:
 
     tried: tuple[RegimeResult, ...]
     """Every regime at every split of the GPUs and TP degree."""
+    objective: Objective = "makespan"
 
     @property
     def regimes(self) -> tuple[RegimeResult, ...]:
-        """Each regime at its setting with the shortest step; the first of equals."""
+        """Each regime at its best setting by the objective; the first of equals."""
         best: dict[str, RegimeResult] = {}
         for row in self.tried:
             known = best.setdefault(row.setup.name, row)
-            if row.step_s.mean < known.step_s.mean:
+            if row.value(self.objective) < known.value(self.objective):
                 best[row.setup.name] = row
         return tuple(best.values())
+
+    @property
+    def ranking(self) -> tuple[RegimeResult, ...]:
+        """`regimes` by the objective; equals in their order."""
+        return tuple(sorted(self.regimes, key=lambda row: row.value(self.objective)))
 
     @property
     def splits(self) -> tuple[int, ...]:
@@ -212,11 +223,15 @@ class LoopComparison:
                 "gpus": first.gpus,
                 "gpu": cluster.gpu,
                 "model": cluster.model,
+                **first.run.profile.marks,
                 "colocated": config.colocated,
                 "max_running": cluster.max_running,
             },
             "batch": {"groups": config.groups, "samples": config.samples},
             "steps": config.steps,
+            "prices": first.prices.plain(first.gpus_by_class),
+            "objective": self.objective,
+            "ranking": [row.setup.name for row in self.ranking],
             "regimes": [row.plain() for row in self.regimes],
             "tried": [
                 {
@@ -224,6 +239,8 @@ class LoopComparison:
                     "train_gpus": row.setup.train_gpus,
                     "tp": row.setup.config.run.cluster.tp,
                     "step_s": row.step_s.plain(),
+                    "gpu_hours_per_1k_samples": row.cost_per_1k_samples.gpu_hours,
+                    "dollars_per_1k_samples": row.cost_per_1k_samples.dollars,
                 }
                 for row in self.tried
             ],

@@ -1,19 +1,20 @@
 """An RL loop, set up once: its data set, trainer, weight updates and rollout cluster."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heddle import knowledge
 from heddle.config_files import ConfigError
-from heddle.loop.config import DOLLARS_PER_GPU_HOUR, LoopConfig
+from heddle.loop.config import LoopConfig
 from heddle.loop.data import EPOCH, DataSet, check_recorded
 from heddle.loop.layout import fitting_layout
 from heddle.loop.measure import LoopFigures, ServiceFigures, TrainedSample
+from heddle.prices import Prices, prices_of
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import CapacityError
 from heddle_core.controller import Controller
-from heddle_core.ids import EngineId, EngineShape
+from heddle_core.ids import EngineId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.hybrid import HYBRID, HybridPool
 from heddle_core.loop.named import regime_named
@@ -45,6 +46,7 @@ class LoopSetup:
     world: LoopWorld
     layout: TrainLayout
     update: WeightUpdateTime
+    prices: Prices
 
     @property
     def gpus(self) -> int:
@@ -72,10 +74,9 @@ class LoopSetup:
         return config.run.cluster.gpus if config.colocated else config.train_gpus
 
     @property
-    def price(self) -> float | None:
-        """Dollars of a GPU and hour; None if it is not known."""
-        given = self.config.price
-        return DOLLARS_PER_GPU_HOUR.get(self.config.run.cluster.gpu) if given is None else given
+    def gpus_by_class(self) -> Mapping[str, int]:
+        """`gpus` by class: the trainer, rewards and a hybrid pool have that of the engines."""
+        return {self.run.profile.gpu: self.gpus}
 
     def bound_s(self, trained: Sequence[TrainedSample], figures: LoopFigures) -> float:
         """Seconds in which no loop can train these samples, whatever its regime.
@@ -87,7 +88,7 @@ class LoopSetup:
         """
         scripts = Scripts.of([self.data.script(each.group, each.number) for each in trained])
         workload = replace(self.run.workload, scripts=scripts, trajectories=len(scripts))
-        bound = makespan_bound(workload, self.run.profile, self.config.run.cluster)
+        bound = makespan_bound(workload, self.run.profiles, self.config.run.cluster)
         size = self.regime.groups * self.regime.samples
         training_s = sum(
             self.world.train_s(self._tokens(trained[first : first + size]), False)
@@ -177,6 +178,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
         data=data,
         layout=layout,
         update=update,
+        prices=prices_of(config.run.prices, run.profiles.pools),
         world=_world(config, data, file.training, layout, regime, update),
     )
 
@@ -193,7 +195,7 @@ def regime_of(config: LoopConfig, name: str) -> Regime:
         BatchShape(
             groups=config.groups,
             samples=config.samples,
-            slots=cluster.gpus // cluster.tp * cluster.max_running,
+            slots=cluster.engines * cluster.max_running,
             colocated=config.colocated,
         ),
     )
@@ -208,19 +210,19 @@ def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
     hybrid, cluster = regime.split.hybrid, config.run.cluster
     if hybrid is None:
         return config
-    own, tp = hybrid.own_gpus, cluster.tp
+    own, each = hybrid.own_gpus, cluster.engine_gpus
     left = cluster.gpus - own
-    if left < tp or left % tp:
+    if left < each or left % each:
         raise CapacityError(
             f"regime {name} has a pool of {own} of the {cluster.gpus} GPUs that do not train, "
-            f"which leaves {max(left, 0)} for engines of TP {tp}: take more --gpus, or fewer "
+            f"which leaves {max(left, 0)} for engines of {each} GPUs: take more --gpus, or fewer "
             "pool_gpus"
         )
     pool = own or config.train_gpus
-    if pool < tp or pool % tp:
+    if pool < each or pool % each:
         raise CapacityError(
             f"regime {name} generates on {pool} more GPUs for a while, which are no whole engines "
-            f"of TP {tp}: take other {'pool_gpus' if own else '--train-gpus'}, or another --tp"
+            f"of {each} GPUs: take other {'pool_gpus' if own else '--train-gpus'}, or another --tp"
         )
     return replace(config, run=replace(config.run, cluster=replace(cluster, gpus=left)))
 
@@ -233,10 +235,10 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
         engines = [
             EngineSpec(
                 engine=EngineId(f"{HYBRID}{number}"),
-                shape=EngineShape(cluster.gpu, cluster.tp),
+                shape=setup.run.context.shape,
                 max_running=cluster.max_running,
             )
-            for number in range(setup.hybrid_gpus // cluster.tp)
+            for number in range(setup.hybrid_gpus // cluster.engine_gpus)
         ]
         rule = regime.split.hybrid.rule(
             groups=regime.groups, every=regime.update.every, scale=setup.gpus / cluster.gpus
@@ -248,7 +250,7 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
         setup.data.prompts(repeat=True),
         batches=setup.config.steps,
         pool=pool,
-        slots=cluster.gpus // cluster.tp * cluster.max_running,
+        slots=cluster.engines * cluster.max_running,
     )
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from heddle.cluster_profiles import memory_profile
 from heddle.config_files import ConfigError
 from heddle.loop.config import LoopConfig
-from heddle.setup import memory_profile
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 """Of all GPUs, that the trainer is tried with."""
@@ -34,18 +34,19 @@ def splits(
     for_rewards = f", {config.reward_gpus} compute rewards" if config.reward_gpus else ""
     found: list[LoopConfig] = []
     for tp in degrees:
-        shares = sorted({round(share * gpus / tp) * tp for share in SHARES})
+        each = tp * cluster.attention_dp
+        shares = sorted({round(share * gpus / each) * each for share in SHARES})
         numbers = shares if train_gpus is None else train_gpus
         for number in [0] if config.colocated else numbers:
             rollout = gpus - number
-            if rollout >= tp and rollout % tp == 0 and (config.colocated or number >= 1):
+            if rollout >= each and rollout % each == 0 and (config.colocated or number >= 1):
                 found.append(_split(config, number, tp))
             elif tps is not None and train_gpus is not None:
                 left = "all are shared" if config.colocated else f"{number} train"
                 left += for_rewards
                 raise ConfigError(
                     f"--gpus {cluster.gpus}: {left}, so {max(rollout, 0)} are left for engines of "
-                    f"TP {tp}; take other --train-gpus, that leave a multiple of {tp} and not 0, "
+                    f"TP {tp}; take other --train-gpus, that leave a multiple of {each} and not 0, "
                     "or another --tp"
                 )
     if not found:

@@ -39,6 +39,8 @@ SHADES: Final = (
     Shade("#c2185b", "#f48fb1"),
     Shade("#37658c", "#8ab6da"),
     Shade("#7f7f00", "#cccc4d"),
+    Shade("#845ec2", "#c6a8f0"),
+    Shade("#b0651d", "#e9ab6d"),
 )
 _OWN: Final = (
     "heddle",
@@ -62,6 +64,8 @@ _OWN: Final = (
     "thunderagent",
     "seer",
     "program-scheduling",
+    "rollart",
+    "rollart-measured",
 )
 """Policies with a shade of their own, in the order of `SHADES`; others share these by their name.
 """

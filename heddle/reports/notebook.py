@@ -87,7 +87,8 @@ def policies_table(comparison: Comparison) -> pd.DataFrame:
     """One row for each policy, means over seeds.
 
     `makespan_s`, with several seeds the half-width of its 95 % confidence interval,
-    `throughput_tok_s`, `speedup` over the first policy, and the share of the bound.
+    `throughput_tok_s`, `gpu_hours` and `dollars` of a rollout, `speedup` over the first policy, and
+    the share of the bound.
     """
     rows = [
         {
@@ -95,6 +96,7 @@ def policies_table(comparison: Comparison) -> pd.DataFrame:
             "makespan_s": p.makespan_s.mean,
             **({} if p.makespan_s.ci95 is None else {"ci95_s": p.makespan_s.ci95}),
             "throughput_tok_s": p.throughput_tok_s.mean,
+            **p.cost.plain(),
             "speedup": p.speedup,
             "bound_fraction": p.bound_fraction,
         }
@@ -111,6 +113,8 @@ def regimes_table(comparison: LoopComparison) -> pd.DataFrame:
             "train_gpus": row.setup.train_gpus,
             "step_s": row.step_s.mean,
             "samples_per_s": row.samples_per_s,
+            "gpu_hours_per_1k_samples": row.cost_per_1k_samples.gpu_hours,
+            "dollars_per_1k_samples": row.cost_per_1k_samples.dollars,
             "rollout_busy": row.rollout_busy,
             "train_busy": row.train_busy,
             "staleness": row.mean_staleness,

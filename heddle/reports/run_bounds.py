@@ -27,7 +27,8 @@ def run_bound(run: Run, workspace: Workspace | None = None) -> dict[str, Any]:
         found = shared.trace(config.trace).sha256
         if found != run.manifest["trace"]["sha256"]:
             return {"why": f"{config.trace} is no longer the trace that was replayed"}
-        workload, profile = shared.workload(config), shared.profile(config.cluster)
-        return asdict(makespan_bound(workload, profile, config.cluster))
+        workload, profiles = shared.workload(config), shared.profiles(config.cluster)
+        bound = asdict(makespan_bound(workload, profiles, config.cluster))
+        return {name: value for name, value in bound.items() if name.endswith("_s")}
     except (OSError, ValueError) as error:
         return {"why": f"the trace or its profile cannot be read: {error}"}

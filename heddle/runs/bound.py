@@ -11,26 +11,30 @@ the simulator can beat either (docs/run-directory.md spells them out):
   weight `w` in 0..1. Since ``c <= kv``, the KV capacity, the shares add up to at most the cost. So
   a token at context `c_i` costs at least the minimum of these lines over TP degrees and batch
   sizes, and the work of all tokens, divided by the GPUs, bounds the makespan. `w` is chosen, once
-  for all, to make the bound largest.
+  for all, to make the bound largest. With GPUs of several classes each class has a *price* of a
+  GPU-second: no run pays more than what all GPUs cost until its makespan, so the least that all
+  tokens cost, divided by what all GPUs cost in a second, bounds the makespan for any prices.
 
 A minimum of lines is concave, so between knots its chord lies below it: sums over contexts are
 taken from chords and stay lower bounds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from heddle.runs.demand import (
     Demand,
+    Prices,
     demand,
     knots,
     prefill_alone_s,
     prefill_gpu_s,
     running_sums,
 )
-from heddle.runs.tables import Floats
+from heddle.runs.tables import Floats, Ints
 from heddle_sim.latency import LatencyTable
 from heddle_trace.schema import TrajectoryScript
 
@@ -46,25 +50,31 @@ class Bound:
     capacity_s: float
     tools_s: float
     """Tool seconds over the tool capacity; 0 when tools are not limited."""
+    prices: Prices
+    """Of a GPU-second of each class, at which `capacity_s` is largest."""
 
 
 def lower_bound(
     scripts: Sequence[TrajectoryScript],
     tables: Sequence[LatencyTable],
     *,
-    gpus: int,
+    pools: Mapping[str, int],
     max_running: int,
     tool_capacity: int | None = None,
 ) -> Bound:
-    """Bound the makespan of `scripts` on `gpus`; one table for each TP degree that is allowed."""
+    """Bound the makespan of `scripts` on the GPUs of `pools`; one table for each allowed shape."""
     assert scripts, "a trace has at least one trajectory"
     assert tables, "a profile has at least one TP degree"
     work = demand(scripts)
     solo = _solo_s(work, tables, max_running)
-    capacity = max(float(_gpu_s(work, tables, max_running, weight)) / gpus for weight in WEIGHTS)
+    capacity, prices = _dearest(work, tables, pools, max_running)
     tools = float(work.tool_s.sum()) / tool_capacity if tool_capacity else 0.0
     return Bound(
-        makespan_s=max(solo, capacity, tools), solo_s=solo, capacity_s=capacity, tools_s=tools
+        makespan_s=max(solo, capacity, tools),
+        solo_s=solo,
+        capacity_s=capacity,
+        tools_s=tools,
+        prices=prices,
     )
 
 
@@ -79,18 +89,87 @@ def _solo_s(work: Demand, tables: Sequence[LatencyTable], max_running: int) -> f
     return float((work.arrival_s + work.per_trajectory(seconds)).max())
 
 
-def _gpu_s(work: Demand, tables: Sequence[LatencyTable], max_running: int, weight: float) -> float:
-    """GPU-seconds of all tokens at their cheapest."""
+def _dearest(
+    work: Demand, tables: Sequence[LatencyTable], pools: Mapping[str, int], max_running: int
+) -> tuple[float, Prices]:
+    """The capacity bound in seconds, and the prices of the classes at which it is largest.
+
+    Prices are looked for at the first weight, and again at the weight that is best with them.
+    """
+    at = knots(work.largest_context)
+    known = {gpu: [t for t in tables if t.gpu == gpu] for gpu in pools}
+    lowest = [
+        {gpu: _gpu_s(mine, max_running, weight, at) for gpu, mine in known.items() if mine}
+        for weight in WEIGHTS
+    ]
+
+    def bound_s(weight: int, prices: Prices) -> float:
+        lines = [prices[gpu] * line for gpu, line in lowest[weight].items()]
+        decode = running_sums(at, np.min(lines, axis=0))
+        tokens = float((decode[work.last] - decode[work.prompt]).sum())
+        paid = tokens + prefill_gpu_s(work, tables, prices)
+        return paid / sum(prices[gpu] * pools[gpu] for gpu in lowest[weight])
+
+    prices = _largest(partial(bound_s, 0), dict.fromkeys(pools, 1.0), _PRICES_APART)
+    each = [bound_s(weight, prices) for weight in range(len(WEIGHTS))]
+    best = int(np.argmax(each))
+    if best and len(pools) > 1:
+        prices = _largest(partial(bound_s, best), prices, 2.0)
+    return bound_s(best, prices), prices
+
+
+_PRICES_APART = 64.0
+"""The price of a class is between this share of the first class's and so many times it."""
+
+_GOLDEN = 0.5 * (5.0**0.5 - 1.0)
+_EXACTLY = 0.01
+"""The interval of the logarithm of a price at which its search ends."""
+
+
+def _largest(bound_s: Callable[[Prices], float], begin: Prices, apart: float) -> Prices:
+    """The prices of the largest bound, those of all classes but the first one after another.
+
+    A minimum of costs at prices is concave in them, so that the bound has one maximum along each.
+    Each is at most `apart` times the one to begin with, or as many times less.
+    """
+    best = dict(begin)
+    best_s = bound_s(best) if len(best) > 1 else 0.0
+    for gpu in list(best)[1:]:
+        at = partial(_priced, best, gpu)
+        middle = float(np.log(best[gpu]))
+        low, high = middle - float(np.log(apart)), middle + float(np.log(apart))
+        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        left_s, right_s = bound_s(at(left)), bound_s(at(right))
+        while high - low > _EXACTLY:
+            if left_s >= right_s:
+                high, right, right_s = right, left, left_s
+                left = high - _GOLDEN * (high - low)
+                left_s = bound_s(at(left))
+            else:
+                low, left, left_s = left, right, right_s
+                right = low + _GOLDEN * (high - low)
+                right_s = bound_s(at(right))
+        if max(left_s, right_s) > best_s:
+            best_s = max(left_s, right_s)
+            best = at(left if left_s >= right_s else right)
+    return best
+
+
+def _priced(prices: Prices, gpu: str, logarithm: float) -> dict[str, float]:
+    """The same prices but for one class."""
+    return {**prices, gpu: float(np.exp(logarithm))}
+
+
+def _gpu_s(tables: Sequence[LatencyTable], max_running: int, weight: float, at: Ints) -> Floats:
+    """Fewest GPU-seconds of a token at each context of `at`, on engines of these tables."""
     base, slope = [], []
     for table in tables:
         b = _column(table.base_s, max_running)[1:]
         batch = np.arange(1, len(b) + 1)
-        base.append(table.tp * weight * b / batch)
+        base.append(table.gpus * weight * b / batch)
         per_context = _column(table.per_context_s, max_running)[1:]
-        slope.append(table.tp * (per_context + (1.0 - weight) * b / table.kv_capacity_tokens))
-    decode = _sums(np.concatenate(base), np.concatenate(slope), work.largest_context)
-    tokens = float((decode[work.last] - decode[work.prompt]).sum())
-    return tokens + prefill_gpu_s(work, tables)
+        slope.append(table.gpus * (per_context + (1.0 - weight) * b / table.kv_capacity_tokens))
+    return _lowest(np.concatenate(base), np.concatenate(slope), at)
 
 
 def _column(values: Sequence[float], max_running: int) -> Floats:
@@ -101,7 +180,12 @@ def _column(values: Sequence[float], max_running: int) -> Floats:
 def _sums(base: Floats, slope: Floats, limit: int) -> Floats:
     """Running sums over c = 0..limit of a value at most ``min(base + slope * c)``."""
     at = knots(limit)
+    return running_sums(at, _lowest(base, slope, at))
+
+
+def _lowest(base: Floats, slope: Floats, at: Ints) -> Floats:
+    """``min(base + slope * c)`` at contexts `at`."""
     lowest = np.full(len(at), np.inf)
     for b, s in zip(base, slope, strict=True):
         np.minimum(lowest, b + s * at, out=lowest)
-    return running_sums(at, lowest)
+    return lowest

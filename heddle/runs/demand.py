@@ -4,8 +4,10 @@ Every free choice is made in favour of a shorter makespan: prefix caches are per
 share the prompt of their group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
+from typing import TypeAlias
 
 import numpy as np
 
@@ -14,6 +16,9 @@ from heddle_sim.latency import LatencyTable
 from heddle_trace.columns import by_code
 from heddle_trace.schema import TrajectoryScript
 from heddle_trace.scripts import Scripts
+
+Prices: TypeAlias = Mapping[str, float]
+"""What a GPU-second of each class costs; with one class 1, so that costs are GPU-seconds."""
 
 KNOTS = 1024
 """Knots of `running_sums`; with this many the sum is within 0.01 % of the exact one."""
@@ -96,11 +101,12 @@ def prefill_alone_s(work: Demand, tables: Sequence[LatencyTable]) -> Floats:
     return seconds
 
 
-def prefill_gpu_s(work: Demand, tables: Sequence[LatencyTable]) -> float:
-    """Fewest GPU-seconds that the prefill of all steps takes."""
-    seconds = work.shared_new.sum() * min(t.tp * _per_token_s(t) for t in tables)
-    seconds += work.shared_pairs.sum() * min(t.tp * t.prefill_pair_s for t in tables)
-    seconds += len(work.prompt) * min(t.tp * t.host_per_prefill_s for t in tables)
+def prefill_gpu_s(work: Demand, tables: Sequence[LatencyTable], prices: Prices) -> float:
+    """Least cost of the prefill of all steps, at a price of a GPU-second of each class."""
+    cost = [prices[table.gpu] * table.gpus for table in tables]
+    seconds = work.shared_new.sum() * min(map(mul, cost, map(_per_token_s, tables)))
+    seconds += work.shared_pairs.sum() * min(map(mul, cost, (t.prefill_pair_s for t in tables)))
+    seconds += len(work.prompt) * min(map(mul, cost, (t.host_per_prefill_s for t in tables)))
     return float(seconds)
 
 

@@ -7,9 +7,8 @@ journal can be read up to its last whole batch.
 import os
 import shlex
 import shutil
-import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,14 +21,16 @@ import pyarrow as pa
 
 from heddle.config import RunConfig
 from heddle.config_files import from_builtins, to_builtins
+from heddle.prices import RunCost
 from heddle.runs import files
 from heddle.runs.compatibility import PRESETS_VERSION, upgraded_context
 from heddle.runs.files import RunError
 from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer
-from heddle.runs.journal_entries import decode
+from heddle.runs.journal_entries import decode, from_text
 from heddle.runs.journal_file import JournalFile, read_journal
 from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle.runs.shape_keys import from_plain, to_plain
+from heddle.runs.status import why_unfinished
 from heddle.runs.tables import MEASURED
 from heddle_core.journal import Entry, Sink
 from heddle_core.policy import PolicyContext
@@ -57,7 +58,7 @@ class RunFacts:
     context: PolicyContext | None = None
     """The policy's context, kept for replays; without its model, a file of its own."""
     world: Mapping[str, Any] | None = None
-    """Of a run on engines: engines, machine, and notes for the user."""
+    """Of a run on engines: engines, machine, notes for the user. Of a GPU class: how derived."""
     loop: Mapping[str, Any] | None = None
     """Of an RL loop: its regime, and its configuration beside the rollouts'."""
     command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
@@ -153,11 +154,15 @@ class RunDirectory:
             self._file.write(batch)
 
     def finish(
-        self, *, solo_tpot: SoloTpot | None = None, notes: Mapping[str, Any] | None = None
+        self,
+        *,
+        solo_tpot: SoloTpot | None = None,
+        notes: Mapping[str, Any] | None = None,
+        cost: Callable[[float], RunCost] | None = None,
     ) -> Measured:
         """Close the run as finished: the journal's footer, tables and summary.
 
-        `notes` go into the summary as they are.
+        `cost` is of a makespan in seconds. `notes` go into the summary as they are.
 
         Raises:
             MetricsError: the journal does not add up; the run is then closed as failed.
@@ -168,11 +173,13 @@ class RunDirectory:
             measured = measure(self._rows.columns(), solo_tpot, on_steps=write)
         with files.written_table(self.path / files.TRAJECTORIES) as write:
             write(measured.trajectories)
-        files.write_json(self.path / files.SUMMARY, {**measured.summary, **(notes or {})})
+        paid = {} if cost is None else cost(measured.summary["makespan_s"]).plain()
+        summary = {**measured.summary, **paid, **(notes or {})}
+        files.write_json(self.path / files.SUMMARY, summary)
         self._close("finished")
         for file in filter(Path.is_file, self.path.rglob("*")):
             file.chmod(0o444)
-        return measured
+        return replace(measured, summary=summary)
 
     def __enter__(self) -> "RunDirectory":
         return self
@@ -307,7 +314,7 @@ class Run:
             return None
         try:
             plain = from_plain(upgraded_context(files.read_json(path) | {"learned": None}))
-            return msgspec.convert(plain, PolicyContext, str_keys=True)
+            return msgspec.convert(plain, PolicyContext, str_keys=True, dec_hook=from_text)
         except msgspec.ValidationError as e:
             raise RunError(f"{path}: damaged: {e}") from None
 
@@ -375,25 +382,3 @@ def load_run(path: str | Path, *, unfinished: bool = False) -> Run:
     if run.status != "finished" and not unfinished:
         raise RunError(f"{path}: {why_unfinished(manifest)}, so it has no results; run it again")
     return run
-
-
-def why_unfinished(manifest: Mapping[str, Any]) -> str:
-    """Return the status of an unfinished run, as the end of a sentence."""
-    match manifest["status"]:
-        case "running":
-            here = manifest["host"].get("name") == socket.gethostname()
-            if here and not _alive(manifest["pid"]):
-                return "its process died before it finished"
-            return "is still running, or its process died"
-        case "interrupted":
-            return "was interrupted before it finished"
-        case _:
-            return f"failed ({manifest['error']})"
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)
-    return True

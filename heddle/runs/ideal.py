@@ -12,15 +12,17 @@ context, mixtures of TP degrees and batch sizes form a convex curve of GPU-secon
 per token. The optimum is the least makespan that the GPU-seconds of the cluster suffice for. It is
 optimistic: engines are fractional, moves and recomputes cost nothing, and no GPU waits. It is no
 bound: it takes the mates of a sequence to have contexts of the same length, and a long context
-beside short ones may cost less. It is at least the proven bound.
+beside short ones may cost less. It is at least the proven bound. With GPUs of several classes,
+GPU-seconds count by the prices at which the proven bound is largest.
 
 *Equal progress*: all trajectories have made equally many tokens at any time, and all GPUs form
 engines of the TP degree that is best for those that are left, at once and for nothing. No knowledge
 of lengths is used. It is no bound, since a good guess of lengths beats it. A real policy may not
-reach it either: engines are fractional, and every engine has the mean context.
+reach it either: engines are fractional, and every engine has the mean context. With GPUs of
+several classes, each class takes as many trajectories as it can advance at the common pace.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +30,7 @@ import numpy as np
 from heddle.runs.bound import Bound
 from heddle.runs.demand import (
     Demand,
+    Prices,
     demand,
     knots,
     prefill_alone_s,
@@ -66,33 +69,41 @@ def ideal_makespans(
     scripts: Sequence[TrajectoryScript],
     tables: Sequence[LatencyTable],
     *,
-    gpus: int,
+    pools: Mapping[str, int],
     max_running: int,
     bound: Bound,
 ) -> Ideal:
-    """Compute both for `scripts` on `gpus`; one table for each TP degree that is allowed.
+    """Compute both for `scripts` on the GPUs of `pools`; one table for each allowed shape.
 
     `bound` is the proven bound of the same trace and cluster; neither result is below it.
     """
     work = demand(scripts)
+    prices = bound.prices
+    alike_s = _equal_progress_s(work, tables, pools, max_running, prices)
     return Ideal(
-        fluid_s=_fluid_s(work, tables, gpus, max_running, bound.makespan_s),
-        equal_progress_s=max(_equal_progress_s(work, tables, gpus, max_running), bound.makespan_s),
+        fluid_s=_fluid_s(work, tables, pools, max_running, prices, bound.makespan_s),
+        equal_progress_s=max(alike_s, bound.makespan_s),
     )
 
 
 def _fluid_s(
-    work: Demand, tables: Sequence[LatencyTable], gpus: int, max_running: int, least_s: float
+    work: Demand,
+    tables: Sequence[LatencyTable],
+    pools: Mapping[str, int],
+    max_running: int,
+    prices: Prices,
+    least_s: float,
 ) -> float:
-    prefill = prefill_gpu_s(work, tables)
+    prefill = prefill_gpu_s(work, tables, prices)
+    per_s = sum(prices[gpu] * gpus for gpu, gpus in pools.items())
     taken = work.per_trajectory(prefill_alone_s(work, tables) + work.tool_s) + work.arrival_s
     chosen, weight = _sample(work.per_trajectory((work.last - work.prompt).astype(np.float64)))
-    seconds, gpu_s = _curves(work, chosen, tables, max_running)
+    seconds, gpu_s = _curves(work, chosen, tables, max_running, prices)
     taken = taken[chosen]
 
     def suffices(makespan_s: float) -> bool:
         spent = _at(seconds, gpu_s, makespan_s - taken) @ weight
-        return bool(spent + prefill <= gpus * makespan_s)
+        return bool(spent + prefill <= per_s * makespan_s)
 
     low = high = least_s
     while not suffices(high):
@@ -116,11 +127,15 @@ def _sample(tokens: Floats) -> tuple[Ints, Floats]:
 
 
 def _curves(
-    work: Demand, chosen: Ints, tables: Sequence[LatencyTable], max_running: int
+    work: Demand,
+    chosen: Ints,
+    tables: Sequence[LatencyTable],
+    max_running: int,
+    prices: Prices,
 ) -> tuple[Floats, Floats]:
     """Seconds and GPU-seconds of the chosen trajectories' tokens at each price; (price, chosen)."""
     at = knots(work.largest_context, CONTEXTS)
-    tpot, gpu_s = _paces(tables, max_running, at.astype(np.float64))
+    tpot, gpu_s = _paces(tables, max_running, at.astype(np.float64), prices)
     place = np.full(len(work.arrival_s), -1)
     place[chosen] = np.arange(len(chosen))
     mine = place[work.trajectory]
@@ -142,13 +157,16 @@ def _curves(
 
 
 def _paces(
-    tables: Sequence[LatencyTable], max_running: int, context: Floats
+    tables: Sequence[LatencyTable], max_running: int, context: Floats, prices: Prices
 ) -> tuple[Floats, Floats]:
-    """Seconds and GPU-seconds per token, of each TP degree and batch size at each context."""
+    """Seconds and GPU-seconds per token, of each shape and batch size at each context."""
     pairs = [_engine(table, max_running, context) for table in tables]
     tpot = np.concatenate([tpot for tpot, _ in pairs])
     gpu_s = np.concatenate(
-        [table.tp * tpot / batch for table, (tpot, batch) in zip(tables, pairs, strict=True)]
+        [
+            prices[table.gpu] * table.gpus * tpot / batch
+            for table, (tpot, batch) in zip(tables, pairs, strict=True)
+        ]
     )
     return tpot, gpu_s
 
@@ -180,7 +198,11 @@ def _at(seconds: Floats, gpu_s: Floats, given_s: Floats) -> Floats:
 
 
 def _equal_progress_s(
-    work: Demand, tables: Sequence[LatencyTable], gpus: int, max_running: int
+    work: Demand,
+    tables: Sequence[LatencyTable],
+    pools: Mapping[str, int],
+    max_running: int,
+    prices: Prices,
 ) -> float:
     tokens = work.per_trajectory((work.last - work.prompt).astype(np.float64))
     tools = work.per_trajectory(work.tool_s)
@@ -190,15 +212,64 @@ def _equal_progress_s(
     progress = _levels(made)
     gained = np.diff(progress, prepend=0.0)
     left, context, tool_s = _left(work, order, made, progress, tools)
-    pace = np.full(len(progress), np.inf)
+    paces = [_ClassPace(gpus, left, tool_s) for gpus in pools.values()]
     for table in tables:
-        tpot, batch = _engine(table, max_running, context)
-        # By Little's law: as many are in flight as there are slots, the others are in their tools.
-        full = left * tpot * table.tp / (gpus * batch) - tool_s
-        pace = np.minimum(pace, np.maximum(tpot, full).min(axis=0))
+        paces[list(pools).index(table.gpu)].add(table, *_engine(table, max_running, context))
+    pace = _common_pace(paces)
     decode_s = np.interp(made, progress, np.cumsum(gained * pace))
-    prefill = np.maximum(prefill_gpu_s(work, tables) / gpus, own_prefill[order])
+    prefill_s = prefill_gpu_s(work, tables, prices)
+    prefill_s /= sum(prices[gpu] * gpus for gpu, gpus in pools.items())
+    prefill = np.maximum(prefill_s, own_prefill[order])
     return float((work.arrival_s[order] + decode_s + tools[order] + prefill).max())
+
+
+class _ClassPace:
+    """Seconds per token of trajectories on the GPUs of one class, by amount of progress."""
+
+    def __init__(self, gpus: int, left: Floats, tool_s: Floats) -> None:
+        self.left = left
+        """Trajectories, by amount of progress."""
+        self._gpus, self._tool_s = gpus, tool_s
+        self._engines: list[tuple[LatencyTable, Floats, Floats]] = []
+
+    def add(self, table: LatencyTable, tpot: Floats, batch: Floats) -> None:
+        """Allow engines of a shape: their seconds per token by batch size and progress."""
+        self._engines.append((table, tpot, batch))
+
+    def alone_s(self) -> Floats:
+        """The least, if all that are left are here."""
+        pace = np.full(len(self.left), np.inf)
+        for table, tpot, batch in self._engines:
+            # By Little's law: as many are in flight as there are slots, the others in their tools.
+            full = self.left * tpot * table.gpus / (self._gpus * batch) - self._tool_s
+            pace = np.minimum(pace, np.maximum(tpot, full).min(axis=0))
+        return pace
+
+    def held(self, pace_s: Floats) -> Floats:
+        """Trajectories that can advance at a pace here."""
+        held = np.zeros(len(self.left))
+        for table, tpot, batch in self._engines:
+            slots = self._gpus * batch / (table.gpus * tpot)
+            most = np.where(tpot <= pace_s, slots, 0.0).max(axis=0)
+            np.maximum(held, most * (pace_s + self._tool_s), out=held)
+        return held
+
+
+_HALVINGS = 24
+"""Of the interval that holds the common pace of several classes."""
+
+
+def _common_pace(classes: Sequence[_ClassPace]) -> Floats:
+    """The least seconds per token at which the classes together advance all that are left."""
+    high: Floats = np.min([each.alone_s() for each in classes], axis=0)
+    if len(classes) == 1:
+        return high
+    left, low = classes[0].left, np.zeros(len(high))
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        enough = np.sum([each.held(middle) for each in classes], axis=0) >= left
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return high
 
 
 def _left(

@@ -113,7 +113,7 @@ def _things(batch: pa.RecordBatch, event_numbers: Ints) -> list[Any]:
 
 def _join_shapes(keys: list[str], columns: list[Sequence[Any]]) -> None:
     """Put the columns of an engine's shape together again."""
-    parts = [key for key in ("gpu", "tp", "role") if key in keys]
+    parts = [key for key in ("gpu", "tp", "role", "ep", "dp") if key in keys]
     values = [columns[keys.index(part)] for part in parts]
     for part in parts:
         at = keys.index(part)
@@ -135,12 +135,13 @@ T = TypeVar("T")
 
 def _convert(value: Any, cls: type[T]) -> T:
     try:
-        return msgspec.convert(from_plain(value), cls, str_keys=True, dec_hook=_from_text)
+        return msgspec.convert(from_plain(value), cls, str_keys=True, dec_hook=from_text)
     except msgspec.ValidationError as e:
         raise JournalError(f"journal payload does not fit {cls}: {e}") from None
 
 
-def _from_text(cls: type, text: Any) -> Any:
+def from_text(cls: type, text: Any) -> Any:
+    """Make an engine id of its text, for msgspec."""
     if cls is EngineId and isinstance(text, str):
         return EngineId(text)
     raise TypeError(f"{cls.__name__} cannot be made of {text!r}")

@@ -2,10 +2,10 @@
 
 One row per event or command. Fixed columns (`seq`, `time_s`, `kind`, `name`, `cause`) come first,
 then one nullable typed column for each field name of any event or command. An engine's shape has
-the columns `gpu`, `tp` and `role`. Other fields that are not plain values (salvaged tokens,
-resource plans, planning problems) go as JSON into `payload`. A new event or command needs no change
-here. A command's `cause` is not stored: the column `cause` has the row of the event, and the number
-of the event follows from it.
+the columns `gpu`, `tp`, `role`, `ep` and `dp`. Other fields that are not plain values (salvaged
+tokens, resource plans, planning problems) go as JSON into `payload`. A new event or command needs
+no change here. A command's `cause` is not stored: the column `cause` has the row of the event, and
+the number of the event follows from it.
 """
 
 import types
@@ -154,7 +154,7 @@ def first_words() -> Mapping[str, tuple[str, ...]]:
 @cache
 def needed() -> Sequence[str]:
     """Columns of every journal; later ones have a default, or are of loops alone."""
-    later = {"role", "rollout"}
+    later = {"role", "ep", "dp", "rollout"}
     always: set[str] = set()
     for cls in _OF_ROLLOUTS:
         for field in msgspec.structs.fields(cls):

@@ -4,7 +4,7 @@ Nothing is measured while a run goes on: the same journal gives the same figures
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,8 +25,8 @@ from heddle.runs.tables import (
     union_s,
 )
 
-SoloTpot: TypeAlias = Callable[[int, Floats], Floats]
-"""Seconds per token of a step that runs alone, from TP degree and tokens of context."""
+SoloTpot: TypeAlias = Callable[[str, int, Floats], Floats]
+"""Seconds per token of a step that runs alone, from GPU class, TP degree and tokens of context."""
 
 OUTCOMES = ("completed", "truncated", "failed", "cancelled")
 MIN_TPOT_TOKENS = 16
@@ -56,8 +56,8 @@ def measure(
     """Cut a journal into tables and sum them up.
 
     `solo_tpot` is what the interference factor compares with; without it, the best time per token
-    that the run itself saw at the same TP degree. `on_steps` gets the rows of the steps, in parts.
-    A journal of columns that a writer kept is used up.
+    that the run itself saw on the same GPU class and TP degree. `on_steps` gets the rows of the
+    steps, in parts. A journal of columns that a writer kept is used up.
 
     Raises:
         MetricsError: arrived trajectories are not completed, truncated, failed or cancelled.
@@ -76,7 +76,7 @@ def measure(
             of_trajectories[name].add(values)
         for name, values in _samples(d, steps).items():
             samples[name].add(values)
-        counts.update(_counts(block, d))
+        counts.update(_counts(block, d, engines))
     trajectories = {name: column.array() for name, column in of_trajectories.items()}
     sample = {name: column.array() for name, column in samples.items()}
     summary = _conserved(journal, trajectories, counts)
@@ -106,11 +106,13 @@ def _samples(d: Dispatches, steps: Columns) -> Columns:
     }
 
 
-def _counts(journal: Journal, d: Dispatches) -> dict[str, int]:
+def _counts(journal: Journal, d: Dispatches, engines: Mapping[str, Any]) -> dict[str, int]:
     """Whole numbers, which add up over parts of a journal."""
     known = d.finished | d.preempted
     again = known & ~((d.step == 0) & d.first)
     moved = journal.of("MigrationFinished")
+    # A step leaves an engine that only prefills as if it were preempted there.
+    prefilled = d.preempted & np.isin(d.engine, engines["engine"][engines["prefills_only"]])
     return {
         "arrived": len(journal.trajectories),
         "ended": len(journal.of("TrajectoryFinished")),
@@ -119,7 +121,8 @@ def _counts(journal: Journal, d: Dispatches) -> dict[str, int]:
         "migrated_kv_tokens": int(moved.ints("kv_tokens").sum()),
         "predictions": len(journal.of("Predict")),
         "dispatches": len(d.trajectory),
-        "preempted": int(d.preempted.sum()),
+        "preempted": int((d.preempted & ~prefilled).sum()),
+        "prefilled_elsewhere": int(prefilled.sum()),
         "recomputes": int(d.recomputes.sum()),
         "lost": int(d.lost.sum()),
         "cached_tokens": int(d.cached_tokens[known].sum()),
@@ -188,9 +191,10 @@ def _speed(
     """Time per output token, interference, and reuse of prefixes."""
     decode_s, intervals = sample["decode_s"], sample["intervals"]
     tpot_s = decode_s / intervals
-    tp_of = np.zeros(len(journal.words("engine")), np.int64)
-    tp_of[engines["engine"]] = engines["tp"]
-    alone_s = _alone_s(sample, tp_of[sample["decoded_at"]], tpot_s, solo_tpot) * intervals
+    kinds = list(dict.fromkeys(engines["kind"]))
+    kind_of = np.zeros(len(journal.words("engine")), np.int64)
+    kind_of[engines["engine"]] = [kinds.index(kind) for kind in engines["kind"]]
+    alone_s = _alone_s(sample, kinds, kind_of[sample["decoded_at"]], tpot_s, solo_tpot) * intervals
     return {
         **_spread("tpot", tpot_s * 1e3, "_ms"),
         "interference_factor": _share(decode_s.sum(), alone_s.sum()),
@@ -202,14 +206,21 @@ def _speed(
     }
 
 
-def _alone_s(sample: Columns, tps: Ints, tpot_s: Floats, solo_tpot: SoloTpot | None) -> Floats:
+def _alone_s(
+    sample: Columns,
+    kinds: Sequence[tuple[str, int]],
+    decoded_at: Ints,
+    tpot_s: Floats,
+    solo_tpot: SoloTpot | None,
+) -> Floats:
     """Seconds per token of each dispatch of two tokens or more, had it run alone."""
     long = sample["intervals"] >= MIN_TPOT_TOKENS - 1
     alone = np.zeros(len(tpot_s))
-    for tp in np.unique(tps).tolist():
-        here = tps == tp
+    for number in np.unique(decoded_at).tolist():
+        here = decoded_at == number
         if solo_tpot is not None:
-            alone[here] = solo_tpot(tp, sample["context_tokens"][here])
+            gpu, tp = kinds[number]
+            alone[here] = solo_tpot(gpu, tp, sample["context_tokens"][here])
         else:
             best = tpot_s[here & long] if (here & long).any() else tpot_s[here]
             alone[here] = best.min()
@@ -246,6 +257,7 @@ def _decisions(journal: Journal, counts: Mapping[str, int]) -> dict[str, Any]:
         "preemptions": counts["preempted"] + counts["recomputes"],
         "preemptions_policy": counts["preempted"],
         "preemptions_engine": counts["recomputes"],
+        "prefilled_elsewhere": counts["prefilled_elsewhere"],
         "predictions": counts["predictions"],
         "predictions_late": counts["predictions"] - counts["predictions_in_time"],
         "engine_failures": len(journal.of("EngineFailed")),

@@ -76,7 +76,8 @@ def replay(run: Run, on_progress: Callable[[int, int], None] | None = None) -> R
                 on_progress(entries, total)
             yield entry
 
-    controller = Controller(_policy(run))
+    context = run.context
+    controller = Controller(_policy(run), context.disaggregation if context else None)
     handle: Handle = controller.handle
     if run.manifest.get("loop"):
         handle = cast(Handle, _loop(run, controller).handle)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from heddle.runs.journal_columns import Bools as Bools
 from heddle.runs.journal_columns import Floats as Floats
 from heddle.runs.journal_columns import Ints as Ints
-from heddle.runs.journal_columns import Journal
+from heddle.runs.journal_columns import Journal, Rows
 
 Columns: TypeAlias = dict[str, Any]
 
@@ -36,7 +36,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
     ),
     "TrajectoryFinished": ("seq", "time_s", "trajectory", "outcome"),
     "MigrationFinished": ("trajectory", "ok", "kv_tokens"),
-    "EngineReady": ("time_s", "engine", "tp"),
+    "EngineReady": ("time_s", "engine", "gpu", "tp", "role"),
     "EngineStopped": ("seq", "time_s", "engine"),
     "EngineFailed": ("seq", "time_s", "engine", "payload"),
     "Predicted": ("seq", "trajectory", "step"),
@@ -330,16 +330,29 @@ def to_arrow(journal: Journal, columns: Columns) -> pa.Table:
 
 
 def engine_facts(journal: Journal) -> Mapping[str, Any]:
-    """For each engine that was ready: its code, TP degree, and from when to when it lived."""
+    """For each engine that was ready: its code, GPU class and TP degree, whether it only prefills,
+    and when it lived."""
     ready, gone = journal.of("EngineReady"), journal.of("EngineStopped", "EngineFailed")
-    code = ready.codes("engine")
+    code, tps = ready.codes("engine"), ready.ints("tp")
+    words = journal.words("gpu")
+    classes = [words[k] if k >= 0 else "" for k in ready.codes("gpu").tolist()]
     until = dict(zip(gone.codes("engine").tolist(), gone.floats("time_s"), strict=True))
     return {
         "engine": code,
-        "tp": ready.ints("tp"),
+        "kind": list(zip(classes, tps.tolist(), strict=True)),
+        "tp": tps,
+        "prefills_only": np.array(
+            [word == "prefill" for word in _words(journal, ready, "role")], np.bool_
+        ),
         "ready_s": ready.floats("time_s"),
         "gone_s": np.array([until.get(c, np.inf) for c in code.tolist()], np.float64),
     }
+
+
+def _words(journal: Journal, rows: Rows, column: str) -> list[str]:
+    """Words of a column; "" where there is none."""
+    words = ["", *journal.words(column)]
+    return [words[code + 1] for code in rows.codes(column).tolist()]
 
 
 def union_s(start: Floats, end: Floats) -> float:

@@ -5,8 +5,14 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.loop.commands import AnyCommand, StartTrajectory, Train, UpdateWeights
-from heddle_core.loop.events import AnyEvent, EngineUpdated, Trained
+from heddle_core.loop.commands import (
+    AccumulateGradients,
+    AnyCommand,
+    StartTrajectory,
+    Train,
+    UpdateWeights,
+)
+from heddle_core.loop.events import AnyEvent, EngineUpdated, GradientsAccumulated, Trained
 from heddle_runtime.train.messages import TrainMetrics
 
 
@@ -21,7 +27,7 @@ class StepFigures:
     seconds: float
     """Since the batch before, or since the loop began."""
     training_s: float
-    """From the command to train until its end."""
+    """From the command to train until its end, with those of the batch's parts."""
     reward: float
     """Mean of the trained trajectories."""
     staleness: float
@@ -41,8 +47,9 @@ class TrainMeasure:
         self._on_step = on_step
         self._metrics: dict[int, TrainMetrics] = {}
         self._started: dict[TrajectoryId, int] = {}
-        self._staleness: Sequence[int] = ()
-        self._train_began_s = 0.0
+        self._staleness: list[int] = []
+        """Of the batch in collection, as far as the trainer has it."""
+        self._train_began_s = self._parts_s = 0.0
         self._updating: dict[EngineId, float] = {}
 
     def batch(self, batch: int, metrics: TrainMetrics) -> None:
@@ -53,6 +60,8 @@ class TrainMeasure:
         """Count an event and its commands; `version` is the loop's after both."""
         if isinstance(event, Trained):
             self._trained(event)
+        elif isinstance(event, GradientsAccumulated):
+            self._parts_s += event.time_s - self._train_began_s
         elif isinstance(event, EngineUpdated):
             began_s = self._updating.pop(event.engine, None)
             if began_s is not None:
@@ -61,9 +70,9 @@ class TrainMeasure:
             match command:
                 case StartTrajectory():
                     self._started[command.trajectory] = version
-                case Train():
+                case AccumulateGradients() | Train():
                     self._train_began_s = event.time_s
-                    self._staleness = [
+                    self._staleness += [
                         version - self._started[trajectory] for trajectory in command.trajectories
                     ]
                 case UpdateWeights():
@@ -76,11 +85,12 @@ class TrainMeasure:
             step=event.batch + 1,
             ended_s=event.time_s,
             seconds=event.time_s - before_s,
-            training_s=event.time_s - self._train_began_s,
+            training_s=self._parts_s + event.time_s - self._train_began_s,
             reward=metrics.reward,
             staleness=fmean(self._staleness),
             oldest=max(self._staleness),
             metrics=metrics,
         )
+        self._staleness, self._parts_s = [], 0.0
         self.steps.append(figures)
         self._on_step(figures)

@@ -14,8 +14,14 @@ from heddle_core.events import (
     TrajectoryArrived,
 )
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.loop.commands import AnyCommand, StartTrajectory, Train, UpdateWeights
-from heddle_core.loop.events import AnyEvent, EngineUpdated, Trained
+from heddle_core.loop.commands import (
+    AccumulateGradients,
+    AnyCommand,
+    StartTrajectory,
+    Train,
+    UpdateWeights,
+)
+from heddle_core.loop.events import AnyEvent, EngineUpdated, GradientsAccumulated, Trained
 from heddle_trace.schema import StepScript
 
 
@@ -78,6 +84,8 @@ class ObservedRun:
     trained_s: list[float] = field(default_factory=list)
     trainings: list[tuple[float, int, float]] = field(default_factory=list)
     """End, tokens and seconds of each."""
+    parts: list[tuple[float, int, float]] = field(default_factory=list)
+    """The same of the parts of batches."""
     updates: list[tuple[float, float]] = field(default_factory=list)
     """End and seconds of each engine's."""
     starts: list[float] = field(default_factory=list)
@@ -116,6 +124,9 @@ class ObservedRun:
                 began_s, tokens = self._training
                 self.trained_s.append(event.time_s)
                 self.trainings.append((event.time_s, tokens, event.time_s - began_s))
+            case GradientsAccumulated():
+                began_s, tokens = self._training
+                self.parts.append((event.time_s, tokens, event.time_s - began_s))
             case _:
                 pass
         self._take_commands(event.time_s, commands)
@@ -127,7 +138,7 @@ class ObservedRun:
                     self.trajectories[command.trajectory] = ObservedTrajectory(
                         command.group, command.sample
                     )
-                case Train():
+                case AccumulateGradients() | Train():
                     tokens = sum(self.trajectories[t].tokens for t in command.trajectories)
                     self._training = time_s, tokens
                 case UpdateWeights():

@@ -50,6 +50,8 @@ class Rates:
     """From a dispatch until the engine begins with it, beside the iteration under way."""
     training_s: tuple[float, float]
     """Of a batch: fixed, and for each token."""
+    part_s: tuple[float, float]
+    """Of another part of a batch, likewise; zeros without any."""
     update_s: float
     """Of a weight update; engines generate nothing meanwhile."""
     start_s: float | None
@@ -149,6 +151,7 @@ def _fit(run: ObservedRun, from_s: float, until_s: float) -> Rates | None:
         [engines.prefilled(d) for d in began], [d.prefill_s for d in began]
     )
     trainings = [t for t in run.trainings if from_s < t[0] <= until_s]
+    parts = [t for t in run.parts if from_s < t[0] <= until_s]
     updates = [seconds for ended_s, seconds in run.updates if ended_s <= until_s]
     return Rates(
         iteration_s=(fixed_s, each_s),
@@ -156,6 +159,7 @@ def _fit(run: ObservedRun, from_s: float, until_s: float) -> Rates | None:
         # A step waits for half an iteration on average; the simulator has that by itself.
         dispatch_s=max(0.0, median(d.queued_s for d in began) - iteration_s / 2.0),
         training_s=fitted_line([tokens for _, tokens, _ in trainings], [t[2] for t in trainings]),
+        part_s=fitted_line([t[1] for t in parts], [t[2] for t in parts]) if parts else (0.0, 0.0),
         update_s=fmean(updates) if updates else 0.0,
         start_s=fmean(run.starts) if run.starts else None,
     )
@@ -207,9 +211,11 @@ def _simulated(setup: TrainSetup, run: ObservedRun, rates: Rates) -> list[float]
     scripts = _Scripts(run)
     core = _Timed(setup)
     fixed_s, token_s = rates.training_s
+    part_fixed_s, part_token_s = rates.part_s
     world = LoopWorld(
         script=scripts.script,
         train_s=lambda tokens, pool_trains: fixed_s + token_s * sum(tokens),
+        accumulate_s=lambda tokens, pool_trains: part_fixed_s + part_token_s * sum(tokens),
         update_s=rates.update_s,
         pause_s=rates.update_s,
     )
@@ -247,7 +253,7 @@ class _Timed:
     def __init__(self, setup: TrainSetup) -> None:
         run = setup.run
         policy = make_policy(run.config, run.context)
-        self._core = setup.core(Controller(policy))
+        self._core = setup.core(Controller(policy, run.context.disaggregation))
         self.trained_s: list[float] = []
 
     @property
@@ -284,7 +290,7 @@ def _cluster(setup: TrainSetup, run: ObservedRun, rates: Rates) -> SimulationCon
     )
     return replace(
         setup.run.simulation,
-        table=lambda gpu, tp: table,
+        table=lambda shape: table,
         moves_by="prefill",
         max_batched_tokens=settings.max_batched_tokens,
         block_size=settings.block_tokens or 32,

@@ -102,14 +102,15 @@ def regime_of(config: TrainConfig) -> Regime:
         BatchShape(
             groups=config.groups,
             samples=config.samples,
-            slots=cluster.gpus // cluster.tp * cluster.max_running,
+            slots=cluster.engines * cluster.max_running,
             colocated=False,
         ),
     )
-    if regime.batching.accumulate_from is not None:
+    if regime.batching.accumulate_from is not None and config.optimizer_steps > 1:
         raise RegimeError(
-            f"regime {config.regime} trains parts of a batch, and the trainer of heddle train "
-            "takes whole ones: give accumulate_from=0"
+            f"regime {config.regime} sums the gradients of a batch, and --optimizer-steps "
+            f"{config.optimizer_steps} needs new weights between its parts: give "
+            "--optimizer-steps 1, or accumulate_from=0"
         )
     if regime.split.hybrid is not None:
         raise RegimeError(

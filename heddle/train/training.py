@@ -16,7 +16,6 @@ from heddle.signals import StopSignals
 from heddle.train.measure import StepFigures, TrainMeasure
 from heddle.train.prediction import Prediction, predict
 from heddle.train.setup import TrainSetup, prompt_of, world_facts
-from heddle_core.controller import Controller
 from heddle_core.events import EngineReady
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.loop.commands import AnyCommand
@@ -143,7 +142,7 @@ def train(
     facts = replace(setup.run.facts("heddle_runtime", world), loop=setup.facts)
     measure = TrainMeasure(on_step)
     with StopSignals() as signals, open_run(out, setup.run.config, facts) as directory:
-        core = _RecordedLoop(setup.core(Controller(setup.run.policy)), measure, directory)
+        core = _RecordedLoop(setup.core(setup.run.controller()), measure, directory)
         with signals.deferred():
             restarts = asyncio.run(_train(setup, core, measure.batch, directory.path, signals))
         directory.finish(
@@ -206,6 +205,7 @@ async def _train(
             environments=TaskEnvironments(clock, agent),
             rewards=OwnRewards(clock),
             trainer=trainer,
+            parts=trainer,
             updates=WeightPush(trainer.weights_to_push),
         ),
         predictions=CoreEstimates(clock, cluster.prediction_s),

@@ -1,104 +1,146 @@
 """Profiles from AIConfigurator's kernel times, queried point by point instead of read from tables.
 
 The package `aiconfigurator-core` (NVIDIA, Apache-2.0; the extra `heddle[aiconfigurator]`) puts
-measured kernel times end to end. The shipped profiles were fitted to tables made with it. This
-module queries the same points and makes the same fit. The package has no host time and no
-transfers: those of the shipped profiles are used. Mixture-of-experts models are refused, because
-the fit has no term for experts.
+measured kernel times end to end. This module finds the model, the GPU class and the version in it,
+and makes the fit of the shipped profiles. The package has no host time and no transfers: those of
+the shipped profiles are used.
 """
 
 import difflib
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from heddle_calibrate.fit.host import HostFit
-from heddle_calibrate.fit.kernel_profile import GPUS, ModelSpec, fit_kernels, with_host
-from heddle_calibrate.fit.kernel_tables import PREFILL_KNOTS, KernelTables
-from heddle_sim.profile_files import Profile, load_profile
+from heddle_calibrate.fit.kernel_profile import GPUS, TPS, fit_kernels, with_host
+from heddle_calibrate.fit.kernel_tables import KernelTables
+from heddle_calibrate.fit.model_config import model_spec, routed_experts, weight_precision
+from heddle_calibrate.fit.package_tables import Query, query_tables
+from heddle_core.ids import EngineShape
+from heddle_sim.profile_files import Profile, layout_name, load_profile
 
 PACKAGE = "aiconfigurator-core"
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 100, 128, 256)
-CONTEXTS = (1024, 4096, 8192, 16384, 32768)
-PROMPTS = ((512, 0), (2048, 0), (8192, 0), (32768, 0), (2048, 1536), (8192, 7680), (32768, 32256))
-"""(prompt tokens, of which cached)."""
-MIXED_BATCHES, MIXED_CONTEXT = (1, 8, 32, 64, 100), 8192
-MEMORY_SHARE, MAX_BATCHED_TOKENS, MAX_BATCH = 0.9, 8192, 256
-"""vLLM's, for the KV that an engine holds."""
+_ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 HOST_OF = ("qwen3-32b", "h100")
 """The shipped profile whose host time was measured; it is carried over."""
-EXPERTS_IN_NAME = re.compile(
-    r"-a\d+(\.\d+)?b\b|mixtral|gpt-oss|deepseek-(v[2-9]|r1(?!-distill))|kimi-k|minimax-m|-moe\b",
-    re.IGNORECASE,
-)
-"""Names of mixture-of-experts models: "A3B" counts the parameters that are active for a token."""
 
 
 class EstimatorError(ValueError):
-    """The package is missing, or lacks the model, GPU or version; or the model is refused."""
+    """The package is missing, or lacks the model, the GPU class, the version or the layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Query:
-    """One model, GPU class and engine version of the package."""
+class KernelSource:
+    """The engine and the precision whose kernels a profile is made of."""
 
-    path: str
-    """The package's name of the model, or a folder with its configuration."""
-    system: str
-    backend_version: str
-    sdk: Any
-    """`aiconfigurator_core.sdk`, which is not installed everywhere."""
+    backend: str = "vllm"
+    backend_version: str | None = None
+    """None: the package's current one."""
+    precision: str | None = None
+    """Of the weights, as the profile states it; None: that of the model's configuration."""
+    quantisation: Mapping[str, str] = field(default_factory=dict)
+    """The package's arguments, where the configuration does not state the precision."""
+    note: str = ""
+    """For the reader of the profile."""
+
+
+def layouts(
+    tps: Sequence[int] = TPS, *, expert_parallel: bool = False, attention_dp: Sequence[int] = (1,)
+) -> tuple[EngineShape, ...]:
+    """Shapes of engines of these TP degrees, each with every number of data-parallel ranks.
+
+    With `expert_parallel` the experts of engines with several GPUs are spread over them: as a
+    further shape without ranks, and always with ranks.
+    """
+    plain = [EngineShape("", tp) for tp in tps] if 1 in attention_dp else []
+    spread = [
+        EngineShape("", tp, ep=tp * dp, dp=dp)
+        for dp in attention_dp
+        for tp in tps
+        if expert_parallel and tp * dp > 1
+    ]
+    ranks = [EngineShape("", tp, dp=dp) for dp in attention_dp for tp in tps if dp > 1]
+    return (*plain, *(spread if expert_parallel else ranks))
 
 
 def profile_from_aiconfigurator(
     model: str,
     gpu: str,
     *,
-    tps: Sequence[int] = (1, 2, 4, 8),
+    tps: Sequence[int] = TPS,
+    expert_parallel: bool = False,
+    attention_dp: Sequence[int] = (1,),
+    backend: str = "vllm",
     backend_version: str | None = None,
     name: str | None = None,
 ) -> Profile:
     """Fit a profile of `model`, by a name of the package or as a folder with a
-    ``config.json``, on a GPU class, for vLLM in bfloat16.
+    ``config.json``, on a GPU class, in the precision of its configuration; see `layouts`.
 
     Raises:
-        EstimatorError: the package is not installed, or does not have the model, the GPU class or
-            the version; or the model fits at none of the degrees, or has experts.
+        EstimatorError: as `fit_shapes`.
+    """
+    return fit_shapes(
+        model,
+        gpu,
+        layouts(tps, expert_parallel=expert_parallel, attention_dp=attention_dp),
+        KernelSource(backend=backend, backend_version=backend_version),
+        name=name,
+    )
+
+
+def fit_shapes(
+    model: str,
+    gpu: str,
+    shapes: Sequence[EngineShape],
+    source: KernelSource,
+    *,
+    name: str | None = None,
+) -> Profile:
+    """Fit a profile of these shapes of engines.
+
+    Raises:
+        EstimatorError: the package is not installed, or does not have the model, the GPU class, the
+            version or any of the layouts; or the model fits in none of them.
     """
     own_config = Path(model) / "config.json"
-    _refuse_experts(model, _read_config(own_config) if own_config.is_file() else None)
+    if own_config.is_file():
+        _check_experts(model, routed_experts(_read_config(own_config)), shapes)
     package = _package()
-    sdk = import_module("aiconfigurator_core.sdk")
     card = GPUS.get(gpu.lower())
-    system = _system(card.file if card is not None else gpu.lower(), package)
-    query = _Query(
-        path=_model(model, package),
+    system = _system(gpu.lower() if card is None or card.table else card.file, package)
+    path = _model(model, package)
+    config = _config(path, package)
+    experts = routed_experts(config)
+    _check_experts(model, experts, shapes)
+    query = Query(
+        path=path,
         system=system,
-        backend_version=_version(system, backend_version),
-        sdk=sdk,
+        backend=source.backend,
+        backend_version=_version(system, source.backend, source.backend_version),
+        sdk=import_module("aiconfigurator_core.sdk"),
+        experts=experts,
+        quantisation=source.quantisation,
     )
-    config = _config(query.path, package)
-    _refuse_experts(model, config)
     name = (name or Path(model).resolve().name).lower()
     short = gpu.lower() if card is not None else system.partition("_")[0]
-    tables = _tables(query, name, tps)
-    if tables.capacity.empty or not (tables.capacity["kv_capacity_tokens"] > 0).any():
+    tables = query_tables(query, name, shapes)
+    names = [layout_name(shape) for shape in shapes]
+    if tables.decode.empty:
+        raise EstimatorError(_nothing_found(name, short, source, tables, names))
+    try:
+        spec = model_spec(name, config, source.precision or weight_precision(config))
+    except KeyError as e:
         raise EstimatorError(
-            f"{name} on {short}: fits at no TP degree of {', '.join(map(str, tps))}; try others"
-        )
-    spec = ModelSpec(
-        table=name,
-        vocabulary=int(config.get("vocab_size", 0)),
-        hidden=int(config.get("hidden_size", 0)),
-    )
+            f"{model}: its config.json has no {e}, which a model with experts needs"
+        ) from None
+    if card is not None and card.link_factor != 1.0:
+        tables = tables.with_slower_links(card.link_factor)
     profile = fit_kernels(
         tables,
         (name, short),
@@ -107,12 +149,46 @@ def profile_from_aiconfigurator(
         version=version(PACKAGE),
         share=None,
         files=(),
-        tps=tps,
+        layouts=names,
+        backend=source.backend,
+        note=source.note,
     )
-    return _with_carried_host(profile)
+    return with_carried_host(profile)
 
 
-def _with_carried_host(profile: Profile) -> Profile:
+def _nothing_found(
+    name: str, gpu: str, source: KernelSource, tables: KernelTables, names: Sequence[str]
+) -> str:
+    known = not tables.capacity.empty
+    full = known and not (tables.capacity["kv_capacity_tokens"] > 0).any()
+    why = (
+        f"its weights leave no memory for KV in any of the layouts {', '.join(names)}"
+        if full
+        else f"{PACKAGE} has no kernel times of {_ENGINES[source.backend]} for any of the layouts "
+        + ", ".join(names)
+    )
+    return f"{name} on {gpu}: {why}; try others (--tp, --ep, --attention-dp), or another GPU class"
+
+
+def _check_experts(model: str, experts: int, shapes: Sequence[EngineShape]) -> None:
+    name = Path(model).resolve().name
+    for shape in shapes:
+        if shape.dp > 1 and not experts:
+            raise EstimatorError(
+                f"{name} has no experts: attention data parallelism would be engines of their own; "
+                "leave --attention-dp out"
+            )
+        if shape.ep > 1 and not experts:
+            raise EstimatorError(f"{name} has no experts to spread: leave --ep out")
+        if experts % shape.ep:
+            raise EstimatorError(
+                f"{name} has {experts} experts of a layer, which do not divide over {shape.ep} "
+                "GPUs (TP degree times ranks): take another --tp or --attention-dp"
+            )
+
+
+def with_carried_host(profile: Profile) -> Profile:
+    """Add the host time of the measured runs to kernel times of any source."""
     reference = load_profile(*HOST_OF)
     host, measured = reference.host, reference.errors["measured"]
     carried = HostFit(
@@ -198,125 +274,15 @@ def _read_config(path: Path) -> dict[str, Any]:
     return values
 
 
-def _refuse_experts(model: str, config: Mapping[str, Any] | None) -> None:
-    """Raise for a mixture-of-experts model: by its configuration, or without one by its name."""
-    name = Path(model).resolve().name
-    by_name = EXPERTS_IN_NAME.search(name) is not None
-    if _experts(config) > 1 if config is not None else by_name:
-        raise EstimatorError(
-            f"{name} is a mixture-of-experts model, which kernel times do not give a profile of: "
-            f"give a dense model, or measure its engines (heddle calibrate measure)"
-        )
-
-
-def _experts(config: Mapping[str, Any]) -> int:
-    """The largest number of experts that a configuration states in any section; 0 without one."""
-    numbers = [0]
-    for key, value in config.items():
-        if isinstance(value, dict):
-            numbers.append(_experts(value))
-        elif "experts" in key and isinstance(value, int):
-            numbers.append(value)
-    return max(numbers)
-
-
-def _version(system: str, wanted: str | None) -> str:
+def _version(system: str, backend: str, wanted: str | None) -> str:
     database = import_module("aiconfigurator_core.sdk.perf_database")
-    slots: dict[str, str | None] = database.get_version_slots(system, "vllm") or {}
+    slots: dict[str, str | None] = database.get_version_slots(system, backend) or {}
     known = [number for number in slots.values() if number]
     if wanted is None:
         wanted = slots.get("current")
     if wanted is None or wanted not in known:
         raise EstimatorError(
-            f"{PACKAGE} {version(PACKAGE)} has no kernel times of vLLM "
+            f"{PACKAGE} {version(PACKAGE)} has no kernel times of {_ENGINES[backend]} "
             f"{wanted or '(any version)'} on {system}; it has: {', '.join(known) or 'none'}"
         )
     return wanted
-
-
-# -- the points of the tables ----------------------------------------------------------------------
-
-
-def _tables(query: _Query, name: str, tps: Sequence[int]) -> KernelTables:
-    """The rows that `aiconfigurator_*.csv` hold, in the same rounding."""
-    rows: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "mixed": []}
-    capacity = [_capacity(query, name, tp) for tp in tps]
-    for at in capacity:
-        if at["kv_capacity_tokens"] > 0:
-            _query_engine(query, name, at, rows)
-    return KernelTables(
-        decode=pd.DataFrame(rows["decode"]),
-        prefill=pd.DataFrame(rows["prefill"]),
-        mixed=pd.DataFrame(rows["mixed"]),
-        capacity=pd.DataFrame(capacity),
-    )
-
-
-def _query_engine(
-    query: _Query, name: str, at: dict[str, Any], rows: dict[str, list[dict[str, Any]]]
-) -> None:
-    tp: int = at["tp"]
-    engine = query.sdk.EngineHandle.compile(
-        query.path, query.system, "vllm", backend_version=query.backend_version, tp_size=tp
-    )
-    mine = {"model": name, "tp": tp}
-    decode_ms = {
-        (batch, context): round(engine.predict_decode_latency(batch, context, 2), 4)
-        for batch in BATCHES
-        for context in CONTEXTS
-    }
-    for (batch, context), ms in decode_ms.items():
-        fits = int(batch * context <= at["kv_capacity_tokens"])
-        rows["decode"].append(
-            {**mine, "batch": batch, "context": context, "TPOT_ms": ms, "fits_kv": fits}
-        )
-    for prompt, cached in PROMPTS:
-        rows["prefill"].append(
-            {
-                **mine,
-                "prompt_tokens": prompt,
-                "prefix_cached_tokens": cached,
-                "prefill_ms": round(engine.predict_prefill_latency(1, prompt, cached), 4),
-            }
-        )
-    for batch in MIXED_BATCHES:
-        for chunk in PREFILL_KNOTS:
-            step_ms = engine.mixed_step_latency(chunk, batch, MIXED_CONTEXT, 2)
-            rows["mixed"].append(
-                {
-                    **mine,
-                    "decode_batch": batch,
-                    "decode_context": MIXED_CONTEXT,
-                    "prefill_chunk_tokens": chunk,
-                    "step_ms": round(step_ms, 4),
-                    "decode_only_ms": decode_ms[batch, MIXED_CONTEXT],
-                }
-            )
-
-
-def _capacity(query: _Query, name: str, tp: int) -> dict[str, Any]:
-    """Memory at one TP degree; a capacity of 0 where the weights leave none, or the model cannot
-    be cut so."""
-    row = {"model": name, "tp": tp, "backend_version": query.backend_version}
-    try:
-        found = query.sdk.estimate_kv_cache(
-            query.path,
-            query.system,
-            "vllm",
-            query.backend_version,
-            max_num_tokens=MAX_BATCHED_TOKENS,
-            max_batch_size=MAX_BATCH,
-            memory_fraction_kind="of_total",
-            memory_fraction_value=MEMORY_SHARE,
-            tp_size=tp,
-        )
-    except ValueError:
-        return {**row, "kv_capacity_tokens": 0, "mem_weights_bytes": 0} | {
-            "kv_bytes_per_token_per_gpu": 0
-        }
-    return {
-        **row,
-        "kv_capacity_tokens": int(found["total_kv_size_tokens"]),
-        "kv_bytes_per_token_per_gpu": int(found["kv_size_per_token_bytes"]),
-        "mem_weights_bytes": int(found["memory_breakdown"]["weights_bytes"]),
-    }

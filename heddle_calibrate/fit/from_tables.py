@@ -23,37 +23,53 @@ from heddle_calibrate.fit.host import (
     measured_runs,
 )
 from heddle_calibrate.fit.kernel_profile import GPUS, GpuSpec, ModelSpec, fit_kernels, with_host
-from heddle_calibrate.fit.kernel_tables import read_tables
+from heddle_calibrate.fit.kernel_tables import KernelTables, read_tables
 from heddle_calibrate.profiles import encode_profile
 from heddle_sim.profile_files import Profile, ProfileError
 
 MODELS = {
-    "qwen3-8b": ModelSpec(table="Qwen3-8B", vocabulary=151_936, hidden=4096),
-    "qwen3-14b": ModelSpec(table="Qwen3-14B", vocabulary=151_936, hidden=5120),
-    "qwen3-32b": ModelSpec(table="Qwen3-32B", vocabulary=151_936, hidden=5120),
-    "llama-3.1-8b": ModelSpec(table="Llama-3.1-8B", vocabulary=128_256, hidden=4096),
+    "qwen3-8b": ModelSpec(table="Qwen3-8B", vocabulary=151_936, hidden=4096, kv_heads=8),
+    "qwen3-14b": ModelSpec(table="Qwen3-14B", vocabulary=151_936, hidden=5120, kv_heads=8),
+    "qwen3-32b": ModelSpec(table="Qwen3-32B", vocabulary=151_936, hidden=5120, kv_heads=8),
+    "llama-3.1-8b": ModelSpec(table="Llama-3.1-8B", vocabulary=128_256, hidden=4096, kv_heads=8),
+    "qwen3-30b-a3b": ModelSpec(
+        table="Qwen3-30B-A3B",
+        vocabulary=151_936,
+        hidden=2048,
+        kv_heads=4,
+        experts=128,
+        active_bytes=6_058_147_840,
+    ),
 }
+MEASURED = ("h100", "h200", "a100", "l40s", "b200", "gb200")
+DERIVED = ("h800", "h20")
+"""GPU classes without kernel times of their own."""
 
 
 def _files(card: GpuSpec, *, mixed: bool) -> list[str]:
     kinds = ("", "_prefill", "_kv_capacity")
-    files = [f"aiconfigurator_{card.file}{kind}.csv" for kind in kinds]
+    files = [f"{card.table or 'aiconfigurator_' + card.file}{kind}.csv" for kind in kinds]
     return [*files, "aiconfigurator_mixed_step.csv"] if mixed else files
 
 
-def make_profiles(perf: Path, version: str = "0.12.0") -> list[Profile]:
-    """Fit all profiles: tables first, then host time by replaying the measured runs on them.
+def _tables(perf: Path, card: GpuSpec) -> KernelTables:
+    found = read_tables(perf, card.file, files=card.table)
+    return found if card.link_factor == 1.0 else found.with_slower_links(card.link_factor)
 
-    The ground truth takes every second measured run, the estimate the others.
-    """
+
+def fit_tables(perf: Path, version: str = "0.12.0") -> dict[tuple[str, str], Profile]:
+    """Fit every model and GPU class of the tables, without host time."""
     fitted: dict[tuple[str, str], Profile] = {}
     shares: list[float] = []
-    by_gpu = {gpu: read_tables(perf, card.file) for gpu, card in GPUS.items()}
+    by_gpu = {gpu: _tables(perf, GPUS[gpu]) for gpu in (*MEASURED, *DERIVED)}
     for mixed in (True, False):
         share = float(np.median(shares)) if shares else None
         for gpu, tables in by_gpu.items():
             for model, spec in MODELS.items():
                 if bool((tables.mixed["model"] == spec.table).any()) is not mixed:
+                    continue
+                layouts = tables.layouts_of(spec.table)
+                if not layouts:
                     continue
                 one = fit_kernels(
                     tables,
@@ -63,11 +79,21 @@ def make_profiles(perf: Path, version: str = "0.12.0") -> list[Profile]:
                     version=version,
                     share=share,
                     files=_files(GPUS[gpu], mixed=mixed),
+                    layouts=layouts,
                 )
                 fitted[model, gpu] = one
-                if mixed:
+                if mixed and gpu in MEASURED:
                     bases = [e.decode.base_ms for e in one.tables.values()]
                     shares += [base[0] / base[1] for base in bases]
+    return fitted
+
+
+def make_profiles(perf: Path, version: str = "0.12.0") -> list[Profile]:
+    """Fit all profiles: tables first, then host time by replaying the measured runs on them.
+
+    The ground truth takes every second measured run, the estimate the others.
+    """
+    fitted = fit_tables(perf, version)
     reference = fitted["qwen3-32b", "h100"]
     runs = measured_runs(perf)
     fitted_runs, other_runs = halves(runs)
@@ -81,11 +107,7 @@ def make_profiles(perf: Path, version: str = "0.12.0") -> list[Profile]:
     ]
     measured = measured_errors(parts, ground_truth_tables(reference, host, reference.tps))
     measured["belief_host"] = asdict(estimate_host)
-    return [
-        with_host(fitted[model, gpu], host, estimate_host, measured)
-        for model in MODELS
-        for gpu in GPUS
-    ]
+    return [with_host(profile, host, estimate_host, measured) for profile in fitted.values()]
 
 
 def write_profiles(profiles: Sequence[Profile], out: Path) -> list[Path]:

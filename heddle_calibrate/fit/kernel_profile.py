@@ -27,6 +27,8 @@ MEASURED_ON = (
     "Qwen3-32B on H100 SXM, vLLM 0.12.0, TP 2 and 4, precision unlabelled (bf16 assumed), "
     "client time included"
 )
+NO_MEMORY = "its weights leave no memory for KV (capacity 0 tokens)"
+NO_ROWS = "the source has no kernel times for this layout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,13 @@ class GpuSpec:
     file: str
     bandwidth_bytes_per_s: float
     source: str
+    derived: str = ""
+    """How the tables of the class were computed from another's; empty where its kernels were
+    measured."""
+    table: str = ""
+    """What the names of its CSV files begin with, where that is not ``aiconfigurator_<file>``."""
+    link_factor: float = 1.0
+    """Time of an all-reduce over that of the class in `file`."""
 
 
 GPUS = {
@@ -50,16 +59,55 @@ GPUS = {
         file="a100_sxm", bandwidth_bytes_per_s=2.039e12, source="NVIDIA A100 80GB SXM data sheet"
     ),
     "l40s": GpuSpec(file="l40s", bandwidth_bytes_per_s=0.864e12, source="NVIDIA L40S data sheet"),
+    "b200": GpuSpec(
+        file="b200_sxm", bandwidth_bytes_per_s=8.0e12, source="NVIDIA DGX B200 data sheet"
+    ),
+    "b300": GpuSpec(
+        file="b300_sxm", bandwidth_bytes_per_s=8.0e12, source="NVIDIA DGX B300 data sheet"
+    ),
+    "gb200": GpuSpec(
+        file="gb200", bandwidth_bytes_per_s=8.0e12, source="NVIDIA GB200 NVL72 data sheet"
+    ),
+    "h800": GpuSpec(
+        file="h100_sxm",
+        bandwidth_bytes_per_s=3.35e12,
+        source="as H100 SXM",
+        derived=(
+            "the kernel times of H100, with every all-reduce 2.25 times as long: "
+            "NVLink of 400 instead of 900 GB/s"
+        ),
+        link_factor=900 / 400,
+    ),
+    "h20": GpuSpec(
+        file="h20_derived",
+        bandwidth_bytes_per_s=4.0e12,
+        source="NVIDIA H20 data sheet",
+        derived=(
+            "the kernel times of H200, each times its roofline time on H20 over that on H200: 148 "
+            "instead of 989 bf16 TFLOP/s, 4.0 instead of 4.8 TB/s, 96 GiB"
+        ),
+        table="derived_h20",
+    ),
 }
+"""H800 and H20 have no tables of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A model: name in the tables, and the size of its input embedding (bf16), from its config."""
+    """A model: name in the tables, and what its configuration states."""
 
     table: str
     vocabulary: int
     hidden: int
+    kv_heads: int
+    """KV heads of a layer; 1 where all heads share one latent vector (MLA)."""
+    experts: int = 0
+    """Routed experts of a layer; 0: dense."""
+    active_bytes: int = 0
+    """Weight bytes that one token reads of a model with experts."""
+    precision: str = "bfloat16"
+    kv_share: float = 1.0
+    """Share of the layers that hold the KV of all tokens; the others attend to a short window."""
 
 
 KV_BYTES = (147_456, 163_840, 262_144)
@@ -90,40 +138,33 @@ def fit_kernels(
     version: str,
     share: float | None,
     files: Sequence[str],
-    tps: Sequence[int] = TPS,
+    layouts: Sequence[str] = tuple(map(str, TPS)),
+    backend: str = "vllm",
+    note: str = "",
 ) -> Profile:
-    """Fit every TP degree of one model on one GPU class, which are called `names`; host time 0.
+    """Fit every layout of one model on one GPU class, which are called `names`; host time 0.
 
     `card` is None for a class without a stated bandwidth.
     """
     model, gpu = names
     entries: dict[str, TpTable] = {}
     refused: dict[str, str] = {}
-    for tp in tps:
-        t = tables.of(spec.table, tp)
+    for layout in layouts:
+        t = tables.of(spec.table, layout)
         capacity = _capacity(t)
-        if capacity <= 0:
-            refused[str(tp)] = "its weights leave no memory for KV (capacity 0 tokens)"
+        if capacity <= 0 or t.decode.empty:
+            refused[layout] = NO_ROWS if capacity > 0 or t.capacity.empty else NO_MEMORY
             continue
         decode = fit_decode(t.decode)
-        prefill = fit_prefill(t, float(decode.base_s[0]), share)
+        prefill = fit_prefill(t, decode, share, experts=spec.experts > 0)
         estimate = fit_estimate(t)
         entry = table_entry(decode, prefill, estimate, capacity)
         errors = {**decode_errors(t, decode, estimate), **prefill_errors(t, decode, prefill)}
-        entries[str(tp)] = replace(entry, errors=errors)
+        entries[layout] = replace(entry, errors=errors)
     rows = tables.capacity[
         (tables.capacity["model"] == spec.table) & (tables.capacity["kv_capacity_tokens"] > 0)
     ]
     first = rows.iloc[0]
-    tp = int(first["tp"])
-    weights = int(first["mem_weights_bytes"]) * tp
-    roofline = None
-    if card is not None:
-        roofline = Roofline(
-            weights_read_bytes=weights - 2 * spec.vocabulary * spec.hidden,
-            bandwidth_bytes_per_s=card.bandwidth_bytes_per_s,
-            source=card.source,
-        )
     return Profile(
         schema="heddle.profile/1",
         model=model,
@@ -131,19 +172,45 @@ def fit_kernels(
         source=ProfileSource(
             package="aiconfigurator-core",
             version=version,
-            backend="vllm",
+            backend=backend,
             backend_version=str(first["backend_version"]),
             licence="Apache-2.0",
-            precision="bfloat16",
+            precision=spec.precision,
             files=tuple(files),
+            note=note,
         ),
-        kv_bytes_per_token=int(first["kv_bytes_per_token_per_gpu"]) * tp,
-        roofline=roofline,
+        kv_bytes_per_token=round(
+            int(first["kv_bytes_per_token_per_gpu"])
+            * min(int(first["tp"]), spec.kv_heads)
+            * spec.kv_share
+        ),
+        kv_heads=spec.kv_heads,
+        derived=card.derived if card is not None else "",
+        experts=spec.experts,
+        expert_parallel=_only_with_experts_spread(entries),
+        roofline=_roofline(spec, card, int(first["mem_weights_bytes"]) * int(first["tp"])),
         host=NO_HOST,
         transfer=migration_transfer(MIGRATION_CODING_S),
         belief_transfer=migration_transfer(MIGRATION_MATH_S),
         tables=entries,
         refused=refused,
+    )
+
+
+def _only_with_experts_spread(entries: Mapping[str, TpTable]) -> bool:
+    """Whether no layout without data-parallel ranks cuts the experts by TP."""
+    plain = [name for name in entries if "dp" not in name]
+    return bool(plain) and all("ep" in name for name in plain)
+
+
+def _roofline(spec: ModelSpec, card: GpuSpec | None, weights_bytes: int) -> Roofline | None:
+    if card is None:
+        return None
+    dense_bytes = weights_bytes - 2 * spec.vocabulary * spec.hidden
+    return Roofline(
+        weights_read_bytes=spec.active_bytes if spec.experts else dense_bytes,
+        bandwidth_bytes_per_s=card.bandwidth_bytes_per_s,
+        source=card.source,
     )
 
 

@@ -6,6 +6,7 @@ Ground truth and cost estimate share no sample. Decode: ground truth takes the r
 tokens on prefixes of 1.5K and 7.5K, and a whole 32K.
 """
 
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from heddle_calibrate.fit.curves import (
     plane,
     spread,
 )
+from heddle_core.ids import EngineShape
+from heddle_sim.profile_files import layout_name
 
 GROUND_TRUTH_CONTEXTS = (1024, 8192, 32768)
 ESTIMATE_CONTEXTS = (4096, 16384)
@@ -34,45 +37,119 @@ PAIR_ROW = (32768, 32256)
 CHUNK = 512
 LONGEST_STEP = 8192
 """A longer prompt is prefilled in chunks of this many tokens."""
+IDLE_LEAST = 0.01
+"""An iteration that only prefills takes at least this share of a decode step: none is free."""
+LONG = 32768
+"""The longest prompt: beside four of a quarter, it shows the pairs where `PAIR_ROW` does not."""
+LEAST_GRID = 401
+"""Values that are tried for the least time of an iteration that prefills."""
+LINK_BATCH = 64
+"""From here on an all-reduce grows with its bytes; below, it is mostly latency."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTables:
-    """The rows of one GPU class, one backend; milliseconds as in the files."""
+    """The rows of one GPU class, one backend; milliseconds as in the files.
+
+    The column `layout` has names as in profiles (`layout_name`): "4", "4ep4", "1dp8ep8". Rows of a
+    layout with data-parallel ranks are of one rank, with its batch and its KV.
+    """
 
     decode: pd.DataFrame
     prefill: pd.DataFrame
     mixed: pd.DataFrame
     capacity: pd.DataFrame
 
-    def of(self, model: str, tp: int) -> "KernelTables":
-        """Rows of one model at one TP degree."""
-        return KernelTables(
-            **{
-                name: frame[(frame["model"] == model) & (frame["tp"] == tp)]
-                for name, frame in (
-                    ("decode", self.decode),
-                    ("prefill", self.prefill),
-                    ("mixed", self.mixed),
-                    ("capacity", self.capacity),
-                )
-            }
+    def of(self, model: str, layout: str) -> "KernelTables":
+        """Rows of one model with one layout."""
+        return self._each(
+            lambda frame: (
+                frame[(frame["model"] == model) & (frame["layout"] == layout)]
+                if len(frame)
+                else frame
+            )
         )
 
+    def layouts_of(self, model: str) -> list[str]:
+        """Layouts of a model that there are rows for, in their order."""
+        rows = self.capacity[self.capacity["model"] == model]
+        return list(dict.fromkeys(rows["layout"]))
 
-def read_tables(perf: Path, gpu_file: str, backend: str = "vllm") -> KernelTables:
-    """Read the four tables of a GPU class (``gpu_file`` as in the file names, ``h100_sxm``)."""
+    def with_slower_links(self, factor: float) -> "KernelTables":
+        """Rows of a class that differs in its links alone: every all-reduce takes `factor` times.
+
+        The tables state the all-reduce of decode steps only. That of a prompt follows the line over
+        the batches from `LINK_BATCH`: an all-reduce moves the same bytes for each token.
+        """
+        frames = {name: self._slower(frame, name, factor) for name, frame in self._frames().items()}
+        return KernelTables(**frames)
+
+    def _slower(self, frame: pd.DataFrame, kind: str, factor: float) -> pd.DataFrame:
+        if kind == "capacity" or not len(frame):
+            return frame
+        extra = factor - 1.0
+        slower = frame.copy()
+        if kind == "decode":
+            slower["TPOT_ms"] += extra * slower["allreduce_ms"]
+            return slower
+        for (model, layout), rows in frame.groupby(["model", "layout"]):
+            per_token, fixed = self._allreduce_line(str(model), str(layout))
+            if kind == "prefill":
+                tokens = rows["prompt_tokens"] - rows["prefix_cached_tokens"]
+                slower.loc[rows.index, "prefill_ms"] += extra * (fixed + per_token * tokens)
+                continue
+            alone = fixed + per_token * rows["decode_batch"]
+            slower.loc[rows.index, "decode_only_ms"] += extra * alone
+            more = alone + per_token * rows["prefill_chunk_tokens"]
+            slower.loc[rows.index, "step_ms"] += extra * more
+        return slower
+
+    def _allreduce_line(self, model: str, layout: str) -> tuple[float, float]:
+        """Milliseconds per token and per step."""
+        rows = self.of(model, layout).decode
+        rows = rows[rows["batch"] >= LINK_BATCH]
+        per_token, fixed = np.polyfit(rows["batch"], rows["allreduce_ms"], 1)
+        return max(0.0, float(per_token)), max(0.0, float(fixed))
+
+    def _frames(self) -> dict[str, pd.DataFrame]:
+        return {
+            "decode": self.decode,
+            "prefill": self.prefill,
+            "mixed": self.mixed,
+            "capacity": self.capacity,
+        }
+
+    def _each(self, change: Callable[[pd.DataFrame], pd.DataFrame]) -> "KernelTables":
+        return KernelTables(**{name: change(frame) for name, frame in self._frames().items()})
+
+
+def read_tables(
+    perf: Path, gpu_file: str, *, files: str = "", backend: str = "vllm"
+) -> KernelTables:
+    """Read the four tables of a GPU class (``gpu_file`` as in the column ``gpu``, ``h100_sxm``).
+
+    `files` is what the names of its files begin with, where that is not
+    ``aiconfigurator_<gpu_file>``.
+    """
+    files = files or f"aiconfigurator_{gpu_file}"
 
     def read(name: str) -> pd.DataFrame:
         frame = pd.read_csv(perf / name)
-        return frame[(frame["backend"] == backend) & (frame["gpu"] == gpu_file)]
+        frame = frame[(frame["backend"] == backend) & (frame["gpu"] == gpu_file)]
+        return frame.assign(layout=[_layout(row) for row in frame.to_dict("records")])
 
     return KernelTables(
-        decode=read(f"aiconfigurator_{gpu_file}.csv"),
-        prefill=read(f"aiconfigurator_{gpu_file}_prefill.csv"),
+        decode=read(f"{files}.csv"),
+        prefill=read(f"{files}_prefill.csv"),
         mixed=read("aiconfigurator_mixed_step.csv"),
-        capacity=read(f"aiconfigurator_{gpu_file}_kv_capacity.csv"),
+        capacity=read(f"{files}_kv_capacity.csv"),
     )
+
+
+def _layout(row: Mapping[Hashable, Any]) -> str:
+    """The layout of a row; tables of dense models have no column but `tp`."""
+    dp, ep = (int(row.get(column) or 1) for column in ("attention_dp", "moe_ep"))
+    return layout_name(EngineShape("", int(row["tp"]), ep=ep, dp=dp))
 
 
 def fit_decode(rows: pd.DataFrame, contexts: tuple[int, ...] = GROUND_TRUTH_CONTEXTS) -> DecodeFit:
@@ -103,27 +180,41 @@ def prefill_rows(rows: pd.DataFrame) -> dict[tuple[int, int], float]:
     }
 
 
-def fit_prefill(t: KernelTables, alone_s: float, idle_share: float | None) -> PrefillFit:
-    """Fit the prefill curve; `alone_s` is the decode step of one sequence without context.
+def fit_prefill(
+    t: KernelTables, decode: DecodeFit, idle_share: float | None, *, experts: bool = False
+) -> PrefillFit:
+    """Fit the prefill curve beside the decode steps of `decode`.
 
     Where the source has mixed steps, the curve is the time that a chunk adds to a decode step (mean
     over decode batches: it hardly depends on them), and `idle_s` is the median cost of a lone
-    prompt beyond that. Elsewhere `idle_s` is `idle_share` of `alone_s`, and the curve comes from
-    lone prompts.
+    prompt beyond that. Elsewhere `idle_s` is `idle_share` of the step of one sequence without
+    context, and the curve comes from lone prompts. `experts`: see `_least_of_a_prefill`.
     """
     lone = prefill_rows(t.prefill)
+    alone_s = float(decode.base_s[0])
     pair_s = (lone[PAIR_ROW] - lone[CHUNK, 0]) / (CHUNK * PAIR_ROW[1])
+    if pair_s <= 0.0:  # in the source a cached prefix costs less than none
+        chunks = (lone[LONG, 0] - LONG // LONGEST_STEP * lone[LONGEST_STEP, 0]) * 2
+        pair_s = max(0.0, chunks / (LONG * LONG - LONG * LONGEST_STEP))
     if len(t.mixed):
-        added = (t.mixed["step_ms"] - t.mixed["decode_only_ms"]) / 1e3
-        seen = added.groupby(t.mixed["prefill_chunk_tokens"]).mean()
         tokens: tuple[int, ...] = PREFILL_KNOTS
-        total = [float(seen[n]) for n in tokens]
-        beyond = [lone[n, 0] - s for n, s in zip(tokens, total, strict=True) if (n, 0) in lone]
-        idle_s = min(alone_s, max(0.0, float(np.median(beyond))))
+        added = (t.mixed["step_ms"] - t.mixed["decode_only_ms"]) / 1e3
+        if experts:
+            idle_s, total = _least_of_a_prefill(t, decode, lone)
+        else:
+            seen = added.groupby(t.mixed["prefill_chunk_tokens"]).mean()
+            total = [float(seen[n]) for n in tokens]
+            beyond = [lone[n, 0] - s for n, s in zip(tokens, total, strict=True) if (n, 0) in lone]
+            idle_s = min(alone_s, max(IDLE_LEAST * alone_s, float(np.median(beyond))))
     else:
-        assert idle_share is not None, "mixed tables are fitted first"
         tokens = PREFILL_KNOTS[1:]
-        idle_s = idle_share * alone_s
+        if experts:
+            rate = (lone[2048, 0] - lone[512, 0]) / (2048 - 512)
+            most_s = float(decode.base_s[-1])
+            idle_s = min(most_s, max(alone_s, lone[512, 0] - 512 * rate))
+        else:
+            assert idle_share is not None, "mixed tables are fitted first"
+            idle_s = idle_share * alone_s
         total = [lone[n, 0] - idle_s for n in tokens]
     knots = [s - pair_s * n * n / 2 for n, s in zip(tokens, total, strict=True)]
     return PrefillFit(
@@ -132,6 +223,41 @@ def fit_prefill(t: KernelTables, alone_s: float, idle_share: float | None) -> Pr
         pair_s=pair_s,
         idle_s=idle_s,
     )
+
+
+def _least_of_a_prefill(
+    t: KernelTables, decode: DecodeFit, lone: Mapping[tuple[int, int], float]
+) -> tuple[float, list[float]]:
+    """Least time of an iteration that prefills, and what chunks of `PREFILL_KNOTS` tokens add.
+
+    Of a model with experts, a chunk makes the iteration read all of them. Beside a small decode
+    batch, which reads few, it therefore adds more than beside a large one, and most when alone. The
+    least time is the one with the smallest squares of relative errors over all mixed steps and lone
+    prompts; for each, the best curve is a weighted mean.
+    """
+    step_s = t.mixed["step_ms"].to_numpy(np.float64) / 1e3
+    only_s = t.mixed["decode_only_ms"].to_numpy(np.float64) / 1e3
+    batch = t.mixed["decode_batch"].to_numpy(np.float64)
+    chunk = t.mixed["prefill_chunk_tokens"].to_numpy(np.int64)
+    alone = [n for n in PREFILL_KNOTS if (n, 0) in lone]
+    tokens = np.concatenate([chunk, alone])
+    seconds = np.concatenate([step_s, [lone[n, 0] for n in alone]])
+    before = np.concatenate([only_s, np.zeros(len(alone))])
+    base = np.concatenate([np.interp(batch, decode.batch, decode.base_s), np.zeros(len(alone))])
+    where = [tokens == n for n in PREFILL_KNOTS]
+
+    def curve(least_s: float) -> tuple[float, list[float]]:
+        added = seconds - before - np.maximum(0.0, least_s - base)
+        best = [float(np.average(added[at], weights=seconds[at] ** -2)) for at in where]
+        off = sum(
+            float((((b - added[at]) / seconds[at]) ** 2).sum())
+            for b, at in zip(best, where, strict=True)
+        )
+        return off, best
+
+    grid = np.linspace(float(decode.base_s[0]), float(decode.base_s[-1]), LEAST_GRID)
+    least_s = float(min(grid, key=lambda s: curve(float(s))[0]))
+    return least_s, curve(least_s)[1]
 
 
 def fit_estimate(t: KernelTables) -> EstimateFit:
@@ -194,9 +320,9 @@ def prefill_errors(t: KernelTables, decode: DecodeFit, prefill: PrefillFit) -> d
     }
     if len(t.mixed):
         tokens = t.mixed["prefill_chunk_tokens"].to_numpy(np.float64)
-        steps = decode.step_s(
-            t.mixed["decode_batch"].to_numpy(np.float64),
-            t.mixed["decode_context"].to_numpy(np.float64),
-        ) + prefill.added_s(tokens, tokens**2 / 2)
+        batch = t.mixed["decode_batch"].to_numpy(np.float64)
+        steps = decode.step_s(batch, t.mixed["decode_context"].to_numpy(np.float64))
+        steps += np.maximum(0.0, prefill.idle_s - np.interp(batch, decode.batch, decode.base_s))
+        steps += prefill.added_s(tokens, tokens**2 / 2)
         errors["mixed"] = spread(steps / (t.mixed["step_ms"].to_numpy(np.float64) / 1e3) - 1)
     return errors

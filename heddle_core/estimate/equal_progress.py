@@ -63,7 +63,7 @@ def equal_progress_s(
     longer = 1.0 - 0.5 * (probabilities + np.concatenate(([0.0], probabilities[:-1])))
     left = np.maximum(trajectories * longer, 1.0)
     context = prompt_tokens + middle * (1.0 + history.appended_per_output)
-    shapes = sorted(by_shape, key=lambda shape: shape.tp)
+    shapes = sorted(by_shape, key=lambda shape: shape.gpus)
     costs = [by_shape[shape] for shape in shapes]
     tried = [*mixes, widened]
     engines = np.array([[mix.get(shape, 0) for shape in shapes] for mix in tried], dtype=float)

@@ -54,6 +54,10 @@ class SegmentCost(Protocol):
         """Return the largest `stop` whose segment from `start` ends within `limit_s`."""
         ...
 
+    def reaches(self, starts: IntArray, limit_s: float) -> IntArray:
+        """Return `reach` of many starts."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -189,6 +193,18 @@ class ContextCost:
         stop = bisect_right(work, most_work, start + 1, end)
         stop = bisect_right(kv, kv[start] + limit_s, start, stop)
         return bisect_right(slots, slots[start] + limit_s, start, stop) - 1
+
+    def reaches(self, starts: IntArray, limit_s: float) -> IntArray:
+        """`reach` of many starts."""
+        begin = np.minimum(starts, len(self.solo) - 1)
+        solo = self.solo[begin]
+        fits = (starts < len(self.solo)) & (solo <= limit_s)
+        solo = np.minimum(solo, limit_s)
+        others = limit_s * (limit_s - solo) / (limit_s - self.tool_share * solo)
+        stop = np.searchsorted(self.work, self.work[begin + 1] + others, side="right")
+        for full in (self.kv, self.slots):
+            stop = np.minimum(stop, np.searchsorted(full, full[begin] + limit_s, side="right"))
+        return np.where(fits, stop - 1, starts)
 
 
 def context_cost(work: Work, cost: StepCost, *, max_running: int) -> ContextCost:

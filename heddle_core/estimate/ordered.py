@@ -1,6 +1,6 @@
 """The order in which groups are cut, and the cost of each, by the cost's name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -19,6 +19,18 @@ from heddle_core.ids import EngineShape
 Cost: TypeAlias = Literal["paper", "paper-simulated", "context"]
 """`paper`: ``F(g)`` by the group's size. `paper-simulated`: of the group's simulation. `context`:
 our own, with contexts, KV, prefill and tools."""
+
+
+def longest_to(
+    shapes: Iterable[EngineShape], by_shape: Mapping[EngineShape, StepCost]
+) -> Callable[[EngineShape], float]:
+    """Return the key of shapes by which engines take the longest trajectories first.
+
+    The widest first; of several GPU classes those that take the least time for a token alone.
+    """
+    if len({shape.gpu for shape in shapes}) == 1:
+        return lambda shape: -shape.gpus
+    return lambda shape: by_shape[shape].t0_s
 
 
 def ordered_costs(

@@ -81,6 +81,12 @@ class SizeCost:
         per_token = limit_s / float(self.lengths[start])
         return start + bisect_right(self.tpot_list, per_token, 1, left + 1) - 1
 
+    def reaches(self, starts: IntArray, limit_s: float) -> IntArray:
+        """`reach` of many starts."""
+        per_token = limit_s / self.lengths[np.minimum(starts, len(self.lengths) - 1)]
+        members = np.searchsorted(self.tpot, per_token, side="right") - 1
+        return starts + np.minimum(members, np.maximum(len(self.lengths) - starts, 0))
+
 
 def size_cost(lengths: FloatArray, tpot: FloatArray) -> SizeCost:
     """Build the by-size cost of `lengths` (descending) from a curve of at least as many batches.

@@ -13,6 +13,7 @@ from heddle_core.parts.migration.balance import Balance
 from heddle_core.parts.migration.carry import Carry
 from heddle_core.parts.migration.follow_rank import FollowRank
 from heddle_core.parts.migration.never import Never
+from heddle_core.parts.placement.affinity import Affinity
 from heddle_core.parts.placement.buckets import Buckets
 from heddle_core.parts.placement.cache_aware import CacheAware
 from heddle_core.parts.placement.consistent_hash import ConsistentHash
@@ -25,6 +26,7 @@ from heddle_core.parts.placement.shared_kv import SharedKv
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.placement.sticky_group import StickyGroup
 from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
+from heddle_core.parts.placement.tagged_affinity import TaggedAffinity
 from heddle_core.parts.planner.equal_progress import EqualProgressPlan
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.planner.searched import SearchedPlan
@@ -215,6 +217,12 @@ PARTS: Final = Parts(
         "program_scheduling": Part(
             ProgramScheduling,
             "vllm-router's program scheduling: admission by KV, a backlog, a time-to-live",
+        ),
+        "affinity": Part(
+            Affinity, "stays; new: on the GPU class that suits its task's prefill and decode"
+        ),
+        "tagged_affinity": Part(
+            TaggedAffinity, "stays; new: on the GPU class of its task's tag (--tag; RollArt)"
         ),
         "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
         "presorted_by_size": Part(

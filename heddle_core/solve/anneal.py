@@ -51,7 +51,7 @@ def anneal_plan(
         raise ValueError(f"cooling {cooling} and stop_ratio {stop_ratio} must be between 0 and 1")
     solve = place or (lambda engines: search_partition(engines, trajectories, tolerance=1e-6))
     gpus = one_class(pools, costs)
-    of_degree = {shape.tp: shape for shape in costs}
+    of_degree = {shape.gpus: shape for shape in costs}
     degrees = tuple(sorted(of_degree))
     rng = np.random.default_rng(seed)
 

@@ -9,16 +9,56 @@ the i-th longest trajectory and ends within ``C``. How far `g` GPUs get at best 
 because ``end`` does not fall with `i` (a segment never ends after one that holds it): getting
 further with fewer GPUs is never a loss. ``C`` is feasible when ``far[gpus]`` is all of them, and
 bisection finds the least. Annealing over the mix, with a placement inside, searches the same space.
+`class_budgets` has the table for GPUs of several classes.
 """
 
-from collections.abc import Callable, Mapping
-from math import isfinite
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isfinite, prod
+from typing import Final, Protocol
 
 import numpy as np
 
 from heddle_core.estimate.group_cost import SegmentCost
 from heddle_core.ids import EngineShape
-from heddle_core.solve.group_plan import GroupPlan, ends_s, one_class, shapes_that_fit
+from heddle_core.solve.class_budgets import (
+    MOST_STATES,
+    Groups,
+    OneAfterAnother,
+    TwoBudgets,
+    furthest,
+)
+from heddle_core.solve.group_plan import (
+    GroupPlan,
+    check_classes,
+    ends_s,
+    shapes_of,
+    shapes_that_fit,
+)
+
+_SEVERAL_TOLERANCE: Final = 1e-4
+"""Least tolerance with several classes, whose tables take longer."""
+
+
+class _Within(Protocol):
+    """Finds a plan within a makespan."""
+
+    def plan(self, first: int, trajectories: int, limit_s: float) -> Groups | None:
+        """Return shapes and bounds, or None."""
+        ...
+
+
+class _OneBudget:
+    """The table ``far[g]`` of one class."""
+
+    def __init__(self, costs: Mapping[EngineShape, SegmentCost], gpus: int) -> None:
+        self._reaches = [(shape.gpus, shape, cost.reach) for shape, cost in costs.items()]
+        self._gpus = gpus
+
+    def plan(self, first: int, trajectories: int, limit_s: float) -> Groups | None:
+        """Return a plan of ``first:trajectories`` on the fewest GPUs, or None."""
+        found = furthest(self._reaches, first, trajectories, self._gpus, limit_s)
+        return found if found[1][-1] >= trajectories else None
 
 
 def exact_plan(
@@ -32,76 +72,71 @@ def exact_plan(
     """Least makespan of the sorted trajectories ``first:trajectories`` on the GPUs of `pools`.
 
     `costs` holds one segment cost per allowed shape. The plan's makespan is within a share
-    `tolerance` of its `bound_s`, below which the model admits no contiguous plan. GPUs without
-    benefit stay unused. Raises ValueError when no shape fits, there are several GPU classes, or no
-    finite makespan is enough.
+    `tolerance` of its `bound_s`, below which the model admits no contiguous plan; with several
+    classes the share is at least 1e-4, and with more than two nothing is proven. GPUs without
+    benefit stay unused. Raises ValueError when no shape fits, or no finite makespan is enough.
     """
-    gpus = one_class(pools, costs)
-    usable = {shape: costs[shape] for shape in shapes_that_fit(costs, gpus)}
+    check_classes(pools, costs)
+    planned = {
+        gpu: gpus
+        for gpu, gpus in pools.items()
+        if any(shape.gpus <= gpus for shape in shapes_of(gpu, costs))
+    }
+    usable = {
+        shape: costs[shape]
+        for gpu, gpus in (planned or pools).items()
+        for shape in shapes_that_fit(shapes_of(gpu, costs), gpus)
+    }
     if first >= trajectories:
         return GroupPlan(shapes=(), bounds=(first,), makespan_s=0.0)
-    reaches = {shape: cost.reach for shape, cost in usable.items()}
     head = np.array([first])
-    low = min(float(cost.end_s(head, head + 1)[0]) for cost in usable.values())
-    limit = low
-    found = _furthest(reaches, first, trajectories, gpus, limit)
-    while found is None:
-        low, limit = limit, 2 * limit
-        if not isfinite(limit):
-            raise ValueError("no finite makespan holds every trajectory")
-        found = _furthest(reaches, first, trajectories, gpus, limit)
-    best, high = found, max(ends_s(usable, *found))
+    solo_s = min(float(cost.end_s(head, head + 1)[0]) for cost in usable.values())
+    if len(planned) == 1:
+        one = _OneBudget(usable, *planned.values())
+        return _bisected(one, usable, first, trajectories, solo_s, tolerance)
+    tolerance = max(tolerance, _SEVERAL_TOLERANCE)
+    plan = _bisected(
+        OneAfterAnother(usable, planned), usable, first, trajectories, solo_s, tolerance
+    )
+    if len(planned) > 2 or prod(gpus + 1 for gpus in planned.values()) > MOST_STATES:
+        return replace(plan, bound_s=0.0)
+    two = TwoBudgets(usable, planned)
+    return _bisected(two, usable, first, trajectories, solo_s, tolerance, known=plan)
+
+
+def _bisected(
+    search: _Within,
+    costs: Mapping[EngineShape, SegmentCost],
+    first: int,
+    trajectories: int,
+    solo_s: float,
+    tolerance: float,
+    *,
+    known: GroupPlan | None = None,
+) -> GroupPlan:
+    """The least makespan at which `search` finds a plan, no more than that of a `known` one."""
+    low = limit = solo_s
+    if known is not None:
+        best, high = (known.shapes, known.bounds), known.makespan_s
+    else:
+        found = search.plan(first, trajectories, limit)
+        while found is None:
+            low, limit = limit, 2 * limit
+            if not isfinite(limit):
+                raise ValueError("no finite makespan holds every trajectory")
+            found = search.plan(first, trajectories, limit)
+        best, high = found, max(ends_s(costs, *found))
     while high - low > tolerance * high:
         limit = (low + high) / 2
-        found = _furthest(reaches, first, trajectories, gpus, limit)
+        found = search.plan(first, trajectories, limit)
         if found is None:
             low = limit
         else:
-            best, high = found, min(limit, max(ends_s(usable, *found)))
-    makespan_s = max(ends_s(usable, *best))
+            best, high = found, min(limit, max(ends_s(costs, *found)))
+    makespan_s = max(ends_s(costs, *best))
     return GroupPlan(
         shapes=best[0], bounds=best[1], makespan_s=makespan_s, bound_s=min(low, makespan_s)
     )
-
-
-def _furthest(
-    reaches: Mapping[EngineShape, Callable[[int, float], int]],
-    first: int,
-    trajectories: int,
-    gpus: int,
-    limit_s: float,
-) -> tuple[tuple[EngineShape, ...], tuple[int, ...]] | None:
-    """Shapes and bounds of a plan within `limit_s`, or None; the `far` table of the module."""
-    far, used = [first], list[EngineShape | None]([None])
-    shapes = [(shape.tp, shape, reach) for shape, reach in reaches.items()]
-    for g in range(1, gpus + 1):
-        furthest, chosen = far[g - 1], None
-        for tp, shape, reach in shapes:
-            if tp > g:
-                break
-            stop = reach(far[g - tp], limit_s)
-            if stop > furthest:
-                furthest, chosen = stop, shape
-        far.append(furthest)
-        used.append(chosen)
-        if furthest >= trajectories:
-            return _trace(far, used, g)
-    return None
-
-
-def _trace(
-    far: list[int], used: list[EngineShape | None], g: int
-) -> tuple[tuple[EngineShape, ...], tuple[int, ...]]:
-    shapes: list[EngineShape] = []
-    bounds: list[int] = [far[g]]
-    while g:
-        shape = used[g]
-        # No GPU is idle in between: a plan from far[g] = far[g - 1] was found one GPU earlier.
-        assert shape is not None
-        shapes.append(shape)
-        g -= shape.tp
-        bounds.append(far[g])
-    return tuple(reversed(shapes)), tuple(reversed(bounds))
 
 
 def level_plan(
@@ -124,7 +159,7 @@ def level_plan(
     for _ in range(rounds):
         if len(rest.shapes) < 2:
             break
-        left[rest.shapes[0].gpu] -= rest.shapes[0].tp
+        left[rest.shapes[0].gpu] -= rest.shapes[0].gpus
         rest = exact_plan(costs, trajectories, left, first=bounds[-1], tolerance=tolerance)
         shapes.append(rest.shapes[0])
         bounds.append(rest.bounds[1])

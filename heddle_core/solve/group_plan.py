@@ -41,20 +41,43 @@ def ends_s(
 
 
 def one_class(pools: Mapping[str, int], shapes: Collection[EngineShape]) -> int:
-    """Return the GPUs of the only class, which is all that solvers can plan today.
+    """Return the GPUs of the only class.
 
     Raises:
         ValueError: there are several GPU classes, or engines that run only part of a step.
     """
-    classes = {*pools, *(shape.gpu for shape in shapes)}
-    roles = {shape.role for shape in shapes}
-    if len(classes) != 1 or not roles <= {"both"}:
+    check_classes(pools, shapes)
+    if len(pools) != 1:
         raise ValueError(
-            "a plan can mix engines of one GPU class that prefill and decode, not of classes "
-            f"{', '.join(sorted(classes))} with roles {', '.join(sorted(roles))}; "
+            f"this solver plans GPUs of one class, not of {', '.join(pools)}; "
             "give pools and shapes of one class"
         )
-    return next(iter(pools.values()), 0)
+    return next(iter(pools.values()))
+
+
+def check_classes(pools: Mapping[str, int], shapes: Collection[EngineShape]) -> None:
+    """Refuse shapes that no pool has GPUs for, and engines that run only part of a step.
+
+    Raises:
+        ValueError: there are some.
+    """
+    strange = sorted({shape.gpu for shape in shapes if shape.gpu not in pools})
+    if strange:
+        raise ValueError(
+            f"shapes of the GPU classes {', '.join(strange)} have no pool; pools are of "
+            f"{', '.join(pools) or 'none'}"
+        )
+    roles = {shape.role for shape in shapes}
+    if len(roles) > 1 or "prefill" in roles:
+        raise ValueError(
+            "a plan can have engines that all decode or all do both, not of the roles "
+            f"{', '.join(sorted(roles))}; give prefill engines by `Disaggregation`"
+        )
+
+
+def shapes_of(gpu: str, shapes: Iterable[EngineShape]) -> list[EngineShape]:
+    """Return the shapes of a GPU class, in order."""
+    return sorted(shape for shape in shapes if shape.gpu == gpu)
 
 
 def shapes_that_fit(shapes: Iterable[EngineShape], gpus: int) -> tuple[EngineShape, ...]:
@@ -63,8 +86,8 @@ def shapes_that_fit(shapes: Iterable[EngineShape], gpus: int) -> tuple[EngineSha
     Raises:
         ValueError: there are none.
     """
-    known = sorted(shapes)
-    fitting = tuple(shape for shape in known if shape.tp <= gpus)
+    known = sorted(shapes, key=lambda shape: (shape.gpus, shape))
+    fitting = tuple(shape for shape in known if shape.gpus <= gpus)
     if not fitting:
         raise ValueError(f"no TP degree of {[shape.tp for shape in known]} fits on {gpus} GPUs")
     return fitting

@@ -1,19 +1,20 @@
 """The joint problem as plain data: which engines exist, and the home of each trajectory."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from heddle_core.estimate.cost import StepCost
-from heddle_core.estimate.group_cost import IntArray, work_of
+from heddle_core.estimate.group_cost import IntArray, Work, work_of
 from heddle_core.estimate.ordered import Cost, ordered_costs
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.solve.anneal import anneal_plan
+from heddle_core.solve.class_shares import class_shares
 from heddle_core.solve.exact import exact_plan
-from heddle_core.solve.group_plan import GroupPlan, ends_s, one_class
+from heddle_core.solve.group_plan import GroupPlan, ends_s, shapes_of
 from heddle_core.solve.libra_dp import libra_dp
 from heddle_core.solve.portfolio import portfolio
 from heddle_core.solve.presorted_dp import aggregate_short
@@ -54,12 +55,8 @@ class JointProblem:
 
     def _fallback_plan(self) -> ResourcePlan:
         """Return engines of the least shape: no trajectory has arrived in time."""
-        shape = min(self.by_shape)
-        engines = tuple(
-            EngineSpec(engine=EngineId(f"e{i}"), shape=shape, max_running=self.max_running)
-            for i in range(one_class(self.pools, self.by_shape) // shape.tp)
-        )
-        return ResourcePlan(engines=engines)
+        idle = self.resource_plan(SolvedPlan(groups=(), makespan_s=0.0, bound_s=0.0))
+        return ResourcePlan(engines=idle.engines)
 
     def search(self) -> "SolvedPlan":
         """Search, and return the plan in numbers."""
@@ -73,18 +70,51 @@ class JointProblem:
         if self.solver == "portfolio":
             best = portfolio(work, self.by_shape, self.pools, max_running=self.max_running)[0]
             return _solved(best.order, best.plan, best.ends_s)
-        order, costs = ordered_costs(work, self.by_shape, self.cost, max_running=self.max_running)
+        if self.solver == "exact" or len(self.pools) == 1:
+            return self._contiguous(work, self.by_shape, self.pools)
+        return self._by_class(work)
+
+    def _contiguous(
+        self, work: Work, by_shape: Mapping[EngineShape, StepCost], pools: Mapping[str, int]
+    ) -> "SolvedPlan":
+        """The plan of a solver that cuts one order of the trajectories."""
+        order, costs = ordered_costs(work, by_shape, self.cost, max_running=self.max_running)
         match self.solver:
             case "exact":
-                plan = exact_plan(costs, len(work), self.pools)
+                plan = exact_plan(costs, len(work), pools)
             case "anneal":
-                plan = anneal_plan(costs, len(work), self.pools, seed=self.seed)
+                plan = anneal_plan(costs, len(work), pools, seed=self.seed)
             case "libra-dp":
                 lengths = work.output_tokens[order]
                 unit = max(1, len(work) // LIBRA_UNITS)
                 cuts = aggregate_short(lengths, below=float(lengths[len(lengths) // 50]), unit=unit)
-                plan = libra_dp(costs, cuts, self.pools)
+                plan = libra_dp(costs, cuts, pools)
+            case "portfolio":
+                raise AssertionError("the portfolio has orders of its own")
         return _solved(order, plan, ends_s(costs, plan.shapes, plan.bounds))
+
+    def _by_class(self, work: Work) -> "SolvedPlan":
+        """The plans of a solver for GPUs of one class, for the share of each class."""
+        _, costs = ordered_costs(work, self.by_shape, self.cost, max_running=self.max_running)
+        shares = class_shares(
+            work,
+            self.by_shape,
+            self.pools,
+            max_running=self.max_running,
+            known_s=exact_plan(costs, len(work), self.pools).makespan_s,
+            cost=self.cost,
+        )
+        groups: list[Group] = []
+        for gpu, index in shares.items():
+            if len(index):
+                own = {shape: self.by_shape[shape] for shape in shapes_of(gpu, self.by_shape)}
+                solved = self._contiguous(work.take(index), own, {gpu: self.pools[gpu]})
+                groups += [
+                    replace(group, members=tuple(index[list(group.members)].tolist()))
+                    for group in solved.groups
+                ]
+        makespan_s = max(group.end_s for group in groups)
+        return SolvedPlan(groups=_widest_first(groups), makespan_s=makespan_s, bound_s=0.0)
 
     def resource_plan(self, solved: "SolvedPlan") -> ResourcePlan:
         """Name the engines of a plan, widest first, and their members.
@@ -92,10 +122,12 @@ class JointProblem:
         GPUs that the plan does not use become engines of the least shape, for late arrivals and
         for migrations.
         """
-        least = min(self.by_shape)
-        used = sum(group.shape.tp for group in solved.groups)
-        spare = one_class(self.pools, self.by_shape) - used
-        idle = [Group(shape=least, members=(), end_s=0.0)] * (spare // least.tp)
+        idle: list[Group] = []
+        for gpu, gpus in self.pools.items():
+            known = shapes_of(gpu, self.by_shape)
+            if known:
+                spare = gpus - sum(g.shape.gpus for g in solved.groups if g.shape.gpu == gpu)
+                idle += [Group(shape=known[0], members=(), end_s=0.0)] * (spare // known[0].gpus)
         engines: list[EngineSpec] = []
         homes: list[tuple[EngineId, tuple[TrajectoryId, ...]]] = []
         for group in (*solved.groups, *idle):
@@ -137,7 +169,11 @@ def _solved(order: IntArray, plan: GroupPlan, ends: Sequence[float]) -> SolvedPl
         )
     ]
     return SolvedPlan(
-        groups=tuple(sorted(groups, key=lambda group: -group.shape.tp)),
+        groups=_widest_first(groups),
         makespan_s=max(ends, default=0.0),
         bound_s=plan.bound_s,
     )
+
+
+def _widest_first(groups: Iterable[Group]) -> tuple[Group, ...]:
+    return tuple(sorted(groups, key=lambda group: -group.shape.gpus))

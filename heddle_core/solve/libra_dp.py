@@ -28,7 +28,7 @@ def libra_dp(
     plans on the same cuts. Raises ValueError when no shape fits, or there are several GPU classes.
     """
     gpus = one_class(pools, costs)
-    of_degree = {shape.tp: shape for shape in shapes_that_fit(costs, gpus)}
+    of_degree = {shape.gpus: shape for shape in shapes_that_fit(costs, gpus)}
     degrees = list(of_degree)
     units = len(cuts) - 1
     here = np.arange(units + 1, dtype=np.int32)

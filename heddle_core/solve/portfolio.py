@@ -12,9 +12,9 @@ between.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final
 
 import numpy as np
@@ -31,8 +31,9 @@ from heddle_core.estimate.group_cost import (
 from heddle_core.estimate.paper_cost import paper_costs
 from heddle_core.estimate.simulate_group import simulate_group
 from heddle_core.ids import EngineShape
+from heddle_core.solve.class_shares import class_shares
 from heddle_core.solve.exact import exact_plan, level_plan
-from heddle_core.solve.group_plan import GroupPlan, ends_s, one_class
+from heddle_core.solve.group_plan import GroupPlan, ends_s, shapes_of
 from heddle_core.solve.presorted_search import search_partition
 
 _HOPELESS: Final = 1.5
@@ -147,8 +148,12 @@ def portfolio(
     `work` may stand in any order. Candidates: the exact plan under the context-aware and under the
     published cost, the levelled one, and each uniform mix, all on the GPUs of `pools`; the best
     `refined` (at least 1) of them also after `rounds` of refinement. Those that end later than
-    these may be left out. Raises ValueError when no shape fits, or there are several GPU classes.
+    these may be left out. With GPUs of several classes: the exact plan over all of them, and the
+    best candidates of each class for its share of the trajectories (`class_shares`). Raises
+    ValueError when no shape fits.
     """
+    if len(pools) > 1:
+        return _over_classes(work, by_shape, pools, max_running=max_running, rounds=rounds)
     count = len(work)
     by_solo = longest_first(work, by_shape[min(by_shape)])
     by_output = np.argsort(-work.output_tokens, kind="stable")
@@ -161,7 +166,7 @@ def portfolio(
         "exact-paper": (published, exact_plan(published_costs, count, pools)),
     }
     for shape in sorted(by_shape):
-        if shape.tp <= pools[shape.gpu]:
+        if shape.gpus <= pools[shape.gpu]:
             uniform = uniform_plan(aware.costs, count, pools, shape)
             plans[f"uniform-tp{shape.tp}"] = (aware, uniform)
     estimated = {
@@ -192,6 +197,51 @@ def portfolio(
     return tuple(sorted([*better, *found], key=lambda candidate: candidate.simulated_s))
 
 
+def _over_classes(
+    work: Work,
+    by_shape: Mapping[EngineShape, StepCost],
+    pools: Mapping[str, int],
+    *,
+    max_running: int,
+    rounds: int,
+) -> tuple[Candidate, ...]:
+    """Candidates on GPUs of several classes, best first."""
+    order = longest_first(work, by_shape[min(by_shape)])
+    simulation = PlanSimulation(work, order, by_shape, max_running=max_running)
+    plan = exact_plan(simulation.costs, len(work), pools)
+    ends = simulation.ends_s(plan)
+    assert ends is not None
+    joint = Candidate(name="exact-context", order=order, plan=plan, ends_s=ends)
+    refined = replace(simulation.refine(joint, rounds=rounds), name="exact-context-refined")
+    shares = class_shares(work, by_shape, pools, max_running=max_running, known_s=plan.makespan_s)
+    parts = []
+    for gpu, index in shares.items():
+        if len(index):
+            own = {shape: by_shape[shape] for shape in shapes_of(gpu, by_shape)}
+            found = portfolio(work.take(index), own, {gpu: pools[gpu]}, max_running=max_running)[0]
+            parts.append(replace(found, order=index[found.order]))
+    apart = _joined(parts)
+    return tuple(sorted([refined, joint, apart], key=lambda candidate: candidate.simulated_s))
+
+
+def _joined(parts: Sequence[Candidate]) -> Candidate:
+    """Plans of several classes, each for its own trajectories, as one."""
+    bounds = [0]
+    for part in parts:
+        bounds += [bounds[-1] + bound for bound in part.plan.bounds[1:]]
+    plan = GroupPlan(
+        shapes=tuple(chain.from_iterable(part.plan.shapes for part in parts)),
+        bounds=tuple(bounds),
+        makespan_s=max(part.plan.makespan_s for part in parts),
+    )
+    return Candidate(
+        name="by-class",
+        order=np.concatenate([part.order for part in parts]),
+        plan=plan,
+        ends_s=tuple(chain.from_iterable(part.ends_s for part in parts)),
+    )
+
+
 def _levelled(pools: Mapping[str, int]) -> int:
     """Groups that are levelled one by one, each in the time of an exact plan."""
     return max(1, min(8, _LEVELLED_GPUS // max(1, sum(pools.values()))))
@@ -204,7 +254,7 @@ def uniform_plan(
     shape: EngineShape,
 ) -> GroupPlan:
     """As many engines of `shape` as fit, with the best contiguous groups."""
-    engines = one_class(pools, costs) // shape.tp
+    engines = pools[shape.gpu] // shape.gpus
     found = search_partition([costs[shape]] * engines, trajectories, tolerance=1e-6)
     return GroupPlan(
         shapes=(shape,) * engines, bounds=(0, *accumulate(found.sizes)), makespan_s=found.makespan_s

@@ -6,8 +6,9 @@ with the least work, for each wider degree. The cost of merging is included: tra
 home on merged engines slow the others down for `start_s` and prefill again, or wait for so long
 where all engines are merged. Only the work left by then gains.
 
-GPUs of a merged engine must be neighbours. Engines are assumed to lie side by side, widest first,
-as planners list them; then any `width` GPUs from a multiple of `width` on are neighbours.
+GPUs of a merged engine are of one class and must be neighbours. Engines are assumed to lie side by
+side, widest first, as planners list them; then any `width` GPUs from a multiple of `width` on are
+neighbours.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ class TailProblem:
         best = ResourcePlan(engines=self.engines)
         least_gain_s = max(self.min_gain_s, self.margin * unmerged_s)
         for shape in self._wider():
-            windows = self._windows(work, shape.tp)
+            windows = self._windows(work, shape)
             before_s = unmerged_s
             for count in _counts(len(windows)):
                 merged = windows[:count]
@@ -87,8 +88,12 @@ class TailProblem:
 
     def _wider(self) -> list[EngineShape]:
         """Shapes into which present engines could be merged, widest first."""
-        least = min(engine.shape.tp for engine in self.engines)
-        return sorted((s for s in self.by_shape if s.tp > least), key=lambda s: -s.tp)
+        least: dict[str, int] = {}
+        for engine in self.engines:
+            gpu, gpus = engine.shape.gpu, engine.shape.gpus
+            least[gpu] = min(least.get(gpu, gpus), gpus)
+        wider = (s for s in self.by_shape if s.gpu in least and s.gpus > least[s.gpu])
+        return sorted(wider, key=lambda s: -s.gpus)
 
     def _work(self) -> Work:
         output = np.asarray(self.output_tokens)
@@ -105,15 +110,17 @@ class TailProblem:
         slots = self.engines[0].max_running
         return TailModel(work, homes, shapes, self.by_shape, max_running=slots)
 
-    def _windows(self, work: Work, width: int) -> list[tuple[int, ...]]:
-        """Engines that together have the GPUs of one of degree `width`, least work first."""
+    def _windows(self, work: Work, shape: EngineShape) -> list[tuple[int, ...]]:
+        """Engines that together have the GPUs of one of `shape`, least work first."""
+        width = shape.gpus
+        alike = [e for e, engine in enumerate(self.engines) if engine.shape.gpu == shape.gpu]
         left = np.bincount(self.homes, work.output_tokens, len(self.engines))
         windows: list[tuple[int, ...]] = []
         inside: list[int] = []
         used = 0
-        for e in sorted(range(len(self.engines)), key=lambda e: -self.engines[e].shape.tp):
+        for e in sorted(alike, key=lambda e: -self.engines[e].shape.gpus):
             inside.append(e)
-            used += self.engines[e].shape.tp
+            used += self.engines[e].shape.gpus
             if used >= width:
                 if used == width and len(inside) > 1:
                     windows.append(tuple(inside))

@@ -67,17 +67,28 @@ class TrainSample(WireMessage, frozen=True):
     reward: float
 
 
+class TrainPart(WireMessage, frozen=True):
+    """Compute the gradients of a part of a batch. Ends in `PartDone`."""
+
+    batch: int
+    part: int
+    """Parts of the batch before it."""
+    samples: list[TrainSample]
+
+
 class TrainBatch(WireMessage, frozen=True):
-    """Train on a batch. Ends in `BatchTrained`.
+    """Train on a batch, or on what is left of it after its parts. Ends in `BatchTrained`.
 
     A batch that is trained already is not trained again: sent once more, it is answered as before.
     """
 
     batch: int
     samples: list[TrainSample]
+    parts: int = 0
+    """Of the batch, sent before to this process."""
 
 
-TrainerOrder: TypeAlias = TrainerBoot | TrainBatch | Stop
+TrainerOrder: TypeAlias = TrainerBoot | TrainPart | TrainBatch | Stop
 
 
 # -- trainer to driver --------------------------------------------------------------------------
@@ -114,6 +125,13 @@ class TrainMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """From the order until the checkpoint was written."""
 
 
+class PartDone(WireMessage, frozen=True):
+    """Answer of `TrainPart`."""
+
+    batch: int
+    part: int
+
+
 class BatchTrained(WireMessage, frozen=True):
     """Answer of `TrainBatch`: the checkpoint after it is complete."""
 
@@ -121,4 +139,4 @@ class BatchTrained(WireMessage, frozen=True):
     metrics: TrainMetrics
 
 
-TrainerReport: TypeAlias = TrainerReady | BatchTrained | Broken
+TrainerReport: TypeAlias = TrainerReady | PartDone | BatchTrained | Broken

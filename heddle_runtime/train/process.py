@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from heddle_runtime.train.checkpoints import checkpoint, newest, partial
 from heddle_runtime.train.grpo import group_advantages, policy_loss
 from heddle_runtime.train.messages import (
     BatchTrained,
+    PartDone,
     TrainBatch,
     TrainerBoot,
     TrainerOrder,
     TrainerReady,
     TrainerSettings,
     TrainMetrics,
+    TrainPart,
     TrainSample,
 )
 
@@ -56,17 +59,53 @@ class GrpoTrainer:
         if last is not None:
             state = torch.load(source / _OPTIMIZER, weights_only=True)
             self._optimizer.load_state_dict(state)
+        self._sums = _Sums()
+        """Of the parts of the batch in collection."""
 
     @property
     def parameters(self) -> int:
         """Size of the model."""
         return sum(parameter.numel() for parameter in self._model.parameters())
 
+    def accumulate(self, order: TrainPart) -> PartDone:
+        """Add the gradients of a part, not yet divided by the tokens of the batch.
+
+        Raises:
+            ValueError: a batch or a part is missing before this one.
+        """
+        if (order.batch, order.part) != (self.batches, self._sums.parts):
+            raise ValueError(
+                f"part {order.part} of batch {order.batch} came after {self.batches} batches and "
+                f"{self._sums.parts} parts"
+            )
+        if not order.part:
+            self._optimizer.zero_grad()
+        self._add(order.samples)
+        self._sums.parts += 1
+        return PartDone(order.batch, order.part)
+
+    def _add(self, samples: Sequence[TrainSample]) -> None:
+        """Sum gradients over whole groups."""
+        sums, size = self._sums, self._settings.micro_batch
+        advantages = group_advantages([s.reward for s in samples], [s.group for s in samples])
+        for begin in range(0, len(samples), size):
+            part = samples[begin : begin + size]
+            found = self._loss(part, advantages[begin : begin + size])
+            found.loss.backward()
+            sums.loss += float(found.loss.detach())
+            sums.clipped += float(found.clipped)
+            sums.gap += float(found.gap)
+        sums.reward += sum(s.reward for s in samples)
+        sums.samples += len(samples)
+        sums.tokens += sum(len(unpack_ids(s.tokens)) for s in samples)
+        sums.generated += sum(map(_generated, samples))
+
     def train(self, order: TrainBatch) -> BatchTrained:
         """Train on a batch and write its checkpoint, unless that is there already.
 
         Raises:
-            ValueError: a batch is missing before this one, or it has been trained long ago.
+            ValueError: a batch or parts of it are missing before this one, or it has been trained
+                long ago.
         """
         if order.batch == self.batches - 1:
             path = checkpoint(self._folder, order.batch) / _METRICS
@@ -74,8 +113,11 @@ class GrpoTrainer:
             return BatchTrained(order.batch, metrics)
         if order.batch != self.batches:
             raise ValueError(f"batch {order.batch} came after {self.batches} batches")
+        if order.parts != self._sums.parts:
+            raise ValueError(f"batch {order.batch} has {order.parts} parts, not {self._sums.parts}")
         began_s = time.monotonic()
-        metrics = self._step(order)
+        metrics = self._last_step(order) if order.parts else self._step(order)
+        self._sums = _Sums()
         metrics = self._save(order.batch, metrics, began_s)
         self.batches += 1
         return BatchTrained(order.batch, metrics)
@@ -119,6 +161,28 @@ class GrpoTrainer:
             seconds=0.0,
         )
 
+    def _last_step(self, order: TrainBatch) -> TrainMetrics:
+        """Add what is left of a batch to its parts, and make its one optimizer step."""
+        self._add(order.samples)
+        sums = self._sums
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= sums.generated
+        norm = self._torch.nn.utils.clip_grad_norm_(
+            self._model.parameters(), self._settings.max_grad_norm
+        )
+        self._optimizer.step()
+        return TrainMetrics(
+            loss=sums.loss / sums.generated,
+            reward=sums.reward / sums.samples,
+            clipped=sums.clipped / sums.generated,
+            grad_norm=float(norm),
+            logprob_gap=sums.gap / sums.generated,
+            tokens=sums.tokens,
+            generated=sums.generated,
+            seconds=0.0,
+        )
+
     def _loss(self, samples: Sequence[TrainSample], advantages: Sequence[float]) -> Any:
         """Forward pass and loss of a micro-batch."""
         torch = self._torch
@@ -156,6 +220,20 @@ class GrpoTrainer:
         return metrics
 
 
+@dataclass(slots=True)
+class _Sums:
+    """Over the parts of a batch."""
+
+    parts: int = 0
+    samples: int = 0
+    loss: float = 0.0
+    clipped: float = 0.0
+    gap: float = 0.0
+    reward: float = 0.0
+    tokens: int = 0
+    generated: int = 0
+
+
 def _generated(sample: TrainSample) -> int:
     return sum(end - begin for begin, end in sample.spans)
 
@@ -167,6 +245,8 @@ def serve(trainer: GrpoTrainer, channel: Channel[TrainerOrder]) -> None:
         channel.flush()
         for order in channel.receive():
             match order:
+                case TrainPart():
+                    channel.send(trainer.accumulate(order))
                 case TrainBatch():
                     channel.send(trainer.train(order))
                 case Stop():

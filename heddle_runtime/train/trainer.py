@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from heddle_core.loop.commands import Train
+from heddle_core.loop.commands import AccumulateGradients, Train
 from heddle_rollout.agents import Agent
 from heddle_rollout.loop_driver import OnTrained
 from heddle_runtime.process.child import ChildProcess
@@ -14,12 +14,14 @@ from heddle_runtime.process.wire import Broken, Stop, pack_floats, pack_ids
 from heddle_runtime.train.checkpoints import checkpoint, newest, remove_but
 from heddle_runtime.train.messages import (
     BatchTrained,
+    PartDone,
     TrainBatch,
     TrainerBoot,
     TrainerReady,
     TrainerReport,
     TrainerSettings,
     TrainMetrics,
+    TrainPart,
     TrainSample,
 )
 
@@ -75,8 +77,12 @@ class ProcessTrainer:
         self._child: ChildProcess[TrainerReport] | None = None
         self._ready: asyncio.Future[TrainerReady] = self._loop.create_future()
         self._is_ready = False
-        self._pending: tuple[TrainBatch, OnTrained] | None = None
-        """The batch in training; it is sent again to a new process."""
+        self._pending: tuple[TrainPart | TrainBatch, OnTrained] | None = None
+        """The batch or part in training; it is sent again to a new process."""
+        self._parts: list[TrainPart] = []
+        """Of the batch in collection, answered ones; a new process gets them again first."""
+        self._again = 0
+        """Parts whose second answer is due."""
         self._deaths = 0
         self._reason = ""
         self._closing = False
@@ -110,10 +116,18 @@ class ProcessTrainer:
         self._launch()
         return await self._ready
 
+    def accumulate(
+        self, command: AccumulateGradients, agents: Sequence[Agent], then: OnTrained
+    ) -> None:
+        """See `Accumulation`."""
+        samples = [_sample(agent) for agent in agents]
+        self._pending = TrainPart(command.batch, len(self._parts), samples), then
+        self._send_pending()
+
     def train(self, command: Train, agents: Sequence[Agent], then: OnTrained) -> None:
         """See `Trainer`."""
         samples = [_sample(agent) for agent in agents]
-        self._pending = TrainBatch(command.batch, samples), then
+        self._pending = TrainBatch(command.batch, samples, len(self._parts)), then
         self._send_pending()
 
     async def close(self) -> None:
@@ -171,17 +185,41 @@ class ProcessTrainer:
                 self._is_ready = True
                 if not self._ready.done():
                     self._ready.set_result(report)
+                self._send_again(report)
                 self._send_pending()
+            case PartDone():
+                self._part_done()
             case BatchTrained():
                 self._trained(report)
             case Broken():
                 self._reason = report.reason
+
+    def _send_again(self, ready: TrainerReady) -> None:
+        """Give a new process the parts of a batch that it has no checkpoint of."""
+        assert self._child is not None
+        self._again = 0
+        for part in self._parts:
+            if part.batch == ready.batches:
+                self._child.send(part)
+                self._again += 1
+
+    def _part_done(self) -> None:
+        if self._again:
+            self._again -= 1
+            return
+        assert self._pending is not None, "a trainer answers orders only"
+        part, then = self._pending
+        assert isinstance(part, TrainPart), "a part was sent last"
+        self._pending, self._deaths = None, 0
+        self._parts.append(part)
+        then(part.batch)
 
     def _trained(self, report: BatchTrained) -> None:
         assert self._pending is not None, "a trainer answers orders only"
         order, then = self._pending
         assert order.batch == report.batch, "one batch is in training at a time"
         self._pending, self._deaths = None, 0
+        self._parts.clear()
         keep = {report.batch} if self._pushed is None else {report.batch, self._pushed}
         remove_but(self._folder, keep)
         self._on_batch(report.batch, report.metrics)

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from heddle.cli import main
-from heddle.config import ClusterConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import RunConfig
 from tests.app.browser import browser
 from tests.app.journals import Heddle
 from tests.app.reported import large, small

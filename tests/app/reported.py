@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig
 from heddle.reports.page.html import page
 from heddle.reports.run_bounds import run_bound
 from heddle.runs import Run, RunFacts, load_run, open_run

@@ -31,11 +31,12 @@ def test_compare_shows_trace_cluster_bound_table_and_runs(heddle: Heddle, trace:
     assert lines[1].startswith("cluster  2 x h100, qwen3-14b, TP 1, 2 running per engine")
     assert lines[2].startswith("profile  ")
     assert lines[3] == "history  prior:coding"
-    assert lines[4].startswith("bound    makespan at least ")
-    assert lines[5].startswith("ideal    clairvoyant fluid schedule ")
-    assert lines[7].split()[:2] == ["policy", "makespan_s"]
-    assert [line.split()[0] for line in lines[8:10]] == ["verl", "slime"]
-    assert "1.00 x" in lines[8]
+    assert lines[4].startswith("prices   h100 at $2.70 a GPU-hour")
+    assert lines[5].startswith("bound    makespan at least ")
+    assert lines[6].startswith("ideal    clairvoyant fluid schedule ")
+    assert lines[8].split()[:2] == ["policy", "makespan_s"]
+    assert [line.split()[0] for line in lines[9:11]] == ["verl", "slime"]
+    assert "1.00 x" in lines[9]
     assert len(list(Path("runs").iterdir())) == 4
     assert done.stderr == ""
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from heddle.cluster_config import ClusterConfig
 from heddle.comparison import compare
-from heddle.config import ClusterConfig, MissingConfig, RunConfig
+from heddle.config import MissingConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.runs import load_run
 from heddle.setup import prepare
@@ -30,6 +31,8 @@ RUN = {
     "utilisation",
     "migrations",
     "preemptions",
+    "gpu_hours",
+    "dollars",
     "wall_s",
     "run",
 }

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from heddle.cli.options import CLUSTER
-from heddle.config import ClusterConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.cluster_profiles import load_profiles
+from heddle.config import RunConfig
 from heddle.config_files import (
     ConfigError,
     from_builtins,
@@ -17,9 +19,10 @@ from heddle.config_files import (
     setting,
     to_builtins,
 )
-from heddle.setup import load_cluster_profile, simulation_config
+from heddle.setup import simulation_config
 from heddle_compiled import in_force
 from heddle_core.defaults import ENGINE_START_S, REPORT_DELAY_S, REPORT_INTERVAL_S, SPARE_SLOTS
+from heddle_core.ids import EngineShape
 from heddle_core.policy import PolicyContext
 from heddle_rollout.driver import Driver
 from heddle_runtime.vllm.settings import VllmSettings
@@ -119,7 +122,7 @@ def test_the_driver_has_the_same_defaults():
 
 def test_the_table_of_an_engine_covers_its_spare_slots():
     cluster = ClusterConfig(gpus=1, max_running=600)
-    table = simulation_config(cluster, load_cluster_profile(cluster)).table("h100", 1)
+    table = simulation_config(cluster, load_profiles(cluster)).table(EngineShape("h100", 1))
     assert len(table.base_s) - 1 >= cluster.max_running + SPARE_SLOTS
 
 

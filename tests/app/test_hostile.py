@@ -21,7 +21,7 @@ from pyarrow import parquet as pq
 
 from heddle.cli import main
 from heddle.cli.errors import exit_with_user_errors
-from heddle.config import MAX_GPUS, MAX_RUNNING
+from heddle.cluster_config import MAX_GPUS, MAX_RUNNING
 from heddle.reports import figures
 from heddle.runs import files as run_files
 from heddle.runs import load_run
@@ -241,7 +241,7 @@ def test_an_interrupt_while_workers_start_begins_no_run(tmp_path: Path):
         (("--set", "cluster.report_interval_s=1e-300"), "report_interval_s must be 0.01 seconds"),
         (("--set", "cluster.gpus=2\nseed=3"), "one key at a time; repeat --set for others"),
         (("--set", "cluster.gpus.x=2"), "cluster.gpus is a value, not a section: gpus = ..."),
-        (("--model", "gpt"), "unknown model 'gpt'. Known: "),
+        (("--model", "gpt"), "unknown model 'gpt'; did you mean "),
     ],
 )
 def test_absurd_values_are_refused_before_a_run(

@@ -28,8 +28,10 @@ def ideals(
     max_running: int = 16,
     tool_capacity: int | None = None,
 ) -> Ideal:
-    bound = lower_bound(work, made, gpus=gpus, max_running=max_running, tool_capacity=tool_capacity)
-    return ideal_makespans(work, made, gpus=gpus, max_running=max_running, bound=bound)
+    bound = lower_bound(
+        work, made, pools={"g": gpus}, max_running=max_running, tool_capacity=tool_capacity
+    )
+    return ideal_makespans(work, made, pools={"g": gpus}, max_running=max_running, bound=bound)
 
 
 def test_equal_trajectories_fill_batches_and_wait_for_slots():
@@ -127,7 +129,7 @@ def test_neither_is_below_the_bound_nor_grows_with_the_cluster(
 ):
     made = [data.draw(tables(n)) for n in (1, 2)]
     small, large = (ideals(work, made, gpus=gpus, max_running=slots) for gpus in (2, 4))
-    bound = lower_bound(work, made, gpus=2, max_running=slots)
+    bound = lower_bound(work, made, pools={"g": 2}, max_running=slots)
     assert small.fluid_s >= max(bound.solo_s, bound.capacity_s)
     assert small.equal_progress_s >= bound.makespan_s
     assert large.fluid_s <= small.fluid_s * 1.001

@@ -14,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig
 from heddle.runs import load_run, metrics
 from heddle.runs.journal_buffer import JournalBuffer
 from heddle.runs.journal_columns import Column, Journal, of_table
 from heddle.runs.metrics import MetricsError, measure
 from heddle.runs.tables import MEASURED
-from heddle.setup import prepare, solo_tpot
+from heddle.setup import prepare
 from heddle.simulation import simulate
 from heddle_core.events import EngineFailed, TrajectoryArrived
 from heddle_core.ids import EngineId, TrajectoryId
@@ -77,10 +78,10 @@ def test_a_run_is_measured_as_its_file(
 ):
     setup = prepare(config(trace, policy))
     run = load_run(simulate(setup, out=tmp_path).path)
-    tpot = solo_tpot(setup.profile, setup.config.cluster)
+    tpot = setup.profiles.solo_tpot()
     summary, steps, trajectories = all_of(of_table(run.journal), tpot)
     notes = run.summary.keys() - summary.keys()
-    assert notes == setup.workload.notes.keys()
+    assert notes == {*setup.workload.notes, "gpu_hours", "dollars"}
     assert {name: run.summary[name] for name in summary} == summary
     assert plain(run.steps).equals(steps)
     assert plain(run.trajectories).equals(trajectories)

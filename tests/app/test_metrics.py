@@ -148,7 +148,7 @@ def test_interference_compares_with_the_best_seen_at_the_same_tp_degree():
 
 
 def test_interference_compares_with_a_profile_when_there_is_one():
-    s = measured(story(), lambda tp, context: 0.025 / tp + 0.0 * context).summary
+    s = measured(story(), lambda gpu, tp, context: 0.025 / tp + 0.0 * context).summary
     assert s["interference_reference"] == "profile"
     assert s["interference_factor"] == pytest.approx(4.5 / (0.025 * 40 + 0.0125 * 4))
 

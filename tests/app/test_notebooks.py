@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from heddle.cluster_config import ClusterConfig
 from heddle.comparison import compare
-from heddle.config import ClusterConfig, RunConfig, RuntimeConfig
+from heddle.config import RunConfig, RuntimeConfig
 from heddle.reports import notebook
 from heddle.runs import load_run
 from notebooks.execute import VARIES, differences, notebooks

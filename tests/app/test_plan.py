@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from heddle.config import ClusterConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import RunConfig
 from heddle.planning import plan
 from heddle.runs import load_run
 from heddle.setup import Workspace
@@ -111,7 +112,8 @@ def test_the_table_lists_the_inputs_of_the_plan_and_the_time_goes_to_stderr(
     assert lines[3].startswith("knows    what learned predicts before anything has run")
     assert lines[4].endswith("planner portfolio, cost context")
     assert lines[5].startswith("makespan ")
-    assert lines[7].split() == [
+    assert lines[6].startswith("cost     ")
+    assert lines[8].split() == [
         *("engine", "tp", "members", "longest_tokens", "shortest_tokens", "estimated_end_s")
     ]
     assert done.stderr.startswith("searched for ")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from selenium.webdriver import Chrome
 
-from heddle.config import ClusterConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import RunConfig
 from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig
 from heddle.reports.page.html import page

@@ -260,6 +260,26 @@ def test_a_run_on_real_engines_names_them(heddle: Heddle, trace: Path):
     assert "driven by heddle_runtime" in facts["bound"]["why"]
 
 
+def test_derived_times_of_a_gpu_class_are_marked(heddle: Heddle, trace: Path):
+    cluster = ("--model", "qwen3-8b", "--gpu", "h20", "--gpus", 2)
+    said = heddle("simulate", trace, *cluster)
+    assert "cluster  2 x h20 (derived), qwen3-8b" in said.output
+    assert "derived: the kernel times of H200" in said.output
+    (run,) = Path("runs").iterdir()
+    heddle("report", run, "-o", "report.html")
+    (facts,) = unpacked(Path("report.html").read_bytes())[0]["runs"]
+    assert facts["how"]["cluster"] == "2 x h20 (derived)"
+    assert facts["how"]["times of the GPU class"].startswith("the kernel times of H200")
+    compared = heddle("compare", trace, "--policies", "verl", *cluster, "--json")
+    assert json.loads(compared.stdout)["cluster"]["derived"].startswith("the kernel times of H200")
+    planned = heddle("plan", trace, *cluster, "--json")
+    assert json.loads(planned.stdout)["cluster"]["derived"].startswith("the kernel times of H200")
+    listed = heddle("policies")
+    assert "h20 (derived)" in listed.output
+    assert "h800 (derived)" in listed.output
+    assert "h200 (derived)" not in listed.output
+
+
 def test_a_run_that_broke_off_is_reported_as_far_as_it_goes(
     heddle: Heddle, refused: Callable[..., str], tmp_path: Path
 ):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from selenium.webdriver import Chrome
 
-from heddle.config import ClusterConfig
+from heddle.cluster_config import ClusterConfig
 from heddle.reports import figures, sample
 from heddle.reports.curves import under_way
 from heddle.reports.page import html, overall

@@ -6,19 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from heddle.cluster_config import ClusterConfig
+from heddle.cluster_profiles import capacity_tokens, load_cluster_profile, memory_profile
 from heddle.comparison import compare
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig, RuntimeConfig
+from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.engines import engine_facts
-from heddle.setup import (
-    STANDBY_START_S,
-    Workspace,
-    load_cluster_profile,
-    memory_profile,
-    prepare,
-)
+from heddle.setup import STANDBY_START_S, Workspace, prepare
 from heddle.simulation import simulate
 from heddle.tuning import tuning
-from heddle.workload import capacity_tokens
 from heddle_core.ids import EngineShape
 from heddle_runtime.vllm.checks import EngineSetupError
 from heddle_sim.profile_files import ProfileError
@@ -37,7 +32,7 @@ def test_engines_asleep_start_soon_and_take_kv_from_all(config: RunConfig):
     wide, narrow = EngineShape("h100", 8), EngineShape("h100", 2)
     assert asleep.context.start_s(wide) == STANDBY_START_S < plain.context.start_s(wide)
     assert asleep.context.start_s(narrow) == plain.context.start_s(narrow)
-    assert asleep.simulation.start_s(4) == STANDBY_START_S
+    assert asleep.simulation.start_s(EngineShape("h100", 4)) == STANDBY_START_S
     lost_bytes = 2 * asleep.config.cluster.standby_gib * 2**30
     for tp in (1, 8):
         before, after = (s.profile.at(tp).kv_capacity_tokens for s in (plain, asleep))

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from heddle.config import ClusterConfig, RunConfig, RuntimeConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import RunConfig, RuntimeConfig
 from heddle.engines import engine_facts, vllm_settings
 from heddle.runs import load_run
 from heddle_core.events import EngineFailed, EngineReady, StepFinished, TrajectoryFinished

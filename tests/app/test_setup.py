@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from heddle import knowledge, setup
+from heddle import cluster_profiles, knowledge, setup
 from heddle.comparison import compare
-from heddle.config import MissingConfig, PolicyConfig, RunConfig
+from heddle.config import ClusterConfig, MissingConfig, PolicyConfig, RunConfig
 from heddle.setup import KEPT_INPUTS, Workspace, prepare
 from heddle.simulation import simulate
+from heddle_sim.config import SimulationConfig
+from heddle_sim.profile_files import load_profile
 
-READS = ((setup, "read_trace"), (setup, "complete"), (setup, "load_profile"))
+READS = ((setup, "read_trace"), (setup, "complete"), (cluster_profiles, "load_profile"))
 READS += ((knowledge, "read_prior"), (knowledge, "read_artefact"))
 
 
@@ -100,3 +102,16 @@ def test_a_set_up_names_a_model_that_its_policy_uses(config: RunConfig):
     assert prepare(config).predictor_model is None
     used = prepare(with_policy(config, "heddle"))
     assert used.predictor_model == used.model.plain()
+
+
+def test_every_data_parallel_rank_has_the_budget_of_an_engine(trace: Path) -> None:
+    def simulation(**cluster: Any) -> SimulationConfig:
+        config = ClusterConfig(model="qwen3-30b-a3b", gpu="h200", gpus=8, **cluster)
+        return prepare(RunConfig(trace=str(trace), cluster=config)).simulation
+
+    assert simulation().max_batched_tokens == 8192
+    ranks = simulation(expert_parallel="on", attention_dp=8)
+    assert ranks.max_batched_tokens == 8 * 8192
+    one = load_profile("qwen3-30b-a3b", "h200").laid_out("on", attention_dp=8)
+    table = ranks.table(one.shape(1))
+    assert (table.gpus, table.kv_capacity_tokens) == (8, 8 * one.at(1).kv_capacity_tokens)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from heddle.config import ClusterConfig, MissingConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import MissingConfig, PolicyConfig, RunConfig
 from heddle.simulation import simulate
 from heddle_trace import MissingRules, complete, read_trace
 from heddle_trace.schema import Trace, TrajectoryScript

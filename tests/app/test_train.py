@@ -174,7 +174,7 @@ def simulated_run(setup: TrainSetup) -> list[Entry]:
         update_s=0.3,
         pause_s=0.3,
     )
-    cluster = replace(setup.run.simulation, table=lambda gpu, tp: table, block_size=32)
+    cluster = replace(setup.run.simulation, table=lambda shape: table, block_size=32)
     LoopSimulation(Recorded(), cluster, world).run()
     return entries
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from heddle.cluster_config import ClusterConfig
 from heddle.comparison import Comparison, compare
-from heddle.config import ClusterConfig, RunConfig
+from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.runs import load_run
 from heddle.setup import Workspace, prepare
@@ -251,14 +252,14 @@ def test_the_text_shows_all_settings_and_then_the_best(heddle: Heddle, trace: Pa
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert lines[1].endswith("TP 1 or 2 or 4, 1 or 3 running per engine (3 with a planner)")
-    assert lines[7].startswith("tried    mean makespan in seconds of policies without a planner")
-    assert "the hindsight is theirs" in lines[7]
-    assert lines[9].split() == ["policy", "running", "TP", "1", "TP", "2", "TP", "4"]
-    assert [line.split()[:2] for line in lines[10:12]] == [["verl", "1"], ["verl", "3"]]
-    assert sum(line.count("*") for line in lines[10:12]) == 1
-    assert "vs best baseline" in lines[13]
-    assert [line.split()[0].partition("@")[0] for line in lines[14:16]] == ["verl", "heddle"]
-    assert lines[16] == f"best baseline: {lines[14].split()[0]}"
+    assert lines[8].startswith("tried    mean makespan in seconds of policies without a planner")
+    assert "the hindsight is theirs" in lines[8]
+    assert lines[10].split() == ["policy", "running", "TP", "1", "TP", "2", "TP", "4"]
+    assert [line.split()[:2] for line in lines[11:13]] == [["verl", "1"], ["verl", "3"]]
+    assert sum(line.count("*") for line in lines[11:13]) == 1
+    assert "vs best baseline" in lines[14]
+    assert [line.split()[0].partition("@")[0] for line in lines[15:17]] == ["verl", "heddle"]
+    assert lines[17] == f"best baseline: {lines[15].split()[0]}"
     assert "  and 5 at other settings" in lines
     assert len(list(Path("runs").iterdir())) == 7
 

@@ -48,7 +48,7 @@ def sweep_of(
         clock.thaw()
         launcher = SimLauncher(
             SimulationConfig(
-                table=lambda gpu, tp: table(tp),
+                table=lambda shape: table(shape.tp),
                 transfer_fixed_s=TRANSFER_FIXED_S,
                 transfer_bytes_per_s=TRANSFER_BYTES_PER_S,
                 max_batched_tokens=MAX_BATCHED_TOKENS,

@@ -12,11 +12,13 @@ from click.testing import CliRunner
 
 from heddle.cli import main
 from heddle_calibrate.fit.from_aiconfigurator import (
-    EXPERTS_IN_NAME,
     EstimatorError,
+    layouts,
     profile_from_aiconfigurator,
 )
-from heddle_sim.profile_files import load_profile, read_profile
+from heddle_calibrate.fit.model_config import model_spec, routed_experts, weight_precision
+from heddle_calibrate.fit.shipped import make_profiles
+from heddle_sim.profile_files import layout_name, load_profile, read_profile
 
 needs_package = pytest.mark.skipif(
     find_spec("aiconfigurator_core") is None,
@@ -36,54 +38,82 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    "model",
+    ("config", "experts"),
     [
-        "Qwen3-30B-A3B",
-        "qwen3-235b-a22b-fp8",
-        "gpt-oss-120b",
-        "deepseek-ai/DeepSeek-V3",
-        "DeepSeek-R1",
-        "Mixtral-8x7B-v0.1",
+        ({"num_experts": 128}, 128),
+        ({"num_local_experts": 8, "num_experts_per_tok": 2}, 8),
+        ({"n_routed_experts": 256}, 256),
+        ({"text_config": {"n_routed_experts": 384}}, 384),
+        ({"num_local_experts": None}, 0),
+        ({}, 0),
     ],
 )
-def test_a_model_that_is_known_to_have_experts_is_refused(model: str) -> None:
-    with pytest.raises(EstimatorError, match="is a mixture-of-experts model"):
-        profile_from_aiconfigurator(model, "h200")
-
-
-@pytest.mark.parametrize("model", ["qwen3-8b", "Llama-3.1-8B", "DeepSeek-R1-Distill-Qwen-32B"])
-def test_no_dense_model_is_refused_for_its_name(model: str) -> None:
-    assert EXPERTS_IN_NAME.search(model) is None
+def test_experts_are_found_under_any_of_their_names(config: dict[str, Any], experts: int) -> None:
+    assert routed_experts(config) == experts
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "precision"),
     [
-        {"num_experts": 128},
-        {"num_local_experts": 8, "num_experts_per_tok": 2},
-        {"n_routed_experts": 256},
-        {"text_config": {"num_local_experts": 16}},
+        ({}, "bfloat16"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "int4"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ({"quantization_config": {"quant_algo": "NVFP4"}}, "nvfp4"),
+        (
+            {
+                "text_config": {
+                    "quantization_config": {
+                        "quant_method": "compressed-tensors",
+                        "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 4}}},
+                    }
+                }
+            },
+            "int4",
+        ),
     ],
 )
-def test_a_model_folder_with_experts_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 1000, **config}))
-    with pytest.raises(EstimatorError, match="is a mixture-of-experts model"):
-        profile_from_aiconfigurator(str(tmp_path), "h200")
+def test_the_precision_is_that_of_the_configuration(config: dict[str, Any], precision: str) -> None:
+    assert weight_precision(config) == precision
 
 
-@pytest.mark.parametrize("config", [{}, {"num_experts": 0}, {"num_local_experts": None}])
-def test_the_configuration_decides_before_the_name(
-    tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def reached() -> Path:
-        raise EstimatorError("no experts found")
+def test_a_spec_counts_what_one_token_reads() -> None:
+    """By hand: a small model with grouped queries, and one with MLA and a dense first layer."""
+    grouped = {
+        "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 100, "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    }  # fmt: skip
+    spec = model_spec("m", grouped)
+    attention = 16 * 8 * (4 + 2 + 2 + 4)
+    assert spec.active_bytes == 2 * (2 * (attention + 2 * 3 * 16 * 32) + 16 * 100)
+    assert (spec.kv_heads, spec.experts, spec.kv_share) == (2, 8, 1.0)
+    latent = {
+        "num_hidden_layers": 3, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 100,
+        "kv_lora_rank": 6, "q_lora_rank": 5, "qk_rope_head_dim": 2, "qk_nope_head_dim": 3,
+        "v_head_dim": 4, "first_k_dense_replace": 1, "intermediate_size": 64,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+        "moe_intermediate_size": 32,
+    }  # fmt: skip
+    spec = model_spec("m", latent, "fp8")
+    query = 5 * 4 * (3 + 2) + 16 * 5
+    attention = query + 16 * (6 + 2) + 6 * 4 * (3 + 4) + 4 * 4 * 16
+    feed_forward = 3 * 16 * 64 + 2 * 3 * 3 * 16 * 32
+    assert spec.active_bytes == 3 * attention + feed_forward + 16 * 100
+    assert spec.kv_heads == 1
+    half = {"layer_types": ["sliding_attention", "full_attention"], "num_attention_heads": 4}
+    assert model_spec("m", half).kv_share == 0.5
 
-    monkeypatch.setattr("heddle_calibrate.fit.from_aiconfigurator._package", reached)
-    folder = tmp_path / "Mixtral-made-dense"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(EstimatorError, match="no experts found"):
-        profile_from_aiconfigurator(str(folder), "h200")
+
+def test_layouts_are_those_of_the_options() -> None:
+    assert [layout_name(s) for s in layouts((1, 2))] == ["1", "2"]
+    spread = layouts((1, 2), expert_parallel=True, attention_dp=(1, 4))
+    assert [layout_name(s) for s in spread] == ["1", "2", "2ep2", "1dp4ep4", "2dp4ep8"]
+    assert [layout_name(s) for s in layouts((2,), attention_dp=(4,))] == ["2dp4"]
+    assert [layout_name(s) for s in layouts((1, 8), expert_parallel=True, attention_dp=(8,))] == [
+        "1dp8ep8",
+        "8dp8ep64",
+    ]
 
 
 @pytest.mark.parametrize("text", ["{", "[1]"])
@@ -131,7 +161,7 @@ def test_a_gpu_that_no_profile_ships_for_gets_one(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     b200 = read_profile(out)
     assert (b200.model, b200.gpu, b200.tps) == ("qwen3-8b", "b200", (1,))
-    assert b200.roofline is None
+    assert b200.roofline is not None
     h200 = load_profile("qwen3-8b", "h200").table(1)
     assert b200.table(1).base_s[64] < h200.base_s[64]
     assert b200.host.carried_over
@@ -159,8 +189,16 @@ def test_a_model_folder_will_do(tmp_path: Path) -> None:
         ("qwen3-9b", "h200", None, (1,), r"knows no model 'qwen3-9b'; near: .*qwen3-8b"),
         ("qwen3-8b", "h300", None, (1,), r"knows no GPU class 'h300'; near: .*h[12]00_sxm"),
         ("qwen3-8b", "h200", "0.1.0", (1,), r"no kernel times of vLLM 0.1.0 .* it has: 0.24.0"),
-        ("qwen3-32b", "l40s", None, (1,), "fits at no TP degree of 1; try others"),
-        ("glm-5", "h200", None, (1,), "glm-5 is a mixture-of-experts model"),
+        ("qwen3-32b", "l40s", None, (1,), "no memory for KV in any of the layouts 1; try others"),
+        ("deepseek-v3", "h200", None, (1,), "deepseek-v3 on h200: its weights leave no memory"),
+        (
+            "minimax-m2.5",
+            "a100",
+            None,
+            (8,),
+            "no kernel times of vLLM for any of the layouts 8",
+        ),
+        ("qwen3-8b", "h20", None, (1,), r"knows no GPU class 'h20'"),
     ],
 )
 def test_unknown_names_of_the_package_are_reported_with_the_known_ones(
@@ -168,3 +206,20 @@ def test_unknown_names_of_the_package_are_reported_with_the_known_ones(
 ) -> None:
     with pytest.raises(EstimatorError, match=said):
         profile_from_aiconfigurator(model, gpu, tps=tps, backend_version=backend_version)
+
+
+@needs_package
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b-fp8", "llama-3.1-70b-nvfp4"])
+def test_shipped_profiles_come_back_from_the_package(model: str) -> None:
+    for made in make_profiles(model):
+        assert made == load_profile(made.model, made.gpu)
+
+
+@needs_package
+def test_experts_and_ranks_are_laid_out_as_asked() -> None:
+    made = profile_from_aiconfigurator(
+        "qwen3-30b-a3b", "h200", tps=(1, 2), expert_parallel=True, attention_dp=(1, 4)
+    )
+    shipped = load_profile("qwen3-30b-a3b", "h200")
+    assert list(made.tables) == ["1", "2", "2ep2", "1dp4ep4", "2dp4ep8"]
+    assert all(made.tables[name] == shipped.tables[name] for name in made.tables)

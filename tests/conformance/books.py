@@ -37,7 +37,7 @@ from heddle_core.events import (
 from heddle_core.ids import EngineId, TrajectoryId
 
 RUNNING = ("running", "preempting")
-ELSEWHERE = ("tool", "predicting", "migrating", "cancelling")
+ELSEWHERE = ("tool", "predicting", "migrating", "pulling", "cancelling")
 
 
 class Books:
@@ -175,7 +175,7 @@ class Books:
     def agree(self, controller: Controller) -> None:
         """The ledger agrees with these books: 1, 2, 7, 8, 10."""
         ledger = controller.ledger
-        running = {t.id: t.home for t in ledger.trajectories.values() if t.phase in RUNNING}
+        running = {t.id: t.engine for t in ledger.trajectories.values() if t.phase in RUNNING}
         assert running == {t: c.engine for t, c in self.running.items()}
         queued = [t.id for e in ledger.known_engines.values() for t in e.waiting()]
         elsewhere = [t.id for t in ledger.trajectories.values() if t.phase in ELSEWHERE]
@@ -186,7 +186,7 @@ class Books:
             if t.phase == "predicting":
                 assert self.asked[t.id, t.step - 1] == 1, "waits for an answer that is not due (2)"
                 assert t.id not in self.in_tool
-        for engine in ledger.engines:
+        for engine in (*ledger.engines, *ledger.prefill_engines):
             head = engine.head()
             assert head is None or not engine.fits(head), "waits beside a free slot (7)"
 

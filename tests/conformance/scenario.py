@@ -16,9 +16,10 @@ from heddle.plugins import load_policy
 from heddle_core import Controller, Entry, Policy, PolicyContext, collecting, recorded
 from heddle_core.commands import Command
 from heddle_core.events import Event
-from heddle_core.ids import EngineId, EngineShape
+from heddle_core.ids import EngineId, EngineShape, Role
 from heddle_core.journal import Handle
 from heddle_core.parts.table import Part
+from heddle_core.plans import Disaggregation, EngineSpec
 from heddle_sim.config import HostKvConfig, SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile, load_profile
@@ -57,6 +58,14 @@ class Scenario:
     """Cheap, so that migration has something to do in a small rollout."""
     host_kv: Literal["none", "engine", "cluster"] = "none"
     tools: ToolServices | None = None
+    prefill_gpus: int = 0
+    """Engines of one GPU each that prefill for the others."""
+    threshold_tokens: int = 100
+
+    @property
+    def role(self) -> Role:
+        """Of the engines of policies."""
+        return "decode" if self.prefill_gpus else "both"
 
 
 @dataclass
@@ -105,17 +114,42 @@ def scripts_of(workload: str, trajectories: int, seed: int) -> tuple[TrajectoryS
 def context_of(scenario: Scenario, history_from: Sequence[TrajectoryScript] = ()) -> PolicyContext:
     cost = profile().cost_estimate(TPS)
     kv = scenario.kv_per_gpu_tokens
-    by_shape = {s: replace(c, kv_capacity_tokens=s.tp * kv) for s, c in cost.by_shape.items()}
+    by_shape = {
+        s.as_role(scenario.role): replace(c, kv_capacity_tokens=s.tp * kv)
+        for s, c in cost.by_shape.items()
+    }
     return PolicyContext(
-        pools={"h100": GPUS},
-        shape=EngineShape("h100", 1),
+        pools={"h100": GPUS - scenario.prefill_gpus},
+        shape=EngineShape("h100", 1, scenario.role),
         shape_choices=tuple(by_shape),
         max_running=scenario.slots,
         cost=replace(cost, by_shape=by_shape, transfer_fixed_s=scenario.transfer_fixed_s),
         history=history_of(history_from) if history_from else None,
         seed=5,
         learned=load_predictor_model(SHIPPED).factory,
+        disaggregation=_disaggregation(scenario),
     )
+
+
+def _disaggregation(scenario: Scenario) -> Disaggregation | None:
+    if not scenario.prefill_gpus:
+        return None
+    shape = EngineShape("h100", 1, "prefill")
+    return Disaggregation(
+        engines=tuple(
+            EngineSpec(engine=EngineId(f"p{i}"), shape=shape, max_running=scenario.slots)
+            for i in range(scenario.prefill_gpus)
+        ),
+        threshold_tokens=scenario.threshold_tokens,
+        prefill_s_by_shape={shape: 3e-5},
+    )
+
+
+def controller_of(
+    name: str, scenario: Scenario, *, extra: Mapping[str, Part] = MappingProxyType({})
+) -> Controller:
+    """Make the controller of a rollout."""
+    return Controller(policy_of(name, scenario, extra=extra), _disaggregation(scenario))
 
 
 @lru_cache
@@ -125,7 +159,7 @@ def table(tp: int, slots: int, kv_tokens: int) -> LatencyTable:
 
 def world_of(scenario: Scenario) -> SimulationConfig:
     return SimulationConfig(
-        table=lambda _, tp: table(tp, scenario.slots, tp * scenario.kv_per_gpu_tokens),
+        table=lambda shape: table(shape.tp, scenario.slots, shape.tp * scenario.kv_per_gpu_tokens),
         transfer_fixed_s=scenario.transfer_fixed_s,
         transfer_bytes_per_s=2e10,
         tool_capacity=scenario.tool_capacity,
@@ -173,7 +207,7 @@ def play(
     if scripts is None:
         scripts = scripts_of(scenario.workload, scenario.trajectories, scenario.seed)
     played = Played(scripts)
-    controller = Controller(policy_of(name, scenario, extra=extra))
+    controller = controller_of(name, scenario, extra=extra)
     handle = recorded(played.books.watched(controller), collecting(played.entries))
     simulate_rollout(scripts, HandledCore(handle, controller), world_of(scenario))
     return played

@@ -13,7 +13,8 @@ from heddle_core.presets import PRESETS
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import hashlib, sys
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig
 from heddle.setup import prepare
 from heddle_compiled import in_force
 from heddle_core.controller import Controller

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle_core import Controller, Entry, collecting, first_divergence
+from heddle_core import Entry, collecting, first_divergence
 from heddle_core.commands import Preempt
 from heddle_core.events import EngineFailed, MigrationFinished
 from heddle_core.ids import EngineId
@@ -32,7 +32,7 @@ from heddle_sim.engine_client import SimLauncher
 from heddle_sim.rollout import simulate_rollout
 from heddle_sim.services import Latency, ServiceConfig, ToolServices
 from heddle_trace import TrajectoryScript
-from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
+from tests.conformance.scenario import Scenario, controller_of, scripts_of, world_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MIXED = (
@@ -64,6 +64,9 @@ SCENARIOS = {
     "math": Scenario(workload="math", faults=FAULTS[2:4], with_history=True),
     "host": Scenario(faults=FAULTS, with_history=True, host_kv="engine"),
     "store": Scenario(workload="search", faults=FAULTS, host_kv="cluster"),
+    "roles": Scenario(
+        faults=((4.31, EngineId("p1")), *FAULTS[1:3]), prefill_gpus=2, threshold_tokens=200
+    ),
 }
 
 
@@ -88,7 +91,7 @@ def world_for(scenario: Scenario) -> SimulationConfig:
 
 def simulated(name: str, scenario: Scenario) -> list[Entry]:
     entries: list[Entry] = []
-    controller = Controller(policy_of(name, scenario))
+    controller = controller_of(name, scenario)
     core = RecordedCore(controller, collecting(entries))
     simulate_rollout(scripts_for(scenario), core, world_for(scenario))
     return entries
@@ -101,7 +104,7 @@ def on_the_event_loop(name: str, scenario: Scenario) -> list[Entry]:
 
     async def main() -> None:
         clock = RunClock(asyncio.get_running_loop())
-        controller = Controller(policy_of(name, scenario))
+        controller = controller_of(name, scenario)
         launcher = SimLauncher(world, clock)
         launcher.schedule_faults()
         await RolloutRun(
@@ -133,7 +136,7 @@ def agree(one: Sequence[Entry], other: Sequence[Entry]) -> None:
 def test_simulated_and_real_clock_give_the_same_journal(name: str, scenario: str) -> None:
     here, there = simulated(name, SCENARIOS[scenario]), on_the_event_loop(name, SCENARIOS[scenario])
     agree(here, there)
-    fresh = Controller(policy_of(name, SCENARIOS[scenario]))
+    fresh = controller_of(name, SCENARIOS[scenario])
     assert first_divergence(there, fresh.handle) is None
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from heddle_core.estimate.cost import CostModel
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.ids import EngineId, EngineShape, TrajectoryId
-from heddle_core.plans import EngineSpec, ResourcePlan
+from heddle_core.ids import EngineId, EngineShape, Role, TrajectoryId
+from heddle_core.plans import Disaggregation, EngineSpec, ResourcePlan
 from heddle_core.policy import EngineView, Policy, TrajectoryView, View
 
 
@@ -112,12 +112,17 @@ class Problem:
 class TwoSizes:
     needs_all: bool
     searched: bool
+    role: Role = "both"
 
     def plan(
         self, ts: Sequence[TrajectoryView], remaining: Sequence[float]
     ) -> ResourcePlan | Problem:
         specs = tuple(
-            EngineSpec(engine=EngineId(f"e{i}"), shape=EngineShape("h100", tp), max_running=slots)
+            EngineSpec(
+                engine=EngineId(f"e{i}"),
+                shape=EngineShape("h100", tp, self.role),
+                max_running=slots,
+            )
             for i, (tp, slots) in enumerate([(1, 2), (1, 1), (2, 3)])
         )
         homes = tuple((s.engine, tuple(t.id for t in ts[i::3])) for i, s in enumerate(specs))
@@ -140,14 +145,21 @@ class Reshuffle:
         ]
         if len(narrow) == 2:
             name = EngineId(narrow[0].id.partition("+")[0])
-            specs.append(EngineSpec(engine=name, shape=EngineShape("h100", 2), max_running=2))
+            wide = EngineShape("h100", 2, narrow[0].shape.role)
+            specs.append(EngineSpec(engine=name, shape=wide, max_running=2))
         ts = list(view.trajectories)
         homes = tuple((s.engine, tuple(ts[i :: len(specs)])) for i, s in enumerate(specs))
         return Problem(found=ResourcePlan(engines=tuple(specs), homes=homes))
 
 
 def contrary(
-    *, needs_all: bool, served: bool, awaited: bool, backlog: bool = False, chunks: bool = False
+    *,
+    needs_all: bool,
+    served: bool,
+    awaited: bool,
+    backlog: bool = False,
+    chunks: bool = False,
+    role: Role = "both",
 ) -> Policy:
     """Preempts, migrates, re-homes and re-plans wherever the interface lets it."""
     return Policy(
@@ -156,12 +168,28 @@ def contrary(
         admission=Chunky() if chunks else Greedy(),
         placement=Undecided(needs_all=False) if backlog else Anywhere(needs_all=needs_all),
         migration=Restless(),
-        planner=TwoSizes(needs_all=needs_all, searched=needs_all),
+        planner=TwoSizes(needs_all=needs_all, searched=needs_all, role=role),
         consolidation=Reshuffle(),
     )
 
 
 GPUS = 4
 """Of the engines of `TwoSizes`."""
+
+PREFILL_SHAPE = EngineShape("h100", 1, "prefill")
+"""Of each of the two engines of `beside`."""
+
+
+def beside(threshold_tokens: int) -> Disaggregation:
+    """Two prefill engines beside those of `TwoSizes`."""
+    return Disaggregation(
+        engines=tuple(
+            EngineSpec(engine=EngineId(f"p{i}"), shape=PREFILL_SHAPE, max_running=2)
+            for i in range(2)
+        ),
+        threshold_tokens=threshold_tokens,
+        prefill_s_by_shape={PREFILL_SHAPE: 1e-3},
+    )
+
 
 NO_COST = CostModel(by_shape={}, transfer_fixed_s=0.0, transfer_s_per_token=0.0)

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from heddle_core.engine_state import Engine
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.estimate.history import History
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
-from heddle_core.ledger import Engine, Ledger
+from heddle_core.ledger import Ledger
 from heddle_core.policy import PolicyContext
 from heddle_core.trajectory import Phase, Trajectory
 

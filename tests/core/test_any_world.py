@@ -53,7 +53,7 @@ from heddle_core.events import (
     WeightsUpdated,
 )
 from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
-from tests.core.contrary import GPUS, contrary
+from tests.core.contrary import GPUS, beside, contrary
 
 KV_CAPACITY = 400
 """Small against the prompts drawn below, so that KV, too, is refused and some never fit."""
@@ -89,6 +89,7 @@ class HostileWorld(RuleBasedStateMachine):
         backlog=st.booleans(),
         chunks=st.booleans(),
         failures=st.integers(0, 12),
+        threshold=st.none() | st.sampled_from([0, 30, 100]),
     )
     def begin(
         self,
@@ -100,8 +101,10 @@ class HostileWorld(RuleBasedStateMachine):
         backlog: bool,
         chunks: bool,
         failures: int,
+        threshold: int | None,
     ) -> None:
-        """`late`: hostility begins when all have arrived and all engines are ready.
+        """`late`: hostility begins when all have arrived and all engines are ready. With a
+        `threshold`, two engines prefill for the others.
 
         Failures are limited, as reports are, so that what takes many steps happens too.
         """
@@ -112,8 +115,11 @@ class HostileWorld(RuleBasedStateMachine):
             "awaited": awaited,
             "backlog": backlog,
             "chunks": chunks,
+            "role": "both" if threshold is None else "decode",
         }
-        self.controller = Controller(contrary(**self.kind))
+        self.beside = None if threshold is None else beside(threshold)
+        self.gpus = GPUS if threshold is None else GPUS + 2
+        self.controller = Controller(contrary(**self.kind), self.beside)
         self.now_s = 0.0
         self.entries: list[Entry] = []
         self.arrived = 0
@@ -163,6 +169,9 @@ class HostileWorld(RuleBasedStateMachine):
                 assert command.engine in self.alive, "a command to an engine that is not alive"
                 assert command.engine not in self.stopping
                 assert command.trajectory not in self.running, "runs twice"
+                assert command.trajectory not in self.moving, "runs while its KV moves"
+                if command.engine.startswith("p"):
+                    assert command.max_tokens == 1
                 waits = [c.trajectory for c in self.asked if self.kind["awaited"]]
                 assert command.trajectory not in waits, "runs before its prediction"
                 self.running[command.trajectory] = command
@@ -176,6 +185,10 @@ class HostileWorld(RuleBasedStateMachine):
                 moves = command.trajectory in (*self.in_tool, self.returned) or (
                     self.kind["awaited"] and command.trajectory == self.answered
                 )
+                if command.copy:
+                    assert "p" in (command.source[0], command.target[0])
+                    assert command.trajectory not in self.running
+                    moves = self.beside is not None
                 assert moves, "KV may move only in a tool, as it returns, or as a prediction ends"
                 assert command.trajectory not in self.moving
                 self.moving[command.trajectory] = command
@@ -188,7 +201,7 @@ class HostileWorld(RuleBasedStateMachine):
                 assert command.engine not in self.dead, "the dead do not come back"
                 self.starting[command.engine] = command
                 used = sum(c.shape.tp for c in (*self.starting.values(), *self.alive.values()))
-                assert used <= GPUS, "more GPUs than there are"
+                assert used <= self.gpus, "more GPUs than there are"
             case StopEngine():
                 assert command.engine in self.alive
                 self.stopping[command.engine] = command
@@ -321,6 +334,23 @@ class HostileWorld(RuleBasedStateMachine):
                 step=command.step,
                 engine=command.engine,
                 output_tokens=command.max_tokens or 0,
+            )
+        )
+
+    @precondition(lambda self: self.beside and self.running)
+    @rule(data=st.data())
+    def interrupt(self, data: st.DataObject) -> None:
+        """End a step early without a Preempt, as a weight update does."""
+        name = data.draw(st.sampled_from(list(self.running)))
+        command = self.running.pop(name)
+        self.leaving.pop(name, None)
+        self.say(
+            StepPreempted(
+                time_s=self.later(0.01),
+                trajectory=name,
+                step=command.step,
+                engine=command.engine,
+                output_tokens=0,
             )
         )
 
@@ -495,7 +525,7 @@ class HostileWorld(RuleBasedStateMachine):
         ledger = self.controller.ledger
         ledger.check()
         here = ledger.trajectories.values()
-        running = {t.id: t.home for t in here if t.phase in ("running", "preempting")}
+        running = {t.id: t.engine for t in here if t.phase in ("running", "preempting")}
         assert running == {name: c.engine for name, c in self.running.items()}
         assert {t.id for t in here if t.phase == "preempting"} == set(self.leaving)
         assert set(ledger.trajectories) == set(self.made), "a finished trajectory is still here"
@@ -503,7 +533,7 @@ class HostileWorld(RuleBasedStateMachine):
             t = ledger.trajectories[name]
             assert t.output_tokens == tokens, "tokens lost or made twice"
             assert t.weights_version == self.rollout_of[name].version
-        for engine in ledger.engines:
+        for engine in (*ledger.engines, *ledger.prefill_engines):
             head = engine.head()
             assert head is None or not engine.fits(head), f"{head.id} waits beside a free slot"
         stages = {r.id: r.stage for r in self.controller.rollouts.open.values()}
@@ -528,7 +558,7 @@ class HostileWorld(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "controller"):
-            fresh = Controller(contrary(**self.kind))
+            fresh = Controller(contrary(**self.kind), self.beside)
             assert first_divergence(self.entries, fresh.handle) is None
 
 

@@ -196,12 +196,11 @@ def test_no_finite_makespan_is_said() -> None:
 @pytest.mark.parametrize(
     ("pools", "shapes"),
     [
-        ({"h100": 4, "h200": 4}, [h100(1)]),
         ({"h100": 4}, [EngineShape("h200", 1)]),
         ({"h100": 4}, [h100(1), EngineShape("h100", 1, "prefill")]),
     ],
 )
-def test_several_gpu_classes_or_roles_are_refused_by_every_solver(pools, shapes) -> None:
+def test_shapes_without_a_pool_or_with_a_role_are_refused_by_every_solver(pools, shapes) -> None:
     work = work_of([5.0, 3.0])
     by_shape = dict.fromkeys(shapes, BY_SHAPE[h100(1)])
     costs = context_costs(work, by_shape, max_running=4)
@@ -212,5 +211,16 @@ def test_several_gpu_classes_or_roles_are_refused_by_every_solver(pools, shapes)
         lambda: libra_dp(costs, every_cut(2), pools),
         lambda: portfolio(work, by_shape, pools, max_running=4),
     ):
-        with pytest.raises(ValueError, match="give pools and shapes of one class"):
+        with pytest.raises(ValueError, match=r"have no pool|not of the roles"):
+            solve()
+
+
+def test_solvers_of_one_class_refuse_several() -> None:
+    work, pools = work_of([5.0, 3.0]), {"h100": 4, "h200": 4}
+    costs = context_costs(work, {h100(1): BY_SHAPE[h100(1)]}, max_running=4)
+    for solve in (
+        lambda: anneal_plan(costs, 2, pools, seed=0),
+        lambda: libra_dp(costs, every_cut(2), pools),
+    ):
+        with pytest.raises(ValueError, match="plans GPUs of one class"):
             solve()

@@ -2,8 +2,9 @@
 
 import pytest
 
+from heddle_core.engine_state import Engine
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.ledger import Engine, Ledger, LedgerError, Trajectory
+from heddle_core.ledger import Ledger, LedgerError, Trajectory
 from tests.core.ledgers import add_engine, add_trajectory, ledger_of
 
 E0, E1 = EngineId("e0"), EngineId("e1")

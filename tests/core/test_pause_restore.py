@@ -2,8 +2,9 @@
 
 import pytest
 
+from heddle_core.engine_state import Engine
 from heddle_core.ids import EngineId, EngineShape
-from heddle_core.ledger import Engine, Ledger
+from heddle_core.ledger import Ledger
 from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.trajectory import Phase, Trajectory
 from tests.core.ledgers import add_trajectory

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from heddle_core.engine_state import Engine
 from heddle_core.events import ToolReturned
 from heddle_core.ids import EngineId, EngineShape
-from heddle_core.ledger import Engine, Ledger
+from heddle_core.ledger import Ledger
 from heddle_core.parts.placement.consistent_hash import ConsistentHash
 from heddle_core.parts.placement.program_scheduling import ENOUGH, ProgramScheduling
 from heddle_core.policy import PolicyContext

@@ -45,7 +45,7 @@ def test_without_a_known_choice_the_shape_of_the_cluster_is_used():
     assert [e.shape.tp for e in SharesPlan(context).plan((), ()).engines] == [2, 2]
 
 
-def test_gpus_of_several_classes_are_refused():
+def test_gpus_of_a_class_without_engines_are_refused():
     context = replace(policy_context(), pools={"h100": 4, "h200": 4})
-    with pytest.raises(ValueError, match="one class"):
+    with pytest.raises(ValueError, match="the 4 h100 GPUs and 4 h200 GPUs that there are"):
         SharesPlan(context)

@@ -23,7 +23,7 @@ from experiments.harness.jobs import (
 )
 from experiments.harness.running import Skipped, records_of, run_missing, trace_of
 from experiments.harness.store import ROOT, Store
-from heddle.config import ClusterConfig
+from heddle.cluster_config import ClusterConfig
 from heddle.setup import Workspace
 
 PICTURE = PICTURES / "f10_placement.png"

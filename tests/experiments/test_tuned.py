@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from experiments.harness.store import Store
 from experiments.tuned import __main__ as command
 from experiments.tuned.cells import CELLS, PlannedCell, Row, planned, rows, summaries
-from heddle.config import HostKvScope
+from heddle.cluster_config import HostKvScope
 from heddle.tuning import TUNED_BASELINES
 
 CELL = CELLS["coding-8b"]

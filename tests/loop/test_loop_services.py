@@ -86,7 +86,7 @@ def test_a_reward_service_on_gpus_is_a_bound_and_costs_dollars(trace: str):
     assert row.reward_busy == pytest.approx(1.0, abs=0.02)
     assert row.bound_fraction == pytest.approx(1.0, abs=0.02)
     assert row.samples_per_s == pytest.approx(2 / 400, rel=0.02)
-    price = row.dollars_per_1k_samples * row.samples_per_s * 3.6 / 14
+    price = row.cost_per_1k_samples.dollars * row.samples_per_s * 3.6 / 14
     assert price == pytest.approx(2.7)
     plain = row.plain()
     assert plain["busy"]["reward"] == row.reward_busy

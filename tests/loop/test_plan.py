@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from heddle.cli import main
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig

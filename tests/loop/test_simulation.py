@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.loop.comparison import compare_regimes, run_loop
 from heddle.loop.config import LoopConfig
@@ -410,7 +411,7 @@ def test_a_pool_that_leaves_no_engine_is_refused(trace: str):
         prepared(
             trace, "libra", run=replace(config(trace).run, cluster=ClusterConfig(gpus=4, tp=2))
         )
-    with pytest.raises(CapacityError, match="no whole engines of TP 2"):
+    with pytest.raises(CapacityError, match="no whole engines of 2 GPUs"):
         prepared(trace, SMALL["verl-separate-async"], train_gpus=1)
 
 

@@ -77,7 +77,7 @@ def dispatch(name: TrajectoryId, at: int = 0, engine: EngineId = E0) -> Dispatch
 
 def world(**changes: Any) -> SimulationConfig:
     fields: dict[str, Any] = {
-        "table": lambda gpu, tp: table(),
+        "table": lambda shape: table(),
         "transfer_fixed_s": 2.0,
         "transfer_bytes_per_s": 100.0,
         "report_interval_s": 0.0,

@@ -61,7 +61,7 @@ def moving(
 
     after = step(prompt + 10, 1, shared=prompt + 1, tool=None)
     a = script("a", step(prompt, 1, tool_s=tool_s), after)
-    engines: dict[str, Any] = {"engines": (E0, E1), "table": lambda gpu, tp: roomy()}
+    engines: dict[str, Any] = {"engines": (E0, E1), "table": lambda shape: roomy()}
     settings = {**engines, "moves_by": "prefill"} | changes
     return Run(a, *others, extra=extra, **settings)
 
@@ -129,7 +129,7 @@ def test_a_context_that_the_target_cannot_hold_is_not_prefilled_there() -> None:
         return None
 
     a = script("a", step(320, 1, tool_s=10.0), step(330, 1, shared=321, tool=None))
-    run = Run(a, extra=extra, table=lambda gpu, tp: sizes[gpu], moves_by="prefill")
+    run = Run(a, extra=extra, table=lambda shape: sizes[shape.gpu], moves_by="prefill")
     moved = run.one(MigrationFinished)
     assert (moved.time_s, moved.kv_tokens, moved.way) == (pytest.approx(4.2), 0, "none")
 
@@ -151,7 +151,7 @@ def test_only_the_death_of_the_target_ends_it(engine: EngineId, ok: bool) -> Non
         extra=extra,
         faults=((6.0, engine),),
         moves_by="prefill",
-        table=lambda gpu, tp: roomy(),
+        table=lambda shape: roomy(),
     )
     moved = run.one(MigrationFinished)
     assert moved.ok is ok

@@ -28,7 +28,7 @@ TABLE = LatencyTable(
 
 
 CONFIG = SimulationConfig(
-    table=lambda gpu, tp: TABLE,
+    table=lambda shape: TABLE,
     transfer_fixed_s=0.01,
     transfer_bytes_per_s=1e12,
     engine_start_s=1.0,

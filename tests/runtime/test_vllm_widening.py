@@ -18,7 +18,8 @@ import pytest
 
 import heddle.engines
 import heddle.running
-from heddle.config import ClusterConfig, PolicyConfig, RunConfig, RuntimeConfig
+from heddle.cluster_config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.runs import Run, load_run
 from heddle.runs.replay import replay
 from heddle_core.commands import Dispatch, SolvePlan, StartEngine

@@ -264,7 +264,8 @@ class ReferenceEngine:
 
     def seconds(self, decodes: list[Sequence], chunks: list[tuple[Sequence, int]]) -> float:
         table, batch = self.table, len(decodes)
-        seconds = table.base_s[batch] + table.per_context_s[batch] * sum(s.length for s in decodes)
+        base_s = max(table.base_s[batch], table.base_s[0]) if chunks else table.base_s[batch]
+        seconds = base_s + table.per_context_s[batch] * sum(s.length for s in decodes)
         if chunks:
             pairs = sum(n * (s.kv - n + n / 2) for s, n in chunks)
             seconds += table.prefill_s(sum(n for _, n in chunks), pairs)

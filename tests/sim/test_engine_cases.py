@@ -52,6 +52,18 @@ def test_a_step_that_arrives_in_a_leap_joins_after_the_running_iteration() -> No
     assert bench.end_s(A) == pytest.approx(13.0 + 0.5)
 
 
+def test_a_prompt_beside_a_small_batch_takes_the_least_of_a_prefill() -> None:
+    bench = Bench(table(base_s=[3.0] + [1.0 + batch for batch in range(1, 9)]))
+    bench.start(A, prompt=100, output=4)
+    bench.at(4.5, lambda: bench.start(B, prompt=50, output=2))
+    bench.run()
+    # A: prefill to 4.0, then 2 s an iteration, to 6.0. The next prefills B: not 2 s and 0.5 s, but
+    # 3 s and 0.5 s. Then both decode, 3 s.
+    assert bench.end_s(A) == pytest.approx(12.5)
+    assert bench.ends[B][1].prefill_s == pytest.approx(3.5)
+    assert bench.end_s(B) == pytest.approx(12.5)
+
+
 def test_a_step_started_on_an_end_joins_the_iteration_of_that_instant() -> None:
     bench = Bench()
     bench.start(A, prompt=100, output=1)

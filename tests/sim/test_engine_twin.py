@@ -163,12 +163,14 @@ def scenario(seed: int, trajectories: int, tight: float, disturbances: int) -> S
     ]
     if disturbances and random.random() < 0.15:
         disturbed.append((random.uniform(0, horizon_s * 6), "fail", 0))
+    # In half of the scenarios a prompt makes an iteration longer than a few decoding steps do.
+    least = base * (3.0 if trajectories % 2 else 1.0)
     return Scenario(
         table=LatencyTable(
             model="m",
             gpu="g",
             tp=1,
-            base_s=[base + slope * b for b in range(max_running + 1)],
+            base_s=[least, *(base + slope * b for b in range(1, max_running + 1))],
             per_context_s=[per_context * (1 + 0.01 * b) for b in range(max_running + 1)],
             prefill_tokens=[0.0, 16.0, 64.0, 256.0],
             prefill_knots_s=[0.0, base * 0.5, base, base * 3.7],

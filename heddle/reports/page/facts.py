@@ -105,13 +105,20 @@ def _how(run: Run) -> dict[str, str]:
     # What real engines were, when a run had any, is in no configuration of ours.
     world = manifest.get("world") or {}
     engines = f", {world['engine']} engines" if "engine" in world else ""
+    pools = " + ".join(f"{count} x {gpu}" for gpu, count in cluster.pools.items())
+    gpus = str(world.get("gpus", pools))
     loop = manifest.get("loop")
     beside = {} if not loop else {k: v for k, v in loop["config"].items() if v is not None}
     return {
         **({"regime": loop["regime"]} if loop else {}),
         "policy": manifest["policy"],
         "seed": str(manifest["seed"]),
-        "cluster": f"{cluster.gpus} x {world.get('gpu', cluster.gpu)}",
+        "cluster": f"{cluster.gpus} x {world['gpu']}" if "gpu" in world else gpus,
+        **({"times of the GPU class": str(world["derived"])} if "derived" in world else {}),
+        "dollars of a GPU and hour": ", ".join(
+            f"{gpu} {dollars:g}" for gpu, dollars in config.prices.items()
+        )
+        or "no price",
         "model": str(world.get("model", cluster.model)),
         "TP of engines that are not planned": cluster.tps,
         "running steps per engine": str(cluster.max_running),

@@ -3,7 +3,6 @@
 from heddle_core.ids import TrajectoryId
 from heddle_core.plans import EngineSpec
 from heddle_core.policy import PolicyContext, TrajectoryView, View
-from heddle_core.solve.group_plan import one_class
 from heddle_core.solve.tail import TailProblem, first_search_at
 
 CHARGED_S = 1.0
@@ -31,7 +30,7 @@ class TailConsolidation:
     ) -> None:
         self._context = context
         self._min_gain_s, self._margin = min_gain_s, margin
-        self._limit = first_search_at(one_class(context.pools, context.shape_choices))
+        self._limit = first_search_at(sum(context.pools.values()))
         self._next = self._limit
         self._unfinished = 0
 

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from itertools import accumulate
 
+from heddle_core.estimate.ordered import longest_to
 from heddle_core.estimate.paper_cost import seconds_per_token
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.parts.migration.sorted_numbers import SortedNumbers
@@ -81,7 +82,10 @@ class FollowRank:
 
     def _form_groups(self, view: View) -> None:
         """Read the groups from the homes, widest engine first."""
-        engines = sorted(view.engines, key=lambda e: -e.shape.tp)
+        shapes = dict.fromkeys(e.shape for e in view.engines)
+        costs = self._context.cost.by_shape if self._context is not None else {}
+        key = longest_to(shapes, costs)
+        engines = sorted(view.engines, key=lambda e: key(e.shape) if costs else -e.shape.gpus)
         self._engines = [e.id for e in engines]
         self._newest = view.engines[-1].id
         self._edges = list(accumulate(e.sessions for e in engines))

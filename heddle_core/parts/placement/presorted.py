@@ -11,7 +11,7 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 
 from heddle_core.estimate.group_cost import IntArray, work_of
-from heddle_core.estimate.ordered import Cost, ordered_costs
+from heddle_core.estimate.ordered import Cost, longest_to, ordered_costs
 from heddle_core.ids import EngineId
 from heddle_core.policy import PolicyContext, TrajectoryView, View
 from heddle_core.solve.presorted_search import search_partition
@@ -30,14 +30,15 @@ class Presorted:
     def assign(
         self, ts: Sequence[TrajectoryView], remaining: Sequence[float], view: View
     ) -> Sequence[EngineId]:
-        """Cut `ts` into a group per engine, widest engine first.
+        """Cut `ts` into a group per engine, widest engine first, or the quickest of all classes.
 
         Predictions that do not vary as lengths did, less or more, are replaced by the mean of
         history; the members of such groups are then interleaved over the engines.
         """
         context, history = self._context, self._context.history
-        engines = sorted(view.engines, key=lambda e: -e.shape.tp)
-        by_shape = {e.shape: context.cost.by_shape[e.shape] for e in engines}
+        by_shape = {e.shape: context.cost.by_shape[e.shape] for e in view.engines}
+        key = longest_to(by_shape, by_shape)
+        engines = sorted(view.engines, key=lambda e: key(e.shape))
         varied = history is None or history.lengths_known(remaining)
         if history is None or varied:
             output = np.maximum(np.asarray(remaining, dtype=np.float64), 1.0)
@@ -62,7 +63,7 @@ class Presorted:
         home = t.home
         if home is not None and view.engine(home).accepting:
             return home
-        return min(view.engines, key=lambda e: e.sessions / e.shape.tp).id
+        return min(view.engines, key=lambda e: e.sessions / e.shape.gpus).id
 
     def finished(self, t: TrajectoryView) -> None:
         """Forget nothing: the ledger holds the homes."""

@@ -1,7 +1,12 @@
-"""Engines of one shape or two by the lengths of history, to be widened as trajectories end."""
+"""Engines of one shape or two by the lengths of history, to be widened as trajectories end.
+
+Of several GPU classes each has a shape of its own: all combinations are tried, and beside the best
+of them two shapes on one class at a time.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -12,7 +17,7 @@ from heddle_core.ids import EngineId, EngineShape
 from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.plans import EngineSpec, PlanProblem, ResourcePlan
 from heddle_core.policy import PolicyContext, TrajectoryView
-from heddle_core.solve.group_plan import one_class
+from heddle_core.solve.group_plan import check_classes, shapes_of
 from heddle_core.solve.tail import first_search_at
 
 _TIE = 0.03
@@ -68,11 +73,14 @@ class EqualProgressPlan:
         if not ts or self._lengths_known(remaining):
             return self._mixed.plan(ts, remaining)
         by_shape = {shape: context.cost.by_shape[shape] for shape in context.shape_choices}
-        gpus = one_class(context.pools, by_shape)
-        shapes = sorted((s for s in by_shape if s.tp <= gpus), key=lambda s: s.tp)
-        if not shapes:
+        fitting = self._fitting(by_shape)
+        if not fitting:
             return self._mixed.plan(ts, remaining)
-        single = [_filled(shape, shapes, gpus) for shape in shapes]
+        filled = [
+            [_filled(shape, shapes, context.pools[gpu]) for shape in shapes]
+            for gpu, shapes in fitting.items()
+        ]
+        single = [_joined(mixes) for mixes in product(*filled)]
         makespan_s: float | None = None
         if context.history is None:
             estimates = [
@@ -80,11 +88,20 @@ class EqualProgressPlan:
             ]
             mix = single[_least_regret(estimates)]
         else:
-            mixes = [*single, *(m for wide in shapes for m in _partly(wide, shapes, gpus))]
+            mixes = single
+            if len(fitting) > 1:
+                makespans_s = self._makespans_s(context.history, by_shape, single, single[-1], ts)
+                others = single[_simplest_near_least(makespans_s, single=len(single))]
+            else:
+                others = {}
+            for gpu, shapes in fitting.items():
+                beside = {shape: n for shape, n in others.items() if shape.gpu != gpu}
+                partly = (m for wide in shapes for m in _partly(wide, shapes, context.pools[gpu]))
+                mixes = [*mixes, *({**beside, **mix} for mix in partly)]
             makespans_s = self._makespans_s(context.history, by_shape, mixes, single[-1], ts)
             chosen = _simplest_near_least(makespans_s, single=len(single))
             mix, makespan_s = mixes[chosen], makespans_s[chosen]
-        widest_first = sorted(mix, key=lambda shape: -shape.tp)
+        widest_first = sorted(mix, key=lambda shape: -shape.gpus)
         engines = [shape for shape in widest_first for _ in range(mix[shape])]
         return ResourcePlan(
             engines=tuple(
@@ -93,6 +110,15 @@ class EqualProgressPlan:
             ),
             estimated_makespan_s=makespan_s,
         )
+
+    def _fitting(self, by_shape: Iterable[EngineShape]) -> dict[str, list[EngineShape]]:
+        """Shapes of each class that its pool has GPUs for, narrowest first."""
+        check_classes(self._context.pools, self._context.shape_choices)
+        found = {
+            gpu: sorted((s for s in shapes_of(gpu, by_shape) if s.gpus <= gpus), key=_gpus)
+            for gpu, gpus in self._context.pools.items()
+        }
+        return {gpu: shapes for gpu, shapes in found.items() if shapes}
 
     def _lengths_known(self, remaining: Sequence[float]) -> bool:
         history = self._context.history
@@ -119,29 +145,38 @@ class EqualProgressPlan:
             trajectories=len(ts),
             prompt_tokens=sum(t.context_tokens for t in ts) / len(ts),
             max_running=context.max_running,
-            start_s=context.start_s(max(by_shape, key=lambda shape: shape.tp)),
-            widened_at=first_search_at(sum(s.tp * n for s, n in widened.items())),
+            start_s=context.start_s(max(by_shape, key=lambda shape: shape.gpus)),
+            widened_at=first_search_at(sum(s.gpus * n for s, n in widened.items())),
         )
+
+
+def _gpus(shape: EngineShape) -> int:
+    return shape.gpus
+
+
+def _joined(mixes: Sequence[Mix]) -> Mix:
+    """The engines of several classes."""
+    return {shape: count for mix in mixes for shape, count in mix.items()}
 
 
 def _filled(shape: EngineShape, shapes: Sequence[EngineShape], gpus: int) -> Mix:
     """Engines of `shape` on as many GPUs as possible, and on the rest of narrower `shapes`."""
     mix: dict[EngineShape, int] = {}
-    for each in sorted((s for s in shapes if s.tp <= shape.tp), key=lambda s: -s.tp):
-        if gpus >= each.tp:
-            mix[each] = gpus // each.tp
-            gpus %= each.tp
+    for each in sorted((s for s in shapes if s.gpus <= shape.gpus), key=lambda s: -s.gpus):
+        if gpus >= each.gpus:
+            mix[each] = gpus // each.gpus
+            gpus %= each.gpus
     return mix
 
 
 def _partly(wide: EngineShape, shapes: Sequence[EngineShape], gpus: int) -> list[Mix]:
     """Mixes of `wide` engines on some of the GPUs, and of a narrower shape on the others."""
-    counts = sorted({max(1, round(share * gpus / wide.tp)) for share in _SHARES})
+    counts = sorted({max(1, round(share * gpus / wide.gpus)) for share in _SHARES})
     return [
-        {wide: count, **_filled(narrow, shapes, gpus - count * wide.tp)}
+        {wide: count, **_filled(narrow, shapes, gpus - count * wide.gpus)}
         for count in counts
         for narrow in shapes
-        if narrow.tp < wide.tp and count * wide.tp + narrow.tp <= gpus
+        if narrow.gpus < wide.gpus and count * wide.gpus + narrow.gpus <= gpus
     ]
 
 

@@ -8,7 +8,7 @@ from heddle_core.policy import PolicyContext, TrajectoryView
 
 
 class FixedPlan:
-    """Engines e0, e1, ... of `context.shape`, or of the shapes in `context.mix`.
+    """Engines e0, e1, ... of one shape in each pool, or of the shapes in `context.mix`.
 
     Raises ValueError unless they use all GPUs, since the rest would idle unseen.
     """
@@ -17,17 +17,18 @@ class FixedPlan:
 
     def __init__(self, context: PolicyContext) -> None:
         pools, shape = dict(context.pools), context.shape
-        shapes = context.mix or (shape,) * (pools.get(shape.gpu, 0) // max(shape.tp, 1))
-        used = {gpu: sum(s.tp for s in shapes if s.gpu == gpu) for gpu in pools}
+        shapes = context.mix or context.uniform
+        used = {gpu: sum(s.gpus for s in shapes if s.gpu == gpu) for gpu in pools}
         known = all(s.gpu in pools for s in shapes)
         if context.mix and (used != pools or not known):
             raise ValueError(
                 f"engines of {', '.join(map(str, shapes))} use {_counts(used)}, "
                 f"not the {_counts(pools)} that there are"
             )
-        if shape.tp < 1 or used != pools or not known:
+        if shape.gpus < 1 or used != pools or not known:
             raise ValueError(
-                f"{_counts(pools)} do not divide into engines of {shape}; "
+                f"{_counts(pools)} do not divide into engines of "
+                f"{', '.join(map(str, (shape, *context.other_shapes)))}; "
                 "choose a TP degree that divides the number of GPUs"
             )
         self._plan = ResourcePlan(

@@ -47,7 +47,7 @@ class SearchedPlan:
         plan unless predictions are ties, whose order is that of arrival.
 
         Only engines are planned whose KV holds the mean context in at least the share
-        `least_full_slots` of their slots; where none does, those with the most KV.
+        `least_full_slots` of their slots; where none of a class does, those with the most KV.
         """
         self._context = context
         self._assignment: Assignment = assignment
@@ -93,10 +93,13 @@ class SearchedPlan:
         """Shapes to choose from, with their costs: those with KV for `least_full_slots`."""
         context = self._context
         costs = {shape: context.cost.by_shape[shape] for shape in context.shape_choices}
-        most = max((cost.kv_capacity_tokens for cost in costs.values()), default=0)
         slots_tokens = self._least_full_slots * context.max_running * context_tokens
-        least = min(slots_tokens, float(most))
-        return {shape: cost for shape, cost in costs.items() if cost.kv_capacity_tokens >= least}
+        least: dict[str, float] = {}
+        """Tokens of KV that an engine of a class must have."""
+        for shape, cost in costs.items():
+            most = max(least.get(shape.gpu, 0.0), float(cost.kv_capacity_tokens))
+            least[shape.gpu] = min(slots_tokens, most)
+        return {s: cost for s, cost in costs.items() if cost.kv_capacity_tokens >= least[s.gpu]}
 
 
 def _mean_context_tokens(

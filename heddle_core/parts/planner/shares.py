@@ -29,7 +29,7 @@ class SharesPlan:
         """Divide the GPUs.
 
         Raises:
-            ValueError: they cannot all be used, or they are of several classes.
+            ValueError: they cannot all be used.
         """
         mix = context.mix or mix_of(context, shares)
         self._plan = FixedPlan(replace(context, mix=mix))
@@ -42,16 +42,27 @@ class SharesPlan:
 
 
 def mix_of(context: PolicyContext, shares: Mapping[int, float]) -> tuple[EngineShape, ...]:
-    """Shapes of engines on all GPUs, by these shares of them.
+    """Shapes of engines on all GPUs, by these shares of the GPUs of each class.
 
     Raises:
-        ValueError: the GPUs are of several classes, or some would be left over.
+        ValueError: some would be left over.
     """
-    if len(context.pools) != 1:
-        raise ValueError("shares of GPUs need one class of them; give a mix of engines instead")
-    (gpu, gpus) = next(iter(context.pools.items()))
-    known = sorted(s.tp for s in context.shape_choices if s.gpu == gpu and s.tp <= gpus)
-    known = known or [context.shape.tp]
+    return tuple(
+        shape
+        for unplanned in (context.shape, *context.other_shapes)
+        for shape in _of_class(context, unplanned, shares)
+    )
+
+
+def _of_class(
+    context: PolicyContext, unplanned: EngineShape, shares: Mapping[int, float]
+) -> tuple[EngineShape, ...]:
+    """The same on the GPUs of one class; `unplanned` is its engines' shape without a choice."""
+    gpu = unplanned.gpu
+    gpus = context.pools[gpu]
+    choices = [s for s in context.shape_choices if s.gpu == gpu and s.gpus <= gpus]
+    of_width = {s.gpus: s for s in choices or [unplanned]}
+    known = sorted(of_width)
     tps: list[int] = []
     given = 0.0
     for degree in sorted(shares, reverse=True):
@@ -65,4 +76,4 @@ def mix_of(context: PolicyContext, shares: Mapping[int, float]) -> tuple[EngineS
             f"engines of TP {', '.join(map(str, known))} leave {gpus - sum(tps)} of {gpus} {gpu} "
             f"GPUs over: take a multiple of {known[0]} GPUs, or name the engines as cluster.mix"
         )
-    return tuple(EngineShape(gpu, tp) for tp in sorted(tps, reverse=True))
+    return tuple(of_width[width] for width in sorted(tps, reverse=True))

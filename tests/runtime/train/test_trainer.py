@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from heddle_core.ids import GroupId
-from heddle_core.loop.commands import Train
+from heddle_core.loop.commands import AccumulateGradients, Train
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.train.checkpoints import checkpoint, newest, partial
 from heddle_runtime.train.messages import TrainerSettings, TrainMetrics
@@ -75,6 +75,17 @@ class Bench:
     def begin(self, batch: int) -> asyncio.Future[int]:
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.trainer.train(Train(batch=batch, trajectories=()), batch_of(batch), done.set_result)
+        return done
+
+    def begin_part(self, batch: int, agents: Any) -> asyncio.Future[int]:
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        command = AccumulateGradients(batch=batch, trajectories=())
+        self.trainer.accumulate(command, agents, done.set_result)
+        return done
+
+    def begin_rest(self, batch: int, agents: Any) -> asyncio.Future[int]:
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.trainer.train(Train(batch=batch, trajectories=()), agents, done.set_result)
         return done
 
     def weights(self, batch: int) -> bytes:
@@ -184,5 +195,58 @@ def test_a_trainer_that_dies_again_and_again_fails_the_run(tmp_path):
                 await asyncio.sleep(0.05)
         assert "batch 7 came after 0 batches" in str(bench.errors[0])
         await bench.trainer.close()
+
+    asyncio.run(main())
+
+
+def by_group(agents: Any) -> list[list[Any]]:
+    groups: dict[str, list[Any]] = {}
+    for agent in agents:
+        groups.setdefault(agent.group, []).append(agent)
+    return list(groups.values())
+
+
+def test_parts_of_a_batch_train_as_the_whole_batch_does(tmp_path):
+    async def main() -> None:
+        whole = Bench(tmp_path / "whole", optimizer_steps=1)
+        parts = Bench(tmp_path / "parts", optimizer_steps=1)
+        await whole.trainer.start()
+        await parts.trainer.start()
+        for batch in range(2):
+            assert await whole.begin(batch) == batch
+            *first, last = by_group(batch_of(batch))
+            assert first
+            for group in first:
+                assert await parts.begin_part(batch, group) == batch
+            assert await parts.begin_rest(batch, last) == batch
+            one, other = whole.metrics[batch], parts.metrics[batch]
+            assert other.loss == pytest.approx(one.loss, abs=1e-5)
+            assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
+            assert (other.generated, other.tokens) == (one.generated, one.tokens)
+            assert other.reward == pytest.approx(one.reward)
+        await whole.trainer.close()
+        await parts.trainer.close()
+
+    asyncio.run(main())
+
+
+def test_kill_9_between_parts_sends_them_again(tmp_path):
+    async def main() -> None:
+        benches = (
+            Bench(tmp_path / "calm", optimizer_steps=1),
+            Bench(tmp_path / "b", optimizer_steps=1),
+        )
+        for bench in benches:
+            await bench.trainer.start()
+            *first, last = by_group(batch_of(0))
+            for number, group in enumerate(first):
+                assert await bench.begin_part(0, group) == 0
+                if bench is benches[1] and number in (1, 4):
+                    assert bench.trainer.pid is not None
+                    os.kill(bench.trainer.pid, signal.SIGKILL)
+            assert await bench.begin_rest(0, last) == 0
+            await bench.trainer.close()
+        assert benches[1].trainer.restarts == 2
+        assert benches[1].weights(0) == benches[0].weights(0)
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 const HEADLINE = [
   ["throughput_tok_s", "tokens/s"], ["queueing_p99_s", "queueing p99\u00a0s"], ["tpot_mean_ms", "TPOT\u00a0ms"],
   ["prefix_hit", "prefix hit"], ["utilisation", "utilisation"], ["migrations", "migrations"], ["preemptions", "preemptions"],
+  ["gpu_hours", "GPU-hours"], ["dollars", "$"],
 ];
 const OF_LOOPS = [["rl_step_s", "step\u00a0s"], ["samples_per_s", "samples/s"], ["staleness_mean", "staleness"], ["wasted_tokens", "wasted tokens"]];
 const NOT_OF_LOOPS = ["queueing_p99_s", "migrations", "preemptions"];

@@ -1,0 +1,35 @@
+"""`heddle prices`: dollars of a GPU and hour, with sources."""
+
+import json
+
+import rich_click as click
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+def prices(as_json: bool) -> None:
+    """List the prices of GPU classes that comparisons and plans count with, and their sources.
+
+    --price h100=2.1, or h100 = 2.1 under [prices] in a TOML file, replaces one.
+    """
+    from heddle.cli.show import lines
+    from heddle.prices import priced_classes
+
+    rows = priced_classes()
+    if as_json:
+        listed = [
+            {
+                "gpu": row.gpu,
+                "dollars_per_hour": row.dollars_per_hour,
+                "date": row.date,
+                "source": row.source,
+            }
+            for row in rows
+        ]
+        click.echo(json.dumps({"schema": "heddle.prices/1", "prices": listed}))
+        return
+    shown = {}
+    for row in rows:
+        price = "-" if row.dollars_per_hour is None else f"{row.dollars_per_hour:.2f}"
+        shown[row.gpu] = f"{price:>6}  {row.date:<10}  {row.source}"
+    lines("dollars of a GPU and hour", shown)

@@ -1,0 +1,122 @@
+"""`heddle profile`: the shipped profiles, and profiles of other models from a config.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from heddle.cli.options import Numbers
+
+
+@click.group()
+def profile() -> None:
+    """List the shipped profiles, or make one for any model from its config.json."""
+
+
+@profile.command("from-config")
+@click.argument("model", metavar="CONFIG.json|DIR|ORG/NAME")
+@click.option("--gpu", required=True, help="GPU class, as h200")
+@click.option(
+    "--tp", "tps", type=Numbers(), default="1,2,4,8", show_default=True, help="TP degrees"
+)
+@click.option("--ep", "expert_parallel", is_flag=True, help="Spread experts over all GPUs")
+@click.option(
+    "--attention-dp",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Attention data-parallel ranks of an engine",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["bf16", "fp8", "mxfp4", "nvfp4", "int4"]),
+    default=None,
+    help="Of the linear layers [the configuration's]",
+)
+@click.option("--kv-precision", type=click.Choice(["bf16", "fp8"]), default="bf16")
+@click.option(
+    "--source",
+    type=click.Choice(["auto", "aiconfigurator", "roofline"]),
+    default="auto",
+    show_default=True,
+    help="auto: AIConfigurator's kernel times where installed, else the roofline",
+)
+@click.option("--name", default=None, help="Name of the model in the profile")
+@click.option("-o", "--out", type=click.Path(path_type=Path), default=None, help="File to write")
+@click.option("--force", is_flag=True, help="Replace the file if it exists")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables")
+def from_config(
+    kv_precision: str, out: Path | None, force: bool, as_json: bool, **given: Any
+) -> None:
+    """Make the profile of a model from its config.json.
+
+    Times are a roofline of each operator: bytes and operations against the data sheet of the GPU
+    class, with efficiencies fitted on kernel times of other models, plus the host time of the
+    shipped profiles. Its cross-validated error is printed and kept in the file. Where
+    aiconfigurator-core is installed and has the model, its kernel times are used instead.
+    """
+    from heddle.cli.outputs import new_file, write
+    from heddle.cli.show_profile import plain_config_profile, show_config_profile
+    from heddle_calibrate.profiles import encode_profile
+    from heddle_calibrate.roofline.from_config import ConfigRequest, profile_from_config
+
+    if out is not None:
+        new_file(out, force)
+        if out.suffix != ".json":
+            raise click.UsageError(f"--out {out}: a profile is named by a path that ends in .json")
+    request = ConfigRequest(fp8_kv=kv_precision == "fp8", **given)
+    made = profile_from_config(request)
+    if out is not None:
+        write(out, encode_profile(made.profile))
+    if as_json:
+        click.echo(json.dumps({**plain_config_profile(made), "profile": str(out) if out else None}))
+        return
+    show_config_profile(made)
+    if out is not None:
+        ranks = made.profile.attention_dp
+        layout = f" --attention-dp {ranks} --tp {made.profile.tps[0]}" if ranks > 1 else ""
+        click.echo(f"profile in {out}: use it as --model {out}{layout}")
+    else:
+        click.echo("nothing written: name a file with -o to use the profile as --model FILE")
+
+
+@profile.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+def list_(as_json: bool) -> None:
+    """List the shipped profiles: models, GPU classes, precision and layouts.
+
+    (derived) marks classes whose times were computed from those of another class.
+    """
+    from heddle.cli.show_profile import show_profiles
+    from heddle_sim.profile_files import known_profiles, load_profile
+
+    profiles = [load_profile(*names) for names in known_profiles()]
+    if not as_json:
+        show_profiles(profiles)
+        return
+    rows = [
+        {
+            "model": p.model,
+            "gpu": p.gpu,
+            "derived": p.derived,
+            "precision": p.source.precision,
+            "layouts": list(p.tables),
+        }
+        for p in profiles
+    ]
+    click.echo(json.dumps({"schema": "heddle.profiles/1", "profiles": rows}))
+
+
+@profile.command("show")
+@click.argument("model")
+@click.argument("gpu", default="")
+def show_(model: str, gpu: str) -> None:
+    """Show one profile: source, KV capacity, times of an iteration, and errors.
+
+    MODEL and GPU are names of a shipped profile, or MODEL is a profile file.
+    """
+    from heddle.cli.show_profile import show_profile
+    from heddle_sim.profile_files import load_profile
+
+    show_profile(load_profile(model, gpu))

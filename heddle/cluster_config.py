@@ -1,0 +1,287 @@
+"""The configuration of a cluster: GPUs, engines, tools and what goes wrong."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from heddle.failures import faults_of
+from heddle.gpu_pools import PoolConfig, check_pools
+from heddle.pools import latency_of, tool_pools_of
+from heddle.roles import RoleGpus, check_role_gpus, roles_of
+from heddle_core.defaults import REPORT_INTERVAL_S
+from heddle_sim.services import ServiceConfig, ToolServices
+
+OverCapacityRule: TypeAlias = Literal["error", "drop"]
+HostKvScope: TypeAlias = Literal["none", "engine", "cluster"]
+
+MAX_GPUS = 100_000
+"""More than any cluster; a larger number is a typing error and would exhaust memory."""
+MAX_RUNNING = 8192
+"""Tokens that one iteration of an engine carries: each running step needs one of them."""
+MAX_RANKS = 1024
+"""More than any engine has; a larger number is a typing error."""
+PREFILL_THRESHOLD = 2048
+"""Tokens; measured in docs/results/roles.md."""
+MIN_REPORT_INTERVAL_S = 0.01
+"""Shorter than an iteration; more reports have no information and fill the journal."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError with `message` unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """The simulated cluster: one model, and engines of one TP degree unless planned."""
+
+    model: str = "qwen3-14b"
+    """Model that the engines serve; `heddle policies` lists those with a profile."""
+    gpu: str = "h100"
+    """GPU class of every engine."""
+    gpus: int = 8
+    """GPUs in all; a multiple of `tp`."""
+    pool: tuple[PoolConfig, ...] = ()
+    """Pools of GPUs of several classes, in place of `gpu` and `gpus`: these are then the first
+    class and the sum."""
+    tp: int = 1
+    """TP degree of the engines of policies that do not plan resources."""
+    tp_choices: tuple[int, ...] | None = None
+    """TP degrees that a planning policy may mix. None: those of the profile, up to `gpus`, whose
+    engines hold the trace's largest context."""
+    mix: tuple[int, ...] = ()
+    """TP degrees of those engines, one for each, where they are not all `tp`; their sum, times
+    `attention_dp`, is `gpus`."""
+    expert_parallel: Literal["auto", "on", "off"] = "auto"
+    """Whether engines spread the experts of a mixture-of-experts model over all their GPUs, as
+    vLLM's `--enable-expert-parallel`. auto: as the model's profile has it."""
+    attention_dp: int = 1
+    """Attention data-parallel ranks of an engine, as vLLM's `--data-parallel-size`: it has so many
+    times `tp` GPUs."""
+    roles: str = ""
+    """GPUs of engines that prefill and of those that decode, as ``prefill=2,decode=6``: together
+    all. `tp`, `mix` and planners are of engines that decode. Empty: every engine does both."""
+    prefill_tp: int | None = None
+    """TP degree of engines that prefill. None: `tp`."""
+    prefill_threshold: int = PREFILL_THRESHOLD
+    """A step with at most so many tokens beyond the KV on its decode engine is prefilled there;
+    0: none is. With `roles` only."""
+    handover_fixed_s: float | None = None
+    """Seconds of a copy of KV from or to an engine that prefills, beside its bytes. None: those of
+    a migration in the profile."""
+    max_running: int = 100
+    """Steps that one engine runs at once."""
+    tool_capacity: int | None = None
+    """Tool calls that run at once in the whole cluster; more wait. None: no limit."""
+    tool_pools: tuple[str, ...] = ()
+    """Pools of single tools, as ``bash=64`` or ``search=elastic:cold=0.3``; see docs/cli.md. Calls
+    of the other tools count against `tool_capacity`."""
+    env_latency: str = ""
+    """Added to every tool call, in seconds: ``2``, or ``10,5`` for a normal distribution of mean 10
+    and standard deviation 5, cut at 0."""
+    report_interval_s: float = REPORT_INTERVAL_S
+    """Seconds between two reports of an engine's counters to the policy."""
+    engine_start_s: float | None = None
+    """Seconds from the start of an engine until it is ready, while a rollout runs. None: the
+    measured time of the profile, or 60 without one.
+
+    Engines that are started before the first dispatch take no time of the run.
+    """
+    standby_tp: tuple[int, ...] = ()
+    """TP degrees of engines that are asleep on the GPUs of the others, to take their place."""
+    standby_start_s: float | None = None
+    """Seconds until an engine that was asleep is ready. None: 2.5, see docs/cli.md."""
+    standby_gib: float = 2.4
+    """GiB of a GPU that an engine asleep on it keeps, and that KV has not."""
+    host_kv: HostKvScope = "none"
+    """Host memory as a tier behind the GPUs' KV: `engine`, a tier for each engine, as vLLM's
+    OffloadingConnector; `cluster`, one store for all engines, as MooncakeStoreConnector."""
+    host_kv_gib: float = 64.0
+    """GiB of host memory for KV, for each GPU."""
+    host_kv_gb_per_s: float | None = None
+    """GB/s of a load from host memory, for each GPU of an engine. None: 41.7 for `engine`, 10.8
+    for `cluster`: published figures, see docs/cli.md."""
+    prediction_s: float = 0.1
+    """Response time of a prediction service, in seconds; for `served` predictors only.
+
+    The Heddle paper measured 0.10 (coding), 0.15 (search) and 0.27 (math); arXiv 2603.28101,
+    Table 1.
+    """
+    failures: str = ""
+    """Engines that die, as ``ENGINE@SECONDS`` with commas between: ``e0@120,e3@300``. Each is
+    started again under a new name, ``e0+1``, three times at most."""
+    over_capacity: OverCapacityRule = "error"
+    """Rule for a trajectory whose context exceeds an engine's KV: refuse all, or drop it."""
+
+    def __post_init__(self) -> None:
+        self._take_pools()
+        require(1 <= self.gpus <= MAX_GPUS, f"gpus must be from 1 to {MAX_GPUS:,}")
+        require(self.tp >= 1, "tp must be 1 or more")
+        require(1 <= self.attention_dp <= MAX_RANKS, f"attention_dp must be from 1 to {MAX_RANKS}")
+        try:
+            check_role_gpus(self.role_gpus, (self.prefill_tp or self.tp) * self.attention_dp)
+        except ValueError as error:
+            raise ValueError(f"roles: {error}") from None
+        require(self.prefill_tp is None or self.prefill_tp >= 1, "prefill_tp must be 1 or more")
+        require(self.prefill_threshold >= 0, "prefill_threshold must be 0 or more tokens")
+        fixed_s = self.handover_fixed_s
+        require(
+            fixed_s is None or 0.0 <= fixed_s < 1e9, "handover_fixed_s must be from 0 to below 1e9"
+        )
+        used = sum(self.mix) * self.attention_dp
+        gpus, of = self.home_gpus, "gpus" if not self.roles else "roles: decode"
+        require(
+            not self.mix or (min(self.mix) >= 1 and used == gpus),
+            f"mix = {list(self.mix)} names engines of {used} GPUs in all, not of "
+            f"{of} = {gpus}: take {of} = {used} or other TP degrees",
+        )
+        each = self.engine_gpus
+        require(
+            bool(self.mix or self.pool) or gpus % each == 0,
+            f"{of} = {gpus} is not divisible by "
+            + (f"tp = {self.tp}" if self.attention_dp == 1 else f"tp * attention_dp = {each}")
+            + f": take {of} = {max(gpus // each, 1) * each} or another tp",
+        )
+        require(
+            1 <= self.max_running <= MAX_RUNNING, f"max_running must be from 1 to {MAX_RUNNING:,}"
+        )
+        at_once = self.tool_capacity
+        require(
+            at_once is None or at_once >= 1,
+            "tool_capacity must be 1 or more; leave it out for no limit",
+        )
+        self.tool_services()
+        require(
+            MIN_REPORT_INTERVAL_S <= self.report_interval_s < 1e9,
+            f"report_interval_s must be {MIN_REPORT_INTERVAL_S} seconds or more",
+        )
+        for name in ("engine_start_s", "standby_start_s"):
+            start_s = getattr(self, name)
+            require(start_s is None or 0.0 <= start_s < 1e9, f"{name} must be from 0 to below 1e9")
+        require(0.0 <= self.prediction_s < 1e9, "prediction_s must be from 0 to below 1e9")
+        standby = self.standby_tp
+        require(
+            all(1 <= tp <= self.gpus for tp in standby) and len(set(standby)) == len(standby),
+            f"standby_tp = {list(standby)} must list TP degrees from 1 to gpus = {self.gpus}, "
+            "each once",
+        )
+        require(0.0 <= self.standby_gib < 1e6, "standby_gib must be from 0 to below 1e6")
+        require(0.0 < self.host_kv_gib < 1e6, "host_kv_gib must be more than 0 and below 1e6")
+        speed = self.host_kv_gb_per_s
+        require(
+            speed is None or 0.001 <= speed < 1e6,
+            "host_kv_gb_per_s must be from 0.001 to below 1e6",
+        )
+        self.faults()
+        choices = self.tp_choices
+        require(
+            choices is None or (len(choices) > 0 and all(1 <= c <= self.gpus for c in choices)),
+            "tp_choices must list degrees from 1 to gpus",
+        )
+
+    def _take_pools(self) -> None:
+        """Check the pools, and make `gpu` and `gpus` what they say."""
+        if not self.pool:
+            return
+        check_pools(self.pool)
+        object.__setattr__(self, "gpu", self.pool[0].gpu)
+        object.__setattr__(self, "gpus", sum(pool.gpus for pool in self.pool))
+        for name in ("mix", "standby_tp", "roles"):
+            require(
+                not getattr(self, name),
+                f"{name} names engines of one GPU class, and there are pools: leave it out, or "
+                "give the tp of each pool",
+            )
+        for pool in self.pool:
+            try:
+                self._class_of(pool)
+            except ValueError as error:
+                raise ValueError(f"pool of {pool.gpu}: {error}") from None
+
+    def _class_of(self, pool: PoolConfig) -> "ClusterConfig":
+        choices = self.tp_choices
+        return replace(
+            self,
+            pool=(),
+            model=pool.profile or self.model,
+            gpu=pool.gpu,
+            gpus=pool.gpus,
+            tp=self.tp if pool.tp is None else pool.tp,
+            tp_choices=choices and tuple(tp for tp in choices if tp <= pool.gpus),
+        )
+
+    @property
+    def classes(self) -> "tuple[ClusterConfig, ...]":
+        """The GPUs of each class as a cluster of their own."""
+        return tuple(map(self._class_of, self.pool)) or (self,)
+
+    @property
+    def pools(self) -> Mapping[str, int]:
+        """GPUs of each class."""
+        return {pool.gpu: pool.gpus for pool in self.pool} or {self.gpu: self.gpus}
+
+    @property
+    def role_gpus(self) -> RoleGpus | None:
+        """`roles` as numbers; None where every engine does both.
+
+        Raises:
+            ValueError: they are no roles.
+        """
+        return roles_of(self.roles)
+
+    @property
+    def prefill_tps(self) -> tuple[int, ...]:
+        """TP degrees of engines that prefill, one for each."""
+        roles, tp = self.role_gpus, self.prefill_tp or self.tp
+        return () if roles is None else (tp,) * (roles.prefill // (tp * self.attention_dp))
+
+    @property
+    def home_gpus(self) -> int:
+        """GPUs of the engines that decode, which trajectories have as homes."""
+        roles = self.role_gpus
+        return self.gpus if roles is None else roles.decode
+
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs of an engine of degree `tp`."""
+        return self.tp * self.attention_dp
+
+    @property
+    def engines(self) -> int:
+        """Engines that are not planned, those that only prefill left out."""
+        return sum(each.home_gpus // each.engine_gpus for each in self.classes)
+
+    @property
+    def tps(self) -> str:
+        """TP degrees of unplanned engines, for people: `1`, `4, 2, 2`, `2 (h800), 1 (h20)`."""
+        if self.pool:
+            return ", ".join(f"{each.tp} ({each.gpu})" for each in self.classes)
+        return ", ".join(map(str, self.mix or (self.tp,)))
+
+    def tool_services(self) -> ToolServices | None:
+        """`tool_pools` and `env_latency`; None without either.
+
+        Raises:
+            ValueError: an entry is no pool, or no distribution.
+        """
+        try:
+            pools = tool_pools_of(self.tool_pools)
+        except ValueError as error:
+            raise ValueError(f"tool_pools: {error}") from None
+        try:
+            latency = latency_of(self.env_latency) if self.env_latency.strip() else None
+        except ValueError as error:
+            raise ValueError(f"env_latency: {error}") from None
+        if not pools and latency is None:
+            return None
+        others = ServiceConfig(capacity=self.tool_capacity)
+        return ToolServices(pools=pools, others=others, latency=latency)
+
+    def faults(self) -> tuple[tuple[float, str], ...]:
+        """`failures` as (time_s, engine), in order of time.
+
+        Raises:
+            ValueError: an entry is not ENGINE@SECONDS.
+        """
+        return faults_of(self.failures)

@@ -1,0 +1,46 @@
+"""What comparisons and plans rank by: time or money."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal, TypeAlias
+
+from heddle.config_files import ConfigError
+from heddle.prices import Prices, prices_of
+
+Objective: TypeAlias = Literal["makespan", "cost"]
+"""`makespan`: seconds of a rollout, or of an RL step. `cost`: dollars of a rollout, or of the same
+number of trained samples."""
+
+
+def objective_value(objective: Objective, *, seconds: float, dollars: float | None) -> float:
+    """What an objective makes least. `dollars` must be known for `cost` (`check_objective`)."""
+    if objective == "makespan":
+        return seconds
+    assert dollars is not None, "check_objective comes first"
+    return dollars
+
+
+def prices_for(objective: Objective, own: Mapping[str, float], gpus: Collection[str]) -> Prices:
+    """Prices of runs that are ranked by an objective; `own` as of `heddle.prices.prices_of`.
+
+    Raises:
+        ConfigError: an own price is of an unknown class; to rank by cost, a class has no price.
+    """
+    prices = prices_of(own, gpus)
+    check_objective(objective, prices, gpus)
+    return prices
+
+
+def check_objective(objective: Objective, prices: Prices, gpus: Iterable[str]) -> None:
+    """Refuse to rank by cost where a GPU class has no price.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    if objective == "makespan":
+        return
+    for gpu in gpus:
+        if prices.dollars_per_hour(gpu) is None:
+            raise ConfigError(
+                f"--objective cost needs the price of every GPU class, and {gpu} has none: give "
+                f"--price {gpu}=DOLLARS for a GPU and hour, or {gpu} = DOLLARS under [prices]"
+            )

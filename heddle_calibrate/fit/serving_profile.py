@@ -1,0 +1,184 @@
+"""Constants of serving runs in a profile file, and read back from one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from heddle_calibrate.fit.host import NO_HOST
+from heddle_calibrate.fit.serving_fit import ServingConstants, ServingFit, ServingSample
+from heddle_core.ids import EngineShape
+from heddle_sim.profile_files import Profile, load_profile, read_layout
+from heddle_sim.profile_parts import CostEstimate, Host, HostTimes, KernelFactors, TpTable
+
+REFERENCE = ("qwen3-32b", "h100")
+"""The shipped profile whose host time others carry until runs of their own give them one."""
+
+
+def constants_of(profile: Profile, version: str) -> ServingConstants:
+    """Constants that a profile file states for an engine version; without that version, those that
+    simulations take.
+    """
+    factors = profile.kernel_factors or KernelFactors()
+    times = (profile.host_versions or {}).get(version)
+    host = profile.host if times is None else times
+    once = times or next(reversed((profile.host_versions or {}).values()), None)
+    return ServingConstants(
+        decode=factors.decode,
+        doubling=factors.decode_per_doubling,
+        prefill=factors.prefill,
+        per_step=host.per_step_s,
+        per_running=host.per_running_s,
+        per_prefill=host.per_prefill_s,
+        per_request=once.per_request_s if once else 0.0,
+    )
+
+
+def newest_last(versions: Sequence[str]) -> list[str]:
+    """Sort engine versions: unknown ones first, then names, then numbers."""
+
+    def rank(version: str) -> tuple[int, tuple[int, ...], str]:
+        parts = version.split(".")
+        numbers = tuple(int(part) for part in parts if part.isdecimal())
+        return (1 + (len(numbers) > 1) if version else 0, numbers, version)
+
+    return sorted(set(versions), key=rank)
+
+
+def with_serving(
+    profile: Profile,
+    fit: ServingFit,
+    estimate: ServingFit,
+    own: Sequence[ServingSample],
+    measured: Mapping[str, Any],
+) -> Profile:
+    """Return the profile with host time and kernel factors of `fit`, and its cost estimate with
+    those of `estimate`, which shares no run with `fit`.
+
+    `own` are the runs of this profile; without any it takes what its family has. `measured` goes to
+    ``errors.measured``. What an earlier fit left in the profile is taken out first.
+
+    Raises:
+        ValueError: the host time in the profile is of measurements that the file does not tell
+            apart from kernel times.
+    """
+    bare = without_host(profile)
+    name = f"{profile.model}.{profile.gpu}"
+    versions = newest_last([sample.row.version for sample in own])
+    main = fit.constants(name, versions[-1] if versions else "(no runs)")
+    rough = estimate.constants(name, versions[-1] if versions else "(no runs)")
+    by_version = {version: _times(fit.constants(name, version)) for version in versions}
+    engines = ", ".join(dict.fromkeys(sample.row.engine for sample in own))
+    named = ", ".join(version or "version not published" for version in versions)
+    factors = KernelFactors(
+        decode=round(main.decode, 4),
+        decode_per_doubling=round(main.doubling, 4),
+        prefill=round(main.prefill, 4),
+    )
+    tables = {
+        layout: replace(entry, belief=_estimate(entry, layout, profile.gpu, rough))
+        for layout, entry in bare.tables.items()
+    }
+    times = _times(main)
+    return replace(
+        bare,
+        host=Host(
+            per_step_s=times.per_step_s,
+            per_running_s=times.per_running_s,
+            per_prefill_s=times.per_prefill_s,
+            measured_on=f"{len(own)} runs of this model and GPU class with {engines} ({named})"
+            if own
+            else "runs of other models and GPU classes",
+            carried_over=not own,
+        ),
+        kernel_factors=factors,
+        host_versions=by_version or {"other models": times},
+        tables=tables,
+        errors={
+            **bare.errors,
+            "measured": {**measured, "belief_constants": asdict(rough)},
+        },
+    )
+
+
+def without_host(profile: Profile) -> Profile:
+    """Return the profile with kernel times alone, in its cost estimate too.
+
+    Raises:
+        ValueError: as `with_serving`.
+    """
+    measured = profile.errors.get("measured", {})
+    if profile.host == NO_HOST:
+        return profile
+    if "belief_constants" in measured:
+        known = ServingConstants(**measured["belief_constants"])
+    else:
+        reference = load_profile(*REFERENCE)
+        same = replace(profile.host, carried_over=reference.host.carried_over) == reference.host
+        if not same:
+            raise ValueError(
+                f"{profile.model} on {profile.gpu}: its host time is not that of a shipped profile "
+                "(host.measured_on); serving runs are fitted to kernel times alone"
+            )
+        times = reference.errors["measured"]["belief_host"]
+        known = ServingConstants(
+            decode=1.0,
+            doubling=0.0,
+            prefill=1.0,
+            per_step=times["per_step_s"],
+            per_running=times["per_running_s"],
+            per_prefill=0.0,
+            per_request=0.0,
+        )
+    tables = {
+        layout: replace(entry, belief=_kernels(entry, layout, profile.gpu, known))
+        for layout, entry in profile.tables.items()
+    }
+    errors = {key: value for key, value in profile.errors.items() if key != "measured"}
+    return replace(
+        profile,
+        host=NO_HOST,
+        kernel_factors=None,
+        host_versions=None,
+        tables=tables,
+        errors=errors,
+    )
+
+
+def _times(constants: ServingConstants) -> HostTimes:
+    return HostTimes(
+        per_step_s=round(constants.per_step, 6),
+        per_running_s=round(constants.per_running, 8),
+        per_prefill_s=round(constants.per_prefill, 6),
+        per_request_s=round(constants.per_request, 5),
+    )
+
+
+def _decode(constants: ServingConstants, layout: str, gpu: str) -> float:
+    tp, dp, ep = read_layout(layout)
+    gpus = EngineShape(gpu, tp, dp=dp, ep=ep).gpus
+    return KernelFactors(decode=constants.decode, decode_per_doubling=constants.doubling).decode_on(
+        gpus
+    )
+
+
+def _estimate(entry: TpTable, layout: str, gpu: str, constants: ServingConstants) -> CostEstimate:
+    b, decode = entry.belief, _decode(constants, layout, gpu)
+    return replace(
+        b,
+        t0_s=round(b.t0_s * decode + constants.per_step, 7),
+        t1_s=round(b.t1_s * decode + constants.per_running, 9),
+        t2_s=float(f"{b.t2_s * decode:.6g}"),
+        prefill_s=float(f"{b.prefill_s * constants.prefill:.6g}"),
+    )
+
+
+def _kernels(entry: TpTable, layout: str, gpu: str, constants: ServingConstants) -> CostEstimate:
+    """What `_estimate` made it from, to its rounding."""
+    b, decode = entry.belief, _decode(constants, layout, gpu)
+    return replace(
+        b,
+        t0_s=round(max(0.0, b.t0_s - constants.per_step) / decode, 7),
+        t1_s=round(max(0.0, b.t1_s - constants.per_running) / decode, 9),
+        t2_s=float(f"{b.t2_s / decode:.6g}"),
+        prefill_s=float(f"{b.prefill_s / constants.prefill:.6g}"),
+    )

@@ -1,0 +1,1 @@
+"""Profiles of any model from its `config.json`: a roofline over operators, calibrated on tables."""

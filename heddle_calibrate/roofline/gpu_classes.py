@@ -1,0 +1,73 @@
+"""GPU classes by their data sheets: peak arithmetic, memory and links."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuClass:
+    """Peak figures of one GPU; dense arithmetic, without sparsity."""
+
+    name: str
+    bf16_flops: float
+    fp8_flops: float
+    """Equal to `bf16_flops` without FP8 units: weights are converted."""
+    bandwidth: float
+    """Bytes per second of its memory."""
+    memory: int
+    """Bytes."""
+    link: float
+    """Bytes per second to the other GPUs of its node, one direction."""
+    link_gpus: int
+    """GPUs that such links connect."""
+    nvlink: bool
+    """False: PCIe, which all GPUs of a node share when more than two take part."""
+    source: str
+
+
+def _gpu(
+    name: str,
+    bf16: float,
+    fp8: float,
+    bandwidth: float,
+    gib: float,
+    link: float,
+    source: str,
+    link_gpus: int = 8,
+) -> tuple[str, GpuClass]:
+    return name, GpuClass(
+        name=name,
+        bf16_flops=bf16 * 1e12,
+        fp8_flops=fp8 * 1e12,
+        bandwidth=bandwidth * 1e12,
+        memory=round(gib * 2**30),
+        link=link * 1e9,
+        nvlink=link > 100,
+        link_gpus=link_gpus,
+        source=source,
+    )
+
+
+GPU_CLASSES: Final[Mapping[str, GpuClass]] = MappingProxyType(
+    dict(
+        (
+            _gpu("a100", 312, 312, 2.039, 80, 300, "NVIDIA A100 80GB SXM data sheet"),
+            _gpu("h100", 989, 1979, 3.35, 80, 450, "NVIDIA H100 SXM data sheet"),
+            _gpu("h200", 989, 1979, 4.8, 141, 450, "NVIDIA H200 SXM data sheet"),
+            _gpu("h800", 989, 1979, 3.35, 80, 200, "H100 SXM with NVLink at 400 GB/s"),
+            _gpu("h20", 148, 296, 4.0, 96, 450, "NVIDIA H20 SXM data sheet"),
+            _gpu("b200", 2250, 4500, 7.7, 180, 900, "NVIDIA HGX B200 data sheet"),
+            _gpu("b300", 2250, 4500, 7.7, 268, 900, "NVIDIA HGX B300 data sheet"),
+            _gpu("gb200", 2500, 5000, 8.0, 185, 900, "NVIDIA GB200 NVL72 data sheet", 72),
+            _gpu("gb300", 2500, 5000, 8.0, 278, 900, "NVIDIA GB300 NVL72 data sheet", 72),
+            _gpu("l40s", 362, 733, 0.864, 45, 32, "NVIDIA L40S data sheet"),
+            _gpu("l40", 181, 362, 0.864, 45, 32, "NVIDIA L40 data sheet"),
+            _gpu("l4", 121, 242, 0.3, 22.5, 32, "NVIDIA L4 data sheet"),
+            _gpu("a10g", 70, 70, 0.6, 22.5, 32, "NVIDIA A10G, AWS G5 instances"),
+            _gpu("rtx-pro-6000", 467, 935, 1.792, 95, 64, "NVIDIA RTX PRO 6000 Server data sheet"),
+        )
+    )
+)  # fmt: skip
+"""By the names of latency profiles. Memory is what the driver reports."""

@@ -1,0 +1,102 @@
+"""Memory of an engine: parameters, weights on each GPU, and what they leave for KV."""
+
+from dataclasses import dataclass
+
+from heddle_calibrate.roofline.gpu_classes import GpuClass
+from heddle_calibrate.roofline.model_shape import WEIGHT_BYTES, LatentAttention, ModelShape
+from heddle_calibrate.roofline.operators import ACTIVATION_BYTES
+from heddle_core.ids import EngineShape
+
+MEMORY_SHARE = 0.9
+"""Of a GPU's memory that an engine uses (vLLM: ``--gpu-memory-utilization``)."""
+RUNTIME_BYTES, COLLECTIVES_BYTES = 3.5 * 2**30, 0.4e9
+"""CUDA context, kernels and graphs; and buffers of engines with several GPUs."""
+MAX_BATCHED_TOKENS = 8192
+"""Tokens of the iteration that activations are reserved for, vLLM's on large GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCounts:
+    """Parameters of a model's parts. Norms and biases are left out: less than 0.1 %."""
+
+    embedding: int
+    head: int
+    """0 where it is the embedding."""
+    attention: int
+    mlp: int
+    """Dense layers, shared experts and routers."""
+    experts: int
+    active_experts: int
+    """Of those that one token uses."""
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return self.embedding + self.head + self.attention + self.mlp + self.experts
+
+
+def count_parameters(model: ModelShape) -> ParameterCounts:
+    """Count the parameters by a model's sizes."""
+    experts = model.experts
+    mlp = 3 * model.hidden * model.intermediate * model.dense_layers
+    routed = chosen = 0
+    if experts is not None:
+        layers = model.layers - model.dense_layers
+        one = 3 * model.hidden * experts.intermediate
+        routed, chosen = layers * experts.count * one, layers * experts.per_token * one
+        mlp += layers * model.hidden * (3 * experts.shared_intermediate + experts.count)
+    embedding = model.vocabulary * model.hidden
+    return ParameterCounts(
+        embedding=embedding,
+        head=0 if model.tied else embedding,
+        attention=model.layers * _attention_parameters(model),
+        mlp=mlp,
+        experts=routed,
+        active_experts=chosen,
+    )
+
+
+def _attention_parameters(model: ModelShape) -> int:
+    latent = model.attention
+    if not isinstance(latent, LatentAttention):
+        return model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
+    query = model.heads * (latent.nope_dim + latent.rope_dim)
+    into = latent.query_rank * (model.hidden + query) if latent.query_rank else model.hidden * query
+    compressed = model.hidden * (latent.kv_rank + latent.rope_dim)
+    expansion = latent.kv_rank * model.heads * (latent.nope_dim + latent.value_dim)
+    return into + compressed + expansion + model.heads * latent.value_dim * model.hidden
+
+
+def weight_bytes_per_gpu(model: ModelShape, layout: EngineShape) -> float:
+    """Bytes of weights on each GPU: experts are cut or spread over all, the rest over a rank."""
+    p, of = count_parameters(model), model.precisions
+    # Heads fewer than GPUs, and the vectors of latent attention, are on several GPUs: little.
+    rank = (p.embedding + p.head) * WEIGHT_BYTES["bf16"]
+    rank += p.attention * WEIGHT_BYTES[of.attention] + p.mlp * WEIGHT_BYTES[of.mlp]
+    return rank / layout.tp + p.experts * WEIGHT_BYTES[of.experts] / layout.gpus
+
+
+def weights_read_bytes(model: ModelShape) -> int:
+    """Least bytes of weights that an iteration reads: without embedding and idle experts."""
+    p, of = count_parameters(model), model.precisions
+    read = (p.head or p.embedding) * WEIGHT_BYTES["bf16"]
+    read += p.attention * WEIGHT_BYTES[of.attention] + p.mlp * WEIGHT_BYTES[of.mlp]
+    return int(read + p.active_experts * WEIGHT_BYTES[of.experts])
+
+
+def activation_bytes_per_gpu(model: ModelShape, layout: EngineShape) -> float:
+    """Bytes of activations at the largest iteration: residuals, and the widest layer."""
+    wide = 3 * model.intermediate / layout.tp
+    if model.experts is not None:
+        experts = model.experts
+        cut = layout.gpus / layout.ep
+        wide = max(wide, 3 * experts.per_token * experts.intermediate / cut)
+    return MAX_BATCHED_TOKENS * ACTIVATION_BYTES * (2 * model.hidden + wide)
+
+
+def kv_capacity_tokens(model: ModelShape, layout: EngineShape, gpu: GpuClass) -> int:
+    """Tokens of KV that one attention rank holds; 0 where the weights leave no memory."""
+    free = MEMORY_SHARE * gpu.memory - RUNTIME_BYTES
+    free -= weight_bytes_per_gpu(model, layout) + activation_bytes_per_gpu(model, layout)
+    free -= COLLECTIVES_BYTES if layout.gpus > 1 else 0.0
+    return max(0, int(free / model.kv_bytes_per_token(layout.tp)))

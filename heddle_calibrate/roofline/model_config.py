@@ -1,0 +1,370 @@
+"""Reading a Hugging Face ``config.json`` as a `ModelShape`."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from heddle_calibrate.roofline.model_shape import (
+    ExpertLayers,
+    LatentAttention,
+    ModelShape,
+    Precision,
+    Precisions,
+)
+
+DENSE: Final = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Phi3ForCausalLM",
+    "MiMoForCausalLM",
+)
+EXPERTS: Final = (
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "GptOssForCausalLM",
+    "MiniMaxM2ForCausalLM",
+    "Glm4MoeForCausalLM",
+)
+LATENT: Final = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
+WITH_VISION: Final = (
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "KimiK25ForConditionalGeneration",
+)
+"""Their text part is modelled."""
+SUPPORTED: Final = (*DENSE, *EXPERTS, *LATENT, *WITH_VISION)
+REFUSED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Qwen3Next": "linear attention",
+        "Qwen3_5": "linear attention",
+        "KimiLinear": "linear attention",
+        "MiniMaxM1": "linear attention",
+        "MiniMaxM3": "sparse attention",
+        "DeepseekV32": "sparse attention",
+        "DeepseekV4": "sparse attention",
+        "GlmMoeDsa": "sparse attention",
+        "NemotronH": "Mamba layers",
+        "Mamba": "Mamba layers",
+        "Jamba": "Mamba layers",
+        "Bamba": "Mamba layers",
+        "GraniteMoeHybrid": "Mamba layers",
+        "DeciLM": "layers of different shapes",
+        "Llama4": "chunked attention",
+        "Gemma": "another form of layer",
+        "MiMoV2": "heads of different sizes in its sliding layers",
+        "Step3": "heads of different sizes in its sliding layers",
+    }
+)  # fmt: skip
+"""Beginnings of architectures that are refused, with the reason."""
+MEASURE: Final = "measure its engines instead (heddle calibrate measure)"
+
+
+MOST, MOST_LAYERS = 10**9, 10**4
+"""Larger numbers are mistakes."""
+
+
+class ModelConfigError(ValueError):
+    """A config.json that cannot be read, or a model that the roofline does not cover."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """The fields of one file, with errors that name it."""
+
+    place: str
+    values: Mapping[str, Any]
+
+    def count(self, *names: str, default: int | None = None) -> int:
+        """Return the first of `names` that is there, as a number of at least 0."""
+        for name in names:
+            value = self.values.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
+                raise ModelConfigError(
+                    f"{self.place}: {name} must be a whole number from 0 to {MOST:,}, not {value!r}"
+                )
+            return value
+        if default is not None:
+            return default
+        raise ModelConfigError(
+            f"{self.place}: the field {' or '.join(names)} is missing; give the complete "
+            "config.json of the model, as on its Hugging Face page"
+        )
+
+    def positive(self, *names: str, default: int | None = None) -> int:
+        """Return the same, at least 1."""
+        value = self.count(*names, default=default)
+        if value < 1:
+            raise ModelConfigError(f"{self.place}: {names[0]} must be at least 1, not {value}")
+        return value
+
+
+def read_model_config(
+    path: Path, *, name: str = "", precision: Precision | None = None
+) -> ModelShape:
+    """Read a config.json, or the one in a folder; `precision` overrides that of all linear layers.
+
+    Raises ModelConfigError with the file, the field and the remedy.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    values = _read(file)
+    quantization = file.with_name("hf_quant_config.json")
+    if values.get("quantization_config") is None and quantization.is_file():
+        values["quantization_config"] = _read(quantization).get("quantization")
+    return model_shape(
+        values,
+        place=str(file),
+        name=name or _name(file),
+        precision=precision,
+    )
+
+
+def _name(file: Path) -> str:
+    """Name of a model by its folder; that of a cache snapshot is the repository's."""
+    folder = file.resolve().parent
+    if folder.parent.name == "snapshots":
+        folder = folder.parent.parent
+    stem = folder.name if file.name == "config.json" else file.stem
+    return re.sub(r"^models--", "", stem).rpartition("--")[2].lower()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ModelConfigError(
+            f"cannot read {file}: {e.strerror}; give a config.json, or the folder that holds it"
+        ) from None
+    except (ValueError, RecursionError) as e:
+        raise ModelConfigError(f"{file}: not JSON ({e}); give a model's config.json") from None
+    if not isinstance(values, dict):
+        raise ModelConfigError(f"{file}: holds no JSON object; give a model's config.json")
+    return values
+
+
+def model_shape(
+    values: Mapping[str, Any], *, place: str, name: str, precision: Precision | None = None
+) -> ModelShape:
+    """Make a shape from the fields of a configuration; `place` names it in errors.
+
+    Raises ModelConfigError.
+    """
+    architecture = _architecture(values, place)
+    notes: list[str] = []
+    text = values
+    if architecture in WITH_VISION:
+        nested = values.get("text_config")
+        if not isinstance(nested, Mapping):
+            raise ModelConfigError(
+                f"{place}: text_config is missing; give the complete config.json"
+            )
+        text = {**nested, "tie_word_embeddings": values.get("tie_word_embeddings", False)}
+        notes.append("the vision part is left out: text only")
+    fields = _Fields(place, text)
+    layers = fields.positive("num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise ModelConfigError(
+            f"{place}: num_hidden_layers must be at most {MOST_LAYERS:,}, not {layers:,}"
+        )
+    hidden, heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
+    experts = _experts(fields)
+    if experts is None and architecture in (*EXPERTS, *LATENT):
+        fields.positive("num_experts", "n_routed_experts", "num_local_experts")
+    dense_layers = layers if experts is None else _dense_layers(fields, layers)
+    window, sliding = _sliding(fields, layers)
+    if text.get("num_nextn_predict_layers"):
+        notes.append("speculative decoding (multi-token prediction) is left out")
+    own = _precisions(values, text, place, layers)
+    return ModelShape(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=fields.positive("num_key_value_heads", default=heads),
+        head_dim=fields.positive("head_dim", default=hidden // heads),
+        vocabulary=fields.positive("vocab_size"),
+        intermediate=fields.positive("intermediate_size") if dense_layers else 0,
+        dense_layers=dense_layers,
+        tied=bool(text.get("tie_word_embeddings", False)),
+        precisions=own if precision is None else _overridden(precision, experts is not None),
+        attention=_latent(fields) if "kv_lora_rank" in text else None,
+        experts=experts,
+        window=window,
+        sliding_layers=sliding,
+        notes=tuple(notes),
+    )
+
+
+def _architecture(values: Mapping[str, Any], place: str) -> str:
+    named = values.get("architectures")
+    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        raise ModelConfigError(
+            f"{place}: the field architectures is missing; give the complete config.json of the "
+            "model, as on its Hugging Face page"
+        )
+    architecture = named[0]
+    if architecture in SUPPORTED:
+        return architecture
+    why = next((why for prefix, why in REFUSED.items() if architecture.startswith(prefix)), None)
+    said = f"has {why}, which is not modelled" if why else "is an unknown architecture"
+    raise ModelConfigError(
+        f"{place}: {architecture} {said}; {MEASURE}. Modelled: {', '.join(SUPPORTED)}"
+    )
+
+
+def _experts(fields: _Fields) -> ExpertLayers | None:
+    count = fields.count("num_experts", "n_routed_experts", "num_local_experts", default=0)
+    if count < 2:
+        return None
+    wide = fields.positive("moe_intermediate_size", "intermediate_size")
+    per_token = fields.positive("num_experts_per_tok", "num_experts_per_token")
+    if per_token > count:
+        raise ModelConfigError(
+            f"{fields.place}: num_experts_per_tok {per_token} is above the {count} experts there "
+            "are; correct one of the two"
+        )
+    shared = fields.count("shared_expert_intermediate_size", default=0)
+    return ExpertLayers(
+        count=count,
+        per_token=per_token,
+        intermediate=wide,
+        shared_intermediate=shared or wide * fields.count("n_shared_experts", default=0),
+    )
+
+
+def _dense_layers(fields: _Fields, layers: int) -> int:
+    first = fields.count("first_k_dense_replace", default=0)
+    every = fields.positive("decoder_sparse_step", default=1)
+    listed = fields.values.get("mlp_only_layers") or []
+    if not isinstance(listed, list):
+        raise ModelConfigError(f"{fields.place}: mlp_only_layers must be a list, not {listed!r}")
+    return sum(i < first or (i + 1) % every > 0 or i in listed for i in range(layers))
+
+
+def _latent(fields: _Fields) -> LatentAttention:
+    return LatentAttention(
+        kv_rank=fields.positive("kv_lora_rank"),
+        query_rank=fields.count("q_lora_rank", default=0),
+        rope_dim=fields.positive("qk_rope_head_dim"),
+        nope_dim=fields.positive("qk_nope_head_dim"),
+        value_dim=fields.positive("v_head_dim"),
+    )
+
+
+def _sliding(fields: _Fields, layers: int) -> tuple[int, int]:
+    """Window, and the number of layers that have it."""
+    values = fields.values
+    window = fields.count("sliding_window", default=0)
+    if not window or values.get("use_sliding_window") is False:
+        return 0, 0
+    kinds = values.get("layer_types")
+    if isinstance(kinds, list):
+        return window, sum(kind == "sliding_attention" for kind in kinds[:layers])
+    if values.get("use_sliding_window"):
+        return window, max(0, layers - fields.count("max_window_layers", default=0))
+    return window, layers
+
+
+# -- precision -------------------------------------------------------------------------------------
+
+ATTENTION = re.compile(r"attn(?!.*norm)")
+MLP = re.compile(r"shared_expert|mlp\\?\.(\(|gate_proj|up_proj|gate_up_proj|down_proj)")
+
+
+def _overridden(precision: Precision, experts: bool) -> Precisions:
+    """All linear layers; mxfp4 is of experts only, as gpt-oss has it."""
+    if precision == "mxfp4" and experts:
+        return Precisions(experts="mxfp4")
+    return Precisions(attention=precision, mlp=precision, experts=precision)
+
+
+def _precisions(
+    values: Mapping[str, Any], text: Mapping[str, Any], place: str, layers: int
+) -> Precisions:
+    quantization = values.get("quantization_config") or text.get("quantization_config")
+    if not quantization:
+        stated = str(text.get("torch_dtype") or text.get("dtype") or "bfloat16")
+        if stated not in ("bfloat16", "float16"):
+            raise ModelConfigError(
+                f"{place}: torch_dtype {stated} is not modelled; give --precision bf16, as engines "
+                "convert it (vLLM: --dtype bfloat16)"
+            )
+        return Precisions()
+    if not isinstance(quantization, Mapping):
+        raise ModelConfigError(f"{place}: quantization_config must be an object")
+    found = _quantized(quantization, place)
+    if found == "mxfp4":
+        return Precisions(experts=found)
+    names = [
+        str(name)
+        for field in ("ignore", "exclude_modules", "modules_to_not_convert")
+        if isinstance(quantization.get(field), list)
+        for name in quantization[field]
+    ]
+    return replace(
+        Precisions(experts=found),
+        attention="bf16" if _covers(names, ATTENTION, layers) else found,
+        mlp="bf16" if _covers(names, MLP, layers) else found,
+    )
+
+
+def _covers(names: list[str], kind: re.Pattern[str], layers: int) -> bool:
+    """Whether a list of unquantized modules has those of most layers, by name or by pattern."""
+    found = [name for name in names if kind.search(name)]
+    numbers = {m.group(1) for name in found if (m := re.search(r"layers\.(\d+)\b", name))}
+    everywhere = any(not re.search(r"layers\.\d+\b", name) for name in found)
+    return everywhere or len(numbers) * 2 > layers
+
+
+def _quantized(quantization: Mapping[str, Any], place: str) -> Precision:
+    method = str(quantization.get("quant_method") or quantization.get("quant_algo") or "").lower()
+    bits = quantization.get("bits")
+    groups = quantization.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    if isinstance(weights, Mapping):
+        bits, method = weights.get("num_bits"), f"{weights.get('type')}{weights.get('num_bits')}"
+    match method, bits:
+        case (("fp8" | "fbgemm_fp8" | "float8"), _):
+            return "fp8"
+        case "mxfp4", _:
+            return "mxfp4"
+        case (("nvfp4" | "float4"), _):
+            return "nvfp4"
+        case (("awq" | "gptq" | "int4"), 4):
+            return "int4"
+    raise ModelConfigError(
+        f"{place}: quantization_config {method or 'without quant_method'}"
+        f"{f' with {bits} bits' if bits else ''} is not modelled; "
+        "give --precision (bf16, fp8, mxfp4, nvfp4 or int4)"
+    )
+
+
+# -- known models ----------------------------------------------------------------------------------
+
+KNOWN = Path(__file__).with_name("configs.json")
+
+
+@cache
+def known_configs() -> Mapping[str, Mapping[str, Any]]:
+    """Read the configurations of `configs.json`, by their Hugging Face ids."""
+    values: dict[str, dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
+    return MappingProxyType(values)
+
+
+def known_config(name: str) -> Mapping[str, Any]:
+    """Return the configuration of a known model, by its id or the part after the slash.
+
+    Raises KeyError.
+    """
+    by_name = {key.partition("/")[2].lower(): key for key in known_configs()}
+    return known_configs()[by_name[name.rpartition("/")[2].lower()]]

@@ -1,0 +1,92 @@
+"""A model as the roofline sees it: sizes of its layers, precision of its weights, KV and memory."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+Precision = Literal["bf16", "fp8", "mxfp4", "nvfp4", "int4"]
+WEIGHT_BYTES: Final = MappingProxyType(
+    {
+        "bf16": 2.0,
+        "fp8": 1.0,
+        "mxfp4": 0.5 + 1 / 32,
+        "nvfp4": 0.5 + 1 / 16,
+        "int4": 0.5 + 2 / 128,
+    }
+)
+"""Bytes of a weight with its scales: mxfp4 has one byte for 32 weights, nvfp4 one for 16, int4
+(GPTQ, AWQ) two for 128. Scales of FP8 are for blocks of 128 x 128 and left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precisions:
+    """Precision of the weights; embeddings, router and LM head are bf16."""
+
+    attention: Precision = "bf16"
+    mlp: Precision = "bf16"
+    """Of dense layers and shared experts."""
+    experts: Precision = "bf16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (MLA): sizes of its compressed vectors and of a head's parts."""
+
+    kv_rank: int
+    query_rank: int
+    """0 where queries are not compressed."""
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLayers:
+    """Experts of every layer that has some."""
+
+    count: int
+    per_token: int
+    intermediate: int
+    shared_intermediate: int = 0
+    """Width of all shared experts together; 0 without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Sizes of a decoder."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    intermediate: int
+    """Of dense layers; 0 where every layer has experts."""
+    dense_layers: int
+    tied: bool
+    """True where input embedding and LM head are one matrix."""
+    precisions: Precisions
+    attention: LatentAttention | None = None
+    """None: grouped-query attention."""
+    experts: ExpertLayers | None = None
+    window: int = 0
+    """Tokens that a layer with sliding-window attention attends to."""
+    sliding_layers: int = 0
+    kv_element_bytes: int = 2
+    notes: tuple[str, ...] = ()
+    """What of the model is left out."""
+
+    def kv_bytes_per_token(self, tp: int = 1) -> int:
+        """Bytes that a token of a long context keeps on each GPU of a rank of `tp`.
+
+        Layers with a sliding window keep no more than the window, and are not counted, unless all
+        are such. Key-value heads fewer than GPUs are replicated; latent vectors always are.
+        """
+        if self.attention is not None:
+            numbers = self.attention.kv_rank + self.attention.rope_dim
+        else:
+            numbers = 2 * max(1, self.kv_heads // tp) * self.head_dim
+        layers = self.layers - self.sliding_layers or self.layers
+        return layers * numbers * self.kv_element_bytes

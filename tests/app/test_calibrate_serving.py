@@ -1,0 +1,90 @@
+"""`heddle calibrate serving`: predicting, fitting, and what is wrong with a table."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from heddle_calibrate.fit.serving_fit import ServingSample
+from heddle_calibrate.profiles import encode_profile
+from heddle_sim.profile_files import read_profile
+from tests.app.journals import Heddle
+from tests.calibrate.test_serving_fit import QWEN, made
+
+
+@pytest.fixture(scope="module")
+def known() -> list[ServingSample]:
+    return made()
+
+
+def written(path: Path, known: list[ServingSample]) -> Path:
+    names = (
+        "backend,backend_version,model,gpu,precision,tp,input_tokens,output_tokens,concurrency,"
+        "TTFT_ms,TPOT_ms"
+    )
+    with path.open("w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file)
+        out.writerow(names.split(","))
+        for sample in known:
+            r = sample.row
+            out.writerow(
+                [r.engine, r.version, r.model, r.gpu, r.precision, r.tp, r.input_tokens,
+                 r.output_tokens, r.concurrency, r.ttft_s * 1e3, r.tpot_s * 1e3]
+            )  # fmt: skip
+    return path
+
+
+def test_the_command_predicts_and_draws(heddle: Heddle, known: list[ServingSample]) -> None:
+    rows = written(Path("rows.csv"), known)
+    result = heddle("calibrate", "serving", rows, "--out", "page.html")
+    assert result.exit_code == 0, result.output
+    assert "vllm, errors in percent by model and GPU class" in result.output
+    assert "qwen3-8b h200" in result.output
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "Plotly.newPlot" in page
+    assert "qwen3-8b h100" in page
+
+
+def test_the_command_prints_json(heddle: Heddle, known: list[ServingSample]) -> None:
+    rows = written(Path("rows.csv"), known)
+    result = heddle("calibrate", "serving", rows, "--json")
+    report = json.loads(result.stdout)
+    assert report["schema"] == "heddle.serving/1"
+    assert len(report["runs"]) == len(known)
+    first = report["runs"][0]
+    error = first["tpot_predicted_ms"] / first["tpot_ms"] - 1
+    assert -0.6 < error < 0.6
+
+
+def test_the_command_fits_profiles_of_experts_and_other_precisions(
+    heddle: Heddle, known: list[ServingSample], tmp_path: Path
+) -> None:
+    rows = written(Path("rows.csv"), known)
+    other = replace(
+        QWEN["qwen3-8b", "h100"],
+        source=replace(QWEN["qwen3-8b", "h100"].source, precision="fp8", files=()),
+    )
+    Path("mine.json").write_bytes(encode_profile(other))
+    result = heddle("calibrate", "serving", rows, "--profile", "mine.json", "--fit", "out")
+    assert result.exit_code == 0, result.output
+    assert "TPOT without" in result.output
+    profile = read_profile(Path("out") / "qwen3-8b.h100.json")
+    assert profile.errors["measured"]["tpot_mean_abs_pct"] < 2
+    assert profile.kernel_factors is not None
+
+
+def test_tables_that_no_profile_covers_are_refused(
+    heddle: Heddle, known: list[ServingSample]
+) -> None:
+    strange = [replace(s, row=replace(s.row, model="other")) for s in known]
+    result = heddle("calibrate", "serving", written(Path("rows.csv"), strange))
+    assert result.exit_code == 2
+    assert "no row can be predicted: no profile of other on h100 (18)" in result.stderr
+
+
+def test_a_missing_table_is_named(heddle: Heddle) -> None:
+    result = heddle("calibrate", "serving", "none.csv")
+    assert result.exit_code == 2
+    assert "cannot read none.csv" in result.stderr

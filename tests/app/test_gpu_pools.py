@@ -1,0 +1,227 @@
+"""Clusters of several GPU classes, from the command line to the journal."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from heddle import PoolConfig, load_run, simulate
+from heddle.cluster_profiles import load_profiles
+from heddle.comparison import compare
+from heddle.config import ClusterConfig, PolicyConfig, RunConfig
+from heddle.config_files import ConfigError, from_builtins, to_builtins
+from heddle.gpu_pools import read_pool, read_tags
+from heddle.planning import plan
+from heddle.runs.replay import replay
+from heddle.setup import Workspace, prepare
+from heddle.tuning import tuning
+from heddle_core.events import EngineReady, TrajectoryFinished
+from heddle_core.presets import PRESETS
+from heddle_sim.profile_files import PROFILE_FOLDER, ProfileError
+from tests.app.journals import Heddle
+
+TWO = (PoolConfig(gpu="h100", gpus=2), PoolConfig(gpu="l40s", gpus=4, tp=2))
+
+
+def on_two(config: RunConfig, policy: str = "verl", **cluster: object) -> RunConfig:
+    """The same run on 2 H100 and 4 L40S."""
+    pools = {"pool": TWO, "max_running": 2, **cluster}
+    return replace(
+        config,
+        cluster=ClusterConfig(**pools),  # type: ignore[arg-type]
+        policy=PolicyConfig(preset=policy),
+    )
+
+
+def test_pools_say_classes_and_gpus_of_the_whole_cluster():
+    cluster = ClusterConfig(pool=TWO, tp=1)
+    assert cluster.pools == {"h100": 2, "l40s": 4}
+    assert (cluster.gpu, cluster.gpus, cluster.engines) == ("h100", 6, 4)
+    assert [(c.gpu, c.gpus, c.tp) for c in cluster.classes] == [("h100", 2, 1), ("l40s", 4, 2)]
+    assert cluster.tps == "1 (h100), 2 (l40s)"
+    one = ClusterConfig(gpu="h200", gpus=16)
+    assert one.pools == {"h200": 16}
+    assert one.classes == (one,)
+
+
+def test_a_configuration_with_pools_is_read_back(config: RunConfig):
+    given = on_two(config)
+    assert from_builtins(json.loads(json.dumps(to_builtins(given))), "run") == given
+
+
+@pytest.mark.parametrize("policy", PRESETS)
+def test_every_preset_ends_all_trajectories_on_two_classes_and_replays(
+    policy: str, config: RunConfig, tmp_path: Path
+):
+    run = load_run(simulate(on_two(config, policy, failures="e0@1"), out=tmp_path).path)
+    events = [entry.event for entry in run.entries()]
+    assert sum(isinstance(e, TrajectoryFinished) for e in events) == 6
+    assert {e.shape.gpu for e in events if isinstance(e, EngineReady)} == {"h100", "l40s"}
+    assert replay(run).divergence is None
+    bound = prepare(on_two(config, policy)).bound()
+    assert run.summary["makespan_s"] >= bound.makespan_s * (1 - 1e-9)
+
+
+def test_one_pool_is_the_cluster_of_its_class(config: RunConfig, tmp_path: Path):
+    plain = replace(config, cluster=ClusterConfig(gpu="l40s", gpus=4, tp=2))
+    pool = (PoolConfig(gpu="l40s", gpus=4, tp=2),)
+    for policy in ("heddle", "verl"):
+        runs = [
+            load_run(
+                simulate(
+                    replace(config, cluster=cluster, policy=PolicyConfig(preset=policy)),
+                    out=tmp_path,
+                ).path
+            )
+            for cluster in (plain.cluster, ClusterConfig(pool=pool))
+        ]
+        first, second = ([(e.event, e.commands) for e in run.entries()] for run in runs)
+        assert first == second
+        assert runs[0].summary == runs[1].summary
+
+
+def test_a_plan_names_the_class_of_each_group(config: RunConfig):
+    found = plan(on_two(config), planner="exact").plain()
+    assert found["cluster"]["pools"] == {"h100": 2, "l40s": 4}
+    assert found["cluster"]["profile"] == "qwen3-14b.h100, qwen3-14b.l40s"
+    assert {group["gpu"] for group in found["groups"]} <= {"h100", "l40s"}
+    assert all(name.split()[0] in ("h100", "l40s") for name in found["tp_mix"])
+
+
+def test_a_comparison_names_its_pools(config: RunConfig, tmp_path: Path):
+    found = compare(on_two(config), ["verl", "heddle"], out=tmp_path, jobs=1).plain()
+    assert found["cluster"]["pools"] == [
+        {"gpu": "h100", "gpus": 2, "tp": 1},
+        {"gpu": "l40s", "gpus": 4, "tp": 2},
+    ]
+    assert found["cluster"]["gpu"] == "h100, l40s"
+    assert all(row["bound_fraction"] <= 1.0 for row in found["policies"])
+
+
+def test_the_best_setting_is_looked_for_on_each_class(config: RunConfig):
+    found = tuning(on_two(config), tps=[1, 2], workspace=Workspace())
+    assert found.tps == (
+        *("1 (h100), 1 (l40s)", "1 (h100), 2 (l40s)"),
+        *("2 (h100), 1 (l40s)", "2 (h100), 2 (l40s)"),
+    )
+    assert found.base.classes[1].tp == 2
+    [first, *_] = found.variants(on_two(config), ["verl"], Workspace())
+    assert first.name == "verl@tp1@h100+1@l40s"
+
+
+def test_tp_choices_hold_for_each_class_as_far_as_it_has_them():
+    cluster = ClusterConfig(pool=TWO, tp_choices=(1, 4))
+    assert [each.tps for each in load_profiles(cluster).classes] == [(1,), (1, 4)]
+    wide = (PoolConfig(gpu="h100", gpus=8), PoolConfig(gpu="l40s", gpus=4))
+    with pytest.raises(ProfileError, match="pool of h100: none of the TP degrees in tp_choices"):
+        load_profiles(ClusterConfig(pool=wide, tp_choices=(3,)))
+    with pytest.raises(ValueError, match="pool of h100: tp_choices must list degrees"):
+        ClusterConfig(pool=TWO, tp_choices=(4,))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--pool h100:8 --pool H100:4", "GPU class H100 is named twice, with 8 and 4 GPUs"),
+        ("--pool h100:0", "the pool of h100 has 0 GPUs: give it 1 or more"),
+        ("--pool h100:8 --pool x9:8", "pool of x9: unknown GPU 'x9'"),
+        ("--pool h100:8 --gpus 16", "--gpus 16: cluster.gpus beside the pools of --pool h100:8"),
+        ("--pool h100:8 --gpu l40s", "--gpu l40s: cluster.gpu beside the pools"),
+        ("--pool h100", "'h100' is no pool of GPUs: write CLASS:GPUS"),
+        ("--pool h100:4:dp=2", "is no pool of GPUs: write CLASS:GPUS"),
+        ("--pool h100:4:tp=0", "the pool of h100 has tp = 0: take 1 or more"),
+        ("--pool h100:4:profile=x.toml", "give the path of a profile file, ending in .json"),
+        ("--pool h100:3:tp=2", "pool of h100: gpus = 3 is not divisible by tp = 2"),
+        ("--pool h100:8 --pool l40s:8 --tp 4,4", "mix names engines of one GPU class"),
+        ("--pool h100:8 --pool l40s:8 --standby-tp 4", "standby_tp names engines of one GPU class"),
+        ("--pool h100:2 --pool l40s:2 --tag x=h100", "--tag x=h100: the workload has no such task"),
+        ("--pool h100:2 --pool l40s:2 --tag coding=h20", "there are no GPUs of class h20"),
+        ("--pool h100:2 --tag coding", "'coding' is not TASK=CLASS"),
+        (
+            "--pool h100:8 --pool l40s:1 --model qwen3-32b",
+            "pool of l40s: qwen3-32b on l40s cannot run at TP 1",
+        ),
+    ],
+)
+def test_pools_that_cannot_be_are_refused(
+    options: str, said: str, trace: Path, refused: Callable[..., str]
+):
+    assert said in refused("simulate", trace, *options.split(), "--policy", "rollart")
+
+
+def test_a_class_that_holds_no_context_is_named(refused: Callable[..., str], tmp_path: Path):
+    path = tmp_path / "long.jsonl"
+    step = {"output_tokens": 10}
+    record = {
+        "trajectory_id": "a/0",
+        "group_id": "a",
+        "workload": "math",
+        "prompt_tokens": 400_000,
+        "steps": [step],
+    }
+    path.write_text(json.dumps(record) + "\n")
+    pools = ("--pool", "h100:8:tp=8", "--pool", "l40s:1")
+    assert "qwen3-14b on l40s at TP 1 holds" in refused(
+        "simulate", path, *pools, "--policy", "verl"
+    )
+    assert "qwen3-14b on l40s at TP 1 holds" in refused("plan", path, *pools)
+
+
+def test_tables_of_pools_are_checked_by_key(
+    trace: Path, tmp_path: Path, refused: Callable[..., str]
+):
+    toml = tmp_path / "mixed.toml"
+    toml.write_text('[[cluster.pool]]\ngpu = "h100"\ngpu_count = 8\n')
+    assert "cluster.pool.gpu_count is not a key" in refused("simulate", trace, toml)
+    toml.write_text('[[cluster.pool]]\ngpu = "h100"\ngpus = "many"\n')
+    assert "mixed.toml: cluster.pool.gpus" in refused("simulate", trace, toml)
+
+
+def test_loops_and_vllm_engines_take_one_class(
+    trace: Path, refused: Callable[..., str], tmp_path: Path
+):
+    toml = tmp_path / "mixed.toml"
+    toml.write_text('[[cluster.pool]]\ngpu = "h100"\ngpus = 8\n')
+    assert "give --gpu and --gpus in place of pools" in refused(
+        "loop", trace, toml, "--regimes", "sync"
+    )
+    vllm = ("--engine", "vllm", "--model-dir", tmp_path)
+    assert "leave the pools out" in refused("run", trace, toml, *vllm)
+
+
+def test_a_pool_may_have_a_profile_file_of_the_same_model(
+    config: RunConfig, tmp_path: Path, heddle: Heddle, trace: Path
+):
+    found = json.loads((PROFILE_FOLDER / "qwen3-14b.l40s.json").read_text())
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**found, "gpu": "new"}))
+    pools = ("--pool", "h100:2", "--pool", f"new:2:profile={path}")
+    result = heddle("simulate", trace, *pools, "--policy", "heddle")
+    assert result.exit_code == 0, result.output
+    assert "2 x h100 + 2 x new" in result.output
+    for change, said in (
+        ({"gpu": "new", "model": "other"}, "a cluster serves one model"),
+        ({"gpu": "new", "kv_bytes_per_token": 1}, "no KV can move between them"),
+        ({}, "is a profile of l40s"),
+    ):
+        path.write_text(json.dumps({**found, **change}))
+        failed = heddle("simulate", trace, *pools, "--policy", "heddle")
+        assert failed.exit_code == 2
+        assert said in failed.output
+
+
+def test_tags_and_pools_are_read_as_written():
+    assert read_pool("h20:32:tp=2") == {"gpu": "h20", "gpus": 32, "tp": 2}
+    assert read_tags(("swe=H800", "a=b=h20")) == {"swe": "h800", "a=b": "h20"}
+    with pytest.raises(ValueError, match="'a' is tagged twice"):
+        read_tags(("a=h20", "a=h800"))
+    with pytest.raises(ConfigError, match="there are no GPUs of class h20"):
+        prepare(
+            RunConfig(
+                trace="traces/tiny.jsonl",
+                cluster=ClusterConfig(pool=TWO),
+                policy=PolicyConfig(preset="rollart", tags=("coding=h20",)),
+            )
+        )

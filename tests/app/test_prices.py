@@ -1,0 +1,396 @@
+"""GPU-hours and dollars of runs, comparisons, loops and plans, by hand; and the objective cost."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from heddle.cluster_config import ClusterConfig
+from heddle.comparison import PolicyResult, compare, policy_results
+from heddle.config import RunConfig
+from heddle.config_files import ConfigError, ConfigSource, resolve
+from heddle.gpu_pools import PoolConfig
+from heddle.loop.comparison import compare_regimes
+from heddle.loop.config import LoopConfig
+from heddle.loop.plan import plan_loop
+from heddle.loop.splits import splits
+from heddle.objective import Objective
+from heddle.planning import plan
+from heddle.prices import Prices, prices_of, shipped_prices
+from heddle.runs import load_run
+from heddle.runs.bound import Bound
+from heddle.runs.ideal import Ideal
+from heddle.simulation import RunResult, simulate
+from heddle.tuning import Variant
+from heddle_sim.profile_files import PROFILE_FOLDER, read_profile
+from heddle_trace.files import write_trace
+from heddle_trace.synth import synth
+from tests.app.conftest import ROOT
+from tests.app.journals import Heddle
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("prices") / "search.jsonl.gz"
+    write_trace(path, synth("search", trajectories=48, samples_per_group=4, seed=1))
+    return str(path)
+
+
+def loop(trace: str, *, gpus: int = 8, **changes: object) -> LoopConfig:
+    cluster = ClusterConfig(model="qwen3-8b", gpus=gpus, tp=2)
+    config = LoopConfig(
+        run=RunConfig(trace=trace, cluster=cluster),
+        regimes=("sync",),
+        groups=3,
+        samples=4,
+        steps=4,
+        train_gpus=2,
+    )
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def own_class(folder: Path, name: str) -> str:
+    """A profile file of a GPU class that no table knows."""
+    profile = replace(read_profile(PROFILE_FOLDER / "qwen3-14b.h100.json"), gpu=name)
+    path = folder / "own.json"
+    path.write_bytes(msgspec.json.encode(profile))
+    return str(path)
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def test_every_row_of_the_table_has_a_source_and_a_date():
+    rows = shipped_prices()
+    assert {"a100", "l40s", "h100", "h200", "b200", "h20", "gb200"} <= rows.keys()
+    for gpu, row in rows.items():
+        assert gpu == gpu.lower()
+        assert row.source
+        assert len(row.date.split("-")) == 3
+        assert row.dollars_per_hour is None or row.dollars_per_hour > 0.0
+        sourced = "https://" in row.source or row.source.startswith(("derived", "none"))
+        assert sourced, f"{gpu} has neither a source nor a word that it is derived"
+    assert rows["gb200"].dollars_per_hour is None
+    h20, h800 = rows["h20"].dollars_per_hour, rows["h800"].dollars_per_hour
+    assert h20 is not None
+    assert h800 is not None
+    assert h20 == pytest.approx(h800 / 2.85, abs=5e-4)
+
+
+def test_the_table_is_listed_with_its_sources(heddle: Heddle):
+    shown = heddle("prices").output
+    listed = json.loads(heddle("prices", "--json").stdout)
+    assert listed["schema"] == "heddle.prices/1"
+    for row in listed["prices"]:
+        assert row["source"] in shown
+        line = next(at for at in shown.splitlines() if at.startswith(f"  {row['gpu']} "))
+        dollars = row["dollars_per_hour"]
+        assert line.split()[1] == ("-" if dollars is None else f"{dollars:.2f}")
+
+
+def test_a_cost_is_gpus_times_hours_times_price_over_all_classes():
+    prices = prices_of({"h20": 1.0, "H100": 2.0})
+    cost = prices.cost({"h100": 8, "h20": 4}, 1800.0)
+    assert cost.gpu_hours == pytest.approx(6.0)
+    assert cost.dollars == pytest.approx(8 * 0.5 * 2.0 + 4 * 0.5 * 1.0)
+    unpriced = prices.cost({"h100": 8, "gb200": 4}, 1800.0)
+    assert unpriced.gpu_hours == pytest.approx(6.0)
+    assert unpriced.dollars is None
+    assert prices.cost({}, 1800.0).plain() == {"gpu_hours": 0.0, "dollars": 0.0}
+
+
+def test_prices_in_words_have_their_source_and_the_remedy():
+    prices = prices_of({"h100": 2.0})
+    assert prices.text(["h100", "h200", "l40s", "gb200"]) == (
+        "h100 at $2.00 a GPU-hour (given); "
+        "h200 at $3.60, l40s at $0.80 a GPU-hour (heddle prices, 2026-03-10); "
+        "gb200 without a price: give --price gb200=DOLLARS"
+    )
+
+
+# -- what is counted ------------------------------------------------------------------------------
+
+
+def test_a_run_pays_for_all_gpus_until_its_makespan(config: RunConfig, tmp_path: Path):
+    done = simulate(replace(config, prices={"h100": 7.2}), out=tmp_path / "runs")
+    hours = 2 * done.summary["makespan_s"] / 3600
+    assert done.summary["gpu_hours"] == pytest.approx(hours)
+    assert done.summary["dollars"] == pytest.approx(7.2 * hours)
+    assert load_run(done.path).summary["dollars"] == done.summary["dollars"]
+    row = done.row()
+    assert (row["gpu_hours"], row["dollars"]) == (
+        done.summary["gpu_hours"],
+        done.summary["dollars"],
+    )
+
+
+def test_a_run_directory_keeps_the_price_that_it_was_counted_with(
+    config: RunConfig, tmp_path: Path
+):
+    shipped = simulate(config, out=tmp_path / "runs")
+    assert load_run(shipped.path).config.prices == {"h100": 2.7}
+    own = simulate(replace(config, prices={"h100": 1.5}), out=tmp_path / "runs")
+    assert load_run(own.path).config.prices == {"h100": 1.5}
+
+
+def test_a_comparison_has_mean_gpu_hours_and_dollars_of_each_policy(
+    config: RunConfig, tmp_path: Path
+):
+    found = compare(config, ["verl", "slime"], seeds=2, out=tmp_path / "runs")
+    plain = found.plain()
+    assert plain["prices"] == {"h100": 2.7}
+    assert plain["objective"] == "makespan"
+    for row in plain["policies"]:
+        hours = 2 * row["makespan_s"]["mean"] / 3600
+        assert row["gpu_hours"] == pytest.approx(hours)
+        assert row["dollars"] == pytest.approx(2.7 * hours)
+    means = {row["policy"]: row["makespan_s"]["mean"] for row in plain["policies"]}
+    assert plain["ranking"] == sorted(means, key=lambda name: means[name])
+
+
+def test_pools_of_several_classes_pay_each_class_its_price(trace: Path, tmp_path: Path):
+    pools = (PoolConfig(gpu="h100", gpus=2), PoolConfig(gpu="l40s", gpus=4))
+    cluster = ClusterConfig(model="qwen3-8b", pool=pools, max_running=2)
+    found = compare(RunConfig(trace=str(trace), cluster=cluster), ["verl"], out=tmp_path / "runs")
+    (row,) = found.plain()["policies"]
+    hours = row["makespan_s"]["mean"] / 3600
+    assert row["gpu_hours"] == pytest.approx(6 * hours)
+    assert row["dollars"] == pytest.approx((2 * 2.7 + 4 * 0.8) * hours)
+    assert found.plain()["prices"] == {"h100": 2.7, "l40s": 0.8}
+
+
+def test_a_plan_has_gpu_hours_and_dollars_of_its_estimate(config: RunConfig):
+    plain = plan(replace(config, prices={"h100": 3.0})).plain()
+    hours = 2 * plain["estimated_makespan_s"] / 3600
+    assert plain["gpu_hours"] == pytest.approx(hours)
+    assert plain["dollars"] == pytest.approx(3.0 * hours)
+    assert plain["prices"] == {"h100": 3.0}
+
+
+def test_a_loop_pays_for_engines_trainer_and_rewards(prompts: str, tmp_path: Path):
+    made = loop(prompts, reward_gpus=2, reward_s="1", gpus=8)
+    (split,) = splits(made, [2], [2])
+    assert (split.run.cluster.gpus, split.train_gpus) == (4, 2)
+    (row,) = compare_regimes([split], out=tmp_path / "runs").tried
+    hours = 8 * 1000 / row.samples_per_s / 3600
+    plain = row.plain()
+    assert plain["gpu_hours_per_1k_samples"] == pytest.approx(hours)
+    assert plain["dollars_per_1k_samples"] == pytest.approx(2.7 * hours)
+    (folder,) = (tmp_path / "runs").iterdir()
+    kept = load_run(folder)
+    assert kept.summary["gpu_hours"] == pytest.approx(8 * row.runs[0].duration_s / 3600)
+    assert kept.summary["dollars"] == pytest.approx(2.7 * kept.summary["gpu_hours"])
+    assert kept.config.prices == {"h100": 2.7}
+
+
+def test_a_plan_of_a_loop_has_costs_of_estimates_and_of_simulations(prompts: str):
+    made = plan_loop(splits(loop(prompts), [2, 4], [2]), simulate=1)
+    first, second = made.plain()["estimates"]
+    for row in (first, second):
+        hours = 8 * row["estimated_step_s"] / 12 * 1000 / 3600
+        assert row["estimated_gpu_hours_per_1k_samples"] == pytest.approx(hours)
+        assert row["estimated_dollars_per_1k_samples"] == pytest.approx(2.7 * hours)
+    simulated = made.simulated[0].cost_per_1k_samples.dollars
+    assert first["simulated_dollars_per_1k_samples"] == simulated
+    assert second["simulated_dollars_per_1k_samples"] is None
+    assert made.plain()["best_simulated_dollars_per_1k_samples"] == simulated
+
+
+# -- prices of one's own, and none ----------------------------------------------------------------
+
+
+def test_a_price_is_replaced_by_option_and_by_file(heddle: Heddle, trace: Path, tmp_path: Path):
+    toml = tmp_path / "own.toml"
+    toml.write_text("[prices]\nh100 = 36\nh20 = 2\n")
+    cluster = ("--gpus", 2, "--max-running", 2, "--json")
+
+    def dollars_of_a_gpu_hour(*args: object) -> float:
+        shown = json.loads(heddle("simulate", trace, *args, *cluster).stdout)
+        return float(shown["dollars"] / shown["gpu_hours"])
+
+    assert dollars_of_a_gpu_hour() == pytest.approx(2.7)
+    assert dollars_of_a_gpu_hour(toml) == pytest.approx(36.0)
+    assert dollars_of_a_gpu_hour(toml, "--price", "h100=0.5") == pytest.approx(0.5)
+    assert dollars_of_a_gpu_hour("--price", "h20=9", "--price", "H100=4") == pytest.approx(4.0)
+    assert dollars_of_a_gpu_hour("--set", "prices.h100=3") == pytest.approx(3.0)
+
+
+def test_a_class_without_a_price_shows_a_dash_and_what_to_do(
+    heddle: Heddle, trace: Path, tmp_path: Path
+):
+    options = ("--model", own_class(tmp_path, "mine"), "--gpus", 2, "--max-running", 2)
+    shown = heddle("compare", trace, "--policies", "verl,slime", *options)
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.count("give --price mine=DOLLARS") == 1
+    table = [line.split() for line in shown.output.splitlines() if line.startswith("verl ")]
+    assert "-" in table[0]
+    plain = json.loads(heddle("compare", trace, "--policies", "verl", *options, "--json").stdout)
+    assert plain["prices"] == {"mine": None}
+    assert plain["policies"][0]["dollars"] is None
+    assert plain["policies"][0]["gpu_hours"] > 0.0
+    priced = heddle(
+        *("compare", trace, "--policies", "verl", *options, "--json"), "--price", "mine=3"
+    )
+    assert json.loads(priced.stdout)["prices"] == {"mine": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            ("--price", "h100=-1"),
+            "--price h100=-1: prices.h100 must be from 0 to below 100,000",
+        ),
+        (("--price", "h100=nan"), "h100 must be from 0 to below 100,000"),
+        (("--price", "h100=1e9"), "h100 must be from 0 to below 100,000"),
+        (("--price", "h100"), "such as h100=2.1"),
+        (("--price", "2.1"), "such as h100=2.1"),
+        (("--price", "h100=two"), "such as h100=2.1"),
+        (("--price", "=2"), "such as h100=2.1"),
+        (("--price", "h10=2"), "did you mean 'h100'?"),
+        (("--price", "abacus=2"), "no such GPU class. Known: a100, "),
+        (("--set", "prices.h100=x"), "prices.h100 must be a number, not 'x'"),
+        (("--set", "prices.h100=true"), "prices.h100 must be a number, not True"),
+        (("--set", "prices=2"), "write [prices]"),
+    ],
+)
+def test_a_wrong_price_is_one_message(
+    refused: Refused, trace: Path, wrong: tuple[str, ...], said: str
+):
+    cluster = ("--gpus", 2, "--max-running", 2)
+    assert said in refused("simulate", trace, *cluster, *wrong)
+    assert said in refused("compare", trace, "--policies", "verl", *cluster, *wrong)
+    assert said in refused("plan", trace, *cluster, *wrong)
+
+
+def test_a_wrong_price_in_a_file_names_file_and_key(tmp_path: Path):
+    def read(values: dict[str, object]) -> None:
+        resolve([ConfigSource("a.toml", {"trace": "t", "prices": values})])
+
+    with pytest.raises(ConfigError, match=r"a\.toml: prices\.h100 must be from 0"):
+        read({"h100": -2.0})
+    with pytest.raises(ConfigError, match=r"a\.toml: prices\.h100 must be a number"):
+        read({"h100": "cheap"})
+
+
+def test_a_wrong_price_in_python_is_refused_too(config: RunConfig, tmp_path: Path):
+    for price in (-1.0, float("nan"), 1e9):
+        with pytest.raises(ConfigError, match="price of 'h100' must be from 0"):
+            simulate(replace(config, prices={"h100": price}), out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ranking_by_cost_needs_every_price(refused: Refused, trace: Path, tmp_path: Path):
+    own = ("--model", own_class(tmp_path, "mine"), "--objective", "cost")
+    said = "mine has none: give --price mine=DOLLARS"
+    assert said in refused("compare", trace, "--policies", "verl", *own, "--gpus", 2)
+    assert said in refused("plan", trace, *own, "--gpus", 2)
+    assert not list(Path().iterdir()), "refused before anything runs"
+
+
+def test_a_loop_is_not_ranked_by_cost_without_a_price(
+    prompts: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("heddle.prices.shipped_prices", dict)
+    made = splits(loop(prompts), [2], [2])
+    for refuse in (compare_regimes, plan_loop):
+        with pytest.raises(ConfigError, match="h100 has none: give --price h100=DOLLARS"):
+            refuse(made, objective="cost")
+    (row,) = compare_regimes(made).regimes
+    assert row.plain()["dollars_per_1k_samples"] is None
+    assert row.plain()["gpu_hours_per_1k_samples"] > 0.0
+
+
+# -- the objective --------------------------------------------------------------------------------
+
+
+def best_of(objective: Objective) -> list[str]:
+    """The best setting of a policy that is faster on twice the GPUs, and dearer."""
+    prices = Prices({})
+    settings = {"small": (8, 100.0), "large": (16, 60.0)}
+    variants, runs = [], []
+    for name, (gpus, makespan_s) in settings.items():
+        variants.append(
+            Variant(
+                name=name,
+                policy="verl",
+                cluster=ClusterConfig(gpus=gpus),
+                swept=True,
+                baseline=True,
+            )
+        )
+        paid = prices.cost({"h100": gpus}, makespan_s).plain()
+        summary = {"makespan_s": makespan_s, "throughput_tok_s": 1e5 / makespan_s, **paid}
+        runs.append([RunResult("verl", 0, Path(name), summary, 0.0)])
+    bound = Bound(makespan_s=50.0, solo_s=50.0, capacity_s=10.0, tools_s=0.0, prices={})
+    ideal = Ideal(fluid_s=55.0, equal_progress_s=58.0)
+    rows: tuple[PolicyResult, ...] = policy_results(variants, runs, bound, ideal, objective)
+    return [row.policy for row in rows if row.best]
+
+
+def test_the_best_setting_follows_the_objective():
+    assert best_of("makespan") == ["large"]
+    assert best_of("cost") == ["small"]
+
+
+def test_splits_and_plans_of_a_loop_follow_the_objective(prompts: str):
+    # Twice the engines make a step shorter, and not twice as short.
+    both = [*splits(loop(prompts, gpus=4), [2], [2]), *splits(loop(prompts, gpus=16), [2], [2])]
+    fast = compare_regimes(both)
+    cheap = compare_regimes(both, objective="cost")
+    assert [row.setup.gpus for row in fast.regimes] == [16]
+    assert [row.setup.gpus for row in cheap.regimes] == [4]
+    small, large = fast.tried
+    assert small.step_s.mean > large.step_s.mean
+    dollars = [row.cost_per_1k_samples.dollars for row in (small, large)]
+    assert dollars[0] is not None
+    assert dollars[1] is not None
+    assert dollars[0] < dollars[1]
+    assert plan_loop(both, simulate=2).best[0].setup.gpus == 16
+    assert plan_loop(both, simulate=2, objective="cost").best[0].setup.gpus == 4
+    assert plan_loop(both, simulate=1, objective="cost").estimates[0].setup.gpus == 4
+
+
+def test_prices_of_classes_decide_by_cost(prompts: str):
+    """The faster class is not the cheaper one at every price."""
+
+    def best(objective: Objective, h200: float) -> str:
+        made = []
+        for gpu in ("h100", "h200"):
+            one = loop(prompts)
+            cluster = replace(one.run.cluster, gpu=gpu)
+            run = replace(one.run, cluster=cluster, prices={"h100": 2.0, "h200": h200})
+            made += splits(replace(one, run=run), [2], [2])
+        (row,) = compare_regimes(made, objective=objective).regimes
+        return row.setup.config.run.cluster.gpu
+
+    assert best("makespan", 20.0) == "h200"
+    assert best("cost", 20.0) == "h100"
+    assert best("cost", 2.0) == "h200"
+
+
+def test_the_tables_show_dollars_where_the_objective_is_cost(heddle: Heddle, prompts: str):
+    small = ("--model", "qwen3-8b", "--gpus", 8, "--groups", 3, "--samples", 4, "--steps", 4)
+    options = ("--regimes", "sync", "--train-gpus", "2,4", "--tp", 2, *small)
+    shown = heddle("loop", prompts, *options, "--objective", "cost", "--price", "h100=36")
+    assert shown.exit_code == 0, shown.output
+    assert "mean dollars of 1,000 samples" in shown.output
+    assert "h100 at $36.00 a GPU-hour (given)" in shown.output
+    planned = heddle("plan", "--loop", prompts, *options, "--objective", "cost")
+    assert planned.exit_code == 0, planned.output
+    assert "best by cost" in planned.output
+    assert "--objective cost" in planned.output.splitlines()[-1]
+
+
+def test_the_pages_list_the_keys_of_costs():
+    cli = (ROOT / "docs" / "cli.md").read_text()
+    page = (ROOT / "docs" / "loop.md").read_text()
+    for key in ("gpu_hours", "dollars", "prices", "objective", "ranking"):
+        assert f"`{key}`" in cli, key
+    for key in ("prices", "objective", "ranking"):
+        assert f"`{key}`" in page, key

@@ -1,0 +1,96 @@
+"""`heddle profile`: profiles from a configuration, and those that are shipped."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle_calibrate.roofline.efficiency import shipped_efficiencies
+from heddle_calibrate.roofline.model_config import known_config
+from heddle_sim.profile_files import read_profile
+from tests.app.journals import Heddle
+
+
+def done(heddle: Heddle, *args: object) -> str:
+    result = heddle("profile", *args)
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)
+
+
+def test_from_config_states_operators_capacity_and_error(heddle: Heddle, tmp_path: Path) -> None:
+    folder = tmp_path / "Mine-8B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(dict(known_config("Qwen3-8B"))))
+    args = ("from-config", folder, "--gpu", "h200", "--source", "roofline", "--tp", "1,2")
+    said = done(heddle, *args, "-o", "mine.json")
+    assert "8.19 billion parameters; 147,456 bytes of KV per token" in said
+    assert "attention output" in said
+    assert "cross-validated on models that were left out of the fit: mean" in said
+    assert "use it as --model mine.json" in said
+    assert read_profile(Path("mine.json")).model == "mine-8b"
+    again = heddle("profile", *args, "-o", "mine.json")
+    assert again.exit_code == 2
+    assert "--force" in again.stderr
+
+
+def test_a_run_states_the_cross_validated_error_of_its_profile(heddle: Heddle, trace: Path) -> None:
+    args = ("Qwen/Qwen3-30B-A3B", "--gpu", "h200", "--attention-dp", 2, "--tp", 1)
+    said = done(heddle, "from-config", *args, "--source", "roofline", "-o", "mine.json")
+    assert "use it as --model mine.json --attention-dp 2 --tp 1" in said
+    run = ("--model", "mine.json", "--attention-dp", 2, "--tp", 1, "--gpus", 2)
+    result = heddle("simulate", trace, *run)
+    assert result.exit_code == 0, result.output
+    left_out = shipped_efficiencies().errors["leave_one_model_out"]["decode"]["mean_pct"]
+    assert f"off by {left_out:g} % (mean) on models left out of its fit" in result.stdout
+    assert "2 x h200 (derived)" in result.stdout
+
+
+def test_from_config_as_json(heddle: Heddle) -> None:
+    args = ("from-config", "Qwen/Qwen3-30B-A3B", "--gpu", "gb200", "--ep", "--source", "roofline")
+    report = json.loads(done(heddle, *args, "--json"))
+    assert report["schema"] == "heddle.from-config/1"
+    assert set(report["kv_capacity_tokens"]) == {"1", "2", "2ep2", "4", "4ep4", "8", "8ep8"}
+    for shares in report["operators"].values():
+        assert sum(shares.values()) == pytest.approx(1.0)
+    assert report["errors"]["roofline"]["leave_one_model_out"]["decode"]["mean_pct"] < 15
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "said"),
+    [
+        ("{", (), "not JSON"),
+        ('{"architectures": ["Foo"]}', (), "Foo is an unknown architecture"),
+        ('{"architectures": ["LlamaForCausalLM"]}', (), "num_hidden_layers is missing"),
+        (None, ("--gpu", "tpu"), "no data sheet of the GPU class 'tpu'"),
+        (None, ("--gpu", "l4", "--tp", "3"), "do not divide over TP 3"),
+        (None, ("--tp", "0"), "no list such as 4,8"),
+        (None, ("-o", "mine.txt"), "ends in .json"),
+        (None, ("-o", "nowhere/mine.json"), "nowhere: no such folder"),
+    ],
+)
+def test_bad_input_is_one_message_with_status_2(
+    refused: Callable[..., str], tmp_path: Path, text: str | None, args: tuple[str, ...], said: str
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(dict(known_config("Qwen3-8B"))) if text is None else text)
+    gpu = () if "--gpu" in args else ("--gpu", "h200")
+    assert said in refused("profile", "from-config", file, *gpu, "--source", "roofline", *args)
+
+
+def test_shipped_profiles_are_listed_and_shown(heddle: Heddle) -> None:
+    listed = done(heddle, "list")
+    assert "qwen3-8b" in listed
+    assert "h20 (derived)" in listed
+    rows = json.loads(done(heddle, "list", "--json"))["profiles"]
+    assert {"model", "gpu", "derived", "precision", "layouts"} == set(rows[0])
+    shown = done(heddle, "show", "Qwen/Qwen3-8B", "h100")
+    assert "KV tokens" in shown
+    assert "host time" in shown
+
+
+def test_an_unknown_model_is_answered_with_the_command_that_makes_it(
+    refused: Callable[..., str],
+) -> None:
+    said = refused("profile", "show", "Some/Model", "h100")
+    assert "heddle profile from-config Some/Model --gpu h100 -o FILE.json" in said

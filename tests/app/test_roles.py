@@ -1,0 +1,212 @@
+"""Prefill and decode engines as a user gives them: options, TOML, every verb, and bad input."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from heddle.cluster_config import ClusterConfig
+from heddle.cluster_profiles import load_profiles
+from heddle.config import RunConfig
+from heddle.config_files import ConfigError
+from heddle.role_choice import prefill_share, prefilled_tokens, role_choices
+from heddle.roles import RoleGpus, roles_of
+from heddle.runs import load_run
+from heddle.setup import Workspace, prepare
+from heddle.simulation import simulate
+from heddle.tuning import tuning
+from heddle_core.ids import EngineShape
+from tests.app.journals import Heddle
+
+GIVEN = ("--gpus", "4", "--roles", "prefill=1,decode=3", "--prefill-threshold", "100")
+
+
+@pytest.mark.parametrize("text", ["prefill=2,decode=6", " decode=6 , prefill=2,"])
+def test_roles_are_gpus_in_any_order(text: str):
+    assert roles_of(text) == RoleGpus(prefill=2, decode=6)
+    assert roles_of(str(roles_of(text))) == roles_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prefill=8", "add decode=GPUS"),
+        ("decode=8", "add prefill=GPUS"),
+        ("prefill=1,both=7", "'both=7' is no role"),
+        ("prefill,decode=7", "'prefill' is no role"),
+        ("prefill=0,decode=8", "'prefill=0' is no number of GPUs"),
+        ("prefill=x,decode=8", "'prefill=x' is no number of GPUs"),
+        ("prefill=1,prefill=1,decode=6", "two numbers of prefill GPUs"),
+        ("prefill=2,decode=4", "are of 6 GPUs, and there are gpus = 8"),
+        ("prefill=3,decode=5", "prefill = 3 is not divisible into engines of 2 GPUs"),
+        ("prefill=2,decode=5", "decode = 5 is not divisible by tp = 2"),
+    ],
+)
+def test_bad_roles_are_refused_with_the_remedy(
+    refused: Callable[..., str], trace: Path, text: str, said: str
+):
+    assert said in refused("simulate", trace, "--gpus", "8", "--tp", "2", "--roles", text)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"prefill_threshold": -1}, "prefill_threshold must be 0 or more"),
+        ({"handover_fixed_s": -1.0}, "handover_fixed_s must be from 0"),
+        ({"prefill_tp": 0}, "prefill_tp must be 1 or more"),
+    ],
+)
+def test_settings_of_roles_have_limits(values: dict[str, int], said: str):
+    with pytest.raises(ValueError, match=said):
+        ClusterConfig(gpus=4, roles="prefill=2,decode=2", **values)  # type: ignore[arg-type]
+
+
+def test_live_agents_and_engines_without_kv_transfer_are_refused(
+    refused: Callable[..., str], trace: Path, tmp_path: Path
+):
+    given = ("run", trace, "--roles", "prefill=1,decode=1", "--engine", "vllm")
+    said = refused(*given, "--model-dir", tmp_path, "--engines", "2")
+    assert "--kv-transfer nixl" in said
+    said = refused(*given, "--model-dir", tmp_path, "--engines", "2", "--live")
+    assert "Leave --roles or --live out" in said
+
+
+def test_policies_get_decode_engines_and_the_controller_the_others(config: RunConfig):
+    cluster = ClusterConfig(gpus=8, tp=2, prefill_tp=1, roles="prefill=2,decode=6")
+    setup = prepare(replace(config, cluster=cluster))
+    assert setup.context.shape == EngineShape("h100", 2, "decode")
+    assert {s.role for s in setup.context.shape_choices} == {"decode"}
+    assert setup.context.pools == {"h100": 6}
+    found = setup.context.disaggregation
+    assert found is not None
+    assert [spec.shape for spec in found.engines] == [EngineShape("h100", 1, "prefill")] * 2
+    whole = prepare(replace(config, cluster=ClusterConfig(gpus=8, tp=1)))
+    estimate = whole.context.cost.by_shape[EngineShape("h100", 1)].prefill_s
+    assert found.prefill_s_by_shape == {EngineShape("h100", 1, "prefill"): estimate}
+
+
+@pytest.mark.parametrize("policy", ["verl", "heddle", "libra-cmlfq"])
+def test_a_run_with_roles_replays_and_counts_its_hand_overs(
+    heddle: Heddle, trace: Path, policy: str
+):
+    shown = heddle("simulate", trace, *GIVEN, "--policy", policy, "--json")
+    assert shown.exit_code == 0, shown.output
+    (path,) = Path("runs").iterdir()
+    run = load_run(path)
+    assert run.summary["completed"] == 6
+    # Six first prompts and no observation have more than 100 new tokens.
+    assert run.summary["prefilled_elsewhere"] == 6
+    assert run.summary["preemptions_policy"] == 0
+    assert heddle("replay", path).exit_code == 0
+    toml = Path("run.toml")
+    toml.write_text(
+        f'trace = "{trace}"\n[policy]\npreset = "{policy}"\n[cluster]\ngpus = 4\n'
+        'roles = "prefill=1,decode=3"\nprefill_threshold = 100\n'
+    )
+    again = heddle("simulate", toml, "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["makespan_s"] == json.loads(shown.stdout)["makespan_s"]
+
+
+def test_fake_engines_run_the_same_roles(heddle: Heddle, trace: Path):
+    options = ("--engine", "fake", "--time-scale", "0.01", *GIVEN[2:])
+    shown = heddle("run", trace, "--engines", "4", *options, "--json")
+    assert shown.exit_code == 0, shown.output
+    (path,) = Path("runs").iterdir()
+    assert load_run(path).summary["prefilled_elsewhere"] == 6
+    assert heddle("replay", path).exit_code == 0
+
+
+def test_prompts_of_a_group_count_once_and_short_observations_never(config: RunConfig):
+    scripts = Workspace().workload(config).scripts
+    first = {s.group: s.steps[0].prompt_tokens for s in scripts}
+    appended = [x.prompt_tokens - x.shared_tokens for s in scripts for x in s.steps[1:]]
+    assert prefilled_tokens(scripts, max(appended)) == sum(first.values())
+    assert prefilled_tokens(scripts, 0) == sum(first.values()) + sum(appended)
+    assert prefilled_tokens(scripts, 10**6) == 0
+
+
+def test_the_share_of_prefill_is_that_of_its_gpu_seconds(config: RunConfig):
+    cluster = ClusterConfig(gpus=8, prefill_threshold=0)
+    shared = Workspace()
+    share = prefill_share(config, cluster, shared)
+    scripts, profile = shared.workload(config).scripts, load_profiles(cluster).only
+    cost = profile.cost_estimate((1,)).by_shape[profile.shape(1)]
+    prefill_s = prefilled_tokens(scripts, 0) * cost.prefill_s
+    # Six trajectories on eight engines: a batch of one each.
+    decode_s = sum(
+        x.output_tokens * cost.iteration_s(1, x.prompt_tokens + x.output_tokens / 2)
+        for s in scripts
+        for x in s.steps
+    )
+    assert share == pytest.approx(prefill_s / (prefill_s + decode_s), rel=0.02)
+    assert role_choices(config, cluster, shared) == (RoleGpus(1, 7), RoleGpus(2, 6))
+    assert role_choices(config, replace(cluster, gpus=1), shared) == ()
+    wide = replace(cluster, tp=2, prefill_tp=1)
+    assert role_choices(config, wide, shared) == (RoleGpus(2, 6), RoleGpus(4, 4))
+
+
+def test_a_comparison_has_the_best_split_beside_engines_that_do_both(heddle: Heddle, trace: Path):
+    shown = heddle(
+        "compare", trace, "--gpus", "4", "--tp", "1,2", "--roles", "best",
+        "--policies", "verl,heddle", "--json",
+    )  # fmt: skip
+    assert shown.exit_code == 0, shown.output
+    rows = json.loads(shown.stdout)["policies"]
+    best = [row for row in rows if row.get("best", True)]
+    assert [bool(row.get("roles")) for row in best] == [False, True, False, True]
+    both, split = (row["makespan_s"]["mean"] for row in best[:2])
+    tried = [row["makespan_s"]["mean"] for row in rows if row.get("preset") == "verl"]
+    assert split in tried
+    assert both in tried
+    names = [row["policy"] for row in rows]
+    assert "verl@tp1/p1d3" in names
+    assert "verl@tp2/p2d2" in names
+    table = heddle("compare", trace, "--gpus", "4", "--roles", "best", "--policies", "verl")
+    assert table.exit_code == 0, table.output
+    assert "verl@tp1/p1d3" in table.stdout
+
+
+def test_best_roles_refuse_given_ones(config: RunConfig):
+    cluster = replace(config.cluster, gpus=4, roles="prefill=1,decode=3")
+    with pytest.raises(ConfigError, match="--roles best chooses"):
+        tuning(replace(config, cluster=cluster), roles=True, workspace=Workspace())
+
+
+def test_prefill_engines_take_the_prefill_off_decode_engines(config: RunConfig, tmp_path: Path):
+    """With long prompts and many steps, tokens come at a steadier pace, if not sooner."""
+    lines = [json.loads(line) for line in Path(config.trace).read_text().splitlines()]
+    for index, line in enumerate(lines):
+        line["prompt_tokens"] = 20_000 + index
+        line["arrival_s"] = 0.3 * index
+    long = tmp_path / "long.jsonl"
+    long.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    base = replace(config, trace=str(long), cluster=ClusterConfig(gpus=2, max_running=8, tp=1))
+    alone = replace(base, cluster=replace(base.cluster, gpus=1))
+    split = replace(
+        base,
+        cluster=replace(base.cluster, roles="prefill=1,decode=1", handover_fixed_s=0.01),
+    )
+    found = [simulate(c, out=tmp_path / str(k)).summary for k, c in enumerate((alone, split))]
+    assert found[1]["prefilled_elsewhere"] == 6
+    assert found[1]["tpot_p99_ms"] < found[0]["tpot_p99_ms"]
+    assert np.isfinite(found[1]["makespan_s"])
+
+
+@pytest.mark.parametrize("regime", ["sync", "areal:max_head_offpolicyness=1"])
+def test_loops_generate_with_prefill_engines_on_the_gpus_of_the_rollout(
+    heddle: Heddle, refused: Callable[..., str], trace: Path, regime: str
+):
+    loop = (
+        "loop", trace, "--regimes", regime, "--train-gpus", "4", "--groups", "2",
+        "--samples", "2", "--steps", "8", "--repeat", "--roles", "prefill=1,decode=3",
+        "--prefill-threshold", "0",
+    )  # fmt: skip
+    shown = heddle(*loop, "--gpus", "8", "--json")
+    assert shown.exit_code == 0, shown.output
+    (row,) = json.loads(shown.stdout)["regimes"]
+    assert row["step_s"]["mean"] > 0.0
+    assert "are of 4 GPUs, and there are gpus = 5" in refused(*loop, "--gpus", "9")

@@ -1,0 +1,245 @@
+"""The fit of serving runs gives back what made the rows, and its errors on the published ones."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from heddle_calibrate.fit.host import NO_HOST
+from heddle_calibrate.fit.serving_errors import (
+    ServingReport,
+    by_profile,
+    fit_rows,
+    median_of_groups,
+    predict_rows,
+    shipped_profiles,
+)
+from heddle_calibrate.fit.serving_fit import (
+    PRIOR,
+    ServingConstants,
+    ServingSample,
+    fit_serving,
+    fits_without,
+    samples,
+)
+from heddle_calibrate.fit.serving_profile import constants_of, with_serving, without_host
+from heddle_calibrate.fit.serving_rows import ServingRow
+from heddle_calibrate.profiles import encode_profile
+from heddle_sim.profile_files import Profile, ProfileError, expand, load_profile, read_profile
+from heddle_sim.profile_parts import Host, KernelFactors
+
+PERF = Path(__file__).parents[3] / "shared" / "perf"
+TABLES = [PERF / "measured_serving.csv", PERF / "measured_hopper_dense.csv"]
+needs_rows = pytest.mark.skipif(
+    not all(path.is_file() for path in TABLES),
+    reason="the published serving runs are not at ../shared/perf",
+)
+
+KNOWN = ServingConstants(
+    decode=1.1,
+    doubling=-0.03,
+    prefill=1.4,
+    per_step=1.5e-3,
+    per_running=20e-6,
+    per_prefill=1e-3,
+    per_request=15e-3,
+)
+QWEN = {("qwen3-8b", gpu): load_profile("qwen3-8b", gpu) for gpu in ("h100", "h200")}
+
+
+def made() -> list[ServingSample]:
+    """Runs whose times are those of KNOWN."""
+    rows = [
+        ServingRow(
+            line=1, engine="vllm", version="1.0", model="qwen3-8b", precision="bf16", gpu=gpu,
+            tp=tp, dp=1, expert_parallel=False, input_tokens=prompt, output_tokens=256,
+            concurrency=concurrency, ttft_s=60.0, tpot_s=1.0,
+        )
+        for gpu in ("h100", "h200")
+        for tp in (1, 2, 4)
+        for prompt in (1024, 4096)
+        for concurrency in (4, 16, 64)
+    ]  # fmt: skip
+    found, out = samples(rows, QWEN)
+    assert not out
+    return [
+        replace(s, row=replace(s.row, tpot_s=KNOWN.tpot_s(s), ttft_s=KNOWN.ttft_s(s)))
+        for s in found
+    ]
+
+
+@pytest.fixture(scope="module")
+def known() -> list[ServingSample]:
+    return made()
+
+
+def test_a_fit_gives_back_the_times_that_it_was_made_from(known: list[ServingSample]) -> None:
+    fit = fit_serving(known)
+    for sample in known:
+        constants = fit.constants(f"qwen3-8b.{sample.row.gpu}", "1.0")
+        assert constants.tpot_s(sample) == pytest.approx(sample.row.tpot_s, rel=0.02)
+        assert constants.ttft_s(sample) == pytest.approx(sample.row.ttft_s, rel=0.06)
+
+
+def test_a_group_left_out_is_predicted_from_the_others(known: list[ServingSample]) -> None:
+    without = fits_without(known)
+    assert len(without) == 6
+    for sample in known:
+        fit = without[sample.row.group]
+        constants = fit.constants(f"qwen3-8b.{sample.row.gpu}", "1.0")
+        assert constants.tpot_s(sample) == pytest.approx(sample.row.tpot_s, rel=0.04)
+
+
+def test_the_group_of_a_run_does_not_change_its_fit(known: list[ServingSample]) -> None:
+    group = known[0].row.group
+    changed = [
+        replace(s, row=replace(s.row, tpot_s=2 * s.row.tpot_s)) if s.row.group == group else s
+        for s in known
+    ]
+    names = "qwen3-8b.h100", "1.0"
+    assert fits_without(changed)[group].constants(*names) == fits_without(known)[group].constants(
+        *names
+    )
+    assert fit_serving(changed).constants(*names) != fit_serving(known).constants(*names)
+
+
+def test_without_rows_the_prior_holds() -> None:
+    constants = fit_serving([]).constants("model.gpu", "")
+    assert constants == ServingConstants(**PRIOR)
+
+
+def test_no_constant_of_a_fit_is_negative(known: list[ServingSample]) -> None:
+    hurried = [
+        replace(s, row=replace(s.row, tpot_s=s.row.tpot_s / 4, ttft_s=s.row.ttft_s / 20))
+        for s in known
+    ]
+    constants = fit_serving(hurried).constants("qwen3-8b.h100", "1.0")
+    assert min(constants.per_step, constants.per_running, constants.per_request) >= 0
+
+
+def test_impossible_runs_are_left_out(known: list[ServingSample]) -> None:
+    row = known[0].row
+    fast = replace(row, concurrency=64, input_tokens=4096, ttft_s=0.05, tpot_s=0.002)
+    waiting = replace(row, concurrency=64, ttft_s=500.0, tpot_s=0.02)
+    found, out = samples([fast, waiting], QWEN)
+    assert not found
+    assert "more than one engine" in out[0].rule
+    assert "a limit that is not published" in out[1].rule
+
+
+# -- profiles --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fitted(known: list[ServingSample]) -> Profile:
+    own = [s for s in known if s.row.gpu == "h100"]
+    fit = fit_serving(known)
+    return with_serving(QWEN["qwen3-8b", "h100"], fit, fit, own, {"runs": len(own)})
+
+
+def test_a_profile_states_the_constants_of_its_runs(
+    fitted: Profile, known: list[ServingSample]
+) -> None:
+    stated = constants_of(fitted, "1.0")
+    for sample in known:
+        if sample.row.gpu == "h100":
+            assert stated.tpot_s(sample) == pytest.approx(sample.row.tpot_s, rel=0.02)
+    assert not fitted.host.carried_over
+    assert fitted.host.measured_on == "18 runs of this model and GPU class with vllm (1.0)"
+
+
+def test_simulated_iterations_have_host_time_and_factors(fitted: Profile) -> None:
+    bare = without_host(QWEN["qwen3-8b", "h100"])
+    kernels, table = expand(bare, 2, host=NO_HOST), fitted.table(2)
+    assert fitted.kernel_factors is not None
+    decode = fitted.kernel_factors.decode + fitted.kernel_factors.decode_per_doubling
+    host = fitted.host
+    for batch in (0, 1, 7, 300):
+        expected = decode * kernels.base_s[batch] + host.per_step_s + batch * host.per_running_s
+        assert table.base_s[batch] == pytest.approx(expected)
+    assert table.prefill_s(5000, 0) == pytest.approx(
+        fitted.kernel_factors.prefill * kernels.prefill_s(5000, 0)
+    )
+
+
+def test_the_cost_estimate_has_host_time_and_factors(fitted: Profile) -> None:
+    bare, entry = without_host(QWEN["qwen3-8b", "h100"]).at(1).belief, fitted.at(1).belief
+    constants = constants_of(fitted, "1.0")
+    assert entry.t0_s == pytest.approx(constants.decode * bare.t0_s + constants.per_step, rel=1e-3)
+    assert entry.prefill_s == pytest.approx(constants.prefill * bare.prefill_s, rel=1e-3)
+
+
+def test_a_second_fit_starts_from_kernel_times(fitted: Profile, known: list[ServingSample]) -> None:
+    own = [s for s in known if s.row.gpu == "h100"]
+    fit = fit_serving(known)
+    again = with_serving(fitted, fit, fit, own, {"runs": len(own)})
+    assert again.host == fitted.host
+    assert again.kernel_factors == fitted.kernel_factors
+    assert again.at(1).belief.t0_s == pytest.approx(fitted.at(1).belief.t0_s, abs=2e-7)
+
+
+def test_a_file_of_constants_is_read_back(fitted: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_bytes(encode_profile(fitted))
+    assert read_profile(path) == fitted
+
+
+def test_profiles_with_host_time_of_their_own_are_refused() -> None:
+    other = Host(
+        per_step_s=2e-3, per_running_s=0, per_prefill_s=0, measured_on="mine", carried_over=False
+    )
+    with pytest.raises(ValueError, match="fitted to kernel times alone"):
+        without_host(replace(QWEN["qwen3-8b", "h100"], host=other))
+
+
+def test_faulty_factors_in_a_file_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    faulty = replace(
+        QWEN["qwen3-8b", "h100"], kernel_factors=KernelFactors(decode=0.1, decode_per_doubling=-0.1)
+    )
+    path.write_bytes(encode_profile(faulty))
+    with pytest.raises(ProfileError, match="kernel_factors must be finite and above 0"):
+        read_profile(path)
+
+
+# -- the published rows ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published() -> ServingReport:
+    return fit_rows(TABLES, shipped_profiles())
+
+
+@needs_rows
+def test_published_runs_are_predicted(published: ServingReport) -> None:
+    seen, unseen = median_of_groups(published, "vllm")
+    assert unseen is not None
+    assert seen < 4.0
+    assert unseen < 5.0
+    assert len([run for run in published.runs if run.row.engine == "vllm"]) > 600
+
+
+# Models and GPU classes that another TP degree or class tells enough about.
+WITH_RELATIVES = ("gpt-oss-120b h200", "llama-3.1-70b-fp8 b200", "llama-3.1-70b-fp8 h100",
+        "llama-3.1-70b-fp8 h200", "llama-3.1-70b-nvfp4 b200", "minimax-m2.5 b300",
+        "minimax-m2.5-nvfp4 b200", "qwen3-32b h100")  # fmt: skip
+
+
+@needs_rows
+@pytest.mark.parametrize("part", WITH_RELATIVES)
+def test_models_and_classes_are_predicted_without_their_group(
+    published: ServingReport, part: str
+) -> None:
+    (found,) = [p for p in published.parts(by_profile, "vllm") if p.part == part]
+    assert found.tpot < 6.0
+    assert found.tpot_unseen is not None
+    assert found.tpot_unseen < 6.5
+    assert found.ttft < 25.0
+
+
+@needs_rows
+def test_shipped_profiles_predict_published_runs() -> None:
+    report = predict_rows(TABLES, shipped_profiles())
+    seen, unseen = median_of_groups(report, "vllm")
+    assert seen < 4.5
+    assert unseen is None

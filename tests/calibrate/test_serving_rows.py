@@ -1,0 +1,153 @@
+"""Rows of published serving runs: what is read, what is left out and why, which profile."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle_calibrate.fit.published_rows import PublishedRowsError
+from heddle_calibrate.fit.serving_rows import ServingRow, profile_of, read_serving_rows
+from heddle_sim.profile_files import Profile, load_profile
+
+ROW = {
+    "backend": "vllm",
+    "backend_version": "0.19.0",
+    "model": "Qwen/Qwen3-8B-Instruct",
+    "gpu": "h100_sxm",
+    "precision": "bf16",
+    "tp": 2,
+    "moe_ep": 1,
+    "attention_dp": 1,
+    "input_tokens": 1024,
+    "output_tokens": 256,
+    "concurrency": 16,
+    "TTFT_ms": 100.0,
+    "TPOT_ms": 10.0,
+}
+
+
+def table(path: Path, *rows: dict[str, Any]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        out = csv.DictWriter(file, list(ROW))
+        out.writeheader()
+        out.writerows(ROW | row for row in rows)
+    return path
+
+
+def read(path: Path, *rows: dict[str, Any]) -> tuple[list[ServingRow], list[str]]:
+    kept, out = read_serving_rows([table(path / "rows.csv", *rows)])
+    return kept, [left.rule for left in out]
+
+
+def test_a_row_names_its_engine_work_and_times(tmp_path: Path) -> None:
+    (row,), out = read(tmp_path, {})
+    assert not out
+    assert (row.engine, row.version, row.model, row.gpu) == ("vllm", "0.19.0", "qwen3-8b", "h100")
+    assert (row.tp, row.rank_tp, row.dp, row.expert_parallel) == (2, 2, 1, False)
+    assert (row.ttft_s, row.tpot_s) == (0.1, 0.01)
+
+
+def test_empty_cells_of_optional_columns_are_one(tmp_path: Path) -> None:
+    (row,), _ = read(tmp_path, {"moe_ep": "", "attention_dp": "", "backend_version": ""})
+    assert (row.dp, row.expert_parallel, row.version) == (1, False, "")
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"tp": "two"}, r"rows\.csv:2: tp is 'two', not a positive number"),
+        ({"tp": 1.5}, r"rows\.csv:2: tp is '1\.5', not a whole number"),
+        ({"TPOT_ms": ""}, r"rows\.csv:2: TPOT_ms is empty; give a positive number, or leave"),
+        ({"concurrency": -4}, r"rows\.csv:2: concurrency is '-4', not a positive number"),
+    ],
+)
+def test_bad_cells_name_file_line_and_column(
+    tmp_path: Path, cells: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PublishedRowsError, match=said):
+        read(tmp_path, cells)
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("backend,model\nvllm,x\n", encoding="utf-8")
+    with pytest.raises(PublishedRowsError, match=r"rows\.csv:1: no column gpu, precision"):
+        read_serving_rows([path])
+
+
+def test_other_engines_and_precisions_are_left_out(tmp_path: Path) -> None:
+    kept, out = read(tmp_path, {"backend": "trtllm"}, {"precision": "int2"})
+    assert not kept
+    assert out[0].startswith("engine trtllm: only vllm and sglang")
+    assert out[1].startswith("precision 'int2': known are bf16")
+
+
+def test_the_same_run_counts_once(tmp_path: Path) -> None:
+    # Rounded figures are the same run as well.
+    kept, out = read(tmp_path, {}, {}, {"TPOT_ms": 10.001})
+    assert len(kept) == 1
+    assert out == ["the same run again"] * 2
+
+
+def test_figures_under_two_layouts_are_of_the_one_without_ranks(tmp_path: Path) -> None:
+    kept, out = read(tmp_path, {"attention_dp": 2, "moe_ep": 4}, {})
+    assert [row.dp for row in kept] == [1]
+    assert out == ["the same figures are given for another layout"]
+
+
+def test_a_run_slower_than_with_more_clients_is_left_out(tmp_path: Path) -> None:
+    kept, out = read(
+        tmp_path,
+        {"concurrency": 8, "TPOT_ms": 9.0},
+        {"concurrency": 16, "TPOT_ms": 30.0},
+        {"concurrency": 32, "TPOT_ms": 12.0},
+    )
+    assert [row.concurrency for row in kept] == [8, 32]
+    assert out == ["slower than the same run with as many clients or more: disturbed"]
+
+
+PROFILES = {
+    (model, "h200"): load_profile(model, "h200")
+    for model in ("qwen3-8b", "gpt-oss-120b", "llama-3.1-70b", "llama-3.1-70b-fp8", "minimax-m2.5")
+}
+
+
+@pytest.mark.parametrize(
+    ("cells", "name", "layout"),
+    [
+        ({}, "qwen3-8b", (2, False, 1)),
+        ({"precision": "unlabelled"}, "qwen3-8b", (2, False, 1)),
+        ({"model": "openai/gpt-oss-120b", "precision": "fp4"}, "gpt-oss-120b", (2, False, 1)),
+        ({"model": "x/Meta-Llama-3.1-70B", "precision": "fp8"}, "llama-3.1-70b-fp8", (2, False, 1)),
+        # Experts that eight GPUs cannot cut are spread over them.
+        ({"model": "MiniMaxAI/MiniMax-M2.5", "precision": "fp8", "tp": 8}, "minimax-m2.5",
+         (8, True, 1)),
+        # The same number for TP and ranks: attention is not cut.
+        ({"model": "MiniMaxAI/MiniMax-M2.5", "precision": "fp8", "tp": 4, "attention_dp": 4,
+          "moe_ep": 16}, "minimax-m2.5", (1, True, 4)),
+    ],
+)  # fmt: skip
+def test_rows_find_their_profile_and_layout(
+    tmp_path: Path, cells: dict[str, Any], name: str, layout: tuple[int, bool, int]
+) -> None:
+    (row,), _ = read(tmp_path, {"gpu": "h200_sxm"} | cells)
+    found = profile_of(row, PROFILES)
+    assert isinstance(found, Profile)
+    assert found.model == name
+    assert (row.rank_tp, found.expert_parallel, found.attention_dp) == layout
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"precision": "fp8"}, "no profile of qwen3-8b-fp8 on h200"),
+        ({"model": "new/model"}, "no profile of model on h200"),
+        ({"tp": 3}, "the profile of qwen3-8b on h200 has no table at TP 3 with 1 ranks"),
+    ],
+)
+def test_rows_without_a_profile_say_what_is_missing(
+    tmp_path: Path, cells: dict[str, Any], said: str
+) -> None:
+    (row,), _ = read(tmp_path, {"gpu": "h200_sxm"} | cells)
+    assert profile_of(row, PROFILES) == said
