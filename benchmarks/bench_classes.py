@@ -19,7 +19,7 @@ from pathlib import Path
 from heddle.cluster.gpu_pools import PoolConfig, read_pool
 from heddle.comparison import compare
 from heddle.config import ClusterConfig, RunConfig
-from heddle.loop.config import DOLLARS_PER_GPU_HOUR
+from heddle.cost.prices import shipped_prices
 from heddle.planning import plan
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
@@ -44,7 +44,7 @@ def options() -> argparse.Namespace:
 
 def clusters(given: argparse.Namespace) -> tuple[ClusterConfig, dict[str, ClusterConfig]]:
     """The mixed cluster, and each class alone at the same cost, in whole engines."""
-    prices = dict(DOLLARS_PER_GPU_HOUR)
+    prices = {gpu: row.dollars_per_hour or 0.0 for gpu, row in shipped_prices().items()}
     for text in given.price:
         gpu, _, dollars = text.partition("=")
         prices[gpu] = float(dollars)
