@@ -161,7 +161,7 @@ class _Replay:
         decode = n * t.base_s[batch] + t.per_context_s[batch] * grown
         prefill = 0.0
         if chunks:
-            decode += max(0.0, t.base_s[0] - t.base_s[batch])
+            decode += t.any_prefill_s(batch)
             pairs = sum(k * (r.done + k / 2) for r, k in chunks)
             prefill = t.prefill_s(sum(k for _, k in chunks), pairs)
         a, b, c, d, e = self.sums
