@@ -256,6 +256,6 @@ def serving_work(table: LatencyTable, clients: Clients, *, seed: int = 0) -> Ser
 
 def _mean(spans: list[_Sums]) -> SpanWork:
     a, b, c, d, e = (
-        (sum(each) / max(1, len(spans)) for each in zip(*spans, strict=True)) if (spans) else _NONE
+        (sum(each) / len(spans) for each in zip(*spans, strict=True)) if spans else _NONE
     )
     return SpanWork(decode_s=a, prefill_s=b, steps=c, sequences=d, prompts=e)
