@@ -413,10 +413,7 @@ class ContinuousBatch:
             pairs += chunk * (request.computed_tokens - 0.5 * chunk)
         table = self._table
         seconds = table.prefill_s(tokens, pairs) + table.host_per_prefill_s * len(self._chunks)
-        least = table.base_s[0] - table.base_s[self.decoding.size]
-        if least > 0.0:
-            seconds += least
-        return self._inverse_speed * seconds
+        return self._inverse_speed * (seconds + table.any_prefill_s(self.decoding.size))
 
 
 def _scaled(seconds: Sequence[float], speed: float) -> Sequence[float]:

@@ -46,6 +46,11 @@ class LatencyTable:
         """GPUs of the engine."""
         return self.tp * self.dp
 
+    def any_prefill_s(self, batch: int) -> float:
+        """Seconds that a prefill of any size adds beside `batch` decoding sequences."""
+        added_s = self.base_s[0] - self.base_s[batch]
+        return added_s if added_s > 0.0 else 0.0
+
     def prefill_s(self, tokens: int, pairs: float) -> float:
         """Seconds that prefilling adds to an iteration.
 

@@ -94,10 +94,6 @@ def compare_regimes(
     return LoopComparison(tried=tuple(rows), objective=objective)
 
 
-def _seeded(config: LoopConfig, number: int) -> LoopConfig:
-    return replace(config, run=replace(config.run, seed=config.run.seed + number))
-
-
 def _steps(setups: Sequence[LoopSetup]) -> int:
     """About how many steps of trajectories all runs have."""
     scripts = setups[0].run.workload.scripts

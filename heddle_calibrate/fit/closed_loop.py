@@ -137,7 +137,7 @@ class _Loop:
         grown = n * context + batch * n * (n - 1) / 2
         self.now_s += n * self.table.base_s[batch] + self.table.per_context_s[batch] * grown
         if chunks:
-            self.now_s += max(0.0, self.table.base_s[0] - self.table.base_s[batch])
+            self.now_s += self.table.any_prefill_s(batch)
             pairs = sum(k * (r.done + k / 2) for r, k in chunks)
             self.now_s += self.table.prefill_s(sum(k for _, k in chunks), pairs)
             self.now_s += self.table.host_per_prefill_s * len(chunks)

@@ -161,7 +161,7 @@ class _Replay:
         decode = n * t.base_s[batch] + t.per_context_s[batch] * grown
         prefill = 0.0
         if chunks:
-            decode += max(0.0, t.base_s[0] - t.base_s[batch])
+            decode += t.any_prefill_s(batch)
             pairs = sum(k * (r.done + k / 2) for r, k in chunks)
             prefill = t.prefill_s(sum(k for _, k in chunks), pairs)
         a, b, c, d, e = self.sums
@@ -256,6 +256,6 @@ def serving_work(table: LatencyTable, clients: Clients, *, seed: int = 0) -> Ser
 
 def _mean(spans: list[_Sums]) -> SpanWork:
     a, b, c, d, e = (
-        (sum(each) / max(1, len(spans)) for each in zip(*spans, strict=True)) if (spans) else _NONE
+        (sum(each) / len(spans) for each in zip(*spans, strict=True)) if spans else _NONE
     )
     return SpanWork(decode_s=a, prefill_s=b, steps=c, sequences=d, prompts=e)

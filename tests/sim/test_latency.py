@@ -1,5 +1,7 @@
 """A latency table: the prefill curve between, at and beyond its knots."""
 
+from dataclasses import replace
+
 import pytest
 
 from heddle_sim.latency import LatencyTable
@@ -41,3 +43,8 @@ def test_prefill_is_linear_between_knots_and_goes_on_beyond_the_last(
 
 def test_no_tokens_cost_nothing_whatever_the_pairs() -> None:
     assert table().prefill_s(0, 5e9) == 0.0
+
+
+def test_any_prefill_brings_an_iteration_to_the_least_of_one() -> None:
+    assert replace(table(), base_s=[0.5, 0.25, 0.75]).any_prefill_s(1) == 0.25
+    assert replace(table(), base_s=[0.5, 0.25, 0.75]).any_prefill_s(2) == 0.0
