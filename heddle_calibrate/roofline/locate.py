@@ -15,6 +15,8 @@ from heddle_calibrate.roofline.model_config import (
 from heddle_calibrate.roofline.model_shape import ModelShape, Precision
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_TIMEOUT_S = 2.0
+"""Until the hub counts as out of reach."""
 
 
 def find_model(model: str, *, precision: Precision | None = None) -> tuple[ModelShape, Path | None]:
@@ -84,8 +86,10 @@ def _downloaded(model: str) -> Path:
             f"installed; {remedy}"
         ) from None
     try:
+        # A download alone would try for half a minute where there is no network.
+        hub.get_hf_file_metadata(hub.hf_hub_url(model, "config.json"), timeout=HUB_TIMEOUT_S)
         return Path(hub.hf_hub_download(model, "config.json"))
-    except (OSError, ValueError) as e:
+    except Exception as e:  # Its errors depend on the HTTP client of its release.
         first = (str(e).strip() or type(e).__name__).splitlines()[0]
         raise ModelConfigError(
             f"{model} is not in the local cache {hub_cache()}, and cannot be downloaded ({first}); "

@@ -277,15 +277,53 @@ def test_a_model_that_is_not_found_ends_with_the_remedy(hub: Path, model: str, s
         find_model(model)
 
 
-def test_a_failed_download_is_one_message(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Offline:
-        @staticmethod
-        def hf_hub_download(model: str, file: str) -> str:
-            raise OSError(f"no connection for {model} {file}\nand more lines")
+class Unreachable(Exception):
+    """As an HTTP client's own error, which is no OSError."""
 
-    monkeypatch.setattr(locate, "import_module", lambda _: Offline)
-    with pytest.raises(ModelConfigError, match=r"cannot be downloaded \(no connection for A/B"):
+
+class FakeHub:
+    """`huggingface_hub` with the calls that a download makes, of which the first may fail."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.file = file
+        self.calls: list[str] = []
+
+    def hf_hub_url(self, model: str, file: str) -> str:
+        return f"https://hub/{model}/{file}"
+
+    def get_hf_file_metadata(self, url: str, timeout: float) -> None:
+        self.calls.append(f"{url} within {timeout}")
+        if self.file is None:
+            raise Unreachable(f"no connection to {url}\nand more lines")
+
+    def hf_hub_download(self, model: str, file: str) -> str:
+        self.calls.append(f"download {model} {file}")
+        return str(self.file)
+
+
+def test_a_hub_out_of_reach_is_one_message_and_no_download(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offline = FakeHub()
+    monkeypatch.setattr(locate, "import_module", lambda _: offline)
+    with pytest.raises(ModelConfigError) as caught:
         find_model("A/B")
+    said = str(caught.value)
+    assert "cannot be downloaded (no connection to https://hub/A/B/config.json); download" in said
+    assert "\n" not in said
+    # A download would try again for half a minute.
+    assert offline.calls == ["https://hub/A/B/config.json within 2.0"]
+    assert not hub.exists()
+
+
+def test_a_model_of_the_hub_is_downloaded(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online = FakeHub(written(tmp_path / "Model-B", known_config("Qwen3-8B")))
+    monkeypatch.setattr(locate, "import_module", lambda _: online)
+    model, file = find_model("A/Model-B")
+    assert (model.layers, file) == (36, online.file)
+    assert online.calls[1:] == ["download A/Model-B config.json"]
     assert not hub.exists()
 
 
