@@ -136,8 +136,8 @@ def _refuse_pools_beside(merged: Values, origin: Mapping[str, str]) -> None:
     for key, value in implied.items():
         if cluster.get(key, value) != value:
             raise ConfigError(
-                f"{origin[f'cluster.{key}']}: cluster.{key} beside the pools of "
-                f"{origin['cluster.pool']}, which name classes and numbers: give one of them"
+                f"{origin[f'cluster.{key}']}: sets cluster.{key} = {cluster[key]}, and the pools "
+                f"of {origin['cluster.pool']} have {value}: leave one of them out"
             )
 
 
@@ -155,6 +155,11 @@ def _refuse_unknown(values: Mapping[str, Any], cls: type, prefix: str, label: st
         section = known[key]
         if section is None:
             each = _tables(cls, key)
+            if each is not None and isinstance(value, Mapping):
+                raise ConfigError(
+                    f"{label}: {prefix}{key} is a list of tables: write [[{prefix}{key}]] in place "
+                    f"of [{prefix}{key}], once for each"
+                )
             if each is not None and isinstance(value, Sequence):
                 for table in value:
                     if isinstance(table, Mapping):

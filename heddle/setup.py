@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from heddle import knowledge
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.disaggregation import disaggregation
+from heddle.cluster.failures import check_faults
 from heddle.cluster.host_kv import host_kv_of
 from heddle.cluster.profiles import NO_COSTS, ClusterProfiles, capacity_tokens, load_profiles
 from heddle.config import RunConfig
@@ -24,7 +25,8 @@ from heddle_core.controller import Controller
 from heddle_core.defaults import ENGINE_START_S
 from heddle_core.estimate.cost import CostModel
 from heddle_core.ids import EngineId, EngineShape, Role
-from heddle_core.policy import Policy, PolicyContext
+from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.policy import NoConsolidation, Policy, PolicyContext
 from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile
@@ -200,6 +202,7 @@ def prepare(
     context = _context(config, profiles, simulation, workload.largest_tokens, history, model)
     check_tags(workload.scripts, context.tags, context.pools)
     policy = make_policy(config, context, workload.scripts)
+    check_faults(config.cluster.failures, _most_engines(config.cluster, context, policy))
     return RunSetup(
         config=replace(config, history=history.name),
         workload=workload,
@@ -211,6 +214,20 @@ def prepare(
         policy=policy,
         simulation=simulation,
     )
+
+
+def _most_engines(cluster: ClusterConfig, context: PolicyContext, policy: Policy) -> dict[str, int]:
+    """Engines that a run may have at once, by the first part of their names."""
+    homes = len(context.mix or context.uniform)
+    if not isinstance(policy.planner, FixedPlan) or not isinstance(
+        policy.consolidation, NoConsolidation
+    ):
+        least = {
+            gpu: min((s.gpus for s in context.shape_choices if s.gpu == gpu), default=1)
+            for gpu in context.pools
+        }
+        homes = max(homes, sum(gpus // least[gpu] for gpu, gpus in context.pools.items()))
+    return {"e": homes, "p": len(cluster.prefill_tps)}
 
 
 def make_policy(

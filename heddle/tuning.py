@@ -17,6 +17,7 @@ from heddle.cluster.role_choice import role_choices
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.setup import Workspace, prepare
+from heddle.workload import check_tags_used
 from heddle_core.parts.planner.fixed import FixedPlan
 from heddle_core.parts.predictor.none import NoPrediction
 from heddle_core.policy import NoConsolidation, Policy
@@ -86,8 +87,12 @@ class Tuning:
             ValueError: one of the packages' errors for bad input, of any row.
         """
         made: list[Variant] = []
-        for name in policies:
-            policy = prepare(with_policy(config, name, self.base), workspace=workspace).policy
+        every = [
+            prepare(with_policy(config, name, self.base), workspace=workspace).policy
+            for name in policies
+        ]
+        check_tags_used(config.policy.tags, every)
+        for name, policy in zip(policies, every, strict=True):
             swept = self.swept and isinstance(policy.planner, FixedPlan)
             never_starts = isinstance(policy.consolidation, NoConsolidation)
             settings = self.settings if swept else (self.base,)
@@ -107,6 +112,12 @@ class Tuning:
                         roles_tried=tried,
                     )
                 )
+        if self.roles and not any(variant.roles_tried for variant in made):
+            raise ConfigError(
+                f"--roles best: gpus = {self.base.gpus} cannot be split into engines that prefill "
+                f"and engines that decode, of TP {' or '.join(self.tps)}: take more --gpus, "
+                "another --tp, or leave --roles out"
+            )
         return tuple(made)
 
     def _split(
@@ -149,10 +160,12 @@ def tuning(
         ValueError: any other of the packages' errors for bad input.
     """
     base = config.cluster
-    if roles and (base.roles or base.mix or base.pool):
+    beside = {"cluster.roles": base.roles, "cluster.mix": base.mix, "--pool": base.pool}
+    given = [name for name, value in beside.items() if roles and value]
+    if given:
         raise ConfigError(
             "--roles best chooses the GPUs of prefill and decode engines of one GPU class and one "
-            "TP degree: leave out cluster.roles, cluster.mix and pools, or leave --roles best out"
+            f"TP degree: leave {given[0]} out, or --roles best"
         )
     if tps is None and slots is None:
         return Tuning(base=base, settings=(base,), swept=False, roles=roles)

@@ -10,6 +10,8 @@ import numpy as np
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import ClassProfile, ClusterProfiles, capacity_tokens
 from heddle.config_files import ConfigError
+from heddle_core.parts.placement.tagged_affinity import TaggedAffinity
+from heddle_core.policy import Policy
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace
 from heddle_trace.scripts import Scripts
@@ -116,6 +118,24 @@ def check_tags(scripts: Scripts, tags: Mapping[str, str], pools: Collection[str]
                 f"--tag {task}={gpu}: there are no GPUs of class {gpu}; the cluster has "
                 f"{', '.join(pools)}"
             )
+
+
+def check_tags_used(tags: Sequence[str], policies: Sequence[Policy]) -> None:
+    """Refuse tags of tasks where no policy reads them; one of another package may.
+
+    Raises:
+        ConfigError: names a policy that does.
+    """
+    placements = [policy.placement for policy in policies]
+    if tags and not any(
+        isinstance(placement, TaggedAffinity)
+        or not type(placement).__module__.startswith("heddle_core.")
+        for placement in placements
+    ):
+        raise ConfigError(
+            f"--tag {tags[0]} has no effect under these policies: take rollart, or the part "
+            "+tagged_affinity, or leave --tag out"
+        )
 
 
 def check_tools(tools: Sequence[str | None], cluster: ClusterConfig) -> None:

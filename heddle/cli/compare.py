@@ -91,7 +91,7 @@ def compare(
     options["roles"] = None if best_roles else roles
     options["tp"] = tp if tps is None else None
     options["max_running"] = int(max_running) if max_running and slots is None else None
-    config, text = take_config(sources, options, settings, seed=seed)
+    config, text = take_config(sources, options, settings, seed=seed, roles_tried=best_roles)
     with progress("reading", "trajectories") as bar:
 
         def show(every: Sequence[str], done: Sequence[int], each: int) -> None:

@@ -1,6 +1,5 @@
 """Options that verbs share: what to replay, on which cluster, and what to do about gaps."""
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -216,7 +215,7 @@ def tp_degrees(tps: str) -> dict[str, Any]:
         raise ConfigError(
             f"--tp {tps}: write a TP degree, or one for each engine: 1,2; all must be 1 or more"
         )
-    return {"cluster__tp": min(each), "cluster__mix": each if len(each) > 1 else []}
+    return {"tp": min(each), "mix": each if len(each) > 1 else []}
 
 
 def price(text: str) -> "ConfigSource":
@@ -227,10 +226,10 @@ def price(text: str) -> "ConfigSource":
     """
     from heddle.config_files import ConfigError, ConfigSource
 
-    found = re.fullmatch(r"\s*([^=\s]+)\s*=\s*([^=\s]+)\s*", text)
+    gpu, _, dollars = (part.strip() for part in text.rpartition("="))
     try:
-        if found is not None:
-            return ConfigSource(f"--price {text}", {"prices": {found[1]: float(found[2])}})
+        if gpu and "=" not in gpu:
+            return ConfigSource(f"--price {text}", {"prices": {gpu: float(dollars)}})
     except ValueError:
         pass
     raise ConfigError(
@@ -253,37 +252,61 @@ def _pool(text: str) -> dict[str, Any]:
         raise ConfigError(f"--pool {error}") from None
 
 
-def degrees(engines: int | None, tps: str | None) -> dict[str, Any]:
-    """Read `--engines` and `--tp` as keys of the cluster; GPUs follow from them."""
+def engines_of(engines: int | None, tps: str | None, *, pools: bool) -> "list[ConfigSource]":
+    """Read `--engines` and `--tp` of `heddle run`; GPUs follow from them, unless pools have them.
+
+    Raises:
+        ConfigError: they are no engines, or do not agree.
+    """
+    from heddle.config_files import option_value
+
+    given = {"--engines": engines, "--tp": tps}
+    label = " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
+    found = _degrees(engines, tps)
+    if pools and engines is None:
+        found.pop("gpus", None)
+    return [option_value(f"cluster.{key}", value, label) for key, value in found.items()]
+
+
+def _degrees(engines: int | None, tps: str | None) -> dict[str, Any]:
+    """The keys of the cluster that `--engines` and `--tp` set."""
     from heddle.config_files import ConfigError
 
     if engines is None and tps is None:
         return {}
     found = tp_degrees(tps or "1")
-    each = found["cluster__mix"]
+    each = found["mix"]
     if engines is not None and engines < 1:
         raise ConfigError(f"--engines {engines}: must be 1 or more")
     if each and engines not in (None, len(each)):
         raise ConfigError(f"--tp {tps} names {len(each)} engines, --engines says {engines}")
     if not each:
-        return {**found, "cluster__gpus": found["cluster__tp"] * (engines or 2)}
+        return {**found, "gpus": found["tp"] * (engines or 2)}
     choices = sorted(dict.fromkeys(each))
     # Engines that all have one degree leave a planner its choice, as one number does.
-    more = {"cluster__tp_choices": choices} if len(choices) > 1 else {"cluster__mix": []}
-    return {**found, "cluster__gpus": sum(each), **more}
+    more = {"tp_choices": choices} if len(choices) > 1 else {"mix": []}
+    return {**found, "gpus": sum(each), **more}
 
 
 def take_config(
-    sources: Sequence[str], options: dict[str, Any], settings: Sequence[str], **more: Any
+    sources: Sequence[str],
+    options: dict[str, Any],
+    settings: Sequence[str],
+    *,
+    engines: "Sequence[ConfigSource]" = (),
+    roles_tried: bool = False,
+    **more: Any,
 ) -> "tuple[RunConfig, str | None]":
     """Make the configuration of a run, and the text of its TOML files if there are any.
 
-    Later wins: defaults, TOML files from left to right, the trace, options, `--set`. `more` are
-    options by their configuration key with "__" for ".".
+    Later wins: defaults, TOML files from left to right, the trace, options, `--set`. `engines` is
+    of `engines_of`. `roles_tried`: roles are chosen later. `more` are options by their
+    configuration key with "__" for ".".
 
     Raises:
         ConfigError: a value does not fit; the message names its source and the remedy.
     """
+    from heddle.cluster.config import check_role_settings
     from heddle.config_files import ConfigError, option_value, read_toml, resolve, setting
 
     tomls = [Path(s) for s in sources if s.endswith(".toml")]
@@ -295,7 +318,8 @@ def take_config(
     tps = options.get("tp")
     if tps is not None:
         for key, value in tp_degrees(tps).items():
-            values.append(option_value(key.replace("__", "."), value, f"--tp {tps}"))
+            values.append(option_value(f"cluster.{key}", value, f"--tp {tps}"))
+    values += engines
     values += map(price, options.get("price") or ())
     named = {name: value for name, value in options.items() if name not in ("tp", "price")}
     given = {_KEYS[name]: (name, value) for name, value in named.items() if value not in (None, ())}
@@ -310,6 +334,8 @@ def take_config(
     config = resolve(values)
     if options.get("gpu") is not None:
         _check_file_is_of(config.cluster.model, config.cluster.gpu)
+    if not roles_tried:
+        check_role_settings(config.cluster)
     return config, text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import rich_click as click
 
-from heddle.cli.options import degrees, replayed, take_config
+from heddle.cli.options import engines_of, replayed, take_config
 
 ENGINE = click.Choice(["vllm", "fake"])
 
@@ -60,6 +60,7 @@ def run(
     from heddle.cli.show import run_summary
     from heddle.running import run as run_on_engines
     from heddle.setup import prepare
+    from heddle.workload import check_tags_used
 
     named = ("engine", "model_dir", "time_scale", "tool_limit_s", "kv_transfer")
     runtime = {f"runtime__{name}": options.pop(name) for name in named}
@@ -73,11 +74,13 @@ def run(
         live__samples=samples,
         live__steps=steps,
         live__step_tokens=step_tokens,
+        engines=engines_of(engines, tps, pools=bool(options["pool"])),
         **runtime,
-        **degrees(engines, tps),
     )
     with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as bar:
         setup = None if config.live.agents else prepare(config)
+        if setup is not None:
+            check_tags_used(config.policy.tags, [setup.policy])
         result = run_on_engines(
             setup or config,
             out=out,

@@ -50,15 +50,18 @@ def serving(
     --fit, host time and kernel factors are fitted to the rows, and the errors are also those of
     fits without the group of a run (engine, model, GPU class, precision, TP degree).
     """
-    from heddle.cli.outputs import new_file, write
+    from heddle.cli.outputs import OutputError, new_file, write
+    from heddle_calibrate.fit.published_rows import PublishedRowsError
     from heddle_calibrate.fit.serving_errors import fit_rows, predict_rows, shipped_profiles
 
     if out is not None:
         new_file(out, force)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise OutputError(f"--fit {folder}: is a file; name a folder for the profiles")
     profiles = {(p.model, p.gpu): p for p in _read(files)} if files else shipped_profiles()
     report = predict_rows(tables, profiles) if folder is None else fit_rows(tables, profiles)
     if not report.runs:
-        raise click.UsageError(_none(report))
+        raise PublishedRowsError(_none(report))
     if folder is not None:
         _save(report.fitted, folder, force)
     if out is not None:
@@ -84,7 +87,12 @@ def _read(files: Sequence[Path]) -> list["Profile"]:
 def _none(report: "ServingReport") -> str:
     rules = Counter(left.rule for left in report.left_out)
     why = "; ".join(f"{rule} ({number})" for rule, number in rules.most_common(3))
-    return f"no row can be predicted: {why or 'the tables have no rows'}"
+    if not why:
+        return "no row can be predicted: the tables have no rows below their first line; add some"
+    return (
+        f"no row can be predicted: {why}; take rows of models and classes that `heddle profile "
+        "list` shows, or give profiles with --profile FILE"
+    )
 
 
 def _save(profiles: Sequence["Profile"], folder: Path, force: bool) -> None:

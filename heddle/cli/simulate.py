@@ -31,10 +31,12 @@ def simulate(
     from heddle.cli.show import run_summary
     from heddle.setup import prepare
     from heddle.simulation import simulate as simulated
+    from heddle.workload import check_tags_used
 
     config, text = take_config(sources, options, settings, policy__preset=policy, seed=seed)
     with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as bar:
         setup = prepare(config)
+        check_tags_used(config.policy.tags, [setup.policy])
         watch = bar.at if bar.seen else None
         result = simulated(setup, out=out, config_text=text, on_progress=watch)
     if as_json:

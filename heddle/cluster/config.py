@@ -27,6 +27,14 @@ MIN_REPORT_INTERVAL_S = 0.01
 """Shorter than an iteration; more reports have no information and fill the journal."""
 
 
+_OF_ONE_CLASS = {
+    "mix": "give each pool its own TP degree, as --pool h800:4:tp=2",
+    "standby_tp": "leave it out",
+    "roles": "leave it out, or give --gpu and --gpus in place of --pool",
+}
+"""Settings that do not go with pools, and the remedy."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raise ConfigError with `message` unless the condition holds."""
     if not condition:
@@ -178,7 +186,8 @@ class ClusterConfig:
         choices = self.tp_choices
         require(
             choices is None or (len(choices) > 0 and all(1 <= c <= self.gpus for c in choices)),
-            "tp_choices must list degrees from 1 to gpus",
+            f"tp_choices = {list(choices or ())} must list TP degrees from 1 to gpus = "
+            f"{self.gpus}, or be left out",
         )
 
     def _take_pools(self) -> None:
@@ -188,11 +197,17 @@ class ClusterConfig:
         check_pools(self.pool)
         object.__setattr__(self, "gpu", self.pool[0].gpu)
         object.__setattr__(self, "gpus", sum(pool.gpus for pool in self.pool))
-        for name in ("mix", "standby_tp", "roles"):
+        for name, remedy in _OF_ONE_CLASS.items():
             require(
                 not getattr(self, name),
-                f"{name} names engines of one GPU class, and there are pools: leave it out, or "
-                "give the tp of each pool",
+                f"{name} names engines of one GPU class, and there are pools: {remedy}",
+            )
+        choices = self.tp_choices
+        for pool in self.pool:
+            require(
+                not choices or min(choices) <= pool.gpus,
+                f"tp_choices = {list(choices or ())} has no TP degree for the {pool.gpus} GPUs of "
+                f"the pool of {pool.gpu}: add one from 1 to {pool.gpus}, or leave the pool out",
             )
         for pool in self.pool:
             try:
@@ -292,3 +307,24 @@ class ClusterConfig:
             ValueError: an entry is not ENGINE@SECONDS.
         """
         return faults_of(self.failures)
+
+
+_OF_ROLES = (
+    ("prefill_threshold", "--prefill-threshold", PREFILL_THRESHOLD),
+    ("prefill_tp", "cluster.prefill_tp", None),
+    ("handover_fixed_s", "cluster.handover_fixed_s", None),
+)
+
+
+def check_role_settings(cluster: ClusterConfig) -> None:
+    """Refuse settings of prefill and decode engines where there are none.
+
+    Raises:
+        ConfigError: one differs from its default.
+    """
+    for name, option, default in _OF_ROLES:
+        require(
+            bool(cluster.roles) or getattr(cluster, name) == default,
+            f"{option} = {getattr(cluster, name)} has no effect without prefill and decode "
+            "engines: give --roles prefill=GPUS,decode=GPUS, or leave it out",
+        )

@@ -1,5 +1,10 @@
 """Reads which simulated engines die, and when."""
 
+import re
+from collections.abc import Mapping
+
+from heddle.config_error import ConfigError
+
 
 def faults_of(failures: str) -> tuple[tuple[float, str], ...]:
     """Read ``ENGINE@SECONDS`` with commas between; return (time_s, engine), in order of time.
@@ -18,3 +23,24 @@ def faults_of(failures: str) -> tuple[tuple[float, str], ...]:
             raise ValueError(f"failures: {text!r} is not ENGINE@SECONDS, such as e0@120")
         found.append((time_s, engine))
     return tuple(sorted(found))
+
+
+def check_faults(failures: str, engines: Mapping[str, int]) -> None:
+    """Refuse a failure of an engine that no plan has; `engines` has how many begin with a letter.
+
+    Raises:
+        ConfigError: names the engine, and those that there are.
+    """
+    for _, engine in faults_of(failures):
+        # "e3+1" is the engine that took the place of "e3".
+        found = re.fullmatch(r"([a-z]+)(\d+)(\+\d+)?", engine)
+        if found is not None and int(found[2]) < engines.get(found[1], 0):
+            continue
+        known = [
+            f"{letter}0 to {letter}{number - 1}" if number > 1 else f"{letter}0"
+            for letter, number in engines.items()
+            if number
+        ]
+        raise ConfigError(
+            f"--failures: there is no engine {engine!r}; there are {' and '.join(known)} at most"
+        )

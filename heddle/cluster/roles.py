@@ -24,6 +24,8 @@ def roles_of(text: str) -> RoleGpus | None:
     Raises:
         ValueError: a role is unknown, twice there or without the other, or has no GPUs.
     """
+    if not text.strip():
+        return None
     found: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         role, equals, number = (word.strip() for word in part.partition("="))
@@ -41,7 +43,9 @@ def roles_of(text: str) -> RoleGpus | None:
             f"{text!r} has engines that {role} and none that {other} for them: add {other}=GPUS, "
             "or leave roles out, and every engine does both"
         )
-    return RoleGpus(found["prefill"], found["decode"]) if found else None
+    if not found:
+        raise ValueError(f"{text!r} names no role: {_FORM}")
+    return RoleGpus(found["prefill"], found["decode"])
 
 
 def check_role_gpus(roles: RoleGpus | None, prefill_each: int) -> None:

@@ -1,10 +1,12 @@
 """What comparisons and plans rank by: time or money."""
 
+import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, TypeAlias
 
 from heddle.config_files import ConfigError
-from heddle.cost.prices import Prices, prices_of
+from heddle.cost.prices import Prices, price_option, prices_of
 
 Objective: TypeAlias = Literal["makespan", "cost"]
 """`makespan`: seconds of a rollout, or of an RL step. `cost`: dollars of a rollout, or of the same
@@ -48,5 +50,10 @@ def check_objective(objective: Objective, prices: Prices, gpus: Iterable[str]) -
         if prices.dollars_per_hour(gpu) is None:
             raise ConfigError(
                 f"--objective cost needs the price of every GPU class, and {gpu} has none: give "
-                f"--price {gpu}=DOLLARS for a GPU and hour, or {gpu} = DOLLARS under [prices]"
+                f"{price_option(gpu)} for a GPU and hour, or {_toml_key(gpu)} = DOLLARS under "
+                "[prices]"
             )
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, flags=re.ASCII) else json.dumps(name)

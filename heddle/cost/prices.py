@@ -1,6 +1,7 @@
 """Prices of GPU classes, and the cost of a run: GPU-hours and dollars."""
 
 import math
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,11 @@ class GpuPrice:
     date: str
     """Of the source."""
     source: str
+
+
+def price_option(gpu: str) -> str:
+    """The option that prices a class, as a shell takes it."""
+    return f"--price {shlex.quote(f'{gpu}=DOLLARS')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +88,7 @@ class Prices:
         unpriced = []
         for gpu, price in self.plain(gpus).items():
             if price is None:
-                unpriced.append(f"{gpu} without a price: give --price {gpu}=DOLLARS")
+                unpriced.append(f"{gpu} without a price: give {price_option(gpu)}")
                 continue
             given = gpu.lower() in self.own
             when = "given" if given else f"heddle prices, {shipped_prices()[gpu.lower()].date}"
@@ -112,9 +118,7 @@ def priced_classes() -> list[GpuPrice]:
     for _, gpu in known_profiles():
         rows.setdefault(
             gpu,
-            GpuPrice(
-                gpu=gpu, dollars_per_hour=None, date="", source=f"none: --price {gpu}=DOLLARS"
-            ),
+            GpuPrice(gpu=gpu, dollars_per_hour=None, date="", source=f"none: {price_option(gpu)}"),
         )
     return list(rows.values())
 

@@ -17,7 +17,7 @@ def splits(
     """Configurations of a loop, one for each number of training GPUs and TP degree of the engines.
 
     `config.run.cluster.gpus` are all GPUs here. None, for either: those of `SHARES`, and the
-    degrees of the profile, that leave whole engines.
+    degrees of the profile, that leave whole engines. Roles leave one number of training GPUs.
 
     Raises:
         ConfigError: a given split leaves no GPUs or no whole engines, or none can be.
@@ -36,10 +36,16 @@ def splits(
     for tp in degrees:
         each = tp * cluster.attention_dp
         shares = sorted({round(share * gpus / each) * each for share in SHARES})
+        if cluster.roles:
+            shares = [_beside_roles(config, gpus, train_gpus)]
         numbers = shares if train_gpus is None else train_gpus
         for number in [0] if config.colocated else numbers:
             rollout = gpus - number
-            if rollout >= each and rollout % each == 0 and (config.colocated or number >= 1):
+            whole = rollout % each == 0
+            if cluster.roles:
+                # A given degree that does not divide the GPUs of a role is refused by name.
+                whole = tps is not None or cluster.divides_into(tp)
+            if rollout >= each and whole and (config.colocated or number >= 1):
                 found.append(_split(config, number, tp))
             elif tps is not None and train_gpus is not None:
                 left = "all are shared" if config.colocated else f"{number} train"
@@ -55,6 +61,33 @@ def splits(
             f"{' or '.join(map(str, degrees))}{for_rewards}"
         )
     return found
+
+
+def _beside_roles(config: LoopConfig, gpus: int, train_gpus: Sequence[int] | None) -> int:
+    """GPUs that the engines of both roles leave to the trainer, of those without rewards.
+
+    Raises:
+        ConfigError: they leave another number than is given, or none.
+    """
+    cluster = config.run.cluster
+    roles = cluster.role_gpus
+    assert roles is not None, "a cluster with roles"
+    used = roles.prefill + roles.decode
+    left = gpus - used
+    given = [0] if config.colocated else [left] if train_gpus is None else train_gpus
+    for number in given:
+        if number == left and (config.colocated or left >= 1):
+            continue
+        what = "all are shared" if config.colocated else f"{number} train"
+        if config.reward_gpus:
+            what += f", {config.reward_gpus} compute rewards"
+        remedy = f"--train-gpus {left}, or " if left >= 1 and not config.colocated else ""
+        least = gpus if config.colocated else gpus - max(number, 1)
+        raise ConfigError(
+            f"--roles {cluster.roles} has {used} GPUs for engines, and of --gpus {cluster.gpus} "
+            f"{what}: take {remedy}roles that add up to {least}"
+        )
+    return left
 
 
 def _split(config: LoopConfig, train_gpus: int, tp: int) -> LoopConfig:

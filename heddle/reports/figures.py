@@ -24,7 +24,7 @@ from heddle.runs.tables import Floats, dispatches, engine_facts
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 TIME_BINS = 400
 NAMED_ENGINES = 32
-"""Engines whose rows carry their TP degree; more labels would run into each other."""
+"""Engines whose rows carry their shape; more labels would run into each other."""
 
 MAX_ENGINES = 512
 """Rows of a timeline; beyond, engines are merged, since a row would be thinner than a pixel."""
@@ -144,25 +144,27 @@ def _queueing(axes: Axes, run: Run, style: Mapping[str, Any]) -> None:
 
 def _timeline(run: Run, label: str) -> Figure:
     """Running steps of every engine over time, as a heat map."""
-    grid, end_s, tps = running_by_engine(run)
+    grid, end_s, shapes = running_by_engine(run)
     figure, axes = _page(8.0, float(np.clip(1.6 + 0.09 * len(grid), 2.6, 8.0)))
     image = axes.imshow(
         grid,
         aspect="auto",
         interpolation="nearest",
-        extent=(0.0, end_s, len(tps) - 0.5, -0.5),
+        extent=(0.0, end_s, len(shapes) - 0.5, -0.5),
         cmap="cividis",
         norm=PowerNorm(0.5, vmin=0.0),
     )
     axes.grid(False)
-    merged = f" (a row: mean of about {len(tps) / len(grid):.0f})" if len(grid) < len(tps) else ""
+    merged = (
+        f" (a row: mean of about {len(shapes) / len(grid):.0f})" if len(grid) < len(shapes) else ""
+    )
     axes.set(
         title=f"Running steps per engine: {label} ({_trace([run])})",
         xlabel="time (s)",
         ylabel=f"engine, in order of start{merged}",
     )
-    if len(tps) <= NAMED_ENGINES:
-        labels = [f"{i}: TP {tp}" for i, tp in enumerate(tps)]
+    if len(shapes) <= NAMED_ENGINES:
+        labels = [f"{i}: {shape}" for i, shape in enumerate(shapes)]
         axes.set_yticks(range(len(labels)), labels)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -170,8 +172,8 @@ def _timeline(run: Run, label: str) -> Figure:
     return figure
 
 
-def running_by_engine(run: Run) -> tuple[Floats, float, list[int]]:
-    """Mean running steps in `TIME_BINS` bins; the end in seconds; the TP degree of each engine.
+def running_by_engine(run: Run) -> tuple[Floats, float, list[str]]:
+    """Mean running steps in `TIME_BINS` bins; the end in seconds; the shape of each engine.
 
     A row for each engine in order of start, or the mean of as many as `MAX_ENGINES` rows allow. The
     integral of running steps is piecewise linear between dispatches and ends, so that its
@@ -202,4 +204,4 @@ def running_by_engine(run: Run) -> tuple[Floats, float, list[int]]:
     if len(grid) > MAX_ENGINES:
         groups = np.array_split(np.arange(len(grid)), MAX_ENGINES)
         grid = np.array([grid[group].mean(axis=0) for group in groups])
-    return grid, end_s, facts["tp"].tolist()
+    return grid, end_s, facts["label"]

@@ -123,11 +123,11 @@ def _names(record: Record, tracks: _Tracks, note: str | None) -> Iterator[Event]
     yield from _process(ROLLOUT, "rollout" if note is None else f"rollout ({note})")
     yield from _process(MIGRATIONS, "migrations")
     engines = record.engines
-    for name, tp, code in zip(
-        engines["name"], engines["tp"].tolist(), engines["engine"].tolist(), strict=True
+    for name, label, code in zip(
+        engines["name"], engines["label"], engines["engine"].tolist(), strict=True
     ):
         pid, first, used = (int(of[code]) for of in (tracks.pid, tracks.tid, tracks.slots))
-        yield from _process(pid, f"engine {name} (TP {tp})")
+        yield from _process(pid, f"engine {name} ({label})")
         yield from _threads(pid, first, "slot", used)
     lanes = int(tracks.lane.max(initial=-1)) + 1
     yield from _threads(MIGRATIONS, tracks.lane_tid, "migration", lanes)

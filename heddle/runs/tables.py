@@ -4,7 +4,7 @@ Everything here follows from events and commands alone, so a run in the simulato
 engines are measured by the same code. Definitions: docs/run-directory.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -330,8 +330,8 @@ def to_arrow(journal: Journal, columns: Columns) -> pa.Table:
 
 
 def engine_facts(journal: Journal) -> Mapping[str, Any]:
-    """For each engine that was ready: its code, GPU class and TP degree, whether it only prefills,
-    and when it lived."""
+    """For each engine that was ready: its code, GPU class and TP degree, these for people, whether
+    it only prefills, and when it lived."""
     ready, gone = journal.of("EngineReady"), journal.of("EngineStopped", "EngineFailed")
     code, tps = ready.codes("engine"), ready.ints("tp")
     words = journal.words("gpu")
@@ -341,12 +341,21 @@ def engine_facts(journal: Journal) -> Mapping[str, Any]:
         "engine": code,
         "kind": list(zip(classes, tps.tolist(), strict=True)),
         "tp": tps,
+        "label": shape_labels(classes, tps.tolist()),
         "prefills_only": np.array(
             [word == "prefill" for word in _words(journal, ready, "role")], np.bool_
         ),
         "ready_s": ready.floats("time_s"),
         "gone_s": np.array([until.get(c, np.inf) for c in code.tolist()], np.float64),
     }
+
+
+def shape_labels(classes: Sequence[str], tps: Sequence[int]) -> list[str]:
+    """TP degrees of engines for people, with their GPU class where there are several."""
+    several = len(set(classes)) > 1
+    return [
+        f"{gpu} TP {tp}" if several else f"TP {tp}" for gpu, tp in zip(classes, tps, strict=True)
+    ]
 
 
 def _words(journal: Journal, rows: Rows, column: str) -> list[str]:

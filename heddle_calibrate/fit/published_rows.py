@@ -32,7 +32,8 @@ class Line:
             value = 0.0
         if not 0 < value < float("inf"):
             raise PublishedRowsError(
-                f"{self.path.name}:{self.number}: {column} is {text!r}, not a positive number"
+                f"{self.path.name}:{self.number}: {column} is {text!r}, not a positive number; "
+                "mend it, or leave the line out"
             )
         return value
 
@@ -45,21 +46,29 @@ def read_lines(path: Path, columns: tuple[str, ...]) -> Iterator[Line]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise PublishedRowsError(f"cannot read {path}: {e}") from e
+    except FileNotFoundError:
+        raise PublishedRowsError(f"cannot read {path}: no such file") from None
+    except UnicodeDecodeError as e:
+        raise PublishedRowsError(
+            f"cannot read {path}: not UTF-8 text (byte {e.start}); save the table as CSV in UTF-8"
+        ) from None
+    except OSError as e:
+        raise PublishedRowsError(f"cannot read {path}: {e.strerror}; name a CSV file") from None
     reader = csv.reader(text.splitlines())
     header = next(reader, [])
     missing = [name for name in columns if name not in header]
     if missing:
         raise PublishedRowsError(
-            f"{path.name}:1: no column {', '.join(missing)}; a table has {', '.join(columns)}"
+            f"{path.name}:1: no column {', '.join(missing)}; the first line names the columns, "
+            f"with commas between: {', '.join(columns)}"
         )
     for cells in reader:
         if not cells:
             continue
         if len(cells) != len(header):
             raise PublishedRowsError(
-                f"{path.name}:{reader.line_num}: {len(cells)} cells under {len(header)} columns"
+                f"{path.name}:{reader.line_num}: {len(cells)} cells under {len(header)} columns: "
+                "write one for each, and quotes around a cell with a comma"
             )
         stripped = [cell.strip() for cell in cells]
         yield Line(path, reader.line_num, dict(zip(header, stripped, strict=True)))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from heddle_calibrate.profiles import encode_profile
 from heddle_sim.profile_files import read_profile
 from tests.app.journals import Heddle
 from tests.calibrate.test_serving_fit import QWEN, made
+
+HEAD = b"backend,model,gpu,precision,tp,input_tokens,output_tokens,concurrency,TTFT_ms,TPOT_ms"
 
 
 @pytest.fixture(scope="module")
@@ -87,4 +90,32 @@ def test_tables_that_no_profile_covers_are_refused(
 def test_a_missing_table_is_named(heddle: Heddle) -> None:
     result = heddle("calibrate", "serving", "none.csv")
     assert result.exit_code == 2
-    assert "cannot read none.csv" in result.stderr
+    assert result.stderr == "Error: cannot read none.csv: no such file\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "rows.csv:1: no column backend, "),
+        (b"\xff\xfe", "cannot read rows.csv: not UTF-8 text (byte 0); save the table as CSV"),
+        (HEAD + b"\n", "the tables have no rows below their first line; add some"),
+        (HEAD + b"\nvllm,x\n", "rows.csv:2: 2 cells under 10 columns: write one for each"),
+        (HEAD + b"\nvllm,x,h100,bf16,1,9,9,4,a,3\n", "TTFT_ms is 'a', not a positive number; mend"),
+        (HEAD + b"\nvllm,x,h100,bf16,1,9,9,4,3,3\n", "no profile of x on h100 (1); take rows of"),
+    ],
+)
+def test_a_bad_table_is_one_message_with_the_remedy(
+    refused: Callable[..., str], content: bytes, said: str
+) -> None:
+    Path("rows.csv").write_bytes(content)
+    message = refused("calibrate", "serving", "rows.csv")
+    assert message.startswith("Error: ")
+    assert said in message
+
+
+def test_a_fit_into_a_file_is_refused_before_the_work(
+    refused: Callable[..., str], known: list[ServingSample]
+) -> None:
+    rows = written(Path("rows.csv"), known)
+    said = refused("calibrate", "serving", rows, "--fit", rows)
+    assert said == "Error: --fit rows.csv: is a file; name a folder for the profiles\n"

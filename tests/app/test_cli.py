@@ -126,6 +126,33 @@ def test_a_failure_without_engine_or_time_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--failures e4@1", "there is no engine 'e4'; there are e0 to e3 at most"),
+        ("--failures e2@1 --tp 2", "there is no engine 'e2'; there are e0 to e1 at most"),
+        ("--failures p0@1", "there is no engine 'p0'; there are e0 to e3 at most"),
+        ("--failures p1@1 --roles prefill=1,decode=3", "there are e0 to e2 and p0 at most"),
+        ("--failures engine@1 --gpus 1", "there is no engine 'engine'; there are e0 at most"),
+        ("--failures e4@1 --policy heddle", "there is no engine 'e4'; there are e0 to e3 at most"),
+    ],
+)
+def test_a_failure_of_no_engine_is_refused(
+    refused: Callable[..., str], trace: Path, options: str, said: str
+):
+    assert said in refused("simulate", trace, "--gpus", 4, *options.split())
+
+
+def test_failures_may_name_what_a_planner_or_a_restart_makes(heddle: Heddle, trace: Path):
+    for options in (
+        "--failures e3@1 --policy heddle",
+        "--failures e0@1,e0+1@30",
+        "--failures p0@1 --roles prefill=1,decode=3",
+    ):
+        done = heddle("simulate", trace, "--gpus", 4, *options.split())
+        assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
     ("verb", "options"),
     [("simulate", ("--gpus", 4)), ("run", FAKE)],
 )

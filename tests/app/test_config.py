@@ -65,7 +65,7 @@ def test_resolved_values_read_back_equal():
         ("history=a\0b", "history is no path: it has a NUL character in it"),
         ("predictor_model=a\0b", "predictor_model is no path: it has a NUL character in it"),
         ("gpus", "write it as section.key=value"),
-        ("cluster.tp_choices=[]", "tp_choices must list degrees"),
+        ("cluster.tp_choices=[]", "tp_choices = [] must list TP degrees from 1 to gpus = 8"),
     ],
 )
 def test_a_wrong_setting_is_named(text: str, said: str):

@@ -118,7 +118,9 @@ def test_tp_choices_hold_for_each_class_as_far_as_it_has_them():
     wide = (PoolConfig(gpu="h100", gpus=8), PoolConfig(gpu="l40s", gpus=4))
     with pytest.raises(ProfileError, match="pool of h100: none of the TP degrees in tp_choices"):
         load_profiles(ClusterConfig(pool=wide, tp_choices=(3,)))
-    with pytest.raises(ValueError, match="pool of h100: tp_choices must list degrees"):
+    with pytest.raises(
+        ValueError, match=r"tp_choices = \[4\] has no .* for the 2 GPUs of the pool of h100"
+    ):
         ClusterConfig(pool=TWO, tp_choices=(4,))
 
 
@@ -128,14 +130,20 @@ def test_tp_choices_hold_for_each_class_as_far_as_it_has_them():
         ("--pool h100:8 --pool H100:4", "GPU class H100 is named twice, with 8 and 4 GPUs"),
         ("--pool h100:0", "the pool of h100 has 0 GPUs: give it 1 or more"),
         ("--pool h100:8 --pool x9:8", "pool of x9: unknown GPU 'x9'"),
-        ("--pool h100:8 --gpus 16", "--gpus 16: cluster.gpus beside the pools of --pool h100:8"),
-        ("--pool h100:8 --gpu l40s", "--gpu l40s: cluster.gpu beside the pools"),
+        (
+            "--pool h100:8 --gpus 16",
+            "--gpus 16: sets cluster.gpus = 16, and the pools of --pool h100:8 have 8",
+        ),
+        ("--pool h100:8 --gpu l40s", "--gpu l40s: sets cluster.gpu = l40s, and the pools"),
         ("--pool h100", "'h100' is no pool of GPUs: write CLASS:GPUS"),
         ("--pool h100:4:dp=2", "is no pool of GPUs: write CLASS:GPUS"),
         ("--pool h100:4:tp=0", "the pool of h100 has tp = 0: take 1 or more"),
         ("--pool h100:4:profile=x.toml", "give the path of a profile file, ending in .json"),
         ("--pool h100:3:tp=2", "pool of h100: gpus = 3 is not divisible by tp = 2"),
         ("--pool h100:8 --pool l40s:8 --tp 4,4", "mix names engines of one GPU class"),
+        ("--pool h100:8 --pool l40s:8 --tp 4,4", "its own TP degree, as --pool h800:4:tp=2"),
+        ("--pool h100:2 --roles prefill=1,decode=1", "give --gpu and --gpus in place of --pool"),
+        ("--pool h100:2 --set cluster.tp_choices=[4]", "add one from 1 to 2, or leave the pool"),
         ("--pool h100:8 --pool l40s:8 --standby-tp 4", "standby_tp names engines of one GPU class"),
         ("--pool h100:2 --pool l40s:2 --tag x=h100", "--tag x=h100: the workload has no such task"),
         ("--pool h100:2 --pool l40s:2 --tag coding=h20", "there are no GPUs of class h20"),
@@ -235,3 +243,34 @@ def test_a_class_beside_a_profile_file_is_that_of_the_file(
     file.write_bytes((PROFILE_FOLDER / "qwen3-8b.h200.json").read_bytes())
     said = refused("simulate", trace, "--model", file, "--gpu", "h20")
     assert f"--gpu h20: {file} is a profile of h200: leave --gpu out" in said
+
+
+def test_a_table_of_pools_in_single_brackets_is_named(refused: Callable[..., str], trace: Path):
+    Path("one.toml").write_text('[cluster.pool]\ngpu = "h100"\ngpus = 2\n', encoding="utf-8")
+    said = refused("simulate", trace, "one.toml")
+    assert "one.toml: cluster.pool is a list of tables: write [[cluster.pool]] in place of" in said
+
+
+def test_a_run_takes_its_gpus_from_pools(heddle: Heddle, refused: Callable[..., str], trace: Path):
+    pools = ("--pool", "h100:1", "--pool", "l40s:2")
+    said = refused("run", trace, "--engines", 2, *pools)
+    assert "--engines 2: sets cluster.gpus = 2, and the pools of" in said
+    assert "--tp 2,1: mix names engines of one GPU class" in refused(
+        "run", trace, "--tp", "2,1", *pools
+    )
+    done = heddle("run", trace, "--tp", 1, *pools, "--time-scale", "0.001", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["gpu_hours"] > 0.0
+
+
+def test_tags_that_no_policy_reads_are_refused(
+    heddle: Heddle, refused: Callable[..., str], trace: Path
+):
+    given = (trace, "--gpus", 2, "--tag", "coding=h100")
+    for command in (("simulate",), ("run",), ("compare", "--policies", "verl,heddle")):
+        given = (trace, *(() if command[0] == "run" else ("--gpus", 2)), "--tag", "coding=h100")
+        said = refused(*command, *given)
+        assert "--tag coding=h100 has no effect under these policies: take rollart" in said
+    for policies in ("verl,rollart", "verl+tagged_affinity"):
+        done = heddle("compare", trace, "--policies", policies, "--tag", "coding=h100", "--gpus", 2)
+        assert done.exit_code == 0, done.output

@@ -239,6 +239,19 @@ def test_a_class_without_a_price_shows_a_dash_and_what_to_do(
     assert json.loads(priced.stdout)["prices"] == {"mine": 3.0}
 
 
+def test_a_class_with_a_space_in_its_name_has_a_price(
+    heddle: Heddle, refused: Refused, trace: Path, tmp_path: Path
+):
+    given = ("compare", trace, "--policies", "verl", "--model", own_class(tmp_path, "NVIDIA L4"))
+    given += ("--gpus", 2, "--max-running", 2)
+    said = refused(*given, "--objective", "cost")
+    assert "give --price 'NVIDIA L4=DOLLARS' for" in said
+    assert '"NVIDIA L4" = DOLLARS under [prices]' in said
+    priced = heddle(*given, "--price", "NVIDIA L4=2", "--json")
+    assert priced.exit_code == 0, priced.output
+    assert json.loads(priced.stdout)["prices"] == {"NVIDIA L4": 2.0}
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -252,6 +265,7 @@ def test_a_class_without_a_price_shows_a_dash_and_what_to_do(
         (("--price", "2.1"), "such as h100=2.1"),
         (("--price", "h100=two"), "such as h100=2.1"),
         (("--price", "=2"), "such as h100=2.1"),
+        (("--price", "h100=2=3"), "such as h100=2.1"),
         (("--price", "h10=2"), "did you mean 'h100'?"),
         (("--price", "abacus=2"), "no such GPU class. Known: a100, "),
         (("--set", "prices.h100=x"), "prices.h100 must be a number, not 'x'"),

@@ -15,6 +15,8 @@ from heddle.cluster.role_choice import prefill_share, prefilled_tokens, role_cho
 from heddle.cluster.roles import RoleGpus, roles_of
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
+from heddle.loop.config import LoopConfig
+from heddle.loop.splits import splits
 from heddle.runs import load_run
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
@@ -39,6 +41,7 @@ def test_roles_are_gpus_in_any_order(text: str):
         ("prefill=1,both=7", "'both=7' is no role"),
         ("prefill,decode=7", "'prefill' is no role"),
         ("prefill=0,decode=8", "'prefill=0' is no number of GPUs"),
+        (",", "',' names no role: write prefill=GPUS,decode=GPUS"),
         ("prefill=x,decode=8", "'prefill=x' is no number of GPUs"),
         ("prefill=1,prefill=1,decode=6", "two numbers of prefill GPUs"),
         ("prefill=2,decode=4", "are of 6 GPUs, and there are gpus = 8"),
@@ -181,6 +184,32 @@ def test_best_roles_refuse_given_ones(config: RunConfig):
         tuning(mixed, roles=True, workspace=Workspace())
 
 
+def test_best_roles_without_a_split_are_refused(refused: Callable[..., str], trace: Path):
+    given = ("compare", trace, "--policies", "verl", "--roles", "best")
+    said = refused(*given, "--gpus", "1")
+    assert "--roles best: gpus = 1 cannot be split into engines that prefill" in said
+    assert "of TP 2 or 4: take more --gpus" in refused(*given, "--gpus", "4", "--tp", "4")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (("--prefill-threshold", "100"), "--prefill-threshold = 100 has no effect without"),
+        (("--set", "cluster.prefill_tp=2"), "cluster.prefill_tp = 2 has no effect without"),
+        (("--set", "cluster.handover_fixed_s=0"), "cluster.handover_fixed_s = 0.0 has no effect"),
+    ],
+)
+def test_settings_of_roles_without_roles_are_refused(
+    refused: Callable[..., str], heddle: Heddle, trace: Path, setting: tuple[str, ...], said: str
+):
+    for command in (("simulate",), ("run",), ("compare", "--policies", "verl")):
+        message = refused(*command, trace, *setting)
+        assert said in message
+        assert "give --roles prefill=GPUS,decode=GPUS, or leave it out" in message
+    best = ("--roles", "best", "--gpus", "4")
+    assert heddle("compare", "--policies", "verl", trace, *setting, *best).exit_code == 0
+
+
 def test_degrees_to_try_divide_the_gpus_of_both_roles(config: RunConfig):
     split = replace(config, cluster=ClusterConfig(gpus=8, roles="prefill=2,decode=6"))
     found = tuning(split, tps="best", workspace=Workspace())
@@ -224,7 +253,29 @@ def test_loops_generate_with_prefill_engines_on_the_gpus_of_the_rollout(
     assert shown.exit_code == 0, shown.output
     (row,) = json.loads(shown.stdout)["regimes"]
     assert row["step_s"]["mean"] > 0.0
-    assert "are of 4 GPUs, and there are gpus = 5" in refused(*loop, "--gpus", "9")
+    said = refused(*loop, "--gpus", "9")
+    assert "--roles prefill=1,decode=3 has 4 GPUs for engines, and of --gpus 9 4 train" in said
+    assert "take --train-gpus 5, or roles that add up to 5" in said
+    said = refused(*loop, "--gpus", "4")
+    assert "of --gpus 4 4 train: take roles that add up to" in said
+
+
+def test_roles_leave_a_loop_one_number_of_training_gpus(config: RunConfig):
+    cluster = ClusterConfig(gpus=8, roles="prefill=2,decode=2")
+    loop = LoopConfig(run=replace(config, cluster=cluster), regimes=("sync",))
+    found = splits(loop, None, None)
+    assert [(c.train_gpus, c.run.cluster.gpus, c.run.cluster.tp) for c in found] == [
+        (4, 4, 1),
+        (4, 4, 2),
+    ]
+    with pytest.raises(ConfigError, match="prefill = 2 is not divisible into engines of 4 GPUs"):
+        splits(loop, [4], [4])
+    shared = replace(loop, colocated=True)
+    with pytest.raises(ConfigError, match="all are shared: take roles that add up to 8"):
+        splits(shared, None, None)
+    rewarded = replace(loop, reward_gpus=1)
+    with pytest.raises(ConfigError, match="4 train, 1 compute rewards: take --train-gpus 3"):
+        splits(rewarded, [4], None)
 
 
 def test_a_step_prefilled_elsewhere_has_one_first_token_and_one_prompt(

@@ -277,7 +277,7 @@ def test_a_model_that_is_not_found_ends_with_the_remedy(hub: Path, model: str, s
         find_model(model)
 
 
-class Unreachable(Exception):
+class UnreachableError(Exception):
     """As an HTTP client's own error, which is no OSError."""
 
 
@@ -294,7 +294,7 @@ class FakeHub:
     def get_hf_file_metadata(self, url: str, timeout: float) -> None:
         self.calls.append(f"{url} within {timeout}")
         if self.file is None:
-            raise Unreachable(f"no connection to {url}\nand more lines")
+            raise UnreachableError(f"no connection to {url}\nand more lines")
 
     def hf_hub_download(self, model: str, file: str) -> str:
         self.calls.append(f"download {model} {file}")

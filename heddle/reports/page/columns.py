@@ -4,6 +4,7 @@ Times are ticks since the first arrival of the run, so that they fit into 32 bit
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -204,6 +205,7 @@ def _engines(record: Record) -> list[dict[str, Any]]:
     facts = zip(
         e["name"],
         e["tp"].tolist(),
+        e["label"],
         e["ready_s"].tolist(),
         e["gone_s"].tolist(),
         e["kv_capacity_tokens"].tolist(),
@@ -214,22 +216,27 @@ def _engines(record: Record) -> list[dict[str, Any]]:
         {
             "name": name,
             "tp": tp,
+            "label": label,
             "ready_s": max(ready_s - record.start_s, 0.0),
             "gone_s": gone_s - record.start_s if np.isfinite(gone_s) else None,
             "kv_capacity_tokens": kv,
             "failed": failed,
         }
-        for name, tp, ready_s, gone_s, kv, failed in facts
+        for name, tp, label, ready_s, gone_s, kv, failed in facts
     ]
 
 
 def _fleet(record: Record) -> dict[str, Any]:
-    """How many engines of each TP degree there were, widest first, and how many were restarts."""
-    names, tps = record.engines["name"], record.engines["tp"].tolist()
-    again = [re.search(r"\+\d+$", name) is not None for name in names]
-    first = [tp for tp, later in zip(tps, again, strict=True) if not later]
-    degrees = sorted(dict.fromkeys(first), reverse=True)
-    return {"of": [[tp, first.count(tp)] for tp in degrees], "again": sum(again)}
+    """How many engines of each shape there were, widest first, and how many were restarts.
+
+    A shape is its name for people, and its TP degree.
+    """
+    e = record.engines
+    again = [re.search(r"\+\d+$", name) is not None for name in e["name"]]
+    shapes = zip(e["label"], e["tp"].tolist(), strict=True)
+    first = Counter(shape for shape, later in zip(shapes, again, strict=True) if not later)
+    widest = sorted(first.items(), key=lambda each: -each[0][1])
+    return {"of": [[*shape, count] for shape, count in widest], "again": sum(again)}
 
 
 def _curves(record: Record) -> dict[str, Any]:

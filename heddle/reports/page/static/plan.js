@@ -28,8 +28,8 @@ function drawPlan(page) {
 
 function mix(run) {
   const { of, again } = run.fleet;
-  const parts = of.map(([tp, count]) => `${number(count)} × TP ${tp}`);
-  const gpus = of.reduce((sum, [tp, count]) => sum + tp * count, 0);
+  const parts = of.map(([label, _, count]) => `${number(count)} × ${label}`);
+  const gpus = of.reduce((sum, [_, tp, count]) => sum + tp * count, 0);
   const gpuCounts = `${parts.join(" + ")} = ${gpus} GPUs${again ? `, and ${again} started again after a failure` : ""}.`;
   if (!run.plan) return `${gpuCounts} Not planned: the policy takes the engines it is given.`;
   const estimated = run.plan.estimated_makespan_s;
@@ -45,16 +45,16 @@ function block(page, engine, e, length) {
       pickEngine(page, e);
       byId("slots").scrollIntoView({ block: "center" });
     },
-  }, `${engine.name} `, el("small", {}, `TP ${engine.tp} · ${trajectories}${engine.failed ? " · failed" : ""}`), el("div", { class: "gpus" }, ...gpus));
+  }, `${engine.name} `, el("small", {}, `${engine.label} · ${trajectories}${engine.failed ? " · failed" : ""}`), el("div", { class: "gpus" }, ...gpus));
 }
 
 function drawLengths(run, lengths) {
-  const tps = [...new Set(run.drawn.map((e) => run.engines[e].tp))].sort((a, b) => b - a);
-  const traces = tps.map((tp) => {
-    const mine = run.drawn.map((_, at) => at).filter((at) => run.engines[run.drawn[at]].tp === tp && lengths[at]);
+  const shapes = new Map(run.drawn.map((e) => [run.engines[e].label, run.engines[e].tp]));
+  const traces = [...shapes].sort((a, b) => b[1] - a[1]).map(([label, tp]) => {
+    const mine = run.drawn.map((_, at) => at).filter((at) => run.engines[run.drawn[at]].label === label && lengths[at]);
     const each = (name) => mine.map((at) => Math.max(lengths[at][name], 1));
     return {
-      type: "box", name: `TP ${tp}`, x: mine, lowerfence: each("least"), q1: each("q1"), median: each("median"), q3: each("q3"), upperfence: each("most"),
+      type: "box", name: label, x: mine, lowerfence: each("least"), q1: each("q1"), median: each("median"), q3: each("q3"), upperfence: each("most"),
       marker: { color: tpColour(tp) }, line: { color: css("--text"), width: 1.2 }, fillcolor: tpColour(tp), width: 0.6, hoverinfo: "none", customdata: mine,
     };
   });
@@ -71,7 +71,7 @@ function drawLengths(run, lengths) {
   box.on("plotly_hover", ({ event, points }) => {
     const engine = run.engines[run.drawn[points[0].x]];
     const length = lengths[points[0].x];
-    tip(event, `${engine.name}, TP ${engine.tp}: ${number(length.count)} trajectories`, [
+    tip(event, `${engine.name}, ${engine.label}: ${number(length.count)} trajectories`, [
       `${number(length.least)} to ${number(length.most)} output tokens, median ${number(length.median)}`,
       `${number(length.total)} in all`,
     ]);

@@ -61,7 +61,7 @@ function view(page, range) {
   drawStretch(page);
 }
 
-const engineLabel = (engine) => `${engine.name.length > 24 ? `…${engine.name.slice(-23)}` : engine.name} · TP ${engine.tp}`;
+const engineLabel = (engine) => `${engine.name.length > 24 ? `…${engine.name.slice(-23)}` : engine.name} · ${engine.label}`;
 
 // Margins that hold the longest name of an engine, and are the same for all that zooms together.
 function room(run) {
@@ -197,7 +197,7 @@ function drawEngines(page) {
       const [start, end] = span(page.run);
       const at = start + ((i + 0.5) * (end - start)) / BINS;
       const cell = (name) => (timeline.grid[name] ??= rows(page.run, name))[e][i];
-      tip(event, `${now.name}, TP ${now.tp}, at ${seconds(at)}`, [
+      tip(event, `${now.name}, ${now.label}, at ${seconds(at)}`, [
         `${number(cell("running"))} running, ${number(cell("waiting"))} waiting for it`,
         `${(100 * cell("kv")).toFixed(0)} % of ${number(now.kv_capacity_tokens)} tokens of KV cache in use`,
         ...(now.failed ? [`failed at ${seconds(now.gone_s)}`] : []),
