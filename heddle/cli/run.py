@@ -17,7 +17,12 @@ ENGINE = click.Choice(["vllm", "fake"])
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--engine", type=ENGINE, default=None, help="What runs the steps [fake]")
 @click.option("--model-dir", default=None, help="Folder of the model that vLLM serves")
-@click.option("--engines", type=int, default=None, help="Engines; sets --gpus [2]")
+@click.option(
+    "--engines",
+    type=int,
+    default=None,
+    help="Engines, which have all GPUs [8 GPUs; with --tp 2]",
+)
 @click.option("--tp", "tps", default=None, help="TP degree, or one for each engine as 1,2 [1]")
 @click.option("--time-scale", type=float, default=None, help="Seconds for a recorded one [1.0]")
 @click.option("--tool-limit-s", type=float, default=None, help="Cut tool calls after this [none]")

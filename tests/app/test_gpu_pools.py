@@ -15,6 +15,11 @@ from heddle.comparison import compare
 from heddle.config import PolicyConfig, RunConfig
 from heddle.config_files import ConfigError, from_builtins, to_builtins
 from heddle.planning import plan
+from heddle.reports.figures import running_by_engine
+from heddle.reports.page.html import page
+from heddle.reports.perfetto import trace_events
+from heddle.reports.run_bounds import run_bound
+from heddle.runs.record import record
 from heddle.runs.replay import replay
 from heddle.setup import Workspace, prepare
 from heddle.tuning import tuning
@@ -22,6 +27,7 @@ from heddle_core.events import EngineReady, TrajectoryFinished
 from heddle_core.presets import PRESETS
 from heddle_sim.profile_files import PROFILE_FOLDER, ProfileError
 from tests.app.journals import Heddle
+from tests.app.reported import unpacked
 
 TWO = (PoolConfig(gpu="h100", gpus=2), PoolConfig(gpu="l40s", gpus=4, tp=2))
 
@@ -243,6 +249,20 @@ def test_a_class_beside_a_profile_file_is_that_of_the_file(
     file.write_bytes((PROFILE_FOLDER / "qwen3-8b.h200.json").read_bytes())
     said = refused("simulate", trace, "--model", file, "--gpu", "h20")
     assert f"--gpu h20: {file} is a profile of h200: leave --gpu out" in said
+
+
+def test_a_page_names_the_class_of_engines_where_there_are_several(
+    config: RunConfig, tmp_path: Path
+):
+    one = replace(config, policy=PolicyConfig(preset="verl"))
+    runs = [load_run(simulate(each, out=tmp_path).path) for each in (on_two(config), one)]
+    labels = ["h100 TP 1", "h100 TP 1", "l40s TP 2", "l40s TP 2"]
+    mixed, plain = (unpacked(page([run], run_bound))[0]["runs"][0] for run in runs)
+    assert [engine["label"] for engine in mixed["engines"]] == labels
+    assert mixed["fleet"]["of"] == [["l40s TP 2", 2, 2], ["h100 TP 1", 1, 2]]
+    assert [engine["label"] for engine in plain["engines"]] == ["TP 1", "TP 1"]
+    assert b"engine e3 (l40s TP 2)" in trace_events(record(runs[0]), packed=False)
+    assert running_by_engine(runs[0])[2] == labels
 
 
 def test_a_table_of_pools_in_single_brackets_is_named(refused: Callable[..., str], trace: Path):

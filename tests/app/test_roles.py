@@ -188,7 +188,7 @@ def test_best_roles_without_a_split_are_refused(refused: Callable[..., str], tra
     given = ("compare", trace, "--policies", "verl", "--roles", "best")
     said = refused(*given, "--gpus", "1")
     assert "--roles best: gpus = 1 cannot be split into engines that prefill" in said
-    assert "of TP 2 or 4: take more --gpus" in refused(*given, "--gpus", "4", "--tp", "4")
+    assert "decode, of TP 4: take more --gpus" in refused(*given, "--gpus", "4", "--tp", "4")
 
 
 @pytest.mark.parametrize(
