@@ -170,14 +170,14 @@ def test_the_cost_estimate_is_near_the_ground_truth_but_another_fit(profile: Pro
 def test_where_the_batch_is_known_experts_that_fill_are_followed(profile: Profile) -> None:
     for each in laid_out(profile):
         for shape, step in each.cost_estimate().by_shape.items():
-            t = each.table(shape.tp)
             assert (step.filling is not None) == (profile.experts > 0)
             if step.filling is None:
                 continue
+            t = each.table(shape.tp, max_batch=64 * shape.dp)
             plane = replace(step, filling=None)
             off: list[tuple[float, float]] = []
-            for b, x in product((1, 2, 4, 8, 16, 32, 64, 128), (1024, 8192)):
-                b *= shape.dp
+            for sequences, x in product((1, 2, 4, 8, 16, 32, 64), (1024, 8192)):
+                b = sequences * shape.dp
                 if b * x <= t.kv_capacity_tokens:
                     truth_s = t.base_s[b] + t.per_context_s[b] * b * x
                     both = (cost.iteration_s(b, b * x) for cost in (step, plane))
