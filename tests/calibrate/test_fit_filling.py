@@ -5,7 +5,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from heddle_calibrate.fit.curves import Floats, filling_cost, kernel_times, plane, rounded, with_times
+from heddle_calibrate.fit.curves import (
+    Floats,
+    filling_cost,
+    kernel_times,
+    plane,
+    rounded,
+    with_times,
+)
 from heddle_core.estimate.cost import FillingCost
 
 TRUE = FillingCost(t0_s=4e-3, fill_s=3e-4, knee=16, t1_s=7e-5, t2_s=6e-9)
