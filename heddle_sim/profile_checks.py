@@ -90,7 +90,7 @@ def _seconds(costs: Costs | None) -> Iterator[tuple[str, float]]:
 
 def _table_faults(tp: str, entry: TpTable) -> list[str]:
     faults: list[str] = []
-    d, p, b = entry.decode, entry.prefill, entry.belief
+    d, p, b, f = entry.decode, entry.prefill, entry.belief, entry.belief.filling
     try:
         read_layout(tp)
     except ProfileError as error:
@@ -111,9 +111,12 @@ def _table_faults(tp: str, entry: TpTable) -> list[str]:
         ("prefill.ms", p.ms),
         ("prefill.pair_ns", (p.pair_ns,)),
         ("belief", (b.t0_s, b.t1_s, b.t2_s, b.prefill_s)),
+        ("belief.filling", () if f is None else (f.t0_s, f.fill_s, f.t1_s, f.t2_s)),
     ):
         if not all(math.isfinite(v) and v >= 0 for v in values):
             faults.append(f"{name} must hold finite numbers of at least 0")
+    if f is not None and f.knee < 1:
+        faults.append(f"belief.filling.knee must be 1 or more, not {f.knee}")
     if d.base_ms and d.base_ms[0] <= 0:
         faults.append("decode.base_ms must be above 0: no step is free")
     return faults

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from heddle_core.estimate.cost import CostModel, StepCost
+from heddle_core.estimate.cost import CostModel, FillingCost, StepCost
 from heddle_core.ids import EngineShape
 from heddle_sim.latency import LatencyTable
 from heddle_sim.model_names import from_config_command, short_model_name, unknown_name
@@ -161,6 +161,7 @@ class Profile:
                 t2_s=b.t2_s / self.attention_dp,
                 prefill_s=b.prefill_s / self.attention_dp,
                 kv_capacity_tokens=b.kv_capacity_tokens * self.attention_dp,
+                filling=_over_ranks(b.filling, self.attention_dp),
             )
             for tp in (self.tps if tps is None else tps)
             for b in (self.at(tp).belief,)
@@ -225,6 +226,19 @@ class Profile:
 def gpu_label(gpu: str, derived: str) -> str:
     """Return ``h20 (derived)`` for a class whose times were not measured, else `gpu`."""
     return f"{gpu} (derived)" if derived else gpu
+
+
+def _over_ranks(filling: FillingCost | None, ranks: int) -> FillingCost | None:
+    """Of one rank: the same for all ranks together, which share the sequences equally."""
+    if filling is None:
+        return None
+    return replace(
+        filling,
+        fill_s=filling.fill_s / ranks,
+        knee=filling.knee * ranks,
+        t1_s=filling.t1_s / ranks,
+        t2_s=filling.t2_s / ranks,
+    )
 
 
 def expand(profile: Profile, tp: int, *, host: Host, max_batch: int = MAX_BATCH) -> LatencyTable:

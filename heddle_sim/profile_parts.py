@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from math import log2
 from typing import Any, Literal
 
+from heddle_core.estimate.cost import FillingCost
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSource:
@@ -101,6 +103,8 @@ class CostEstimate:
     t2_s: float
     prefill_s: float
     kv_capacity_tokens: int
+    filling: FillingCost | None = None
+    """None: a dense model, or not fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,13 @@ estimate, and the summary of their errors.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from heddle_core.estimate.cost import FillingCost
 from heddle_sim.profile_parts import CostEstimate, Decode, Prefill, TpTable
 
 Floats = NDArray[np.float64]
@@ -78,9 +79,11 @@ class EstimateFit:
     t1_s: float
     t2_s: float
     prefill_s: float
+    filling: FillingCost | None = None
+    """Of a model with experts."""
 
     def step_s(self, batch: Floats, context: Floats) -> Floats:
-        """Seconds when each sequence holds `context`."""
+        """Seconds by the plane when each sequence holds `context`."""
         return self.t0_s + self.t1_s * batch + self.t2_s * batch * context
 
 
@@ -94,6 +97,71 @@ def plane(
     design = np.column_stack([np.ones_like(batch), batch, kilo]) * weight[:, None]
     (t0, t1, t2), _ = nnls(design, seconds * weight)
     return float(t0), float(t1), float(t2) / 1024
+
+
+def filling_cost(batch: Floats, context: Floats, seconds: Floats, weight: Floats) -> FillingCost:
+    """Weighted least squares of a decode step of a model with experts; none negative.
+
+    The knee is the batch of a row, but not the least or the largest, with the least squares.
+    """
+    kilo = batch * context / 1024
+
+    def fit(knee: float) -> tuple[float, Floats]:
+        columns = [np.ones_like(batch), np.minimum(batch, knee), batch, kilo]
+        solution, off = nnls(np.column_stack(columns) * weight[:, None], seconds * weight)
+        return float(off), solution
+
+    fits = {int(knee): fit(float(knee)) for knee in np.unique(batch)[1:-1]}
+    knee = min(fits, key=lambda knee: fits[knee][0])
+    t0, fill, t1, t2 = fits[knee][1].tolist()
+    return FillingCost(t0_s=t0, fill_s=fill, knee=knee, t1_s=t1, t2_s=t2 / 1024)
+
+
+def rounded(filling: FillingCost | None) -> FillingCost | None:
+    """As in a profile file."""
+    if filling is None:
+        return None
+    return replace(
+        filling,
+        t0_s=round(filling.t0_s, 7),
+        fill_s=round(filling.fill_s, 9),
+        t1_s=round(filling.t1_s, 9),
+        t2_s=float(f"{filling.t2_s:.6g}"),
+    )
+
+
+def with_times(
+    filling: FillingCost | None, *, kernels: float = 1.0, per_step_s: float, per_running_s: float
+) -> FillingCost | None:
+    """Kernel times, times the factor `kernels`, and host time."""
+    if filling is None:
+        return None
+    return rounded(
+        FillingCost(
+            t0_s=filling.t0_s * kernels + per_step_s,
+            fill_s=filling.fill_s * kernels,
+            knee=filling.knee,
+            t1_s=filling.t1_s * kernels + per_running_s,
+            t2_s=filling.t2_s * kernels,
+        )
+    )
+
+
+def kernel_times(
+    filling: FillingCost | None, *, kernels: float, per_step_s: float, per_running_s: float
+) -> FillingCost | None:
+    """What `with_times` made it from, to its rounding."""
+    if filling is None:
+        return None
+    return rounded(
+        FillingCost(
+            t0_s=max(0.0, filling.t0_s - per_step_s) / kernels,
+            fill_s=filling.fill_s / kernels,
+            knee=filling.knee,
+            t1_s=max(0.0, filling.t1_s - per_running_s) / kernels,
+            t2_s=filling.t2_s / kernels,
+        )
+    )
 
 
 def table_entry(
@@ -121,6 +189,7 @@ def table_entry(
             t2_s=float(f"{estimate.t2_s:.6g}"),
             prefill_s=float(f"{estimate.prefill_s:.6g}"),
             kv_capacity_tokens=capacity,
+            filling=rounded(estimate.filling),
         ),
     )
 

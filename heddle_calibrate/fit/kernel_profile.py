@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from heddle_calibrate.fit.curves import table_entry
+from heddle_calibrate.fit.curves import table_entry, with_times
 from heddle_calibrate.fit.host import NO_HOST, HostFit
 from heddle_calibrate.fit.kernel_tables import (
     KernelTables,
@@ -157,7 +157,7 @@ def fit_kernels(
             continue
         decode = fit_decode(t.decode)
         prefill = fit_prefill(t, decode, share, experts=spec.experts > 0)
-        estimate = fit_estimate(t)
+        estimate = fit_estimate(t, experts=spec.experts > 0)
         entry = table_entry(decode, prefill, estimate, capacity)
         errors = {**decode_errors(t, decode, estimate), **prefill_errors(t, decode, prefill)}
         entries[layout] = replace(entry, errors=errors)
@@ -227,6 +227,11 @@ def with_host(
                 e.belief,
                 t0_s=round(e.belief.t0_s + estimate_host.per_step_s, 7),
                 t1_s=round(e.belief.t1_s + estimate_host.per_running_s, 9),
+                filling=with_times(
+                    e.belief.filling,
+                    per_step_s=estimate_host.per_step_s,
+                    per_running_s=estimate_host.per_running_s,
+                ),
             ),
         )
         for tp, e in profile.tables.items()

@@ -19,6 +19,7 @@ from heddle_calibrate.fit.curves import (
     EstimateFit,
     PrefillFit,
     decode_curve,
+    filling_cost,
     plane,
     spread,
 )
@@ -260,18 +261,17 @@ def _least_of_a_prefill(
     return least_s, curve(least_s)[1]
 
 
-def fit_estimate(t: KernelTables) -> EstimateFit:
+def fit_estimate(t: KernelTables, *, experts: bool) -> EstimateFit:
     """Least relative squares on the rows that the ground truth does not use."""
     rows = t.decode[
         t.decode["context"].isin(ESTIMATE_CONTEXTS) & (t.decode["batch"] <= ESTIMATE_MAX_BATCH)
     ]
     seconds = rows["TPOT_ms"].to_numpy(np.float64) / 1e3
-    t0, t1, t2 = plane(
-        rows["batch"].to_numpy(np.float64),
-        rows["context"].to_numpy(np.float64),
-        seconds,
-        np.where(rows["fits_kv"].to_numpy() == 1, 1.0, UNREAL_WEIGHT) / seconds,
-    )
+    batch = rows["batch"].to_numpy(np.float64)
+    context = rows["context"].to_numpy(np.float64)
+    weight = np.where(rows["fits_kv"].to_numpy() == 1, 1.0, UNREAL_WEIGHT) / seconds
+    t0, t1, t2 = plane(batch, context, seconds, weight)
+    filling = filling_cost(batch, context, seconds, weight) if experts else None
     lone = prefill_rows(t.prefill)
     seen = [
         (2048 - 1536, lone[2048, 1536]),
@@ -280,7 +280,7 @@ def fit_estimate(t: KernelTables) -> EstimateFit:
     ]
     # The prompt shares its step with decoding, which includes t0.
     rate = float(np.median([max(0.0, s - t0) / n for n, s in seen]))
-    return EstimateFit(t0_s=t0, t1_s=t1, t2_s=t2, prefill_s=rate)
+    return EstimateFit(t0_s=t0, t1_s=t1, t2_s=t2, prefill_s=rate, filling=filling)
 
 
 def decode_errors(t: KernelTables, decode: DecodeFit, estimate: EstimateFit) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from heddle_calibrate.fit.curves import kernel_times, with_times
 from heddle_calibrate.fit.host import NO_HOST
 from heddle_calibrate.fit.serving_fit import ServingConstants, ServingFit, ServingSample
 from heddle_core.ids import EngineShape
@@ -169,6 +170,12 @@ def _estimate(entry: TpTable, layout: str, gpu: str, constants: ServingConstants
         t1_s=round(b.t1_s * decode + constants.per_running, 9),
         t2_s=float(f"{b.t2_s * decode:.6g}"),
         prefill_s=float(f"{b.prefill_s * constants.prefill:.6g}"),
+        filling=with_times(
+            b.filling,
+            kernels=decode,
+            per_step_s=constants.per_step,
+            per_running_s=constants.per_running,
+        ),
     )
 
 
@@ -181,4 +188,10 @@ def _kernels(entry: TpTable, layout: str, gpu: str, constants: ServingConstants)
         t1_s=round(max(0.0, b.t1_s - constants.per_running) / decode, 9),
         t2_s=float(f"{b.t2_s / decode:.6g}"),
         prefill_s=float(f"{b.prefill_s / constants.prefill:.6g}"),
+        filling=kernel_times(
+            b.filling,
+            kernels=decode,
+            per_step_s=constants.per_step,
+            per_running_s=constants.per_running,
+        ),
     )

@@ -1,18 +1,39 @@
 """Estimated cost of a step, for policies. Never the ground truth: fitted separately, coarser.
 
 The estimate for one engine shape is the affine form that decode steps were found to follow,
-``iteration = t0 + t1 * batch + t2 * (tokens of context in the batch)``, plus a prefill rate.
+``iteration = t0 + t1 * batch + t2 * (tokens of context in the batch)``, plus a prefill rate. Steps
+of a model with experts follow it less well, so they have a second form, where the batch is known.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heddle_core.ids import EngineShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FillingCost:
+    """Decode time of a model with experts: each sequence makes an iteration read more of them,
+    until `knee` sequences read all.
+
+    ``iteration = t0 + fill * min(batch, knee) + t1 * batch + t2 * (tokens of context)``
+    """
+
+    t0_s: float
+    fill_s: float
+    """Seconds that each of the first `knee` sequences adds, beside `t1_s`."""
+    knee: int
+    t1_s: float
+    t2_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Estimated cost of one engine of one shape; seconds, tokens."""
+    """Estimated cost of one engine of one shape; seconds, tokens.
+
+    The plane `t0_s`, `t1_s`, `t2_s` is the least wrong over all batches. Sums of work over a time
+    in which the batch varies need it.
+    """
 
     t0_s: float
     """Seconds of an iteration whatever its batch: weights, launches."""
@@ -26,6 +47,8 @@ class StepCost:
     load_s: float | None = None
     """Seconds that each token of a context takes to load from a store of KV that all engines share;
     None without one."""
+    filling: FillingCost | None = None
+    """Of a model with experts: better than the plane where the batch is known."""
 
     @property
     def restore_s(self) -> float:
@@ -34,7 +57,29 @@ class StepCost:
 
     def iteration_s(self, batch: float, context_tokens: float) -> float:
         """Seconds of one decode iteration of `batch` sequences holding `context_tokens` in all."""
-        return self.t0_s + self.t1_s * batch + self.t2_s * context_tokens
+        f = self.filling
+        if f is None:
+            return self.t0_s + self.t1_s * batch + self.t2_s * context_tokens
+        filling = batch if batch < f.knee else f.knee
+        return f.t0_s + f.fill_s * filling + f.t1_s * batch + f.t2_s * context_tokens
+
+    @property
+    def below_knee(self) -> "StepCost":
+        """The plane of batches up to the knee; with that beyond it, the lesser is `iteration_s`."""
+        f = self.filling
+        if f is None:
+            return self
+        return replace(self, t0_s=f.t0_s, t1_s=f.t1_s + f.fill_s, t2_s=f.t2_s, filling=None)
+
+    @property
+    def beyond_knee(self) -> "StepCost":
+        """The plane of batches from the knee on."""
+        f = self.filling
+        if f is None:
+            return self
+        return replace(
+            self, t0_s=f.t0_s + f.fill_s * f.knee, t1_s=f.t1_s, t2_s=f.t2_s, filling=None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

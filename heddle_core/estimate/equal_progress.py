@@ -13,6 +13,10 @@ output token of all takes `n` over the sum of the rates, and the makespan is the
 `x`. Late in the rollout all engines may change to the widest shape, for the price of their start
 and the prefill, or load, of every context.
 
+A model with experts has two such planes, and its iterations take the lesser (`FillingCost`), so the
+makespan has the pace of the plane that is faster at each length. That is exact where all engines
+are on one side of their knee; else the rates of single engines are higher still.
+
 Trajectories do not in fact advance alike: some wait for a first slot, and others are done early.
 That matters little, since an engine makes as many tokens either way.
 """
@@ -67,7 +71,13 @@ def equal_progress_s(
     costs = [by_shape[shape] for shape in shapes]
     tried = [*mixes, widened]
     engines = np.array([[mix.get(shape, 0) for shape in shapes] for mix in tried], dtype=float)
-    spans = tokens * _pace_s(costs, engines, left, context, history, max_running)
+    below = [cost.below_knee for cost in costs]
+    pace = _pace_s(below, engines, left, context, history, max_running)
+    if any(cost.filling for cost in costs):
+        beyond = [cost.beyond_knee for cost in costs]
+        other = _pace_s(beyond, engines, left, context, history, max_running)
+        pace = np.minimum(pace, other)
+    spans = tokens * pace
     restore_rates = engines @ np.array([1.0 / max(cost.restore_s, _LEAST_S) for cost in costs])
     ends = np.zeros(len(tried))
     for k in reversed(range(len(tokens))):

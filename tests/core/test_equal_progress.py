@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from heddle_core.estimate.cost import StepCost
+from heddle_core.estimate.cost import FillingCost, StepCost
 from heddle_core.estimate.equal_progress import equal_progress_s
 from heddle_core.estimate.history import History
 from heddle_core.ids import EngineShape
@@ -58,6 +58,31 @@ def test_a_tool_takes_its_time_and_leaves_the_batch_to_others():
     slow = replace(PAST, tool_s_per_output=0.02)
     found = ends_s(slow, trajectories=2)[h100(1)]
     assert 1000 * (0.01 + 0.02) < found < 1000 * (0.01 + 1 * 0.001 + 0.02)
+
+
+@pytest.mark.parametrize("trajectories", [4, 20, 80])
+def test_a_model_with_experts_has_the_pace_of_its_batch(trajectories):
+    filling = FillingCost(t0_s=0.004, fill_s=0.002, knee=10, t1_s=0.0005, t2_s=0.0)
+    batch = trajectories * 0.75
+    pace = 0.004 + 0.002 * min(batch, 10) + 0.0005 * batch
+    found = ends_s(by_shape={h100(1): replace(COST, filling=filling)}, trajectories=trajectories)
+    assert found[h100(1)] == pytest.approx(1000 * pace)
+
+
+def test_the_shape_is_the_best_one_beyond_the_knee():
+    # By their planes the narrow engines are better, in large batches the wide one.
+    narrow = replace(COST, t0_s=0.01, t1_s=0.001)
+    wide = replace(COST, t0_s=0.01, t1_s=0.0006)
+    full = {
+        h100(1): FillingCost(t0_s=0.005, fill_s=0.0015, knee=8, t1_s=0.0009, t2_s=0.0),
+        h100(2): FillingCost(t0_s=0.005, fill_s=0.0005, knee=8, t1_s=0.0004, t2_s=0.0),
+    }
+    planes = {h100(1): narrow, h100(2): wide}
+    by_plane = ends_s(by_shape=planes, gpus=2, trajectories=80)
+    filled = {shape: replace(cost, filling=full[shape]) for shape, cost in planes.items()}
+    found = ends_s(by_shape=filled, gpus=2, trajectories=80)
+    assert by_plane[h100(1)] < by_plane[h100(2)]
+    assert found[h100(1)] > found[h100(2)]
 
 
 def test_engines_become_wider_when_it_pays():

@@ -4,8 +4,9 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -166,6 +167,27 @@ def test_the_cost_estimate_is_near_the_ground_truth_but_another_fit(profile: Pro
         assert cost.transfer_s(0) != profile.transfer.fixed_s
 
 
+def test_where_the_batch_is_known_experts_that_fill_are_followed(profile: Profile) -> None:
+    for each in laid_out(profile):
+        for shape, step in each.cost_estimate().by_shape.items():
+            assert (step.filling is not None) == (profile.experts > 0)
+            if step.filling is None:
+                continue
+            t = each.table(shape.tp, max_batch=64 * shape.dp)
+            plane = replace(step, filling=None)
+            off: list[tuple[float, float]] = []
+            for sequences, x in product((1, 2, 4, 8, 16, 32, 64), (1024, 8192)):
+                b = sequences * shape.dp
+                if b * x <= t.kv_capacity_tokens:
+                    truth_s = t.base_s[b] + t.per_context_s[b] * b * x
+                    both = (cost.iteration_s(b, b * x) for cost in (step, plane))
+                    first, second = (abs(seconds / truth_s - 1) for seconds in both)
+                    off.append((first, second))
+            by_filling, by_plane = (median(column) for column in zip(*off, strict=True))
+            assert by_filling < 0.25, (shape, by_filling)
+            assert by_filling < by_plane + 0.05, (shape, by_filling, by_plane)
+
+
 KV_BYTES = {
     "qwen3-8b": 2 * 36 * 8 * 128 * 2,
     "llama-3.1-70b": 2 * 80 * 8 * 128 * 2,
@@ -313,6 +335,16 @@ def test_a_file_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
         ("tables/1/kv_capacity_tokens", 0, "tables.1.kv_capacity_tokens must be positive"),
         ("tables/1/prefill/pair_ns", -1.0, "tables.1.prefill.pair_ns must hold"),
         ("tables/1/belief", {}, "belief"),
+        (
+            "tables/1/belief/filling",
+            {"t0_s": 0.1, "fill_s": 0.1, "knee": 0, "t1_s": 0.1, "t2_s": 0.1},
+            "tables.1.belief.filling.knee must be 1 or more, not 0",
+        ),
+        (
+            "tables/1/belief/filling",
+            {"t0_s": 0.1, "fill_s": -0.1, "knee": 8, "t1_s": 0.1, "t2_s": 0.1},
+            "tables.1.belief.filling must hold finite numbers of at least 0",
+        ),
     ],
 )
 def test_a_broken_file_names_the_field(
