@@ -44,8 +44,10 @@ class GpuSpec:
     measured."""
     table: str = ""
     """What the names of its CSV files begin with, where that is not ``aiconfigurator_<file>``."""
+    base: str = ""
+    """The class that it was computed from."""
     link_factor: float = 1.0
-    """Time of an all-reduce over that of the class in `file`."""
+    """Time of an all-reduce over that of `base`."""
 
 
 GPUS = {
@@ -76,6 +78,7 @@ GPUS = {
             "the kernel times of H100, with every all-reduce 2.25 times as long: "
             "NVLink of 400 instead of 900 GB/s"
         ),
+        base="h100",
         link_factor=900 / 400,
     ),
     "h20": GpuSpec(
@@ -86,6 +89,7 @@ GPUS = {
             "the kernel times of H200, each times its roofline time on H20 over that on H200: 148 "
             "instead of 989 bf16 TFLOP/s, 4.0 instead of 4.8 TB/s, 96 GiB"
         ),
+        base="h200",
         table="derived_h20",
     ),
 }
