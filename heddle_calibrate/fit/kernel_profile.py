@@ -5,6 +5,7 @@ Used for both sources of kernel times, `from_tables` and `from_aiconfigurator`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -145,10 +146,12 @@ def fit_kernels(
     layouts: Sequence[str] = tuple(map(str, TPS)),
     backend: str = "vllm",
     note: str = "",
+    least_pair_s: Mapping[str, float] = MappingProxyType({}),
 ) -> Profile:
     """Fit every layout of one model on one GPU class, which are called `names`; host time 0.
 
-    `card` is None for a class without a stated bandwidth.
+    `card` is None for a class without a stated bandwidth. `least_pair_s` bounds the time of a
+    (query, key) pair from below, by layout.
     """
     model, gpu = names
     entries: dict[str, TpTable] = {}
@@ -160,7 +163,8 @@ def fit_kernels(
             refused[layout] = NO_ROWS if capacity > 0 or t.capacity.empty else NO_MEMORY
             continue
         decode = fit_decode(t.decode)
-        prefill = fit_prefill(t, decode, share, experts=spec.experts > 0)
+        least_s = least_pair_s.get(layout, 0.0)
+        prefill = fit_prefill(t, decode, share, experts=spec.experts > 0, least_pair_s=least_s)
         estimate = fit_estimate(t)
         entry = table_entry(decode, prefill, estimate, capacity)
         errors = {**decode_errors(t, decode, estimate), **prefill_errors(t, decode, prefill)}

@@ -29,6 +29,7 @@ from heddle_calibrate.roofline.operators import (
     operators,
     prefill_iterations,
 )
+from heddle_calibrate.roofline.pairs import least_pairs_s
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, layout_name, load_profile
 from heddle_sim.profile_parts import ProfileSource
@@ -141,6 +142,7 @@ def profile_from_shape(
         share=_idle_share(),
         files=(),
         layouts=[name for shape in shapes if (name := layout_name(shape)) not in refused],
+        least_pair_s=least_pairs_s(model, shapes, gpu),
     )
     profile = with_carried_host(
         replace(
