@@ -148,13 +148,14 @@ def fit_shapes(
         tables,
         (name, short),
         spec,
-        card if spec.vocabulary else None,
+        GPU_CLASSES.get(short) if spec.vocabulary else None,
         version=version(PACKAGE),
         share=None,
         files=(),
         layouts=names,
         backend=source.backend,
         note=source.note,
+        derived=card.derived if card is not None else "",
         least_pair_s=_least_pairs_s(config, tables, shapes, short),
     )
     return with_carried_host(profile)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from heddle_calibrate.fit.from_aiconfigurator import HOST_OF, with_carried_host
-from heddle_calibrate.fit.kernel_profile import GpuSpec, ModelSpec, fit_kernels
+from heddle_calibrate.fit.kernel_profile import ModelSpec, fit_kernels
 from heddle_calibrate.fit.kernel_tables import KernelTables
 from heddle_calibrate.fit.package_tables import BATCHES, CONTEXTS, PROMPTS
 from heddle_calibrate.roofline.efficiency import seconds, shipped_efficiencies
@@ -146,10 +146,11 @@ def profile_from_shape(
         _joined(tables),
         (model.name, gpu.name),
         _spec(model),
-        GpuSpec(file="", bandwidth_bytes_per_s=gpu.bandwidth, source=gpu.source, derived=DERIVED),
+        gpu,
         version="",
         share=_idle_share(),
         files=(),
+        derived=DERIVED,
         layouts=[name for shape in shapes if (name := layout_name(shape)) not in refused],
         least_pair_s=least_pairs_s(model, shapes, gpu),
     )

@@ -37,6 +37,14 @@ def test_kv_fits_in_memory(model: str, gpu: str) -> None:
         assert of_gpu < 0.9 * GPU_CLASSES[gpu].memory * 1.01, name
 
 
+@pytest.mark.parametrize(("model", "gpu"), known_profiles())
+def test_rooflines_are_those_of_the_data_sheets(model: str, gpu: str) -> None:
+    roofline, card = load_profile(model, gpu).roofline, GPU_CLASSES[gpu]
+    assert roofline is not None
+    assert roofline.bandwidth_bytes_per_s == card.peak_bandwidth >= card.bandwidth
+    assert roofline.source == card.peak_source
+
+
 # -- pairs of attention ----------------------------------------------------------------------------
 
 
