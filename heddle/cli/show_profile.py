@@ -18,7 +18,13 @@ from heddle_calibrate.roofline.operators import (
     prefill_iterations,
 )
 from heddle_calibrate.roofline.profile import error_statement, step_seconds
-from heddle_calibrate.roofline.slower_layouts import BATCHES, CONTEXT, PROMPT, slower_layouts
+from heddle_calibrate.roofline.slower_layouts import (
+    BATCHES,
+    CONTEXT,
+    PROMPT,
+    shown_seconds,
+    slower_layouts,
+)
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import (
     Profile,
@@ -130,21 +136,13 @@ def _iterations(profile: Profile, model: ModelShape | None) -> None:
     )
     for shape, name in _layouts(profile):
         laid_out = replace(profile, expert_parallel=shape.ep > 1, attention_dp=shape.dp)
-        times = laid_out.table(shape.tp, max_batch=max(BATCHES) * shape.dp)
-        steps = [
-            times.base_s[b * shape.dp] + times.per_context_s[b * shape.dp] * b * shape.dp * CONTEXT
-            for b in BATCHES
-        ]
-        prompt = (
-            times.base_s[0]
-            + times.host_per_prefill_s
-            + times.prefill_s(PROMPT, PROMPT * PROMPT / 2)
-        )
+        capacity = laid_out.table(shape.tp, max_batch=1).kv_capacity_tokens
+        *steps, prompt = shown_seconds(profile, name)
         gigabytes = [f"{weight_bytes_per_gpu(model, shape) / 1e9:.1f}"] if model is not None else []
         table.add_row(
             name,
             *gigabytes,
-            f"{times.kv_capacity_tokens:,}",
+            f"{capacity:,}",
             *(f"{s * 1e3:.2f}" for s in steps),
             f"{prompt * 1e3:.1f}",
         )

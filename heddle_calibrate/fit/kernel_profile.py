@@ -134,9 +134,8 @@ def fit_kernels(
 ) -> Profile:
     """Fit every layout of one model on one GPU class, which are called `names`; host time 0.
 
-    `card` is None for a class without a data sheet. `derived` says how the kernel times were
-    computed from those of another class. `least_pair_s` bounds the time of a
-    (query, key) pair from below, by layout.
+    `card` is None for a class without a data sheet; `derived`: see `Profile`. `least_pair_s`
+    bounds the time of a (query, key) pair from below, by layout.
     """
     model, gpu = names
     entries: dict[str, TpTable] = {}

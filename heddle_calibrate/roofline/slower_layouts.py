@@ -34,14 +34,15 @@ def slower_layouts(profile: Profile, others: Iterable[Profile]) -> dict[str, dic
         for name in profile.tables:
             if name not in other.tables:
                 continue
-            pairs = zip(_seconds(profile, name), _seconds(other, name), strict=True)
+            pairs = zip(shown_seconds(profile, name), shown_seconds(other, name), strict=True)
             more = max(here / there for here, there in pairs) - 1
             if more > NOTABLE:
                 found.setdefault(other.gpu, {})[name] = more
     return found
 
 
-def _seconds(profile: Profile, layout: str) -> list[float]:
+def shown_seconds(profile: Profile, layout: str) -> list[float]:
+    """Times of a decode step at each of `BATCHES` (of each rank), and of a prompt alone."""
     tp, dp, ep = read_layout(layout)
     laid_out = replace(profile, expert_parallel=ep > 1, attention_dp=dp)
     table = laid_out.table(tp, max_batch=max(BATCHES) * dp)
