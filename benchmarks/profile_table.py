@@ -33,7 +33,7 @@ def _row(profiles: Sequence[Profile]) -> str:
     cells = (
         f"`{first.model}`",
         first.source.precision,
-        f"{first.kv_bytes_per_token:,}",
+        _kv_bytes(profiles),
         {"vllm": "vLLM", "sglang": "SGLang"}[first.source.backend],
         ", ".join(p.gpu_label for p in profiles),
         f"{min(layouts)} to {max(layouts)}" if min(layouts) < max(layouts) else str(layouts[0]),
@@ -41,6 +41,16 @@ def _row(profiles: Sequence[Profile]) -> str:
         _errors(profiles, "belief_unseen"),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _kv_bytes(profiles: Sequence[Profile]) -> str:
+    """One number, or each with its classes where they differ."""
+    classes: dict[int, list[str]] = {}
+    for p in profiles:
+        classes.setdefault(p.kv_bytes_per_token, []).append(p.gpu)
+    if len(classes) == 1:
+        return f"{profiles[0].kv_bytes_per_token:,}"
+    return "; ".join(f"{size:,} ({', '.join(gpus)})" for size, gpus in classes.items())
 
 
 def _errors(profiles: Sequence[Profile], kind: str) -> str:

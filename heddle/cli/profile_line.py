@@ -19,14 +19,20 @@ def profile_line(profile: Profile, tp: int) -> str:
             f"; decode steps off by {expected['mean_pct']:g} % (mean) on {left_out} left out of "
             "its fit"
         )
+        if "prompt_mean_pct" in expected:
+            text += f", prompts by {expected['prompt_mean_pct']:g} %"
     elif errors:
         text += (
             f"; decode steps off by {errors['median_pct']:g} % (median) and "
             f"{errors['worst_pct']:g} % (worst) on points not fitted"
         )
-    unseen = profile.errors.get("measured", {}).get("unseen")
-    if unseen:
-        text += f"; TPOT of {unseen['runs']} measured runs off by {unseen['tpot_mean_abs_pct']:g} %"
+    measured = profile.errors.get("measured", {})
+    runs = measured.get("unseen", measured)
+    if runs.get("runs"):
+        text += f"; TPOT of {runs['runs']} measured runs off by {runs['tpot_mean_abs_pct']:g} %"
+        if "tpot_unseen_mean_abs_pct" in runs:
+            apart = runs["tpot_unseen_mean_abs_pct"]
+            text += f", and {apart:g} % without their group in the fit"
     else:
         text += "; no measured runs of this model on this GPU class"
     return text

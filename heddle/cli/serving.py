@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,13 @@ SCHEMA = "heddle.serving/1"
     "folder",
     default=None,
     type=click.Path(path_type=Path),
-    help="Fit the constants to these rows; write the profiles into this folder",
+    help="Fit constants to these rows; write the profiles that have some into this folder. "
+    "Constants that its profiles have count as well",
+)
+@click.option(
+    "--from-scratch",
+    is_flag=True,
+    help="Forget the constants that profiles have, and write those without rows too; with --fit",
 )
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=None, help="HTML page")
 @click.option("--force", is_flag=True, help="Replace files that exist")
@@ -40,6 +46,7 @@ def serving(
     tables: tuple[Path, ...],
     files: tuple[Path, ...],
     folder: Path | None,
+    from_scratch: bool,
     out: Path | None,
     force: bool,
     as_json: bool,
@@ -48,7 +55,8 @@ def serving(
 
     Errors of TPOT and TTFT are printed by model and GPU class, TP degree and concurrency. With
     --fit, host time and kernel factors are fitted to the rows, and the errors are also those of
-    fits without the group of a run (engine, model, GPU class, precision, TP degree).
+    fits without the group of a run (engine, model, GPU class, precision, TP degree). Without
+    --from-scratch, few rows change the constants of their profiles little, and no others.
     """
     from heddle.cli.outputs import OutputError, new_file, write
     from heddle_calibrate.fit.published_rows import PublishedRowsError
@@ -58,8 +66,15 @@ def serving(
         new_file(out, force)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise OutputError(f"--fit {folder}: is a file; name a folder for the profiles")
+    if from_scratch and folder is None:
+        raise click.UsageError("--from-scratch is for a fit: give --fit DIR as well")
     profiles = {(p.model, p.gpu): p for p in _read(files)} if files else shipped_profiles()
-    report = predict_rows(tables, profiles) if folder is None else fit_rows(tables, profiles)
+    if folder is None:
+        report = predict_rows(tables, profiles)
+    else:
+        if not files:
+            profiles |= _in_folder(folder, profiles)
+        report = fit_rows(tables, profiles, from_scratch=from_scratch)
     if not report.runs:
         raise PublishedRowsError(_none(report))
     if folder is not None:
@@ -73,7 +88,7 @@ def serving(
         return
     _show(report)
     if folder is not None:
-        click.echo(f"{len(report.fitted)} profiles in {folder}")
+        _show_written(report, folder, from_scratch=from_scratch)
     if out is not None:
         click.echo(f"page: {out}")
 
@@ -82,6 +97,12 @@ def _read(files: Sequence[Path]) -> list["Profile"]:
     from heddle_sim.profile_files import read_profile
 
     return [read_profile(path) for path in files]
+
+
+def _in_folder(folder: Path, names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], "Profile"]:
+    """Profiles of a folder that has files by these names."""
+    paths = [folder / f"{model}.{gpu}.json" for model, gpu in names]
+    return {(p.model, p.gpu): p for p in _read([path for path in paths if path.is_file()])}
 
 
 def _none(report: "ServingReport") -> str:
@@ -108,6 +129,23 @@ def _save(profiles: Sequence["Profile"], folder: Path, force: bool) -> None:
 
 
 # -- what is printed -------------------------------------------------------------------------------
+
+
+def _show_written(report: "ServingReport", folder: Path, *, from_scratch: bool) -> None:
+    from heddle_calibrate.fit.serving_errors import NO_RUNS
+
+    if not from_scratch:
+        click.echo(
+            "the fit began at the constants that the profiles have: errors without a group are of "
+            "runs that an earlier fit may have seen"
+        )
+    names = ", ".join(f"{p.model}.{p.gpu}" for p in report.fitted)
+    click.echo(f"written to {folder}: {len(report.fitted)} profiles{': ' if names else ''}{names}")
+    for name, why in report.kept.items():
+        if why != NO_RUNS:
+            click.echo(f"left as it was: {name}: {why}")
+    without = sum(why == NO_RUNS for why in report.kept.values())
+    click.echo(f"left as they were: {without} profiles without runs")
 
 
 def _parts(report: "ServingReport", engine: str) -> dict[str, list["PartError"]]:
@@ -197,6 +235,8 @@ def _as_json(report: "ServingReport") -> dict[str, Any]:
         "engines": engines,
         "runs": [_run_json(run) for run in report.runs],
         "left_out": [{"line": left.line, "rule": left.rule} for left in report.left_out],
+        "written": [f"{p.model}.{p.gpu}" for p in report.fitted],
+        "kept": dict(report.kept),
     }
 
 

@@ -18,11 +18,21 @@ from heddle_calibrate.roofline.operators import (
     prefill_iterations,
 )
 from heddle_calibrate.roofline.profile import error_statement, step_seconds
+from heddle_calibrate.roofline.slower_layouts import (
+    BATCHES,
+    CONTEXT,
+    PROMPT,
+    shown_seconds,
+    slower_layouts,
+)
 from heddle_core.ids import EngineShape
-from heddle_sim.profile_files import Profile, layout_name, read_layout
-
-BATCHES, CONTEXT, PROMPT = (1, 64), 4096, 2048
-"""Of the iterations that are shown."""
+from heddle_sim.profile_files import (
+    Profile,
+    known_profiles,
+    layout_name,
+    load_profile,
+    read_layout,
+)
 
 
 def show_profiles(profiles: Sequence[Profile]) -> None:
@@ -53,6 +63,22 @@ def show_profile(profile: Profile) -> None:
         f"host time {host.per_step_s * 1e3:.3f} ms a step, {host.per_running_s * 1e3:.3f} ms a "
         f"running sequence, measured on {host.measured_on}"
     )
+    for line in slower_lines(profile):
+        click.echo(line)
+
+
+def slower_lines(profile: Profile) -> list[str]:
+    """Name the layouts that are slower than on lesser classes, for each such class."""
+    known = [names for names in known_profiles() if names[0] == profile.model]
+    others = [load_profile(*names) for names in known if names[1] != profile.gpu]
+    lines = []
+    for gpu, layouts in slower_layouts(profile, others).items():
+        each = ", ".join(f"TP {name} {more * 100:.0f} %" for name, more in layouts.items())
+        lines.append(
+            f"slower than {gpu} by up to: {each}. No figure of the data sheets explains it: it is "
+            "in the kernel times of the source, or in measured runs that one class alone has"
+        )
+    return lines
 
 
 def show_config_profile(made: ConfigProfile) -> None:
@@ -89,7 +115,9 @@ def error_lines(made: ConfigProfile) -> list[str]:
     )
     lines = [
         f"error of a decode step, cross-validated on {which}: mean {e.mean_pct:g} %{on_class}, "
-        f"median {e.median_pct:g} %, 90th percentile {e.p90_pct:g} %; host time apart"
+        f"median {e.median_pct:g} %, 90th percentile {e.p90_pct:g} %; host time apart",
+        f"error of a prompt alone, likewise, over all classes: mean {e.prompt_mean_pct:g} %, "
+        f"median {e.prompt_median_pct:g} %, 90th percentile {e.prompt_p90_pct:g} %",
     ]
     if made.why:
         lines.append(f"kernel times of AIConfigurator come first, but: {made.why}")
@@ -108,21 +136,13 @@ def _iterations(profile: Profile, model: ModelShape | None) -> None:
     )
     for shape, name in _layouts(profile):
         laid_out = replace(profile, expert_parallel=shape.ep > 1, attention_dp=shape.dp)
-        times = laid_out.table(shape.tp, max_batch=max(BATCHES) * shape.dp)
-        steps = [
-            times.base_s[b * shape.dp] + times.per_context_s[b * shape.dp] * b * shape.dp * CONTEXT
-            for b in BATCHES
-        ]
-        prompt = (
-            times.base_s[0]
-            + times.host_per_prefill_s
-            + times.prefill_s(PROMPT, PROMPT * PROMPT / 2)
-        )
+        capacity = laid_out.table(shape.tp, max_batch=1).kv_capacity_tokens
+        *steps, prompt = shown_seconds(profile, name)
         gigabytes = [f"{weight_bytes_per_gpu(model, shape) / 1e9:.1f}"] if model is not None else []
         table.add_row(
             name,
             *gigabytes,
-            f"{times.kv_capacity_tokens:,}",
+            f"{capacity:,}",
             *(f"{s * 1e3:.2f}" for s in steps),
             f"{prompt * 1e3:.1f}",
         )

@@ -21,6 +21,9 @@ from heddle_calibrate.fit.kernel_profile import GPUS, TPS, fit_kernels, with_hos
 from heddle_calibrate.fit.kernel_tables import KernelTables
 from heddle_calibrate.fit.model_config import model_spec, routed_experts, weight_precision
 from heddle_calibrate.fit.package_tables import Query, query_tables
+from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_calibrate.roofline.model_config import ModelConfigError, model_shape
+from heddle_calibrate.roofline.pairs import least_pairs_s, with_kv_of
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, layout_name, load_profile
 
@@ -145,15 +148,30 @@ def fit_shapes(
         tables,
         (name, short),
         spec,
-        card if spec.vocabulary else None,
+        GPU_CLASSES.get(short) if spec.vocabulary else None,
         version=version(PACKAGE),
         share=None,
         files=(),
         layouts=names,
         backend=source.backend,
         note=source.note,
+        derived=card.derived if card is not None else "",
+        least_pair_s=_least_pairs_s(config, tables, shapes, short),
     )
     return with_carried_host(profile)
+
+
+def _least_pairs_s(
+    config: Mapping[str, Any], tables: KernelTables, shapes: Sequence[EngineShape], gpu: str
+) -> Mapping[str, float]:
+    """None of an architecture that the package knows and `model_shape` does not."""
+    try:
+        model = model_shape(config, place="config.json", name="")
+    except ModelConfigError:
+        return {}
+    first = tables.capacity[tables.capacity["kv_capacity_tokens"] > 0].iloc[0]
+    model = with_kv_of(model, float(first["kv_bytes_per_token_per_gpu"]), int(first["tp"]))
+    return least_pairs_s(model, shapes, GPU_CLASSES.get(gpu))
 
 
 def _nothing_found(

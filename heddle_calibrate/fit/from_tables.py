@@ -22,9 +22,10 @@ from heddle_calibrate.fit.host import (
     measured_errors,
     measured_runs,
 )
-from heddle_calibrate.fit.kernel_profile import GPUS, GpuSpec, ModelSpec, fit_kernels, with_host
+from heddle_calibrate.fit.kernel_profile import GPUS, GpuTables, ModelSpec, fit_kernels, with_host
 from heddle_calibrate.fit.kernel_tables import KernelTables, read_tables
 from heddle_calibrate.profiles import encode_profile
+from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_sim.profile_files import Profile, ProfileError
 
 MODELS = {
@@ -46,13 +47,13 @@ DERIVED = ("h800", "h20")
 """GPU classes without kernel times of their own."""
 
 
-def _files(card: GpuSpec, *, mixed: bool) -> list[str]:
+def _files(card: GpuTables, *, mixed: bool) -> list[str]:
     kinds = ("", "_prefill", "_kv_capacity")
     files = [f"{card.table or 'aiconfigurator_' + card.file}{kind}.csv" for kind in kinds]
     return [*files, "aiconfigurator_mixed_step.csv"] if mixed else files
 
 
-def _tables(perf: Path, card: GpuSpec) -> KernelTables:
+def _tables(perf: Path, card: GpuTables) -> KernelTables:
     found = read_tables(perf, card.file, files=card.table)
     return found if card.link_factor == 1.0 else found.with_slower_links(card.link_factor)
 
@@ -75,11 +76,12 @@ def fit_tables(perf: Path, version: str = "0.12.0") -> dict[tuple[str, str], Pro
                     tables,
                     (model, gpu),
                     spec,
-                    GPUS[gpu],
+                    GPU_CLASSES[gpu],
                     version=version,
                     share=share,
                     files=_files(GPUS[gpu], mixed=mixed),
                     layouts=layouts,
+                    derived=GPUS[gpu].derived,
                 )
                 fitted[model, gpu] = one
                 if mixed and gpu in MEASURED:

@@ -5,6 +5,7 @@ Used for both sources of kernel times, `from_tables` and `from_aiconfigurator`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from heddle_calibrate.fit.kernel_tables import (
     fit_prefill,
     prefill_errors,
 )
+from heddle_calibrate.roofline.gpu_classes import GpuClass
 from heddle_sim.profile_files import Profile
 from heddle_sim.profile_parts import Host, ProfileSource, Roofline, TpTable, Transfer
 
@@ -32,60 +34,46 @@ NO_ROWS = "the source has no kernel times for this layout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSpec:
-    """A GPU class: name in the tables, peak memory bandwidth of one GPU, and where that is
-    stated."""
+class GpuTables:
+    """Where the kernel times of a GPU class are; `GPU_CLASSES` has its data sheet."""
 
     file: str
-    bandwidth_bytes_per_s: float
-    source: str
+    """Its name in the tables."""
     derived: str = ""
     """How the tables of the class were computed from another's; empty where its kernels were
     measured."""
     table: str = ""
     """What the names of its CSV files begin with, where that is not ``aiconfigurator_<file>``."""
+    base: str = ""
+    """The class that it was computed from."""
     link_factor: float = 1.0
-    """Time of an all-reduce over that of the class in `file`."""
+    """Time of an all-reduce over that of `base`."""
 
 
 GPUS = {
-    "h100": GpuSpec(
-        file="h100_sxm", bandwidth_bytes_per_s=3.35e12, source="NVIDIA H100 SXM data sheet"
-    ),
-    "h200": GpuSpec(
-        file="h200_sxm", bandwidth_bytes_per_s=4.8e12, source="NVIDIA H200 SXM data sheet"
-    ),
-    "a100": GpuSpec(
-        file="a100_sxm", bandwidth_bytes_per_s=2.039e12, source="NVIDIA A100 80GB SXM data sheet"
-    ),
-    "l40s": GpuSpec(file="l40s", bandwidth_bytes_per_s=0.864e12, source="NVIDIA L40S data sheet"),
-    "b200": GpuSpec(
-        file="b200_sxm", bandwidth_bytes_per_s=8.0e12, source="NVIDIA DGX B200 data sheet"
-    ),
-    "b300": GpuSpec(
-        file="b300_sxm", bandwidth_bytes_per_s=8.0e12, source="NVIDIA DGX B300 data sheet"
-    ),
-    "gb200": GpuSpec(
-        file="gb200", bandwidth_bytes_per_s=8.0e12, source="NVIDIA GB200 NVL72 data sheet"
-    ),
-    "h800": GpuSpec(
+    "h100": GpuTables(file="h100_sxm"),
+    "h200": GpuTables(file="h200_sxm"),
+    "a100": GpuTables(file="a100_sxm"),
+    "l40s": GpuTables(file="l40s"),
+    "b200": GpuTables(file="b200_sxm"),
+    "b300": GpuTables(file="b300_sxm"),
+    "gb200": GpuTables(file="gb200"),
+    "h800": GpuTables(
         file="h100_sxm",
-        bandwidth_bytes_per_s=3.35e12,
-        source="as H100 SXM",
         derived=(
             "the kernel times of H100, with every all-reduce 2.25 times as long: "
             "NVLink of 400 instead of 900 GB/s"
         ),
+        base="h100",
         link_factor=900 / 400,
     ),
-    "h20": GpuSpec(
+    "h20": GpuTables(
         file="h20_derived",
-        bandwidth_bytes_per_s=4.0e12,
-        source="NVIDIA H20 data sheet",
         derived=(
             "the kernel times of H200, each times its roofline time on H20 over that on H200: 148 "
             "instead of 989 bf16 TFLOP/s, 4.0 instead of 4.8 TB/s, 96 GiB"
         ),
+        base="h200",
         table="derived_h20",
     ),
 }
@@ -133,7 +121,7 @@ def fit_kernels(
     tables: KernelTables,
     names: tuple[str, str],
     spec: ModelSpec,
-    card: GpuSpec | None,
+    card: GpuClass | None,
     *,
     version: str,
     share: float | None,
@@ -141,10 +129,13 @@ def fit_kernels(
     layouts: Sequence[str] = tuple(map(str, TPS)),
     backend: str = "vllm",
     note: str = "",
+    derived: str = "",
+    least_pair_s: Mapping[str, float] = MappingProxyType({}),
 ) -> Profile:
     """Fit every layout of one model on one GPU class, which are called `names`; host time 0.
 
-    `card` is None for a class without a stated bandwidth.
+    `card` is None for a class without a data sheet; `derived`: see `Profile`. `least_pair_s`
+    bounds the time of a (query, key) pair from below, by layout.
     """
     model, gpu = names
     entries: dict[str, TpTable] = {}
@@ -156,7 +147,8 @@ def fit_kernels(
             refused[layout] = NO_ROWS if capacity > 0 or t.capacity.empty else NO_MEMORY
             continue
         decode = fit_decode(t.decode)
-        prefill = fit_prefill(t, decode, share, experts=spec.experts > 0)
+        least_s = least_pair_s.get(layout, 0.0)
+        prefill = fit_prefill(t, decode, share, experts=spec.experts > 0, least_pair_s=least_s)
         estimate = fit_estimate(t, experts=spec.experts > 0)
         entry = table_entry(decode, prefill, estimate, capacity)
         errors = {**decode_errors(t, decode, estimate), **prefill_errors(t, decode, prefill)}
@@ -185,7 +177,7 @@ def fit_kernels(
             * spec.kv_share
         ),
         kv_heads=spec.kv_heads,
-        derived=card.derived if card is not None else "",
+        derived=derived,
         experts=spec.experts,
         expert_parallel=_only_with_experts_spread(entries),
         roofline=_roofline(spec, card, int(first["mem_weights_bytes"]) * int(first["tp"])),
@@ -203,14 +195,14 @@ def _only_with_experts_spread(entries: Mapping[str, TpTable]) -> bool:
     return bool(plain) and all("ep" in name for name in plain)
 
 
-def _roofline(spec: ModelSpec, card: GpuSpec | None, weights_bytes: int) -> Roofline | None:
+def _roofline(spec: ModelSpec, card: GpuClass | None, weights_bytes: int) -> Roofline | None:
     if card is None:
         return None
     dense_bytes = weights_bytes - 2 * spec.vocabulary * spec.hidden
     return Roofline(
         weights_read_bytes=spec.active_bytes if spec.experts else dense_bytes,
-        bandwidth_bytes_per_s=card.bandwidth_bytes_per_s,
-        source=card.source,
+        bandwidth_bytes_per_s=card.peak_bandwidth,
+        source=card.peak_source,
     )
 
 

@@ -182,21 +182,29 @@ def prefill_rows(rows: pd.DataFrame) -> dict[tuple[int, int], float]:
 
 
 def fit_prefill(
-    t: KernelTables, decode: DecodeFit, idle_share: float | None, *, experts: bool = False
+    t: KernelTables,
+    decode: DecodeFit,
+    idle_share: float | None,
+    *,
+    experts: bool = False,
+    least_pair_s: float = 0.0,
 ) -> PrefillFit:
     """Fit the prefill curve beside the decode steps of `decode`.
 
     Where the source has mixed steps, the curve is the time that a chunk adds to a decode step (mean
     over decode batches: it hardly depends on them), and `idle_s` is the median cost of a lone
     prompt beyond that. Elsewhere `idle_s` is `idle_share` of the step of one sequence without
-    context, and the curve comes from lone prompts. `experts`: see `_least_of_a_prefill`.
+    context, and the curve comes from lone prompts. `experts`: see `_least_of_a_prefill`. A (query,
+    key) pair takes `least_pair_s` or more: of latent attention, the source has slower kernels for
+    short prompts without a cached prefix, which hide the pairs of those with one.
     """
     lone = prefill_rows(t.prefill)
     alone_s = float(decode.base_s[0])
     pair_s = (lone[PAIR_ROW] - lone[CHUNK, 0]) / (CHUNK * PAIR_ROW[1])
     if pair_s <= 0.0:  # in the source a cached prefix costs less than none
         chunks = (lone[LONG, 0] - LONG // LONGEST_STEP * lone[LONGEST_STEP, 0]) * 2
-        pair_s = max(0.0, chunks / (LONG * LONG - LONG * LONGEST_STEP))
+        pair_s = chunks / (LONG * LONG - LONG * LONGEST_STEP)
+    pair_s = max(least_pair_s, pair_s, 0.0)
     if len(t.mixed):
         tokens: tuple[int, ...] = PREFILL_KNOTS
         added = (t.mixed["step_ms"] - t.mixed["decode_only_ms"]) / 1e3

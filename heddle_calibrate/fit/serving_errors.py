@@ -1,25 +1,36 @@
 """Errors of predicted serving runs, by model and GPU class, TP, concurrency; with and without the
 group of a run in the fit."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
 
+from heddle_calibrate.fit.kernel_profile import GPUS
 from heddle_calibrate.fit.serving_fit import (
+    FEWEST,
     ServingConstants,
     ServingSample,
     fit_serving,
     fits_without,
     fittable,
+    same_for_all,
 )
 from heddle_calibrate.fit.serving_fit import samples as replayed
-from heddle_calibrate.fit.serving_profile import constants_of, with_serving
+from heddle_calibrate.fit.serving_profile import (
+    constants_of,
+    inherited,
+    stated_before,
+    with_serving,
+)
 from heddle_calibrate.fit.serving_rows import ENGINES, ServingRow, read_serving_rows
 from heddle_calibrate.fit.training_rows import LeftOut
 from heddle_sim.profile_files import Profile, known_profiles, load_profile
 
 Profiles = Mapping[tuple[str, str], Profile]
+NO_RUNS = "no runs of it"
+TABLE_HOST = "host time of dense models in bfloat16 comes with their tables"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +79,8 @@ class ServingReport:
     left_out: Sequence[LeftOut]
     fitted: Sequence[Profile] = ()
     """The profiles with the constants of a fit, where one was made."""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """Why the other profiles ("model.gpu") are as they were, where a fit was made."""
 
     @property
     def engines(self) -> list[str]:
@@ -156,28 +169,33 @@ def predict_rows(paths: Iterable[Path], profiles: Profiles) -> ServingReport:
     return ServingReport(runs=runs, left_out=[*unread, *out])
 
 
-def fit_rows(paths: Iterable[Path], profiles: Profiles) -> ServingReport:
+def fit_rows(
+    paths: Iterable[Path], profiles: Profiles, *, from_scratch: bool = False
+) -> ServingReport:
     """Fit published runs, each family of engines apart, and predict them with and without their
     group in the fit.
 
-    ``fitted`` has the profiles with the constants of the vLLM runs: the ground truth takes every
-    second run of each profile, the cost estimate the others.
+    The constants that profiles have are the prior, so that few runs change them little; with
+    `from_scratch`, it is the same for all. ``fitted`` has the profiles with the constants of the
+    vLLM runs (`fitted_profiles`), ``kept`` says why the others are as they were.
 
     Raises PublishedRowsError as `predict_rows`.
     """
     rows, unread = read_serving_rows(paths)
     found, out = replayed(rows, profiles)
+    prior = same_for_all if from_scratch else stated_before(profiles.values())
     runs: list[PredictedRun] = []
     for engine in sorted({sample.row.engine for sample in found}):
         own = [sample for sample in found if sample.row.engine == engine]
-        fit, without = fit_serving(own), fits_without(own)
+        fit, without = fit_serving(own, prior), fits_without(own, prior)
         for sample in own:
             names = f"{sample.model}.{sample.row.gpu}", sample.row.version
             seen = _error(sample, fit.constants(*names))
             left = without[sample.row.group].constants(*names)
             runs.append(replace(seen, unseen=_error(sample, left)))
     vllm = [sample for sample in found if sample.row.engine == "vllm"]
-    return ServingReport(runs=runs, left_out=[*unread, *out], fitted=_fitted(profiles, vllm, runs))
+    fitted, kept = fitted_profiles(profiles, vllm, runs, from_scratch=from_scratch)
+    return ServingReport(runs=runs, left_out=[*unread, *out], fitted=fitted, kept=kept)
 
 
 def _error(sample: ServingSample, constants: ServingConstants) -> PredictedRun:
@@ -190,29 +208,76 @@ def _error(sample: ServingSample, constants: ServingConstants) -> PredictedRun:
     )
 
 
-def _fitted(
-    profiles: Profiles, found: Sequence[ServingSample], runs: Sequence[PredictedRun]
-) -> list[Profile]:
+# -- the profiles of a fit -------------------------------------------------------------------------
+
+
+def fitted_profiles(
+    profiles: Profiles,
+    found: Sequence[ServingSample],
+    runs: Sequence[PredictedRun],
+    *,
+    from_scratch: bool,
+) -> tuple[list[Profile], dict[str, str]]:
+    """Return the profiles with constants of a fit, and why each of the others is as it was.
+
+    The ground truth takes every second run, the cost estimate the others. Changed are profiles with
+    runs in both, and those derived from them; with `from_scratch`, those without runs as well.
+    """
     ordered = sorted(found, key=lambda s: (s.model, s.row.group, s.row.work, s.row.concurrency))
-    truth, estimate = fit_serving(ordered[::2]), fit_serving(ordered[1::2])
-    made = []
-    for (model, gpu), profile in profiles.items():
-        dense_bf16 = not profile.experts and profile.source.precision == "bfloat16"
-        if profile.source.files or dense_bf16:
-            continue  # `from_tables` gives these their host time
-        own = [s for s in fittable(ordered[::2]) if (s.model, s.row.gpu) == (model, gpu)]
-        errors = [
-            run for run in runs if (run.model, run.row.gpu, run.row.engine) == (model, gpu, "vllm")
-        ]
-        measured: dict[str, object] = {"runs": len(errors)}
-        if errors:
-            part = part_error("", errors)
-            measured |= {
-                "tpot_mean_abs_pct": part.tpot,
-                "tpot_worst_pct": part.worst,
-                "ttft_mean_abs_pct": part.ttft,
-                "tpot_unseen_mean_abs_pct": part.tpot_unseen,
-                "ttft_unseen_mean_abs_pct": part.ttft_unseen,
-            }
-        made.append(with_serving(profile, truth, estimate, own, measured))
-    return made
+    halves = ordered[::2], ordered[1::2]
+    prior = [stated_before(profiles.values(), estimate=rough) for rough in (False, True)]
+    if from_scratch:
+        prior = [same_for_all, same_for_all]
+    truth, estimate = (fit_serving(*each) for each in zip(halves, prior, strict=True))
+    by_half = [Counter((s.model, s.row.gpu) for s in fittable(half)) for half in halves]
+    by_model = Counter(s.model for s in ordered)
+    made: dict[tuple[str, str], Profile] = {}
+    kept: dict[str, str] = {}
+    for names, profile in sorted(profiles.items(), key=lambda item: bool(item[1].derived)):
+        model, gpu = names
+        here = sum((s.model, s.row.gpu) == names for s in ordered)
+        base = made.get((model, _base(gpu)))
+        if not profile.experts and profile.source.precision == "bfloat16":
+            kept[f"{model}.{gpu}"] = TABLE_HOST if here else NO_RUNS
+        elif base is not None and not here:
+            made[names] = inherited(profile, base)
+        elif from_scratch or all(half[names] for half in by_half):
+            own = [s for s in fittable(halves[0]) if (s.model, s.row.gpu) == names]
+            measured = _measured(names, runs, from_scratch=from_scratch)
+            made[names] = with_serving(
+                profile, truth, estimate, own, measured, update=not from_scratch
+            )
+        else:
+            kept[f"{model}.{gpu}"] = _too_few(here, by_model[model]) if here else NO_RUNS
+    return [made[names] for names in profiles if names in made], kept
+
+
+def _base(gpu: str) -> str:
+    card = GPUS.get(gpu)
+    return card.base if card is not None else ""
+
+
+def _too_few(here: int, of_model: int) -> str:
+    if of_model < 2 * FEWEST:
+        return f"{of_model} runs of the model; a fit needs {2 * FEWEST}"
+    return f"{here} run of it; a fit needs one for the ground truth and one for the cost estimate"
+
+
+def _measured(
+    names: tuple[str, str], runs: Sequence[PredictedRun], *, from_scratch: bool
+) -> dict[str, object]:
+    """Errors of the vLLM runs of a profile; those without the group of a run only where no earlier
+    fit can have seen it."""
+    own = [run for run in runs if (run.model, run.row.gpu, run.row.engine) == (*names, "vllm")]
+    measured: dict[str, object] = {"runs": len(own)}
+    if own:
+        part = part_error("", own)
+        measured |= {
+            "tpot_mean_abs_pct": part.tpot,
+            "tpot_worst_pct": part.worst,
+            "ttft_mean_abs_pct": part.ttft,
+        }
+        if from_scratch:
+            measured["tpot_unseen_mean_abs_pct"] = part.tpot_unseen
+            measured["ttft_unseen_mean_abs_pct"] = part.ttft_unseen
+    return measured

@@ -4,11 +4,12 @@ TPOT and TTFT of a run are linear in the constants (`serving_replay`). Each cons
 levels: the whole family of engines, the model, its profile on one GPU class, the engine version.
 Ridge regression with a prior spread for each level (`LEVELS`) makes rows speak first for their own
 profile and version, then for their relatives; a model without rows takes what the family has.
+Levels add to a prior: the same for all (`PRIOR`), or the constants that profiles have.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import log2
 
 import numpy as np
@@ -195,11 +196,21 @@ class ServingConstants:
         return self._seconds(sample.work.first_token, sample.gpus) + self.per_request
 
 
+PriorOf = Callable[[str, str], ServingConstants]
+"""Constants before a fit, of a profile ("model.gpu") and an engine version."""
+
+
+def same_for_all(profile: str, version: str) -> ServingConstants:
+    """Return the prior that needs no earlier fit."""
+    return ServingConstants(**PRIOR)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingFit:
     """What each level adds to each quantity."""
 
     terms: Mapping[Term, float]
+    prior: PriorOf = same_for_all
 
     def constants(self, profile: str, version: str) -> ServingConstants:
         """Constants of a profile ("model.gpu") and an engine version, none negative.
@@ -208,8 +219,8 @@ class ServingFit:
         """
         keys = level_keys(profile, version)
         values = {}
-        for quantity, prior in PRIOR.items():
-            value = prior + sum(
+        for quantity, before in asdict(self.prior(profile, version)).items():
+            value = before + sum(
                 self.terms.get((quantity, level, keys[level]), 0.0) for level in LEVELS[quantity]
             )
             values[quantity] = max(LEAST.get(quantity, 0.0), value)
@@ -223,6 +234,7 @@ class _Design:
     terms: list[Term]
     matrix: Floats
     target: Floats
+    prior: PriorOf
 
 
 def _columns(sample: ServingSample, work: SpanWork, *, first: bool) -> dict[str, float]:
@@ -237,7 +249,7 @@ def _columns(sample: ServingSample, work: SpanWork, *, first: bool) -> dict[str,
     }
 
 
-def _design(found: Sequence[ServingSample]) -> _Design:
+def _design(found: Sequence[ServingSample], prior: PriorOf) -> _Design:
     """Relative errors; runs that repeat others count as one."""
     place: dict[Term, int] = {}
     entries: list[tuple[int, int, float]] = []
@@ -251,7 +263,8 @@ def _design(found: Sequence[ServingSample]) -> _Design:
             measured = row.ttft_s if first else row.tpot_s
             scale = (TTFT_WEIGHT if first else 1.0) / measured / times[work] ** 0.5
             columns, keys = _columns(sample, part, first=first), sample.keys()
-            known = sum(PRIOR[name] * value for name, value in columns.items())
+            before = asdict(prior(keys["profile"], row.version))
+            known = sum(before[name] * value for name, value in columns.items())
             target.append((measured - known) * scale)
             for name, value in columns.items():
                 for level in LEVELS[name]:
@@ -260,7 +273,7 @@ def _design(found: Sequence[ServingSample]) -> _Design:
     matrix = np.zeros((len(target), len(place)))
     for at, column, value in entries:
         matrix[at, column] = value
-    return _Design(list(place), matrix, np.array(target))
+    return _Design(list(place), matrix, np.array(target), prior)
 
 
 def _solve(design: _Design, chosen: NDArray[np.bool_]) -> ServingFit:
@@ -278,7 +291,8 @@ def _solve(design: _Design, chosen: NDArray[np.bool_]) -> ServingFit:
         values = np.linalg.solve(square, weighted.T @ (target * weight))
         error = np.abs(matrix @ values - target)
         weight = 1 / np.sqrt(np.maximum(1.0, error / usual))
-    return ServingFit(terms=dict(zip(design.terms, map(float, values), strict=True)))
+    terms = dict(zip(design.terms, map(float, values), strict=True))
+    return ServingFit(terms=terms, prior=design.prior)
 
 
 def _enough(found: Sequence[ServingSample]) -> NDArray[np.bool_]:
@@ -291,16 +305,18 @@ def fittable(found: Sequence[ServingSample]) -> list[ServingSample]:
     return [sample for sample, use in zip(found, _enough(found), strict=True) if use]
 
 
-def fit_serving(found: Sequence[ServingSample]) -> ServingFit:
+def fit_serving(found: Sequence[ServingSample], prior: PriorOf = same_for_all) -> ServingFit:
     """Fit all constants to all samples, which are of one family of engines."""
-    return _solve(_design(found), _enough(found)) if found else ServingFit(terms={})
+    if not found:
+        return ServingFit(terms={}, prior=prior)
+    return _solve(_design(found, prior), _enough(found))
 
 
 def fits_without(
-    found: Sequence[ServingSample],
+    found: Sequence[ServingSample], prior: PriorOf = same_for_all
 ) -> dict[tuple[str, str, str, str, int], ServingFit]:
     """Fit once without each group of rows, by the group."""
-    design, enough = _design(found), _enough(found)
+    design, enough = _design(found, prior), _enough(found)
     groups = [sample.row.group for sample in found]
     return {
         group: _solve(design, enough & np.array([other != group for other in groups]))

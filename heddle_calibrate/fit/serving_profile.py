@@ -1,18 +1,27 @@
 """Constants of serving runs in a profile file, and read back from one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from heddle_calibrate.fit.curves import kernel_times, with_times
 from heddle_calibrate.fit.host import NO_HOST
-from heddle_calibrate.fit.serving_fit import ServingConstants, ServingFit, ServingSample
+from heddle_calibrate.fit.serving_fit import (
+    PriorOf,
+    ServingConstants,
+    ServingFit,
+    ServingSample,
+    same_for_all,
+)
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, load_profile, read_layout
 from heddle_sim.profile_parts import CostEstimate, Host, HostTimes, KernelFactors, TpTable
 
 REFERENCE = ("qwen3-32b", "h100")
 """The shipped profile whose host time others carry until runs of their own give them one."""
+OTHERS = "other models"
+"""In the place of an engine version, where all runs are of other profiles."""
+BEFORE = "; before: "
 
 
 def constants_of(profile: Profile, version: str) -> ServingConstants:
@@ -34,6 +43,28 @@ def constants_of(profile: Profile, version: str) -> ServingConstants:
     )
 
 
+def stated_before(profiles: Iterable[Profile], *, estimate: bool = False) -> PriorOf:
+    """Take the constants that profiles state as prior, of their ground truth or cost estimate.
+
+    Profiles without constants of serving runs have the prior that is the same for all.
+    """
+    known = {f"{p.model}.{p.gpu}": p for p in profiles if p.kernel_factors is not None}
+
+    def prior(name: str, version: str) -> ServingConstants:
+        profile = known.get(name)
+        if profile is None:
+            return same_for_all(name, version)
+        return _estimated(profile) if estimate else constants_of(profile, version)
+
+    return prior
+
+
+def _estimated(profile: Profile) -> ServingConstants:
+    """Constants in a profile's cost estimate; those of its ground truth where it has no others."""
+    known = profile.errors.get("measured", {}).get("belief_constants")
+    return ServingConstants(**known) if known else constants_of(profile, "")
+
+
 def newest_last(versions: Sequence[str]) -> list[str]:
     """Sort engine versions: unknown ones first, then names, then numbers."""
 
@@ -51,12 +82,15 @@ def with_serving(
     estimate: ServingFit,
     own: Sequence[ServingSample],
     measured: Mapping[str, Any],
+    *,
+    update: bool = False,
 ) -> Profile:
     """Return the profile with host time and kernel factors of `fit`, and its cost estimate with
     those of `estimate`, which shares no run with `fit`.
 
     `own` are the runs of this profile; without any it takes what its family has. `measured` goes to
-    ``errors.measured``. What an earlier fit left in the profile is taken out first.
+    ``errors.measured``. What an earlier fit left in the profile is taken out first; where it is
+    the prior of `fit` (`update`), its engine versions stay.
 
     Raises:
         ValueError: the host time in the profile is of measurements that the file does not tell
@@ -64,12 +98,13 @@ def with_serving(
     """
     bare = without_host(profile)
     name = f"{profile.model}.{profile.gpu}"
-    versions = newest_last([sample.row.version for sample in own])
+    update = update and profile.kernel_factors is not None
+    before = [v for v in profile.host_versions or {} if v != OTHERS] if update else []
+    named = newest_last([sample.row.version for sample in own])
+    versions = newest_last([*before, *named])
     main = fit.constants(name, versions[-1] if versions else "(no runs)")
     rough = estimate.constants(name, versions[-1] if versions else "(no runs)")
     by_version = {version: _times(fit.constants(name, version)) for version in versions}
-    engines = ", ".join(dict.fromkeys(sample.row.engine for sample in own))
-    named = ", ".join(version or "version not published" for version in versions)
     factors = KernelFactors(
         decode=round(main.decode, 4),
         decode_per_doubling=round(main.doubling, 4),
@@ -86,19 +121,49 @@ def with_serving(
             per_step_s=times.per_step_s,
             per_running_s=times.per_running_s,
             per_prefill_s=times.per_prefill_s,
-            measured_on=f"{len(own)} runs of this model and GPU class with {engines} ({named})"
-            if own
-            else "runs of other models and GPU classes",
+            measured_on=_measured_on(own, named)
+            + (f"{BEFORE}{profile.host.measured_on.partition(BEFORE)[0]}" if update else ""),
             carried_over=not own,
         ),
         kernel_factors=factors,
-        host_versions=by_version or {"other models": times},
+        host_versions=by_version or {OTHERS: times},
         tables=tables,
         errors={
             **bare.errors,
             "measured": {**measured, "belief_constants": asdict(rough)},
         },
     )
+
+
+def inherited(profile: Profile, base: Profile) -> Profile:
+    """Return a profile of a derived class with host time and factors of the class it is derived
+    from.
+
+    Raises:
+        ValueError: as `with_serving`.
+    """
+    known, bare = _estimated(base), without_host(profile)
+    return replace(
+        bare,
+        host=replace(
+            base.host, measured_on=f"as on {base.gpu}: {base.host.measured_on}", carried_over=True
+        ),
+        kernel_factors=base.kernel_factors,
+        host_versions=base.host_versions,
+        tables={
+            layout: replace(entry, belief=_estimate(entry, layout, profile.gpu, known))
+            for layout, entry in bare.tables.items()
+        },
+        errors={**bare.errors, "measured": {"runs": 0, "belief_constants": asdict(known)}},
+    )
+
+
+def _measured_on(own: Sequence[ServingSample], versions: Sequence[str]) -> str:
+    if not own:
+        return "runs of other models and GPU classes"
+    engines = ", ".join(dict.fromkeys(sample.row.engine for sample in own))
+    named = ", ".join(version or "version not published" for version in versions)
+    return f"{len(own)} runs of this model and GPU class with {engines} ({named})"
 
 
 def without_host(profile: Profile) -> Profile:

@@ -15,13 +15,16 @@ class GpuClass:
     fp8_flops: float
     """Equal to `bf16_flops` without FP8 units: weights are converted."""
     bandwidth: float
-    """Bytes per second of its memory."""
+    """Bytes per second of its memory; efficiencies are shares of it."""
     memory: int
     """Bytes."""
     link: float
     """Bytes per second to the other GPUs of its node, one direction."""
     link_gpus: int
     """GPUs that such links connect."""
+    peak_bandwidth: float
+    """Of the fastest system with this chip: no iteration is faster than its bytes at this."""
+    peak_source: str
     nvlink: bool
     """False: PCIe, which all GPUs of a node share when more than two take part."""
     source: str
@@ -36,19 +39,27 @@ def _gpu(
     link: float,
     source: str,
     link_gpus: int = 8,
+    peak: tuple[float, str] | None = None,
 ) -> tuple[str, GpuClass]:
+    peak_bandwidth, peak_source = peak or (bandwidth, source)
     return name, GpuClass(
         name=name,
         bf16_flops=bf16 * 1e12,
         fp8_flops=fp8 * 1e12,
-        bandwidth=bandwidth * 1e12,
+        bandwidth=float(round(bandwidth * 1e12)),
         memory=round(gib * 2**30),
         link=link * 1e9,
         nvlink=link > 100,
         link_gpus=link_gpus,
         source=source,
+        peak_bandwidth=float(round(peak_bandwidth * 1e12)),
+        peak_source=peak_source,
     )
 
+
+_DGX_B200: Final = (8.0, "NVIDIA DGX B200 data sheet")
+_DGX_B300: Final = (8.0, "NVIDIA DGX B300 data sheet")
+"""The same chips as on HGX boards, whose sheets state 7.7 TB/s."""
 
 GPU_CLASSES: Final[Mapping[str, GpuClass]] = MappingProxyType(
     dict(
@@ -56,10 +67,10 @@ GPU_CLASSES: Final[Mapping[str, GpuClass]] = MappingProxyType(
             _gpu("a100", 312, 312, 2.039, 80, 300, "NVIDIA A100 80GB SXM data sheet"),
             _gpu("h100", 989, 1979, 3.35, 80, 450, "NVIDIA H100 SXM data sheet"),
             _gpu("h200", 989, 1979, 4.8, 141, 450, "NVIDIA H200 SXM data sheet"),
-            _gpu("h800", 989, 1979, 3.35, 80, 200, "H100 SXM with NVLink at 400 GB/s"),
-            _gpu("h20", 148, 296, 4.0, 96, 450, "NVIDIA H20 SXM data sheet"),
-            _gpu("b200", 2250, 4500, 7.7, 180, 900, "NVIDIA HGX B200 data sheet"),
-            _gpu("b300", 2250, 4500, 7.7, 268, 900, "NVIDIA HGX B300 data sheet"),
+            _gpu("h800", 989, 1979, 3.35, 80, 200, "as H100 SXM"),
+            _gpu("h20", 148, 296, 4.0, 96, 450, "NVIDIA H20 data sheet"),
+            _gpu("b200", 2250, 4500, 7.7, 180, 900, "NVIDIA HGX B200 data sheet", peak=_DGX_B200),
+            _gpu("b300", 2250, 4500, 7.7, 268, 900, "NVIDIA HGX B300 data sheet", peak=_DGX_B300),
             _gpu("gb200", 2500, 5000, 8.0, 185, 900, "NVIDIA GB200 NVL72 data sheet", 72),
             _gpu("gb300", 2500, 5000, 8.0, 278, 900, "NVIDIA GB300 NVL72 data sheet", 72),
             _gpu("l40s", 362, 733, 0.864, 45, 32, "NVIDIA L40S data sheet"),
@@ -70,4 +81,5 @@ GPU_CLASSES: Final[Mapping[str, GpuClass]] = MappingProxyType(
         )
     )
 )  # fmt: skip
-"""By the names of latency profiles. Memory is what the driver reports."""
+"""By the names of latency profiles. Memory is what the driver reports. H800
+has NVLink at 400 GB/s, both directions together."""

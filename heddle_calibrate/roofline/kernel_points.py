@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from heddle_calibrate.fit.kernel_profile import GPUS
 from heddle_calibrate.roofline.efficiency import least_times, nearest_key
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.model_config import known_config, model_shape
@@ -26,14 +27,7 @@ from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import known_profiles, load_profile
 from heddle_sim.profile_layouts import read_layout
 
-TABLES = {
-    "a100": "a100_sxm",
-    "h100": "h100_sxm",
-    "h200": "h200_sxm",
-    "l40s": "l40s",
-    "b200": "b200_sxm",
-    "gb200": "gb200",
-}
+TABLES = {gpu: GPUS[gpu].file for gpu in ("a100", "h100", "h200", "l40s", "b200", "gb200")}
 CLASSES = (*TABLES, "b300")
 PROFILES = {
     "llama-3.1-70b": ("Llama-3.1-70B", CLASSES),

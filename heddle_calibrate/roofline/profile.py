@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from heddle_calibrate.fit.from_aiconfigurator import HOST_OF, with_carried_host
-from heddle_calibrate.fit.kernel_profile import GpuSpec, ModelSpec, fit_kernels
+from heddle_calibrate.fit.kernel_profile import ModelSpec, fit_kernels
 from heddle_calibrate.fit.kernel_tables import KernelTables
 from heddle_calibrate.fit.package_tables import BATCHES, CONTEXTS, PROMPTS
 from heddle_calibrate.roofline.efficiency import seconds, shipped_efficiencies
@@ -29,6 +29,7 @@ from heddle_calibrate.roofline.operators import (
     operators,
     prefill_iterations,
 )
+from heddle_calibrate.roofline.pairs import least_pairs_s
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, layout_name, load_profile
 from heddle_sim.profile_parts import ProfileSource
@@ -45,7 +46,8 @@ class RooflineError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorStatement:
-    """Cross-validated error of decode steps: of a class with tables, else of classes left out."""
+    """Cross-validated errors: of models left out on a class with tables, else of classes left
+    out."""
 
     left_out: str
     mean_pct: float
@@ -53,6 +55,10 @@ class ErrorStatement:
     p90_pct: float
     class_pct: float | None
     """Mean on the same class; None for a class without tables."""
+    prompt_mean_pct: float
+    """Of prompts alone, as the next two; those above are of decode steps."""
+    prompt_median_pct: float
+    prompt_p90_pct: float
 
 
 def gpu_class(name: str) -> GpuClass:
@@ -83,13 +89,17 @@ def error_statement(gpu: str) -> ErrorStatement:
     """State the error to expect of a model that the efficiencies were not fitted on."""
     fitted = shipped_efficiencies()
     left_out = "model" if gpu in fitted.classes else "class"
-    errors = fitted.errors[f"leave_one_{left_out}_out"]["decode"]
+    both = fitted.errors[f"leave_one_{left_out}_out"]
+    errors, prompts = both["decode"], both["prefill"]
     return ErrorStatement(
         left_out=left_out,
         mean_pct=errors["mean_pct"],
         median_pct=errors["median_pct"],
         p90_pct=errors["p90_pct"],
         class_pct=errors["by_class_pct"].get(gpu) if left_out == "model" else None,
+        prompt_mean_pct=prompts["mean_pct"],
+        prompt_median_pct=prompts["median_pct"],
+        prompt_p90_pct=prompts["p90_pct"],
     )
 
 
@@ -136,11 +146,13 @@ def profile_from_shape(
         _joined(tables),
         (model.name, gpu.name),
         _spec(model),
-        GpuSpec(file="", bandwidth_bytes_per_s=gpu.bandwidth, source=gpu.source, derived=DERIVED),
+        gpu,
         version="",
         share=_idle_share(),
         files=(),
+        derived=DERIVED,
         layouts=[name for shape in shapes if (name := layout_name(shape)) not in refused],
+        least_pair_s=least_pairs_s(model, shapes, gpu),
     )
     profile = with_carried_host(
         replace(

@@ -76,6 +76,23 @@ def test_the_command_fits_profiles_of_experts_and_other_precisions(
     profile = read_profile(Path("out") / "qwen3-8b.h100.json")
     assert profile.errors["measured"]["tpot_mean_abs_pct"] < 2
     assert profile.kernel_factors is not None
+    assert "written to out: 1 profiles: qwen3-8b.h100" in result.output
+
+    # The profiles of the folder are where the next fit begins, and it leaves the others there.
+    again = heddle("calibrate", "serving", rows, "--fit", "out", "--force")
+    assert again.exit_code == 0, again.output
+    assert "written to out: 1 profiles: qwen3-8b.h100" in again.output
+    assert "left as it was: qwen3-8b.h200: host time of dense models" in again.output
+    assert "the fit began at the constants that the profiles have" in again.output
+    assert [path.name for path in Path("out").iterdir()] == ["qwen3-8b.h100.json"]
+    after = read_profile(Path("out") / "qwen3-8b.h100.json")
+    assert "; before: 9 runs of" in after.host.measured_on
+
+
+def test_from_scratch_is_for_a_fit(heddle: Heddle, known: list[ServingSample]) -> None:
+    result = heddle("calibrate", "serving", written(Path("rows.csv"), known), "--from-scratch")
+    assert result.exit_code == 2
+    assert "--from-scratch is for a fit: give --fit DIR as well" in result.stderr
 
 
 def test_tables_that_no_profile_covers_are_refused(

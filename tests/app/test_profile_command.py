@@ -1,6 +1,7 @@
 """`heddle profile`: profiles from a configuration, and those that are shipped."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from heddle_calibrate.roofline.efficiency import shipped_efficiencies
 from heddle_calibrate.roofline.model_config import known_config
-from heddle_sim.profile_files import read_profile
+from heddle_sim.profile_files import load_profile, read_profile
 from tests.app.journals import Heddle
 
 
@@ -44,6 +45,11 @@ def test_a_run_states_the_cross_validated_error_of_its_profile(heddle: Heddle, t
     left_out = shipped_efficiencies().errors["leave_one_model_out"]["decode"]["mean_pct"]
     assert f"off by {left_out:g} % (mean) on models left out of its fit" in result.stdout
     assert "2 x h200 (derived)" in result.stdout
+    prompts = shipped_efficiencies().errors["leave_one_model_out"]["prefill"]["mean_pct"]
+    assert f"prompts by {prompts:g} %" in result.stdout
+    assert f"error of a prompt alone, likewise, over all classes: mean {prompts:g} %" in said
+    kept = read_profile(Path("mine.json")).errors["roofline"]["expected"]
+    assert kept["prompt_mean_pct"] == prompts
 
 
 def test_from_config_as_json(heddle: Heddle) -> None:
@@ -87,6 +93,25 @@ def test_shipped_profiles_are_listed_and_shown(heddle: Heddle) -> None:
     shown = done(heddle, "show", "Qwen/Qwen3-8B", "h100")
     assert "KV tokens" in shown
     assert "host time" in shown
+    assert "slower than" not in shown
+
+
+def test_layouts_that_are_slower_than_on_a_lesser_class_are_named(heddle: Heddle) -> None:
+    shown = done(heddle, "show", "gpt-oss-120b", "gb200")
+    (line,) = [line for line in shown.splitlines() if line.startswith("slower than b200")]
+    found = re.search(r"TP 8 (\d+) %", line)
+    assert found is not None
+    step_ms = [
+        load_profile("gpt-oss-120b", gpu).table(8).base_s[1] * 1e3 for gpu in ("gb200", "b200")
+    ]
+    assert int(found[1]) == pytest.approx((step_ms[0] / step_ms[1] - 1) * 100, abs=2)
+    assert "No figure of the data sheets explains it" in line
+
+
+def test_a_run_names_the_error_on_measured_runs(heddle: Heddle, trace: Path) -> None:
+    result = heddle("simulate", trace, "--model", "gpt-oss-120b", "--gpu", "h200", "--gpus", 2)
+    assert result.exit_code == 0, result.output
+    assert "TPOT of 45 measured runs off by 2.56 %, and 4.32 % without" in result.stdout
 
 
 def test_an_unknown_model_is_answered_with_the_command_that_makes_it(

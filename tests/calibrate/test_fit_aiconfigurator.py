@@ -18,7 +18,7 @@ from heddle_calibrate.fit.from_aiconfigurator import (
 )
 from heddle_calibrate.fit.model_config import model_spec, routed_experts, weight_precision
 from heddle_calibrate.fit.shipped import make_profiles
-from heddle_sim.profile_files import layout_name, load_profile, read_profile
+from heddle_sim.profile_files import Profile, layout_name, load_profile, read_profile
 
 needs_package = pytest.mark.skipif(
     find_spec("aiconfigurator_core") is None,
@@ -208,11 +208,25 @@ def test_unknown_names_of_the_package_are_reported_with_the_known_ones(
         profile_from_aiconfigurator(model, gpu, tps=tps, backend_version=backend_version)
 
 
+def kernels(profile: Profile) -> dict[str, tuple[object, ...]]:
+    """What of each layout does not change with the constants of measured runs."""
+    return {
+        name: (entry.kv_capacity_tokens, entry.decode, entry.prefill, entry.errors)
+        for name, entry in profile.tables.items()
+    }
+
+
 @needs_package
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b-fp8", "llama-3.1-70b-nvfp4"])
 def test_shipped_profiles_come_back_from_the_package(model: str) -> None:
+    compared = 0
     for made in make_profiles(model):
-        assert made == load_profile(made.model, made.gpu)
+        shipped = load_profile(made.model, made.gpu)
+        assert kernels(made) == kernels(shipped), made.gpu
+        assert (made.source, made.roofline) == (shipped.source, shipped.roofline)
+        assert made.kv_bytes_per_token == shipped.kv_bytes_per_token
+        compared += 1
+    assert compared >= 3
 
 
 @needs_package
@@ -222,4 +236,4 @@ def test_experts_and_ranks_are_laid_out_as_asked() -> None:
     )
     shipped = load_profile("qwen3-30b-a3b", "h200")
     assert list(made.tables) == ["1", "2", "2ep2", "1dp4ep4", "2dp4ep8"]
-    assert all(made.tables[name] == shipped.tables[name] for name in made.tables)
+    assert all(kernels(made)[name] == kernels(shipped)[name] for name in made.tables)

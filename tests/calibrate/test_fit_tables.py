@@ -12,6 +12,7 @@ from heddle_calibrate.fit.from_tables import make_profiles
 from heddle_calibrate.fit.host import NO_HOST, measured_runs
 from heddle_calibrate.fit.kernel_profile import GPUS
 from heddle_calibrate.fit.kernel_tables import KernelTables, read_tables
+from heddle_calibrate.fit.serving_profile import inherited
 from heddle_calibrate.profiles import encode_profile
 from heddle_sim.profile_files import PROFILE_FOLDER, expand, load_profile, read_layout
 
@@ -33,7 +34,10 @@ def test_the_fit_gives_the_shipped_files() -> None:
             case _:
                 return a == b
 
-    for made in make_profiles(PERF):
+    for fitted in make_profiles(PERF):
+        made = fitted
+        if made.experts:  # after that, `heddle calibrate serving` writes its constants
+            made = inherited(made, load_profile(made.model, GPUS[made.gpu].base))
         shipped = (PROFILE_FOLDER / f"{made.model}.{made.gpu}.json").read_text()
         assert close(json.loads(encode_profile(made)), json.loads(shipped)), made.summary
 

@@ -10,6 +10,7 @@ import pytest
 from heddle_calibrate.fit.from_aiconfigurator import EstimatorError
 from heddle_calibrate.profiles import encode_profile
 from heddle_calibrate.roofline import from_config
+from heddle_calibrate.roofline.efficiency import shipped_efficiencies
 from heddle_calibrate.roofline.from_config import ConfigRequest, profile_from_config
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.model_config import ModelConfigError, known_config, model_shape
@@ -154,6 +155,10 @@ def test_the_stated_error_is_of_models_or_of_classes_left_out() -> None:
     assert h100.class_pct is not None
     assert h20.mean_pct > h100.mean_pct
     assert h20.class_pct is None
+    prompts = shipped_efficiencies().errors["leave_one_model_out"]["prefill"]
+    assert h100.prompt_mean_pct == prompts["mean_pct"]
+    assert h100.prompt_p90_pct == prompts["p90_pct"]
+    assert h20.prompt_mean_pct > h100.prompt_mean_pct
 
 
 def test_classes_have_names_in_any_case() -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from heddle_calibrate.fit.host import NO_HOST
+from heddle_calibrate.fit.kernel_profile import GPUS
 from heddle_calibrate.fit.serving_errors import (
     ServingReport,
     by_profile,
     fit_rows,
+    fitted_profiles,
     median_of_groups,
     predict_rows,
     shipped_profiles,
@@ -22,10 +24,23 @@ from heddle_calibrate.fit.serving_fit import (
     fits_without,
     samples,
 )
-from heddle_calibrate.fit.serving_profile import constants_of, with_serving, without_host
+from heddle_calibrate.fit.serving_profile import (
+    constants_of,
+    inherited,
+    stated_before,
+    with_serving,
+    without_host,
+)
 from heddle_calibrate.fit.serving_rows import ServingRow
 from heddle_calibrate.profiles import encode_profile
-from heddle_sim.profile_files import Profile, ProfileError, expand, load_profile, read_profile
+from heddle_sim.profile_files import (
+    Profile,
+    ProfileError,
+    expand,
+    known_profiles,
+    load_profile,
+    read_profile,
+)
 from heddle_sim.profile_parts import Host, KernelFactors
 
 PERF = Path(__file__).parents[3] / "shared" / "perf"
@@ -184,6 +199,99 @@ def test_a_file_of_constants_is_read_back(fitted: Profile, tmp_path: Path) -> No
     assert read_profile(path) == fitted
 
 
+# -- a fit of few runs, after another --------------------------------------------------------------
+
+
+def of_fp8(profile: Profile) -> Profile:
+    """The same profile as one that serving runs are fitted to; dense models in bfloat16 are not."""
+    return replace(profile, source=replace(profile.source, precision="fp8", files=()))
+
+
+def test_constants_of_profiles_are_the_prior_of_a_fit(
+    fitted: Profile, known: list[ServingSample]
+) -> None:
+    fit = fit_serving([], stated_before([fitted]))
+    for version in ("1.0", "2.0"):
+        assert fit.constants("qwen3-8b.h100", version) == constants_of(fitted, version)
+    assert fit.constants("qwen3-8b.h200", "1.0") == ServingConstants(**PRIOR)
+    one = known[1]
+    exact = replace(one, row=replace(one.row, tpot_s=constants_of(fitted, "1.0").tpot_s(one)))
+    again = fit_serving([exact] * 6, stated_before([fitted])).constants("qwen3-8b.h100", "1.0")
+    assert again.tpot_s(exact) == pytest.approx(exact.row.tpot_s, rel=0.01)
+    assert again.prefill == pytest.approx(constants_of(fitted, "1.0").prefill, abs=0.05)
+    alone = fit_serving([exact] * 6).constants("qwen3-8b.h100", "1.0")
+    assert alone.prefill < again.prefill - 0.1
+
+
+def test_few_runs_change_their_own_profile_alone(known: list[ServingSample]) -> None:
+    fit = fit_serving(known)
+    before = {
+        names: with_serving(
+            of_fp8(profile), fit, fit, [s for s in known if s.row.gpu == names[1]], {}
+        )
+        for names, profile in QWEN.items()
+    }
+    more = [
+        replace(s, row=replace(s.row, version="2.0", tpot_s=1.05 * s.row.tpot_s))
+        for s in known
+        if s.row.gpu == "h100"
+    ]
+    written, kept = fitted_profiles(before, more, [], from_scratch=False)
+    assert [(p.model, p.gpu) for p in written] == [("qwen3-8b", "h100")]
+    assert kept == {"qwen3-8b.h200": "no runs of it"}
+    (after,) = written
+    assert list(after.host_versions or {}) == ["1.0", "2.0"]
+    assert after.host.measured_on.endswith(
+        "; before: " + before["qwen3-8b", "h100"].host.measured_on
+    )
+    for sample in more:
+        seconds = constants_of(after, "2.0").tpot_s(sample)
+        assert seconds == pytest.approx(sample.row.tpot_s, rel=0.03)
+    # From the prior that is the same for all, the profile without runs loses its constants.
+    everything, _ = fitted_profiles(before, more, [], from_scratch=True)
+    assert {p.gpu for p in everything} == {"h100", "h200"}
+    (other,) = [p for p in everything if p.gpu == "h200"]
+    assert other.host.carried_over
+    assert not before["qwen3-8b", "h200"].host.carried_over
+
+
+def test_too_few_runs_change_nothing(known: list[ServingSample]) -> None:
+    profiles = {names: of_fp8(profile) for names, profile in QWEN.items()}
+    written, kept = fitted_profiles(profiles, known[:11], [], from_scratch=False)
+    assert not written
+    assert kept["qwen3-8b.h100"] == "11 runs of the model; a fit needs 12"
+
+
+def test_a_derived_class_takes_the_constants_of_its_base(known: list[ServingSample]) -> None:
+    base = of_fp8(QWEN["qwen3-8b", "h100"])
+    derived = of_fp8(load_profile("qwen3-8b", "h800"))
+    profiles = {("qwen3-8b", "h800"): derived, ("qwen3-8b", "h100"): base}
+    on_base = [s for s in known if s.row.gpu == "h100"]
+    (slow, fast), _ = fitted_profiles(profiles, on_base, [], from_scratch=False)
+    assert (slow.gpu, slow.derived) == ("h800", derived.derived)
+    assert slow.kernel_factors == fast.kernel_factors
+    assert slow.host_versions == fast.host_versions
+    assert slow.host.carried_over
+    assert slow.host.measured_on == f"as on h100: {fast.host.measured_on}"
+    assert slow.tables["8"].decode == derived.tables["8"].decode
+    assert slow.tables["8"].belief.t0_s > fast.tables["8"].belief.t0_s
+
+
+@pytest.mark.parametrize("names", [n for n in known_profiles() if n[1] in ("h800", "h20")])
+def test_shipped_derived_classes_have_the_constants_of_their_base(names: tuple[str, str]) -> None:
+    model, gpu = names
+    derived, base = load_profile(*names), load_profile(model, GPUS[gpu].base)
+    assert derived.kernel_factors == base.kernel_factors
+    assert derived.host_versions == base.host_versions
+    expected = inherited(derived, base) if base.kernel_factors else derived
+    assert (derived.host.per_step_s, derived.host.per_running_s) == (
+        base.host.per_step_s,
+        base.host.per_running_s,
+    )
+    for layout, entry in expected.tables.items():
+        assert derived.tables[layout].belief.t0_s == pytest.approx(entry.belief.t0_s, abs=3e-7)
+
+
 def test_profiles_with_host_time_of_their_own_are_refused() -> None:
     other = Host(
         per_step_s=2e-3, per_running_s=0, per_prefill_s=0, measured_on="mine", carried_over=False
@@ -207,7 +315,7 @@ def test_faulty_factors_in_a_file_are_named(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def published() -> ServingReport:
-    return fit_rows(TABLES, shipped_profiles())
+    return fit_rows(TABLES, shipped_profiles(), from_scratch=True)
 
 
 @needs_rows
