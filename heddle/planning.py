@@ -92,6 +92,9 @@ class Planned:
             )
         return rows
 
+    def _pools(self) -> list[dict[str, Any]]:
+        return [{"gpu": gpu, "gpus": gpus} for gpu, gpus in self.problem.pools.items()]
+
     def plain(self) -> dict[str, Any]:
         """As JSON; equal inputs give equal values but for `solver_s`."""
         problem, several = self.problem, len(self.problem.pools) > 1
@@ -106,7 +109,7 @@ class Planned:
             "cluster": {
                 "gpus": sum(problem.pools.values()),
                 "gpu": ", ".join(problem.pools),
-                **({"pools": dict(problem.pools)} if several else {}),
+                **({"pools": self._pools()} if several else {}),
                 "model": self.profiles.model,
                 "profile": self.profiles.name,
                 **self.profiles.marks,

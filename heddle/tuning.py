@@ -46,6 +46,8 @@ class Variant:
     """Whether the policy neither plans, nor predicts, nor consolidates."""
     roles_tried: bool = False
     """Whether it is one of several splits of the GPUs into prefill and decode engines."""
+    planned: bool = False
+    """Whether the policy chooses its engines itself, and not the cluster's `tp`."""
 
     @property
     def contest(self) -> tuple[str, bool]:
@@ -88,7 +90,8 @@ class Tuning:
         made: list[Variant] = []
         for name in policies:
             policy = prepare(with_policy(config, name, self.base), workspace=workspace).policy
-            swept = self.swept and isinstance(policy.planner, FixedPlan)
+            planned = not isinstance(policy.planner, FixedPlan)
+            swept = self.swept and not planned
             never_starts = isinstance(policy.consolidation, NoConsolidation)
             settings = self.settings if swept else (self.base,)
             clusters = [replace(s, standby_tp=()) if never_starts else s for s in settings]
@@ -99,12 +102,13 @@ class Tuning:
                 tried = self.roles and bool(cluster.roles)
                 made.append(
                     Variant(
-                        name=f"{name}@{self._label(cluster)}" if swept or tried else name,
+                        name=f"{name}@{self._label(cluster, planned)}" if swept or tried else name,
                         policy=name,
                         cluster=cluster,
                         swept=swept and not tried,
                         baseline=_is_baseline(policy),
                         roles_tried=tried,
+                        planned=planned,
                     )
                 )
         return tuple(made)
@@ -115,14 +119,20 @@ class Tuning:
         return [
             replace(cluster, roles=str(roles))
             for cluster in clusters
-            for roles in role_choices(config, cluster, workspace)
+            for roles in role_choices(
+                workspace.workload(replace(config, cluster=cluster)).scripts, cluster
+            )
         ]
 
-    def _label(self, cluster: ClusterConfig) -> str:
+    def _label(self, cluster: ClusterConfig, planned: bool) -> str:
+        """Setting of a row, of a policy that plans its engines the GPUs by role alone."""
         tps = cluster.tps.replace(" (", "@").replace(")", "").replace(", ", "+")
-        label = f"tp{tps}/{cluster.max_running}" if len(self.numbers) > 1 else f"tp{tps}"
-        roles = cluster.role_gpus
-        return f"{label}/p{roles.prefill}d{roles.decode}" if self.roles and roles else label
+        parts = [] if planned else [f"tp{tps}"]
+        if len(self.numbers) > 1 and not planned:
+            parts.append(str(cluster.max_running))
+        if self.roles and cluster.role_gpus is not None:
+            parts.append(cluster.role_gpus.label)
+        return "/".join(parts)
 
 
 def with_policy(config: RunConfig, preset: str, cluster: ClusterConfig) -> RunConfig:

@@ -105,7 +105,7 @@ def plan(
     regime gets an estimated step; the best are simulated.
     """
     from heddle.cli.progress import progress
-    from heddle.cli.show import planned as show_plan
+    from heddle.cli.show_plan import show_plan
     from heddle.planning import plan as made
 
     given = {
