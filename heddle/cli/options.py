@@ -135,6 +135,7 @@ PLANNED = (
     "--gpus",
     "--pool",
     "--expert-parallel",
+    "--prefill-threshold",
     "--attention-dp",
     "--max-running",
     "--predictor-model",

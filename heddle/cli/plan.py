@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from click.core import ParameterSource
 
+from heddle.cli.compare import BEST
 from heddle.cli.loop_options import OPTIONS, trained, tried_numbers
 from heddle.cli.options import objective, planned, take_config
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from heddle_core.solve.joint import Solver
 
 PLANNED_REGIMES = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
-ROLLOUT_ONLY = ("planner", "cost", "predictor")
+ROLLOUT_ONLY = ("planner", "cost", "predictor", "roles")
 """Options that do not matter to a loop."""
 
 
@@ -73,6 +74,12 @@ LOOP_NAMES = _names()
     show_default=True,
     help="With --loop: how many of the best estimates are simulated",
 )
+@click.option(
+    "--roles",
+    default=None,
+    help="GPUs by role, prefill=2,decode=6; best simulates some splits and engines that do both "
+    "[all engines do both]",
+)
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @objective
@@ -90,6 +97,7 @@ def plan(
     of_loop: bool,
     regimes: str,
     simulate: int,
+    roles: str | None,
     seed: int | None,
     objective: "Objective",
     as_json: bool,
@@ -101,12 +109,16 @@ def plan(
     there are, their prompts, the predictor's values before anything has run, and the
     history (--history). With --predictor oracle it knows the true lengths.
 
+    With --roles the plan is of engines that decode, beside engines that prefill. It is simulated
+    with the lengths that it estimates; with best, so are some splits of the GPUs, and the best is
+    taken.
+
     With --loop the trace stands for the batches of a training. Every split of --gpus, TP degree and
     regime gets an estimated step; the best are simulated.
     """
     from heddle.cli.progress import progress
     from heddle.cli.show_plan import show_plan
-    from heddle.planning import plan as made
+    from heddle.role_planning import plan_by_role
 
     given = {
         name: options.pop(name)
@@ -128,9 +140,20 @@ def plan(
             show_loop_plan(loop_plan, _same_options(context))
         return
     _only_of(context, (*LOOP_NAMES, "regimes", "simulate"), "give --loop too")
-    config, _ = take_config(sources, options, settings, seed=seed)
-    with progress(f"planning ({planner})"):
-        found = made(config, planner=planner, cost=cost, predictor=predictor, objective=objective)
+    best = roles is not None and roles.strip() == BEST
+    config, _ = take_config(
+        sources, options, settings, seed=seed, cluster__roles=None if best else roles
+    )
+    with progress(f"planning ({planner})", "splits") as bar:
+        found = plan_by_role(
+            config,
+            best=best,
+            on_split=bar.at if bar.seen else None,
+            planner=planner,
+            cost=cost,
+            predictor=predictor,
+            objective=objective,
+        )
     if as_json:
         click.echo(json.dumps(found.plain(), allow_nan=False))
         return

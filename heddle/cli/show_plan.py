@@ -16,7 +16,7 @@ def show_plan(plan: Planned) -> None:
     facts = [f"{len(problem.trajectories):,} trajectories", *plan.fill.assumptions]
     click.echo(f"trace    {plan.trace.name}: {'; '.join(facts)}")
     click.echo(
-        f"cluster  {plan.profiles.hardware(problem.pools)}, {plan.profiles.model}, "
+        f"cluster  {plan.profiles.hardware()}, {plan.profiles.model}, "
         f"TP {_degrees(problem.by_shape, problem.pools)}{plan.profiles.layout_label}, "
         f"{problem.max_running} running per engine"
     )
@@ -32,24 +32,43 @@ def show_plan(plan: Planned) -> None:
         f"{count} x {f'{shape.gpu} ' if several else ''}TP {shape.tp}"
         for shape, count in plan.mix.items()
     )
+    if plan.roles is not None:
+        prefill = plan.config.cluster.prefill_tps
+        click.echo(f"roles    {len(prefill)} x TP {prefill[0]} prefill; the plan is of the others")
     click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
-    bound = "; nothing is proven of other plans"
-    if plan.bound_s > 0.0:
-        bound = (
-            "; by the closed-form cost no plan of contiguous groups ends before "
-            f"{plan.bound_s:,.1f} s"
-        )
-    click.echo(f"makespan {plan.solved.makespan_s:,.1f} s estimated{bound}")
-    paid = plan.run_cost
-    click.echo(
-        f"cost     {' GPU-hours, $ '.join(cost_cells(paid))}; {plan.prices.text(problem.pools)}\n"
-    )
+    click.echo(f"makespan {_makespan(plan)}")
+    paid, prices = plan.run_cost, plan.prices.text(plan.profiles.pools)
+    click.echo(f"cost     {' GPU-hours, $ '.join(cost_cells(paid))}; {prices}\n")
+    if len(plan.splits) > 1:
+        _splits(plan)
     rows = plan.groups()
     table = new_table(*rows[0])
     for row in rows:
         whole = {k: round(v) if k.endswith("_tokens") and v else v for k, v in row.items()}
         table.add_row(*map(number_cell, whole.values()))
     show(table)
+
+
+def _makespan(plan: Planned) -> str:
+    if plan.simulated_s is not None:
+        return f"{plan.simulated_s:,.1f} s simulated with the estimated lengths"
+    if plan.bound_s == 0.0:
+        return f"{plan.makespan_s:,.1f} s estimated; nothing is proven of other plans"
+    return (
+        f"{plan.makespan_s:,.1f} s estimated; by the closed-form cost no plan of contiguous groups "
+        f"ends before {plan.bound_s:,.1f} s"
+    )
+
+
+def _splits(plan: Planned) -> None:
+    """The splits of the GPUs that were simulated, the best first."""
+    table = new_table("GPUs by role", "simulated_s", "over best")
+    for each in plan.splits:
+        ratio = each.simulated_s / plan.splits[0].simulated_s
+        name = "every engine does both" if each.roles is None else str(each.roles)
+        table.add_row(name, f"{each.simulated_s:,.1f}", f"{ratio:.2f} x")
+    show(table)
+    click.echo()
 
 
 def _degrees(shapes: Collection[EngineShape], pools: Mapping[str, int]) -> str:
