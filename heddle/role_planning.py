@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from heddle.cluster.profiles import capacity_tokens
 from heddle.cluster.role_choice import role_choices
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
@@ -87,8 +88,11 @@ def estimated_scripts(planned: Planned) -> Scripts:
 
     Each has its prompt and its estimated output, in equal steps as long as history's on average.
     Tools take and append what history has per output token; without one, there are none. Contexts
-    end at the trace's largest, which every engine of the plan holds.
+    end where the KV of the smallest engine of either role does.
     """
+    profile, tp = planned.profiles.only, planned.least_tp
+    prefill_tp = planned.config.cluster.prefill_tp or tp
+    held = min(capacity_tokens(profile, each) for each in (tp, prefill_tp))
     problem, history = planned.problem, planned.history.history
     step_tokens = history.step_output_tokens if history else float("inf")
     appended, tool_s = problem.appended_per_output, problem.tool_s_per_output
@@ -96,7 +100,7 @@ def estimated_scripts(planned: Planned) -> Scripts:
     for known, output, prompt in zip(
         planned.arrived, problem.output_tokens, problem.context_tokens, strict=True
     ):
-        room = max(1.0, (planned.largest_tokens - prompt) / (1.0 + appended))
+        room = max(1.0, (held - prompt) / (1.0 + appended))
         tokens = max(1, int(min(output, room)))
         count = max(1, min(tokens, round(tokens / step_tokens)))
         sizes = [tokens * (k + 1) // count - tokens * k // count for k in range(count)]

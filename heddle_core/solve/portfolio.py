@@ -221,10 +221,8 @@ def _over_classes(
     found = [Candidate(name="exact-context", order=order, plan=plan, ends_s=ends)]
     if sum(shape.gpus for shape in plan.shapes) < sum(pools.values()):
         found.insert(0, _level_over_classes(simulation, plan, pools))
-    refined = [
-        replace(simulation.refine(candidate, rounds=rounds), name=f"{candidate.name}-refined")
-        for candidate in found
-    ]
+    first = min(found, key=lambda candidate: candidate.simulated_s)
+    refined = replace(simulation.refine(first, rounds=rounds), name=f"{first.name}-refined")
     shares = class_shares(work, by_shape, pools, max_running=max_running, known_s=plan.makespan_s)
     parts = []
     for gpu, index in shares.items():
@@ -232,7 +230,7 @@ def _over_classes(
             own = {shape: by_shape[shape] for shape in shapes_of(gpu, by_shape)}
             best = portfolio(work.take(index), own, {gpu: pools[gpu]}, max_running=max_running)[0]
             parts.append(replace(best, order=index[best.order]))
-    every = [*chain.from_iterable(zip(refined, found, strict=True)), _joined(parts)]
+    every = [*found, refined, _joined(parts)]
     return tuple(sorted(every, key=lambda candidate: candidate.simulated_s))
 
 
@@ -247,6 +245,7 @@ def _level_over_classes(
         rounds=_ROUNDS_OVER_CLASSES,
         tolerance=_TOLERANCE_OVER_CLASSES,
         known=plan,
+        idle_only=True,
     )
     ends = simulation.ends_s(level)
     assert ends is not None
