@@ -1,6 +1,7 @@
 """`heddle plan`: TP degrees of the engines, and groups of trajectories."""
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -11,8 +12,10 @@ from heddle.cli.loop_options import OPTIONS, trained, tried_numbers
 from heddle.cli.options import objective, planned, take_config
 
 if TYPE_CHECKING:
+    from heddle.config import RunConfig
     from heddle.cost.objective import Objective
     from heddle.loop.plan import LoopPlan
+    from heddle.planning import Planned
     from heddle_core.estimate.ordered import Cost
     from heddle_core.solve.joint import Solver
 
@@ -116,9 +119,7 @@ def plan(
     With --loop the trace stands for the batches of a training. Every split of --gpus, TP degree and
     regime gets an estimated step; the best are simulated.
     """
-    from heddle.cli.progress import progress
     from heddle.cli.show_plan import show_plan
-    from heddle.role_planning import plan_by_role
 
     given = {
         name: options.pop(name)
@@ -144,21 +145,21 @@ def plan(
     config, _ = take_config(
         sources, options, settings, seed=seed, cluster__roles=None if best else roles
     )
-    with progress(f"planning ({planner})", "splits") as bar:
-        found = plan_by_role(
-            config,
-            best=best,
-            on_split=bar.at if bar.seen else None,
-            planner=planner,
-            cost=cost,
-            predictor=predictor,
-            objective=objective,
-        )
+    how = {"planner": planner, "cost": cost, "predictor": predictor, "objective": objective}
+    found = _planned_rollout(config, best=best, how=how)
     if as_json:
         click.echo(json.dumps(found.plain(), allow_nan=False))
         return
     show_plan(found)
     click.echo(f"searched for {found.solver_s:.3f} s", err=True)
+
+
+def _planned_rollout(config: "RunConfig", *, best: bool, how: Mapping[str, Any]) -> "Planned":
+    from heddle.cli.progress import progress
+    from heddle.role_planning import plan_by_role
+
+    with progress(f"planning ({how['planner']})", "splits") as bar:
+        return plan_by_role(config, best=best, on_split=bar.at if bar.seen else None, **how)
 
 
 def _only_of(context: click.Context, names: tuple[str, ...], remedy: str) -> None:
