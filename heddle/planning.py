@@ -24,7 +24,7 @@ from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, RunCost
-from heddle.knowledge import HistorySource, extras, model_used
+from heddle.knowledge import HistorySource, LoadedModel, extras, model_used
 from heddle.plugins import load_part
 from heddle.setup import Workspace
 from heddle.workload import CapacityError, filled_counts
@@ -42,7 +42,7 @@ SCHEMA = "heddle.plan/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class RoleSplit:
     """How a plan divides its GPUs by role, and how long it takes."""
 
     roles: RoleGpus | None
@@ -82,7 +82,7 @@ class Planned:
     simulated_s: float | None = None
     """Makespan with the estimated lengths, where roles were planned: `solved` knows of no engines
     that prefill."""
-    splits: tuple[Split, ...] = ()
+    splits: tuple[RoleSplit, ...] = ()
     """Those that were simulated, the best first."""
 
     @property
@@ -230,18 +230,7 @@ def plan(
         shapes = tuple(shape.as_role("decode") for shape in shapes)
     history = shared.history(config, trace)
     model = shared.model(config.predictor_model)
-    cost_model = profiles.cost_estimate(shapes)
-    by_shape = cost_model.by_shape
-    context = PolicyContext(
-        pools={each.profile.gpu: each.cluster.home_gpus for each in profiles.classes},
-        shape=shapes[0],
-        shape_choices=shapes,
-        max_running=cluster.max_running,
-        cost=replace(cost_model, by_shape={s: by_shape[s.as_role("both")] for s in shapes}),
-        history=history.history,
-        learned=model.factory,
-        seed=config.seed,
-    )
+    context = _context(config, profiles, shapes, history, model)
     ts = [_arrived(script) for script in scripts]
     predicts = _predictor(predictor, context, scripts)
     used = model_used(model, predicts, trace)
@@ -250,10 +239,6 @@ def plan(
     began_s = time.perf_counter()
     solved = problem.search()
     solver_s = time.perf_counter() - began_s
-    bound_s = 0.0
-    if not cluster.roles:
-        exact = solved if planner == "exact" else replace(problem, solver="exact").search()
-        bound_s = exact.bound_s
     return Planned(
         config=config,
         trace=trace,
@@ -267,12 +252,40 @@ def plan(
         spread=list(problem.output_tokens) != [max(1.0, r) for r in remaining],
         problem=problem,
         solved=solved,
-        bound_s=bound_s,
+        bound_s=0.0 if cluster.roles else _bound_s(problem, solved),
         solver_s=solver_s,
         prices=prices,
         objective=objective,
         arrived=tuple(ts),
     )
+
+
+def _context(
+    config: RunConfig,
+    profiles: ClusterProfiles,
+    shapes: tuple[EngineShape, ...],
+    history: HistorySource,
+    model: LoadedModel,
+) -> PolicyContext:
+    """What a policy knows, with engines that decode on the GPUs that do."""
+    cost_model = profiles.cost_estimate(shapes)
+    by_shape = cost_model.by_shape
+    return PolicyContext(
+        pools={each.profile.gpu: each.cluster.home_gpus for each in profiles.classes},
+        shape=shapes[0],
+        shape_choices=shapes,
+        max_running=config.cluster.max_running,
+        cost=replace(cost_model, by_shape={s: by_shape[s.as_role("both")] for s in shapes}),
+        history=history.history,
+        learned=model.factory,
+        seed=config.seed,
+    )
+
+
+def _bound_s(problem: JointProblem, solved: SolvedPlan) -> float:
+    """What the exact planner proves of the same problem."""
+    exact = solved if problem.solver == "exact" else replace(problem, solver="exact").search()
+    return exact.bound_s
 
 
 def _check_planner(planner: Solver, cost: Cost) -> None:

@@ -14,7 +14,7 @@ from heddle.cluster.profiles import capacity_tokens
 from heddle.cluster.role_choice import role_choices
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.planning import Planned, Split, plan
+from heddle.planning import Planned, RoleSplit, plan
 from heddle.setup import Workspace, prepare
 from heddle.workload import Workload
 from heddle_core.commands import Command
@@ -75,7 +75,7 @@ def plan_by_role(
         ]
     splits = []
     for number, each in enumerate(plans):
-        splits.append(Split(roles=each.roles, simulated_s=simulated_s(each, scripts, shared)))
+        splits.append(RoleSplit(roles=each.roles, simulated_s=simulated_s(each, scripts, shared)))
         if on_split is not None:
             on_split(number + 1, len(plans))
     found, split = min(zip(plans, splits, strict=True), key=lambda pair: pair[1].simulated_s)
@@ -100,8 +100,8 @@ def estimated_scripts(planned: Planned) -> Scripts:
     for known, output, prompt in zip(
         planned.arrived, problem.output_tokens, problem.context_tokens, strict=True
     ):
-        room = max(1.0, (held - prompt) / (1.0 + appended))
-        tokens = max(1, int(min(output, room)))
+        most = max(1.0, (held - prompt) / (1.0 + appended))
+        tokens = max(1, int(min(output, most)))
         count = max(1, min(tokens, round(tokens / step_tokens)))
         sizes = [tokens * (k + 1) // count - tokens * k // count for k in range(count)]
         made.append(
