@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import ClusterProfiles
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
@@ -161,8 +160,8 @@ class Comparison:
             },
             "cluster": {
                 "gpus": cluster.gpus,
-                "gpu": ", ".join(cluster.pools),
-                **({"pools": [_pool(each) for each in cluster.classes]} if cluster.pool else {}),
+                "gpu": ", ".join(self.profiles.pools),
+                **({"pools": self.profiles.plain_pools()} if cluster.pool else {}),
                 "model": cluster.model,
                 "profile": self.profiles.name,
                 **self.profiles.marks,
@@ -337,11 +336,6 @@ def _limits(config: RunConfig, shared: Workspace, seeds: int) -> tuple[Bound, Id
         bound = makespan_bound(workload, profiles, cluster)
         found.append((bound, ideal_levels(workload, profiles, cluster, bound)))
     return min(found, key=lambda pair: pair[0].makespan_s)
-
-
-def _pool(cluster: ClusterConfig) -> dict[str, Any]:
-    """The GPUs of one class."""
-    return {"gpu": cluster.gpu, "gpus": cluster.gpus, "tp": cluster.tp}
 
 
 def useful_processes(runs: int, steps: int) -> int:

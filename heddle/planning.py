@@ -11,17 +11,20 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.disaggregation import check_roles
 from heddle.cluster.profiles import (
     ClassProfile,
     ClusterProfiles,
     capacity_tokens,
     load_profiles,
 )
+from heddle.cluster.roles import RoleGpus
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, RunCost
-from heddle.knowledge import HistorySource, extras, model_used
+from heddle.knowledge import HistorySource, LoadedModel, extras, model_used
 from heddle.plugins import load_part
 from heddle.setup import Workspace
 from heddle.workload import CapacityError, filled_counts
@@ -31,6 +34,7 @@ from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.policy import PolicyContext, Predictor
 from heddle_core.solve.joint import JointProblem, SolvedPlan, Solver
 from heddle_core.trajectory import Trajectory
+from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace, TrajectoryScript
 
@@ -38,10 +42,21 @@ SCHEMA = "heddle.plan/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSplit:
+    """How a plan divides its GPUs by role, and how long it takes."""
+
+    roles: RoleGpus | None
+    """None: every engine does both."""
+    simulated_s: float
+    """Makespan with the estimated lengths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """The report of `heddle plan`."""
 
     config: RunConfig
+    """With roles, the TP degree is the least whose engines hold the largest context."""
     trace: Trace
     fill: FillReport
     profiles: ClusterProfiles
@@ -62,6 +77,28 @@ class Planned:
     """Wall time of the search."""
     prices: Prices
     objective: Objective
+    arrived: tuple[Trajectory, ...]
+    """What is known of the trajectories before anything has run."""
+    simulated_s: float | None = None
+    """Makespan with the estimated lengths, where roles were planned: `solved` knows of no engines
+    that prefill."""
+    splits: tuple[RoleSplit, ...] = ()
+    """Those that were simulated, the best first."""
+
+    @property
+    def roles(self) -> RoleGpus | None:
+        """GPUs by role; None where every engine does both."""
+        return self.config.cluster.role_gpus
+
+    @property
+    def least_tp(self) -> int:
+        """The least TP degree whose engines hold the largest context."""
+        return min(shape.tp for shape in self.problem.by_shape)
+
+    @property
+    def makespan_s(self) -> float:
+        """Estimated makespan, the simulated one where there is one."""
+        return self.solved.makespan_s if self.simulated_s is None else self.simulated_s
 
     @property
     def mix(self) -> dict[EngineShape, int]:
@@ -71,7 +108,7 @@ class Planned:
     @property
     def run_cost(self) -> RunCost:
         """Of the rollout, if it ends as estimated."""
-        return self.prices.cost(self.problem.pools, self.solved.makespan_s)
+        return self.prices.cost(self.profiles.pools, self.makespan_s)
 
     def groups(self) -> list[dict[str, Any]]:
         """One row for each engine: members, their estimated lengths and end."""
@@ -92,6 +129,26 @@ class Planned:
             )
         return rows
 
+    def _pools(self) -> list[dict[str, Any]]:
+        return [{"gpu": gpu, "gpus": gpus} for gpu, gpus in self.problem.pools.items()]
+
+    def _plain_roles(self) -> dict[str, Any]:
+        if self.simulated_s is None:
+            return {}
+        cluster = self.config.cluster
+        return {
+            "simulated_makespan_s": self.simulated_s,
+            "roles": cluster.roles or None,
+            "prefill_tps": list(cluster.prefill_tps),
+            "splits": [
+                {
+                    "roles": None if each.roles is None else str(each.roles),
+                    "simulated_makespan_s": each.simulated_s,
+                }
+                for each in self.splits
+            ],
+        }
+
     def plain(self) -> dict[str, Any]:
         """As JSON; equal inputs give equal values but for `solver_s`."""
         problem, several = self.problem, len(self.problem.pools) > 1
@@ -104,9 +161,9 @@ class Planned:
                 **filled_counts(self.fill),
             },
             "cluster": {
-                "gpus": sum(problem.pools.values()),
+                "gpus": self.config.cluster.gpus,
                 "gpu": ", ".join(problem.pools),
-                **({"pools": dict(problem.pools)} if several else {}),
+                **({"pools": self._pools()} if several else {}),
                 "model": self.profiles.model,
                 "profile": self.profiles.name,
                 **self.profiles.marks,
@@ -125,8 +182,9 @@ class Planned:
             },
             "groups": self.groups(),
             "estimated_makespan_s": self.solved.makespan_s,
+            **self._plain_roles(),
             **self.run_cost.plain(),
-            "prices": self.prices.plain(self.problem.pools),
+            "prices": self.prices.plain(self.profiles.pools),
             "objective": self.objective,
             "bound_s": self.bound_s,
             "solver_s": self.solver_s,
@@ -143,6 +201,9 @@ def plan(
     workspace: Workspace | None = None,
 ) -> Planned:
     """Plan a rollout of a trace on `config.cluster`, whose own `tp` does not matter.
+
+    With roles, the plan is of the engines that decode, as if they prefilled everything too, and
+    nothing is proven of it; `heddle.role_planning` simulates it.
 
     Give the same `workspace` to plans that have inputs in common.
 
@@ -162,18 +223,14 @@ def plan(
     largest_tokens = int(scripts.largest_context().max())
     found = [_choices(each, largest_tokens) for each in profiles.classes]
     shapes, left_out = (tuple(chain.from_iterable(each)) for each in zip(*found, strict=True))
+    if cluster.roles:
+        config = replace(
+            config, cluster=_with_roles(cluster, profiles.only, shapes, largest_tokens)
+        )
+        shapes = tuple(shape.as_role("decode") for shape in shapes)
     history = shared.history(config, trace)
     model = shared.model(config.predictor_model)
-    context = PolicyContext(
-        pools=profiles.pools,
-        shape=shapes[0],
-        shape_choices=shapes,
-        max_running=cluster.max_running,
-        cost=profiles.cost_estimate(shapes),
-        history=history.history,
-        learned=model.factory,
-        seed=config.seed,
-    )
+    context = _context(config, profiles, shapes, history, model)
     ts = [_arrived(script) for script in scripts]
     predicts = _predictor(predictor, context, scripts)
     used = model_used(model, predicts, trace)
@@ -182,7 +239,6 @@ def plan(
     began_s = time.perf_counter()
     solved = problem.search()
     solver_s = time.perf_counter() - began_s
-    exact = solved if planner == "exact" else replace(problem, solver="exact").search()
     return Planned(
         config=config,
         trace=trace,
@@ -196,11 +252,40 @@ def plan(
         spread=list(problem.output_tokens) != [max(1.0, r) for r in remaining],
         problem=problem,
         solved=solved,
-        bound_s=exact.bound_s,
+        bound_s=0.0 if cluster.roles else _bound_s(problem, solved),
         solver_s=solver_s,
         prices=prices,
         objective=objective,
+        arrived=tuple(ts),
     )
+
+
+def _context(
+    config: RunConfig,
+    profiles: ClusterProfiles,
+    shapes: tuple[EngineShape, ...],
+    history: HistorySource,
+    model: LoadedModel,
+) -> PolicyContext:
+    """What a policy knows, with engines that decode on the GPUs that do."""
+    cost_model = profiles.cost_estimate(shapes)
+    by_shape = cost_model.by_shape
+    return PolicyContext(
+        pools={each.profile.gpu: each.cluster.home_gpus for each in profiles.classes},
+        shape=shapes[0],
+        shape_choices=shapes,
+        max_running=config.cluster.max_running,
+        cost=replace(cost_model, by_shape={s: by_shape[s.as_role("both")] for s in shapes}),
+        history=history.history,
+        learned=model.factory,
+        seed=config.seed,
+    )
+
+
+def _bound_s(problem: JointProblem, solved: SolvedPlan) -> float:
+    """What the exact planner proves of the same problem."""
+    exact = solved if problem.solver == "exact" else replace(problem, solver="exact").search()
+    return exact.bound_s
 
 
 def _check_planner(planner: Solver, cost: Cost) -> None:
@@ -211,11 +296,32 @@ def _check_planner(planner: Solver, cost: Cost) -> None:
         )
 
 
+def _with_roles(
+    cluster: ClusterConfig, profile: Profile, shapes: Sequence[EngineShape], largest_tokens: int
+) -> ClusterConfig:
+    """The cluster with engines of the least TP degree to decode, and to prefill unless it has one.
+
+    Raises:
+        ConfigError: the roles do not go with the GPUs.
+        CapacityError: an engine that prefills does not hold the largest context.
+    """
+    found = replace(cluster, tp=min(shape.tp for shape in shapes))
+    check_roles(found, profile)
+    prefill_tp = found.prefill_tp or found.tp
+    holds = capacity_tokens(profile, prefill_tp)
+    if holds < largest_tokens:
+        raise CapacityError(
+            f"cluster.prefill_tp={prefill_tp}: an engine that prefills holds {holds:,} tokens, and "
+            f"the largest context has {largest_tokens:,}: take prefill_tp={found.tp}"
+        )
+    return found
+
+
 def _choices(
     each: ClassProfile, largest_tokens: int
 ) -> tuple[tuple[EngineShape, ...], tuple[EngineShape, ...]]:
     """Shapes of a class to plan with, and those left out because a trajectory does not fit."""
-    profile, gpus = each.profile, each.cluster.gpus
+    profile, gpus = each.profile, each.cluster.home_gpus
     tps = sorted(each.tps)
     holds = {tp: capacity_tokens(profile, tp) for tp in tps}
     choices = tuple(tp for tp in tps if holds[tp] >= largest_tokens)

@@ -47,6 +47,8 @@ class Variant:
     """Whether the policy neither plans, nor predicts, nor consolidates."""
     roles_tried: bool = False
     """Whether it is one of several splits of the GPUs into prefill and decode engines."""
+    planned: bool = False
+    """Whether the policy chooses its engines itself, and not the cluster's `tp`."""
 
     @property
     def contest(self) -> tuple[str, bool]:
@@ -93,7 +95,8 @@ class Tuning:
         ]
         check_tags_used(config.policy.tags, every)
         for name, policy in zip(policies, every, strict=True):
-            swept = self.swept and isinstance(policy.planner, FixedPlan)
+            planned = not isinstance(policy.planner, FixedPlan)
+            swept = self.swept and not planned
             never_starts = isinstance(policy.consolidation, NoConsolidation)
             settings = self.settings if swept else (self.base,)
             clusters = [replace(s, standby_tp=()) if never_starts else s for s in settings]
@@ -104,12 +107,13 @@ class Tuning:
                 tried = self.roles and bool(cluster.roles)
                 made.append(
                     Variant(
-                        name=f"{name}@{self._label(cluster)}" if swept or tried else name,
+                        name=f"{name}@{self._label(cluster, planned)}" if swept or tried else name,
                         policy=name,
                         cluster=cluster,
                         swept=swept and not tried,
                         baseline=_is_baseline(policy),
                         roles_tried=tried,
+                        planned=planned,
                     )
                 )
         if self.roles and not any(variant.roles_tried for variant in made):
@@ -126,14 +130,20 @@ class Tuning:
         return [
             replace(cluster, roles=str(roles))
             for cluster in clusters
-            for roles in role_choices(config, cluster, workspace)
+            for roles in role_choices(
+                workspace.workload(replace(config, cluster=cluster)).scripts, cluster
+            )
         ]
 
-    def _label(self, cluster: ClusterConfig) -> str:
+    def _label(self, cluster: ClusterConfig, planned: bool) -> str:
+        """Setting of a row, of a policy that plans its engines the GPUs by role alone."""
         tps = cluster.tps.replace(" (", "@").replace(")", "").replace(", ", "+")
-        label = f"tp{tps}/{cluster.max_running}" if len(self.numbers) > 1 else f"tp{tps}"
-        roles = cluster.role_gpus
-        return f"{label}/p{roles.prefill}d{roles.decode}" if self.roles and roles else label
+        parts = [] if planned else [f"tp{tps}"]
+        if len(self.numbers) > 1 and not planned:
+            parts.append(str(cluster.max_running))
+        if self.roles and cluster.role_gpus is not None:
+            parts.append(cluster.role_gpus.label)
+        return "/".join(parts)
 
 
 def with_policy(config: RunConfig, preset: str, cluster: ClusterConfig) -> RunConfig:

@@ -134,6 +134,7 @@ PLANNED = (
     "--gpus",
     "--pool",
     "--expert-parallel",
+    "--prefill-threshold",
     "--attention-dp",
     "--max-running",
     "--predictor-model",

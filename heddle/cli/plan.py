@@ -1,22 +1,26 @@
 """`heddle plan`: TP degrees of the engines, and groups of trajectories."""
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from click.core import ParameterSource
 
+from heddle.cli.compare import BEST
 from heddle.cli.loop_options import OPTIONS, trained, tried_numbers
 from heddle.cli.options import objective, planned, take_config
 
 if TYPE_CHECKING:
+    from heddle.config import RunConfig
     from heddle.cost.objective import Objective
     from heddle.loop.plan import LoopPlan
+    from heddle.planning import Planned
     from heddle_core.estimate.ordered import Cost
     from heddle_core.solve.joint import Solver
 
 PLANNED_REGIMES = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
-ROLLOUT_ONLY = ("planner", "cost", "predictor")
+ROLLOUT_ONLY = ("planner", "cost", "predictor", "roles")
 """Options that do not matter to a loop."""
 
 
@@ -73,6 +77,12 @@ LOOP_NAMES = _names()
     show_default=True,
     help="With --loop: how many of the best estimates are simulated",
 )
+@click.option(
+    "--roles",
+    default=None,
+    help="GPUs by role, prefill=2,decode=6; best simulates some splits and engines that do both "
+    "[all engines do both]",
+)
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @objective
@@ -90,6 +100,7 @@ def plan(
     of_loop: bool,
     regimes: str,
     simulate: int,
+    roles: str | None,
     seed: int | None,
     objective: "Objective",
     as_json: bool,
@@ -101,12 +112,14 @@ def plan(
     there are, their prompts, the predictor's values before anything has run, and the
     history (--history). With --predictor oracle it knows the true lengths.
 
+    With --roles the plan is of engines that decode, beside engines that prefill. It is simulated
+    with the lengths that it estimates; with best, so are some splits of the GPUs, and the best is
+    taken.
+
     With --loop the trace stands for the batches of a training. Every split of --gpus, TP degree and
     regime gets an estimated step; the best are simulated.
     """
-    from heddle.cli.progress import progress
-    from heddle.cli.show import planned as show_plan
-    from heddle.planning import plan as made
+    from heddle.cli.show_plan import show_plan
 
     given = {
         name: options.pop(name)
@@ -128,14 +141,25 @@ def plan(
             show_loop_plan(loop_plan, _same_options(context))
         return
     _only_of(context, (*LOOP_NAMES, "regimes", "simulate"), "give --loop too")
-    config, _ = take_config(sources, options, settings, seed=seed)
-    with progress(f"planning ({planner})"):
-        found = made(config, planner=planner, cost=cost, predictor=predictor, objective=objective)
+    best = roles is not None and roles.strip() == BEST
+    config, _ = take_config(
+        sources, options, settings, seed=seed, cluster__roles=None if best else roles
+    )
+    how = {"planner": planner, "cost": cost, "predictor": predictor, "objective": objective}
+    found = _planned_rollout(config, best=best, how=how)
     if as_json:
         click.echo(json.dumps(found.plain(), allow_nan=False))
         return
     show_plan(found)
     click.echo(f"searched for {found.solver_s:.3f} s", err=True)
+
+
+def _planned_rollout(config: "RunConfig", *, best: bool, how: Mapping[str, Any]) -> "Planned":
+    from heddle.cli.progress import progress
+    from heddle.role_planning import plan_by_role
+
+    with progress(f"planning ({how['planner']})", "splits") as bar:
+        return plan_by_role(config, best=best, on_split=bar.at if bar.seen else None, **how)
 
 
 def _only_of(context: click.Context, names: tuple[str, ...], remedy: str) -> None:

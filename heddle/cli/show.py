@@ -1,7 +1,7 @@
 """Results as text on standard output."""
 
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich_click as click
@@ -12,23 +12,23 @@ from heddle.cli.bars import Bar, draw_bars
 from heddle.cli.profile_line import profile_line
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import ClusterProfiles
-from heddle.comparison import Comparison, PolicyResult
+from heddle.comparison import Comparison
 from heddle.cost.objective import Objective
 from heddle.cost.prices import RunCost
 from heddle.estimates import Estimate
-from heddle.knowledge import HistorySource, needs_oracle
-from heddle.planning import Planned
+from heddle.knowledge import HistorySource
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.setup import RunSetup
 from heddle.simulation import RUN_KEYS, RunResult, run_prices
 from heddle.workload import Workload
-from heddle_core.ids import EngineShape
 
 WIDEST = 100_000
 WHY = tuple(key for key in RUN_KEYS if key not in ("makespan_s", "throughput_tok_s"))
 """Figures of a run that say why it is fast or slow."""
 COST_COLUMNS = ("GPU-hours", "$")
+PLANNED = "planned"
+"""Column of policies that choose the TP degrees of their engines."""
 PIPED_WIDTH = 160
 """Columns if there is no terminal, so that a table in a file is not folded."""
 
@@ -58,7 +58,7 @@ def comparison(result: Comparison) -> None:
         engines=_tried(result) if result.tuning.swept else _engines(cluster),
     )
     baseline = result.best_baseline
-    if result.tuning.swept:
+    if result.tuning.swept or result.tuning.roles:
         _settings(result)
     table = new_table(
         "policy",
@@ -85,7 +85,7 @@ def comparison(result: Comparison) -> None:
             f"{p.bound_fraction:.2f}",
             f"{p.fluid_fraction:.2f}",
             f"{p.equal_progress_fraction:.2f}",
-            *(_number(_over_seeds(mine, key)) for key in WHY),
+            *(number_cell(_over_seeds(mine, key)) for key in WHY),
         )
     show(table)
     if baseline:
@@ -127,35 +127,43 @@ def _tried(result: Comparison) -> str:
 
 
 def _settings(result: Comparison) -> None:
-    """The objective at all settings that were tried: a row by policy and slots, a column by TP."""
-    tps, numbers = result.tuning.tps, result.tuning.numbers
-    tried: dict[tuple[str, int, str], PolicyResult] = {
-        (p.variant.policy, p.variant.cluster.max_running, p.variant.cluster.tps): p
-        for p in result.policies
-        if p.variant.swept
-    }
-    if not tried:
+    """The objective at all settings that were tried.
+
+    A row by policy, slots and GPUs by role; a column by TP degree, and one of planned engines.
+    """
+    by_role = result.tuning.roles
+    tried = [p for p in result.policies if p.variant.swept or by_role]
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    """Cells by column."""
+    for p in tried:
+        variant, cluster = p.variant, p.variant.cluster
+        column = PLANNED if variant.planned else f"TP {cluster.tps}"
+        roles = cluster.role_gpus.label if cluster.role_gpus else "-"
+        row = rows.setdefault((variant.policy, str(cluster.max_running), roles), {})
+        row[column] = ("*" if p.best else "") + objective_cell(
+            result.objective, p.value(result.objective)
+        )
+    if not rows:
         click.echo("tried    nothing: every policy here plans its engines itself\n")
         return
     what = "makespan in seconds" if result.objective == "makespan" else "dollars of a rollout"
     click.echo(
-        f"tried    mean {what} of policies without a planner; * the best, found on the "
-        "same trace: the hindsight is theirs\n"
+        f"tried    mean {what}{'' if by_role else ' of policies without a planner'}; * the best, "
+        "found on the same trace: the hindsight is theirs\n"
     )
-    table = new_table("policy", "running", *(f"TP {tp}" for tp in tps))
-    for name in dict.fromkeys(policy for policy, _, _ in tried):
-        for number in numbers:
-            each = [tried[name, number, tp] for tp in tps]
-            values = [objective_cell(result.objective, p.value(result.objective)) for p in each]
-            cells = [f"*{v}" if p.best else v for p, v in zip(each, values, strict=True)]
-            table.add_row(name, str(number), *cells)
+    used = {column for row in rows.values() for column in row}
+    columns = [c for c in (*(f"TP {tp}" for tp in result.tuning.tps), PLANNED) if c in used]
+    table = new_table("policy", "running", *(["GPUs by role"] if by_role else []), *columns)
+    for (name, number, roles), row in rows.items():
+        cells = [row.get(column, "-") for column in columns]
+        table.add_row(name, number, *([roles] if by_role else []), *cells)
     show(table)
     click.echo()
 
 
 def run_summary(result: RunResult, setup: RunSetup | None) -> None:
     """Trace, cluster, bound, and the figures of one run. Of live agents: the figures only."""
-    figures = {key: _number(value) for key, value in result.summary.items()}
+    figures = {key: number_cell(value) for key, value in result.summary.items()}
     if setup is not None:
         bound = setup.bound()
         ideal = setup.ideal(bound)
@@ -171,73 +179,11 @@ def run_summary(result: RunResult, setup: RunSetup | None) -> None:
             engines=_engines(cluster),
         )
         makespan_s = result.summary["makespan_s"]
-        figures["bound_fraction"] = _number(bound.makespan_s / makespan_s)
-        figures["fluid_fraction"] = _number(ideal.fluid_s / makespan_s)
-        figures["equal_progress_fraction"] = _number(ideal.equal_progress_s / makespan_s)
+        figures["bound_fraction"] = number_cell(bound.makespan_s / makespan_s)
+        figures["fluid_fraction"] = number_cell(ideal.fluid_s / makespan_s)
+        figures["equal_progress_fraction"] = number_cell(ideal.equal_progress_s / makespan_s)
     lines(f"{result.policy}, seed {result.seed}", figures)
     click.echo(f"run in {result.path}")
-
-
-def planned(plan: Planned) -> None:
-    """Trace, cluster, the plan's inputs and result, and one row for each engine."""
-    problem = plan.problem
-    facts = [f"{len(problem.trajectories):,} trajectories", *plan.fill.assumptions]
-    click.echo(f"trace    {plan.trace.name}: {'; '.join(facts)}")
-    click.echo(
-        f"cluster  {plan.profiles.hardware(problem.pools)}, {plan.profiles.model}, "
-        f"TP {_degrees(problem.by_shape, problem.pools)}{plan.profiles.layout_label}, "
-        f"{problem.max_running} running per engine"
-    )
-    if plan.left_out:
-        click.echo(
-            f"left out TP {_degrees(plan.left_out, problem.pools)}: one engine does not hold the "
-            f"largest context, {plan.largest_tokens:,} tokens"
-        )
-    click.echo(f"history  {plan.history.name}")
-    click.echo(f"knows    {_knowledge(plan)}")
-    several = len(problem.pools) > 1
-    mix = ", ".join(
-        f"{count} x {f'{shape.gpu} ' if several else ''}TP {shape.tp}"
-        for shape, count in plan.mix.items()
-    )
-    click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
-    bound = "; nothing is proven of other plans"
-    if plan.bound_s > 0.0:
-        bound = (
-            "; by the closed-form cost no plan of contiguous groups ends before "
-            f"{plan.bound_s:,.1f} s"
-        )
-    click.echo(f"makespan {plan.solved.makespan_s:,.1f} s estimated{bound}")
-    paid = plan.run_cost
-    click.echo(
-        f"cost     {' GPU-hours, $ '.join(cost_cells(paid))}; {plan.prices.text(problem.pools)}\n"
-    )
-    rows = plan.groups()
-    table = new_table(*rows[0])
-    for row in rows:
-        whole = {k: round(v) if k.endswith("_tokens") and v else v for k, v in row.items()}
-        table.add_row(*map(_number, whole.values()))
-    show(table)
-
-
-def _degrees(shapes: Collection[EngineShape], pools: Mapping[str, int]) -> str:
-    """TP degrees of shapes; of several classes, each with its own."""
-    found = {gpu: sorted(shape.tp for shape in shapes if shape.gpu == gpu) for gpu in pools}
-    if len(found) == 1:
-        return ", ".join(map(str, *found.values()))
-    return "; ".join(f"{', '.join(map(str, tps))} ({gpu})" for gpu, tps in found.items() if tps)
-
-
-def _knowledge(plan: Planned) -> str:
-    """The inputs of the plan, in a line."""
-    if needs_oracle(f"+{plan.predictor}"):
-        return f"true lengths ({plan.predictor}): no plan that could have been made"
-    text = f"what {plan.predictor} predicts before anything has run"
-    if plan.spread:
-        return f"{text}: its order, with lengths spread as in history"
-    if len(dict.fromkeys(plan.problem.output_tokens)) == 1:
-        return f"{text}: alike for all, so that groups differ in number only"
-    return text
 
 
 def show_ranking(objective: Objective, names: Sequence[str]) -> None:
@@ -289,7 +235,7 @@ def summaries(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """One column for each run, one row for each figure."""
     table = new_table("", *labels)
     for key in dict.fromkeys(key for row in rows for key in row):
-        table.add_row(key, *(_number(row.get(key)) for row in rows))
+        table.add_row(key, *(number_cell(row.get(key)) for row in rows))
     show(table)
 
 
@@ -361,12 +307,12 @@ def _estimate(e: Estimate) -> str:
 
 def cost_cells(cost: RunCost) -> list[str]:
     """Cells below `COST_COLUMNS`."""
-    return [_number(cost.gpu_hours), _number(cost.dollars)]
+    return [number_cell(cost.gpu_hours), number_cell(cost.dollars)]
 
 
 def objective_cell(objective: Objective, value: float) -> str:
     """Seconds or dollars by which a row is better or worse than others."""
-    return f"{value:,.1f}" if objective == "makespan" else _number(value)
+    return f"{value:,.1f}" if objective == "makespan" else number_cell(value)
 
 
 def _over_seeds(summaries: Sequence[Mapping[str, Any]], key: str) -> float | None:
@@ -374,7 +320,8 @@ def _over_seeds(summaries: Sequence[Mapping[str, Any]], key: str) -> float | Non
     return sum(values) / len(values) if values else None
 
 
-def _number(value: Any) -> str:
+def number_cell(value: Any) -> str:
+    """A figure for people; of None a dash."""
     match value:
         case None:
             return "-"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -88,6 +89,13 @@ class ClusterProfiles:
     def pools(self) -> Mapping[str, int]:
         """GPUs of each class, by the name that its profile has."""
         return {each.profile.gpu: each.cluster.gpus for each in self.classes}
+
+    def plain_pools(self) -> list[dict[str, Any]]:
+        """Each pool as JSON; `tp` is of the engines of policies that do not plan."""
+        return [
+            {"gpu": each.profile.gpu, "gpus": each.cluster.gpus, "tp": each.cluster.tp}
+            for each in self.classes
+        ]
 
     def hardware(self, pools: Mapping[str, int] | None = None) -> str:
         """GPUs by class, for people: ``96 x h800 (derived) + 32 x h20 (derived)``."""

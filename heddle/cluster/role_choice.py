@@ -12,8 +12,6 @@ import numpy as np
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import memory_profile
 from heddle.cluster.roles import RoleGpus
-from heddle.config import RunConfig
-from heddle.setup import Workspace
 from heddle_trace.scripts import Scripts
 
 
@@ -31,9 +29,8 @@ def prefilled_tokens(scripts: Scripts, threshold_tokens: int) -> int:
     return int(new[counted & (new > threshold_tokens)].sum())
 
 
-def prefill_share(config: RunConfig, cluster: ClusterConfig, workspace: Workspace) -> float:
+def prefill_share(scripts: Scripts, cluster: ClusterConfig) -> float:
     """Share of the GPU-seconds that go into prefill on engines of their own, by estimate."""
-    scripts = workspace.workload(replace(config, cluster=cluster)).scripts
     profile = memory_profile(cluster)
     tp, prefill_tp = cluster.tp, cluster.prefill_tp or cluster.tp
     prefill = profile.cost_estimate((prefill_tp,)).by_shape[profile.shape(prefill_tp)]
@@ -48,9 +45,7 @@ def prefill_share(config: RunConfig, cluster: ClusterConfig, workspace: Workspac
     return prefill_s / (prefill_s + decode_s)
 
 
-def role_choices(
-    config: RunConfig, cluster: ClusterConfig, workspace: Workspace
-) -> tuple[RoleGpus, ...]:
+def role_choices(scripts: Scripts, cluster: ClusterConfig) -> tuple[RoleGpus, ...]:
     """Splits of the GPUs to simulate: the nearest to the closed form, and one on either side.
 
     Empty where the GPUs do not suffice for an engine of each role.
@@ -64,6 +59,6 @@ def role_choices(
     ]
     if cluster.mix or not possible:
         return ()
-    wanted = prefill_share(config, replace(cluster, roles=""), workspace) * gpus
+    wanted = prefill_share(scripts, replace(cluster, roles="")) * gpus
     nearest = min(range(len(possible)), key=lambda k: abs(possible[k].prefill - wanted))
     return tuple(possible[max(nearest - 1, 0) : nearest + 2])

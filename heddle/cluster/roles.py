@@ -17,6 +17,11 @@ class RoleGpus:
         """As in a configuration."""
         return f"prefill={self.prefill},decode={self.decode}"
 
+    @property
+    def label(self) -> str:
+        """In names of rows: ``p2d6``."""
+        return f"p{self.prefill}d{self.decode}"
+
 
 def roles_of(text: str) -> RoleGpus | None:
     """Read GPUs by role; None where the text is empty: every engine prefills and decodes.

@@ -118,7 +118,7 @@ class LoopPlan:
             "schema": SCHEMA,
             "cluster": {
                 "gpus": first.gpus,
-                "gpu": first.config.run.cluster.gpu,
+                "gpu": first.run.profile.gpu,
                 "model": first.config.run.cluster.model,
                 **first.run.profile.marks,
             },

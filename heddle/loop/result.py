@@ -221,7 +221,7 @@ class LoopComparison:
             "policy": config.run.policy.preset,
             "cluster": {
                 "gpus": first.gpus,
-                "gpu": cluster.gpu,
+                "gpu": first.run.profile.gpu,
                 "model": cluster.model,
                 **first.run.profile.marks,
                 "colocated": config.colocated,

@@ -11,9 +11,10 @@ the simulator can beat either (docs/run-directory.md spells them out):
   weight `w` in 0..1. Since ``c <= kv``, the KV capacity, the shares add up to at most the cost. So
   a token at context `c_i` costs at least the minimum of these lines over TP degrees and batch
   sizes, and the work of all tokens, divided by the GPUs, bounds the makespan. `w` is chosen, once
-  for all, to make the bound largest. With GPUs of several classes each class has a *price* of a
-  GPU-second: no run pays more than what all GPUs cost until its makespan, so the least that all
-  tokens cost, divided by what all GPUs cost in a second, bounds the makespan for any prices.
+  for all, to make the bound largest. With GPUs of several classes, the GPU-seconds of each class
+  are a budget with a Lagrange multiplier: the least sum of multiplier times GPU-seconds over all
+  tokens, divided by the sum of multiplier times GPUs, bounds the makespan for any positive
+  multipliers.
 
 A minimum of lines is concave, so between knots its chord lies below it: sums over contexts are
 taken from chords and stay lower bounds.
@@ -27,7 +28,7 @@ import numpy as np
 
 from heddle.runs.demand import (
     Demand,
-    Prices,
+    Multipliers,
     demand,
     knots,
     prefill_alone_s,
@@ -50,8 +51,8 @@ class Bound:
     capacity_s: float
     tools_s: float
     """Tool seconds over the tool capacity; 0 when tools are not limited."""
-    prices: Prices
-    """Of a GPU-second of each class, at which `capacity_s` is largest."""
+    multipliers: Multipliers
+    """Of the GPU budget of each class, at which `capacity_s` is largest."""
 
 
 def lower_bound(
@@ -67,14 +68,14 @@ def lower_bound(
     assert tables, "a profile has at least one TP degree"
     work = demand(scripts)
     solo = _solo_s(work, tables, max_running)
-    capacity, prices = _dearest(work, tables, pools, max_running)
+    capacity, multipliers = _capacity_bound(work, tables, pools, max_running)
     tools = float(work.tool_s.sum()) / tool_capacity if tool_capacity else 0.0
     return Bound(
         makespan_s=max(solo, capacity, tools),
         solo_s=solo,
         capacity_s=capacity,
         tools_s=tools,
-        prices=prices,
+        multipliers=multipliers,
     )
 
 
@@ -89,12 +90,12 @@ def _solo_s(work: Demand, tables: Sequence[LatencyTable], max_running: int) -> f
     return float((work.arrival_s + work.per_trajectory(seconds)).max())
 
 
-def _dearest(
+def _capacity_bound(
     work: Demand, tables: Sequence[LatencyTable], pools: Mapping[str, int], max_running: int
-) -> tuple[float, Prices]:
-    """The capacity bound in seconds, and the prices of the classes at which it is largest.
+) -> tuple[float, Multipliers]:
+    """The capacity bound in seconds, and the multipliers of the classes at which it is largest.
 
-    Prices are looked for at the first weight, and again at the weight that is best with them.
+    They are searched at the first weight, and again at the weight that is best with them.
     """
     at = knots(work.largest_context)
     known = {gpu: [t for t in tables if t.gpu == gpu] for gpu in pools}
@@ -103,39 +104,41 @@ def _dearest(
         for weight in WEIGHTS
     ]
 
-    def bound_s(weight: int, prices: Prices) -> float:
-        lines = [prices[gpu] * line for gpu, line in lowest[weight].items()]
+    def bound_s(weight: int, multipliers: Multipliers) -> float:
+        lines = [multipliers[gpu] * line for gpu, line in lowest[weight].items()]
         decode = running_sums(at, np.min(lines, axis=0))
         tokens = float((decode[work.last] - decode[work.prompt]).sum())
-        paid = tokens + prefill_gpu_s(work, tables, prices)
-        return paid / sum(prices[gpu] * pools[gpu] for gpu in lowest[weight])
+        weighted = tokens + prefill_gpu_s(work, tables, multipliers)
+        return weighted / sum(multipliers[gpu] * pools[gpu] for gpu in lowest[weight])
 
-    prices = _largest(partial(bound_s, 0), dict.fromkeys(pools, 1.0), _PRICES_APART)
-    each = [bound_s(weight, prices) for weight in range(len(WEIGHTS))]
+    multipliers = _largest(partial(bound_s, 0), dict.fromkeys(pools, 1.0), _FURTHEST)
+    each = [bound_s(weight, multipliers) for weight in range(len(WEIGHTS))]
     best = int(np.argmax(each))
     if best and len(pools) > 1:
-        prices = _largest(partial(bound_s, best), prices, 2.0)
-    return bound_s(best, prices), prices
+        multipliers = _largest(partial(bound_s, best), multipliers, 2.0)
+    return bound_s(best, multipliers), multipliers
 
 
-_PRICES_APART = 64.0
-"""The price of a class is between this share of the first class's and so many times it."""
+_FURTHEST = 64.0
+"""The multiplier of a class is at most so many times that of the first, or as many times less."""
 
 _GOLDEN = 0.5 * (5.0**0.5 - 1.0)
 _EXACTLY = 0.01
-"""The interval of the logarithm of a price at which its search ends."""
+"""The interval of the logarithm of a multiplier at which its search ends."""
 
 
-def _largest(bound_s: Callable[[Prices], float], begin: Prices, apart: float) -> Prices:
-    """The prices of the largest bound, those of all classes but the first one after another.
+def _largest(
+    bound_s: Callable[[Multipliers], float], begin: Multipliers, apart: float
+) -> Multipliers:
+    """The multipliers of the largest bound, those of all classes but the first one after another.
 
-    A minimum of costs at prices is concave in them, so that the bound has one maximum along each.
+    The least weighted sum is concave in them, so that the bound has one maximum along each.
     Each is at most `apart` times the one to begin with, or as many times less.
     """
     best = dict(begin)
     best_s = bound_s(best) if len(best) > 1 else 0.0
     for gpu in list(best)[1:]:
-        at = partial(_priced, best, gpu)
+        at = partial(_with, best, gpu)
         middle = float(np.log(best[gpu]))
         low, high = middle - float(np.log(apart)), middle + float(np.log(apart))
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
@@ -155,9 +158,9 @@ def _largest(bound_s: Callable[[Prices], float], begin: Prices, apart: float) ->
     return best
 
 
-def _priced(prices: Prices, gpu: str, logarithm: float) -> dict[str, float]:
-    """The same prices but for one class."""
-    return {**prices, gpu: float(np.exp(logarithm))}
+def _with(multipliers: Multipliers, gpu: str, logarithm: float) -> dict[str, float]:
+    """The same multipliers but for one class, whose logarithm is given."""
+    return {**multipliers, gpu: float(np.exp(logarithm))}
 
 
 def _gpu_s(tables: Sequence[LatencyTable], max_running: int, weight: float, at: Ints) -> Floats:

@@ -17,8 +17,8 @@ from heddle_trace.columns import by_code
 from heddle_trace.schema import TrajectoryScript
 from heddle_trace.scripts import Scripts
 
-Prices: TypeAlias = Mapping[str, float]
-"""What a GPU-second of each class costs; with one class 1, so that costs are GPU-seconds."""
+Multipliers: TypeAlias = Mapping[str, float]
+"""Lagrange multipliers of the GPU budgets: weight of a GPU-second of each class; of one class 1."""
 
 KNOTS = 1024
 """Knots of `running_sums`; with this many the sum is within 0.01 % of the exact one."""
@@ -101,12 +101,12 @@ def prefill_alone_s(work: Demand, tables: Sequence[LatencyTable]) -> Floats:
     return seconds
 
 
-def prefill_gpu_s(work: Demand, tables: Sequence[LatencyTable], prices: Prices) -> float:
-    """Least cost of the prefill of all steps, at a price of a GPU-second of each class."""
-    cost = [prices[table.gpu] * table.gpus for table in tables]
-    seconds = work.shared_new.sum() * min(map(mul, cost, map(_per_token_s, tables)))
-    seconds += work.shared_pairs.sum() * min(map(mul, cost, (t.prefill_pair_s for t in tables)))
-    seconds += len(work.prompt) * min(map(mul, cost, (t.host_per_prefill_s for t in tables)))
+def prefill_gpu_s(work: Demand, tables: Sequence[LatencyTable], multipliers: Multipliers) -> float:
+    """Fewest GPU-seconds of the prefill of all steps, those of each class times its multiplier."""
+    weights = [multipliers[table.gpu] * table.gpus for table in tables]
+    seconds = work.shared_new.sum() * min(map(mul, weights, map(_per_token_s, tables)))
+    seconds += work.shared_pairs.sum() * min(map(mul, weights, (t.prefill_pair_s for t in tables)))
+    seconds += len(work.prompt) * min(map(mul, weights, (t.host_per_prefill_s for t in tables)))
     return float(seconds)
 
 

@@ -7,13 +7,14 @@ perfect prefix caches. A batch of `b` sequences with contexts of `c` tokens take
 capacity.
 
 *Fluid*: the optimum of a clairvoyant schedule whose only limits are rates. Every trajectory has the
-makespan less its arrival, tools and own prefill for its tokens. It pays for its pace: at each
-context, mixtures of TP degrees and batch sizes form a convex curve of GPU-seconds against seconds
-per token. The optimum is the least makespan that the GPU-seconds of the cluster suffice for. It is
-optimistic: engines are fractional, moves and recomputes cost nothing, and no GPU waits. It is no
-bound: it takes the mates of a sequence to have contexts of the same length, and a long context
-beside short ones may cost less. It is at least the proven bound. With GPUs of several classes,
-GPU-seconds count by the prices at which the proven bound is largest.
+makespan less its arrival, tools and own prefill for its tokens. A faster pace takes more
+GPU-seconds: at each context, mixtures of TP degrees and batch sizes form a convex curve of
+GPU-seconds against seconds per token. The optimum is the least makespan that the GPU-seconds of
+the cluster suffice for. It is optimistic: engines are fractional, moves and recomputes cost
+nothing, and no GPU waits. It is no bound: it takes the mates of a sequence to have contexts of the
+same length, and a long context beside short ones may cost less. It is at least the proven bound.
+With GPUs of several classes, GPU-seconds count by the multipliers at which the proven bound is
+largest.
 
 *Equal progress*: all trajectories have made equally many tokens at any time, and all GPUs form
 engines of the TP degree that is best for those that are left, at once and for nothing. No knowledge
@@ -30,7 +31,7 @@ import numpy as np
 from heddle.runs.bound import Bound
 from heddle.runs.demand import (
     Demand,
-    Prices,
+    Multipliers,
     demand,
     knots,
     prefill_alone_s,
@@ -43,8 +44,9 @@ from heddle_trace.schema import TrajectoryScript
 
 CONTEXTS = 128
 """Contexts at which the curves of `fluid` are computed."""
-PRICES = np.append(np.geomspace(1e4, 1e-3, 63), 0.0)
-"""GPU-seconds that a second less is worth, from the fastest pace to the cheapest."""
+TIME_MULTIPLIERS = np.append(np.geomspace(1e4, 1e-3, 63), 0.0)
+"""Of seconds, in the sum with GPU-seconds that a pace minimises: from the fastest pace to the one
+with the fewest GPU-seconds."""
 BATCHES = 96
 """Batch sizes that are tried; sizes between them are mixtures."""
 SAMPLE = 8192
@@ -78,10 +80,10 @@ def ideal_makespans(
     `bound` is the proven bound of the same trace and cluster; neither result is below it.
     """
     work = demand(scripts)
-    prices = bound.prices
-    alike_s = _equal_progress_s(work, tables, pools, max_running, prices)
+    multipliers = bound.multipliers
+    alike_s = _equal_progress_s(work, tables, pools, max_running, multipliers)
     return Ideal(
-        fluid_s=_fluid_s(work, tables, pools, max_running, prices, bound.makespan_s),
+        fluid_s=_fluid_s(work, tables, pools, max_running, multipliers, bound.makespan_s),
         equal_progress_s=max(alike_s, bound.makespan_s),
     )
 
@@ -91,14 +93,14 @@ def _fluid_s(
     tables: Sequence[LatencyTable],
     pools: Mapping[str, int],
     max_running: int,
-    prices: Prices,
+    multipliers: Multipliers,
     least_s: float,
 ) -> float:
-    prefill = prefill_gpu_s(work, tables, prices)
-    per_s = sum(prices[gpu] * gpus for gpu, gpus in pools.items())
+    prefill = prefill_gpu_s(work, tables, multipliers)
+    per_s = sum(multipliers[gpu] * gpus for gpu, gpus in pools.items())
     taken = work.per_trajectory(prefill_alone_s(work, tables) + work.tool_s) + work.arrival_s
     chosen, weight = _sample(work.per_trajectory((work.last - work.prompt).astype(np.float64)))
-    seconds, gpu_s = _curves(work, chosen, tables, max_running, prices)
+    seconds, gpu_s = _curves(work, chosen, tables, max_running, multipliers)
     taken = taken[chosen]
 
     def suffices(makespan_s: float) -> bool:
@@ -131,11 +133,11 @@ def _curves(
     chosen: Ints,
     tables: Sequence[LatencyTable],
     max_running: int,
-    prices: Prices,
+    multipliers: Multipliers,
 ) -> tuple[Floats, Floats]:
-    """Seconds and GPU-seconds of the chosen trajectories' tokens at each price; (price, chosen)."""
+    """Seconds and GPU-seconds of the chosen trajectories' tokens; (time multiplier, chosen)."""
     at = knots(work.largest_context, CONTEXTS)
-    tpot, gpu_s = _paces(tables, max_running, at.astype(np.float64), prices)
+    tpot, gpu_s = _paces(tables, max_running, at.astype(np.float64), multipliers)
     place = np.full(len(work.arrival_s), -1)
     place[chosen] = np.arange(len(chosen))
     mine = place[work.trajectory]
@@ -147,24 +149,24 @@ def _curves(
         found = np.bincount(mine, weights=sums[last] - sums[first], minlength=len(chosen))
         return found.astype(np.float64)
 
-    curves = np.empty((2, len(PRICES), len(chosen)))
+    curves = np.empty((2, len(TIME_MULTIPLIERS), len(chosen)))
     each = np.arange(len(at))
-    for k, price in enumerate(PRICES):
-        best = np.argmin(gpu_s + price * tpot, axis=0)
+    for k, multiplier in enumerate(TIME_MULTIPLIERS):
+        best = np.argmin(gpu_s + multiplier * tpot, axis=0)
         curves[0, k] = summed(tpot[best, each])
         curves[1, k] = summed(gpu_s[best, each])
     return curves[0], curves[1]
 
 
 def _paces(
-    tables: Sequence[LatencyTable], max_running: int, context: Floats, prices: Prices
+    tables: Sequence[LatencyTable], max_running: int, context: Floats, multipliers: Multipliers
 ) -> tuple[Floats, Floats]:
     """Seconds and GPU-seconds per token, of each shape and batch size at each context."""
     pairs = [_engine(table, max_running, context) for table in tables]
     tpot = np.concatenate([tpot for tpot, _ in pairs])
     gpu_s = np.concatenate(
         [
-            prices[table.gpu] * table.gpus * tpot / batch
+            multipliers[table.gpu] * table.gpus * tpot / batch
             for table, (tpot, batch) in zip(tables, pairs, strict=True)
         ]
     )
@@ -202,7 +204,7 @@ def _equal_progress_s(
     tables: Sequence[LatencyTable],
     pools: Mapping[str, int],
     max_running: int,
-    prices: Prices,
+    multipliers: Multipliers,
 ) -> float:
     tokens = work.per_trajectory((work.last - work.prompt).astype(np.float64))
     tools = work.per_trajectory(work.tool_s)
@@ -217,8 +219,8 @@ def _equal_progress_s(
         paces[list(pools).index(table.gpu)].add(table, *_engine(table, max_running, context))
     pace = _common_pace(paces)
     decode_s = np.interp(made, progress, np.cumsum(gained * pace))
-    prefill_s = prefill_gpu_s(work, tables, prices)
-    prefill_s /= sum(prices[gpu] * gpus for gpu, gpus in pools.items())
+    prefill_s = prefill_gpu_s(work, tables, multipliers)
+    prefill_s /= sum(multipliers[gpu] * gpus for gpu, gpus in pools.items())
     prefill = np.maximum(prefill_s, own_prefill[order])
     return float((work.arrival_s[order] + decode_s + tools[order] + prefill).max())
 

@@ -146,18 +146,23 @@ def level_plan(
     *,
     rounds: int = 8,
     tolerance: float = 1e-6,
+    known: GroupPlan | None = None,
+    idle_only: bool = False,
 ) -> GroupPlan:
     """`exact_plan`, then the groups after the bottleneck made as early as their GPUs allow.
 
     One long trajectory often fixes the makespan. An exact plan then fills every other engine up to
     it, without reserve for a wrong prediction. Each round keeps the first group and solves the rest
-    on the remaining GPUs, so the makespan stays optimal while later groups end earlier.
+    on the remaining GPUs, so the makespan stays optimal while later groups end earlier. `known` is
+    the exact plan where it was made before; `tolerance` is then of the rounds alone. `idle_only`:
+    no more rounds once all GPUs are used.
     """
-    plan = exact_plan(costs, trajectories, pools, tolerance=tolerance)
+    plan = known or exact_plan(costs, trajectories, pools, tolerance=tolerance)
     shapes, bounds = list(plan.shapes[:1]), list(plan.bounds[:2])
     rest, left = plan, dict(pools)
     for _ in range(rounds):
-        if len(rest.shapes) < 2:
+        used = sum(shape.gpus for shape in rest.shapes)
+        if len(rest.shapes) < 2 or (idle_only and used == sum(left.values())):
             break
         left[rest.shapes[0].gpu] -= rest.shapes[0].gpus
         rest = exact_plan(costs, trajectories, left, first=bounds[-1], tolerance=tolerance)

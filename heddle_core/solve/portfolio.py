@@ -43,6 +43,12 @@ form was at most a fifth too early, and overloaded groups are slow to simulate."
 _LEVELLED_GPUS: Final = 8_192
 """Rounds of `level_plan` times GPUs: 8 s of search for a million trajectories on 8,192."""
 
+_ROUNDS_OVER_CLASSES: Final = 16
+"""Groups that are levelled one by one with several classes, whose idle GPUs are many at times."""
+
+_TOLERANCE_OVER_CLASSES: Final = 1e-2
+"""Of these rounds, each of which would take as long as the exact plan otherwise."""
+
 MOST_SIMULATED: Final = 128
 """Groups of one plan that are simulated, 2 ms each. On 640 GPUs the plans found with 64 to 256 of
 304 groups simulated end earlier than with all: errors of single groups are smoothed."""
@@ -149,8 +155,9 @@ def portfolio(
     published cost, the levelled one, and each uniform mix, all on the GPUs of `pools`; the best
     `refined` (at least 1) of them also after `rounds` of refinement. Those that end later than
     these may be left out. With GPUs of several classes: the exact plan over all of them, and the
-    best candidates of each class for its share of the trajectories (`class_shares`). Raises
-    ValueError when no shape fits.
+    best candidates of each class for its share of the trajectories (`class_shares`); where the
+    first leaves GPUs idle, the levelled plan too, which comes before equal ones. Raises ValueError
+    when no shape fits.
     """
     if len(pools) > 1:
         return _over_classes(work, by_shape, pools, max_running=max_running, rounds=rounds)
@@ -211,17 +218,38 @@ def _over_classes(
     plan = exact_plan(simulation.costs, len(work), pools)
     ends = simulation.ends_s(plan)
     assert ends is not None
-    joint = Candidate(name="exact-context", order=order, plan=plan, ends_s=ends)
-    refined = replace(simulation.refine(joint, rounds=rounds), name="exact-context-refined")
+    found = [Candidate(name="exact-context", order=order, plan=plan, ends_s=ends)]
+    if sum(shape.gpus for shape in plan.shapes) < sum(pools.values()):
+        found.insert(0, _level_over_classes(simulation, plan, pools))
+    first = min(found, key=lambda candidate: candidate.simulated_s)
+    refined = replace(simulation.refine(first, rounds=rounds), name=f"{first.name}-refined")
     shares = class_shares(work, by_shape, pools, max_running=max_running, known_s=plan.makespan_s)
     parts = []
     for gpu, index in shares.items():
         if len(index):
             own = {shape: by_shape[shape] for shape in shapes_of(gpu, by_shape)}
-            found = portfolio(work.take(index), own, {gpu: pools[gpu]}, max_running=max_running)[0]
-            parts.append(replace(found, order=index[found.order]))
-    apart = _joined(parts)
-    return tuple(sorted([refined, joint, apart], key=lambda candidate: candidate.simulated_s))
+            best = portfolio(work.take(index), own, {gpu: pools[gpu]}, max_running=max_running)[0]
+            parts.append(replace(best, order=index[best.order]))
+    every = [*found, refined, _joined(parts)]
+    return tuple(sorted(every, key=lambda candidate: candidate.simulated_s))
+
+
+def _level_over_classes(
+    simulation: PlanSimulation, plan: GroupPlan, pools: Mapping[str, int]
+) -> Candidate:
+    """The exact `plan` with later groups made earlier on the GPUs that it leaves idle."""
+    level = level_plan(
+        simulation.costs,
+        plan.bounds[-1],
+        pools,
+        rounds=_ROUNDS_OVER_CLASSES,
+        tolerance=_TOLERANCE_OVER_CLASSES,
+        known=plan,
+        idle_only=True,
+    )
+    ends = simulation.ends_s(level)
+    assert ends is not None
+    return Candidate(name="level-context", order=simulation.order, plan=level, ends_s=ends)
 
 
 def _joined(parts: Sequence[Candidate]) -> Candidate:

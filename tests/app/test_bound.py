@@ -195,7 +195,7 @@ def test_no_simulated_run_beats_the_bound(
     assert makespan >= bound.makespan_s * (1 - 1e-9)
 
 
-def test_two_classes_bound_by_the_prices_of_their_gpu_seconds():
+def test_two_classes_bound_by_the_multipliers_of_their_gpu_seconds():
     # 1,000 tokens of no context: 1 ms of an engine each on "g", 2 ms on "k", one sequence a batch.
     work = [script(f"t{i}", (1, 0, 100, 0.0)) for i in range(10)]
     quick = replace(plain(kv_tokens=10**9), base_s=[1e-3, 1e-3], per_context_s=[0.0, 0.0])

@@ -91,10 +91,28 @@ def test_one_pool_is_the_cluster_of_its_class(config: RunConfig, tmp_path: Path)
 
 def test_a_plan_names_the_class_of_each_group(config: RunConfig):
     found = plan(on_two(config), planner="exact").plain()
-    assert found["cluster"]["pools"] == {"h100": 2, "l40s": 4}
+    assert found["cluster"]["pools"] == [
+        {"gpu": "h100", "gpus": 2},
+        {"gpu": "l40s", "gpus": 4},
+    ]
     assert found["cluster"]["profile"] == "qwen3-14b.h100, qwen3-14b.l40s"
     assert {group["gpu"] for group in found["groups"]} <= {"h100", "l40s"}
     assert all(name.split()[0] in ("h100", "l40s") for name in found["tp_mix"])
+
+
+@pytest.mark.parametrize("pools", [("--gpu", "H100"), ("--pool", "H100:2", "--pool", "L40S:2")])
+def test_json_names_classes_as_their_profiles_do(
+    heddle: Heddle, trace: Path, pools: tuple[str, ...]
+):
+    done = heddle("compare", trace, *pools, "--policies", "verl", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["cluster"]["gpu"] in ("h100", "h100, l40s")
+    assert found["cluster"]["gpu"].split(", ") == list(found["prices"])
+    named = [pool["gpu"] for pool in found["cluster"].get("pools", [])]
+    assert named == (["h100", "l40s"] if "--pool" in pools else [])
+    planned = json.loads(heddle("plan", trace, *pools, "--json").stdout)
+    assert planned["cluster"]["gpu"] == found["cluster"]["gpu"]
 
 
 def test_a_comparison_names_its_pools(config: RunConfig, tmp_path: Path):

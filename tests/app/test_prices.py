@@ -348,7 +348,7 @@ def best_of(objective: Objective) -> list[str]:
         paid = prices.cost({"h100": gpus}, makespan_s).plain()
         summary = {"makespan_s": makespan_s, "throughput_tok_s": 1e5 / makespan_s, **paid}
         runs.append([RunResult("verl", 0, Path(name), summary, 0.0)])
-    bound = Bound(makespan_s=50.0, solo_s=50.0, capacity_s=10.0, tools_s=0.0, prices={})
+    bound = Bound(makespan_s=50.0, solo_s=50.0, capacity_s=10.0, tools_s=0.0, multipliers={})
     ideal = Ideal(fluid_s=55.0, equal_progress_s=58.0)
     rows: tuple[PolicyResult, ...] = policy_results(variants, runs, bound, ideal, objective)
     return [row.policy for row in rows if row.best]

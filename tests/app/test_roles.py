@@ -3,7 +3,9 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.loop.config import LoopConfig
 from heddle.loop.splits import splits
+from heddle.planning import plan
+from heddle.role_planning import estimated_scripts
 from heddle.runs import load_run
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
@@ -136,8 +140,8 @@ def test_prompts_of_a_group_count_once_and_short_observations_never(config: RunC
 def test_the_share_of_prefill_is_that_of_its_gpu_seconds(config: RunConfig):
     cluster = ClusterConfig(gpus=8, prefill_threshold=0)
     shared = Workspace()
-    share = prefill_share(config, cluster, shared)
     scripts, profile = shared.workload(config).scripts, load_profiles(cluster).only
+    share = prefill_share(scripts, cluster)
     cost = profile.cost_estimate((1,)).by_shape[profile.shape(1)]
     prefill_s = prefilled_tokens(scripts, 0) * cost.prefill_s
     # Six trajectories on eight engines: a batch of one each.
@@ -147,10 +151,10 @@ def test_the_share_of_prefill_is_that_of_its_gpu_seconds(config: RunConfig):
         for x in s.steps
     )
     assert share == pytest.approx(prefill_s / (prefill_s + decode_s), rel=0.02)
-    assert role_choices(config, cluster, shared) == (RoleGpus(1, 7), RoleGpus(2, 6))
-    assert role_choices(config, replace(cluster, gpus=1), shared) == ()
+    assert role_choices(scripts, cluster) == (RoleGpus(1, 7), RoleGpus(2, 6))
+    assert role_choices(scripts, replace(cluster, gpus=1)) == ()
     wide = replace(cluster, tp=2, prefill_tp=1)
-    assert role_choices(config, wide, shared) == (RoleGpus(2, 6), RoleGpus(4, 4))
+    assert role_choices(scripts, wide) == (RoleGpus(2, 6), RoleGpus(4, 4))
 
 
 def test_a_comparison_has_the_best_split_beside_engines_that_do_both(heddle: Heddle, trace: Path):
@@ -169,9 +173,34 @@ def test_a_comparison_has_the_best_split_beside_engines_that_do_both(heddle: Hed
     names = [row["policy"] for row in rows]
     assert "verl@tp1/p1d3" in names
     assert "verl@tp2/p2d2" in names
-    table = heddle("compare", trace, "--gpus", "4", "--roles", "best", "--policies", "verl")
+    # `heddle` plans its engines, so that no TP degree names its rows.
+    assert {name for name in names if name.startswith("heddle")} == {
+        "heddle", "heddle@p1d3", "heddle@p2d2",
+    }  # fmt: skip
+
+
+def test_the_table_of_settings_has_each_split_and_planned_engines(heddle: Heddle, trace: Path):
+    table = heddle(
+        "compare", trace, "--gpus", "4", "--tp", "1,2", "--roles", "best",
+        "--policies", "verl,heddle",
+    )  # fmt: skip
     assert table.exit_code == 0, table.output
-    assert "verl@tp1/p1d3" in table.stdout
+    lines = table.stdout.splitlines()
+    begin = next(k for k, line in enumerate(lines) if line.startswith("policy"))
+    head, *rows = lines[begin : lines.index("", begin)]
+    assert " ".join(head.split()) == "policy running GPUs by role TP 1 TP 2 planned"
+    cells = [row.split() for row in rows]
+    assert [row[:3] for row in cells] == [
+        ["verl", "100", "-"], ["verl", "100", "p1d3"], ["verl", "100", "p2d2"],
+        ["heddle", "100", "-"], ["heddle", "100", "p1d3"], ["heddle", "100", "p2d2"],
+    ]  # fmt: skip
+    # Engines of TP 2 do not divide one GPU, and policies that plan have no TP degree.
+    assert [[cell == "-" for cell in row[3:]] for row in cells] == [
+        [False, False, True], [False, True, True], [False, False, True],
+        [True, True, False], [True, True, False], [True, True, False],
+    ]  # fmt: skip
+    assert sum(cell.startswith("*") for row in cells for cell in row) == 4
+    assert "verl@tp1/p1d3" in table.stdout or "verl@tp2/p2d2" in table.stdout
 
 
 def test_best_roles_refuse_given_ones(config: RunConfig):
@@ -294,3 +323,85 @@ def test_a_step_prefilled_elsewhere_has_one_first_token_and_one_prompt(
     assert found[1]["ttft_mean_s"] == pytest.approx(found[0]["ttft_mean_s"])
     assert [run["prefix_hit"] for run in found] == [0.0, 0.0]
     assert found[1]["makespan_s"] > found[0]["makespan_s"]
+
+
+def planned(heddle: Heddle, *args: object) -> dict[str, Any]:
+    done = heddle("plan", *args, "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_plan_with_roles_is_of_decode_engines_and_simulated(heddle: Heddle, trace: Path):
+    found = planned(heddle, trace, "--gpus", 8, "--roles", "prefill=2,decode=6")
+    assert found["roles"] == "prefill=2,decode=6"
+    assert found["prefill_tps"] == [1, 1]
+    assert sum(group["tp"] for group in found["groups"]) <= 6
+    assert found["cluster"]["gpus"] == 8
+    assert found["bound_s"] == 0.0
+    (split,) = found["splits"]
+    assert split == {k: found[k] for k in ("roles", "simulated_makespan_s")}
+    assert found["gpu_hours"] == pytest.approx(8 * found["simulated_makespan_s"] / 3600)
+    plain = planned(heddle, trace, "--gpus", 8)
+    assert not {"roles", "splits", "simulated_makespan_s"} & plain.keys()
+
+
+def test_the_best_split_of_a_plan_is_the_first_of_those_simulated(heddle: Heddle, trace: Path):
+    found = planned(heddle, trace, "--gpus", 8, "--roles", "best", "--prefill-threshold", 0)
+    times = [split["simulated_makespan_s"] for split in found["splits"]]
+    assert times == sorted(times)
+    assert [found["roles"], found["simulated_makespan_s"]] == list(found["splits"][0].values())
+    assert {split["roles"] for split in found["splits"]} == {
+        None, "prefill=1,decode=7", "prefill=2,decode=6",
+    }  # fmt: skip
+    for split in found["splits"]:
+        if split["roles"]:
+            options = ("--roles", split["roles"], "--prefill-threshold", 0)
+            again = planned(heddle, trace, "--gpus", 8, *options)
+            assert again["simulated_makespan_s"] == split["simulated_makespan_s"]
+    shown = heddle("plan", trace, "--gpus", "8", "--roles", "best").stdout
+    assert "s simulated with the estimated lengths" in shown
+    assert "every engine does both" in shown
+    assert shown.count(" x\n") == 3
+
+
+def test_what_a_plan_simulates_has_its_estimates_and_no_length_of_the_trace(
+    config: RunConfig,
+):
+    found = plan(config)
+    read = Workspace().workload(config).scripts
+    scripts = estimated_scripts(found)
+    lengths = scripts.total("output_tokens")
+    assert lengths.tolist() == [int(tokens) for tokens in found.problem.output_tokens]
+    assert [s.steps[0].prompt_tokens for s in scripts] == list(found.problem.context_tokens)
+    assert max(lengths) > max(sum(x.output_tokens for x in s.steps) for s in read)
+    for script in scripts:
+        for before, step in pairwise(script.steps):
+            assert step.shared_tokens == before.prompt_tokens + before.output_tokens
+            assert step.prompt_tokens == step.shared_tokens + before.tool_tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--gpus", "1", "--roles", "best"), "1 GPUs are no engines of both roles"),
+        (("--gpus", "8", "--roles", "prefill=2,decode=4"), "are of 6 GPUs, and there are gpus = 8"),
+        (("--gpus", "8", "--roles", "prefill=8"), "add decode=GPUS"),
+        (("--gpus", "8", "--roles", "bset"), "'bset' is no role with its GPUs"),
+        (
+            ("--gpus", "8", "--roles", "best", "--set", "cluster.roles=prefill=2,decode=6"),
+            "leave out cluster.roles",
+        ),
+        (("--pool", "h100:4", "--pool", "h200:4", "--roles", "best"), "of one GPU class"),
+        (("--pool", "h100:4", "--roles", "prefill=1,decode=3"), "roles names engines of one GPU"),
+        (("--gpus", "8", "--roles", "best", "--loop"), "--roles has no effect here"),
+        (
+            ("--gpus", "8", "--roles", "prefill=2,decode=6", "--set", "cluster.prefill_tp=4"),
+            "prefill = 2 is not divisible into engines of 4 GPUs",
+        ),
+    ],
+)
+def test_roles_that_cannot_be_planned_are_refused(
+    refused: Callable[..., str], trace: Path, options: tuple[str, ...], said: str
+):
+    assert said in refused("plan", trace, *options)

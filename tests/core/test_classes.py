@@ -337,3 +337,37 @@ def test_shares_divide_each_class():
     assert isinstance(plan, ResourcePlan)
     tps = {gpu: [e.shape.tp for e in plan.engines if e.shape.gpu == gpu] for gpu in ("h100", "h20")}
     assert tps == {"h100": [4, 2, 1, 1], "h20": [2, 2, 1, 1]}
+
+
+def test_a_plan_of_two_classes_uses_gpus_that_an_exact_one_leaves_idle():
+    # The longest fixes the makespan, so that an exact plan needs few engines for the others.
+    work = work_of([20_000.0, *np.linspace(6_000.0, 1_000.0, 60)], tool_s=2.0)
+    pools = {"h100": 12, "h20": 8}
+    found = portfolio(work, TWO_CLASSES, pools, max_running=50)
+    by_name = {candidate.name: candidate for candidate in found}
+    plain, level = by_name["exact-context"], by_name["level-context"]
+    used = [sum(shape.gpus for shape in each.plan.shapes) for each in (plain, level)]
+    assert used[0] < used[1] <= 20
+    for gpu, gpus in pools.items():
+        assert sum(shape.gpus for shape in level.plan.shapes if shape.gpu == gpu) <= gpus
+    assert sorted(level.order.tolist()) == list(range(61))
+    assert level.plan.bounds[-1] == 61
+    assert level.plan.makespan_s <= plain.plan.makespan_s * (1 + 1e-2)
+    assert np.mean(level.ends_s) < np.mean(plain.ends_s)
+    assert found[0].simulated_s == min(candidate.simulated_s for candidate in found)
+    # Where an exact plan uses all GPUs there is nothing to level.
+    few = portfolio(work, NARROW, {"h100": 1, "h20": 1}, max_running=50)
+    assert "level-context" not in {candidate.name for candidate in few}
+
+
+def test_levelling_may_begin_with_a_known_plan_and_end_with_idle_gpus():
+    work = work_of([20_000.0, *np.linspace(6_000.0, 1_000.0, 60)], tool_s=2.0)
+    costs = context_costs(work, TWO_CLASSES, max_running=50)
+    pools = {"h100": 12, "h20": 8}
+    known = exact_plan(costs, len(work), pools)
+    assert exact.level_plan(costs, len(work), pools, known=known) == exact.level_plan(
+        costs, len(work), pools
+    )
+    short = exact.level_plan(costs, len(work), pools, rounds=20, known=known, idle_only=True)
+    assert sum(shape.gpus for shape in short.shapes) == 20
+    assert short.bounds[-1] == len(work)

@@ -1,0 +1,91 @@
+"""A plan of a rollout as text."""
+
+from collections.abc import Collection, Mapping
+
+import rich_click as click
+
+from heddle.cli.show import cost_cells, new_table, number_cell, show
+from heddle.knowledge import needs_oracle
+from heddle.planning import Planned
+from heddle_core.ids import EngineShape
+
+
+def show_plan(plan: Planned) -> None:
+    """Trace, cluster, the plan's inputs and result, and one row for each engine."""
+    problem = plan.problem
+    facts = [f"{len(problem.trajectories):,} trajectories", *plan.fill.assumptions]
+    click.echo(f"trace    {plan.trace.name}: {'; '.join(facts)}")
+    click.echo(
+        f"cluster  {plan.profiles.hardware()}, {plan.profiles.model}, "
+        f"TP {_degrees(problem.by_shape, problem.pools)}{plan.profiles.layout_label}, "
+        f"{problem.max_running} running per engine"
+    )
+    if plan.left_out:
+        click.echo(
+            f"left out TP {_degrees(plan.left_out, problem.pools)}: one engine does not hold the "
+            f"largest context, {plan.largest_tokens:,} tokens"
+        )
+    click.echo(f"history  {plan.history.name}")
+    click.echo(f"knows    {_knowledge(plan)}")
+    several = len(problem.pools) > 1
+    mix = ", ".join(
+        f"{count} x {f'{shape.gpu} ' if several else ''}TP {shape.tp}"
+        for shape, count in plan.mix.items()
+    )
+    if plan.roles is not None:
+        prefill = plan.config.cluster.prefill_tps
+        click.echo(f"roles    {len(prefill)} x TP {prefill[0]} prefill; the plan is of the others")
+    click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
+    click.echo(f"makespan {_makespan(plan)}")
+    paid, prices = plan.run_cost, plan.prices.text(plan.profiles.pools)
+    click.echo(f"cost     {' GPU-hours, $ '.join(cost_cells(paid))}; {prices}\n")
+    if len(plan.splits) > 1:
+        _splits(plan)
+    rows = plan.groups()
+    table = new_table(*rows[0])
+    for row in rows:
+        whole = {k: round(v) if k.endswith("_tokens") and v else v for k, v in row.items()}
+        table.add_row(*map(number_cell, whole.values()))
+    show(table)
+
+
+def _makespan(plan: Planned) -> str:
+    if plan.simulated_s is not None:
+        return f"{plan.simulated_s:,.1f} s simulated with the estimated lengths"
+    if plan.bound_s == 0.0:
+        return f"{plan.makespan_s:,.1f} s estimated; nothing is proven of other plans"
+    return (
+        f"{plan.makespan_s:,.1f} s estimated; by the closed-form cost no plan of contiguous groups "
+        f"ends before {plan.bound_s:,.1f} s"
+    )
+
+
+def _splits(plan: Planned) -> None:
+    """The splits of the GPUs that were simulated, the best first."""
+    table = new_table("GPUs by role", "simulated_s", "over best")
+    for each in plan.splits:
+        ratio = each.simulated_s / plan.splits[0].simulated_s
+        name = "every engine does both" if each.roles is None else str(each.roles)
+        table.add_row(name, f"{each.simulated_s:,.1f}", f"{ratio:.2f} x")
+    show(table)
+    click.echo()
+
+
+def _degrees(shapes: Collection[EngineShape], pools: Mapping[str, int]) -> str:
+    """TP degrees of shapes; of several classes, each with its own."""
+    found = {gpu: sorted(shape.tp for shape in shapes if shape.gpu == gpu) for gpu in pools}
+    if len(found) == 1:
+        return ", ".join(map(str, *found.values()))
+    return "; ".join(f"{', '.join(map(str, tps))} ({gpu})" for gpu, tps in found.items() if tps)
+
+
+def _knowledge(plan: Planned) -> str:
+    """The inputs of the plan, in a line."""
+    if needs_oracle(f"+{plan.predictor}"):
+        return f"true lengths ({plan.predictor}): no plan that could have been made"
+    text = f"what {plan.predictor} predicts before anything has run"
+    if plan.spread:
+        return f"{text}: its order, with lengths spread as in history"
+    if len(dict.fromkeys(plan.problem.output_tokens)) == 1:
+        return f"{text}: alike for all, so that groups differ in number only"
+    return text
