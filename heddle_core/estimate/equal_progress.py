@@ -10,7 +10,7 @@ with `c` tokens of context, and `a` tokens that tools append per output token, a
 tokens a second. Those in tools are in no batch: `n` is the sum of all batches, and of the sum of
 all rates times the tool seconds per output token. More than the slots or the KV hold wait. An
 output token of all takes `n` over the sum of the rates, and the makespan is the sum of that over
-`x`. Late in the rollout all engines may change to the widest shape, for the price of their start
+`x`. Late in the rollout all engines may change to the widest shape, at the cost of their start
 and the prefill, or load, of every context.
 
 A model with experts has two such planes, and its iterations take the lesser (`FillingCost`), so the
@@ -34,11 +34,11 @@ from heddle_core.ids import EngineShape
 _BEYOND = 8
 """Lengths beyond history's last quantile."""
 
-_PRICES = (1e-15, 1e10)
-"""Holds every price that `_pace_s` may find, in output tokens a second for one more sequence."""
+_MULTIPLIERS = (1e-15, 1e10)
+"""Holds every multiplier that `_pace_s` may find: output tokens a second for one more sequence."""
 
 _HALVINGS = 60
-"""Of the interval that holds the logarithm of a price; more than a double has digits for."""
+"""Of the interval that holds the logarithm of a multiplier; more than a double has digits for."""
 
 _LEAST_S = 1e-12
 """In place of times of 0."""
@@ -122,7 +122,7 @@ def _pace_s(
 
     `engines` counts them by mix and cost. `left` is the number of trajectories by length, `context`
     the tokens of each. The rates of a mix are largest where one more sequence adds the same to each
-    engine that is not full. That is the price, `rate'(b) = t0 / (t0 + b * sequence)^2`.
+    engine that is not full. That is the multiplier, `rate'(b) = t0 / (t0 + b * sequence)^2`.
     """
     t0_s = np.maximum([cost.t0_s for cost in costs], _LEAST_S)
     # By length and cost.
@@ -132,15 +132,15 @@ def _pace_s(
     sequence_s = np.maximum(sequence_s, _LEAST_S)
     most = np.stack([np.clip(c.kv_capacity_tokens / context, 1.0, max_running) for c in costs], -1)
 
-    def rates(log_price: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def rates(log_multiplier: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Trajectories that the engines hold, and their output tokens a second."""
-        batch = (np.sqrt(t0_s / np.exp(log_price)[..., None]) - t0_s) / sequence_s
+        batch = (np.sqrt(t0_s / np.exp(log_multiplier)[..., None]) - t0_s) / sequence_s
         batch = np.clip(batch, 0.0, most)
         rate = np.einsum("mk,mlk->ml", engines, batch / (t0_s + sequence_s * batch))
         return np.einsum("mk,mlk->ml", engines, batch) + rate * history.tool_s_per_output, rate
 
-    low = np.full((len(engines), len(left)), np.log(_PRICES[0]))
-    high = np.full_like(low, np.log(_PRICES[1]))
+    low = np.full((len(engines), len(left)), np.log(_MULTIPLIERS[0]))
+    high = np.full_like(low, np.log(_MULTIPLIERS[1]))
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         too_cheap = rates(middle)[0] > left
