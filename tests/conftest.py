@@ -15,6 +15,9 @@ settings.load_profile("heddle")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest and runs in one process."""
     items.sort(key=lambda item: not is_real(item))
+    for item in items:
+        if is_real(item):
+            item.add_marker("real_engines")
 
 
 def is_real(item: pytest.Item) -> bool:
