@@ -8,6 +8,7 @@ from click.core import ParameterSource
 
 from heddle.cli.loop_options import OPTIONS, trained, tried_numbers
 from heddle.cli.options import objective, planned, take_config
+from heddle.cli.plan_export import exported, exporter
 
 if TYPE_CHECKING:
     from heddle.cost.objective import Objective
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from heddle_core.solve.joint import Solver
 
 PLANNED_REGIMES = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
-ROLLOUT_ONLY = ("planner", "cost", "predictor")
+ROLLOUT_ONLY = ("planner", "cost", "predictor", "export", "force")
 """Options that do not matter to a loop."""
 
 
@@ -75,6 +76,7 @@ LOOP_NAMES = _names()
 )
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+@exported
 @objective
 @planned
 @trained
@@ -108,6 +110,7 @@ def plan(
     from heddle.cli.show import planned as show_plan
     from heddle.planning import plan as made
 
+    write_exports = exporter(options)
     given = {
         name: options.pop(name)
         for name in [option.name for option in context.command.params]
@@ -133,9 +136,10 @@ def plan(
         found = made(config, planner=planner, cost=cost, predictor=predictor, objective=objective)
     if as_json:
         click.echo(json.dumps(found.plain(), allow_nan=False))
-        return
-    show_plan(found)
-    click.echo(f"searched for {found.solver_s:.3f} s", err=True)
+    else:
+        show_plan(found)
+        click.echo(f"searched for {found.solver_s:.3f} s", err=True)
+    write_exports(found)
 
 
 def _only_of(context: click.Context, names: tuple[str, ...], remedy: str) -> None:
