@@ -239,7 +239,8 @@ def _vllm(plan: Planned, path: Path) -> dict[Path, str]:
             own = [f"    {_served(plan, engine)}" for engine in engines if engine.node == node]
             lines += [f"  {shlex.quote(node)})", *own, "    ;;"]
         lines += ["  *) usage ;;", "esac"]
-    return {path: "\n".join([*lines, "wait"]) + "\n"}
+    lines += ["status=0", 'for engine in $(jobs -p); do wait "$engine" || status=$?; done']
+    return {path: "\n".join([*lines, 'exit "$status"']) + "\n"}
 
 
 def serve_arguments(plan: Planned, engine: PlacedEngine) -> list[str]:
@@ -254,6 +255,8 @@ def serve_arguments(plan: Planned, engine: PlacedEngine) -> list[str]:
         *("--max-num-seqs", str(plan.problem.max_running)),
         *("--max-num-batched-tokens", str(_batched_tokens(plan, shape.gpu))),
         "--enable-prefix-caching",
+        # The gateway's: token endpoints, and hits of the prefix cache.
+        "--enable-scale-out",
         "--enable-prompt-tokens-details",
         *("--scheduling-policy", "priority"),
     ]

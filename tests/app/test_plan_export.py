@@ -109,6 +109,11 @@ def test_the_script_is_bash_and_passes_options_and_signals_on(
     for log in logs:
         assert "|serve some folder --host 127.0.0.1 " in log.read_text()
         assert log.read_text().endswith(" --dtype float32\n")
+    stand_in.write_text("#!/bin/bash\nexit 7\n")
+    failed = subprocess.run(
+        ["bash", script], env={"PATH": path, "MODEL": "m", "LOGS": str(tmp_path)}, check=False
+    )
+    assert failed.returncode == 7
     bare = subprocess.run(
         ["bash", script], env={"PATH": path}, capture_output=True, text=True, check=False
     )
@@ -146,7 +151,8 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 found = make_arg_parser(FlexibleArgumentParser()).parse_args({words[:-1]!r})
 names = ("tensor_parallel_size", "max_num_seqs", "scheduling_policy", "enable_prefix_caching",
-         "enable_prompt_tokens_details", "max_num_batched_tokens", "port", "served_model_name")
+         "enable_scale_out", "enable_prompt_tokens_details", "max_num_batched_tokens", "port",
+         "served_model_name")
 print(json.dumps({{name: getattr(found, name) for name in names}}))
 """
     done = subprocess.run(
@@ -159,6 +165,7 @@ print(json.dumps({{name: getattr(found, name) for name in names}}))
         "max_num_seqs": 100,
         "scheduling_policy": "priority",
         "enable_prefix_caching": True,
+        "enable_scale_out": True,
         "enable_prompt_tokens_details": True,
         "max_num_batched_tokens": 8192,
         "port": int(options["--port"]),
