@@ -3,6 +3,7 @@
 A gateway's agents send the one as `StepRequest.payload` and get the other as `StepResult.extras`.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -34,3 +35,26 @@ class GenerationEnd(msgspec.Struct, frozen=True, kw_only=True):
     """One JSON object for each token, in vLLM's form of `logprobs.content`, where asked for."""
     weight_versions: tuple[Any, ...] = ()
     """Spans of output by version of the weights, where the engine reports them."""
+
+
+class Rendered(msgspec.Struct, kw_only=True):
+    """A client's request body as tokens: what an engine needs, and what the answer is made from."""
+
+    prompt_ids: "array[int]"
+    sampling: dict[str, Any] = {}
+    """Fields of vLLM's `SamplingParams`, as JSON values, `max_tokens` excepted."""
+    max_tokens: int | None = None
+    """Most tokens of output; None: as many as the engine's context has room for."""
+    features: dict[str, Any] = {}
+    """The rest that rendering returned; the renderer makes the response from it."""
+
+
+class RenderError(Exception):
+    """The renderer refused a request body."""
+
+    def __init__(self, status: int, error: dict[str, Any]) -> None:
+        super().__init__(str(error.get("message", error)))
+        self.status = status
+        """HTTP status for the client."""
+        self.error = error
+        """OpenAI's error object: `message`, `type`, `param`, `code`."""
