@@ -172,6 +172,8 @@ class Driver:
         self._idle = True
         self._interrupted = False
         self._closed = False
+        self._held_dispatches: list[Dispatch] | None = None
+        """Dispatches that wait for `resume`; None while there is no pause."""
         self._carry_out = self._of_rollouts() | dict(carry_out or {})
         self._awaits = awaits
 
@@ -299,6 +301,17 @@ class Driver:
     def abort_running(self, engine: EngineId) -> None:
         """End the running steps of an engine early, with their tokens kept."""
         self._cluster.abort_running(engine)
+
+    def pause(self) -> None:
+        """Begin no dispatch until `resume`; running steps go on. No engine may be stopped then."""
+        if self._held_dispatches is None:
+            self._held_dispatches = []
+
+    def resume(self) -> None:
+        """Begin the dispatches that waited, in their order."""
+        held, self._held_dispatches = self._held_dispatches, None
+        for command in held or ():
+            self._dispatch(command)
 
     def cancel(self, command: Cancel) -> None:
         """Close a trajectory as cancelled; its step and its tool call end without a report."""
@@ -447,6 +460,9 @@ class Driver:
         tracked = self._trajectories.get(command.trajectory)
         if tracked is None:
             return  # it was cancelled with others: its TrajectoryFinished is on its way
+        if self._held_dispatches is not None:
+            self._held_dispatches.append(command)
+            return
         request, limit = tracked.agent.request(), command.max_tokens
         tracked.limit_tokens = 0
         # A live model may end a step at the limit by chance, and no result says which it was.
@@ -649,6 +665,7 @@ class Driver:
             or self._arriving
             or self._requests
             or self._tick_at is not None
+            or self._held_dispatches
             or self._cluster.busy
         )
 
