@@ -84,11 +84,23 @@ class _Rollout:
 class _Trajectory:
     """The driver's state of one agent."""
 
-    __slots__ = ("agent", "arrived", "id", "keeps_kv", "limit_tokens", "rollout", "step", "tool")
+    __slots__ = (
+        "agent",
+        "arrived",
+        "cancelled",
+        "id",
+        "keeps_kv",
+        "limit_tokens",
+        "rollout",
+        "step",
+        "tool",
+    )
 
     def __init__(self, agent: Agent, rollout: _Rollout) -> None:
         self.id, self.agent, self.rollout = agent.id, agent, rollout
         self.arrived = False
+        self.cancelled = False
+        """Whether it ends as it arrives."""
         self.step = 0
         self.tool = ""
         """Tool of the last call."""
@@ -314,9 +326,14 @@ class Driver:
             self._dispatch(command)
 
     def cancel(self, command: Cancel) -> None:
-        """Close a trajectory as cancelled; its step and its tool call end without a report."""
+        """Close a trajectory as cancelled; its step and its tool call end without a report.
+
+        One that has not arrived is closed when it does: the core expects all that are announced.
+        """
         tracked = self._trajectories.get(command.trajectory)
-        if tracked is not None:
+        if tracked is not None and not tracked.arrived:
+            tracked.cancelled = True
+        elif tracked is not None:
             self._tools.cancel(tracked.id)
             self._finish(tracked, "cancelled")
             self._cluster.abort(tracked.id)
@@ -450,6 +467,8 @@ class Driver:
                 prompt_tokens=agent.prompt_tokens,
             )
         )
+        if tracked.cancelled:
+            self._finish(tracked, "cancelled")
 
     def _arrive_held(self) -> None:
         held, self._held = self._held, []
@@ -458,7 +477,7 @@ class Driver:
 
     def _dispatch(self, command: Dispatch) -> None:
         tracked = self._trajectories.get(command.trajectory)
-        if tracked is None:
+        if tracked is None or tracked.cancelled:
             return  # it was cancelled with others: its TrajectoryFinished is on its way
         if self._held_dispatches is not None:
             self._held_dispatches.append(command)

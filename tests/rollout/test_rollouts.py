@@ -237,6 +237,18 @@ def test_a_pause_holds_dispatches_back_and_running_steps_go_on():
     assert core.of(TrajectoryFinished) == [(7.0, "c"), (10.8, "a"), (102.0, "b")]
 
 
+def test_a_trajectory_that_is_cancelled_before_its_arrival_ends_as_it_arrives():
+    run, core = simulation()
+    run.driver.open_rollout(R1, trajectories=2)
+    admit(run, answer("a", 100, 9, arrival_s=3.0), R1)
+    admit(run, answer("b", 100, 1), R1)
+    run.driver.cancel(Cancel(trajectory=A, reason=""))
+    run.run()
+    assert core.of(TrajectoryArrived) == [(0.0, "b"), (3.0, "a")]
+    assert core.of(TrajectoryFinished) == [(2.0, "b"), (3.0, "a")]
+    assert core.of(StepFinished) == [(2.0, "b")]
+
+
 def test_a_step_on_an_engine_that_cannot_preempt_runs_to_its_end(monkeypatch):
     monkeypatch.setattr(
         "heddle_sim.engine_client.SimEngineClient.capabilities",
