@@ -58,6 +58,8 @@ class ClientStep:
         self.error: ApiError | None = None
         self.cancelled = False
         """Whether it was ended before its end because no client waited for it."""
+        self.trajectory = ""
+        """That it is a step of, once it is submitted."""
         self.clients = 0
         self.delivered = False
         """Whether a client has the whole answer."""
@@ -143,6 +145,19 @@ class ClientStep:
         finally:
             if waiter in self._for_tokens:
                 self._for_tokens.remove(waiter)
+        return True
+
+    async def ended(self, limit_s: float) -> bool:
+        """Wait for the end; return False after `limit_s` without."""
+        if self.over:
+            return True
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._waiter(self._for_end)
+        except TimeoutError:
+            return False
+        finally:
+            self._for_end = [waiter for waiter in self._for_end if not waiter.done()]
         return True
 
     async def answer(self) -> GenerationEnd:

@@ -12,6 +12,7 @@ from heddle_core.events import (
     Event,
     StepPreempted,
     TrajectoryFinished,
+    WeightsUpdated,
 )
 from heddle_core.ids import EngineId, RolloutId, TrajectoryId
 from heddle_core.journal import recorded
@@ -73,6 +74,7 @@ class Gateway:
         self._paused_since_s: float | None = None
         self._paused_s = 0.0
         self._closing = False
+        self._weights_version = 0
         self._rollouts: dict[RolloutId, int | None] = {}
         """Open ones, each with the trajectories that it may still take; None: any number."""
         self.engines: dict[EngineId, int] = {}
@@ -199,6 +201,7 @@ class Gateway:
         Raises:
             RolloutError: it was open before, or cannot have so many trajectories.
         """
+        self._weights_version = max(self._weights_version, weights_version)
         self.driver.open_rollout(
             rollout, trajectories=trajectories, weights_version=weights_version
         )
@@ -227,12 +230,27 @@ class Gateway:
             self._paused_since_s = self._loop.time()
             self.driver.pause()
 
-    def resume(self) -> None:
-        """Go on after a pause."""
+    def resume(self, weights_version: int | None = None) -> None:
+        """Go on after a pause, under other weights if a version is given: KV is void then."""
+        if weights_version is not None:
+            self._weights_version = weights_version
+            self.driver.deliver(WeightsUpdated(time_s=self._clock.now_s, version=weights_version))
         if self._paused_since_s is not None:
             self._paused_s += self._loop.time() - self._paused_since_s
             self._paused_since_s = None
             self.driver.resume()
+
+    @property
+    def weights_version(self) -> int:
+        """Announced last."""
+        return self._weights_version
+
+    async def drained(self, limit_s: float) -> bool:
+        """Wait until no step runs, for `limit_s` at most; return whether none does."""
+        until_s = self._loop.time() + limit_s
+        while self.driver.computes and self._loop.time() < until_s:
+            await asyncio.sleep(SWEEP_S / 10)
+        return not self.driver.computes
 
     # -- inside ------------------------------------------------------------------------------------
 

@@ -199,6 +199,7 @@ class Sessions:
             raise
 
     def _enter(self, session: str, step: ClientStep, agent: GatewayAgent) -> None:
+        step.trajectory = agent.id
         self._agents[step] = agent
         self._steps.setdefault((session, step.key), []).append(step)
 

@@ -306,6 +306,11 @@ class Driver:
         """Engines that are ready, stopping ones included."""
         return tuple(self._cluster.engines)
 
+    @property
+    def computes(self) -> bool:
+        """Whether any step runs on an engine."""
+        return self._cluster.computes
+
     def deliver(self, event: Event) -> None:
         """Deliver an event of `carry_out`'s services."""
         self._deliver(event)

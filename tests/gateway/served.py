@@ -1,0 +1,43 @@
+"""A gateway on simulated engines behind a real socket, for real clients."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from heddle_gateway.app import listening
+from heddle_gateway.front import Front, FrontSettings
+from tests.gateway.bench import Bench
+
+T = TypeVar("T")
+
+
+class Served(Bench):
+    """A bench that answers HTTP at `url`."""
+
+    front: Front
+    url: str
+
+
+@asynccontextmanager
+async def served(
+    *, settings: dict[str, Any] | None = None, text_as_it_comes: bool = False, **options: Any
+) -> AsyncIterator[Served]:
+    bench = Served(**({"speed": 50.0} | options))
+    bench.front = Front(
+        gateway=bench.gateway,
+        settings=FrontSettings(
+            **({"models": ("fake",), "context_tokens": 32_768} | (settings or {}))
+        ),
+        renderer=bench.renderer,
+        engine_calls=bench.renderer,
+        detokenizer=bench.renderer if text_as_it_comes else None,
+    )
+    async with bench.running(), listening(bench.front, host="127.0.0.1", port=0) as port:
+        bench.url = f"http://127.0.0.1:{port}"
+        yield bench
+    assert bench.replays()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(main)
