@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -235,7 +234,7 @@ def _identity(front: Front, request: web.Request, body: Mapping[str, Any]) -> Id
 
 def path_session(request: web.Request) -> str:
     """Return the session id in a path, "" if it has none."""
-    return unquote(request.match_info.get("session", ""))
+    return request.match_info.get("session", "")
 
 
 def _renderer(front: Front) -> Renderer:

@@ -92,13 +92,17 @@ class Front:
     """Steps under way by the client's id of its request."""
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
 
-    def check_key(self, request: web.Request, *, admin: bool) -> None:
-        """Check the caller's key.
+    def check_caller(self, request: web.Request, *, admin: bool) -> None:
+        """Check the caller's key, and that it is no page of another site.
 
         Raises:
-            ApiError: it is missing or wrong.
+            ApiError: the key is missing or wrong, or a browser sent this for another site.
         """
         settings = self.settings
+        if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            raise ApiError(403, "requests of other sites are refused", kind="permission_error")
+        if request.body_exists and request.content_type != "application/json":
+            raise ApiError(415, f"send JSON as application/json, not as {request.content_type}")
         key = (settings.admin_key if admin else "") or settings.api_key
         if not key:
             return
@@ -119,9 +123,6 @@ class Front:
         Raises:
             ApiError: it is no JSON object, too large, or does not come.
         """
-        # A page of another site can send a body, but not as JSON.
-        if request.body_exists and request.content_type != "application/json":
-            raise ApiError(415, f"send JSON as application/json, not as {request.content_type}")
         try:
             async with asyncio.timeout(self.settings.body_s):
                 raw = await request.read()
@@ -183,7 +184,7 @@ def answering(front: Front, path: str, handle: Handler, *, admin: bool, open_: b
         metrics.open += 1
         try:
             if not open_:
-                front.check_key(request, admin=admin)
+                front.check_caller(request, admin=admin)
             if metrics.open > front.settings.max_open:
                 raise ApiError(
                     429,

@@ -298,7 +298,7 @@ class Gateway:
         self.dispatches += 1
         step = self.sessions.step_of(command.trajectory)
         if step is not None:
-            step.engine = command.engine
+            step.engine = str(command.engine)
             if step.dispatched_s is None:
                 step.dispatched_s = self._session_time_s()
 

@@ -85,7 +85,7 @@ class Sessions:
         """Steps that may be cancelled, and when."""
         self._answers: deque[tuple[float, str, ClientStep]] = deque()
         """Ended steps, and until when they are kept."""
-        self._steps: dict[tuple[str, bytes], list[ClientStep]] = {}
+        self._steps: dict[str, dict[bytes, list[ClientStep]]] = {}
         """Steps under way and kept ones, by session id and key."""
         self._agents: dict[ClientStep, GatewayAgent] = {}
         """Of the steps under way."""
@@ -147,7 +147,7 @@ class Sessions:
 
     def _equal(self, who: Identity, step: ClientStep) -> ClientStep | None:
         """The newest equal step that this request may be the repetition of."""
-        for known in reversed(self._steps.get((who.session, step.key), [])):
+        for known in reversed(self._steps.get(who.session, {}).get(step.key, [])):
             # Equal requests without an id may be samples: only a lost one is repeated.
             lost = not (known.clients or known.delivered)
             if known.error is None and not known.aborted and (who.session or lost):
@@ -201,7 +201,7 @@ class Sessions:
     def _enter(self, session: str, step: ClientStep, agent: GatewayAgent) -> None:
         step.trajectory = agent.id
         self._agents[step] = agent
-        self._steps.setdefault((session, step.key), []).append(step)
+        self._steps.setdefault(session, {}).setdefault(step.key, []).append(step)
 
     def release(self, step: ClientStep, *, delivered: bool) -> None:
         """A client waits no more: it has its answer, or it is gone."""
@@ -213,8 +213,13 @@ class Sessions:
     # -- ends --------------------------------------------------------------------------------------
 
     def finish(self, session_id: str, outcome: Outcome = "completed") -> bool:
-        """End a session; its steps under way end as aborted. Return whether it was open."""
+        """End a session; its steps under way end as aborted. Return whether it was open.
+
+        Its answers are not kept: the same id and prompt may come again as another trajectory.
+        """
         session = self._sessions.get(session_id)
+        if session_id:
+            self._steps.pop(session_id, None)
         if session is None or not session_id:
             return False
         for agent in list(session.lanes.values()):
@@ -280,10 +285,15 @@ class Sessions:
             self._forget(session.id, step)
 
     def _forget(self, session_id: str, step: ClientStep) -> None:
-        kept = self._steps[session_id, step.key]
-        kept.remove(step)
+        """Drop a kept answer; nothing if its session was finished."""
+        of_session = self._steps.get(session_id, {})
+        kept = of_session.get(step.key, [])
+        if step in kept:
+            kept.remove(step)
         if not kept:
-            del self._steps[session_id, step.key]
+            of_session.pop(step.key, None)
+        if not of_session:
+            self._steps.pop(session_id, None)
 
     def _leave_idle(self, agent: GatewayAgent) -> None:
         self._idle.pop(agent.id, None)

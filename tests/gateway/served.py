@@ -3,19 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from heddle_gateway.app import listening
-from heddle_gateway.front import Front, FrontSettings
 from tests.gateway.bench import Bench
 
+if TYPE_CHECKING:
+    from heddle_gateway.front import Front
+
+NO_AIOHTTP = "the gateway needs aiohttp: pip install 'heddle[serve]'"
 T = TypeVar("T")
 
 
 class Served(Bench):
     """A bench that answers HTTP at `url`."""
 
-    front: Front
+    front: "Front"
     url: str
 
 
@@ -23,6 +25,9 @@ class Served(Bench):
 async def served(
     *, settings: dict[str, Any] | None = None, text_as_it_comes: bool = False, **options: Any
 ) -> AsyncIterator[Served]:
+    from heddle_gateway.app import listening
+    from heddle_gateway.front import Front, FrontSettings
+
     bench = Served(**({"speed": 50.0} | options))
     bench.front = Front(
         gateway=bench.gateway,

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("aiohttp", reason="the gateway needs aiohttp: pip install 'heddle[serve]'")
-openai = pytest.importorskip("openai", reason="openai is not installed")
-
 from heddle_core.events import (
     StepFinished,
     ToolReturned,
@@ -18,7 +15,10 @@ from heddle_core.events import (
 )
 from heddle_gateway.fake_engines import encode
 from heddle_gateway.sessions import SessionLimits
-from tests.gateway.served import Served, run, served
+from tests.gateway.served import NO_AIOHTTP, Served, run, served
+
+pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
+openai = pytest.importorskip("openai", reason="openai is not installed")
 
 HELLO: Any = [{"role": "user", "content": "What is the sum of three and four ?"}]
 

@@ -120,6 +120,15 @@ def test_a_session_that_comes_again_after_its_end_is_another_trajectory():
     assert {e.group for e in arrived} == {"7"}
 
 
+def test_a_finished_session_that_repeats_its_prompt_gets_no_kept_answer():
+    async def main(bench: Bench) -> None:
+        for _ in range(2):
+            await bench.step("7_0", prompt(1))
+            bench.gateway.sessions.finish("7_0")
+
+    assert len(play(main).events(StepFinished)) == 2
+
+
 def test_names_made_of_ids_are_never_those_of_other_sessions():
     async def main(bench: Bench) -> None:
         for session in ("a", "a", "a#2", "a~1", "../../x", "é\n\x00"):
