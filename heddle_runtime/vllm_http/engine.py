@@ -21,7 +21,7 @@ from heddle_rollout.engines import (
     StepRequest,
 )
 from heddle_runtime.generation import Generation
-from heddle_runtime.sampling import sampling_error
+from heddle_runtime.sampling import SamplingError, checked_sampling
 from heddle_runtime.vllm_http.endpoint import (
     Answer,
     Endpoint,
@@ -33,7 +33,7 @@ from heddle_runtime.vllm_http.metrics import read_sample
 from heddle_runtime.vllm_http.moves import KvMoves
 from heddle_runtime.vllm_http.probe import ABORT, GENERATE, EndpointFacts, ProbeError
 from heddle_runtime.vllm_http.settings import HttpSettings
-from heddle_runtime.vllm_http.step import FEATURES, REQUEST_PREFIX, HttpStep
+from heddle_runtime.vllm_http.step import REQUEST_PREFIX, HttpStep
 from heddle_runtime.vllm_http.stream import DONE, EventReader, ProtocolError, read_chunk
 
 ABORT_AGAIN_S = 0.25
@@ -130,11 +130,10 @@ class HttpEngine:
                 f"{request.max_tokens} tokens, and the engine holds {self._facts.longest}"
             )
         if isinstance(request.payload, Generation):
-            error = sampling_error(request.payload.sampling)
-            if unknown := sorted(set(request.payload.features) - FEATURES):
-                error = error or f"features has {', '.join(unknown)}, which no engine takes"
-            if error:
-                raise EngineRefusedError(f"{name}: {request.trajectory}: {error}")
+            try:
+                checked_sampling(request.payload.sampling)
+            except SamplingError as error:
+                raise EngineRefusedError(f"{name}: {request.trajectory}: {error}") from None
         step = HttpStep(request, uuid.uuid4().hex)
         self._steps[request.trajectory] = step
         self._moves.remember(request.trajectory, step.salt)

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from heddle_runtime.sampling import sampling_error
+from heddle_runtime.sampling import checked_sampling
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +43,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: names the setting and its range.
         """
-        if error := sampling_error(self.sampling):
-            raise ValueError(error)
+        checked_sampling(self.sampling)
         for name in ("stream_interval", "faults"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")

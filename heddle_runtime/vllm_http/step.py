@@ -7,6 +7,7 @@ from typing import Any
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.engines import StepRequest, StepResult
 from heddle_runtime.generation import FinishReason, Generation, GenerationEnd, report_tokens
+from heddle_runtime.sampling import checked_sampling
 from heddle_runtime.vllm_http.settings import HttpSettings
 from heddle_runtime.vllm_http.stream import GenerateChunk, ProtocolError
 
@@ -49,14 +50,15 @@ class HttpStep:
     def body(self, settings: HttpSettings) -> dict[str, Any]:
         """What is sent to `/inference/v1/generate`."""
         request, payload = self.request, self.payload
-        sampling = dict(settings.sampling if payload is None else payload.sampling)
+        features = {} if payload is None else payload.features
+        sampling = checked_sampling(settings.sampling if payload is None else payload.sampling)
         if request.exact:
             sampling |= {"ignore_eos": True} if payload is not None else _EXACT
         sampling.setdefault("detokenize", bool(sampling.get("stop")))
         sampling["max_tokens"] = request.max_tokens
         sampling["stream_interval"] = settings.stream_interval
         return {
-            **({} if payload is None else payload.features),
+            **{key: value for key, value in features.items() if key in FEATURES},
             "request_id": self.id,
             "token_ids": list(request.prompt_ids),
             "sampling_params": sampling,
