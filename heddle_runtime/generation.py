@@ -3,6 +3,7 @@
 A gateway's agents send the one as `StepRequest.payload` and get the other as `StepResult.extras`.
 """
 
+import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
@@ -23,6 +24,21 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     on_tokens: Callable[[Sequence[int]], None] | None = None
     """Called with new tokens while the dispatch runs. Those of the result that were not reported
     before are not reported again by it: the result is always whole."""
+    features: dict[str, Any] = {}
+    """Further fields of vLLM's generate request that rendering returned; engines of one's own have
+    no use for them."""
+
+
+def report_tokens(payload: Any, tokens: Sequence[int]) -> None:
+    """Call a payload's `on_tokens`. Its errors end the run, not the engine that calls."""
+    if not (tokens and isinstance(payload, Generation) and payload.on_tokens is not None):
+        return
+    try:
+        payload.on_tokens(tokens)
+    except Exception as error:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "on_tokens has failed", "exception": error, "handle": None}
+        )
 
 
 class GenerationEnd(msgspec.Struct, frozen=True, kw_only=True):
