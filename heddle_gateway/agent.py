@@ -158,7 +158,10 @@ class GatewayAgent:
             prompt_ids=self._context,
             resumable=step.resumable,
             payload=Generation(
-                sampling=step.sampling, cache_salt=step.cache_salt, on_tokens=dispatch.take
+                sampling=step.sampling,
+                cache_salt=step.cache_salt,
+                on_tokens=dispatch.take,
+                features=step.features,
             ),
         )
 

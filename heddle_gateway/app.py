@@ -11,6 +11,7 @@ from heddle_gateway import control
 from heddle_gateway.endpoints import MODEL_ENDPOINTS, PASSED_ON, passed_on
 from heddle_gateway.errors import ApiError
 from heddle_gateway.front import FRONT, Front, Handler, answering, error_response
+from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
 
 BACKLOG: Final = 65_535
 """Connections that wait to be accepted; the system has a limit of its own."""
@@ -73,6 +74,7 @@ def application(front: Front) -> web.Application:
     """Return the application of a gateway."""
     app = web.Application(client_max_size=front.settings.body_bytes, middlewares=[_unknown_paths])
     app[FRONT] = front
+    app.on_response_prepare.append(_sign)
 
     def add(method: str, path: str, handle: Handler, *, admin: bool, open_: bool = False) -> None:
         handler = answering(front, path, handle, admin=admin, open_=open_)
@@ -90,6 +92,10 @@ def application(front: Front) -> web.Application:
     for method, path, handle in _ADMINS:
         add(method, path, handle, admin=True)
     return app
+
+
+async def _sign(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[GATEWAY_HEADER] = "heddle"
 
 
 @web.middleware

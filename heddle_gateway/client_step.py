@@ -10,13 +10,14 @@ import msgspec
 
 from heddle_gateway.errors import ApiError
 from heddle_runtime.generation import GenerationEnd, Rendered
+from heddle_runtime.sampling import INTERNAL_FIELDS
 
-_EXACT: Final = frozenset(
+_EXACT: Final = INTERNAL_FIELDS | frozenset(
     (
-        *("n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias"),
-        *("allowed_token_ids", "stop_token_ids", "ignore_eos", "logprobs", "flat_logprobs"),
-        *("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "output_kind"),
-        *("include_stop_str_in_output", "skip_clone", "skip_reading_prefix_cache"),
+        *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias"),
+        *("allowed_token_ids", "stop_token_ids", "ignore_eos", "logprobs", "logprob_token_ids"),
+        *("detokenize", "skip_special_tokens", "spaces_between_special_tokens"),
+        "include_stop_str_in_output",
     )
 )
 """Sampling parameters whose effect on a token does not depend on which tokens are output so far."""
@@ -43,10 +44,11 @@ class ClientStep:
     ) -> None:
         self.prompt_ids = rendered.prompt_ids
         self.sampling = rendered.sampling
+        self.features: dict[str, Any] = rendered.features.get("generate", {})
         self.cache_salt = cache_salt
         self.max_tokens = max_tokens
         self.resumable = exactly_resumable(rendered.sampling)
-        given = (endpoint, rendered.sampling, max_tokens, cache_salt)
+        given = (endpoint, rendered.sampling, self.features, max_tokens, cache_salt)
         digest = blake2b(rendered.prompt_ids.tobytes(), digest_size=16)
         digest.update(msgspec.json.encode(given, order="deterministic"))
         self.key = digest.digest()

@@ -178,8 +178,7 @@ def model_endpoint(endpoint: str) -> Handler:
             rendered = rendered_ids(body)
         else:
             rendered = await _renderer(front).render(endpoint, body)
-        limit = front.settings.context_tokens
-        fresh = new_step(endpoint, body, rendered, context_tokens=limit)
+        fresh = new_step(endpoint, body, rendered, context_tokens=front.model.context_tokens)
         name = text_field(body, "request_id") or request.headers.get("X-Request-Id", "")
         step = front.gateway.submit(who, fresh, has_reply=has_reply(endpoint, body), model=model)
         if name:
@@ -219,8 +218,8 @@ def passed_on(path: str) -> Handler:
 
 async def list_models(request: web.Request) -> web.StreamResponse:
     """``GET /v1/models``."""
-    settings = request.app[FRONT].settings
-    return json_response(models_response(settings.models, settings.context_tokens))
+    model = request.app[FRONT].model
+    return json_response(models_response(model.names, model.context_tokens))
 
 
 def _identity(front: Front, request: web.Request, body: Mapping[str, Any]) -> Identity:

@@ -3,7 +3,6 @@
 import asyncio
 import hmac
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -20,13 +19,7 @@ from heddle_gateway.rendering import Detokenizer, EngineCalls, Renderer
 from heddle_runtime.generation import RenderError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-INSTANCE_HEADER: Final = "X-Heddle-Gateway"
-"""Names the gateway that answers, so that it is not registered as its own engine."""
 _LOG: Final = logging.getLogger(__name__)
-
-
-class EngineUrlError(ValueError):
-    """An engine that cannot be registered; the message says why and what to do."""
 
 
 class EngineUrls(Protocol):
@@ -36,11 +29,11 @@ class EngineUrls(Protocol):
         """Register an engine after a probe; return what it is, `id` and `url` among it.
 
         Raises:
-            EngineUrlError: it does not answer, or there is no place for it.
+            ApiError: it cannot be used, or there is no place for it.
         """
         ...
 
-    async def remove(self, engine: str) -> bool:
+    def remove(self, engine: str) -> bool:
         """Take out an engine by id or URL; return whether it was there."""
         ...
 
@@ -49,14 +42,20 @@ class EngineUrls(Protocol):
         ...
 
 
+@dataclass(slots=True, kw_only=True)
+class ServedModel:
+    """The model that all engines serve."""
+
+    names: tuple[str, ...] = ()
+    """Names that requests may give; the first is the default. Empty while no engine is known."""
+    context_tokens: int
+    """Longest prompt and output together."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontSettings:
     """Settings of the HTTP side."""
 
-    models: tuple[str, ...]
-    """Names that requests may give; the first is the default."""
-    context_tokens: int
-    """Longest prompt and output together."""
     api_key: str = ""
     """Bearer key of clients; empty: none is needed."""
     admin_key: str = ""
@@ -80,7 +79,8 @@ class Front:
     """The gateway as the endpoints see it."""
 
     gateway: Gateway
-    settings: FrontSettings
+    model: ServedModel
+    settings: FrontSettings = field(default_factory=FrontSettings)
     renderer: Renderer | None = None
     """None: token ids only."""
     engine_calls: EngineCalls | None = None
@@ -90,7 +90,6 @@ class Front:
     metrics: Metrics = field(default_factory=Metrics)
     requests: dict[str, ClientStep] = field(default_factory=dict)
     """Steps under way by the client's id of its request."""
-    instance: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def check_caller(self, request: web.Request, *, admin: bool) -> None:
         """Check the caller's key, and that it is no page of another site.
@@ -136,10 +135,10 @@ class Front:
         Raises:
             ApiError: it is another.
         """
-        models = self.settings.models
+        models = self.model.names
         name = body.get("model")
-        if name is None:
-            return models[0]
+        if name is None or not models:
+            return models[0] if models else "model"
         if name not in models:
             shown = repr(name)[:200]
             raise ApiError(

@@ -10,6 +10,7 @@ import msgspec
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, too_long
 from heddle_runtime.generation import GenerationEnd, Rendered
+from heddle_runtime.sampling import SamplingError, checked_sampling
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -100,8 +101,11 @@ def rendered_ids(body: Mapping[str, Any]) -> Rendered:
         prompt = array("I")
     if not prompt:
         raise ApiError(400, "token_ids must be a list of at least one id", param="token_ids")
-    rest = {name: value for name, value in sampling.items() if name != "max_tokens"}
-    return Rendered(prompt_ids=prompt, sampling=rest, max_tokens=limit)
+    try:
+        chosen = checked_sampling(sampling)
+    except SamplingError as error:
+        raise ApiError(400, str(error), param=error.field) from None
+    return Rendered(prompt_ids=prompt, sampling=chosen, max_tokens=limit)
 
 
 def new_step(
@@ -120,7 +124,7 @@ def new_step(
             "shorten it"
         )
     wanted = left if rendered.max_tokens is None else min(rendered.max_tokens, left)
-    salt = text_field(body, "cache_salt")
+    salt = text_field(body, "cache_salt") or rendered.features.get("cache_salt", "")
     return ClientStep(endpoint, rendered, max_tokens=wanted, cache_salt=salt)
 
 

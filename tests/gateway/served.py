@@ -26,14 +26,13 @@ async def served(
     *, settings: dict[str, Any] | None = None, text_as_it_comes: bool = False, **options: Any
 ) -> AsyncIterator[Served]:
     from heddle_gateway.app import listening
-    from heddle_gateway.front import Front, FrontSettings
+    from heddle_gateway.front import Front, FrontSettings, ServedModel
 
     bench = Served(**({"speed": 50.0} | options))
     bench.front = Front(
         gateway=bench.gateway,
-        settings=FrontSettings(
-            **({"models": ("fake",), "context_tokens": 32_768} | (settings or {}))
-        ),
+        model=ServedModel(names=("fake",), context_tokens=32_768),
+        settings=FrontSettings(**(settings or {})),
         renderer=bench.renderer,
         engine_calls=bench.renderer,
         detokenizer=bench.renderer if text_as_it_comes else None,
