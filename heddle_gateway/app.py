@@ -10,7 +10,7 @@ from aiohttp import web
 from heddle_gateway import control
 from heddle_gateway.endpoints import MODEL_ENDPOINTS, PASSED_ON, passed_on
 from heddle_gateway.errors import ApiError
-from heddle_gateway.front import FRONT, Front, Handler, answering, error_response
+from heddle_gateway.front import FRONT, MOST_OPEN, Front, Handler, answering, error_response
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
 
 BACKLOG: Final = 65_535
@@ -50,6 +50,12 @@ _ADMINS: Final = (
 
 class FileLimitError(ValueError):
     """The system permits too few open files; the message has the remedy."""
+
+
+def most_open() -> int:
+    """Return how many requests may be open as far as the system permits files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_OPEN if hard == resource.RLIM_INFINITY else min(MOST_OPEN, hard - SPARE_FILES)
 
 
 def raise_file_limit(max_open: int) -> None:

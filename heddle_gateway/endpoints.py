@@ -127,8 +127,7 @@ class _Exchange:
             role = {"index": 0, "delta": {"role": "assistant", "content": ""}}
             await response.write(event({**head, "choices": [{**role, "finish_reason": None}]}))
         sent = ""
-        # Parsers of tool calls see whole replies only, and log-probs come with their end.
-        if detokenizer is None or self.body.get("tools") or self.step.wants_logprobs:
+        if detokenizer is None or self._needs_its_end():
             await self._wait(response)
         else:
             deltas = TextDeltas(detokenizer)
@@ -147,6 +146,21 @@ class _Exchange:
         for chunk in chunks:
             await response.write(event(chunk))
         await self._write_usage(response, {k: v for k, v in chunks[-1].items() if k != "choices"})
+
+    def _needs_its_end(self) -> bool:
+        """Whether the text cannot be known before the end of the step.
+
+        Parsers of tool calls see whole replies only, log-probs come with the end, and a stop string
+        is cut off there.
+        """
+        sampling = self.step.sampling
+        shows_special = sampling.get("skip_special_tokens") is False
+        return bool(
+            self.body.get("tools")
+            or self.step.wants_logprobs
+            or sampling.get("stop")
+            or shows_special
+        )
 
     async def _write_usage(self, response: web.StreamResponse, head: Mapping[str, Any]) -> None:
         options = self.body.get("stream_options")

@@ -19,6 +19,7 @@ from heddle_gateway.rendering import Detokenizer, EngineCalls, Renderer
 from heddle_runtime.generation import RenderError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+MOST_OPEN: Final = 65_536
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -60,7 +61,7 @@ class FrontSettings:
     """Bearer key of clients; empty: none is needed."""
     admin_key: str = ""
     """Key of engines and control; empty: that of clients."""
-    max_open: int = 65_536
+    max_open: int = MOST_OPEN
     """Requests at once; more get status 429."""
     body_bytes: int = 32 << 20
     """Largest body."""
