@@ -108,7 +108,7 @@ def serve(
     engines = _facts(setup, gateway)
     for note in engines["notes"]:
         on_note(note)
-    facts = replace(setup.facts(TRACE, engines), command_line=_without_secrets(sys.argv))
+    facts = replace(setup.facts("heddle_gateway", engines), command_line=_without_secrets(sys.argv))
     kept = prices.kept(setup.config, setup.profiles.pools)
     gpus = {} if engines.get("platform") == "cpu" else setup.profiles.pools
     began_s = time.perf_counter()

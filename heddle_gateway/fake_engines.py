@@ -37,29 +37,32 @@ class FakeAgent(GatewayAgent):
     def request(self) -> StepRequest:
         """Request tokens up to the first that ends the message."""
         request = super().request()
-        before = request.prompt_tokens
-        until = next(
-            (n for n in range(request.max_tokens) if self._token(before + n) == END),
-            request.max_tokens - 1,
-        )
-        return msgspec.structs.replace(request, max_tokens=until + 1)
+        tokens = len(self._tokens(request.max_tokens))
+        return msgspec.structs.replace(request, max_tokens=tokens)
 
     def on_step_end(self, result: StepResult) -> None:
         """Keep the tokens, made up here."""
-        before = len(self.context_ids)
-        ids = tuple(self._token(before + n) for n in range(result.tokens))
+        ids = self._tokens(result.tokens)
         stopped = bool(ids) and ids[-1] == END
         content: list[dict[str, Any]] = []
         if self.step.wants_logprobs:
             content = [{"token_id": i, "logprob": -1.0, "rank": 1, "top_logprobs": []} for i in ids]
         end = GenerationEnd(finish_reason="stop" if stopped else "length", logprobs=tuple(content))
-        super().on_step_end(msgspec.structs.replace(result, output_ids=ids, extras=end))
+        super().on_step_end(msgspec.structs.replace(result, output_ids=tuple(ids), extras=end))
 
-    def _token(self, position: int) -> int:
-        drawn = crc32(b"%d" % position, crc32(self.id.encode()))
-        if drawn % self._mean_tokens == 0:
-            return END
-        return _FIRST_WORD + drawn % (VOCABULARY - _FIRST_WORD)
+    def _tokens(self, limit: int) -> list[int]:
+        """The next tokens, as many as `limit` or up to the end; the first of a reply is no end."""
+        ids: list[int] = []
+        context, seed = self.context_ids, crc32(self.id.encode())
+        before = context[-1]
+        for position in range(len(context), len(context) + limit):
+            drawn = crc32(b"%d" % position, seed)
+            ends = drawn % self._mean_tokens == 0 and before >= _FIRST_WORD
+            before = END if ends else _FIRST_WORD + drawn % (VOCABULARY - _FIRST_WORD)
+            ids.append(before)
+            if ends:
+                break
+        return ids
 
 
 def fake_agents(mean_tokens: int) -> Any:

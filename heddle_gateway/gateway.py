@@ -73,7 +73,7 @@ class Gateway:
         self._engineless_since_s: float | None = self._loop.time()
         self._paused_since_s: float | None = None
         self._paused_s = 0.0
-        self._closing = False
+        self._started = self._closing = False
         self._weights_version = 0
         self._rollouts: dict[RolloutId, int | None] = {}
         """Open ones, each with the trajectories that it may still take; None: any number."""
@@ -110,6 +110,9 @@ class Gateway:
         Raises:
             BaseException: the error of the core, an agent or a service that ended the run.
         """
+        if self._closing:
+            return
+        self._started = True
         self.driver.start()
         self.open_rollout(ROLLOUT)
         sweeping = self._loop.create_task(self._sweep())
@@ -128,7 +131,7 @@ class Gateway:
         self._closing = True
         for step in self.sessions.under_way:
             step.fail(unavailable("the gateway is ending"))
-        if not self._over.done():
+        if self._started and not self._over.done():
             self.driver.interrupt(drain_s * self._clock.speed)
             with suppress(BaseException):
                 await asyncio.shield(self._over)

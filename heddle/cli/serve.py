@@ -1,6 +1,7 @@
 """`heddle serve`: a gateway for clients that speak OpenAI's protocol, or send token ids."""
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def serve(
     engine = engine or ("http" if urls else None)
     _check_options(sources, engine, urls, engines)
 
-    from heddle.cli.show import lines
+    from heddle.cli.show import run_summary
     from heddle.gateway_run import GatewayConfig
     from heddle.gateway_run import serve as serve_clients
     from heddle_gateway.app import most_open
@@ -152,6 +153,7 @@ def serve(
     def listening(url: str, path: Path) -> None:
         if as_json:
             click.echo(json.dumps({"url": url, "run": str(path)}))
+            sys.stdout.flush()
         else:
             click.echo(f"listening on {url}/v1, policy {config.policy.preset}; run in {path}")
 
@@ -166,9 +168,9 @@ def serve(
         config, gateway, out=out, config_text=text, on_note=note, on_listening=listening
     )
     if as_json:
-        click.echo(json.dumps({"run": str(result.path), **result.summary}))
+        click.echo(json.dumps({"run": str(result.path), **result.summary}, allow_nan=False))
     else:
-        lines(f"{result.policy}, seed {result.seed}", dict(result.summary))
+        run_summary(result, None)
 
 
 def _check_options(
