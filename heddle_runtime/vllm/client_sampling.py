@@ -3,12 +3,25 @@
 Runs in an engine's process, and finds stop strings, which vLLM's core does not know.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from heddle_runtime.process.engine_core import Finish, TopLogprobs
 from heddle_runtime.vllm.settings import VllmSettings
 
 NEED_TOKENIZER = ("stop", "bad_words", "structured_outputs")
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Make each error a ValueError in one line: vLLM's own have no base in common, and what a
+    client sends causes them.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
 
 
 class _Request(NamedTuple):

