@@ -25,6 +25,7 @@ from heddle_runtime.sampling import SamplingError, checked_sampling
 from heddle_runtime.vllm_http.endpoint import (
     Answer,
     Endpoint,
+    SlowError,
     UnreachableError,
     read_all,
     reason_of,
@@ -77,6 +78,8 @@ class HttpEngine:
         self._facts: EndpointFacts | None = None
         self._steps: dict[TrajectoryId, HttpStep] = {}
         self._streams: dict[TrajectoryId, asyncio.Task[None]] = {}
+        self._received_s = 0.0
+        """When it last sent anything; seconds of the event loop's clock."""
         self._faults, self._fault_s = 0, 0.0
         """How often in a row a step broke off, and when last."""
         self._sample = EngineSample(0, 0, 0, 0)
@@ -237,7 +240,7 @@ class HttpEngine:
             if self._loop.time() >= health_due_s:
                 health_due_s = self._loop.time() + self._settings.health_s
                 if why := await self._illness():
-                    self.fail(why)
+                    self.fail(f"{self._endpoint.url}: {why}")
                     return
             if (
                 self._steps
@@ -257,6 +260,10 @@ class HttpEngine:
         """Why it cannot be used any more; "" if it is well."""
         try:
             answer = await self._endpoint.call("/health", limit_s=self._settings.answer_limit_s)
+        except SlowError as error:
+            # Busy, and not dead, while streams bring something.
+            limit_s = self._settings.answer_limit_s
+            return "" if self._loop.time() < self._received_s + limit_s else str(error)
         except UnreachableError as error:
             return str(error)
         return "" if answer.status == 200 else f"/health says {answer.status}: {answer.message}"
@@ -320,6 +327,7 @@ class HttpEngine:
                 answer = Answer(response.status, await read_all(response), {})
                 raise _of_status(answer)
             async for data in response.content.iter_any():
+                self._received_s = self._loop.time()
                 for event in events.feed(data):
                     if event == DONE:
                         continue

@@ -70,7 +70,7 @@ class EventReader:
     """Cuts a byte stream into the data of its events."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the data of every event that is complete; comments and other fields are dropped.
@@ -78,10 +78,10 @@ class EventReader:
         Raises:
             ProtocolError: an event is larger than any that vLLM sends.
         """
-        self._rest += data
-        *lines, rest = self._rest.split(b"\n")
-        self._rest = rest
-        if len(rest) > EVENT_BYTES:
+        self._buffer += data
+        *lines, incomplete = self._buffer.split(b"\n")
+        self._buffer = incomplete
+        if len(incomplete) > EVENT_BYTES:
             raise ProtocolError(f"an event of its stream has more than {EVENT_BYTES >> 20} MiB")
         for line in lines:
             if line.startswith(b"data:"):

@@ -6,7 +6,7 @@ same process, asked directly.
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -17,18 +17,26 @@ pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'he
 import aiohttp
 
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_rollout.engines import EngineClient, KvPlaced, StepRequest
+from heddle_rollout.engines import StepRequest
 from heddle_runtime.generation import Generation, GenerationEnd, Rendered
 from heddle_runtime.vllm_http.endpoint import Endpoint
-from heddle_runtime.vllm_http.engine import HttpEngine
 from heddle_runtime.vllm_http.rendering import CHAT, COMPLETIONS, HttpRenderer
-from tests.rollout.contract import ATTEMPTS, Bench, EngineContract, grown, ids, request, until
-from tests.runtime.vllm_bench import needs_nixl
-from tests.runtime.vllm_serve import VllmServe, needs_serve, serve_bench
+from tests.rollout.contract import ATTEMPTS, Bench, EngineContract, grown, ids, request
+from tests.runtime.vllm_serve import (
+    OUTPUT,
+    PROMPT,
+    VllmServe,
+    cut,
+    direct,
+    get,
+    heard_of,
+    needs_serve,
+    post,
+    rest,
+    serve_bench,
+)
 
 pytestmark = needs_serve
-
-PROMPT, OUTPUT = 400, 200
 
 
 @pytest.fixture(scope="module")
@@ -47,65 +55,6 @@ def bench(served: tuple[Bench, list[VllmServe]]) -> Bench:
 @pytest.fixture(scope="module")
 def url(served: tuple[Bench, list[VllmServe]]) -> str:
     return served[1][0].url
-
-
-async def post(url: str, path: str, body: dict[str, Any]) -> Any:
-    """Ask a server directly."""
-    async with aiohttp.ClientSession() as session, session.post(url + path, json=body) as response:
-        content = await response.json()
-        assert response.status == 200, content
-        return content
-
-
-async def direct(url: str, context: Sequence[int], output: int = OUTPUT) -> list[int]:
-    """What a server makes of a context when asked for completions, by nothing of ours."""
-    models = await aiohttp_get(url, "/v1/models")
-    answer = await post(
-        url,
-        "/v1/completions",
-        {
-            "model": models["data"][0]["id"],
-            "prompt": list(context),
-            "max_tokens": output,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        },
-    )
-    tokens = answer["choices"][0]["token_ids"]
-    assert len(tokens) == output
-    return [*context, *tokens]
-
-
-async def aiohttp_get(url: str, path: str) -> Any:
-    async with aiohttp.ClientSession() as session, session.get(url + path) as response:
-        return await response.json()
-
-
-async def heard_of(engine: EngineClient, name: str) -> None:
-    """Wait until a step has made tokens, or has ended."""
-    assert isinstance(engine, HttpEngine)
-
-    def heard() -> bool:
-        step = engine._steps.get(TrajectoryId(name))
-        return step is None or bool(step.made)
-
-    await until(heard)
-
-
-async def rest(bench: Bench, engine: EngineClient, name: str, context: Sequence[int]) -> list[int]:
-    left = PROMPT + OUTPUT - len(context)
-    if left == 0:
-        return list(context)
-    engine.start(request(name, context, left, shared=len(context)))
-    return grown(context, await bench.recorder.end_of(name))
-
-
-async def cut(bench: Bench, engine: EngineClient, name: str, context: Sequence[int]) -> list[int]:
-    engine.start(request(name, context, PROMPT + OUTPUT - len(context)))
-    await heard_of(engine, name)
-    engine.abort(TrajectoryId(name))
-    return grown(context, await bench.recorder.end_of(name))
 
 
 def test_steps_under_preemption_make_the_tokens_of_the_server_itself(bench, url):
@@ -140,42 +89,18 @@ def test_steps_under_preemption_make_the_tokens_of_the_server_itself(bench, url)
     bench.run(main())
 
 
-@needs_nixl
-def test_kv_moved_between_servers_makes_no_difference(bench, url):
+def test_a_move_by_prefill_makes_no_difference(bench, url):
     async def main() -> None:
         one, other = await bench.engine(0), await bench.engine(1)
-        assert one.capabilities.export_kv
-        expected = await direct(url, ids("traveller", PROMPT))
-        context = await cut(bench, one, "traveller", ids("traveller", PROMPT))
-        name = TrajectoryId("traveller")
-        assert one.export_kv(name, context)
-        _, handle = await bench.recorder.take("exported")
-        other.import_kv(name, GroupId("g"), context, handle)
+        assert not one.capabilities.export_kv
+        expected = await direct(url, ids("prefilled", PROMPT))
+        context = await cut(bench, one, "prefilled", ids("prefilled", PROMPT))
+        name = TrajectoryId("prefilled")
+        assert not one.export_kv(name, context)
+        other.import_kv(name, GroupId("g"), context, None)
         _, placed = await bench.recorder.take("placed")
-        assert placed == ("kv", len(context) // 32 * 32)
-        assert await rest(bench, other, "traveller", context) == expected
-
-    bench.run(main())
-
-
-@needs_nixl
-def test_a_handle_that_is_nearly_over_or_whose_source_is_unknown_costs_a_prefill(bench, url):
-    async def main() -> None:
-        one, other = await bench.engine(0), await bench.engine(1)
-        expected = await direct(url, ids("late", PROMPT))
-        context = await cut(bench, one, "late", ids("late", PROMPT))
-        name = TrajectoryId("late")
-        one.export_kv(name, context)
-        _, handle = await bench.recorder.take("exported")
-        late = msgspec.structs.replace(handle, expires_s=bench.loop.time() + 4.0)
-        gone = {**handle.params["kv"], "remote_port": 9, "remote_engine_id": "gone"}
-        lost = msgspec.structs.replace(handle, params={"kv": gone, "salt": ""})
-        for each in (late, lost):
-            other.import_kv(name, GroupId("g"), context, each)
-            _, placed = await bench.recorder.take("placed")
-            assert isinstance(placed, KvPlaced)
-            assert placed.way == "prefill"
-        assert await rest(bench, other, "late", context) == expected
+        assert placed == ("prefill", len(context) // 32 * 32)
+        assert await rest(bench, other, "prefilled", context) == expected
 
     bench.run(main())
 
@@ -194,7 +119,7 @@ def of_client(name: str, rendered: Rendered, **sampling: Any) -> StepRequest:
 def test_a_response_made_of_a_step_is_that_of_the_server_itself(bench, url, endpoint, stop):
     async def main() -> None:
         engine = await bench.engine(0)
-        model = (await aiohttp_get(url, "/v1/models"))["data"][0]["id"]
+        model = (await get(url, "/v1/models"))["data"][0]["id"]
         body: dict[str, Any] = {"model": model, "max_tokens": 12, "temperature": 0}
         body |= {"ignore_eos": True, "return_token_ids": True, "skip_special_tokens": False}
         if stop is not None:

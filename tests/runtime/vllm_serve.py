@@ -16,17 +16,25 @@ from typing import Any
 import aiohttp
 import pytest
 
+from heddle_core.ids import TrajectoryId
+from heddle_rollout.engines import EngineClient
 from heddle_runtime.process.child import group_members
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.command import PARENT
-from heddle_runtime.vllm.settings import has_nixl
 from heddle_runtime.vllm_http.engine import HttpEngine
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.settings import HttpSettings
-from tests.rollout.contract import Bench, Recorder
+from tests.rollout.contract import Bench, Recorder, grown, request, until
 from tests.runtime.vllm_bench import needs_vllm, no_vllm
 
 START_LIMIT_S = 300.0
+PROMPT, OUTPUT = 400, 200
+NIXL = (
+    "--kv-transfer-config",
+    '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cpu",'
+    '"kv_load_failure_policy":"fail"}',
+)
+"""Its progress thread occupies a core of each server: other tests do without."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 )
@@ -65,12 +73,6 @@ class VllmServe:
         command += ["--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32"]
         command += ["--enforce-eager", "--enable-scale-out", "--enable-prompt-tokens-details"]
         command += ["--chat-template", str(template), "--generation-config", "vllm"]
-        if has_nixl():
-            command += [
-                "--kv-transfer-config",
-                '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cpu",'
-                '"kv_load_failure_policy":"fail"}',
-            ]
         command += self._options
         with (self._folder / f"serve-{self.port}.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -109,10 +111,13 @@ class VllmServe:
 
 
 @contextmanager
-def serve_bench(folder: Path, **settings: Any) -> Iterator[tuple[Bench, list[VllmServe]]]:
+def serve_bench(
+    folder: Path, *, options: Sequence[str] = (), **settings: Any
+) -> Iterator[tuple[Bench, list[VllmServe]]]:
     """Two real servers behind URLs; one that is killed is started again by its owner."""
     model = make_tiny_model(folder / "model", seed=1)
-    servers = [VllmServe(model, folder) for _ in range(2)]
+    servers = [VllmServe(model, folder, options) for _ in range(2)]
+    settings = {"answer_limit_s": 60.0} | settings
     loop = asyncio.new_event_loop()
 
     async def launcher() -> tuple[HttpLauncher, Recorder]:
@@ -151,6 +156,65 @@ def serve_bench(folder: Path, **settings: Any) -> Iterator[tuple[Bench, list[Vll
         for server in servers:
             server.murder()
         loop.close()
+
+
+async def post(url: str, path: str, body: dict[str, Any]) -> Any:
+    """Ask a server directly."""
+    async with aiohttp.ClientSession() as session, session.post(url + path, json=body) as response:
+        content = await response.json()
+        assert response.status == 200, content
+        return content
+
+
+async def direct(url: str, context: Sequence[int], output: int = OUTPUT) -> list[int]:
+    """What a server makes of a context when asked for completions, by nothing of ours."""
+    models = await get(url, "/v1/models")
+    answer = await post(
+        url,
+        "/v1/completions",
+        {
+            "model": models["data"][0]["id"],
+            "prompt": list(context),
+            "max_tokens": output,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        },
+    )
+    tokens = answer["choices"][0]["token_ids"]
+    assert len(tokens) == output
+    return [*context, *tokens]
+
+
+async def get(url: str, path: str) -> Any:
+    async with aiohttp.ClientSession() as session, session.get(url + path) as response:
+        return await response.json()
+
+
+async def heard_of(engine: EngineClient, name: str) -> None:
+    """Wait until a step has made tokens, or has ended."""
+    assert isinstance(engine, HttpEngine)
+
+    def heard() -> bool:
+        step = engine._steps.get(TrajectoryId(name))
+        return step is None or bool(step.made)
+
+    await until(heard)
+
+
+async def rest(bench: Bench, engine: EngineClient, name: str, context: Sequence[int]) -> list[int]:
+    left = PROMPT + OUTPUT - len(context)
+    if left == 0:
+        return list(context)
+    engine.start(request(name, context, left, shared=len(context)))
+    return grown(context, await bench.recorder.end_of(name))
+
+
+async def cut(bench: Bench, engine: EngineClient, name: str, context: Sequence[int]) -> list[int]:
+    engine.start(request(name, context, PROMPT + OUTPUT - len(context)))
+    await heard_of(engine, name)
+    engine.abort(TrajectoryId(name))
+    return grown(context, await bench.recorder.end_of(name))
 
 
 _ENVIRONMENT = {
