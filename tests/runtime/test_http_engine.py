@@ -201,6 +201,18 @@ def test_a_server_that_answers_nothing_any_more_has_failed():
     run(main)
 
 
+def test_a_server_whose_calls_are_slow_while_its_streams_go_on_has_not_failed():
+    async def main() -> None:
+        async with one(IMPATIENT) as (made, server):
+            engine = await made.begin()
+            server.slow_health = True
+            engine.start(request("slow", ids("slow", PROMPT), 1500))
+            assert (await made.recorder.end_of("slow")).tokens == 1500
+            await made.recorder.take("failed")
+
+    run(main)
+
+
 def test_a_server_that_says_it_is_ill_has_failed():
     async def main() -> None:
         async with one() as (made, server):
