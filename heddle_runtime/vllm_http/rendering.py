@@ -99,7 +99,10 @@ class HttpRenderer:
         if endpoint == CHAT:
             _name_tool_calls(choice, body)
         if body.get("return_token_ids"):
-            (made if endpoint == CHAT else choice)["prompt_token_ids"] = prompt_ids
+            if endpoint == CHAT:
+                made["prompt_token_ids"] = prompt_ids
+            else:
+                choice |= {"prompt_token_ids": prompt_ids, "token_ids": list(output_ids)}
         if isinstance(end.stop_reason, str) and not body.get("include_stop_str_in_output"):
             _cut_text(choice, end.stop_reason)
         return dict(made)

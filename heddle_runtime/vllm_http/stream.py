@@ -78,11 +78,12 @@ class EventReader:
         Raises:
             ProtocolError: an event is larger than any that vLLM sends.
         """
-        self._buffer += data
-        *lines, incomplete = self._buffer.split(b"\n")
-        self._buffer = incomplete
-        if len(incomplete) > EVENT_BYTES:
-            raise ProtocolError(f"an event of its stream has more than {EVENT_BYTES >> 20} MiB")
+        *lines, incomplete = data.split(b"\n")
         for line in lines:
-            if line.startswith(b"data:"):
-                yield bytes(line[5:].strip())
+            self._buffer += line
+            if self._buffer.startswith(b"data:"):
+                yield bytes(self._buffer[5:].strip())
+            self._buffer.clear()
+        self._buffer += incomplete
+        if len(self._buffer) > EVENT_BYTES:
+            raise ProtocolError(f"an event of its stream has more than {EVENT_BYTES >> 20} MiB")

@@ -1,12 +1,15 @@
 """What servers behind URLs do wrong: faults and lies, each with its end, and no other is harmed."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle[serve]'")
 
@@ -19,6 +22,7 @@ from heddle_runtime.vllm_http.engine import HttpEngine
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER, ProbeError
 from heddle_runtime.vllm_http.settings import HttpSettings
+from heddle_runtime.vllm_http.stream import EventReader
 from tests.rollout.contract import LONG_OUTPUT, Recorder, grown, ids, request, until
 from tests.runtime.counting_process import next_token
 from tests.runtime.fake_vllm import MODEL, FakeVllm
@@ -617,3 +621,22 @@ def test_a_url_is_free_again_after_its_engine():
 def test_settings_out_of_range_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         HttpSettings(**changes)
+
+
+# -- the stream -----------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.binary(max_size=20).map(lambda raw: raw.replace(b"\n", b"").strip()), max_size=8),
+    st.lists(st.integers(1, 30), min_size=1),
+    st.sampled_from([b"\n\n", b"\r\n\r\n"]),
+)
+def test_events_are_the_same_however_their_bytes_are_cut(events, sizes, end):
+    whole = b"".join(b": comment" + end + b"data: " + event + end for event in events)
+    reader, found, at = EventReader(), [], 0
+    for size in itertools.cycle(sizes):
+        if at >= len(whole):
+            break
+        found += reader.feed(whole[at : at + size])
+        at += size
+    assert found == events

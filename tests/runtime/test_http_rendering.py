@@ -85,6 +85,8 @@ def test_a_response_has_no_stop_string_and_the_ids_that_were_asked_for(endpoint)
             text = choice["message"]["content"] if endpoint == CHAT else choice["text"]
             assert text == "one "
             place = response if endpoint == CHAT else choice
+            if endpoint == COMPLETIONS:
+                assert choice["token_ids"] == [300, 301]
             assert place["prompt_token_ids"] == [300, 301]
             sent = server.seen[-1]
             assert "stream" not in sent.get("chat_request", sent.get("completion_request"))

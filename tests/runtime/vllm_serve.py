@@ -121,7 +121,7 @@ def serve_bench(
     loop = asyncio.new_event_loop()
 
     async def launcher() -> tuple[HttpLauncher, Recorder]:
-        made = HttpLauncher(HttpSettings(sample_s=0.1, health_s=1.0, **settings))
+        made = HttpLauncher(HttpSettings(sample_s=0.03, health_s=1.0, **settings))
         for server in servers:
             server.start()
         for server in servers:
