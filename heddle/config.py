@@ -71,6 +71,9 @@ class RuntimeConfig:
     the prefix cache keeps it."""
     start_limit_s: float = 600.0
     """An engine that is not ready after this time is ended and started again."""
+    tokenizer: bool = False
+    """Load the model's tokenizer into engines: clients of a gateway may then set stop strings, bad
+    words and structured outputs."""
     temperature: float = 0.0
     """Of live agents' sampling; replays are greedy."""
     allow_unknown_vllm: bool = False

@@ -41,6 +41,7 @@ INTERNAL_FIELDS = frozenset(
         "max_tokens",
         "n",
         "output_kind",
+        "output_text_buffer_length",
         "skip_clone",
         "skip_reading_prefix_cache",
         "stream_interval",

@@ -18,6 +18,10 @@ class UnreachableError(Exception):
     """An endpoint did not answer as HTTP; the message says how."""
 
 
+class SlowError(UnreachableError):
+    """It did not answer in time."""
+
+
 class UrlError(ValueError):
     """A URL cannot be that of an engine; the message quotes it and says what one looks like."""
 
@@ -84,7 +88,8 @@ class Endpoint:
                 data = await read_all(response)
                 return Answer(response.status, data, dict(response.headers))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise UnreachableError(f"{path} {reason_of(error, limit_s)}") from None
+            kind = SlowError if isinstance(error, TimeoutError) else UnreachableError
+            raise kind(f"{path} {reason_of(error, limit_s)}") from None
 
 
 class Answer(msgspec.Struct, frozen=True):

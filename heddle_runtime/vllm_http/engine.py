@@ -25,6 +25,7 @@ from heddle_runtime.sampling import SamplingError, checked_sampling
 from heddle_runtime.vllm_http.endpoint import (
     Answer,
     Endpoint,
+    SlowError,
     UnreachableError,
     read_all,
     reason_of,
@@ -77,6 +78,8 @@ class HttpEngine:
         self._facts: EndpointFacts | None = None
         self._steps: dict[TrajectoryId, HttpStep] = {}
         self._streams: dict[TrajectoryId, asyncio.Task[None]] = {}
+        self._received_s = 0.0
+        """When it last sent anything; seconds of the event loop's clock."""
         self._faults, self._fault_s = 0, 0.0
         """How often in a row a step broke off, and when last."""
         self._sample = EngineSample(0, 0, 0, 0)
@@ -227,36 +230,38 @@ class HttpEngine:
         self._moves = KvMoves(self._spec.engine, self._endpoint, facts, self._settings)
         self._facts, self._state = facts, "ready"
         self._listener.engine_ready(self._spec.engine, facts.kv_capacity_tokens)
-        self._task(self._watch())
+        self._task(self._watch_health())
+        self._task(self._watch_counters())
 
-    async def _watch(self) -> None:
-        """Read `/health` always, and `/metrics` while there is anything to count."""
-        health_due_s = 0.0
+    async def _watch_health(self) -> None:
         while True:
-            await asyncio.sleep(min(self._settings.sample_s, self._settings.health_s))
-            if self._loop.time() >= health_due_s:
-                health_due_s = self._loop.time() + self._settings.health_s
-                if why := await self._illness():
-                    self.fail(why)
-                    return
-            if (
-                self._steps
-                or (self._moves is not None and self._moves.count)
-                or self._sample[:3] != (0, 0, 0)
-            ):
-                await self._read_counters()
+            await asyncio.sleep(self._settings.health_s)
+            if why := await self._illness():
+                self.fail(f"{self._endpoint.url}: {why}")
+                return
 
-    async def _read_counters(self) -> None:
-        # A failed call is seen by `/health`; counters that are no numbers are none.
-        with contextlib.suppress(UnreachableError, ValueError):
-            answer = await self._endpoint.call("/metrics", limit_s=self._settings.answer_limit_s)
-            if answer.status == 200:
-                self._sample = read_sample(answer.data.decode(), self.kv_capacity_tokens)
+    async def _watch_counters(self) -> None:
+        """Read `/metrics` while there is anything to count."""
+        limit_s = self._settings.answer_limit_s
+        while True:
+            await asyncio.sleep(self._settings.sample_s)
+            moves = self._moves is not None and self._moves.count > 0
+            if not (self._steps or moves or any(self._sample[:3])):
+                continue
+            # A failed call is seen by `/health`; counters that are no numbers are none.
+            with contextlib.suppress(UnreachableError, ValueError):
+                answer = await self._endpoint.call("/metrics", limit_s=limit_s)
+                if answer.status == 200:
+                    self._sample = read_sample(answer.data.decode(), self.kv_capacity_tokens)
 
     async def _illness(self) -> str:
         """Why it cannot be used any more; "" if it is well."""
         try:
             answer = await self._endpoint.call("/health", limit_s=self._settings.answer_limit_s)
+        except SlowError as error:
+            # Busy, and not dead, while streams bring something.
+            limit_s = self._settings.answer_limit_s
+            return "" if self._loop.time() < self._received_s + limit_s else str(error)
         except UnreachableError as error:
             return str(error)
         return "" if answer.status == 200 else f"/health says {answer.status}: {answer.message}"
@@ -320,6 +325,7 @@ class HttpEngine:
                 answer = Answer(response.status, await read_all(response), {})
                 raise _of_status(answer)
             async for data in response.content.iter_any():
+                self._received_s = self._loop.time()
                 for event in events.feed(data):
                     if event == DONE:
                         continue

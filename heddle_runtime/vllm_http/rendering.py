@@ -31,8 +31,8 @@ class HttpRenderer:
         if endpoint == COMPLETIONS:
             _check_one_prompt(body.get("prompt"))
         # The answer comes whole from `derender`; vLLM checks options of a stream on its own.
-        asked = {key: value for key, value in body.items() if key not in _OF_STREAMS}
-        content = await self._call(f"{endpoint}/render", asked)
+        own_fields = {key: value for key, value in body.items() if key not in _OF_STREAMS}
+        content = await self._call(f"{endpoint}/render", own_fields)
         if endpoint == COMPLETIONS:
             content = content[0] if isinstance(content, list) and len(content) == 1 else None
         if not isinstance(content, dict) or not _is_rendered(content):
@@ -83,13 +83,13 @@ class HttpRenderer:
                 }
             ],
         }
-        asked = {key: value for key, value in body.items() if key not in _OF_STREAMS}
+        own_fields = {key: value for key, value in body.items() if key not in _OF_STREAMS}
         call: dict[str, Any] = {"model": body["model"]} if "model" in body else {}
         if endpoint == CHAT:
-            call |= {"generate_response": response, "chat_request": asked}
+            call |= {"generate_response": response, "chat_request": own_fields}
             call |= {"prompt_tokens": len(prompt_ids), "prompt_token_ids": prompt_ids}
         else:
-            call |= {"generate_responses": [response], "completion_request": asked}
+            call |= {"generate_responses": [response], "completion_request": own_fields}
             call |= {"prompt_tokens": [len(prompt_ids)], "prompt_token_ids": [prompt_ids]}
         made = await self._call(f"{endpoint}/derender", call)
         choices = made.get("choices") if isinstance(made, dict) else None
@@ -99,7 +99,10 @@ class HttpRenderer:
         if endpoint == CHAT:
             _name_tool_calls(choice, body)
         if body.get("return_token_ids"):
-            (made if endpoint == CHAT else choice)["prompt_token_ids"] = prompt_ids
+            if endpoint == CHAT:
+                made["prompt_token_ids"] = prompt_ids
+            else:
+                choice |= {"prompt_token_ids": prompt_ids, "token_ids": list(output_ids)}
         if isinstance(end.stop_reason, str) and not body.get("include_stop_str_in_output"):
             _cut_text(choice, end.stop_reason)
         return dict(made)

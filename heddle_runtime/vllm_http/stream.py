@@ -70,7 +70,7 @@ class EventReader:
     """Cuts a byte stream into the data of its events."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the data of every event that is complete; comments and other fields are dropped.
@@ -78,11 +78,12 @@ class EventReader:
         Raises:
             ProtocolError: an event is larger than any that vLLM sends.
         """
-        self._rest += data
-        *lines, rest = self._rest.split(b"\n")
-        self._rest = rest
-        if len(rest) > EVENT_BYTES:
-            raise ProtocolError(f"an event of its stream has more than {EVENT_BYTES >> 20} MiB")
+        *lines, incomplete = data.split(b"\n")
         for line in lines:
-            if line.startswith(b"data:"):
-                yield bytes(line[5:].strip())
+            self._buffer += line
+            if self._buffer.startswith(b"data:"):
+                yield bytes(self._buffer[5:].strip())
+            self._buffer.clear()
+        self._buffer += incomplete
+        if len(self._buffer) > EVENT_BYTES:
+            raise ProtocolError(f"an event of its stream has more than {EVENT_BYTES >> 20} MiB")

@@ -40,9 +40,10 @@ class FakeVllm:
         self.version: Any = "0.32.0"
         self.owner = "vllm"
         self.health = 200
+        self.slow_health = False
         self.headers: dict[str, str] = {}
         self.silent = False
-        """No call is answered."""
+        """No call is answered, and no stream goes on."""
         self.generate_status = 200
         self.cut_after: int | None = None
         """Tokens after which the stream breaks off."""
@@ -131,6 +132,8 @@ class FakeVllm:
         return response
 
     async def _health(self, request: web.Request) -> web.Response:
+        if self.slow_health:
+            await asyncio.sleep(60)
         return web.Response(status=self.health)
 
     async def _version(self, request: web.Request) -> web.Response:
@@ -236,7 +239,7 @@ class FakeVllm:
                 await _send(response, {"error": {"message": "the core died", "code": 500}})
                 finish = "error"
                 return
-            while at == self.stall_after and not running.aborted:
+            while self.silent or (at == self.stall_after and not running.aborted):
                 await asyncio.sleep(0.02)
             await asyncio.sleep(TOKEN_S)
             if running.aborted:
