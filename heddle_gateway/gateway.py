@@ -20,7 +20,7 @@ from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, too_long, unavailable
 from heddle_gateway.identity import Identity
-from heddle_gateway.sessions import SessionLimits, Sessions
+from heddle_gateway.sessions import ClientSessions, SessionLimits
 from heddle_rollout.core import Core
 from heddle_rollout.driver import ROLLOUT, Driver, RolloutError
 from heddle_rollout.engines import Launcher
@@ -82,7 +82,7 @@ class Gateway:
         self.dispatches = 0
         self.preemptions = 0
         self.engine_deaths = 0
-        self.sessions = Sessions(
+        self.sessions = ClientSessions(
             sessions or SessionLimits(),
             now=self._session_time_s,
             soon=self._loop.call_soon,
@@ -161,7 +161,7 @@ class Gateway:
     def submit(
         self, who: Identity, step: ClientStep, *, has_reply: bool | None = None, model: str = ""
     ) -> ClientStep:
-        """Begin a step or attach to an equal one; see `Sessions.submit`.
+        """Begin a step or attach to an equal one; see `ClientSessions.submit`.
 
         Raises:
             ApiError: the gateway ends.

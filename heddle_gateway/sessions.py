@@ -4,7 +4,7 @@ A session has lanes. Its requests go to the first lane; one that comes while tha
 another, which is a trajectory of its own. A session ends when its client says so or has been idle
 for too long; a later request begins it anew, as another trajectory.
 
-This module has no sockets and no event loop's tasks: `Sessions` is called with requests, with the
+This module has no sockets and no event loop's tasks: `ClientSessions` is called with requests, with the
 ends of trajectories, and from time to time.
 """
 
@@ -50,7 +50,7 @@ class ClientSession:
     """Whether each trajectory ends with its current step."""
 
 
-class Sessions:
+class ClientSessions:
     """All sessions; implements `StepListener`."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Sessions:
         """
         self._make_agent = make_agent
         self._limits = limits
-        self._now, self._soon, self._admit, self._cancel = now, soon, admit, cancel
+        self._now, self._call_soon, self._admit, self._cancel = now, soon, admit, cancel
         self._sessions: dict[str, ClientSession] = {}
         """By client's id; sessions without one by name."""
         self._of: dict[TrajectoryId, tuple[ClientSession, int]] = {}
@@ -250,7 +250,7 @@ class Sessions:
         self._keep(session, agent.step)
         self._idle[agent.id] = self._now()
         if session.ends:
-            self._soon(lambda: self._end_if_waiting(agent))
+            self._call_soon(lambda: self._end_if_waiting(agent))
         elif not session.id:
             self._continuations.add(agent)
 

@@ -170,7 +170,7 @@ class Driver:
         self._trajectories: dict[TrajectoryId, _Trajectory] = {}
         """Admitted agents that are not finished."""
         self._arriving = 0
-        """Number of admitted agents that have not arrived."""
+        """Admitted agents that have not arrived."""
         self._held: list[_Trajectory] = []
         """Agents that would have arrived while the clock was stopped."""
         self._requests = 0
@@ -178,14 +178,12 @@ class Driver:
         self._events: deque[Event] = deque()
         self._delivering = False
         self._tick_at: float | None = None
-        self._samples = False
-        """Whether the next sample of engines is due."""
-        self._check_is_due = False
+        self._samples = self._check_is_due = False
+        """Whether the next sample of engines is due, and the next check."""
         self._idle = True
-        self._interrupted = False
-        self._closed = False
+        self._interrupted = self._closed = False
         self._held_dispatches: list[Dispatch] | None = None
-        """Dispatches that wait for `resume`; None while there is no pause."""
+        """That wait for `resume`; None without a pause."""
         self._carry_out = self._of_rollouts() | dict(carry_out or {})
         self._awaits = awaits
 

@@ -4,11 +4,14 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from heddle.cli.options import NumberRange, degrees, served, take_config
+
+if TYPE_CHECKING:
+    from heddle.gateway_run import GatewayConfig
 
 ENGINE = click.Choice(["vllm", "http", "fake"])
 SECONDS = NumberRange(min=0.0, max=1e9)
@@ -109,32 +112,11 @@ def serve(
     _check_options(sources, engine, urls, engines)
 
     from heddle.cli.show import run_summary
-    from heddle.gateway_run import GatewayConfig
     from heddle.gateway_run import serve as serve_clients
-    from heddle_gateway.app import most_open
-    from heddle_gateway.front import MOST_OPEN, FrontSettings
-    from heddle_gateway.sessions import SessionLimits
+    from heddle_gateway.front import MOST_OPEN
 
     by_url = {"cluster__tp_choices": [int(tps or 1)]} if engine == "http" else {}
-    gateway = GatewayConfig(
-        host=options.pop("host"),
-        port=options.pop("port"),
-        model_names=options.pop("names"),
-        engine_urls=urls,
-        engine_key=options.pop("engine_key"),
-        fake_tokens=options.pop("fake_tokens"),
-        parsers=options.pop("parsers"),
-        engine_wait_s=options.pop("engine_wait_s"),
-        sessions=SessionLimits(
-            idle_s=options.pop("idle_s"), keep_answer_s=options.pop("keep_answer_s")
-        ),
-        front=FrontSettings(
-            api_key=options.pop("api_key"),
-            admin_key=options.pop("admin_key"),
-            max_open=options.pop("max_open") or most_open(),
-            user_is_session=options.pop("user_is_session"),
-        ),
-    )
+    gateway = _gateway(urls, options)
     named = ("model_dir", "max_context", "time_scale", "kv_transfer")
     runtime = {f"runtime__{name}": options.pop(name) for name in named}
     config, text = take_config(
@@ -171,6 +153,34 @@ def serve(
         click.echo(json.dumps({"run": str(result.path), **result.summary}, allow_nan=False))
     else:
         run_summary(result, None)
+
+
+def _gateway(urls: tuple[str, ...], options: dict[str, Any]) -> "GatewayConfig":
+    """Take the gateway's own options out of `options`."""
+    from heddle.gateway_run import GatewayConfig
+    from heddle_gateway.app import most_open
+    from heddle_gateway.front import FrontSettings
+    from heddle_gateway.sessions import SessionLimits
+
+    return GatewayConfig(
+        host=options.pop("host"),
+        port=options.pop("port"),
+        model_names=options.pop("names"),
+        engine_urls=urls,
+        engine_key=options.pop("engine_key"),
+        fake_tokens=options.pop("fake_tokens"),
+        parsers=options.pop("parsers"),
+        engine_wait_s=options.pop("engine_wait_s"),
+        sessions=SessionLimits(
+            idle_s=options.pop("idle_s"), keep_answer_s=options.pop("keep_answer_s")
+        ),
+        front=FrontSettings(
+            api_key=options.pop("api_key"),
+            admin_key=options.pop("admin_key"),
+            max_open=options.pop("max_open") or most_open(),
+            user_is_session=options.pop("user_is_session"),
+        ),
+    )
 
 
 def _check_options(
