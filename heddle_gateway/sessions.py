@@ -4,8 +4,8 @@ A session has lanes. Its requests go to the first lane; one that comes while tha
 another, which is a trajectory of its own. A session ends when its client says so or has been idle
 for too long; a later request begins it anew, as another trajectory.
 
-This module has no sockets and no event loop's tasks: `ClientSessions` is called with requests, with the
-ends of trajectories, and from time to time.
+This module has no sockets and no tasks: `ClientSessions` is called with requests, with the ends of
+trajectories, and from time to time.
 """
 
 from collections import deque
