@@ -13,7 +13,7 @@ from heddle_trace.complete import USER
 from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.generations import (
     UNNAMED,
-    Generation,
+    LoggedGeneration,
     derive_added,
     fingerprint,
     identifier,
@@ -121,7 +121,7 @@ def joined(
     if all(call.start_s is not None for call in calls):
         ordered.sort(key=lambda call: call.start_s or 0.0)
     generations = [
-        Generation(
+        LoggedGeneration(
             output=c.output, input=c.input, cached=c.cached, start_s=c.start_s, end_s=c.end_s
         )
         for c in ordered

@@ -16,7 +16,7 @@ import msgspec
 
 from heddle_trace.importers.generations import (
     UNNAMED,
-    Generation,
+    LoggedGeneration,
     fingerprint,
     identifier,
     reward_of,
@@ -186,7 +186,7 @@ def _after_answers(text: str, at: int) -> tuple[int, int]:
 def _record(sample: str, parts: Sequence[_Part], context: ImportContext) -> TrajectoryRecord:
     first = parts[0]
     generations = [
-        Generation(
+        LoggedGeneration(
             output=step.output,
             input=part.prompt if part is not first and index == 0 else None,
             tools=step.tools,
