@@ -37,10 +37,11 @@ class MissingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
-    """Real engines; only `heddle run` reads this."""
+    """Real engines; only `heddle run` and `heddle serve` read this."""
 
-    engine: Literal["fake", "vllm"] = "fake"
-    """`fake`: engines that keep time as the profile says and make no tokens."""
+    engine: Literal["fake", "vllm", "http"] = "fake"
+    """`fake`: engines that keep time as the profile says and make no tokens; `http`: engines that
+    run already, by URL, for `heddle serve`."""
     model_dir: str = ""
     """Folder of the model that vLLM serves."""
     time_scale: float = 1.0
@@ -70,6 +71,9 @@ class RuntimeConfig:
     the prefix cache keeps it."""
     start_limit_s: float = 600.0
     """An engine that is not ready after this time is ended and started again."""
+    tokenizer: bool = False
+    """Load the model's tokenizer into engines: clients of a gateway may then set stop strings, bad
+    words and structured outputs."""
     temperature: float = 0.0
     """Of live agents' sampling; replays are greedy."""
     allow_unknown_vllm: bool = False

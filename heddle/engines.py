@@ -26,6 +26,7 @@ def vllm_settings(config: RunConfig) -> VllmSettings:
         max_batched_tokens=runtime.max_batched_tokens,
         kv_bytes=None if runtime.kv_mib is None else runtime.kv_mib << 20,
         gpu_memory_share=runtime.gpu_memory_share,
+        tokenizer=runtime.tokenizer,
         temperature=runtime.temperature,
         seed=config.seed,
         kv_transfer=runtime.kv_transfer,

@@ -49,7 +49,8 @@ class Cluster:
         self._stopping: dict[EngineId, None] = {}
         self._closing: dict[EngineId, None] = {}
         """Stopping engines that have drained and are about to end."""
-        self._running: dict[EngineId, dict[TrajectoryId, None]] = {}
+        self._running: dict[EngineId, dict[TrajectoryId, bool]] = {}
+        """Whether each running step is resumable."""
         self._kept: dict[TrajectoryId, EngineId] = {}
         """Prefill engines that keep the KV of a trajectory until its next dispatch."""
         self._under_way = False
@@ -116,7 +117,7 @@ class Cluster:
         except EngineRefusedError as error:
             return str(error)
         self._under_way = True
-        self._running[name][command.trajectory] = None
+        self._running[name][command.trajectory] = request.resumable
         if request.rewritten:
             for other, client in self.engines.items():
                 if other != name:
@@ -142,7 +143,9 @@ class Cluster:
     def preempt(self, command: Preempt) -> None:
         """Abort a running step; it ends as any other."""
         engine = self.engines.get(command.engine)
-        if engine is not None and engine.capabilities.preempt:
+        if engine is None or not engine.capabilities.preempt:
+            return
+        if self._running[command.engine].get(command.trajectory, True):
             engine.abort(command.trajectory)
 
     def abort_all(self) -> None:
@@ -154,8 +157,9 @@ class Cluster:
         """Abort every running step of an engine."""
         engine = self.engines[name]
         if engine.capabilities.preempt:
-            for trajectory in list(self._running[name]):
-                engine.abort(trajectory)
+            for trajectory, resumable in list(self._running[name].items()):
+                if resumable:
+                    engine.abort(trajectory)
 
     def abort(self, trajectory: TrajectoryId) -> None:
         """Abort the running step of a trajectory, if it has one."""
@@ -287,16 +291,21 @@ class Cluster:
             return
         self.last_failure = f"{engine}: {reason}"
         self._stopping.pop(engine, None)
+        running = self._running.get(engine, {})
+        kept = [pair for pair in salvaged if running.get(pair[0], True)]
         self._forget(engine)
         self.migrations.engine_gone(engine)
-        for _, result in salvaged:
+        for _, result in kept:
             self._on_salvage(result)
+        resumed = {trajectory: result.tokens for trajectory, result in kept}
         self._deliver(
             EngineFailed(
                 time_s=self._clock.now_s,
                 engine=engine,
                 reason=reason,
-                salvaged=tuple((trajectory, result.tokens) for trajectory, result in salvaged),
+                salvaged=tuple(
+                    (trajectory, resumed.get(trajectory, 0)) for trajectory, _ in salvaged
+                ),
             )
         )
         self._thaw_if_started()

@@ -56,6 +56,11 @@ class StepRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     it. An engine that cannot keep it leaves it in its prefix cache."""
     prompt_ids: Sequence[int] = ()
     """The prompt itself; empty for an engine that makes no tokens."""
+    resumable: bool = True
+    """Whether the rest of it may be a dispatch of its own. Otherwise it is preempted by no command:
+    it ends by itself, by its trajectory's end or by its engine's."""
+    payload: Any = None
+    """Data of the agent for the engine, such as sampling parameters; opaque here."""
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -80,6 +85,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The tokens, where the engine makes them."""
     output_logprobs: tuple[float, ...] = ()
     """Their log-probs under the weights that made them, where the engine was set to report them."""
+    extras: Any = None
+    """Data of the engine for the agent that sent a `payload`; opaque here."""
     error: str = ""
     """Why the engine could not execute the dispatch; `finished` is then True."""
 

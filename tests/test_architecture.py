@@ -21,6 +21,7 @@ LONG_FILES = {
     "heddle_core/controller.py": "one state machine: every event and the commands that follow",
     "heddle_core/loop/controller.py": "the same of a loop, above rollouts",
     "heddle_runtime/vllm/engine.py": "one implementation of EngineClient: orders, reports, its end",
+    "heddle_runtime/vllm_http/engine.py": "the same behind a URL: orders, streams, its end",
     "heddle_rollout/driver.py": "one driver: events in, commands out, and how a run ends",
     "heddle_sim/batching.py": "all decisions at the boundary of an iteration, on one set of blocks",
     "heddle_sim/engine.py": "one engine: a driver's calls, its counters, and its only event",

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 from heddle.cli.compare import BEST
 from heddle.cli.loop_options import OPTIONS, trained, tried_numbers
 from heddle.cli.options import objective, planned, take_config
+from heddle.cli.plan_export import exported, exporter
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from heddle_core.solve.joint import Solver
 
 PLANNED_REGIMES = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
-ROLLOUT_ONLY = ("planner", "cost", "predictor", "roles")
+ROLLOUT_ONLY = ("planner", "cost", "predictor", "roles", "export", "force")
 """Options that do not matter to a loop."""
 
 
@@ -85,6 +86,7 @@ LOOP_NAMES = _names()
 )
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+@exported
 @objective
 @planned
 @trained
@@ -121,6 +123,7 @@ def plan(
     """
     from heddle.cli.show_plan import show_plan
 
+    write_exports = exporter(options)
     given = {
         name: options.pop(name)
         for name in [option.name for option in context.command.params]
@@ -149,9 +152,10 @@ def plan(
     found = _planned_rollout(config, best=best, how=how)
     if as_json:
         click.echo(json.dumps(found.plain(), allow_nan=False))
-        return
-    show_plan(found)
-    click.echo(f"searched for {found.solver_s:.3f} s", err=True)
+    else:
+        show_plan(found)
+        click.echo(f"searched for {found.solver_s:.3f} s", err=True)
+    write_exports(found)
 
 
 def _planned_rollout(config: "RunConfig", *, best: bool, how: Mapping[str, Any]) -> "Planned":

@@ -41,7 +41,7 @@ def connect(descriptor: int, reads: Any, first: type[First]) -> tuple[Channel[An
     def in_child() -> None:
         # With a copy of the socket open, the parent would not see that this process died.
         os.close(sock.detach())
-        _die_with(own)
+        die_with(own)
 
     os.register_at_fork(after_in_child=in_child)
     channel: Channel[Any] = Channel(sock, reads)
@@ -51,12 +51,12 @@ def connect(descriptor: int, reads: Any, first: type[First]) -> tuple[Channel[An
         messages = channel.receive()
     boot = messages[0]
     assert isinstance(boot, first), f"the first message is {first.__name__}"
-    _die_with(boot.parent)
+    die_with(boot.parent)
     return channel, boot
 
 
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies."""
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent, of that process id, dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # the parent died before this call

@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 Finish: TypeAlias = Literal["", "length", "stop", "abort", "error"]
 Activity: TypeAlias = Literal["computing", "waiting", "idle"]
 """`waiting`: nothing to compute, but a transfer is under way."""
+TopLogprobs: TypeAlias = list[tuple[int, float, int]]
+"""Token, log-prob and rank of the sampled token, then of the most likely ones."""
 
 
 class CoreOutput(NamedTuple):
@@ -26,7 +28,11 @@ class CoreOutput(NamedTuple):
     kv: dict[str, Any] | None
     """Where its KV can be pulled from; None unless exported."""
     logprobs: Sequence[float] = ()
-    """Of `tokens`; empty unless the settings want them."""
+    """Of `tokens`; empty unless the settings or the request want them."""
+    top: Sequence[TopLogprobs] = ()
+    """Of `tokens`; empty unless the request wants them."""
+    stop_reason: int | str | None = None
+    """The stop token or string that ended it."""
 
 
 class EngineCore(Protocol):
@@ -47,12 +53,14 @@ class EngineCore(Protocol):
         export: bool = False,
         pin: bool = False,
         known: int = 0,
+        sampling: dict[str, Any] | None = None,
     ) -> None:
         """Take a request; raises ValueError if it can never run.
 
-        `salt` separates KV of different weights in the prefix cache. `kv` is the handle of KV to
-        pull. `export` keeps the request's KV for a pull. A pinned request (`pin`) keeps its blocks
-        after its end, until it is aborted or continued; then they hold `known` tokens of the
+        `sampling` has the fields of vLLM's `SamplingParams`; None: those of the settings. `salt`
+        separates KV of different weights and clients in the prefix cache. `kv` is the handle of KV
+        to pull. `export` keeps the request's KV for a pull. A pinned request (`pin`) keeps its
+        blocks after its end, until it is aborted or continued; then they hold `known` tokens of the
         prompt.
         """
 

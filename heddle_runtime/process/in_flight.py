@@ -2,11 +2,17 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.engines import StepResult
+from heddle_runtime.generation import Generation, GenerationEnd, report_tokens
 from heddle_runtime.process import wire
+from heddle_runtime.process.engine_core import Finish, TopLogprobs
 from heddle_runtime.process.wire import unpack_floats, unpack_ids
+
+LEAST_LOGPROB = -9999.0
+"""What vLLM reports for a log-prob of minus infinity, which JSON does not have."""
 
 
 @dataclass(slots=True, eq=False)
@@ -16,10 +22,22 @@ class InFlightStep:
     id: int
     trajectory: TrajectoryId
     sent_s: float
+    payload: Any = None
     made: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top: list[TopLogprobs] = field(default_factory=list)
     started_s: float = 0.0
     first_s: float = 0.0
+
+    def end(self, finish: Finish, stop_reason: int | str | None = None) -> GenerationEnd | None:
+        """What the agent that sent the payload is to know; None without one."""
+        if not isinstance(self.payload, Generation):
+            return None
+        return GenerationEnd(
+            finish_reason=finish or "abort",
+            stop_reason=stop_reason,
+            logprobs=tuple(map(logprob_object, self.top)),
+        )
 
 
 class InFlight:
@@ -32,9 +50,9 @@ class InFlight:
     def __contains__(self, trajectory: TrajectoryId) -> bool:
         return trajectory in self._by_trajectory
 
-    def begin(self, id_: int, trajectory: TrajectoryId) -> InFlightStep:
+    def begin(self, id_: int, trajectory: TrajectoryId, payload: Any = None) -> InFlightStep:
         """Add a step that is sent now."""
-        step = InFlightStep(id_, trajectory, time.monotonic())
+        step = InFlightStep(id_, trajectory, time.monotonic(), payload)
         self._by_trajectory[trajectory] = self._by_id[id_] = step
         return step
 
@@ -46,15 +64,19 @@ class InFlight:
         """Add the tokens generated since the last report."""
         for made in progress.made:
             step = self._by_id[made.id]
-            step.made += unpack_ids(made.tokens)
+            tokens = unpack_ids(made.tokens)
+            step.made += tokens
             step.logprobs += unpack_floats(made.logprobs)
+            step.top += made.top
             step.started_s, step.first_s = made.started_s, made.first_s
+            report_tokens(step.payload, tokens)
 
     def end(self, report: wire.Ended) -> StepResult:
         """Remove a step and return its result."""
         step = self._by_id.pop(report.id)
         del self._by_trajectory[step.trajectory]
         made = (*step.made, *unpack_ids(report.tokens))
+        step.top += report.top
         return StepResult(
             trajectory=step.trajectory,
             tokens=len(made),
@@ -66,6 +88,7 @@ class InFlight:
             recomputes=report.recomputes,
             output_ids=made,
             output_logprobs=(*step.logprobs, *unpack_floats(report.logprobs)),
+            extras=step.end(report.finish, report.stop_reason),
             error=report.error,
         )
 
@@ -86,11 +109,27 @@ class InFlight:
                 decode_s=decode_s,
                 output_ids=made,
                 output_logprobs=tuple(step.logprobs),
+                extras=step.end("abort"),
             )
             salvaged.append((step.trajectory, result))
         self._by_trajectory.clear()
         self._by_id.clear()
         return salvaged
+
+
+def logprob_object(top: TopLogprobs) -> dict[str, Any]:
+    """Log-probs of one token in vLLM's form of `logprobs.content`."""
+    by_token = {token: (logprob, rank) for token, logprob, rank in top}
+    chosen = top[0][0]
+    several = list(by_token.items())[: max(1, len(top) - 1)]
+    return {
+        **_candidate(chosen, *by_token[chosen]),
+        "top_logprobs": [_candidate(token, *entry) for token, entry in several],
+    }
+
+
+def _candidate(token: int, logprob: float, rank: int) -> dict[str, Any]:
+    return {"token_id": token, "logprob": max(logprob, LEAST_LOGPROB), "rank": rank or None}
 
 
 def split_time(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, assert_never
 
 from heddle_runtime.process import wire
-from heddle_runtime.process.engine_core import Activity, CoreOutput, EngineCore, Finish
+from heddle_runtime.process.engine_core import Activity, CoreOutput, EngineCore, Finish, TopLogprobs
 from heddle_runtime.process.in_flight import split_time
 from heddle_runtime.process.pinned_requests import PinnedRequests
 from heddle_runtime.process.wire import (
@@ -45,6 +45,8 @@ class _Job:
     recomputes: int = 0
     made: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top: list[TopLogprobs] = field(default_factory=list)
+    stop_reason: int | str | None = None
     reported_tokens: int = 0
     """How many of `made` a `Progress` has reported."""
     kv: dict[str, Any] | None = None
@@ -141,10 +143,14 @@ class EngineLoop:
         if isinstance(order, wire.Import):
             self._check_handle(job, order)
         job.request = f"{job.id}.{job.attempt}"
-        salt = f"weights {self._version}" if self._version else ""
+        salt = f"weights {self._version} {order.salt}" if self._version else order.salt
         try:
             if isinstance(order, wire.Start):
                 context = job.prompt + job.made
+                # What continues a pinned request keeps the sampling that began it.
+                pins = self._pinned.on and order.sampling is None
+                if not pins:
+                    self._pinned.drop(order.trajectory)
                 pinned, known = self._pinned.take(order.trajectory, context)
                 job.request = pinned or job.request
                 job.cached_tokens = known
@@ -155,8 +161,9 @@ class EngineLoop:
                     exact=order.exact,
                     seed=f"{self._settings.seed}/{order.trajectory}/{len(job.prompt)}",
                     salt=salt,
-                    pin=self._pinned.on,
+                    pin=pins,
                     known=known,
+                    sampling=order.sampling,
                 )
             else:
                 self._core.add(
@@ -250,7 +257,9 @@ class EngineLoop:
                     job.first_s = now_s
                 job.made += output.tokens
                 job.logprobs += output.logprobs
+                job.top += output.top
             if output.finish:
+                job.stop_reason = output.stop_reason
                 self._finished(job, output)
 
     def _finished(self, job: _Job, output: CoreOutput) -> None:
@@ -264,7 +273,8 @@ class EngineLoop:
             self._prefill_instead(job, "the pull failed")
         else:
             order = job.order
-            if isinstance(order, wire.Start) and self._pinned.on and output.finish != "error":
+            pinned = isinstance(order, wire.Start) and self._pinned.on and order.sampling is None
+            if isinstance(order, wire.Start) and pinned and output.finish != "error":
                 context = job.prompt + job.made
                 self._pinned.keep(order.trajectory, job.request, context, time.monotonic())
             self._end(job, output.finish)
@@ -316,13 +326,13 @@ class EngineLoop:
         return wire.Sampled(*self._core.counters(), preemptions=self._preemptions)
 
     def _made(self, job: _Job) -> wire.Made:
-        tokens, logprobs = self._unreported(job)
-        return wire.Made(job.id, tokens, job.started_s, job.first_s, logprobs)
+        tokens, logprobs, top = self._unreported(job)
+        return wire.Made(job.id, tokens, job.started_s, job.first_s, logprobs, top)
 
-    def _unreported(self, job: _Job) -> tuple[bytes, bytes]:
+    def _unreported(self, job: _Job) -> tuple[bytes, bytes, list[TopLogprobs]]:
         """New tokens and their log-probs."""
         begin, job.reported_tokens = job.reported_tokens, len(job.made)
-        return pack_ids(job.made[begin:]), pack_floats(job.logprobs[begin:])
+        return pack_ids(job.made[begin:]), pack_floats(job.logprobs[begin:]), job.top[begin:]
 
     def _whole_blocks(self, job: _Job) -> int:
         return len(job.prompt) // self._core.block_tokens * self._core.block_tokens
@@ -356,11 +366,14 @@ class EngineLoop:
         queued_s, prefill_s, decode_s = split_time(
             order.sent_s, job.started_s, job.first_s, time.monotonic()
         )
-        tokens, logprobs = self._unreported(job)
+        tokens, logprobs, top = self._unreported(job)
         return wire.Ended(
             id=job.id,
             tokens=tokens,
             logprobs=logprobs,
+            top=top,
+            finish=finish,
+            stop_reason=job.stop_reason,
             finished=finish != "abort",
             queued_s=queued_s,
             prefill_s=prefill_s,

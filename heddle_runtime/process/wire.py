@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from heddle_core.events import MoveWay
+from heddle_runtime.process.engine_core import Finish, TopLogprobs
 from heddle_runtime.vllm.settings import VllmSettings
 
 
@@ -50,6 +51,10 @@ class Start(WireMessage, frozen=True):
     max_tokens: int
     exact: bool
     sent_s: float
+    sampling: dict[str, Any] | None = None
+    """Fields of vLLM's `SamplingParams`; None: those of the settings."""
+    salt: str = ""
+    """What separates its KV from that of others."""
 
 
 class Abort(WireMessage, frozen=True):
@@ -70,6 +75,7 @@ class Export(WireMessage, frozen=True):
     id: int
     trajectory: str
     prompt: bytes
+    salt: str = ""
 
 
 class Import(WireMessage, frozen=True):
@@ -81,6 +87,7 @@ class Import(WireMessage, frozen=True):
     """The value of `Exported.kv`; None: prefill."""
     deadline_s: float = 0.0
     """No pull may begin after that."""
+    salt: str = ""
 
 
 class LoadWeights(WireMessage, frozen=True):
@@ -144,7 +151,9 @@ class Made(msgspec.Struct, frozen=True, array_like=True):
     first_s: float
     """Of its first token; 0 before it."""
     logprobs: bytes = b""
-    """Of the tokens, if the settings want them."""
+    """Of the tokens, if the settings or the step want them."""
+    top: list[TopLogprobs] = []
+    """Of the tokens, if the step wants them."""
 
 
 class Progress(WireMessage, frozen=True):
@@ -167,7 +176,12 @@ class Ended(WireMessage, frozen=True):
     recomputes: int
     error: str = ""
     logprobs: bytes = b""
-    """Of `tokens`, if the settings want them."""
+    """Of `tokens`, if the settings or the step want them."""
+    top: list[TopLogprobs] = []
+    """Of `tokens`, if the step wants them."""
+    finish: Finish = ""
+    stop_reason: int | str | None = None
+    """The stop token or string that ended it."""
 
 
 class Exported(WireMessage, frozen=True):

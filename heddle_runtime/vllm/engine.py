@@ -19,10 +19,12 @@ from heddle_rollout.engines import (
     KvPlaced,
     StepRequest,
 )
+from heddle_runtime.generation import Generation
 from heddle_runtime.process import wire
 from heddle_runtime.process.child import ChildProcess
 from heddle_runtime.process.in_flight import InFlight
 from heddle_runtime.process.wire import Report, pack_ids
+from heddle_runtime.sampling import SamplingError, checked_sampling
 from heddle_runtime.vllm.settings import VllmSettings
 
 STOP_LIMIT_S = 20.0
@@ -76,8 +78,8 @@ class VllmEngine:
         self._last_id = 0
         self._running = InFlight()
         self._transfers: dict[int, _PendingTransfer] = {}
-        self._seen: dict[TrajectoryId, None] = {}
-        """Trajectories whose KV it may have."""
+        self._seen: dict[TrajectoryId, str] = {}
+        """Trajectories whose KV it may have, each with the salt of its KV."""
         self._sample = EngineSample(0, 0, 0, 0)
         self._sleep_done: asyncio.Future[float] | None = None
         self._killed = False
@@ -173,8 +175,15 @@ class VllmEngine:
                 f"engine {name}: {request.trajectory} needs {request.prompt_tokens} + "
                 f"{request.max_tokens} tokens, and the engine holds {limit}"
             )
-        dispatch = self._running.begin(self._next_id(), request.trajectory)
-        self._seen[request.trajectory] = None
+        sampling, salt = None, ""
+        if isinstance(request.payload, Generation):
+            salt = request.payload.cache_salt
+            try:
+                sampling = checked_sampling(request.payload.sampling)
+            except SamplingError as error:
+                raise EngineRefusedError(f"engine {name}: {request.trajectory}: {error}") from None
+        dispatch = self._running.begin(self._next_id(), request.trajectory, request.payload)
+        self._seen[request.trajectory] = salt
         self._send(
             wire.Start(
                 id=dispatch.id,
@@ -183,6 +192,8 @@ class VllmEngine:
                 max_tokens=request.max_tokens,
                 exact=request.exact,
                 sent_s=dispatch.sent_s,
+                sampling=sampling,
+                salt=salt,
             )
         )
 
@@ -194,7 +205,7 @@ class VllmEngine:
 
     def forget(self, trajectory: TrajectoryId) -> None:
         """Free blocks held for the trajectory; the prefix cache evicts the others by itself."""
-        if self._seen.pop(trajectory, 0) is None:
+        if self._seen.pop(trajectory, None) is not None:
             self._send(wire.Forget(trajectory))
 
     def export_kv(
@@ -211,7 +222,8 @@ class VllmEngine:
         # The real lease begins when the request has ended, so this end is never too late.
         expires_s = self._loop.time() + self._settings.kv_lease_s
         self._transfers[id_] = _PendingTransfer(trajectory, move, expires_s)
-        self._send(wire.Export(id_, trajectory, pack_ids(prompt_ids)))
+        salt = self._seen[trajectory]
+        self._send(wire.Export(id_, trajectory, pack_ids(prompt_ids), salt))
         return True
 
     def import_kv(
@@ -231,7 +243,8 @@ class VllmEngine:
             return KvPlaced("none", 0)
         id_ = self._next_id()
         self._transfers[id_] = _PendingTransfer(trajectory, move)
-        self._seen[trajectory] = None
+        salt = self._seen.get(trajectory, "") if kv is None else kv.params.get("salt", "")
+        self._seen[trajectory] = salt
         if kv is not None and kv.source == self._spec.engine:
             kv = None  # its own KV is in its prefix cache
         deadline_s = 0.0
@@ -240,7 +253,7 @@ class VllmEngine:
             deadline_s = time.monotonic() + left_s
         self._send(
             wire.Import(
-                id_, pack_ids(prompt_ids), kv.params if kv is not None else None, deadline_s
+                id_, pack_ids(prompt_ids), kv.params if kv is not None else None, deadline_s, salt
             )
         )
         return None
@@ -347,7 +360,7 @@ class VllmEngine:
             kv_tokens=report.kv_tokens,
             kv_bytes=report.kv_tokens * self._ready.kv_bytes_per_token,
             expires_s=transfer.expires_s,
-            params=report.kv,
+            params={**report.kv, "salt": self._seen.get(transfer.trajectory, "")},
         )
 
     # -- its end ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The process of one engine. The only file that imports vllm.
+"""The process of one engine. With `client_sampling`, the only code that imports vllm's engine.
 
 It runs vLLM's `LLMEngine` with scheduler and model runner in this process, one iteration at a time.
 Orders are executed between two iterations, so that an abort is exact. Outputs are those of the
@@ -29,15 +29,14 @@ from heddle_runtime.process.fatal_error import fail_on_thread_death, fatal_error
 from heddle_runtime.process.loop import serve
 from heddle_runtime.process.wire import ClosedError
 from heddle_runtime.vllm.checks import read_model
+from heddle_runtime.vllm.client_sampling import ClientSampling, refusals
+from heddle_runtime.vllm.nixl_connector import nixl_connector, pause_nixl
 from heddle_runtime.vllm.settings import (
     CPU_BLOCK_TOKENS,
     CPU_KV_BYTES,
     VllmSettings,
     installed_vllm,
 )
-
-NIXL_PAUSE_US = 500
-"""The largest delay of a pull; without a pause, decoding ran at half its speed."""
 
 
 class VllmCore:
@@ -59,6 +58,7 @@ class VllmCore:
         self._tasks = engine.get_supported_tasks()
         self._tokens_input, self._params = tokens_input, SamplingParams
         self._event, self._status = EngineCoreEventType, RequestStatus
+        self._clients = ClientSampling(engine, settings, eos_ids)
         cache = engine.vllm_config.cache_config
         self.block_tokens: int = cache.block_size
         # vLLM reserves one block as the null block.
@@ -89,23 +89,30 @@ class VllmCore:
         export: bool = False,
         pin: bool = False,
         known: int = 0,
+        sampling: dict[str, Any] | None = None,
     ) -> None:
         """Take a request; see `EngineCore.add`."""
         transfer = {"do_remote_decode": True} if export else kv
-        params = self._params(
-            max_tokens=max_tokens,
-            detokenize=False,
-            extra_args={"kv_transfer_params": transfer} if transfer is not None else None,
-            **({"temperature": 0.0, "ignore_eos": True} if exact else self._sampling(seed)),
-        )
-        # vLLM's streaming input: another request of the same name continues a pinned one.
-        made = self._engine.input_processor.process_inputs(
-            request,
-            self._tokens_input(prompt[known:], cache_salt=salt or None),
-            params,
-            self._tasks,
-            resumable=pin,
-        )
+        with refusals():
+            if sampling is not None:
+                params = self._clients.params(sampling, max_tokens, exact=exact)
+            else:
+                params = self._params(
+                    max_tokens=max_tokens,
+                    detokenize=False,
+                    extra_args={"kv_transfer_params": transfer} if transfer is not None else None,
+                    **({"temperature": 0.0, "ignore_eos": True} if exact else self._sampling(seed)),
+                )
+            # vLLM's streaming input: another request of the same name continues a pinned one.
+            made = self._engine.input_processor.process_inputs(
+                request,
+                self._tokens_input(prompt[known:], cache_salt=salt or None),
+                params,
+                self._tasks,
+                resumable=pin,
+            )
+            if sampling is not None:
+                self._clients.begin(request, sampling, made)
         self._core.add_request(made)
         self._stuck = False
 
@@ -123,6 +130,7 @@ class VllmCore:
 
     def abort(self, request: str) -> None:
         """Drop a request; see `EngineCore.abort`."""
+        self._clients.drop(request)
         self._core.abort_requests([request])
 
     def step(self) -> Iterator[CoreOutput]:
@@ -137,16 +145,25 @@ class VllmCore:
                 elif event.type == self._event.PREEMPTED:
                     preemptions += 1
             stats = output.prefill_stats
+            finish = _FINISHES.get(str(output.finish_reason), "error")
+            ended = bool(finish)
+            finish, stop_reason, top = self._clients.end(output, finish)
+            if finish:
+                self._clients.drop(output.request_id)
+                if not ended:  # by a stop string, of which the core does not know
+                    self._core.abort_requests([output.request_id])
             yield CoreOutput(
                 output.request_id,
                 output.new_token_ids,
-                _FINISHES.get(str(output.finish_reason), "error"),
+                finish,
                 scheduled_s,
                 preemptions,
                 stats.num_cached_tokens if stats is not None else -1,
                 output.kv_transfer_params,
                 # The first column is of the sampled token.
                 () if output.new_logprobs is None else output.new_logprobs.logprobs[:, 0].tolist(),
+                top,
+                stop_reason,
             )
 
     def activity(self) -> Activity:
@@ -239,7 +256,7 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
         "enforce_eager": on_cpu if settings.eager is None else settings.eager,
         "enable_sleep_mode": settings.sleep_mode,
         "gpu_memory_utilization": settings.gpu_memory_share,
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not settings.tokenizer,
         # A model's sampling defaults would change greedy outputs.
         "generation_config": "vllm",
         "disable_log_stats": False,  # events of the core report queueing and preemptions
@@ -256,9 +273,9 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
     if settings.host_kv_gib is not None:
         wanted["kv_offloading_size"] = settings.host_kv_gib * order.tp
     if settings.kv_transfer == "nixl":
-        wanted["kv_transfer_config"] = _nixl(settings, on_cpu=on_cpu)
+        wanted["kv_transfer_config"] = nixl_connector(settings, on_cpu=on_cpu)
         if on_cpu:
-            _pause_nixl()
+            pause_nixl()
     engine = LLMEngine.from_engine_args(EngineArgs(**wanted))
     model = engine.vllm_config.model_config
     core = VllmCore(engine, settings, _eos_ids(model))
@@ -294,35 +311,6 @@ def _whole_prefills(settings: VllmSettings) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(settings.max_batched_tokens, longest),
     }
-
-
-def _nixl(settings: VllmSettings, *, on_cpu: bool) -> Any:
-    from vllm.config import KVTransferConfig
-
-    return KVTransferConfig(
-        kv_connector="NixlConnector",
-        kv_role="kv_both",
-        kv_buffer_device="cpu" if on_cpu else "cuda",
-        # With the other policy, recompute, vLLM hung when the source was dead.
-        kv_load_failure_policy="fail",
-        kv_connector_extra_config={"kv_lease_duration": settings.kv_lease_s},
-    )
-
-
-def _pause_nixl() -> None:
-    """Let NIXL's progress thread pause between two polls: it would occupy a CPU core.
-
-    NIXL's Python API has no option for it. With spare cores it does not matter.
-    """
-    from nixl import _api
-
-    make = _api.nixlBind.nixlAgent
-
-    def agent(name: str, config: Any) -> Any:
-        config.pthrDelay = NIXL_PAUSE_US
-        return make(name, config)
-
-    _api.nixlBind.nixlAgent = agent
 
 
 def _eos_ids(model: Any) -> list[int]:

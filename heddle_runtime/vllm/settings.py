@@ -58,6 +58,9 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Report the log-prob of each token, before temperature and `top_p`, as a trainer needs."""
     seed: int = 0
     """Sampling of a step is seeded by this, its trajectory and its prompt's length."""
+    tokenizer: bool = False
+    """Load the model's tokenizer: steps may then have stop strings, bad words and structured
+    outputs."""
     kv_transfer: Literal["none", "nixl"] = "none"
     """How KV moves to another engine; `none`: that engine prefills its tokens."""
     kv_lease_s: int = 60

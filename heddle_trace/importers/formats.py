@@ -16,11 +16,13 @@ from heddle_trace.importers.lmcache_agent import LmcacheAgent
 from heddle_trace.importers.mint import Mint
 from heddle_trace.importers.mooncake import Mooncake
 from heddle_trace.importers.openai_chat import OpenaiChat
+from heddle_trace.importers.openai_responses import OpenaiResponses
 from heddle_trace.importers.protocol import Importer
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.importers.swe_agent import SweAgent
 from heddle_trace.importers.tau2 import Tau2
 from heddle_trace.importers.tau_bench import TauBench
+from heddle_trace.importers.verl import Verl
 
 FORMATS: Final[Mapping[str, Importer]] = {
     "mooncake": Mooncake(),
@@ -33,7 +35,9 @@ FORMATS: Final[Mapping[str, Importer]] = {
     "cc-proxy": CcProxy(),
     "lmcache-agent": LmcacheAgent(),
     "libra-history": LibraHistory(),
+    "verl": Verl(),
     "openai-chat": OpenaiChat(),
+    "openai-responses": OpenaiResponses(),
     "azure-llm": AzureLlm(),
     "fireact": Fireact(),
     "mint": Mint(),

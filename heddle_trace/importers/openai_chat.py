@@ -12,13 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from heddle_trace.complete import USER
 from heddle_trace.importers.chat import Message, generations_of, prompt_of
-from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.generations import (
-    UNNAMED,
-    Generation,
-    derive_added,
     fingerprint,
     identifier,
     reward_of,
@@ -27,6 +22,15 @@ from heddle_trace.importers.generations import (
 )
 from heddle_trace.importers.heads import Head, head_of
 from heddle_trace.importers.joining import PrefixJoin
+from heddle_trace.importers.logged_calls import (
+    SESSION_IDS,
+    LoggedCall,
+    group_of,
+    joined,
+    named,
+    objects,
+    times,
+)
 from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.openai_messages import ChatMessage, Usage, message_of
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
@@ -34,17 +38,7 @@ from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.schema import TrajectoryRecord
 
-_IDS: Final = ("trajectory_id", "session_id", "conversation_id", "thread_id", "trace_id")
-_GROUPS: Final = ("group_id", "task_id", "prompt_id", "problem_id", "instance_id", "question_id")
-_STARTS: Final = ("timestamp", "start_time", "started_at", "created_at", "created")
-_ENDS: Final = ("end_time", "ended_at", "completed_at")
 _REWARDS: Final = ("reward", "score")
-_SPANS: Final = (
-    ("duration_s", 1.0),
-    ("latency_s", 1.0),
-    ("duration_ms", 1e-3),
-    ("latency_ms", 1e-3),
-)
 
 
 class _Choice(msgspec.Struct):
@@ -74,24 +68,6 @@ class _Row(msgspec.Struct):
     model: str | None = None
 
 
-class _Part(msgspec.Struct, array_like=True):
-    """One call, without its text. `new`: tokens of messages that the call before did not have."""
-
-    where: str
-    group: str
-    file: str
-    start_s: float | None
-    end_s: float | None
-    output: int
-    input: int | None
-    cached: int | None
-    new: int
-    calls: tuple[str, ...]
-    after_tool: bool
-    failed: bool | None
-    model: str | None
-
-
 class OpenaiChat:
     """Conversations, or the calls that they were made of."""
 
@@ -114,7 +90,7 @@ class OpenaiChat:
         self, sources: Sequence[SourceFile], context: ImportContext
     ) -> Iterator[ParsedRecord]:
         """One record a conversation."""
-        with Sessions(_Part) as sessions:
+        with Sessions(LoggedCall) as sessions:
             calls = _Calls(context)
             for source in sources:
                 for number, (where, raw) in enumerate(_objects(source, context), start=1):
@@ -134,7 +110,7 @@ class OpenaiChat:
                 )
             for session, parts in sessions:
                 with context.notes.guard(parts[0].where):
-                    yield ParsedRecord(parts[0].where, _joined(session, parts, context))
+                    yield ParsedRecord(parts[0].where, joined(session, parts, "chat", context))
 
 
 def _has_messages(value: Any) -> bool:
@@ -149,22 +125,16 @@ def _has_messages(value: Any) -> bool:
 
 
 def _objects(source: SourceFile, context: ImportContext) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file: its lines, the items of its array, or all of it."""
-    head = head_of(source)
-    if head.rows and not isinstance(head.document, list):
-        yield from source.rows(context.notes, msgspec.json.Decoder(dict[str, Any]))
-    elif "role" in head.item():
-        # One array of messages is one conversation; its messages are read one by one.
-        before = context.notes.damaged
-        messages = [message for _, message in source.items(context.notes, "item", dict[str, Any])]
-        if context.notes.damaged > before:
-            context.notes.drop("trajectories of which a part is damaged")
-        else:
-            yield str(source.path), {"messages": messages}
-    elif isinstance(head.document, list):
-        yield from source.items(context.notes, "item", dict[str, Any])
+    """The objects of a file; one array of messages is one conversation."""
+    if "role" not in head_of(source).item():
+        yield from objects(source, context.notes)
+        return
+    before = context.notes.damaged
+    messages = [message for _, message in source.items(context.notes, "item", dict[str, Any])]
+    if context.notes.damaged > before:
+        context.notes.drop("trajectories of which a part is damaged")
     else:
-        yield from source.items(context.notes, "", dict[str, Any])
+        yield str(source.path), {"messages": messages}
 
 
 def _answer(row: _Row) -> ChatMessage | None:
@@ -177,27 +147,13 @@ def _answer(row: _Row) -> ChatMessage | None:
     return choices[0].message
 
 
-def _named(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
-    """The first of several names that an object, or its metadata, has a value for."""
-    for place in (raw, raw.get("metadata"), raw.get("request")):
-        if isinstance(place, dict):
-            for key in keys:
-                value = place.get(key)
-                if isinstance(value, str | int) and value != "":
-                    return str(value)
-    return None
-
-
 def _group(raw: dict[str, Any], messages: Sequence[ChatMessage]) -> str:
-    named = _named(raw, _GROUPS)
-    if named is not None:
-        return identifier(named)
     first = []
     for message in messages:
         if message.role in ("assistant", "model", "ai"):
             break
         first.append((message.role, msgspec.json.encode(message.content)))
-    return f"prompt-{fingerprint(*first)}"
+    return group_of(raw, first)
 
 
 def _conversation(
@@ -217,7 +173,7 @@ def _conversation(
         return None
     outcome = raw.get("success", raw.get("resolved"))
     return TrajectoryRecord(
-        trajectory_id=identifier(_named(raw, (*_IDS, "id", "uuid")) or name),
+        trajectory_id=identifier(named(raw, (*SESSION_IDS, "id", "uuid")) or name),
         group_id=_group(raw, row.messages),
         workload=context.workload_or("chat"),
         prompt_tokens=prompt_of(messages),
@@ -245,7 +201,7 @@ class _Calls:
         name: str,
         where: str,
         source: SourceFile,
-    ) -> tuple[str, _Part]:
+    ) -> tuple[str, LoggedCall]:
         """The conversation of a call, and the call's part."""
         request = row.request or _Request(messages=row.messages, model=row.model)
         if request.messages is None:
@@ -255,12 +211,12 @@ class _Calls:
         place = self.join.place(
             name, blocks, full=len(blocks), input_tokens=len(blocks) - 1, output_tokens=1
         )
-        session = _named(raw, _IDS)
+        session = named(raw, SESSION_IDS)
         parsed = message_of(answer, self._context)
         new = [message_of(message, self._context) for message in request.messages[place.shared :]]
-        start_s, end_s = _times(raw)
+        start_s, end_s = times(raw)
         counted = sum(message.tokens for message in new)
-        return identifier(session) if session is not None else place.trajectory, _Part(
+        return identifier(session) if session is not None else place.trajectory, LoggedCall(
             where=where,
             group=_group(raw, request.messages),
             file=source.path.name,
@@ -272,7 +228,6 @@ class _Calls:
             new=counted,
             calls=parsed.calls,
             after_tool=any(message.role == "tool" for message in new),
-            failed=None,
             model=row.model or request.model or (row.response.model if row.response else None),
         )
 
@@ -286,51 +241,3 @@ def _block(message: ChatMessage) -> int:
         for call in message.tool_calls or ()
     ]
     return int(fingerprint(message.role, message.content or "", calls), 16)
-
-
-def _times(raw: dict[str, Any]) -> tuple[float | None, float | None]:
-    """When a call was sent and answered, as far as the log records it."""
-    places = [p for p in (raw, raw.get("metadata"), raw.get("response")) if isinstance(p, dict)]
-    start_s = next((_time(p[k]) for p in places for k in _STARTS if p.get(k) is not None), None)
-    end_s = next((_time(p[k]) for p in places for k in _ENDS if p.get(k) is not None), None)
-    if end_s is None and start_s is not None:
-        for place in places:
-            for key, unit in _SPANS:
-                if isinstance(place.get(key), int | float):
-                    return start_s, start_s + place[key] * unit
-    return start_s, end_s
-
-
-def _time(value: object) -> float | None:
-    if not isinstance(value, int | float | str) or isinstance(value, bool):
-        raise DamagedError(f"a time is a {type(value).__name__}; a number or ISO 8601 is expected")
-    return seconds(value)
-
-
-def _joined(session: str, parts: Sequence[_Part], context: ImportContext) -> TrajectoryRecord:
-    ordered = list(parts)
-    if all(part.start_s is not None for part in parts):
-        ordered.sort(key=lambda part: part.start_s or 0.0)
-    generations = [
-        Generation(
-            output=p.output, input=p.input, cached=p.cached, start_s=p.start_s, end_s=p.end_s
-        )
-        for p in ordered
-    ]
-    for index, (g, part) in enumerate(zip(generations, ordered, strict=True)):
-        g.tools = part.calls
-        if index + 1 < len(ordered):
-            after = ordered[index + 1]
-            g.tools = g.tools or ((UNNAMED,) if after.after_tool else (USER,))
-            g.until_s = after.start_s
-            g.added = after.new if after.input is None else None
-    derive_added(generations)
-    return TrajectoryRecord(
-        trajectory_id=session,
-        group_id=ordered[0].group,
-        workload=context.workload_or("chat"),
-        prompt_tokens=generations[0].input,
-        steps=steps_of(generations, context.notes),
-        source=ordered[0].file,
-        model=ordered[0].model,
-    )

@@ -41,6 +41,7 @@ class Usage(msgspec.Struct):
     input_tokens: Tokens | None = None
     output_tokens: Tokens | None = None
     prompt_tokens_details: CachedTokens | None = None
+    input_tokens_details: CachedTokens | None = None
 
     @property
     def prompt(self) -> int | None:
@@ -55,7 +56,8 @@ class Usage(msgspec.Struct):
     @property
     def cached(self) -> int | None:
         """Tokens of the prompt that the provider had in its cache."""
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+        details = self.prompt_tokens_details or self.input_tokens_details
+        return details.cached_tokens if details else None
 
 
 class ChatMessage(msgspec.Struct):

@@ -1,5 +1,6 @@
 """The cluster: engines that start, drain, die and report, and KV between them; times by hand."""
 
+import msgspec
 import pytest
 
 from heddle_core.commands import Migrate, StopEngine
@@ -17,6 +18,7 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId
+from heddle_rollout.scripted_agent import ScriptedAgent
 from tests.rollout.one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -217,6 +219,37 @@ def test_an_engine_that_dies_while_it_drains_does_not_stop_too():
     assert len(run.all(EngineFailed)) == 1
     assert not run.all(EngineStopped)
     assert len(run.all(TrajectoryFinished)) == 2
+
+
+@pytest.fixture
+def whole_steps(monkeypatch):
+    """Scripted agents whose steps cannot be resumed."""
+    request = ScriptedAgent.request
+    monkeypatch.setattr(
+        ScriptedAgent,
+        "request",
+        lambda agent: msgspec.structs.replace(request(agent), resumable=False),
+    )
+
+
+@pytest.mark.usefixtures("whole_steps")
+def test_a_step_that_is_not_resumable_runs_to_its_end_and_then_the_engine_stops():
+    run = stopping(drain=False)
+    assert not run.all(StepPreempted)
+    [done] = [e for e in run.all(StepFinished) if e.trajectory == A]
+    assert (done.engine, done.output_tokens) == ("e0", 9)
+    assert run.one(EngineStopped).time_s == done.time_s
+
+
+@pytest.mark.usefixtures("whole_steps")
+def test_of_a_step_that_is_not_resumable_a_fault_salvages_nothing():
+    def extra(event):
+        return [dispatch(A, engine=E1)] if isinstance(event, EngineFailed) else None
+
+    run = Run(answer("a", 100, 9), engines=(E0, E1), extra=extra, faults=((4.3, E0),))
+    assert run.one(EngineFailed).salvaged == ((A, 0),)
+    done = run.one(StepFinished)
+    assert (done.engine, done.output_tokens) == ("e1", 9)
 
 
 # -- samples -------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ class CountingCore:
         export: bool = False,
         pin: bool = False,
         known: int = 0,
+        sampling: dict[str, Any] | None = None,
     ) -> None:
         if len(prompt) + max_tokens > CAPACITY:
             raise ValueError("too long")

@@ -17,7 +17,8 @@ import pytest
 
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_rollout.engines import EngineRefusedError
+from heddle_rollout.engines import EngineClient, EngineRefusedError
+from heddle_runtime.generation import Generation, GenerationEnd
 from heddle_runtime.process.child import group_members
 from heddle_runtime.vllm.engine import LaunchSpec, VllmEngine
 from heddle_runtime.vllm.launcher import VllmLauncher
@@ -422,6 +423,68 @@ def test_steps_of_a_length_the_wire_takes_in_pieces(bench):
         for i in range(6):
             end = await bench.recorder.end_of(f"large{i}")
             assert list(end.output_ids) == made_alone(context, 2, bench.weights)
+
+    bench.run(main())
+
+
+def test_tokens_of_a_payload_are_reported_as_they_come_and_its_end_is_told(bench):
+    async def main() -> None:
+        engine = await bench.engine()
+        context, came = ids("payload", PROMPT), list[int]()
+        payload = Generation(sampling={"temperature": 0.0}, on_tokens=came.extend)
+        step = msgspec.structs.replace(request("payload", context, 300), payload=payload)
+        engine.start(step)
+        await until(lambda: bool(came))
+        engine.abort(TrajectoryId("payload"))
+        end = await bench.recorder.end_of("payload")
+        assert not end.finished
+        assert came == list(end.output_ids)[: len(came)]
+        assert list(end.output_ids) == made_alone(context, end.tokens, bench.weights)
+        assert end.extras == GenerationEnd(finish_reason="abort")
+        left = msgspec.structs.replace(
+            request("payload", grown(context, end), 300 - end.tokens), payload=payload
+        )
+        engine.start(left)
+        end = await bench.recorder.end_of("payload")
+        assert end.extras == GenerationEnd(finish_reason="length")
+        engine.start(request("plain", context, 4))
+        assert (await bench.recorder.end_of("plain")).extras is None
+
+    bench.run(main())
+
+
+def test_a_salt_separates_prefixes_and_moves_with_them(bench):
+    async def main() -> None:
+        source, target = await bench.begin(), await bench.begin()
+        name, context = TrajectoryId("salted"), ids("salted", PROMPT)
+
+        async def found(engine: EngineClient, salt: str, tokens: list[int]) -> int:
+            payload = Generation(cache_salt=salt)
+            step = msgspec.structs.replace(request("salted", tokens, 4), payload=payload)
+            engine.start(step)
+            return (await bench.recorder.end_of("salted")).cached_tokens
+
+        assert await found(source, "a", context) == 0
+        assert await found(source, "b", context) == 0
+        assert await found(source, "a", context) >= PROMPT - 64
+        assert source.export_kv(name, context)
+        _, handle = await bench.recorder.take("exported")
+        target.import_kv(name, GroupId("salted"), context, handle)
+        _, placed = await bench.recorder.take("placed")
+        assert placed.way == "kv"
+        assert await found(target, "b", [*context, 300]) == 0
+        assert await found(target, "a", [*context, 300]) == placed.tokens
+
+    bench.run(main())
+
+
+@pytest.mark.parametrize("sampling", [{"heat": 1}, {"n": 2}])
+def test_sampling_that_vllm_would_ignore_is_refused(bench, sampling):
+    async def main() -> None:
+        engine = await bench.engine()
+        step = request("refused", ids("refused", 64), 4)
+        with pytest.raises(EngineRefusedError, match=next(iter(sampling))):
+            engine.start(msgspec.structs.replace(step, payload=Generation(sampling=sampling)))
 
     bench.run(main())
 

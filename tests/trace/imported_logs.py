@@ -382,6 +382,82 @@ EXPECTED = {
             ),
         ),
     ),
+    "openai_responses.jsonl": Expected(
+        format="openai-responses",
+        read=7,
+        trajectories=(
+            (
+                "openai_responses/1",
+                "prompt-32769d6af838fe21",
+                20,
+                (
+                    (9, "open+weigh", 3.0, 16, None),
+                    (4, "user", 54.0, 10, None),
+                    (20, None, None, None, None),
+                ),
+            ),
+            (
+                "openai_responses/3",
+                "prompt-32769d6af838fe21",
+                46,
+                ((6, None, None, None, None),),
+            ),
+            (
+                "openai_responses/7",
+                "prompt-d3661b89d4a798a5",
+                500,
+                ((7, None, None, None, None),),
+            ),
+        ),
+        dropped={
+            "calls without a response, such as refused ones": 1,
+            "responses that failed or were cancelled": 1,
+        },
+    ),
+    "openai_responses_array.json": Expected(
+        format="openai-responses",
+        read=4,
+        trajectories=(
+            (
+                "openai_responses_array/1",
+                "t-1",
+                10,
+                (
+                    (10, "run", 3.0, 20, None),
+                    (19, None, None, None, None),
+                ),
+            ),
+            (
+                "conv_1",
+                "prompt-71710bc5349f4441",
+                30,
+                (
+                    (5, "shell", 2.0, 15, None),
+                    (3, None, None, None, None),
+                ),
+            ),
+        ),
+    ),
+    "openai_responses_events.jsonl": Expected(
+        format="openai-responses",
+        read=5,
+        trajectories=(
+            (
+                "openai_responses_events/3",
+                "prompt-f944ca198417978c",
+                20,
+                (
+                    (9, "open", 1.5, 11, None),
+                    (4, None, None, None, None),
+                ),
+            ),
+        ),
+        dropped={
+            "responses that had not ended": 1,
+            "events of streams that hold no response": 1,
+            "responses that are logged a second time": 1,
+        },
+    ),
     "swe_agent.traj": Expected(
         format="swe-agent",
         read=3,
@@ -447,6 +523,31 @@ EXPECTED = {
                     (5, "user", None, 5, None),
                 ),
             ),
+        ),
+    ),
+    "verl.jsonl": Expected(
+        format="verl",
+        read=4,
+        trajectories=(
+            (
+                "3f0c4d4e-5a52-4c6b-9a43-0c8f3d1f2a11_0",
+                "3f0c4d4e-5a52-4c6b-9a43-0c8f3d1f2a11",
+                30,
+                (
+                    (58, "search+open", None, 40, None),
+                    (10, None, None, None, None),
+                ),
+            ),
+            (
+                "3f0c4d4e-5a52-4c6b-9a43-0c8f3d1f2a11_1",
+                "3f0c4d4e-5a52-4c6b-9a43-0c8f3d1f2a11",
+                30,
+                (
+                    (37, "search", None, 117, None),
+                    (10, None, None, None, None),
+                ),
+            ),
+            ("b_0", "b", 13, ((14, None, None, None, None),)),
         ),
     ),
 }

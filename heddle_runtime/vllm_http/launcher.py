@@ -1,0 +1,159 @@
+"""Engines of registered URLs; implements `Launcher`."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+import aiohttp
+
+from heddle_core.plans import EngineSpec
+from heddle_rollout.engines import EngineListener
+from heddle_runtime.vllm_http.endpoint import Endpoint
+from heddle_runtime.vllm_http.engine import HttpEngine
+from heddle_runtime.vllm_http.probe import EndpointFacts, ProbeError, probe
+from heddle_runtime.vllm_http.settings import HttpSettings
+
+
+@dataclass(slots=True, eq=False)
+class Registered:
+    """A URL that an engine may use."""
+
+    endpoint: Endpoint
+    gpu: str
+    """The GPU class of engines that may use it; "": any."""
+    tp: int
+    facts: EndpointFacts
+    """As of its last probe."""
+    engine: HttpEngine | None = None
+    """Which uses it now."""
+
+    @property
+    def url(self) -> str:
+        """What it is known by."""
+        return self.endpoint.url
+
+
+class HttpLauncher:
+    """Gives each engine that starts a registered URL; use it inside a running event loop.
+
+    A URL whose engine failed is free again: the engine that is started in its place waits until it
+    answers.
+    """
+
+    def __init__(self, settings: HttpSettings | None = None) -> None:
+        self._settings = settings if settings is not None else HttpSettings()
+        # Every running step has a connection of its own; the policy limits how many there are.
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._registered: dict[str, Registered] = {}
+        self._engines: dict[HttpEngine, None] = {}
+        self._changed = asyncio.Event()
+        """A URL is free, or one that was free is not."""
+
+    @property
+    def registered(self) -> tuple[Registered, ...]:
+        """All URLs, in the order of their registration."""
+        return tuple(self._registered.values())
+
+    async def add(
+        self, url: str, *, api_key: str = "", gpu: str = "", tp: int = 1
+    ) -> EndpointFacts:
+        """Register a URL after a probe, or probe it again; return what it is.
+
+        `api_key` is sent to this URL only.
+
+        Raises:
+            UrlError: it is no URL of an engine.
+            ProbeError: it cannot be used, or serves another model than the others.
+        """
+        endpoint = Endpoint(url, self._session, api_key=api_key)
+        facts = await probe(endpoint, limit_s=self._settings.answer_limit_s)
+        self._check_model(facts)
+        known = self._registered.get(endpoint.url)
+        if known is None:
+            self._registered[endpoint.url] = Registered(endpoint, gpu, tp, facts)
+        else:
+            known.endpoint, known.gpu, known.tp, known.facts = endpoint, gpu, tp, facts
+        self._changed.set()
+        return facts
+
+    def remove(self, url: str) -> None:
+        """Forget a URL; the engine that uses it fails, and its steps run elsewhere.
+
+        Raises:
+            KeyError: it is not registered.
+        """
+        registered = self._registered.pop(url.rstrip("/").removesuffix("/v1").rstrip("/"))
+        if registered.engine is not None:
+            registered.engine.fail(f"{registered.url} was removed")
+
+    def start(self, spec: EngineSpec, listener: EngineListener) -> HttpEngine:
+        """Give an engine a URL. Ends in `engine_ready`, or in `engine_failed` if there is none."""
+        engine = HttpEngine(
+            spec, listener, self._settings, connect=self._connect, on_gone=self._on_gone
+        )
+        self._engines[engine] = None
+        return engine
+
+    async def close(self) -> None:
+        """End every use of a URL; the engines themselves run on."""
+        engines = list(self._engines)
+        for engine in engines:
+            engine.kill()
+        for engine in engines:
+            await engine.closed()
+        await self._session.close()
+
+    async def _connect(self, engine: HttpEngine) -> tuple[Endpoint, EndpointFacts]:
+        shape = engine.spec.shape
+        until_s = asyncio.get_running_loop().time() + self._settings.start_limit_s
+        why = f"no URL is free for an engine {shape.gpu} x {shape.tp}"
+        while True:
+            registered = self._free(engine)
+            if registered is not None:
+                registered.engine = engine
+                try:
+                    facts = await probe(registered.endpoint, limit_s=self._settings.answer_limit_s)
+                    self._check_model(facts, of=registered)
+                except ProbeError as error:
+                    registered.engine = None
+                    why = str(error)
+                    self._to_the_end(registered)
+                else:
+                    registered.facts = facts
+                    return registered.endpoint, facts
+            left_s = until_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                raise ProbeError(f"{why}; {len(self._registered)} are registered")
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, self._settings.retry_s)):
+                    await self._changed.wait()
+
+    def _to_the_end(self, registered: Registered) -> None:
+        """Try the others first, next time."""
+        if self._registered.pop(registered.url, None) is not None:
+            self._registered[registered.url] = registered
+
+    def _free(self, engine: HttpEngine) -> Registered | None:
+        shape = engine.spec.shape
+        for registered in self._registered.values():
+            fits = registered.tp == shape.tp and registered.gpu in ("", shape.gpu)
+            if fits and registered.engine is None:
+                return registered
+        return None
+
+    def _check_model(self, facts: EndpointFacts, *, of: Registered | None = None) -> None:
+        for other in self._registered.values():
+            same = facts.model == other.facts.model or facts.root == other.facts.root
+            if other is not of and other.url != facts.url and not same:
+                raise ProbeError(
+                    f"{facts.url} serves {facts.model}, and {other.url} serves "
+                    f"{other.facts.model}: all engines must have one model"
+                )
+
+    def _on_gone(self, engine: HttpEngine) -> None:
+        self._engines.pop(engine, None)
+        for registered in self._registered.values():
+            if registered.engine is engine:
+                registered.engine = None
+                self._changed.set()

@@ -1,0 +1,39 @@
+"""What `/metrics` of a vLLM endpoint says, in Prometheus's text format."""
+
+import re
+from collections.abc import Iterator
+
+from heddle_rollout.engines import EngineSample
+
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+CACHE = "vllm:cache_config_info"
+_RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+_USAGE, _PREEMPTIONS = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
+
+
+def cache_labels(text: str) -> list[dict[str, str]]:
+    """The labels of the KV cache's configuration, for each data-parallel rank."""
+    return [dict(_LABEL.findall(line)) for line in _lines(text, CACHE)]
+
+
+def read_sample(text: str, kv_capacity_tokens: int) -> EngineSample:
+    """The engine's own counters, of all its data-parallel ranks together.
+
+    Raises:
+        ValueError: a counter is no number.
+    """
+    usage = [_value(line) for line in _lines(text, _USAGE)]
+    return EngineSample(
+        running=round(sum(_value(line) for line in _lines(text, _RUNNING))),
+        waiting=round(sum(_value(line) for line in _lines(text, _WAITING))),
+        kv_used_tokens=round(sum(usage) / max(1, len(usage)) * kv_capacity_tokens),
+        preemptions=round(sum(_value(line) for line in _lines(text, _PREEMPTIONS))),
+    )
+
+
+def _lines(text: str, name: str) -> Iterator[str]:
+    return (line for line in text.splitlines() if line.startswith(name) and line[len(name)] in "{ ")
+
+
+def _value(line: str) -> float:
+    return float(line.rpartition("}")[2].split()[0])

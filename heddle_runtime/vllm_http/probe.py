@@ -1,0 +1,194 @@
+"""What an endpoint is, found by calls, before any step runs there."""
+
+from typing import Any
+
+import msgspec
+
+from heddle_runtime.vllm_http.endpoint import Answer, Endpoint, UnreachableError
+from heddle_runtime.vllm_http.metrics import cache_labels
+from heddle_runtime.vllm_http.stream import ProtocolError, read_chunk
+
+GATEWAY_HEADER = "x-heddle-gateway"
+"""A gateway sends it with every answer, so that none takes itself or another for an engine."""
+GENERATE = "/inference/v1/generate"
+ABORT = "/inference/v1/abort_requests"
+
+
+class ProbeError(Exception):
+    """An endpoint cannot be an engine; the message begins with its URL and says how to mend it."""
+
+
+class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an endpoint said of itself, or showed."""
+
+    url: str
+    release: str
+    """Of vLLM."""
+    model: str
+    """The name that clients call it by."""
+    root: str
+    """Where its weights came from."""
+    max_context: int
+    kv_capacity_tokens: int
+    """Of all data-parallel ranks together."""
+    longest: int
+    """The longest prompt and output together."""
+    block_tokens: int
+    prefix_caching: bool
+    moves_kv: bool
+    """Whether it exports KV by a connector."""
+    reports_cached_tokens: bool
+    dev_mode: bool
+    scheduling: str = ""
+    """`fcfs` or `priority`; "" where its configuration cannot be read: without dev mode."""
+    max_running: int | None = None
+    """Its `max_num_seqs`; None where its configuration cannot be read."""
+    kv_lease_s: float | None = None
+    """None where its configuration cannot be read."""
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """What it has not, each with the feature that is off or worse for it."""
+        missing = []
+        if not self.prefix_caching:
+            missing.append("no prefix caching: each step prefills its whole context")
+        if not self.moves_kv:
+            missing.append("no KV connector: a move is a prefill on the target")
+        if not self.reports_cached_tokens:
+            missing.append(
+                "no --enable-prompt-tokens-details: prefix hits are recorded as 0 tokens"
+            )
+        if not self.dev_mode:
+            missing.append("no dev mode: its queue, scheduling policy and KV lease cannot be read")
+        elif self.scheduling != "priority":
+            missing.append("first come, first served: what it cannot run at once keeps no order")
+        return tuple(missing)
+
+    @property
+    def line(self) -> str:
+        """The endpoint, and what it lacks, in one line."""
+        about = (
+            f"{self.url}: vLLM {self.release}, model {self.model}, {self.kv_capacity_tokens:,} "
+            f"tokens of KV, context {self.max_context:,}"
+        )
+        return "; ".join([about, *self.lacks])
+
+
+async def probe(endpoint: Endpoint, *, limit_s: float) -> EndpointFacts:
+    """Find out what an endpoint is; it generates one token.
+
+    Raises:
+        ProbeError: it is no engine that can be used.
+    """
+    try:
+        return await _probe(endpoint, limit_s)
+    except UnreachableError as error:
+        raise ProbeError(f"{endpoint.url}: {error}") from None
+
+
+async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
+    url = endpoint.url
+    health = await endpoint.call("/health", limit_s=limit_s)
+    _check_no_gateway(url, health)
+    if health.status != 200:
+        raise ProbeError(f"{url}: /health says {health.status}; is it vLLM, and ready?")
+    release = _field(await endpoint.call("/version", limit_s=limit_s), "version")
+    models = await endpoint.call("/v1/models", limit_s=limit_s)
+    if models.status in (401, 403):
+        raise ProbeError(f"{url}: it refuses the key ({models.status}); give its api_key")
+    model = _base_model(models)
+    if not isinstance(release, str) or model is None:
+        raise ProbeError(f"{url} is not vLLM: its /version and /v1/models are not those of vLLM")
+    ranks = cache_labels((await endpoint.call("/metrics", limit_s=limit_s)).data.decode())
+    try:
+        blocks = [int(rank["num_gpu_blocks"]) - 1 for rank in ranks]  # one is the null block
+        block_tokens = int(ranks[0]["block_size"])
+    except (KeyError, ValueError, IndexError):
+        raise ProbeError(
+            f"{url}: its /metrics has no KV capacity; start it without --disable-log-stats"
+        ) from None
+    config = await _configuration(endpoint, limit_s)
+    transfer, cached = await _generate_once(endpoint, block_tokens, limit_s)
+    scheduler = config.get("scheduler_config") or {}
+    connector = (config.get("kv_transfer_config") or {}).get("kv_connector_extra_config") or {}
+    lease_s = connector.get("kv_lease_duration")
+    return EndpointFacts(
+        url=url,
+        release=release,
+        model=str(model["id"]),
+        root=str(model.get("root") or model["id"]),
+        max_context=int(model["max_model_len"]),
+        kv_capacity_tokens=sum(blocks) * block_tokens,
+        longest=min(int(model["max_model_len"]), min(blocks) * block_tokens),
+        block_tokens=block_tokens,
+        prefix_caching=ranks[0].get("enable_prefix_caching") == "True",
+        moves_kv=transfer,
+        reports_cached_tokens=cached,
+        dev_mode=bool(config),
+        scheduling=str(scheduler.get("policy", "")),
+        max_running=scheduler.get("max_num_seqs"),
+        kv_lease_s=float(lease_s) if lease_s is not None else None,
+    )
+
+
+def _check_no_gateway(url: str, answer: Answer) -> None:
+    if any(name.lower() == GATEWAY_HEADER for name in answer.headers):
+        raise ProbeError(f"{url} is a Heddle gateway, not an engine: give the URL of a vllm serve")
+
+
+def _field(answer: Answer, name: str) -> Any:
+    content = answer.json()
+    return content.get(name) if isinstance(content, dict) else None
+
+
+def _base_model(answer: Answer) -> dict[str, Any] | None:
+    """The model itself, not an adapter of it."""
+    listed = _field(answer, "data")
+    for model in listed if isinstance(listed, list) else ():
+        if (
+            isinstance(model, dict)
+            and model.get("owned_by") == "vllm"
+            and not model.get("parent")
+            and isinstance(model.get("max_model_len"), int)
+            and "id" in model
+        ):
+            return model
+    return None
+
+
+async def _configuration(endpoint: Endpoint, limit_s: float) -> dict[str, Any]:
+    """vLLM's configuration; empty outside of dev mode. The first call may take seconds."""
+    if (await endpoint.call("/is_paused", limit_s=limit_s)).status != 200:
+        return {}
+    answer = await endpoint.call("/server_info?config_format=json", limit_s=3 * limit_s)
+    found = _field(answer, "vllm_config")
+    return found if isinstance(found, dict) else {}
+
+
+async def _generate_once(
+    endpoint: Endpoint, block_tokens: int, limit_s: float
+) -> tuple[bool, bool]:
+    """Make one token; return whether KV can be exported, and whether prefix hits are reported."""
+    url = endpoint.url
+    answer = await endpoint.call(
+        GENERATE,
+        {
+            "token_ids": [1] * (block_tokens + 1),
+            "sampling_params": {"max_tokens": 1, "temperature": 0.0, "detokenize": False},
+            "kv_transfer_params": {"do_remote_decode": True},
+        },
+        limit_s=limit_s,
+    )
+    if answer.status in (403, 404, 405):
+        raise ProbeError(
+            f"{url}: its token endpoints are off; start vllm serve with --enable-scale-out"
+        )
+    if answer.status != 200:
+        raise ProbeError(f"{url}: {GENERATE} says {answer.status}: {answer.message}")
+    try:
+        made = read_chunk(answer.data)
+    except ProtocolError as error:
+        raise ProbeError(f"{url}: {error}") from None
+    if len(made.choices) != 1 or len(made.choices[0].token_ids or ()) != 1:
+        raise ProbeError(f"{url}: {GENERATE} was to make one token, and did not")
+    return made.kv_transfer_params is not None, made.cached_tokens is not None

@@ -1,0 +1,397 @@
+"""`heddle plan --export`: what starts a plan, and what cannot be written."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle.config import RunConfig
+from heddle.config_files import ConfigSource, resolve, setting
+from heddle.exports import GPUS_PER_NODE, placed_engines, uniform_plan
+from heddle.planning import Planned, plan
+from heddle.setup import prepare
+from heddle.workload import Workload
+from heddle_core.plans import ResourcePlan
+from heddle_trace.files import write_trace
+from heddle_trace.schema import Trace
+from heddle_trace.synth import synth
+from tests.app.journals import Heddle
+from tests.runtime.vllm_bench import no_vllm
+
+KINDS = ("verl.yaml", "vllm.sh", "gateway.toml")
+MIXED = ("--set", "cluster.tp_choices=[1,2,4]")
+"""Degrees with which the tests' trace gets a mix on eight GPUs."""
+
+
+@pytest.fixture(scope="module")
+def coding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("traces") / "some.jsonl"
+    write_trace(path, synth("coding", 64, seed=5, samples_per_group=8))
+    return path
+
+
+def exported(heddle: Heddle, coding: Path, folder: Path, *more: object) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    options = [word for kind in KINDS for word in ("--export", folder / kind)]
+    done = heddle("plan", coding, *more, *options, "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def yaml_values(path: Path) -> dict[str, Any]:
+    """Keys and values of the lines of a YAML file, whatever section they are in."""
+    pairs = [line.strip().split(": ", 1) for line in path.read_text().splitlines()]
+    return {p[0]: json.loads(p[1]) for p in pairs if len(p) == 2 and not p[0].startswith("#")}
+
+
+def served(path: Path) -> list[tuple[list[int], list[str]]]:
+    """CUDA devices and arguments of each `vllm serve` of a script."""
+    lines = [line.strip() for line in path.read_text().splitlines() if " vllm serve " in line]
+    found = []
+    for line in lines:
+        devices, _, arguments = line.partition(" vllm serve ")
+        words = shlex.split(arguments.partition(" > ")[0])
+        found.append(([int(d) for d in devices.partition("=")[2].split(",")], words))
+    return found
+
+
+def options_of(words: list[str]) -> Mapping[str, str]:
+    return dict(pairwise(words))
+
+
+def test_the_script_starts_the_engines_of_the_plan(heddle: Heddle, coding: Path, tmp_path: Path):
+    found = exported(heddle, coding, tmp_path, "--gpus", 8, "--max-running", 24)
+    engines = served(tmp_path / "vllm.sh")
+    tps = [len(devices) for devices, _ in engines]
+    assert tps[: len(found["groups"])] == [group["tp"] for group in found["groups"]]
+    assert sorted(d for devices, _ in engines for d in devices) == list(range(8))
+    ports = set()
+    for devices, words in engines:
+        options = options_of(words)
+        ports.add(options["--port"])
+        assert options["--tensor-parallel-size"] == str(len(devices))
+        assert options["--max-num-seqs"] == "24"
+        assert options["--scheduling-policy"] == "priority"
+        assert "--enable-prefix-caching" in words
+    assert len(ports) == len(engines)
+
+
+def test_the_script_is_bash_and_passes_options_and_signals_on(
+    heddle: Heddle, coding: Path, tmp_path: Path
+):
+    exported(heddle, coding, tmp_path, "--gpus", 2)
+    script = tmp_path / "vllm.sh"
+    checked = subprocess.run(["bash", "-n", script], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    stand_in = tmp_path / "bin" / "vllm"
+    stand_in.parent.mkdir()
+    stand_in.write_text('#!/bin/bash\necho "$CUDA_VISIBLE_DEVICES|$@"\n')
+    stand_in.chmod(0o755)
+    path = f"{stand_in.parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", script, "--dtype", "float32"],
+        env={"PATH": path, "MODEL": "some folder", "LOGS": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 0
+    logs = sorted(tmp_path.glob("e*.log"))
+    assert len(logs) == len(served(script))
+    for log in logs:
+        assert "|serve some folder --host 127.0.0.1 " in log.read_text()
+        assert log.read_text().endswith(" --dtype float32\n")
+    stand_in.write_text("#!/bin/bash\nexit 7\n")
+    failed = subprocess.run(
+        ["bash", script], env={"PATH": path, "MODEL": "m", "LOGS": str(tmp_path)}, check=False
+    )
+    assert failed.returncode == 7
+    bare = subprocess.run(
+        ["bash", script], env={"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert bare.returncode == 2
+    assert bare.stderr.startswith("usage: MODEL=")
+
+
+def test_engines_of_several_nodes_are_started_on_each(heddle: Heddle, coding: Path, tmp_path: Path):
+    done = heddle("plan", coding, "--gpus", 20, "--export", tmp_path / "vllm.sh")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "vllm.sh").read_text()
+    for node in ("h100-0", "h100-1", "h100-2"):
+        assert f"  {node})\n" in text
+    engines = served(tmp_path / "vllm.sh")
+    assert sum(len(devices) for devices, _ in engines) == 20
+    assert all(max(devices) < GPUS_PER_NODE for devices, _ in engines)
+    done = subprocess.run(
+        ["bash", tmp_path / "vllm.sh", "h100-9"],
+        env={"PATH": os.environ["PATH"], "MODEL": "m"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "NODE is one of h100-0, h100-1, h100-2" in done.stderr
+
+
+@pytest.mark.skipif(bool(no_vllm()), reason=no_vllm() or "vLLM is installed")
+def test_vllm_knows_every_option_of_the_script(heddle: Heddle, coding: Path, tmp_path: Path):
+    exported(heddle, coding, tmp_path, "--gpus", 8)
+    words = next(words for devices, words in served(tmp_path / "vllm.sh") if len(devices) > 1)
+    program = f"""
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+found = make_arg_parser(FlexibleArgumentParser()).parse_args({words[:-1]!r})
+names = ("tensor_parallel_size", "max_num_seqs", "scheduling_policy", "enable_prefix_caching",
+         "enable_scale_out", "enable_prompt_tokens_details", "max_num_batched_tokens", "port",
+         "served_model_name")
+print(json.dumps({{name: getattr(found, name) for name in names}}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    options = options_of(words)
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "tensor_parallel_size": int(options["--tensor-parallel-size"]),
+        "max_num_seqs": 100,
+        "scheduling_policy": "priority",
+        "enable_prefix_caching": True,
+        "enable_scale_out": True,
+        "enable_prompt_tokens_details": True,
+        "max_num_batched_tokens": 8192,
+        "port": int(options["--port"]),
+        "served_model_name": ["qwen3-14b"],
+    }
+
+
+@pytest.fixture(scope="module")
+def mixed(coding: Path) -> Planned:
+    return plan(resolve([ConfigSource("t", {"trace": str(coding)}), setting(MIXED[1])]))
+
+
+def test_verl_gets_the_one_tp_degree_that_ends_first(
+    heddle: Heddle, coding: Path, mixed: Planned, tmp_path: Path
+):
+    exported(heddle, coding, tmp_path, *MIXED)
+    shape, makespan_s = uniform_plan(mixed)
+    assert len(mixed.mix) > 1
+    text = (tmp_path / "verl.yaml").read_text()
+    rollout = yaml_values(tmp_path / "verl.yaml")
+    assert rollout["tensor_model_parallel_size"] == shape.tp
+    assert rollout["max_num_seqs"] == 100
+    assert rollout["scheduling_policy"] == "priority"
+    assert f"TP {shape.tp} ends first, after an estimated {makespan_s:,.1f} s." in text
+    assert f"estimated to end after {mixed.solved.makespan_s:,.1f} s" in text
+    assert "A mix needs engines of your own behind `heddle serve`." in text
+    assert makespan_s >= mixed.bound_s * (1 - 1e-6)
+    router = Path(rollout["router_config_path"])
+    assert router == tmp_path / "verl-router.yaml"
+    assert yaml_values(router) == {
+        "router_class": "heddle_verl.Router",
+        "model": "qwen3-14b",
+        "gpu": "h100",
+        "policy": "heddle",
+        "history": "prior:coding",
+        "task": "coding",
+    }
+
+
+def test_a_plan_of_one_degree_is_exported_without_a_word_of_a_mix(
+    heddle: Heddle, coding: Path, tmp_path: Path
+):
+    exported(heddle, coding, tmp_path, "--gpus", 4, "--set", "cluster.tp_choices=[2]")
+    text = (tmp_path / "verl.yaml").read_text()
+    assert yaml_values(tmp_path / "verl.yaml")["tensor_model_parallel_size"] == 2
+    assert "mix" not in text
+    assert "2 engines of h100 tp2" in text
+
+
+def config_of(path: Path) -> RunConfig:
+    """The configuration of a run of which the gateway's file is one source."""
+    values = tomllib.loads(path.read_text())
+    return resolve([ConfigSource(path.name, values), ConfigSource("t", {"trace": "t"})])
+
+
+def commands(path: Path) -> list[list[str]]:
+    """The commands in the head of a file."""
+    lines = [line.removeprefix("#").strip() for line in path.read_text().splitlines()]
+    return [shlex.split(line) for line in lines if line.startswith("heddle serve")]
+
+
+def test_the_gateway_gets_the_engines_policy_and_knowledge(
+    heddle: Heddle, coding: Path, tmp_path: Path
+):
+    exported(heddle, coding, tmp_path, "--gpus", 8, "--max-running", 24, *MIXED)
+    config = config_of(tmp_path / "gateway.toml")
+    engines = [len(devices) for devices, _ in served(tmp_path / "vllm.sh")]
+    assert len(set(engines)) > 1
+    assert (config.policy.preset, config.history) == ("heddle-no-plan", "prior:coding")
+    assert (config.cluster.gpus, config.cluster.max_running) == (8, 24)
+    assert list(config.cluster.mix) == engines
+    (command,) = commands(tmp_path / "gateway.toml")
+    assert command[:5] == ["heddle", "serve", "gateway.toml", "--policy", "heddle-no-plan"]
+    assert command[5:] == ["--engine", "vllm", "--model-dir", "FOLDER"]
+    # The policy can be made for these engines, and starts no others.
+    workload = Workload(trace=Trace("t", (), ""), trajectories=0, largest_tokens=0)
+    setup = prepare(config, workload=workload)
+    started = setup.policy.planner.plan((), ())
+    assert isinstance(started, ResourcePlan)
+    assert [engine.shape.tp for engine in started.engines] == engines
+
+
+def test_engines_of_one_degree_are_served_by_their_urls_too(
+    heddle: Heddle, coding: Path, tmp_path: Path
+):
+    exported(heddle, coding, tmp_path, "--gpus", 16, "--set", "cluster.tp_choices=[4]")
+    (command,) = commands(tmp_path / "gateway.toml")
+    options = options_of(command)
+    assert options["--tp"] == "4"
+    urls = [url for flag, url in pairwise(command) if flag == "--worker"]
+    assert len(urls) == 4
+    assert urls[0] == "http://h100-0:8000"
+    assert config_of(tmp_path / "gateway.toml").cluster.engines == 4
+    exported(heddle, coding, tmp_path / "8", "--gpus", 8, "--set", "cluster.tp_choices=[4]")
+    starts, by_url = commands(tmp_path / "8" / "gateway.toml")
+    assert "--engine" in starts
+    assert options_of(by_url)["--worker"] == "http://127.0.0.1:8001"
+
+
+def test_a_mix_on_several_machines_is_not_exported_to_the_gateway(
+    heddle: Heddle, coding: Path, tmp_path: Path
+):
+    done = heddle("plan", coding, "--gpus", 20, "--export", tmp_path / "g.toml")
+    assert done.exit_code == 2
+    assert "starts engines of several TP degrees on one machine only" in done.stderr
+    assert "plan     " in done.stdout  # the plan is not lost
+    assert list(tmp_path.glob("*.toml")) == []
+
+
+@pytest.mark.skipif(not find_spec("heddle.cli.serve"), reason="there is no heddle serve yet")
+def test_the_gateways_commands_are_those_of_heddle_serve(
+    heddle: Heddle, coding: Path, tmp_path: Path
+):
+    exported(heddle, coding, tmp_path, "--gpus", 8, "--set", "cluster.tp_choices=[4]")
+    shown = heddle("serve", "--help").stdout
+    for command in commands(tmp_path / "gateway.toml"):
+        for flag in command:
+            assert not flag.startswith("--") or flag in shown
+
+
+def test_a_plan_of_several_classes_is_exported_to_vllm_only(
+    heddle: Heddle, coding: Path, tmp_path: Path
+):
+    pools = ("--model", "qwen3-32b", "--pool", "h800:8", "--pool", "h20:8")
+    done = heddle("plan", coding, *pools, "--export", tmp_path / "v.sh")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "v.sh").read_text()
+    assert "  h800-0)\n" in text
+    assert "  h20-0)\n" in text
+    for kind, says in (
+        ("v.yaml", "all engines of verl have one shape"),
+        ("v.toml", "`heddle serve` has engines of one GPU class"),
+    ):
+        done = heddle("plan", coding, *pools, "--export", tmp_path / kind)
+        assert done.exit_code == 2
+        assert says in done.stderr
+        assert not (tmp_path / kind).exists()
+
+
+def test_every_engine_has_gpus_of_its_own_on_one_node(coding: Path):
+    config = resolve(
+        [ConfigSource("t", {"trace": str(coding), "cluster": {"gpus": 27, "max_running": 8}})]
+    )
+    engines = placed_engines(plan(config))
+    taken = [(engine.node, device) for engine in engines for device in engine.devices]
+    assert len(taken) == len(set(taken)) == 27
+    assert all(len(engine.devices) == engine.shape.gpus for engine in engines)
+    assert max(int(engine.node.rpartition("-")[2]) for engine in engines) == 3
+
+
+def test_an_oracle_is_not_exported(heddle: Heddle, coding: Path, tmp_path: Path):
+    exported(heddle, coding, tmp_path, "--predictor", "oracle")
+    values = tomllib.loads((tmp_path / "gateway.toml").read_text())
+    assert values["policy"] == {"preset": "heddle-no-plan"}
+    exported(heddle, coding, tmp_path / "other", "--predictor", "progressive")
+    values = tomllib.loads((tmp_path / "other" / "gateway.toml").read_text())
+    assert values["policy"] == {"preset": "heddle-no-plan+progressive"}
+
+
+def test_a_history_of_ones_own_is_named_by_its_whole_path(
+    heddle: Heddle, coding: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_trace(tmp_path / "earlier.jsonl", synth("coding", 64, seed=9, samples_per_group=8))
+    monkeypatch.chdir(tmp_path)
+    exported(heddle, coding, tmp_path, "--history", "earlier.jsonl")
+    router = yaml_values(tmp_path / "verl-router.yaml")
+    assert router["history"] == str(tmp_path / "earlier.jsonl")
+
+
+def test_names_of_a_profile_cannot_run_commands(heddle: Heddle, coding: Path, tmp_path: Path):
+    source = Path(__file__).parents[2] / "heddle_sim" / "profiles" / "qwen3-14b.h100.json"
+    profile = json.loads(source.read_text())
+    profile["model"] = "a';touch hacked;'$(touch hacked)"
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps(profile))
+    done = heddle("plan", coding, "--model", own, "--export", tmp_path / "v.sh")
+    assert done.exit_code == 0, done.output
+    subprocess.run(
+        ["bash", tmp_path / "v.sh"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "MODEL": "m"},
+        capture_output=True,
+        check=False,
+    )
+    assert not (tmp_path / "hacked").exists()
+    assert profile["model"] in served(tmp_path / "v.sh")[0][1]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--export", "plan.txt"), "plan.txt: .txt names no kind of export; name a file like"),
+        (("--export", "plan"), "plan: no suffix names no kind of export"),
+        (("--export", "none/vllm.sh"), "none: no such folder; make it first"),
+        (("--export", "a.sh", "--export", "./a.sh"), "a.sh: is written twice"),
+        (("--export", "v.yaml", "--export", "v-router.yaml"), "v-router.yaml: is written twice"),
+        (("--force",), "--force has no effect here: name a file with --export"),
+        (("--export", "folder.sh"), "folder.sh: is a folder; name a file in it"),
+        (("--loop", "--export", "a.sh"), "--export has no effect here: leave out --loop"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(
+    heddle: Heddle,
+    coding: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[object, ...],
+    says: str,
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.sh").mkdir()
+    done = heddle("plan", coding, *words)
+    assert done.exit_code == 2, done.output
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.sh", "here"]
+
+
+def test_a_file_that_exists_is_replaced_only_by_force(heddle: Heddle, coding: Path, tmp_path: Path):
+    router = tmp_path / "verl-router.yaml"
+    router.write_text("mine")
+    done = heddle("plan", coding, "--export", tmp_path / "verl.yaml")
+    assert done.exit_code == 2
+    assert f"{router}: exists; name another file, or replace it with --force" in done.stderr
+    assert router.read_text() == "mine"
+    assert not (tmp_path / "verl.yaml").exists()
+    done = heddle("plan", coding, "--export", tmp_path / "verl.yaml", "--force")
+    assert done.exit_code == 0, done.output
+    assert "router_class" in router.read_text()

@@ -1,0 +1,372 @@
+"""A `vllm serve` without a model: the calls that engines behind URLs use, and every way to fail.
+
+Tokens are those of `counting_process`: the next depends on the whole context, so that one that is
+made twice or left out shows. KV is found by prefix, in blocks, and pulled from other such servers
+of this process.
+"""
+
+import asyncio
+import itertools
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from tests.runtime.counting_process import BLOCK, next_token
+
+BLOCKS = 2001
+TOKEN_S = 0.002
+MODEL = "counting"
+PREFIX = "generate-tokens-"
+
+_EXPORTED: dict[str, tuple[str, list[int]]] = {}
+"""Salt and tokens of exported KV, by request."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    aborted: bool = False
+    tokens: list[int] = field(default_factory=list)
+
+
+class FakeVllm:
+    """One server; every public attribute is a lie or fault to switch on."""
+
+    def __init__(self, *, model: str = MODEL, key: str = "", kv: bool = True) -> None:
+        self.model, self.key, self.kv = model, key, kv
+        self.cached_details = self.scale_out = self.dev_mode = self.metrics = True
+        self.prefix_caching = True
+        self.version: Any = "0.32.0"
+        self.owner = "vllm"
+        self.health = 200
+        self.slow_health = False
+        self.headers: dict[str, str] = {}
+        self.silent = False
+        """No call is answered, and no stream goes on."""
+        self.generate_status = 200
+        self.cut_after: int | None = None
+        """Tokens after which the stream breaks off."""
+        self.cuts = 1 << 30
+        """How many streams break off."""
+        self.end_after: int | None = None
+        """Tokens after which the stream ends, and says nothing of an end."""
+        self.error_after: int | None = None
+        """Tokens after which an error comes."""
+        self.stall_after: int | None = None
+        self.lie = ""
+        """What is said wrongly: more, usage, fewer, ids, html, events, reason, late."""
+        self.abort_status = 200
+        self.lost_aborts = 0
+        """Aborts that are answered and not done."""
+        self.seen: list[dict[str, Any]] = []
+        """Bodies of generations."""
+        self.keys: list[str] = []
+        """Authorization headers of all calls."""
+        self.generated = 0
+        """Tokens made."""
+        self._cache: dict[tuple[str, tuple[int, ...]], None] = {}
+        self._running: dict[str, _Running] = {}
+        self._ids = itertools.count(1)
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    async def start(self) -> "FakeVllm":
+        app = web.Application(client_max_size=64 << 20, middlewares=[self._guard])
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/is_paused", self._is_paused)
+        app.router.add_get("/server_info", self._info)
+        app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_post("/inference/v1/abort_requests", self._abort)
+        app.router.add_post("/v1/{kind:.*}/render", self._render)
+        app.router.add_post("/v1/{kind:.*}/derender", self._derender)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        assert self._runner.server is not None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._runner.server, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    def die(self) -> None:
+        """Close every connection, as the system does for a process that is killed."""
+        assert self._server is not None
+        assert self._runner is not None
+        assert self._runner.server is not None
+        self._server.close()
+        for connection in list(self._runner.server.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self.die()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        while self.silent:
+            await asyncio.sleep(0.02)
+        self.keys.append(request.headers.get("Authorization", ""))
+        guarded = request.path.startswith(("/v1", "/inference"))
+        if guarded and self.key and self.keys[-1] != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        response: web.StreamResponse = await handler(request)
+        if not response.prepared:
+            response.headers.update(self.headers)
+        return response
+
+    async def _health(self, request: web.Request) -> web.Response:
+        if self.slow_health:
+            await asyncio.sleep(60)
+        return web.Response(status=self.health)
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        adapter = {"id": "adapter", "owned_by": self.owner, "parent": self.model}
+        base = {
+            "id": self.model,
+            "owned_by": self.owner,
+            "root": f"/models/{self.model}",
+            "parent": None,
+            "max_model_len": BLOCKS * BLOCK,
+        }
+        return web.json_response({"object": "list", "data": [adapter, base]})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if not self.metrics:
+            return web.Response(text="# nothing\n")
+        held = sum(len(each.tokens) for each in self._running.values())
+        usage = held / ((BLOCKS - 1) * BLOCK)
+        caching = str(self.prefix_caching)
+        return web.Response(
+            text=(
+                "# TYPE vllm:num_requests_running gauge\n"
+                f'vllm:num_requests_running{{engine="0"}} {self.running}.0\n'
+                'vllm:num_requests_waiting{engine="0"} 0.0\n'
+                'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 7.0\n'
+                f'vllm:kv_cache_usage_perc{{engine="0"}} {usage}\n'
+                'vllm:num_preemptions_total{engine="0"} 0.0\n'
+                'vllm:num_preemptions_created{engine="0"} 1.7e+09\n'
+                f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="{BLOCKS}",'
+                f'enable_prefix_caching="{caching}",odd="a \\" b"}} 1.0\n'
+            )
+        )
+
+    async def _is_paused(self, request: web.Request) -> web.Response:
+        if not self.dev_mode:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        return web.json_response({"is_paused": False})
+
+    async def _info(self, request: web.Request) -> web.Response:
+        config = {"scheduler_config": {"policy": "priority", "max_num_seqs": 16}}
+        return web.json_response({"vllm_config": config})
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if self.lost_aborts:
+            self.lost_aborts -= 1
+        elif self.abort_status == 200:
+            for name in body["request_ids"]:
+                if name in self._running:
+                    self._running[name].aborted = True
+        return web.Response(status=self.abort_status)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        if not self.scale_out:
+            error = {"message": "Scale-out endpoints are disabled.", "code": 403}
+            return web.json_response({"error": error}, status=403)
+        body = await request.json()
+        self.seen.append(body)
+        sampling = body["sampling_params"]
+        if self.generate_status != 200:
+            error = {"message": f"temperature of {self.generate_status}"}
+            return web.json_response({"error": error}, status=self.generate_status)
+        if not body.get("stream"):
+            return await self._one_token(body)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        name = PREFIX + body.get("request_id", f"r{next(self._ids)}")
+        running = self._running[name] = _Running(tokens=list(body["token_ids"]))
+        try:
+            await self._stream(request, response, body, running, sampling["max_tokens"])
+        finally:
+            del self._running[name]
+            self._remember(body.get("cache_salt", ""), running.tokens[:-1])
+        return response
+
+    async def _stream(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        body: dict[str, Any],
+        running: _Running,
+        count: int,
+    ) -> None:
+        cached = self._found(body.get("cache_salt", ""), running.tokens)
+        prompt = len(running.tokens)
+        interval = body["sampling_params"].get("stream_interval", 1)
+        made: list[int] = []
+        finish = None
+        await response.write(b": keep-alive\n\n")
+        while finish is None:
+            at = len(running.tokens) - prompt
+            if self.cuts > 0 and at == self.cut_after:
+                self.cuts -= 1
+                assert request.transport is not None
+                request.transport.abort()
+                raise ConnectionResetError
+            if at == self.end_after:
+                return
+            if at == self.error_after:
+                await _send(response, {"error": {"message": "the core died", "code": 500}})
+                finish = "error"
+                return
+            while self.silent or (at == self.stall_after and not running.aborted):
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(TOKEN_S)
+            if running.aborted:
+                finish = "abort"
+            else:
+                running.tokens.append(next_token(running.tokens, MODEL))
+                made.append(running.tokens[-1])
+                self.generated += 1
+                if at + 1 == count:
+                    finish = "length"
+            if finish or at == 0 or len(made) >= interval:
+                await _send(response, self._chunk(made, finish, body))
+                made = []
+        if self.lie == "late":
+            await _send(response, self._chunk([300], None, body))
+        total = len(running.tokens) - prompt
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": total}
+        if self.lie == "usage":
+            usage["completion_tokens"] += 3
+        if self.cached_details:
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        await _send(response, {"choices": [], "usage": usage})
+        await response.write(b"data: [DONE]\n\n")
+
+    def _chunk(self, made: list[int], finish: str | None, body: dict[str, Any]) -> Any:
+        tokens: Any = list(made)
+        match self.lie:
+            case "more" if finish:
+                tokens += [300, 301]
+            case "fewer" if finish:
+                tokens = tokens[:-1]
+            case "ids":
+                tokens = [-5 for _ in tokens]
+            case "html":
+                return "<html>"
+            case "events":
+                return "x" * (17 << 20)
+            case "reason" if finish:
+                finish = "because"
+        choice: dict[str, Any] = {
+            "index": 0,
+            "token_ids": tokens,
+            "finish_reason": finish,
+            "stop_reason": None,
+        }
+        if body["sampling_params"].get("logprobs") is not None:
+            choice["logprobs"] = {
+                "content": [
+                    {"token_id": token, "logprob": -0.5, "rank": 1, "top_logprobs": []}
+                    for token in (tokens if self.lie != "logprobs" else tokens[:-1])
+                ]
+            }
+        if finish:
+            choice["weight_versions"] = [{"version": "v7", "start": 0, "end": 1}]
+        return {"request_id": "x", "choices": [choice]}
+
+    async def _one_token(self, body: dict[str, Any]) -> web.Response:
+        context, salt = body["token_ids"], body.get("cache_salt", "")
+        transfer = body.get("kv_transfer_params") or {}
+        await asyncio.sleep(TOKEN_S)
+        finish, params = "length", None
+        if "file" in transfer:
+            exported = _EXPORTED.get(transfer["file"])
+            if exported is None:
+                return web.json_response({"error": {"message": "no such KV"}}, status=500)
+            self._remember(salt, exported[1])
+        elif transfer.get("do_remote_decode") and self.kv:
+            name = f"{self.port}-{next(self._ids)}"
+            _EXPORTED[name] = salt, list(context)
+            params = {"file": name}
+        self._remember(salt, context)
+        choice = {"index": 0, "token_ids": [300], "finish_reason": finish}
+        usage: dict[str, Any] = {"prompt_tokens": len(context), "completion_tokens": 1}
+        if self.cached_details:
+            usage["prompt_tokens_details"] = {"cached_tokens": 0}
+        return web.json_response(
+            {"choices": [choice], "usage": usage, "kv_transfer_params": params}
+        )
+
+    async def _render(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if body.get("model", self.model) != self.model:
+            error = {"message": "no such model", "type": "NotFoundError", "code": 404}
+            return web.json_response({"error": error}, status=404)
+        rendered = {
+            "request_id": "r-1",
+            "token_ids": [300, 301],
+            "sampling_params": {
+                "temperature": body.get("temperature", 1.0),
+                "max_tokens": body.get("max_tokens", 16),
+                "output_kind": 2,
+                "skip_clone": True,
+                **({"n": body["n"]} if "n" in body else {}),
+                **({"stop": body["stop"]} if "stop" in body else {}),
+            },
+            "reasoning_ended": True,
+            "cache_salt": body.get("cache_salt"),
+        }
+        chat = "chat" in request.path
+        return web.json_response(rendered if chat else [rendered])
+
+    async def _derender(self, request: web.Request) -> web.Response:
+        self.seen.append(body := await request.json())
+        text = "one STOP two"
+        if "chat" in request.path:
+            (choice,) = body["generate_response"]["choices"]
+            made: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
+        else:
+            (choice,) = body["generate_responses"][0]["choices"]
+            made = {"text": text}
+        made |= {"index": 0, "finish_reason": choice["finish_reason"]}
+        return web.json_response({"id": "x", "choices": [made], "usage": {"prompt_tokens": 2}})
+
+    # -- KV ---------------------------------------------------------------------------------------
+
+    def _remember(self, salt: str, tokens: list[int]) -> None:
+        for end in range(BLOCK, len(tokens) + 1, BLOCK):
+            self._cache[salt, tuple(tokens[:end])] = None
+
+    def _found(self, salt: str, context: list[int]) -> int:
+        found = 0
+        for end in range(BLOCK, len(context), BLOCK):
+            if (salt, tuple(context[:end])) not in self._cache:
+                break
+            found = end
+        return found
+
+
+async def _send(response: web.StreamResponse, event: Any) -> None:
+    await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
