@@ -4,7 +4,6 @@ Policies without a planner may run at several TP degrees and numbers of running 
 the best is compared (`heddle.tuning`).
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,7 +18,8 @@ from heddle.config_files import ConfigError
 from heddle.cost.objective import Objective, objective_value, prices_for
 from heddle.cost.prices import Prices, RunCost
 from heddle.estimates import Estimate, estimate
-from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
+from heddle.executor import Report, WorkerError
+from heddle.executor_choice import ExecutorKind, executor_for
 from heddle.knowledge import HistorySource
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
@@ -31,9 +31,6 @@ from heddle.workload import Workload
 
 SCHEMA = "heddle.compare/1"
 MAX_SEEDS = 1_000
-MIN_STEPS_PER_PROCESS = 20_000
-"""Fewer steps than this run faster here than a process starts (about a second of imports)."""
-
 SEED_END = 2**32
 
 OnProgress: TypeAlias = Callable[[Sequence[str], Sequence[int], int], None]
@@ -219,6 +216,7 @@ def compare(
     seeds: int = 1,
     out: Path = Path("runs"),
     jobs: int | None = None,
+    executor: ExecutorKind = "processes",
     config_text: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Comparison:
@@ -226,7 +224,8 @@ def compare(
 
     A seed draws values that the trace lacks and permutes the order of its groups, in the same way
     for every policy. The number of processes `jobs` (default: as many as are useful) changes no
-    result. `on_progress` is called a few times a second; it lists runs by seed, then policy.
+    result, nor does `executor`; with ``ray``, runs are tasks of a Ray cluster. `on_progress` is
+    called a few times a second; it lists runs by seed, then policy.
 
     `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
     ``best``. Policies without a planner run at all combinations; others once. With `roles` all run
@@ -252,14 +251,16 @@ def compare(
     planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
     configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
     steps = sum(len(script.steps) for script in first.scripts)
-    executor = _executor(jobs, len(configs), steps, shared)
+    runner = executor_for(
+        executor, shared, jobs=jobs, runs=len(configs), steps=steps * len(configs), out=out
+    )
     one = partial(_simulate, asleep=config.cluster.standby_tp, out=out, config_text=config_text)
     names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
     watch = None if on_progress is None else lambda finished: on_progress(names, finished, total)
     done: dict[tuple[str, int], RunResult] = {}
     try:
         with StopSignals():
-            for index, result in executor.map(one, configs, watch):
+            for index, result in runner.map(one, configs, watch):
                 variant, seed = planned[index]
                 done[variant.name, seed] = result
     except (KeyboardInterrupt, WorkerError) as e:
@@ -278,12 +279,6 @@ def compare(
         ideal=ideal,
         policies=policy_results(variants, by_seed, bound, ideal, objective),
     )
-
-
-def _executor(jobs: int | None, runs: int, steps: int, shared: Workspace) -> Executor[Workspace]:
-    """`jobs` processes; None: as many as `runs` of so many steps each make useful."""
-    processes = useful_processes(runs, steps * runs) if jobs is None else jobs
-    return InProcess(shared) if processes == 1 else Processes(processes, shared)
 
 
 def _simulate(
@@ -342,11 +337,6 @@ def _limits(config: RunConfig, shared: Workspace, seeds: int) -> tuple[Bound, Id
 def _pool(cluster: ClusterConfig) -> dict[str, Any]:
     """The GPUs of one class."""
     return {"gpu": cluster.gpu, "gpus": cluster.gpus, "tp": cluster.tp}
-
-
-def useful_processes(runs: int, steps: int) -> int:
-    """As many processes as there are cores and runs, if the work outweighs their start."""
-    return max(1, min(os.cpu_count() or 1, runs, steps // MIN_STEPS_PER_PROCESS))
 
 
 def policy_results(
