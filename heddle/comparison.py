@@ -18,7 +18,7 @@ from heddle.config_files import ConfigError
 from heddle.cost.objective import Objective, objective_value, prices_for
 from heddle.cost.prices import Prices, RunCost
 from heddle.estimates import Estimate, estimate
-from heddle.executor import Report, WorkerError
+from heddle.executor import Executor, Report, WorkerError
 from heddle.executor_choice import ExecutorKind, executor_for
 from heddle.knowledge import HistorySource
 from heddle.runs.bound import Bound
@@ -257,16 +257,8 @@ def compare(
     one = partial(_simulate, asleep=config.cluster.standby_tp, out=out, config_text=config_text)
     names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
     watch = None if on_progress is None else lambda finished: on_progress(names, finished, total)
-    done: dict[tuple[str, int], RunResult] = {}
-    try:
-        with StopSignals():
-            for index, result in runner.map(one, configs, watch):
-                variant, seed = planned[index]
-                done[variant.name, seed] = result
-    except (KeyboardInterrupt, WorkerError) as e:
-        e.add_note(f"{len(done)} of {len(configs)} runs are finished and stay in {out}.")
-        raise
-    by_seed = [[done[v.name, config.seed + s] for s in range(seeds)] for v in variants]
+    done = _run_all(runner, one, configs, watch, out)
+    by_seed = [done[i :: len(variants)] for i in range(len(variants))]
     return Comparison(
         config=config,
         tuning=settings,
@@ -279,6 +271,24 @@ def compare(
         ideal=ideal,
         policies=policy_results(variants, by_seed, bound, ideal, objective),
     )
+
+
+def _run_all(
+    executor: Executor[Workspace],
+    one: Callable[[Workspace, RunConfig, Report | None], RunResult],
+    configs: Sequence[RunConfig],
+    watch: Callable[[Sequence[int]], None] | None,
+    out: Path,
+) -> list[RunResult]:
+    """The results of all runs, in the order of `configs`."""
+    done: dict[int, RunResult] = {}
+    try:
+        with StopSignals():
+            done.update(executor.map(one, configs, watch))
+    except (KeyboardInterrupt, WorkerError) as e:
+        e.add_note(f"{len(done)} of {len(configs)} runs are finished and stay in {out}.")
+        raise
+    return [done[index] for index in range(len(configs))]
 
 
 def _simulate(

@@ -73,8 +73,7 @@ def compare(
     With several --tp or --max-running, or best, each policy that does not plan its engines runs at
     every combination, and the table has its best by --objective: found on the trace that it is
     compared on, so the hindsight is the baselines'. Policies with a planner run once, with the most
-    steps that are tried. Engines of
-    different TP degrees side by side are --set cluster.mix=[4,2,1,1].
+    steps that are tried. Engines of several TP degrees are --set cluster.mix=[4,2,1,1].
 
     With --roles best every policy also runs with engines that prefill and engines that decode, on
     the same GPUs, at up to three splits for each setting; the best split is a row of its own.
