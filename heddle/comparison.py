@@ -4,7 +4,6 @@ Policies without a planner may run at several TP degrees and numbers of running 
 the best is compared (`heddle.tuning`).
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,7 +17,8 @@ from heddle.config_files import ConfigError
 from heddle.cost.objective import Objective, objective_value, prices_for
 from heddle.cost.prices import Prices, RunCost
 from heddle.estimates import Estimate, estimate
-from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
+from heddle.executor import Executor, Report, WorkerError
+from heddle.executor_choice import ExecutorKind, executor_for
 from heddle.knowledge import HistorySource
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
@@ -30,9 +30,6 @@ from heddle.workload import Workload
 
 SCHEMA = "heddle.compare/1"
 MAX_SEEDS = 1_000
-MIN_STEPS_PER_PROCESS = 20_000
-"""Fewer steps than this run faster here than a process starts (about a second of imports)."""
-
 SEED_END = 2**32
 
 OnProgress: TypeAlias = Callable[[Sequence[str], Sequence[int], int], None]
@@ -218,6 +215,7 @@ def compare(
     seeds: int = 1,
     out: Path = Path("runs"),
     jobs: int | None = None,
+    executor: ExecutorKind = "processes",
     config_text: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Comparison:
@@ -225,7 +223,8 @@ def compare(
 
     A seed draws values that the trace lacks and permutes the order of its groups, in the same way
     for every policy. The number of processes `jobs` (default: as many as are useful) changes no
-    result. `on_progress` is called a few times a second; it lists runs by seed, then policy.
+    result, nor does `executor`; with ``ray``, runs are tasks of a Ray cluster. `on_progress` is
+    called a few times a second; it lists runs by seed, then policy.
 
     `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
     ``best``. Policies without a planner run at all combinations; others once. With `roles` all run
@@ -251,20 +250,14 @@ def compare(
     planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
     configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
     steps = sum(len(script.steps) for script in first.scripts)
-    executor = _executor(jobs, len(configs), steps, shared)
+    runner = executor_for(
+        executor, shared, jobs=jobs, runs=len(configs), steps=steps * len(configs), out=out
+    )
     one = partial(_simulate, asleep=config.cluster.standby_tp, out=out, config_text=config_text)
     names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
     watch = None if on_progress is None else lambda finished: on_progress(names, finished, total)
-    done: dict[tuple[str, int], RunResult] = {}
-    try:
-        with StopSignals():
-            for index, result in executor.map(one, configs, watch):
-                variant, seed = planned[index]
-                done[variant.name, seed] = result
-    except (KeyboardInterrupt, WorkerError) as e:
-        e.add_note(f"{len(done)} of {len(configs)} runs are finished and stay in {out}.")
-        raise
-    by_seed = [[done[v.name, config.seed + s] for s in range(seeds)] for v in variants]
+    done = _run_all(runner, one, configs, watch, out)
+    by_seed = [done[i :: len(variants)] for i in range(len(variants))]
     return Comparison(
         config=config,
         tuning=settings,
@@ -279,10 +272,22 @@ def compare(
     )
 
 
-def _executor(jobs: int | None, runs: int, steps: int, shared: Workspace) -> Executor[Workspace]:
-    """`jobs` processes; None: as many as `runs` of so many steps each make useful."""
-    processes = useful_processes(runs, steps * runs) if jobs is None else jobs
-    return InProcess(shared) if processes == 1 else Processes(processes, shared)
+def _run_all(
+    executor: Executor[Workspace],
+    one: Callable[[Workspace, RunConfig, Report | None], RunResult],
+    configs: Sequence[RunConfig],
+    watch: Callable[[Sequence[int]], None] | None,
+    out: Path,
+) -> list[RunResult]:
+    """The results of all runs, in the order of `configs`."""
+    done: dict[int, RunResult] = {}
+    try:
+        with StopSignals():
+            done.update(executor.map(one, configs, watch))
+    except (KeyboardInterrupt, WorkerError) as e:
+        e.add_note(f"{len(done)} of {len(configs)} runs are finished and stay in {out}.")
+        raise
+    return [done[index] for index in range(len(configs))]
 
 
 def _simulate(
@@ -336,11 +341,6 @@ def _limits(config: RunConfig, shared: Workspace, seeds: int) -> tuple[Bound, Id
         bound = makespan_bound(workload, profiles, cluster)
         found.append((bound, ideal_levels(workload, profiles, cluster, bound)))
     return min(found, key=lambda pair: pair[0].makespan_s)
-
-
-def useful_processes(runs: int, steps: int) -> int:
-    """As many processes as there are cores and runs, if the work outweighs their start."""
-    return max(1, min(os.cpu_count() or 1, runs, steps // MIN_STEPS_PER_PROCESS))
 
 
 def policy_results(

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from heddle.cli.options import objective, positive_numbers, replayed, take_config
+from heddle.cli.options import executor, objective, positive_numbers, replayed, take_config
 
 if TYPE_CHECKING:
     from heddle.cost.objective import Objective
+    from heddle.executor_choice import ExecutorKind
     from heddle.tuning import Choice
 
 BEST: Final = "best"
@@ -26,6 +27,7 @@ BEST: Final = "best"
 @click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each policy")
 @click.option("--seed", type=int, default=None, help="The first seed [0]")
 @click.option("--jobs", type=int, default=None, help="Worker processes [as many as pay]")
+@executor
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @click.option(
     "--tp",
@@ -54,6 +56,7 @@ def compare(
     seeds: int,
     seed: int | None,
     jobs: int | None,
+    executor: "ExecutorKind",
     tp: str | None,
     max_running: str | None,
     objective: "Objective",
@@ -70,8 +73,7 @@ def compare(
     With several --tp or --max-running, or best, each policy that does not plan its engines runs at
     every combination, and the table has its best by --objective: found on the trace that it is
     compared on, so the hindsight is the baselines'. Policies with a planner run once, with the most
-    steps that are tried. Engines of
-    different TP degrees side by side are --set cluster.mix=[4,2,1,1].
+    steps that are tried. Engines of several TP degrees are --set cluster.mix=[4,2,1,1].
 
     With --roles best every policy also runs with engines that prefill and engines that decode, on
     the same GPUs, at up to three splits for each setting; the best split is a row of its own.
@@ -109,6 +111,7 @@ def compare(
             seeds=seeds,
             out=out,
             jobs=jobs,
+            executor=executor,
             config_text=text,
             on_progress=show if bar.seen else None,
         )

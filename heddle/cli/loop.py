@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from heddle.cli.loop_options import trained, tried_numbers
-from heddle.cli.options import NumberRange, looped, objective, take_config
+from heddle.cli.options import NumberRange, executor, looped, objective, take_config
 
 if TYPE_CHECKING:
     from heddle.cost.objective import Objective
+    from heddle.executor_choice import ExecutorKind
 
 
 @click.command()
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each regime")
 @click.option("--seed", type=int, default=None, help="The first seed [0]")
 @click.option("--jobs", type=click.IntRange(1), default=None, help="Processes [as many as pay]")
+@executor
 @click.option(
     "--env-start-s",
     default=None,
@@ -103,6 +105,7 @@ def loop(
     objective: "Objective",
     figure: Path | None,
     jobs: int | None,
+    executor: "ExecutorKind",
     out: Path | None,
     as_json: bool,
     **options: Any,
@@ -144,6 +147,7 @@ def loop(
             fitting_only=numbers is None or degrees is None,
             objective=objective,
             jobs=jobs,
+            executor=executor,
             out=out,
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
         )

@@ -155,6 +155,16 @@ objective = click.option(
 )
 """Of verbs that compare or choose."""
 
+executor = click.option(
+    "--executor",
+    type=click.Choice(["processes", "ray"]),
+    default="processes",
+    show_default=True,
+    help="Runs are processes here, or tasks of a Ray cluster: that of RAY_ADDRESS, else of this "
+    "machine",
+)
+"""Of verbs with many runs."""
+
 
 def replayed(verb: Verb, *, but: Sequence[str] = ()) -> Verb:
     """Add the SOURCES argument and the options of `CLUSTER`, `--set` and `--out` to a verb."""

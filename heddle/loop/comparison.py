@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from heddle.comparison import useful_processes
 from heddle.cost.objective import Objective, check_objective
 from heddle.estimates import estimate
-from heddle.executor import Executor, InProcess, Processes, Report
+from heddle.executor import Report
+from heddle.executor_choice import ExecutorKind, executor_for
 from heddle.loop.config import LoopConfig
 from heddle.loop.measure import LoopFigures, LoopMeasure, TrainedSample
 from heddle.loop.result import LoopComparison, RegimeResult, plans
@@ -49,6 +49,7 @@ def compare_regimes(
     fitting_only: bool = False,
     objective: Objective = "makespan",
     jobs: int | None = 1,
+    executor: ExecutorKind = "processes",
     out: Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> LoopComparison:
@@ -58,7 +59,8 @@ def compare_regimes(
     trainer does not fit into memory, or whose engines do not hold the contexts, unless none fits. A
     policy that plans its engines runs once for each split. `objective` says which setting of a
     regime is its best, and how regimes rank. `jobs` is the number of processes, which
-    changes no result; None: as many as are useful. With `out`, each run gets a run directory there.
+    changes no result; None: as many as are useful. With `executor` ``ray``, runs are tasks of a Ray
+    cluster. With `out`, each run gets a run directory there.
     `on_progress` gets the number of batches trained and of all.
 
     Raises:
@@ -79,13 +81,12 @@ def compare_regimes(
         for i in range(s.config.seeds)
     ]
     total = sum(job.config.steps for job in todo)
-    processes = useful_processes(len(todo), _steps(setups)) if jobs is None else jobs
-    executor: Executor[Workspace] = (
-        InProcess(shared) if processes == 1 else Processes(processes, shared)
+    runner = executor_for(
+        executor, shared, jobs=jobs, runs=len(todo), steps=_steps(setups), out=out
     )
     watch = None if on_progress is None else lambda done: on_progress(sum(done), total)
     with StopSignals():
-        done = dict(executor.map(partial(_run_job, out=out), todo, watch))
+        done = dict(runner.map(partial(_run_job, out=out), todo, watch))
     rows, begin = [], 0
     for setup in setups:
         end = begin + setup.config.seeds
