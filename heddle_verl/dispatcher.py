@@ -87,6 +87,8 @@ class Dispatcher:
             carry_out={Cancel: self._cancel},
         )
         self._shape, self._max_running = context.shape, context.max_running
+        # A proxy reports before its client goes on; a client's own release waits for nothing.
+        self._late_releases = abort is None
         self._task, self._idle_s = settings.task, settings.idle_s
         self._sessions: dict[str, list[Session]] = {}
         """Unfinished trajectories by verl's request id; several if its calls overlap."""
@@ -145,7 +147,7 @@ class Dispatcher:
             raise StepFailedError(f"Heddle's router has failed: {self._error}") from self._error
         here = self._sessions.setdefault(request_id, [])
         for session in here:
-            if session.free:
+            if session.free(late_releases=self._late_releases):
                 self._idle.pop(session, None)
                 return session.begin(prompt)
         # Its own id in the whole run: a request id may come again after its trajectory has ended.

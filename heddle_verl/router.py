@@ -54,6 +54,7 @@ class RouterActor:
         self._is_set_up = asyncio.Event()
         self._error: BaseException | None = None
         self._resources = ExitStack()
+        self._journal: _Journal | None = None
         self._known_ends = False
         """Whether an agent loop manager announces the ends of trajectories."""
         self._adding = asyncio.Lock()
@@ -204,6 +205,11 @@ class RouterActor:
         if self._dispatcher is not None:
             self._dispatcher.finish(request_ids)
 
+    async def write_journal(self) -> None:
+        """Write what the journal does not have yet; this happens every few seconds by itself."""
+        if self._journal is not None:
+            self._journal.flush()
+
     # -- inside -----------------------------------------------------------------------------------
 
     async def _dispatching(self) -> Dispatcher:
@@ -221,18 +227,19 @@ class RouterActor:
             self._dispatcher = Dispatcher(
                 prepared,
                 abort=abort_request if self._settings.proxy else None,
-                sink=self._journal(prepared),
+                sink=self._open_journal(prepared),
             )
         except BaseException as error:
             self._error = error
         self._is_set_up.set()
 
-    def _journal(self, prepared: Prepared) -> Any:
+    def _open_journal(self, prepared: Prepared) -> "_Journal | None":
         if not self._settings.out:
             return None
         setup = prepared.setup
         run = open_run(Path(self._settings.out), setup.config, setup.facts("heddle_verl"))
-        return _Journal(self._resources.enter_context(run))
+        self._journal = _Journal(self._resources.enter_context(run))
+        return self._journal
 
 
 class _Journal:
@@ -245,8 +252,12 @@ class _Journal:
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
         self._run.record(event, commands)
         if time.monotonic() - self._written_s > FLUSH_S:
-            self._run.flush()
-            self._written_s = time.monotonic()
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all entries so far."""
+        self._run.flush()
+        self._written_s = time.monotonic()
 
 
 async def _facts_of(handle: Any) -> EngineFacts:

@@ -126,12 +126,15 @@ class Session:
         """Whether it is in a tool call."""
         return self._listener is not None
 
-    @property
-    def free(self) -> bool:
-        """Whether a step may be requested."""
+    def free(self, *, late_releases: bool) -> bool:
+        """Whether a step may be requested.
+
+        With `late_releases` also while a step runs: its release may come after the next request.
+        """
         if self._next is not None or self._outcome is not None:
             return False
-        return self.call is None or self.call.released
+        call = self.call
+        return call is None or call.released or (late_releases and call.granted is not None)
 
     def begin(self, prompt: Prompt) -> EngineCall:
         """Request the next step."""

@@ -114,17 +114,34 @@ async def test_the_next_prompt_shows_what_a_step_and_its_tool_appended_together(
 
 
 @asynchronous
-async def test_a_second_call_of_a_request_while_its_first_runs_is_a_trajectory_of_its_own():
-    world = World(1, slots=4)
+async def test_behind_a_proxy_calls_of_a_request_at_once_are_trajectories_of_their_own():
+    world = World(1, slots=4, aborts=True)
     first, second = world.begin("r"), world.begin("r", 120)
     await settle()
     assert first.session is not second.session
     assert dispatched(world, first, second) == ["a0", "a0"]
-    world.dispatcher.release("a0", "r")
-    world.dispatcher.release("a0", "r")
+    for call in (first, second):
+        world.dispatcher.dispatch_ended(call, call.granted.request_id, 9, aborted=False)
     assert world.dispatcher.in_flight == {"a0": 0}
     third = world.begin("r", 200)
     assert third.session is first.session
+
+
+@asynchronous
+async def test_a_request_may_come_before_the_release_of_the_step_before_it():
+    world = World(1, slots=4)
+    first = world.begin("r")
+    await first.waiter
+    second = world.begin("r", 200)
+    assert second.session is first.session
+    await settle()
+    assert not second.waiter.done()
+    world.dispatcher.release("a0", "r")
+    await second.waiter
+    world.dispatcher.release("a0", "r")
+    assert world.dispatcher.in_flight == {"a0": 0}
+    assert world.dispatcher.idle == 1
+    assert [e.step for e in world.of("StepFinished")] == [0, 1]
 
 
 @asynchronous
