@@ -21,8 +21,9 @@ from heddle_verl.engines import Abort, FrameworkEngine, FrameworkLauncher
 from heddle_verl.settings import Prepared
 from heddle_verl.steps import EngineCall, Identity, Prompt, Session
 
-DRAIN_S = 5.0
-"""Seconds without dispatches after `redistribute`, unless all running steps end earlier."""
+DRAIN_S = 30.0
+"""Seconds without dispatches after `redistribute`, unless all running steps end earlier: as long as
+verl's rollouter waits for that."""
 QUIET_S = 1.0
 """Seconds without dispatches after the last of them has ended: somebody may wait for that."""
 
@@ -283,9 +284,10 @@ class Dispatcher:
     def _sweep(self) -> None:
         """End what has been idle for too long."""
         self._sweep_is_due = False
-        before_s = self._clock.now_s - self._idle_s
+        now_s = self._clock.now_s
         for session, since_s in list(self._idle.items()):
-            if since_s > before_s:
+            # The same sum as when the sweep was scheduled: no rounding may put it off again.
+            if since_s + self._idle_s > now_s:
                 break
             self._end(session)
         self._sweep_later()

@@ -1,9 +1,11 @@
 """Engines and clients of a dispatcher in one event loop, without Ray."""
 
 import asyncio
+import functools
 from types import SimpleNamespace
 
 from heddle_core.events import Event
+from heddle_runtime.virtual_time import run_virtual
 from heddle_verl.dispatcher import Dispatcher
 from heddle_verl.settings import EngineFacts, prepare_router, read_settings
 from heddle_verl.steps import Identity, Prompt
@@ -59,10 +61,17 @@ async def settle(times=20):
 
 def asynchronous(test):
     """Run a test in an event loop."""
+    return _run_by(asyncio.run, test)
 
-    def run(*args, **kwargs):
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60.0))
 
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    run.__signature__ = __import__("inspect").signature(test)
-    return run
+def in_virtual_time(test):
+    """Run a test in an event loop whose clock jumps to the next timer."""
+    return _run_by(run_virtual, test)
+
+
+def _run_by(run, test):
+    @functools.wraps(test)
+    def whole(*args, **kwargs):
+        run(asyncio.wait_for(test(*args, **kwargs), 60.0))
+
+    return whole

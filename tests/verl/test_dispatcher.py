@@ -9,14 +9,14 @@ from heddle_rollout.engines import StepRequest
 from heddle_verl.dispatcher import DRAIN_S, StepFailedError
 from heddle_verl.engines import DecodeClock
 from heddle_verl.steps import Identity
-from tests.verl.one_loop import World, asynchronous, settle
+from tests.verl.one_loop import World, in_virtual_time, settle
 
 
 def dispatched(world, *calls):
     return [call.granted.address if call.granted else None for call in calls]
 
 
-@asynchronous
+@in_virtual_time
 async def test_no_engine_has_more_steps_than_slots_and_all_of_them_end():
     world = World(2, slots=3)
     most = 0
@@ -39,7 +39,7 @@ async def test_no_engine_has_more_steps_than_slots_and_all_of_them_end():
     assert len(world.of("TrajectoryArrived")) == 64
 
 
-@asynchronous
+@in_virtual_time
 async def test_waiting_steps_are_dispatched_in_the_order_of_the_policy():
     # By fewest steps done: the second step of a trajectory comes after the first of all others.
     world = World(1, slots=1, policy="verl+round_robin")
@@ -60,7 +60,7 @@ async def test_waiting_steps_are_dispatched_in_the_order_of_the_policy():
     assert order == [*rivals, second]
 
 
-@asynchronous
+@in_virtual_time
 async def test_a_trajectory_stays_on_its_engine_and_new_ones_are_spread():
     world = World(2, slots=8, policy="verl")
     calls = [world.begin(f"r{i}") for i in range(8)]
@@ -100,7 +100,7 @@ def test_tokens_of_a_step_are_estimated_by_the_time_that_its_engine_had_for_it()
     assert clock.end("c") == 3
 
 
-@asynchronous
+@in_virtual_time
 async def test_the_next_prompt_shows_what_a_step_and_its_tool_appended_together():
     world = World(1, slots=4)
     call = world.begin("r", 100)
@@ -113,7 +113,7 @@ async def test_the_next_prompt_shows_what_a_step_and_its_tool_appended_together(
     assert returned.observation_tokens == 300 - finished.output_tokens
 
 
-@asynchronous
+@in_virtual_time
 async def test_behind_a_proxy_calls_of_a_request_at_once_are_trajectories_of_their_own():
     world = World(1, slots=4, aborts=True)
     first, second = world.begin("r"), world.begin("r", 120)
@@ -127,7 +127,7 @@ async def test_behind_a_proxy_calls_of_a_request_at_once_are_trajectories_of_the
     assert third.session is first.session
 
 
-@asynchronous
+@in_virtual_time
 async def test_a_request_may_come_before_the_release_of_the_step_before_it():
     world = World(1, slots=4)
     first = world.begin("r")
@@ -144,7 +144,7 @@ async def test_a_request_may_come_before_the_release_of_the_step_before_it():
     assert [e.step for e in world.of("StepFinished")] == [0, 1]
 
 
-@asynchronous
+@in_virtual_time
 async def test_a_trajectory_without_a_request_ends_and_may_come_again():
     world = World(1, slots=1, idle_s=0.05)
     call = world.begin("r")
@@ -160,7 +160,7 @@ async def test_a_trajectory_without_a_request_ends_and_may_come_again():
     assert len({e.trajectory for e in world.of("TrajectoryArrived")}) == 2
 
 
-@asynchronous
+@in_virtual_time
 async def test_a_running_trajectory_is_never_ended_for_want_of_requests():
     world = World(1, slots=1, idle_s=0.05)
     running, waiting = world.begin("r"), world.begin("s")
@@ -171,7 +171,7 @@ async def test_a_running_trajectory_is_never_ended_for_want_of_requests():
     await waiting.waiter
 
 
-@asynchronous
+@in_virtual_time
 async def test_finish_frees_what_the_policy_keeps_of_a_trajectory():
     world = World(1, slots=1)
     call = world.begin("r")
@@ -185,7 +185,7 @@ async def test_finish_frees_what_the_policy_keeps_of_a_trajectory():
 # -- engines that come and go ---------------------------------------------------------------------
 
 
-@asynchronous
+@in_virtual_time
 async def test_steps_wait_while_there_is_no_engine():
     world = World(0)
     call = world.begin("r")
@@ -196,7 +196,7 @@ async def test_steps_wait_while_there_is_no_engine():
     assert (await call.waiter).address == "late"
 
 
-@asynchronous
+@in_virtual_time
 async def test_an_engine_that_is_added_takes_its_share_of_what_waits():
     world = World(1, slots=2)
     calls = [world.begin(f"r{i}") for i in range(12)]
@@ -216,7 +216,7 @@ async def test_an_engine_that_is_added_takes_its_share_of_what_waits():
     assert 4 <= list(ended.values()).count("b") <= 6
 
 
-@asynchronous
+@in_virtual_time
 async def test_without_a_proxy_steps_of_a_removed_engine_end_there_and_go_on_elsewhere():
     world = World(2, slots=1, policy="verl", proxy=False)
     calls = [world.begin(f"r{i}") for i in range(6)]
@@ -239,7 +239,7 @@ async def test_without_a_proxy_steps_of_a_removed_engine_end_there_and_go_on_els
     assert world.dispatcher.in_flight == {"a1": 0}
 
 
-@asynchronous
+@in_virtual_time
 async def test_behind_a_proxy_running_steps_of_a_removed_engine_are_aborted_and_resumed():
     world = World(2, slots=2, policy="verl", aborts=True)
     calls = [world.begin(f"r{i}") for i in range(4)]
@@ -262,7 +262,7 @@ async def test_behind_a_proxy_running_steps_of_a_removed_engine_are_aborted_and_
     assert {c.granted.request_id for c in moved}.isdisjoint(before.values())
 
 
-@asynchronous
+@in_virtual_time
 async def test_a_step_that_may_not_be_resumed_begins_again():
     world = World(2, slots=2, policy="verl", aborts=True)
     calls = [world.begin(f"r{i}", resumable=False) for i in range(2)]
@@ -276,7 +276,7 @@ async def test_a_step_that_may_not_be_resumed_begins_again():
     assert (grant.address, grant.kept_tokens) == ("a1", 0)
 
 
-@asynchronous
+@in_virtual_time
 async def test_a_dead_engine_loses_nothing_and_late_reports_of_it_change_nothing():
     world = World(2, slots=2, policy="verl", aborts=True)
     calls = [world.begin(f"r{i}") for i in range(4)]
@@ -299,7 +299,7 @@ async def test_a_dead_engine_loses_nothing_and_late_reports_of_it_change_nothing
 # -- what trainers do -----------------------------------------------------------------------------
 
 
-@asynchronous
+@in_virtual_time
 async def test_nothing_is_dispatched_while_a_trainer_aborts_and_waits_for_the_drain():
     world = World(1, slots=1, policy="verl")
     first, second = world.begin("r"), world.begin("s")
@@ -314,7 +314,7 @@ async def test_nothing_is_dispatched_while_a_trainer_aborts_and_waits_for_the_dr
     assert first.released
 
 
-@asynchronous
+@in_virtual_time
 async def test_a_trainer_that_does_not_wait_holds_dispatch_up_for_a_limited_time(monkeypatch):
     monkeypatch.setattr("heddle_verl.dispatcher.DRAIN_S", 0.05)
     assert DRAIN_S > 1.0
@@ -327,7 +327,7 @@ async def test_a_trainer_that_does_not_wait_holds_dispatch_up_for_a_limited_time
     await late.waiter
 
 
-@asynchronous
+@in_virtual_time
 async def test_idle_trajectories_end_at_a_phase_switch_unless_their_ends_are_announced():
     world = World(1, slots=2)
     for name in ("r", "s"):
@@ -341,7 +341,7 @@ async def test_idle_trajectories_end_at_a_phase_switch_unless_their_ends_are_ann
     assert len(world.of("WeightsUpdated")) == 2
 
 
-@asynchronous
+@in_virtual_time
 async def test_an_announced_rollout_is_placed_as_a_whole():
     world = World(2, slots=8)
     world.dispatcher.announce("train-1", 6, 1)
@@ -363,7 +363,7 @@ async def test_an_announced_rollout_is_placed_as_a_whole():
     await again.waiter
 
 
-@asynchronous
+@in_virtual_time
 async def test_a_rollout_that_lacks_trajectories_starts_with_its_end():
     world = World(1, slots=8)
     world.dispatcher.announce("train-1", 3, 1)
@@ -377,7 +377,7 @@ async def test_a_rollout_that_lacks_trajectories_starts_with_its_end():
 # -- failures -------------------------------------------------------------------------------------
 
 
-@asynchronous
+@in_virtual_time
 async def test_a_step_that_fits_no_engine_fails_with_the_remedy():
     world = World(1, slots=1, kv_tokens=1000)
     call = world.begin("r", 2000)
@@ -388,7 +388,7 @@ async def test_a_step_that_fits_no_engine_fails_with_the_remedy():
     assert world.dispatcher.in_flight == {"a0": 1}
 
 
-@asynchronous
+@in_virtual_time
 async def test_a_client_that_gives_up_frees_its_slot_or_its_place_in_the_queue():
     world = World(1, slots=1, policy="verl", aborts=True)
     calls = [world.begin(f"r{i}") for i in range(3)]
@@ -400,7 +400,7 @@ async def test_a_client_that_gives_up_frees_its_slot_or_its_place_in_the_queue()
     assert len(world.of("TrajectoryFinished")) == 2
 
 
-@asynchronous
+@in_virtual_time
 async def test_an_abort_is_repeated_until_the_engine_knows_the_request(monkeypatch):
     monkeypatch.setattr("heddle_verl.engines.ABORT_AGAIN_S", 0.01)
     world = World(2, slots=1, policy="verl", aborts=True)
@@ -418,7 +418,7 @@ async def test_an_abort_is_repeated_until_the_engine_knows_the_request(monkeypat
     assert (await call.waiter).kept_tokens == 4
 
 
-@asynchronous
+@in_virtual_time
 async def test_an_abort_that_is_not_ours_is_the_end_of_the_step():
     world = World(2, slots=1, policy="verl", aborts=True)
     call = world.begin("r")

@@ -187,7 +187,7 @@ async def test_a_rebalancing_of_verls_rollouter_drains_although_steps_wait(yaml_
     answer = await router.clear_sticky_cache.remote()
     assert answer == {"cleared_entries": 0, "server_loads": dict.fromkeys(servers, 2)}
     await asyncio.gather(*(engine.abort_all_requests.remote() for engine in servers.values()))
-    assert await drained(router, 4.0)
+    assert await drained(router, 25.0)
     await asyncio.gather(*(engine.resume_generation.remote() for engine in servers.values()))
     outputs = await asyncio.gather(*runs)
     for number, output in enumerate(outputs):
@@ -281,7 +281,7 @@ async def test_a_run_leaves_a_journal_that_replays(yaml_file, tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     replayed = replay(load_run(folder, unfinished=True))
     assert replayed.divergence is None
-    assert replayed.commands > 16
+    assert replayed.commands >= 16
 
 
 # -- bad input ------------------------------------------------------------------------------------
