@@ -5,6 +5,7 @@ Its public methods and their parameters have verl's names (`RequestLoadBalancer`
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -55,8 +56,7 @@ class RouterActor:
         self._error: BaseException | None = None
         self._resources = ExitStack()
         self._journal: _Journal | None = None
-        self._known_ends = False
-        """Whether an agent loop manager announces the ends of trajectories."""
+        self._known_ends = self._settings.ends == "announced"
         self._adding = asyncio.Lock()
         self._adding_first = asyncio.ensure_future(self.add_servers(servers)) if servers else None
 
@@ -192,6 +192,8 @@ class RouterActor:
 
     async def announce_rollout(self, rollout: str, trajectories: int, weights_version: int) -> None:
         """A rollout of so many trajectories begins."""
+        if not self._known_ends:
+            log.warning("ends of trajectories are announced: set ends: announced in the YAML file")
         self._known_ends = True
         (await self._dispatching()).announce(rollout, trajectories, weights_version)
 
@@ -201,7 +203,6 @@ class RouterActor:
 
     async def finish_trajectories(self, request_ids: Sequence[str]) -> None:
         """Trajectories have ended."""
-        self._known_ends = True
         if self._dispatcher is not None:
             self._dispatcher.finish(request_ids)
 
@@ -209,6 +210,10 @@ class RouterActor:
         """Write what the journal does not have yet; this happens every few seconds by itself."""
         if self._journal is not None:
             self._journal.flush()
+
+    async def process(self) -> int:
+        """Id of this process, to look at its memory."""
+        return os.getpid()
 
     # -- inside -----------------------------------------------------------------------------------
 

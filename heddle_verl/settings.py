@@ -1,8 +1,9 @@
 """The YAML file that verl's `router_config_path` names, and a run's set-up from it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,6 +44,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of KV of an engine. None: those of the profile."""
     proxy: bool = True
     """Whether steps go through a proxy that can preempt them and counts their tokens."""
+    ends: Literal["announced", "unknown"] = "unknown"
+    """Whether a Heddle agent loop manager announces the ends of trajectories."""
     idle_s: float = 600.0
     """Seconds without a request after which a trajectory counts as ended."""
     out: str = ""
@@ -172,7 +175,14 @@ def prepare_router(settings: RouterSettings, facts: EngineFacts, engines: int) -
     )
     largest = settings.max_context or facts.max_context or 0
     workload = Workload(trace=Trace(settings.task, (), ""), trajectories=0, largest_tokens=largest)
-    return Prepared(settings=settings, facts=facts, setup=prepare(config, workload=workload))
+    setup = prepare(config, workload=workload)
+    admission = setup.policy.admission
+    for_ever = admission.keeps_kv and getattr(admission, "keep_kv_s", None) is None
+    if settings.ends == "unknown" and for_ever:
+        # KV of trajectories that have ended would count as in use until they are idle too long.
+        config = replace(config, policy=PolicyConfig(preset=f"{policy}+fitting"))
+        setup = prepare(config, workload=workload)
+    return Prepared(settings=settings, facts=facts, setup=setup)
 
 
 def check(values: Mapping[str, Any]) -> RouterSettings:

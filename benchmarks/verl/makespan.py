@@ -214,7 +214,14 @@ def measure(scripts, how, options, seed):
             return await rollout(scripts, engines, GlobalRequestLoadBalancer(engines), lambda _: 0)
         policy, _, rung = how.partition(" ")
         settings = read_settings(
-            base | {"policy": policy, "proxy": rung != "0", "task": options.task}
+            base
+            | {
+                "policy": policy,
+                "proxy": rung != "0",
+                "task": options.task,
+                "idle_s": options.idle_s,
+                "ends": "announced" if rung == "2" else "unknown",
+            }
         )
         known = rung == "2"
         identities = {
@@ -240,9 +247,13 @@ def main():
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--idle-s", type=float, default=600.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
-        "--routers", nargs="+", default=["verl's balancer", "verl 1", "heddle 0", "heddle 1", "heddle 2"]
+        "--routers",
+        nargs="+",
+        default=["verl's balancer", "verl 1", "heddle 0", "heddle 1", "heddle 2"],
+        help="verl's balancer, or a policy and a rung: 0, 1 (with a proxy), 2 (with its manager)",
     )
     options = parser.parse_args()
     rules = missing_rules(MissingConfig())
