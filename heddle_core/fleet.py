@@ -62,7 +62,7 @@ class Fleet:
         out.append(StopEngine(engine=engine, drain=False, cause=out.cause))
 
     def plans(self, engine: EngineId) -> bool:
-        """Whether a running engine is one of the plan; others are borrowed, or given from outside."""
+        """Whether a running engine is one of the plan; others are borrowed, or attached."""
         return engine in self._running
 
     def change_to(

@@ -36,7 +36,7 @@ class ManagerTQ(AgentLoopManagerTQ):  # type: ignore[misc]
         self._before = name = rollout_name(prompts["global_steps"], validate)
         config = self.rollout_config
         samples = config.val_kwargs.n if validate else config.n
-        each = prompts["__rollout_n__"] if "__rollout_n__" in prompts else None
+        each = prompts.get("__rollout_n__", None)
         trajectories = len(prompts) * samples if each is None else sum(int(n) for n in each)
         announced = self._router.announce_rollout.remote(name, trajectories, 0)
         ray.get(announced)

@@ -19,7 +19,7 @@ from heddle_rollout.driver import ROLLOUT, Driver
 from heddle_runtime.clock import RunClock
 from heddle_verl.engines import Abort, FrameworkEngine, FrameworkLauncher
 from heddle_verl.settings import Prepared
-from heddle_verl.steps import EngineCall, Identity, Prompt, Session
+from heddle_verl.steps import EngineCall, Identity, RequestAgent, StepPrompt
 
 DRAIN_S = 30.0
 """Seconds without dispatches after `redistribute`, unless all running steps end earlier: as long as
@@ -91,10 +91,10 @@ class Dispatcher:
         # A proxy reports before its client goes on; a client's own release waits for nothing.
         self._late_releases = abort is None
         self._task, self._idle_s = settings.task, settings.idle_s
-        self._sessions: dict[str, list[Session]] = {}
+        self._sessions: dict[str, list[RequestAgent]] = {}
         """Unfinished trajectories by verl's request id; several if its calls overlap."""
         self._requests: dict[TrajectoryId, str] = {}
-        self._idle: dict[Session, float] = {}
+        self._idle: dict[RequestAgent, float] = {}
         """When each idle one became so; the longest first."""
         self._announced: dict[str, RolloutId] = {}
         self._numbers = {"engines": 0, "trajectories": 0, "rollouts": 0, "redistributions": 0}
@@ -122,7 +122,7 @@ class Dispatcher:
         for address in addresses:
             engine = self._launcher.engines.pop(address, None)
             if engine is not None:
-                engine.leave()
+                engine.remove()
 
     @property
     def in_flight(self) -> Mapping[str, int]:
@@ -142,7 +142,7 @@ class Dispatcher:
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def request(self, request_id: str, prompt: Prompt, identity: Identity) -> EngineCall:
+    def request(self, request_id: str, prompt: StepPrompt, identity: Identity) -> EngineCall:
         """Request a step of a trajectory, the first or the next; await its `waiter`."""
         if self._error is not None:
             raise StepFailedError(f"Heddle's router has failed: {self._error}") from self._error
@@ -153,7 +153,7 @@ class Dispatcher:
                 return session.begin(prompt)
         # Its own id in the whole run: a request id may come again after its trajectory has ended.
         name = TrajectoryId(f"{request_id}/{self._next('trajectories')}")
-        session = Session(name, prompt, identity, task=self._task, on_idle=self._on_idle)
+        session = RequestAgent(name, prompt, identity, task=self._task, on_idle=self._on_idle)
         rollout = self._announced.get(identity.rollout, ROLLOUT) if not here else ROLLOUT
         here.append(session)
         self._requests[name] = request_id
@@ -271,7 +271,7 @@ class Dispatcher:
         for engine in self._launcher.engines.values():
             engine.resume()
 
-    def _on_idle(self, session: Session) -> None:
+    def _on_idle(self, session: RequestAgent) -> None:
         if session.id in self._requests:
             self._idle[session] = self._clock.now_s
             self._sweep_later()
@@ -292,11 +292,11 @@ class Dispatcher:
             self._end(session)
         self._sweep_later()
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: RequestAgent) -> None:
         self._drop(session)
         session.end("completed")
 
-    def _drop(self, session: Session) -> None:
+    def _drop(self, session: RequestAgent) -> None:
         self._idle.pop(session, None)
         request_id = self._requests.pop(session.id, None)
         here = self._sessions.get(request_id, []) if request_id is not None else []

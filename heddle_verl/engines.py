@@ -92,7 +92,7 @@ class FrameworkEngine:
         self.capabilities = EngineCapabilities(
             export_kv=False, import_kv=False, preempt=abort is not None, update_weights=False
         )
-        self.leaving = False
+        self.removed = False
         """Whether verl has taken it away; its running steps end early."""
         self._listener, self._clock, self._priority = listener, clock, priority
         self._abort = abort
@@ -120,7 +120,7 @@ class FrameworkEngine:
             # The client ended it while the driver looked for another engine.
             self._parked[trajectory] = call
             asyncio.get_running_loop().call_soon(self._end_released, trajectory)
-        elif self.leaving or self.paused:
+        elif self.removed or self.paused:
             self._parked[trajectory] = call
         else:
             self._grant(request, call)
@@ -184,7 +184,7 @@ class FrameworkEngine:
 
     def aborted_by_us(self, trajectory: TrajectoryId) -> bool:
         """Whether a step that its engine aborted is to go on elsewhere."""
-        return self.leaving or trajectory in self._aborting
+        return self.removed or trajectory in self._aborting
 
     # -- reports of the client --------------------------------------------------------------------
 
@@ -208,16 +208,16 @@ class FrameworkEngine:
         )
         if not finished:
             call.withdraw()
-        if self.leaving and not finished:
+        if self.removed and not finished:
             self._salvaged.append((trajectory, result))
         else:
             self._listener.step_ended(self.spec.engine, result)
-        if self.leaving and not self._running:
+        if self.removed and not self._running:
             self._gone("verl took it away")
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         """verl takes it away: running steps end early, and the engine fails then."""
-        self.leaving = True
+        self.removed = True
         if self._abort is None or not self._running:
             self._gone("verl took it away")
             return

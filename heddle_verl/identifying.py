@@ -44,8 +44,7 @@ def router_of(client: Any) -> Any:
 
 
 def rollout_name(step: Any, validate: Any) -> str:
-    """Name of the rollout of a training step, the same for those who announce it and belong to it.
-    """
+    """Name of the rollout of a training step: managers announce it, trajectories belong to it."""
     return f"{'val' if validate else 'train'}-{step}"
 
 
@@ -55,7 +54,7 @@ class Identifying:
     """
 
     def __init__(self, config: Any, llm_client: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, llm_client, *args, **kwargs)
+        super().__init__(config, llm_client, *args, **kwargs)  # type: ignore[call-arg]
         self._router = router_of(llm_client)
         setattr(llm_client, _ROUTER, IdentifyingHandle(self._router, _identify))
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from ray.exceptions import RayActorError, RayTaskError
 
-from heddle_verl.steps import NO_LIMIT, Grant, Prompt
+from heddle_verl.steps import NO_LIMIT, Grant, StepPrompt
 
 ABORTED = ("aborted", "abort")
 """verl's stop reasons of a request that was aborted."""
@@ -44,10 +44,10 @@ def group_of(prompt_ids: Sequence[int]) -> str:
     return hashlib.blake2b(array("q", prompt_ids).tobytes(), digest_size=8).hexdigest()
 
 
-def prompt_of(prompt_ids: Sequence[int], sampling_params: Mapping[str, Any]) -> Prompt:
+def prompt_of(prompt_ids: Sequence[int], sampling_params: Mapping[str, Any]) -> StepPrompt:
     """What the policy needs of a request."""
     exact = all(name in EXACT_FIELDS for name, value in sampling_params.items() if value)
-    return Prompt(
+    return StepPrompt(
         tokens=len(prompt_ids),
         group=group_of(prompt_ids),
         max_tokens=limit_of(sampling_params) or NO_LIMIT,

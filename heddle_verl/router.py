@@ -28,7 +28,7 @@ from heddle_verl.settings import (
     prepare_router,
     read_settings,
 )
-from heddle_verl.steps import EngineCall, Grant, Identity, Prompt
+from heddle_verl.steps import EngineCall, Grant, Identity, StepPrompt
 
 MAX_CALLS = 100_000
 """Calls that the actor has open at once: Ray's 1,000 would end where steps begin to wait."""
@@ -151,7 +151,7 @@ class RouterActor:
     # -- the proxy's calls ------------------------------------------------------------------------
 
     async def begin_step(
-        self, request_id: str, prompt: Prompt, identity: Identity
+        self, request_id: str, prompt: StepPrompt, identity: Identity
     ) -> tuple[int, Grant]:
         """Return the number of a step and its first dispatch."""
         dispatcher = await self._dispatching()

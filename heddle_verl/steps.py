@@ -30,7 +30,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The announced rollout that it belongs to; "": none."""
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+class StepPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """The request for a step."""
 
     tokens: int
@@ -60,7 +60,7 @@ class EngineCall:
 
     __slots__ = ("engine", "granted", "prompt", "released", "session", "waiter")
 
-    def __init__(self, session: "Session", prompt: Prompt) -> None:
+    def __init__(self, session: "RequestAgent", prompt: StepPrompt) -> None:
         self.session, self.prompt = session, prompt
         self.waiter: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         self.granted: Grant | None = None
@@ -89,7 +89,7 @@ class EngineCall:
             self.waiter.exception()  # the client may have gone: then nobody would retrieve it
 
 
-class Session:
+class RequestAgent:
     """A trajectory; implements `Agent`."""
 
     arrival_s = 0.0
@@ -98,11 +98,11 @@ class Session:
     def __init__(
         self,
         id_: TrajectoryId,
-        prompt: Prompt,
+        prompt: StepPrompt,
         identity: Identity,
         *,
         task: str,
-        on_idle: "Callable[[Session], None]",
+        on_idle: "Callable[[RequestAgent], None]",
     ) -> None:
         """`on_idle` is called when a step has ended and no other is there."""
         self.id = id_
@@ -136,7 +136,7 @@ class Session:
         call = self.call
         return call is None or call.released or (late_releases and call.granted is not None)
 
-    def begin(self, prompt: Prompt) -> EngineCall:
+    def begin(self, prompt: StepPrompt) -> EngineCall:
         """Request the next step."""
         call = EngineCall(self, prompt)
         if self._listener is None:

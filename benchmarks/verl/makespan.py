@@ -16,9 +16,8 @@ from types import SimpleNamespace
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from heddle.knowledge import missing_rules
 from heddle.config import MissingConfig
-from heddle.setup import Workspace
+from heddle.knowledge import missing_rules
 from heddle_runtime.virtual_time import run_virtual
 from heddle_trace.complete import complete
 from heddle_trace.files import read_trace
@@ -269,7 +268,8 @@ def main():
         median = statistics.median(times)
         reference = reference or median
         print(
-            f"{how:18} {median:10.1f}  {median / reference:7.3f}  {min(times):.1f}..{max(times):.1f}",
+            f"{how:18} {median:10.1f}  {median / reference:7.3f}  "
+            f"{min(times):.1f}..{max(times):.1f}",
             flush=True,
         )
 

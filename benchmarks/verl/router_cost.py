@@ -78,14 +78,10 @@ def table(options):
                 for name, router in routers.items():
                     asyncio.run(steps(router, at_once, at_once, prompt_tokens))
                     count = options.steps if at_once > 1 else options.steps // 4
-                    found[name].append(
-                        asyncio.run(steps(router, count, at_once, prompt_tokens))
-                    )
+                    found[name].append(asyncio.run(steps(router, count, at_once, prompt_tokens)))
             for name, rows in found.items():
                 ms, rate = (statistics.median(column) for column in zip(*rows, strict=True))
-                print(
-                    f"{name:17} {prompt_tokens:7,} {at_once:7} {ms:9.2f} {rate:8.0f}", flush=True
-                )
+                print(f"{name:17} {prompt_tokens:7,} {at_once:7} {ms:9.2f} {rate:8.0f}", flush=True)
 
 
 def _resident_mib(pid):

@@ -1,4 +1,4 @@
-"""Ray for the tests of a module, and clients of verl; both are in the environment of `make verl`."""
+"""A Ray cluster for tests, and files for verl's router; `make verl` has Ray and verl."""
 
 import os
 import warnings

@@ -8,7 +8,7 @@ from heddle_core.events import Event
 from heddle_runtime.virtual_time import run_virtual
 from heddle_verl.dispatcher import Dispatcher
 from heddle_verl.settings import EngineFacts, prepare_router, read_settings
-from heddle_verl.steps import Identity, Prompt
+from heddle_verl.steps import Identity, StepPrompt
 
 NOBODY = Identity()
 
@@ -45,7 +45,7 @@ class World:
         return self.knows
 
     def begin(self, request_id, tokens=100, *, group="g", identity=NOBODY, **prompt):
-        prompt = Prompt(tokens=tokens, group=group, **prompt)
+        prompt = StepPrompt(tokens=tokens, group=group, **prompt)
         return self.dispatcher.request(request_id, prompt, identity)
 
     def of(self, kind):
