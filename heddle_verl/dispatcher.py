@@ -173,6 +173,8 @@ class Dispatcher:
             return False
         ours = aborted and engine.aborted_by_us(call.session.id)
         engine.ended(call.session.id, tokens=tokens, finished=not ours)
+        if call.session.ending and not ours:
+            self._drop(call.session)
         self._resume_if_drained()
         return ours
 
@@ -202,6 +204,8 @@ class Dispatcher:
             call.released = True
             if call.engine is not None:
                 call.engine.ended(session.id, tokens=None, finished=True)
+            if session.ending:
+                self._drop(session)
             self._resume_if_drained()
             return
 
@@ -220,12 +224,16 @@ class Dispatcher:
             self._driver.close_rollout(name)
 
     def finish(self, request_ids: Sequence[str]) -> None:
-        """Trajectories have ended."""
+        """Trajectories have ended. The release of a last step may come later."""
         for request_id in request_ids:
-            for session in self._sessions.pop(request_id, []):
-                self._requests.pop(session.id, None)
-                self._idle.pop(session, None)
-                session.end("completed")
+            for session in list(self._sessions.get(request_id, ())):
+                call = session.call
+                if call is None or call.released:
+                    self._end(session)
+                elif call.granted is None:
+                    self.failed(call, "its agent loop has ended")
+                else:
+                    session.end("completed")
 
     def redistribute(self, *, end_idle: bool) -> int:
         """The KV of all engines is void, and running steps are about to be aborted.

@@ -46,7 +46,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether steps go through a proxy that can preempt them and counts their tokens."""
     ends: Literal["announced", "unknown"] = "unknown"
     """Whether a Heddle agent loop manager announces the ends of trajectories."""
-    idle_s: float = 600.0
+    idle_s: float = 60.0
     """Seconds without a request after which a trajectory counts as ended."""
     out: str = ""
     """Folder for a run directory with the journal; "": none is written."""

@@ -122,9 +122,9 @@ class RequestAgent:
         self._on_idle = on_idle
 
     @property
-    def idle(self) -> bool:
-        """Whether it is in a tool call."""
-        return self._listener is not None
+    def ending(self) -> bool:
+        """Whether it ends with its step."""
+        return self._outcome is not None
 
     def free(self, *, late_releases: bool) -> bool:
         """Whether a step may be requested.

@@ -246,7 +246,7 @@ def main():
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--idle-s", type=float, default=600.0)
+    parser.add_argument("--idle-s", type=float, default=60.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--routers",

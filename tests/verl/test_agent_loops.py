@@ -132,7 +132,5 @@ def test_the_manager_says_that_it_needs_heddles_router(verl_config):
     from tests.verl.fakes import engines
 
     router = get_router_handle(engines(1))
-    with pytest.raises(
-        ValueError, match=r"set rollout\.router_config_path to a file"
-    ):
+    with pytest.raises(ValueError, match=r"set rollout\.router_config_path to a file"):
         Manager.create(verl_config, LLMServerClient(verl_config, router))

@@ -182,6 +182,23 @@ async def test_finish_frees_what_the_policy_keeps_of_a_trajectory():
     assert world.dispatcher.idle == 0
 
 
+@in_virtual_time
+async def test_an_end_may_be_announced_before_the_release_of_the_last_step():
+    world = World(1, slots=1, ends="announced")
+    call, waiting, never = world.begin("r"), world.begin("s"), world.begin("t")
+    await call.waiter
+    world.dispatcher.finish(["r", "t"])
+    assert world.dispatcher.in_flight == {"a0": 1}
+    assert not never.waiter.done()
+    world.dispatcher.release("a0", "r")
+    await waiting.waiter
+    world.dispatcher.release("a0", "s")
+    world.dispatcher.finish(["s"])
+    assert world.dispatcher.in_flight == {"a0": 0}
+    assert world.dispatcher.waiting == world.dispatcher.idle == 0
+    assert len(world.of("TrajectoryFinished")) == 3
+
+
 # -- engines that come and go ---------------------------------------------------------------------
 
 
