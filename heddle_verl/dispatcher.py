@@ -191,8 +191,15 @@ class Dispatcher:
         if call.engine is not None:
             call.engine.ended(call.session.id, tokens=0, finished=True, error=error)
         else:
-            self._driver.cancel(Cancel(trajectory=call.session.id, reason=error))
+            # Its arrival may be due at this moment, and comes first.
+            self._clock.call_after(0.0, self._withdraw, call, error)
         self._resume_if_drained()
+
+    def _withdraw(self, call: EngineCall, error: str) -> None:
+        if call.engine is not None:
+            call.engine.ended(call.session.id, tokens=0, finished=True, error=error)
+        else:
+            self._driver.cancel(Cancel(trajectory=call.session.id, reason=error))
 
     def release(self, address: str, request_id: str) -> None:
         """A client that calls an engine itself has ended; its tokens are estimated."""

@@ -418,6 +418,18 @@ async def test_a_client_that_gives_up_frees_its_slot_or_its_place_in_the_queue()
 
 
 @in_virtual_time
+async def test_a_client_that_gives_up_at_once_leaves_nothing_behind():
+    world = World(1, slots=1, policy="verl", aborts=True)
+    for number in range(5):
+        world.dispatcher.failed(world.begin(f"r{number}"), "cancelled")
+    await world.begin("s").waiter
+    await settle()
+    assert world.dispatcher.in_flight == {"a0": 1}
+    assert world.dispatcher.waiting == 0
+    assert len(world.of("TrajectoryFinished")) == 5
+
+
+@in_virtual_time
 async def test_an_abort_is_repeated_until_the_engine_knows_the_request(monkeypatch):
     monkeypatch.setattr("heddle_verl.engines.ABORT_AGAIN_S", 0.01)
     world = World(2, slots=1, policy="verl", aborts=True)
