@@ -194,6 +194,7 @@ async def test_an_end_may_be_announced_before_the_release_of_the_last_step():
     await waiting.waiter
     world.dispatcher.release("a0", "s")
     world.dispatcher.finish(["s"])
+    await settle()
     assert world.dispatcher.in_flight == {"a0": 0}
     assert world.dispatcher.waiting == world.dispatcher.idle == 0
     assert len(world.of("TrajectoryFinished")) == 3
