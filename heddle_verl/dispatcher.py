@@ -188,7 +188,11 @@ class Dispatcher:
     def failed(self, call: EngineCall, error: str) -> None:
         """A client reports that its step cannot go on; its trajectory ends."""
         self._drop(call.session)
-        if call.engine is not None:
+        if call.session.call is not call:
+            # It waits for the end of the step before it.
+            call.released = True
+            call.session.end("cancelled")
+        elif call.engine is not None:
             call.engine.ended(call.session.id, tokens=0, finished=True, error=error)
         else:
             # Its arrival may be due at this moment, and comes first.

@@ -150,7 +150,9 @@ class FrameworkEngine:
         """Grant what was parked."""
         self.paused = False
         for trajectory, call in list(self._parked.items()):
-            if not call.released:
+            if call.released:
+                self._end_released(trajectory)
+            else:
                 del self._parked[trajectory]
                 self._grant(call.session.request(), call)
 

@@ -72,6 +72,6 @@ def in_virtual_time(test):
 def _run_by(run, test):
     @functools.wraps(test)
     def whole(*args, **kwargs):
-        run(asyncio.wait_for(test(*args, **kwargs), 60.0))
+        run(asyncio.wait_for(test(*args, **kwargs), 600.0))
 
     return whole
