@@ -9,7 +9,7 @@ from heddle_rollout.engines import StepRequest
 from heddle_verl.dispatcher import DRAIN_S, StepFailedError
 from heddle_verl.engines import DecodeClock
 from heddle_verl.steps import Identity
-from tests.verl.one_loop import World, in_virtual_time, settle
+from tests.verl.one_loop import Handle, World, in_virtual_time, settle
 
 
 def dispatched(world, *calls):
@@ -232,6 +232,25 @@ async def test_an_engine_that_is_added_takes_its_share_of_what_waits():
         await settle()
     # Of the six that it is given, two may be running ones, which end where they are.
     assert 4 <= list(ended.values()).count("b") <= 6
+
+
+@in_virtual_time
+async def test_behind_a_proxy_running_steps_are_preempted_for_an_engine_that_is_added():
+    world = World(1, slots=4, policy="verl", aborts=True)
+    calls = [world.begin(f"r{i}") for i in range(4)]
+    await settle()
+    world.dispatcher.add_engines({"b": Handle()})
+    moved = []
+    for _ in range(2):  # one at a time
+        await settle()
+        (call,) = [c for c in calls if c.granted.request_id in world.aborted and c not in moved]
+        assert world.dispatcher.dispatch_ended(call, call.granted.request_id, 5, aborted=True)
+        moved.append(call)
+    await settle()
+    assert dispatched(world, *moved) == ["b", "b"]
+    assert [c.granted.kept_tokens for c in moved] == [5, 5]
+    assert world.dispatcher.in_flight == {"a0": 2, "b": 2}
+    assert len([c for c in world.commands if type(c).__name__ == "Preempt"]) == 2
 
 
 @in_virtual_time
