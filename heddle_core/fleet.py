@@ -61,9 +61,9 @@ class Fleet:
         del self._borrowed[engine]
         out.append(StopEngine(engine=engine, drain=False, cause=out.cause))
 
-    def is_borrowed(self, engine: EngineId) -> bool:
-        """Whether it was borrowed and not given back."""
-        return engine in self._borrowed
+    def plans(self, engine: EngineId) -> bool:
+        """Whether a running engine is one of the plan; others are borrowed, or attached."""
+        return engine in self._running
 
     def change_to(
         self, plan: ResourcePlan, out: CommandList

@@ -95,6 +95,10 @@ class Cluster:
         )
         self._starting[command.engine] = self._launcher.start(spec, self)
 
+    def attach(self, spec: EngineSpec) -> None:
+        """Take an engine in that others started; the clock goes on until it is ready."""
+        self._starting[spec.engine] = self._launcher.start(spec, self)
+
     def stop(self, command: StopEngine) -> None:
         """Let an engine drain, or abort what runs there; EngineStopped follows."""
         if command.engine not in self.engines:

@@ -42,7 +42,7 @@ from heddle_core.events import (
     WeightsUpdated,
 )
 from heddle_core.ids import EngineId, RolloutId, TrajectoryId
-from heddle_core.plans import ResourcePlan
+from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_rollout.agents import Agent, NextAction, ToolAnswer
 from heddle_rollout.clock import Clock
 from heddle_rollout.cluster import Cluster
@@ -278,6 +278,10 @@ class Driver:
         tracked = self._trajectories[agent.id] = _Trajectory(agent, state)
         open_for_s = self._clock.now_s - state.opened_s
         self._clock.call_after(max(0.0, agent.arrival_s - open_for_s), self._arrive, tracked)
+
+    def attach(self, spec: EngineSpec) -> None:
+        """Take in an engine that no plan has; when it fails, it is not started again."""
+        self._cluster.attach(spec)
 
     def update_weights(self, version: int, path: str) -> None:
         """Push other weights to every engine; steps under way go on under them."""

@@ -29,6 +29,7 @@ from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSession
 from heddle_core.parts.placement.tagged_affinity import TaggedAffinity
 from heddle_core.parts.planner.equal_progress import EqualProgressPlan
 from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.planner.given import GivenEngines
 from heddle_core.parts.planner.searched import SearchedPlan
 from heddle_core.parts.planner.shares import SharesPlan
 from heddle_core.parts.predictor.group import GroupPredictor
@@ -242,6 +243,7 @@ PARTS: Final = Parts(
     },
     planner={
         "fixed": Part(FixedPlan, "one TP degree on all GPUs"),
+        "given": Part(lambda _: GivenEngines(), "none: a framework starts the engines"),
         "shares": Part(
             SharesPlan, "half of the GPUs at TP 4, a quarter at TP 2, a quarter at TP 1"
         ),
