@@ -32,9 +32,11 @@ PROMPT, OUTPUT = 400, 200
 NIXL = (
     "--kv-transfer-config",
     '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cpu",'
-    '"kv_load_failure_policy":"fail"}',
+    '"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":300}}',
 )
 """Its progress thread occupies a core of each server: other tests do without."""
+KV_LEASE_S = 300.0
+"""On a busy machine the first pull between two servers took longer than NIXL's own 30 s."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 )
