@@ -220,7 +220,7 @@ def test_settings_out_of_range_name_themselves(wrong):
 def test_a_tokenizer_that_is_to_be_loaded_must_be_there(model):
     check_tokenizer(VllmSettings(model_dir=str(model)))
     wanted = VllmSettings(model_dir=str(model), tokenizer=True)
-    with pytest.raises(EngineSetupError, match="has no tokenizer .*leave out runtime.tokenizer"):
+    with pytest.raises(EngineSetupError, match=r"has no tokenizer .*leave out runtime\.tokenizer"):
         check_tokenizer(wanted)
     (model / "tokenizer.json").write_text("{}")
     check_tokenizer(wanted)
