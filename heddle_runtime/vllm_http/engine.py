@@ -335,6 +335,8 @@ class HttpEngine:
                     step.take(chunk)
         if step.finish is None:
             raise _CutError(f"the stream of {step.trajectory} ended before its step")
+        if step.finish == "abort" and not (step.aborted or step.made):
+            raise _CutError(f"{step.trajectory} was aborted by another before its first token")
 
     def _end(self, step: HttpStep, *, finished: bool, error: str = "") -> None:
         if self._steps.get(step.trajectory) is not step:

@@ -54,6 +54,8 @@ class FakeVllm:
         self.error_after: int | None = None
         """Tokens after which an error comes."""
         self.stall_after: int | None = None
+        self.aborts_at: int | None = None
+        """Tokens after which each generation is aborted, as another client's order would."""
         self.lie = ""
         """What is said wrongly: more, usage, fewer, ids, html, events, reason, late."""
         self.abort_status = 200
@@ -242,7 +244,7 @@ class FakeVllm:
             while self.silent or (at == self.stall_after and not running.aborted):
                 await asyncio.sleep(0.02)
             await asyncio.sleep(TOKEN_S)
-            if running.aborted:
+            if running.aborted or at == self.aborts_at:
                 finish = "abort"
             else:
                 running.tokens.append(next_token(running.tokens, MODEL))

@@ -343,6 +343,34 @@ def test_an_abort_that_overtakes_its_step_is_not_lost():
     run(main)
 
 
+def test_an_abort_by_another_keeps_the_tokens_and_is_no_fault():
+    async def main() -> None:
+        async with one() as (made, server):
+            engine = await made.begin()
+            server.aborts_at = 5
+            step = request("others", ids("others", PROMPT), OUTPUT)
+            tokens, ends = await whole(made, engine, step)
+            assert (tokens, ends) == (alone(list(step.prompt_ids)), OUTPUT // 5 - 1)
+            assert made.recorder.reports == []
+
+    run(main)
+
+
+def test_a_server_that_aborts_all_steps_at_once_has_failed():
+    async def main() -> None:
+        async with one() as (made, server):
+            engine = await made.begin()
+            server.aborts_at = 0
+            for _ in range(SETTINGS.faults - 1):
+                engine.start(request("none", ids("none", PROMPT), OUTPUT))
+                assert not (await made.recorder.end_of("none")).finished
+            engine.start(request("none", ids("none", PROMPT), OUTPUT))
+            reason, _ = await made.recorder.take("failed")
+            assert "none was aborted by another before its first token" in reason
+
+    run(main)
+
+
 def test_a_killed_engine_leaves_no_request_at_the_server():
     async def main() -> None:
         async with one() as (made, server):
