@@ -37,10 +37,11 @@ class MissingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
-    """Real engines; only `heddle run` reads this."""
+    """Real engines; only `heddle run` and `heddle serve` read this."""
 
-    engine: Literal["fake", "vllm"] = "fake"
-    """`fake`: engines that keep time as the profile says and make no tokens."""
+    engine: Literal["fake", "vllm", "http"] = "fake"
+    """`fake`: engines that keep time as the profile says and make no tokens; `http`: engines that
+    run already, by URL, for `heddle serve`."""
     model_dir: str = ""
     """Folder of the model that vLLM serves."""
     time_scale: float = 1.0

@@ -69,7 +69,7 @@ class _Live:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class Stage:
     """The requirements of a run on its engines."""
 
     clock: RunClock
@@ -105,7 +105,7 @@ def run(
         KeyboardInterrupt: a signal ended the run; `Terminated` unless it was Ctrl-C.
     """
     live: _Live | None = None
-    _check_roles(run.config if isinstance(run, RunSetup) else run)
+    _check(run.config if isinstance(run, RunSetup) else run)
     if isinstance(run, RunSetup):
         setup = run
     elif run.live.agents:
@@ -127,18 +127,23 @@ def run(
         StopSignals() as signals,
         open_run(out, config, facts, config_text=config_text) as directory,
     ):
-        sink = _Sink(directory, workload.trajectories, on_progress)
+        sink = RunSink(directory, workload.trajectories, on_progress)
         with signals.deferred():
             asyncio.run(_roll_out(setup, live, sink, signals))
         return finished(setup, directory, began_s, partial(prices.cost, gpus))
 
 
-def _check_roles(config: RunConfig) -> None:
-    """Refuse prefill engines that cannot hand a step over.
+def _check(config: RunConfig) -> None:
+    """Refuse engines that a run cannot use, and prefill engines that cannot hand a step over.
 
     Raises:
         ConfigError: the message has the remedy.
     """
+    if config.runtime.engine == "http":
+        raise ConfigError(
+            "heddle run starts its engines itself: take --engine vllm or fake; heddle serve uses "
+            "engines that run already"
+        )
     if not config.cluster.roles:
         return
     if config.live.agents:
@@ -167,14 +172,14 @@ def _live(config: RunConfig) -> _Live:
 
 def _facts_of_engines(setup: RunSetup, live: _Live | None) -> dict[str, Any]:
     """The manifest's facts of engines, machine and sandbox, after their checks."""
-    facts = engine_facts(setup.config, setup.workload.largest_tokens, _planned_tps(setup))
+    facts = engine_facts(setup.config, setup.workload.largest_tokens, planned_tps(setup))
     if live is None:
         return facts
     notes = [*facts["notes"], *([live.sandbox.note] if live.sandbox.note else [])]
     return {**facts, "sandbox": live.sandbox.mode, "notes": notes}
 
 
-def _planned_tps(setup: RunSetup) -> list[int]:
+def planned_tps(setup: RunSetup) -> list[int]:
     """TP degrees that the policy may choose before or during the rollout."""
     policy = setup.policy
     if isinstance(policy.planner, FixedPlan) and isinstance(policy.consolidation, NoConsolidation):
@@ -182,7 +187,7 @@ def _planned_tps(setup: RunSetup) -> list[int]:
     return [shape.tp for shape in setup.context.shape_choices]
 
 
-class _Sink:
+class RunSink:
     """Appends to the journal and counts finished trajectories."""
 
     def __init__(self, directory: RunDirectory, total: int, on_progress: OnProgress) -> None:
@@ -195,6 +200,7 @@ class _Sink:
         self._flushed_s = time.monotonic()
 
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
+        """Take one event with its commands."""
         self._directory.record(event, commands)
         match event:
             case TrajectoryFinished():
@@ -213,9 +219,11 @@ class _Sink:
             self._flushed_s = time.monotonic()
 
 
-async def _roll_out(setup: RunSetup, live: _Live | None, sink: _Sink, signals: StopSignals) -> None:
+async def _roll_out(
+    setup: RunSetup, live: _Live | None, sink: RunSink, signals: StopSignals
+) -> None:
     config = setup.config
-    stage = _fake(setup) if config.runtime.engine == "fake" else _vllm(config, sink.path)
+    stage = fake_stage(setup) if config.runtime.engine == "fake" else vllm_stage(config, sink.path)
     sink.facts = stage.facts
     try:
         async with _agents(setup, live, stage, sink.path) as agents:
@@ -226,7 +234,7 @@ async def _roll_out(setup: RunSetup, live: _Live | None, sink: _Sink, signals: S
         await stage.launcher.close()
 
 
-def _rollout(setup: RunSetup, agents: Sequence[Agent], stage: _Stage, sink: Sink) -> RolloutRun:
+def _rollout(setup: RunSetup, agents: Sequence[Agent], stage: Stage, sink: Sink) -> RolloutRun:
     """Connect the policy, the agents and the engines; `sink` takes the journal."""
     cluster = setup.config.cluster
     return RolloutRun(
@@ -247,7 +255,7 @@ def _rollout(setup: RunSetup, agents: Sequence[Agent], stage: _Stage, sink: Sink
 
 @asynccontextmanager
 async def _agents(
-    setup: RunSetup, live: _Live | None, stage: _Stage, path: Path
+    setup: RunSetup, live: _Live | None, stage: Stage, path: Path
 ) -> AsyncIterator[Sequence[Agent]]:
     if live is not None:
         async with running_agents(live.work, path, live.sandbox, stage.tool_tasks) as agents:
@@ -290,12 +298,13 @@ async def _interruptible(rollout: RolloutRun, signals: StopSignals) -> None:
 # -- engines that keep time only --------------------------------------------------------------
 
 
-def _fake(setup: RunSetup) -> _Stage:
+def fake_stage(setup: RunSetup) -> Stage:
+    """Make what a run on fake engines needs."""
     simulation = setup.simulation
     clock = RunClock(asyncio.get_running_loop(), speed=1.0 / setup.config.runtime.time_scale)
     launcher = SimLauncher(simulation, clock)
     launcher.schedule_faults()
-    return _Stage(clock, launcher, ChargedSolver(clock), None, 1.0, simulation.report_delay_s)
+    return Stage(clock, launcher, ChargedSolver(clock), None, 1.0, simulation.report_delay_s)
 
 
 # -- vLLM -------------------------------------------------------------------------------------
@@ -330,7 +339,8 @@ def _report(
         listener.plan_solved(command, search.result())
 
 
-def _vllm(config: RunConfig, path: Path) -> _Stage:
+def vllm_stage(config: RunConfig, path: Path) -> Stage:
+    """Make what a run on vLLM's engines needs; their logs go into a folder of `path`."""
     clock = RunClock(asyncio.get_running_loop())
     launcher = open_vllm(config, path / "engines")
     for time_s, name in config.cluster.faults():
@@ -338,7 +348,7 @@ def _vllm(config: RunConfig, path: Path) -> _Stage:
     tokens = TokenSource(vocabulary_of(config.runtime.model_dir), seed=config.seed)
     scale = config.runtime.time_scale
     facts = partial(facts_of, launcher)
-    return _Stage(clock, launcher, ProcessSolver(), tokens, scale, 0.0, facts=facts)
+    return Stage(clock, launcher, ProcessSolver(), tokens, scale, 0.0, facts=facts)
 
 
 def kill_engine(launcher: VllmLauncher, name: EngineId) -> None:

@@ -84,11 +84,23 @@ class _Rollout:
 class _Trajectory:
     """The driver's state of one agent."""
 
-    __slots__ = ("agent", "arrived", "id", "keeps_kv", "limit_tokens", "rollout", "step", "tool")
+    __slots__ = (
+        "agent",
+        "arrived",
+        "cancelled",
+        "id",
+        "keeps_kv",
+        "limit_tokens",
+        "rollout",
+        "step",
+        "tool",
+    )
 
     def __init__(self, agent: Agent, rollout: _Rollout) -> None:
         self.id, self.agent, self.rollout = agent.id, agent, rollout
         self.arrived = False
+        self.cancelled = False
+        """Whether it ends as it arrives."""
         self.step = 0
         self.tool = ""
         """Tool of the last call."""
@@ -158,7 +170,7 @@ class Driver:
         self._trajectories: dict[TrajectoryId, _Trajectory] = {}
         """Admitted agents that are not finished."""
         self._arriving = 0
-        """Number of admitted agents that have not arrived."""
+        """Admitted agents that have not arrived."""
         self._held: list[_Trajectory] = []
         """Agents that would have arrived while the clock was stopped."""
         self._requests = 0
@@ -166,12 +178,12 @@ class Driver:
         self._events: deque[Event] = deque()
         self._delivering = False
         self._tick_at: float | None = None
-        self._samples = False
-        """Whether the next sample of engines is due."""
-        self._check_is_due = False
+        self._samples = self._check_is_due = False
+        """Whether the next sample of engines is due, and the next check."""
         self._idle = True
-        self._interrupted = False
-        self._closed = False
+        self._interrupted = self._closed = False
+        self._held_dispatches: list[Dispatch] | None = None
+        """That wait for `resume`; None without a pause."""
         self._carry_out = self._of_rollouts() | dict(carry_out or {})
         self._awaits = awaits
 
@@ -292,6 +304,11 @@ class Driver:
         """Engines that are ready, stopping ones included."""
         return tuple(self._cluster.engines)
 
+    @property
+    def computes(self) -> bool:
+        """Whether any step runs on an engine."""
+        return self._cluster.computes
+
     def deliver(self, event: Event) -> None:
         """Deliver an event of `carry_out`'s services."""
         self._deliver(event)
@@ -300,10 +317,26 @@ class Driver:
         """End the running steps of an engine early, with their tokens kept."""
         self._cluster.abort_running(engine)
 
+    def pause(self) -> None:
+        """Begin no dispatch until `resume`; running steps go on. No engine may be stopped then."""
+        if self._held_dispatches is None:
+            self._held_dispatches = []
+
+    def resume(self) -> None:
+        """Begin the dispatches that waited, in their order."""
+        held, self._held_dispatches = self._held_dispatches, None
+        for command in held or ():
+            self._dispatch(command)
+
     def cancel(self, command: Cancel) -> None:
-        """Close a trajectory as cancelled; its step and its tool call end without a report."""
+        """Close a trajectory as cancelled; its step and its tool call end without a report.
+
+        One that has not arrived is closed when it does: the core expects all that are announced.
+        """
         tracked = self._trajectories.get(command.trajectory)
-        if tracked is not None:
+        if tracked is not None and not tracked.arrived:
+            tracked.cancelled = True
+        elif tracked is not None:
             self._tools.cancel(tracked.id)
             self._finish(tracked, "cancelled")
             self._cluster.abort(tracked.id)
@@ -437,6 +470,8 @@ class Driver:
                 prompt_tokens=agent.prompt_tokens,
             )
         )
+        if tracked.cancelled:
+            self._finish(tracked, "cancelled")
 
     def _arrive_held(self) -> None:
         held, self._held = self._held, []
@@ -445,8 +480,11 @@ class Driver:
 
     def _dispatch(self, command: Dispatch) -> None:
         tracked = self._trajectories.get(command.trajectory)
-        if tracked is None:
+        if tracked is None or tracked.cancelled:
             return  # it was cancelled with others: its TrajectoryFinished is on its way
+        if self._held_dispatches is not None:
+            self._held_dispatches.append(command)
+            return
         request, limit = tracked.agent.request(), command.max_tokens
         tracked.limit_tokens = 0
         # A live model may end a step at the limit by chance, and no result says which it was.
@@ -649,6 +687,7 @@ class Driver:
             or self._arriving
             or self._requests
             or self._tick_at is not None
+            or self._held_dispatches
             or self._cluster.busy
         )
 

@@ -15,6 +15,7 @@ VERBS = {
     "loop": "heddle.cli.loop:loop",
     "simulate": "heddle.cli.simulate:simulate",
     "run": "heddle.cli.run:run",
+    "serve": "heddle.cli.serve:serve",
     "train": "heddle.cli.train:train",
     "plan": "heddle.cli.plan:plan",
     "replay": "heddle.cli.replay:replay",

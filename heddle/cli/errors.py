@@ -24,6 +24,7 @@ OURS = (
     "heddle_runtime",
     "heddle_predict",
     "heddle_calibrate",
+    "heddle_gateway",
 )
 RUN_FAILURES = (
     "MetricsError",
@@ -33,6 +34,7 @@ RUN_FAILURES = (
     "MeasureError",
     "TooManyFailuresError",
     "TrainerFailedError",
+    "GatewayFailedError",
 )
 """Errors of ours for failed runs, as opposed to wrong usage."""
 

@@ -158,14 +158,37 @@ objective = click.option(
 
 def replayed(verb: Verb, *, but: Sequence[str] = ()) -> Verb:
     """Add the SOURCES argument and the options of `CLUSTER`, `--set` and `--out` to a verb."""
-    verb = click.option(
+    return _taking(_with_out(verb), [flag for flag, *_ in CLUSTER if flag not in but])
+
+
+def _with_out(verb: Verb) -> Verb:
+    return click.option(
         "--out",
         type=click.Path(path_type=Path),
         default=Path("runs"),
         show_default=True,
         help="Folder for run directories",
     )(verb)
-    return _taking(verb, [flag for flag, *_ in CLUSTER if flag not in but])
+
+
+SERVED = (
+    "--model",
+    "--gpu",
+    "--max-running",
+    "--engine-start-s",
+    "--host-kv",
+    "--failures",
+    "--prediction-s",
+    "--predictor-model",
+    "--history",
+    "--price",
+)
+"""Options of `CLUSTER` that matter to a gateway."""
+
+
+def served(verb: Verb) -> Verb:
+    """Add TOML files, the options that matter to a gateway, `--set` and `--out` to a verb."""
+    return _taking(_with_out(verb), SERVED, required=False)
 
 
 def planned(verb: Verb) -> Verb:
@@ -179,7 +202,7 @@ def looped(verb: Verb) -> Verb:
     return _taking(verb, [flag for flag, *_ in CLUSTER if flag not in _NOT_LOOPED])
 
 
-def _taking(verb: Verb, flags: Sequence[str]) -> Verb:
+def _taking(verb: Verb, flags: Sequence[str], *, required: bool = True) -> Verb:
     verb = click.option(
         "--set",
         "settings",
@@ -191,7 +214,8 @@ def _taking(verb: Verb, flags: Sequence[str]) -> Verb:
         if flag in flags:
             many = flag in _REPEATED
             verb = click.option(flag, type=kind, default=None, multiple=many, help=text)(verb)
-    return click.argument("sources", nargs=-1, required=True, metavar="TRACE|CONFIG.toml...")(verb)
+    metavar = "TRACE|CONFIG.toml..." if required else "[CONFIG.toml]..."
+    return click.argument("sources", nargs=-1, required=required, metavar=metavar)(verb)
 
 
 def positive_numbers(text: str) -> list[int]:

@@ -12,7 +12,7 @@ import msgspec
 from heddle_trace.complete import USER
 from heddle_trace.importers.generations import (
     UNNAMED,
-    Generation,
+    LoggedGeneration,
     derive_added,
     identifier,
     steps_of,
@@ -46,7 +46,7 @@ class _Agent(msgspec.Struct):
     id: str
     agent: str
     parent: str | None
-    generations: list[Generation]
+    generations: list[LoggedGeneration]
     last: _Request | None = None
     model: str | None = None
 
@@ -113,7 +113,7 @@ def _take(
         _close(agent.generations[-1], agent.last, request, shared, block)
     agent.model = agent.model or request.model
     agent.generations.append(
-        Generation(
+        LoggedGeneration(
             output=request.output,
             input=request.input,
             cached=shared * block if agent.last is not None and request.hash_ids else None,
@@ -126,12 +126,12 @@ def _take(
     agent.last = request
 
 
-def _close(g: Generation, before: _Request, after: _Request, shared: int, block: int) -> None:
+def _close(g: LoggedGeneration, before: _Request, after: _Request, shared: int, block: int) -> None:
     """Record what happened between two requests of one agent."""
     by_user = before.stop == "end_turn" and "tool_result" not in after.input_types
     g.tools = (USER,) if by_user else (UNNAMED,)
     g.wait_s = after.think_time
-    pair = [g, Generation(output=None, input=after.input)]
+    pair = [g, LoggedGeneration(output=None, input=after.input)]
     # Where the next prompt does not begin with this one, the added tokens are unknown. The last
     # block may differ: what follows it decides how its end was cut into tokens.
     if before.input is None or shared + 1 >= min(before.input // block, len(before.hash_ids)):

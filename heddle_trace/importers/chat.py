@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from heddle_trace.complete import USER
-from heddle_trace.importers.generations import UNNAMED, Generation, derive_added, is_user
+from heddle_trace.importers.generations import UNNAMED, LoggedGeneration, derive_added, is_user
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.tokens import Counter
 
@@ -60,7 +60,7 @@ def prompt_of(messages: Sequence[Message]) -> int | None:
 
 def generations_of(
     messages: Sequence[Message], notes: Notes, *, simulated_user: bool = False
-) -> list[Generation]:
+) -> list[LoggedGeneration]:
     """The generations of a chat.
 
     With a simulated user, a part of the environment, words after the last generation count; those
@@ -94,10 +94,10 @@ def _answers(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Messag
         yield answer, after
 
 
-def _generation(answer: Message, after: Sequence[Message]) -> Generation:
+def _generation(answer: Message, after: Sequence[Message]) -> LoggedGeneration:
     results = [m for m in after if m.role == "tool"]
     words = [m for m in after if m.role == "user"]
-    g = Generation(
+    g = LoggedGeneration(
         output=answer.output if answer.output is not None else answer.tokens,
         input=answer.input,
         cached=answer.cached,

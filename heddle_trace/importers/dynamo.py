@@ -13,7 +13,7 @@ import msgspec
 from heddle_trace.complete import USER
 from heddle_trace.importers.generations import (
     UNNAMED,
-    Generation,
+    LoggedGeneration,
     derive_added,
     identifier,
     steps_of,
@@ -286,7 +286,7 @@ def _failed(tool: _Tool) -> bool:
     return (tool.status or "succeeded").lower() not in ("succeeded", "success", "ok", "completed")
 
 
-def _generations(parts: Sequence[_Part], context: ImportContext) -> list[Generation]:
+def _generations(parts: Sequence[_Part], context: ImportContext) -> list[LoggedGeneration]:
     """The generations of a session in the order of their starts, with the tools between them."""
     requests = [part for part in parts if part.tool is None]
     if all(part.start_s is not None for part in requests):
@@ -296,7 +296,7 @@ def _generations(parts: Sequence[_Part], context: ImportContext) -> list[Generat
         requests = ordered
     tools = [part for part in parts if part.tool is not None]
     generations = [
-        Generation(
+        LoggedGeneration(
             output=part.output,
             input=part.input,
             cached=part.cached,
@@ -314,7 +314,7 @@ def _generations(parts: Sequence[_Part], context: ImportContext) -> list[Generat
 
 
 def _follow(
-    g: Generation, part: _Part, after: _Part | None, tools: Sequence[_Part], notes: Notes
+    g: LoggedGeneration, part: _Part, after: _Part | None, tools: Sequence[_Part], notes: Notes
 ) -> None:
     """Record what happened between a generation and the next one of its session."""
     until_s = after.start_s if after is not None else None
@@ -344,7 +344,7 @@ def _follow(
 def _record(
     session: str,
     parts: Sequence[_Part],
-    generations: Sequence[Generation],
+    generations: Sequence[LoggedGeneration],
     began_s: float,
     context: ImportContext,
 ) -> TrajectoryRecord:

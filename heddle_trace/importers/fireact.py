@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from heddle_trace.importers.generations import (
-    Generation,
+    LoggedGeneration,
     identifier,
     reward_of,
     steps_of,
@@ -72,14 +72,14 @@ class Fireact:
                     )
 
 
-def _generations(run: _Run, context: ImportContext) -> tuple[list[Generation], int]:
+def _generations(run: _Run, context: ImportContext) -> tuple[list[LoggedGeneration], int]:
     """Thoughts with their actions, and the observations between them."""
     if isinstance(run.traj, str):
         prompt, *parts = [part.strip() for part in _PART.split(run.traj)]
     else:
         texts = [str(message.content or "") for message in run.traj]
         prompt, parts = (texts[0], texts[1:]) if texts else ("", [])
-    generations: list[Generation] = []
+    generations: list[LoggedGeneration] = []
     for part in parts:
         if part.startswith("Observation:"):
             if generations and generations[-1].tools:
@@ -88,5 +88,5 @@ def _generations(run: _Run, context: ImportContext) -> tuple[list[Generation], i
         action = _ACTION.search(part)
         named = action[1].lower() if action else None
         tools = (named,) if named and named != _LAST else ()
-        generations.append(Generation(output=context.tokens.count(part), tools=tools))
+        generations.append(LoggedGeneration(output=context.tokens.count(part), tools=tools))
     return generations, context.tokens.count(prompt)

@@ -22,7 +22,7 @@ _ID_LENGTH = 200
 
 
 @dataclass(slots=True, kw_only=True)
-class Generation:
+class LoggedGeneration:
     """One generation and what followed it. Tokens, and seconds on the clock of the log.
 
     `tools` names each call, or is (`USER`,) if a person wrote next. The wait is `wait_s` where
@@ -41,7 +41,7 @@ class Generation:
     added: int | None = None
 
 
-def steps_of(generations: Sequence[Generation], notes: Notes) -> tuple[StepRecord, ...]:
+def steps_of(generations: Sequence[LoggedGeneration], notes: Notes) -> tuple[StepRecord, ...]:
     """The steps of a record, in the order of the generations, counted from the first one's start.
 
     Raises DamagedError where there are none, or where a clock runs backwards.
@@ -54,7 +54,7 @@ def steps_of(generations: Sequence[Generation], notes: Notes) -> tuple[StepRecor
     return tuple(_step(g, index, generations[0], notes) for index, g in enumerate(generations))
 
 
-def _step(g: Generation, index: int, first: Generation, notes: Notes) -> StepRecord:
+def _step(g: LoggedGeneration, index: int, first: LoggedGeneration, notes: Notes) -> StepRecord:
     here = f"in generation {index}"
     llm_s = t_s = None
     if g.start_s is not None:
@@ -76,7 +76,7 @@ def _step(g: Generation, index: int, first: Generation, notes: Notes) -> StepRec
     )
 
 
-def _wait(g: Generation, index: int, notes: Notes) -> float | None:
+def _wait(g: LoggedGeneration, index: int, notes: Notes) -> float | None:
     if g.wait_s is not None:
         if not -SLACK_S <= g.wait_s < float("inf"):
             raise DamagedError(f"the wait after generation {index} is {g.wait_s:g} s")
@@ -92,7 +92,7 @@ def tool_name(tools: Sequence[str]) -> str | None:
     return (joined if len(joined) <= _NAME_LENGTH else UNNAMED) if tools else None
 
 
-def derive_added(generations: Sequence[Generation]) -> None:
+def derive_added(generations: Sequence[LoggedGeneration]) -> None:
     """Where prompts were recorded, take what a step added from them: it is the source's own count.
 
     Next prompt less this prompt and its output. Less than nothing means that the client compacted
@@ -124,7 +124,7 @@ def fingerprint(*parts: object) -> str:
     return blake2b(data, digest_size=8).hexdigest()
 
 
-def is_user(g: Generation) -> bool:
+def is_user(g: LoggedGeneration) -> bool:
     """Whether a person, or a simulated one, wrote after it."""
     return g.tools == (USER,)
 

@@ -13,7 +13,7 @@ from heddle_trace.importers.chat import generations_of, prompt_of
 from heddle_trace.importers.clocks import elapsed, seconds
 from heddle_trace.importers.generations import (
     UNNAMED,
-    Generation,
+    LoggedGeneration,
     derive_added,
     identifier,
     reward_of,
@@ -184,7 +184,7 @@ def _reward(sample: _Sample) -> float | None:
 _GRADES: Final = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 
 
-def _from_messages(sample: _Sample, context: ImportContext) -> dict[str, list[Generation]]:
+def _from_messages(sample: _Sample, context: ImportContext) -> dict[str, list[LoggedGeneration]]:
     """Messages of a log without events, which have roles but no times."""
     messages = []
     for raw in sample.messages:
@@ -203,7 +203,7 @@ class _Lanes:
     """The generations of a sample by agent."""
 
     def __init__(self, sample: _Sample, context: ImportContext) -> None:
-        self.generations: dict[str, list[Generation]] = {}
+        self.generations: dict[str, list[LoggedGeneration]] = {}
         self._context = context
         self._attachments = sample.attachments
         self._parents: dict[str, str | None] = {}
@@ -288,7 +288,7 @@ class _Lanes:
             usage.input_tokens or 0, (usage.total_tokens or 0) - (usage.output_tokens or 0)
         )
         self.generations.setdefault(lane, []).append(
-            Generation(
+            LoggedGeneration(
                 output=usage.output_tokens,
                 input=prompt or None,
                 cached=usage.input_tokens_cache_read,

@@ -12,7 +12,7 @@ import msgspec
 
 from heddle_trace.importers.generations import (
     UNNAMED,
-    Generation,
+    LoggedGeneration,
     identifier,
     reward_of,
     rl_step_of,
@@ -132,14 +132,14 @@ def _record(
     )
 
 
-def _generations(sequence: _Sequence, context: ImportContext) -> list[Generation]:
+def _generations(sequence: _Sequence, context: ImportContext) -> list[LoggedGeneration]:
     returns = sequence.tool_returns
     if not returns:
-        return [Generation(output=sequence.output_len)]
+        return [LoggedGeneration(output=sequence.output_len)]
     sizes = [_payload(r, context) for r in returns]
     outputs = _outputs(sequence, sizes, context)
     generations = [
-        Generation(
+        LoggedGeneration(
             output=output,
             tools=(r.tool_type or r.tool or UNNAMED,),
             ok=None if r.status is None else r.status.lower() not in _FAILED,
@@ -148,7 +148,7 @@ def _generations(sequence: _Sequence, context: ImportContext) -> list[Generation
         for r, output, size in zip(returns, outputs, sizes, strict=False)
     ]
     if outputs[-1]:
-        generations.append(Generation(output=outputs[-1]))
+        generations.append(LoggedGeneration(output=outputs[-1]))
     return generations
 
 

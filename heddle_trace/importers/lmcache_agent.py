@@ -11,7 +11,7 @@ import msgspec
 from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.generations import (
     UNNAMED,
-    Generation,
+    LoggedGeneration,
     derive_added,
     identifier,
     steps_of,
@@ -83,7 +83,9 @@ def _record(session: str, parts: Sequence[_Part], context: ImportContext) -> Tra
     ordered = sorted(parts, key=lambda part: part.time_s)
     if ordered != list(parts):
         context.notes.assume("sessions whose lines were not in the order of time, put in order")
-    generations = [Generation(output=p.output, input=p.input, start_s=p.time_s) for p in ordered]
+    generations = [
+        LoggedGeneration(output=p.output, input=p.input, start_s=p.time_s) for p in ordered
+    ]
     for g in generations[:-1]:
         g.tools = (UNNAMED,)
     derive_added(generations)

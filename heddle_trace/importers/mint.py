@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from heddle_trace.importers.generations import Generation, fingerprint, identifier, steps_of
+from heddle_trace.importers.generations import LoggedGeneration, fingerprint, identifier, steps_of
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sources import SourceFile
@@ -75,7 +75,7 @@ class Mint:
 
 
 def _record(
-    row: _Row, generations: Sequence[Generation], source: SourceFile, context: ImportContext
+    row: _Row, generations: Sequence[LoggedGeneration], source: SourceFile, context: ImportContext
 ) -> TrajectoryRecord:
     task = row.task
     # Task numbers are unique only with their prompts: every task set counts from 0.
@@ -92,13 +92,13 @@ def _record(
     )
 
 
-def _generations(history: Sequence[_Message], context: ImportContext) -> list[Generation]:
-    generations: list[Generation] = []
+def _generations(history: Sequence[_Message], context: ImportContext) -> list[LoggedGeneration]:
+    generations: list[LoggedGeneration] = []
     generated = ""
     for message in history:
         if message.role == "assistant":
             generated = message.content
-            generations.append(Generation(output=context.tokens.count(generated)))
+            generations.append(LoggedGeneration(output=context.tokens.count(generated)))
         elif generations:
             g = generations[-1]
             g.added = (g.added or 0) + context.tokens.count(message.content)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from heddle_trace.complete import USER
-from heddle_trace.importers.generations import Generation, derive_added, identifier, steps_of
+from heddle_trace.importers.generations import LoggedGeneration, derive_added, identifier, steps_of
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.joining import PrefixJoin
 from heddle_trace.importers.notes import DamagedError
@@ -146,7 +146,8 @@ def _record(
     trajectory: str, parts: Sequence[_Part], began_s: float, context: ImportContext
 ) -> TrajectoryRecord:
     generations = [
-        Generation(output=p.output, input=p.input, cached=p.cached, start_s=p.time_s) for p in parts
+        LoggedGeneration(output=p.output, input=p.input, cached=p.cached, start_s=p.time_s)
+        for p in parts
     ]
     for g, after in zip(generations, parts[1:], strict=False):
         g.tools = (USER,)

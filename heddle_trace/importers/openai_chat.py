@@ -17,7 +17,7 @@ from heddle_trace.importers.chat import Message, generations_of, prompt_of
 from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.generations import (
     UNNAMED,
-    Generation,
+    LoggedGeneration,
     derive_added,
     fingerprint,
     identifier,
@@ -312,7 +312,7 @@ def _joined(session: str, parts: Sequence[_Part], context: ImportContext) -> Tra
     if all(part.start_s is not None for part in parts):
         ordered.sort(key=lambda part: part.start_s or 0.0)
     generations = [
-        Generation(
+        LoggedGeneration(
             output=p.output, input=p.input, cached=p.cached, start_s=p.start_s, end_s=p.end_s
         )
         for p in ordered

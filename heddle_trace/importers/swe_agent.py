@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from heddle_trace.importers.chat import text_of
-from heddle_trace.importers.generations import UNNAMED, Generation, identifier, steps_of
+from heddle_trace.importers.generations import UNNAMED, LoggedGeneration, identifier, steps_of
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import Notes
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
@@ -99,7 +99,7 @@ class SweAgent:
 
 
 def _record(
-    source: SourceFile, generations: Sequence[Generation], context: ImportContext
+    source: SourceFile, generations: Sequence[LoggedGeneration], context: ImportContext
 ) -> TrajectoryRecord:
     info = source.first("info", _Info) or _Info()
     received = info.model_stats.tokens_received if info.model_stats else None
@@ -136,13 +136,13 @@ def _prompt(source: SourceFile, context: ImportContext) -> int | None:
     return tokens
 
 
-def _generation(step: _Step, context: ImportContext) -> Generation:
+def _generation(step: _Step, context: ImportContext) -> LoggedGeneration:
     response, action = step.response or "", step.action or ""
     # With function calling the command is in the call, and not in the words of the response.
     text = response if action.strip() in response else f"{response}\n{action}"
     command = _COMMAND.match(action)
     added = text_of(step.observation, context.tokens, context.notes)
-    g = Generation(output=context.tokens.count(text), added=added, wait_s=step.execution_time)
+    g = LoggedGeneration(output=context.tokens.count(text), added=added, wait_s=step.execution_time)
     if action.strip():
         g.tools = (command[1] if command else UNNAMED,)
     return g

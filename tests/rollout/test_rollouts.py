@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from heddle_core import Controller
-from heddle_core.commands import Command, Preempt
+from heddle_core.commands import Cancel, Command, Preempt
 from heddle_core.events import (
     EngineReady,
     EngineReported,
@@ -18,7 +18,7 @@ from heddle_core.events import (
     TrajectoryArrived,
     TrajectoryFinished,
 )
-from heddle_core.ids import RolloutId
+from heddle_core.ids import RolloutId, TrajectoryId
 from heddle_rollout.driver import RolloutError, StuckError
 from heddle_rollout.engines import EngineCapabilities
 from heddle_rollout.scripted_agent import ScriptedAgent
@@ -218,6 +218,35 @@ def test_memory_is_flat_over_rollouts_one_after_the_other():
 
     first, *_, last = [rollout(number) for number in range(50)]
     assert last == first, "finished agents are kept"
+
+
+def test_a_pause_holds_dispatches_back_and_running_steps_go_on():
+    run, core = simulation()
+    run.driver.open_rollout(R1, trajectories=3)
+    admit(run, answer("a", 100, 9), R1)  # from 0 to 10.8
+    admit(run, answer("b", 100, 1, arrival_s=5.0), R1)
+    admit(run, answer("c", 100, 1, arrival_s=6.0), R1)
+    run.clock.call_at(4.0, run.driver.pause)
+    run.clock.call_at(5.5, run.driver.pause)  # a second one changes nothing
+    run.clock.call_at(
+        7.0, lambda: run.driver.cancel(Cancel(trajectory=TrajectoryId("c"), reason=""))
+    )
+    run.clock.call_at(100.0, run.driver.resume)
+    run.run()
+    assert core.of(StepFinished) == [(10.8, "a"), (102.0, "b")]
+    assert core.of(TrajectoryFinished) == [(7.0, "c"), (10.8, "a"), (102.0, "b")]
+
+
+def test_a_trajectory_that_is_cancelled_before_its_arrival_ends_as_it_arrives():
+    run, core = simulation()
+    run.driver.open_rollout(R1, trajectories=2)
+    admit(run, answer("a", 100, 9, arrival_s=3.0), R1)
+    admit(run, answer("b", 100, 1), R1)
+    run.driver.cancel(Cancel(trajectory=A, reason=""))
+    run.run()
+    assert core.of(TrajectoryArrived) == [(0.0, "b"), (3.0, "a")]
+    assert core.of(TrajectoryFinished) == [(2.0, "b"), (3.0, "a")]
+    assert core.of(StepFinished) == [(2.0, "b")]
 
 
 def test_a_step_on_an_engine_that_cannot_preempt_runs_to_its_end(monkeypatch):

@@ -13,7 +13,7 @@ from heddle_trace.importers import joining
 from heddle_trace.importers.chat import Message, generations_of, prompt_of
 from heddle_trace.importers.clocks import elapsed, seconds
 from heddle_trace.importers.generations import (
-    Generation,
+    LoggedGeneration,
     derive_added,
     fingerprint,
     identifier,
@@ -276,9 +276,9 @@ def test_how_long_a_person_broke_a_call_off_for_is_no_tool_time():
 
 def test_what_a_step_added_is_taken_from_recorded_prompts_where_nothing_was_dropped():
     generations = [
-        Generation(output=10, input=100, added=7),
-        Generation(output=10, input=150, added=7),
-        Generation(output=10, input=120),
+        LoggedGeneration(output=10, input=100, added=7),
+        LoggedGeneration(output=10, input=150, added=7),
+        LoggedGeneration(output=10, input=120),
     ]
     derive_added(generations)
     assert [g.added for g in generations] == [40, 7, None]

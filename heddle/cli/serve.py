@@ -1,0 +1,204 @@
+"""`heddle serve`: a gateway for clients that speak OpenAI's protocol, or send token ids."""
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from heddle.cli.options import NumberRange, degrees, served, take_config
+
+if TYPE_CHECKING:
+    from heddle.gateway_run import GatewayConfig
+
+ENGINE = click.Choice(["vllm", "http", "fake"])
+SECONDS = NumberRange(min=0.0, max=1e9)
+
+
+@click.command()
+@click.option("--policy", default=None, help="PRESET[+PART...] or package.module:factory [heddle]")
+@click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
+@click.option(
+    "--engine",
+    type=ENGINE,
+    default=None,
+    help="vllm: started here; http: run already; fake: no model runs [http with --worker]",
+)
+@click.option("--model-dir", default=None, help="Folder of the model that vLLM serves")
+@click.option("--worker", "urls", multiple=True, help="URL of a running vllm serve; repeat it")
+@click.option("--engine-key", default="", envvar="HEDDLE_ENGINE_KEY", help="API key of --worker")
+@click.option("--engines", type=int, default=None, help="Engines [as many as --worker, or 2]")
+@click.option("--tp", "tps", default=None, help="TP degree, or one for each engine as 1,2 [1]")
+@click.option("--max-context", type=int, default=None, help="Longest prompt and output [model's]")
+@click.option("--name", "names", multiple=True, help="Name of the model for requests; repeat it")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8400, show_default=True)
+@click.option("--api-key", default="", envvar="HEDDLE_API_KEY", help="Key of clients [none]")
+@click.option(
+    "--admin-key", default="", envvar="HEDDLE_ADMIN_KEY", help="Key of control [--api-key]"
+)
+@click.option(
+    "--max-open",
+    type=click.IntRange(1, 1_000_000),
+    default=None,
+    help="Requests at once; more get status 429 [65,536, or what the limit on files permits]",
+)
+@click.option(
+    "--idle-s",
+    type=SECONDS,
+    default=1800.0,
+    show_default=True,
+    help="A trajectory without a request for so long is cancelled",
+)
+@click.option(
+    "--keep-answer-s",
+    type=SECONDS,
+    default=60.0,
+    show_default=True,
+    help="How long an answer is kept for a client that sends the same again",
+)
+@click.option(
+    "--engine-wait-s",
+    type=SECONDS,
+    default=300.0,
+    show_default=True,
+    help="How long steps wait while there is no engine",
+)
+@click.option("--user-is-session", is_flag=True, help="The body's `user` names a session")
+@click.option(
+    "--kv-transfer",
+    type=click.Choice(["none", "nixl"]),
+    default=None,
+    help="With --engine vllm: how KV migrates; none: prefilled again [none]",
+)
+@click.option(
+    "--parser",
+    "parsers",
+    multiple=True,
+    help="With --engine vllm: option of vLLM's renderer, as --tool-call-parser=hermes; repeat it",
+)
+@click.option("--time-scale", type=float, default=None, help="With --engine fake: slow down [1.0]")
+@click.option(
+    "--fake-tokens",
+    type=int,
+    default=128,
+    show_default=True,
+    help="With --engine fake: mean length of a generation",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON lines on standard output")
+@served
+def serve(
+    sources: tuple[str, ...],
+    settings: tuple[str, ...],
+    policy: str | None,
+    seed: int | None,
+    engine: str | None,
+    urls: tuple[str, ...],
+    engines: int | None,
+    tps: str | None,
+    out: Path,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Serve agents under a policy: OpenAI's API, or token ids, in front of engines.
+
+    Each session is a trajectory, and its client is the tool. Ctrl-C ends the run in order, and
+    leaves a run directory that `heddle replay`, `heddle report` and `heddle trace extract` read.
+    With --engine fake no model runs: engines keep time as the profile says, and words are made up.
+    """
+    engine = engine or ("http" if urls else None)
+    _check_options(sources, engine, urls, engines)
+
+    from heddle.cli.show import run_summary
+    from heddle.gateway_run import serve as serve_clients
+    from heddle_gateway.front import MOST_OPEN
+
+    by_url = {"cluster__tp_choices": [int(tps or 1)]} if engine == "http" else {}
+    gateway = _gateway(urls, options)
+    named = ("model_dir", "max_context", "time_scale", "kv_transfer")
+    runtime = {f"runtime__{name}": options.pop(name) for name in named}
+    config, text = take_config(
+        sources,
+        options,
+        settings,
+        trace="gateway",
+        policy__preset=policy or "heddle",
+        seed=seed,
+        runtime__engine=engine,
+        **runtime,
+        **degrees(engines or len(urls) or None, tps),
+        **by_url,
+    )
+
+    def listening(url: str, path: Path) -> None:
+        if as_json:
+            click.echo(json.dumps({"url": url, "run": str(path)}))
+            sys.stdout.flush()
+        else:
+            click.echo(f"listening on {url}/v1, policy {config.policy.preset}; run in {path}")
+
+    def note(text: str) -> None:
+        click.echo(f"Note: {text}", err=True)
+
+    if gateway.front.max_open < MOST_OPEN:
+        note(f"{gateway.front.max_open:,} requests at once; more get status 429")
+    if gateway.host not in ("127.0.0.1", "::1", "localhost") and not gateway.front.api_key:
+        note(f"{gateway.host} is reached by others, and there is no --api-key: all may use it")
+    result = serve_clients(
+        config, gateway, out=out, config_text=text, on_note=note, on_listening=listening
+    )
+    if as_json:
+        click.echo(json.dumps({"run": str(result.path), **result.summary}, allow_nan=False))
+    else:
+        run_summary(result, None)
+
+
+def _gateway(urls: tuple[str, ...], options: dict[str, Any]) -> "GatewayConfig":
+    """Take the gateway's own options out of `options`."""
+    from heddle.gateway_run import GatewayConfig
+    from heddle_gateway.app import most_open
+    from heddle_gateway.front import FrontSettings
+    from heddle_gateway.sessions import SessionLimits
+
+    return GatewayConfig(
+        host=options.pop("host"),
+        port=options.pop("port"),
+        model_names=options.pop("names"),
+        engine_urls=urls,
+        engine_key=options.pop("engine_key"),
+        fake_tokens=options.pop("fake_tokens"),
+        parsers=options.pop("parsers"),
+        engine_wait_s=options.pop("engine_wait_s"),
+        sessions=SessionLimits(
+            idle_s=options.pop("idle_s"), keep_answer_s=options.pop("keep_answer_s")
+        ),
+        front=FrontSettings(
+            api_key=options.pop("api_key"),
+            admin_key=options.pop("admin_key"),
+            max_open=options.pop("max_open") or most_open(),
+            user_is_session=options.pop("user_is_session"),
+        ),
+    )
+
+
+def _check_options(
+    sources: tuple[str, ...], engine: str | None, urls: tuple[str, ...], engines: int | None
+) -> None:
+    from heddle.config_files import ConfigError
+
+    if find_spec("aiohttp") is None:
+        raise ConfigError("heddle serve needs aiohttp: pip install 'heddle[serve]'")
+    traces = [source for source in sources if not source.endswith(".toml")]
+    if traces:
+        raise ConfigError(f"{traces[0]}: heddle serve takes TOML files; its clients are the trace")
+    if urls and engine != "http":
+        raise ConfigError(f"--worker goes with --engine http, not with --engine {engine}")
+    if engine == "http" and not (urls or engines):
+        raise ConfigError(
+            "give --worker URL for each engine, or --engines N for as many as will be registered "
+            "by POST /workers"
+        )
+    if engines is not None and len(urls) > engines:
+        raise ConfigError(f"--engines {engines}, and {len(urls)} of --worker: give no fewer")

@@ -1,0 +1,237 @@
+"""A trajectory of a client: its tool is the client, which sends the next request."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+from heddle_core.events import Outcome
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_gateway.client_step import ClientStep
+from heddle_gateway.errors import ApiError
+from heddle_rollout.agents import NextAction, ToolAnswer, ToolListener
+from heddle_rollout.engines import StepRequest, StepResult
+from heddle_runtime.generation import Generation, GenerationEnd
+
+
+class StepListener(Protocol):
+    """Learns that a trajectory waits for its client."""
+
+    def step_over(self, agent: "GatewayAgent") -> None:
+        """The step has ended, and the tool call has begun."""
+
+
+def common_prefix(a: "array[int]", b: "array[int]") -> int:
+    """Length of the longest common prefix."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class _Dispatch:
+    """Receives the tokens of one dispatch while it runs; late ones of an earlier are dropped."""
+
+    __slots__ = ("reported", "step")
+
+    def __init__(self, step: ClientStep) -> None:
+        self.step: ClientStep | None = step
+        self.reported = 0
+
+    def take(self, ids: Sequence[int]) -> None:
+        """Pass on new tokens."""
+        if self.step is not None:
+            self.reported += len(ids)
+            self.step.take(ids)
+
+
+class GatewayAgent:
+    """One trajectory; implements `Agent`."""
+
+    __slots__ = (
+        "_context",
+        "_dispatch",
+        "_end",
+        "_group",
+        "_id",
+        "_kept",
+        "_listener",
+        "_on_step",
+        "_prompt_tokens",
+        "_rewritten",
+        "_shared",
+        "_task",
+        "last_prompt_tokens",
+        "step",
+    )
+
+    def __init__(
+        self,
+        id_: TrajectoryId,
+        group: GroupId,
+        task: str,
+        step: ClientStep,
+        on_step: StepListener,
+    ) -> None:
+        """`step` may have tokens already, of a generation that was cancelled."""
+        self._id, self._group, self._task = id_, group, task
+        self._on_step = on_step
+        self._listener: ToolListener | None = None
+        self._shared = 0
+        """Length of the prefix of the context that an engine had at the end of a dispatch."""
+        self._rewritten = False
+        self._dispatch: _Dispatch | None = None
+        self._end: GenerationEnd | None = None
+        self.step = step
+        """The step under way, or the last one."""
+        self._take_in(step)
+        self._prompt_tokens = len(self._context)
+
+    def _take_in(self, step: ClientStep) -> None:
+        self.step = step
+        self._context = step.prompt_ids + step.output_ids
+        self._kept = len(step.output_ids)
+        """Output tokens that are in the context."""
+        self.last_prompt_tokens = len(step.prompt_ids)
+        self._end = None
+
+    @property
+    def id(self) -> TrajectoryId:
+        """Made of the session's name."""
+        return self._id
+
+    @property
+    def group(self) -> GroupId:
+        """The samples of one prompt."""
+        return self._group
+
+    @property
+    def task(self) -> str:
+        """What kind of task it is."""
+        return self._task
+
+    @property
+    def arrival_s(self) -> float:
+        """It arrives when it is admitted."""
+        return 0.0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Size of the first prompt."""
+        return self._prompt_tokens
+
+    @property
+    def context_ids(self) -> "array[int]":
+        """The context so far; never changed in place."""
+        return self._context
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its client."""
+        return self._listener is not None
+
+    # -- calls of the driver -----------------------------------------------------------------------
+
+    def request(self) -> StepRequest:
+        """Request the rest of the step."""
+        step = self.step
+        if self._dispatch is not None:
+            self._dispatch.step = None
+        step.revoke(self._kept)
+        dispatch = self._dispatch = _Dispatch(step)
+        step.dispatches += 1
+        rewritten, self._rewritten = self._rewritten, False
+        return StepRequest(
+            trajectory=self._id,
+            group=self._group,
+            prompt_tokens=len(self._context),
+            shared_tokens=self._shared,
+            rewritten=rewritten,
+            # At least 1: a step runs again if its engine died before it reported the last token.
+            max_tokens=max(1, step.max_tokens - self._kept),
+            exact=False,
+            prompt_ids=self._context,
+            resumable=step.resumable,
+            payload=Generation(
+                sampling=step.sampling,
+                cache_salt=step.cache_salt,
+                on_tokens=dispatch.take,
+                features=step.features,
+            ),
+        )
+
+    def on_step_end(self, result: StepResult) -> None:
+        """Keep the tokens of a dispatch."""
+        step, dispatch = self.step, self._dispatch
+        reported = 0
+        if dispatch is not None:
+            reported, dispatch.step = dispatch.reported, None
+        self._context = self._context + array("I", result.output_ids)
+        self._kept += len(result.output_ids)
+        self._shared = len(self._context)
+        extras = result.extras
+        if isinstance(extras, GenerationEnd):
+            step.logprobs.extend(extras.logprobs)
+            step.weight_versions.extend(extras.weight_versions)
+        step.take(result.output_ids[reported:])
+        if result.error:
+            step.fail(ApiError(400, f"the engine refused it: {result.error}"))
+        elif result.finished:
+            self._end = extras if isinstance(extras, GenerationEnd) else self._plain_end()
+
+    def _plain_end(self) -> GenerationEnd:
+        full = self._kept >= self.step.max_tokens
+        return GenerationEnd(finish_reason="length" if full else "stop")
+
+    def next_action(self) -> NextAction:
+        """Hand the tokens to the client, whose next request ends the tool call."""
+        end = self._end or self._plain_end()
+        self.step.finish(end)
+        cut = end.finish_reason == "length"
+        return NextAction(reason="length_limit" if cut else "tool_call", tool="")
+
+    def call_tool(self, listener: ToolListener) -> None:
+        """Wait for the client."""
+        self._listener = listener
+        self._on_step.step_over(self)
+
+    def cancel_tool(self) -> None:
+        """Wait no more: the trajectory is cancelled."""
+        self._listener = None
+
+    def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
+        """End the trajectory."""
+        return self._ended("cancelled")
+
+    # -- calls of the gateway ----------------------------------------------------------------------
+
+    def begin(self, step: ClientStep) -> None:
+        """The client has sent its next request; only while `waits`."""
+        listener, self._listener = self._listener, None
+        assert listener is not None, f"{self._id} does not wait for its client"
+        before, prompt = self._context, step.prompt_ids + step.output_ids
+        shared = common_prefix(before, prompt)
+        # A template may write the last reply a little differently: that is no rewritten history.
+        self._rewritten = shared < self.last_prompt_tokens or len(prompt) < len(before)
+        self._shared = min(shared, self._shared)
+        added = len(prompt) - (shared if self._rewritten else len(before))
+        self._take_in(step)
+        listener.tool_returned(
+            self._id,
+            ToolAnswer(ok=None, observation_tokens=added, context_tokens=len(prompt)),
+        )
+
+    def end(self, outcome: Outcome) -> None:
+        """The client sends no more requests; only while `waits`."""
+        listener, self._listener = self._listener, None
+        assert listener is not None, f"{self._id} does not wait for its client"
+        listener.tool_returned(self._id, self._ended(outcome))
+
+    def _ended(self, outcome: Outcome) -> ToolAnswer:
+        tokens = len(self._context)
+        return ToolAnswer(ok=None, observation_tokens=0, context_tokens=tokens, outcome=outcome)

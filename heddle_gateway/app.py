@@ -1,0 +1,140 @@
+"""The aiohttp application: which path has which handler, and who may call it."""
+
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+
+from heddle_gateway import control
+from heddle_gateway.endpoints import MODEL_ENDPOINTS, PASSED_ON, passed_on
+from heddle_gateway.errors import ApiError
+from heddle_gateway.front import FRONT, MOST_OPEN, Front, Handler, answering, error_response
+from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
+
+BACKLOG: Final = 65_535
+"""Connections that wait to be accepted; the system has a limit of its own."""
+SPARE_FILES: Final = 1_024
+"""Files and sockets beside those of clients."""
+_SESSION: Final = "/sessions/{session:.+}"
+
+_OPEN: Final = (("GET", "/health", control.health),)
+_CLIENTS: Final = (
+    ("POST", "/finish_session", control.finish_session),
+    ("POST", "/programs/release", control.release_program),
+    ("POST", _SESSION + "/complete", control.finish_path_session),
+    ("DELETE", _SESSION, control.finish_path_session),
+    ("GET", "/load", control.load),
+)
+_ADMINS: Final = (
+    ("POST", "/rollouts", control.open_rollout),
+    ("POST", "/rollouts/{id}/end", control.close_rollout),
+    ("GET", "/workers", control.list_engines),
+    ("POST", "/workers", control.add_engine),
+    ("DELETE", "/workers/{id:.+}", control.remove_engine),
+    ("GET", "/list_workers", control.list_engines),
+    ("POST", "/add_worker", control.add_engine),
+    ("POST", "/remove_worker", control.remove_engine),
+    ("POST", "/abort_requests", control.abort_requests),
+    ("POST", "/abort_request", control.abort_requests),
+    ("POST", "/inference/v1/abort_requests", control.abort_requests),
+    ("POST", "/pause", control.pause),
+    ("POST", "/resume", control.resume),
+    ("POST", "/weight_sync/begin", control.begin_weight_sync),
+    ("POST", "/weight_sync/end", control.end_weight_sync),
+    ("GET", "/metrics", control.metrics),
+    ("GET", "/heddle/state", control.state),
+)
+
+
+class FileLimitError(ValueError):
+    """The system permits too few open files; the message has the remedy."""
+
+
+def most_open() -> int:
+    """Return how many requests may be open as far as the system permits files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_OPEN if hard == resource.RLIM_INFINITY else min(MOST_OPEN, hard - SPARE_FILES)
+
+
+def raise_file_limit(max_open: int) -> None:
+    """Permit a file for each open request.
+
+    Raises:
+        FileLimitError: the system permits fewer.
+    """
+    needed = max_open + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= needed or soft == resource.RLIM_INFINITY:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise FileLimitError(
+            f"{max_open:,} open requests need {needed:,} files, and the system permits {hard:,}: "
+            f"raise the limit (ulimit -n), or give --max-open {max(hard - SPARE_FILES, 1)}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def application(front: Front) -> web.Application:
+    """Return the application of a gateway."""
+    app = web.Application(client_max_size=front.settings.body_bytes, middlewares=[_unknown_paths])
+    app[FRONT] = front
+    app.on_response_prepare.append(_sign)
+
+    def add(method: str, path: str, handle: Handler, *, admin: bool, open_: bool = False) -> None:
+        handler = answering(front, path, handle, admin=admin, open_=open_)
+        app.router.add_route(method, path, handler)
+
+    for method, path, handle in _OPEN:
+        add(method, path, handle, admin=False, open_=True)
+    for method, path, make in MODEL_ENDPOINTS:
+        add(method, path, make(), admin=False)
+        add(method, _SESSION + path, make(), admin=False)
+    for path in PASSED_ON:
+        add("POST", path, passed_on(path), admin=False)
+    for method, path, handle in _CLIENTS:
+        add(method, path, handle, admin=False)
+    for method, path, handle in _ADMINS:
+        add(method, path, handle, admin=True)
+    return app
+
+
+async def _sign(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[GATEWAY_HEADER] = "heddle"
+
+
+@web.middleware
+async def _unknown_paths(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer paths and methods that are not there in OpenAI's envelope."""
+    if request.match_info.http_exception is None:
+        return await handler(request)
+    status = request.match_info.http_exception.status
+    shown = request.path[:200]
+    text = f"{request.method} {shown} is not served here"
+    return error_response(ApiError(status, text, kind="not_found_error"))
+
+
+@asynccontextmanager
+async def listening(
+    front: Front, *, host: str, port: int, grace_s: float = 5.0
+) -> AsyncIterator[int]:
+    """Answer requests inside the block; yields the port, which is a free one for 0.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
+    runner = web.AppRunner(
+        application(front),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=grace_s,
+        keepalive_timeout=75.0,
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, backlog=BACKLOG)
+        await site.start()
+        yield site.port
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,255 @@
+"""Endpoints of sessions, rollouts, engines and control."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from heddle_core.ids import RolloutId
+from heddle_gateway.endpoints import path_session
+from heddle_gateway.errors import ApiError
+from heddle_gateway.front import FRONT, Front, json_response
+from heddle_gateway.identity import readable
+from heddle_gateway.openai_api import text_field
+from heddle_rollout.driver import RolloutError
+
+WEIGHT_SYNC_S: Final = 300.0
+"""A weight sync that does not end for so long is given up: dispatches go on."""
+DRAIN_LIMIT_S: Final = 600.0
+
+# -- sessions ------------------------------------------------------------------------------------
+
+
+async def finish_session(request: web.Request) -> web.StreamResponse:
+    """``POST /finish_session?session_id=``: any number of times, for any id."""
+    front = request.app[FRONT]
+    session = request.query.get("session_id") or text_field(await front.body(request), "session_id")
+    if not session:
+        raise ApiError(400, "give session_id", param="session_id")
+    return _finish(front, session)
+
+
+async def finish_path_session(request: web.Request) -> web.StreamResponse:
+    """``DELETE /sessions/{session}`` and ``POST /sessions/{session}/complete``."""
+    return _finish(request.app[FRONT], path_session(request))
+
+
+async def release_program(request: web.Request) -> web.StreamResponse:
+    """``POST /programs/release``."""
+    front = request.app[FRONT]
+    program = text_field(await front.body(request), "program_id")
+    if not program:
+        raise ApiError(400, "give program_id", param="program_id")
+    return _finish(front, program)
+
+
+def _finish(front: Front, session: str) -> web.Response:
+    finished = front.gateway.sessions.finish(session)
+    return json_response({"status": "ok", "finished": finished})
+
+
+# -- rollouts ------------------------------------------------------------------------------------
+
+
+async def open_rollout(request: web.Request) -> web.StreamResponse:
+    """``POST /rollouts {id, trajectories, weights_version}``."""
+    front = request.app[FRONT]
+    body = await front.body(request)
+    name = readable(text_field(body, "id"))
+    if not name:
+        raise ApiError(400, "give id", param="id")
+    trajectories = _count(body, "trajectories")
+    version = _count(body, "weights_version") or 0
+    try:
+        front.gateway.open_rollout(
+            RolloutId(name), trajectories=trajectories, weights_version=version
+        )
+    except RolloutError as error:
+        raise ApiError(409, str(error), param="id") from None
+    return json_response({"status": "ok", "id": name})
+
+
+async def close_rollout(request: web.Request) -> web.StreamResponse:
+    """``POST /rollouts/{id}/end``."""
+    try:
+        request.app[FRONT].gateway.close_rollout(RolloutId(readable(request.match_info["id"])))
+    except RolloutError as error:
+        raise ApiError(409, str(error), param="id") from None
+    return json_response({"status": "ok"})
+
+
+# -- engines -------------------------------------------------------------------------------------
+
+
+async def add_engine(request: web.Request) -> web.StreamResponse:
+    """``POST /workers {url, tp, max_running}`` and ``POST /add_worker?url=``."""
+    front = request.app[FRONT]
+    body = await front.body(request)
+    url = request.query.get("url") or text_field(body, "url")
+    if not url:
+        raise ApiError(400, "give the url of the engine", param="url")
+    urls = front.engine_urls
+    if urls is None:
+        raise ApiError(
+            409,
+            "this gateway starts its engines itself; `heddle serve --worker URL` takes others",
+            code="no_place",
+        )
+    return json_response({"status": "ok", **await urls.add(url, body)})
+
+
+async def list_engines(request: web.Request) -> web.StreamResponse:
+    """``GET /workers`` and ``GET /list_workers``."""
+    front = request.app[FRONT]
+    if front.engine_urls is not None:
+        found = list(front.engine_urls.registered())
+    else:
+        found = [
+            {"id": str(name), "url": None, "max_running": slots}
+            for name, slots in front.gateway.engines.items()
+        ]
+    return json_response({"workers": found, "urls": [each["url"] for each in found]})
+
+
+async def remove_engine(request: web.Request) -> web.StreamResponse:
+    """``DELETE /workers/{id or URL}`` and ``POST /remove_worker?url=``."""
+    front = request.app[FRONT]
+    engine = request.query.get("url") or request.match_info.get("id", "")
+    if front.engine_urls is None:
+        raise ApiError(409, "this gateway starts its engines itself", code="no_place")
+    if not front.engine_urls.remove(engine):
+        raise ApiError(404, f"no engine {engine!r} is registered", kind="not_found_error")
+    return json_response({"status": "ok"})
+
+
+# -- control -------------------------------------------------------------------------------------
+
+
+async def abort_requests(request: web.Request) -> web.StreamResponse:
+    """``POST /abort_requests`` and ``/abort_request``: some by id, or all."""
+    front = request.app[FRONT]
+    body = await front.body(request)
+    ids = body.get("request_ids")
+    if ids is None and body.get("rid"):
+        ids = [body["rid"]]
+    reason = "aborted by a request"
+    if not ids or body.get("abort_all"):
+        return json_response({"status": "ok", "aborted": front.gateway.abort_all(reason)})
+    if not isinstance(ids, list):
+        raise ApiError(400, "request_ids must be a list", param="request_ids")
+    found = [front.requests[i] for i in ids if isinstance(i, str) and i in front.requests]
+    for step in found:
+        front.gateway.sessions.abort(step, reason)
+    return json_response({"status": "ok", "aborted": len(found)})
+
+
+async def pause(request: web.Request) -> web.StreamResponse:
+    """``POST /pause?mode=``: ``keep`` and ``wait`` let running steps go on, ``abort`` ends them.
+
+    ``wait`` answers when none runs any more.
+    """
+    gateway = request.app[FRONT].gateway
+    mode = request.query.get("mode", "wait")
+    if mode not in ("abort", "wait", "keep"):
+        raise ApiError(400, f"mode is {mode!r}; give abort, wait or keep", param="mode")
+    gateway.pause()
+    if mode == "abort":
+        gateway.abort_all("aborted by a pause")
+    drained = mode == "keep" or await gateway.drained(DRAIN_LIMIT_S)
+    return json_response({"status": "paused", "mode": mode, "drained": drained})
+
+
+async def resume(request: web.Request) -> web.StreamResponse:
+    """``POST /resume {weights_version}``."""
+    front = request.app[FRONT]
+    body = await front.body(request)
+    front.gateway.resume(_count(body, "weights_version"))
+    return json_response({"status": "resumed"})
+
+
+async def begin_weight_sync(request: web.Request) -> web.StreamResponse:
+    """``POST /weight_sync/begin``: a pause that ends by itself if nobody ends it."""
+    gateway = request.app[FRONT].gateway
+    gateway.pause()
+    asyncio.get_running_loop().call_later(
+        WEIGHT_SYNC_S, _end_weight_sync, gateway, gateway.weights_version
+    )
+    return json_response({"status": "paused", "drained": await gateway.drained(DRAIN_LIMIT_S)})
+
+
+def _end_weight_sync(gateway: Any, before: int) -> None:
+    if gateway.weights_version == before:
+        gateway.resume()
+
+
+async def end_weight_sync(request: web.Request) -> web.StreamResponse:
+    """``POST /weight_sync/end {weights_version}``."""
+    front = request.app[FRONT]
+    version = _count(await front.body(request), "weights_version")
+    front.gateway.resume(front.gateway.weights_version + 1 if version is None else version)
+    return json_response({"status": "resumed", "weights_version": front.gateway.weights_version})
+
+
+# -- what there is -------------------------------------------------------------------------------
+
+
+async def health(request: web.Request) -> web.StreamResponse:
+    """``GET /health``: 200 while an engine takes work."""
+    front = request.app[FRONT]
+    ready = front.gateway.ready
+    return json_response(
+        {"status": "ok" if ready else "no engine is ready"},
+        status=200 if ready else 503,
+    )
+
+
+async def metrics(request: web.Request) -> web.StreamResponse:
+    """``GET /metrics``."""
+    front = request.app[FRONT]
+    return web.Response(
+        text=front.metrics.text(front.gateway),
+        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+    )
+
+
+async def load(request: web.Request) -> web.StreamResponse:
+    """``GET /load``: steps under way."""
+    steps = sum(1 for _ in request.app[FRONT].gateway.sessions.under_way)
+    return json_response({"server_load": steps})
+
+
+async def state(request: web.Request) -> web.StreamResponse:
+    """``GET /heddle/state``: engines, and the steps under way."""
+    gateway = request.app[FRONT].gateway
+    steps = [
+        {
+            "trajectory": step.trajectory,
+            "engine": step.engine or None,
+            "prompt_tokens": len(step.prompt_ids),
+            "output_tokens": len(step.output_ids),
+            "dispatches": step.dispatches,
+            "clients": step.clients,
+        }
+        for step in gateway.sessions.under_way
+    ]
+    return json_response(
+        {
+            "engines": [{"id": str(e), "max_running": n} for e, n in gateway.engines.items()],
+            "paused": gateway.paused,
+            "weights_version": gateway.weights_version,
+            "sessions": len(gateway.sessions),
+            "trajectories": gateway.sessions.trajectories,
+            "trajectories_in_tool": gateway.sessions.idle,
+            "steps": steps,
+        }
+    )
+
+
+def _count(body: Mapping[str, Any], name: str) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise ApiError(400, f"{name} must be a whole number of 0 or more", param=name)
+    return value

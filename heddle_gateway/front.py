@@ -1,0 +1,217 @@
+"""What the HTTP endpoints have in common: settings, who may call, and how requests are answered."""
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import msgspec
+from aiohttp import web
+
+from heddle_gateway.client_step import ClientStep
+from heddle_gateway.errors import ApiError, of_renderer
+from heddle_gateway.gateway import Gateway
+from heddle_gateway.metrics import Metrics
+from heddle_gateway.openai_api import parse_body
+from heddle_gateway.rendering import Detokenizer, EngineCalls, Renderer
+from heddle_runtime.generation import RenderError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+MOST_OPEN: Final = 65_536
+_LOG: Final = logging.getLogger(__name__)
+
+
+class EngineUrls(Protocol):
+    """Engines that are registered by URL."""
+
+    async def add(self, url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Register an engine after a probe; return what it is, `id` and `url` among it.
+
+        Raises:
+            ApiError: it cannot be used, or there is no place for it.
+        """
+        ...
+
+    def remove(self, engine: str) -> bool:
+        """Take out an engine by id or URL; return whether it was there."""
+        ...
+
+    def registered(self) -> Sequence[Mapping[str, Any]]:
+        """Return the engines, each with `id` and `url`."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class ServedModel:
+    """The model that all engines serve."""
+
+    names: tuple[str, ...] = ()
+    """Names that requests may give; the first is the default. Empty while no engine is known."""
+    context_tokens: int
+    """Longest prompt and output together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontSettings:
+    """Settings of the HTTP side."""
+
+    api_key: str = ""
+    """Bearer key of clients; empty: none is needed."""
+    admin_key: str = ""
+    """Key of engines and control; empty: that of clients."""
+    max_open: int = MOST_OPEN
+    """Requests at once; more get status 429."""
+    body_bytes: int = 32 << 20
+    """Largest body."""
+    body_s: float = 60.0
+    """Longest time for a body to come."""
+    keep_alive_s: float = 10.0
+    """Between comments on a stream without tokens."""
+    coalesce_s: float = 0.05
+    """Between two events of a stream at least."""
+    user_is_session: bool = False
+    """Whether the body's `user` names a session."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Front:
+    """The gateway as the endpoints see it."""
+
+    gateway: Gateway
+    model: ServedModel
+    settings: FrontSettings = field(default_factory=FrontSettings)
+    renderer: Renderer | None = None
+    """None: token ids only."""
+    engine_calls: EngineCalls | None = None
+    detokenizer: Detokenizer | None = None
+    """For text as it comes; without one, a stream has its text at the end."""
+    engine_urls: EngineUrls | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    requests: dict[str, ClientStep] = field(default_factory=dict)
+    """Steps under way by the client's id of its request."""
+
+    def check_caller(self, request: web.Request, *, admin: bool) -> None:
+        """Check the caller's key, and that it is no page of another site.
+
+        Raises:
+            ApiError: the key is missing or wrong, or a browser sent this for another site.
+        """
+        settings = self.settings
+        if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            raise ApiError(403, "requests of other sites are refused", kind="permission_error")
+        if request.body_exists and request.content_type != "application/json":
+            raise ApiError(415, f"send JSON as application/json, not as {request.content_type}")
+        key = (settings.admin_key if admin else "") or settings.api_key
+        if not key:
+            return
+        kind, _, given = request.headers.get("Authorization", "").partition(" ")
+        right = hmac.compare_digest(given.strip().encode(errors="replace"), key.encode())
+        if kind.lower() != "bearer" or not right:
+            which = "admin key" if admin and settings.admin_key else "API key"
+            raise ApiError(
+                401,
+                f"give the {which} as Authorization: Bearer KEY",
+                kind="authentication_error",
+                code="invalid_api_key",
+            )
+
+    async def body(self, request: web.Request) -> dict[str, Any]:
+        """Read a request's JSON object; empty without a body.
+
+        Raises:
+            ApiError: it is no JSON object, too large, or does not come.
+        """
+        try:
+            async with asyncio.timeout(self.settings.body_s):
+                raw = await request.read()
+        except TimeoutError:
+            raise ApiError(408, f"the body did not come in {self.settings.body_s:g} s") from None
+        return parse_body(raw)
+
+    def check_model(self, body: Mapping[str, Any]) -> str:
+        """Return the model that a body names, or the default.
+
+        Raises:
+            ApiError: it is another.
+        """
+        models = self.model.names
+        name = body.get("model")
+        if name is None or not models:
+            return models[0] if models else "model"
+        if name not in models:
+            shown = repr(name)[:200]
+            raise ApiError(
+                404,
+                f"the model {shown} is not served; there is {', '.join(map(repr, models))}",
+                kind="not_found_error",
+                param="model",
+                code="model_not_found",
+            )
+        return str(name)
+
+
+FRONT: Final = web.AppKey("front", Front)
+
+
+def json_response(
+    value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Return a JSON answer."""
+    body = msgspec.json.encode(value)
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def error_response(error: ApiError) -> web.Response:
+    """Return an error in OpenAI's envelope."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(error.body, status=error.status, headers=headers)
+
+
+def answering(front: Front, path: str, handle: Handler, *, admin: bool, open_: bool) -> Handler:
+    """Return a handler that checks the key, counts, and answers errors in OpenAI's envelope.
+
+    `open_`: whether nobody needs a key.
+    """
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        metrics, status = front.metrics, 499  # as proxies count clients that went
+        metrics.open += 1
+        try:
+            if not open_:
+                front.check_caller(request, admin=admin)
+            if metrics.open > front.settings.max_open:
+                raise ApiError(
+                    429,
+                    f"{front.settings.max_open:,} requests are open",
+                    kind="rate_limit_error",
+                    retry_after_s=1,
+                )
+            response = await handle(request)
+            status = response.status
+            return response
+        except ApiError as error:
+            status = error.status
+            return error_response(error)
+        except RenderError as refused:
+            status = refused.status
+            return error_response(of_renderer(refused))
+        except web.HTTPException as error:
+            status = error.status
+            return error_response(ApiError(status, error.text or error.reason))
+        except ConnectionError:
+            raise  # the client is gone
+        except Exception:
+            status = 500
+            _LOG.exception("a request to %s failed", path)
+            return error_response(ApiError(500, "the gateway failed", kind="server_error"))
+        finally:
+            metrics.open -= 1
+            metrics.answered(path, status)
+
+    return answer

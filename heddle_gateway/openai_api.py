@@ -1,0 +1,196 @@
+"""Bodies of OpenAI's and vLLM's protocols: what is refused, and responses of token ids."""
+
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from heddle_gateway.client_step import ClientStep
+from heddle_gateway.errors import ApiError, too_long
+from heddle_runtime.generation import GenerationEnd, Rendered
+from heddle_runtime.sampling import SamplingError, checked_sampling
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+GENERATE: Final = "/inference/v1/generate"
+
+_ONE: Final = ("n", "best_of")
+_NOT_SUPPORTED: Final = (
+    "use_beam_search",
+    "logits_processors",
+    "echo",
+    "prompt_embeds",
+    "suffix",
+    "content_parts",
+    "features",
+)
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ApiError: it is none.
+    """
+    if not raw:
+        return {}
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    return body
+
+
+def check_supported(body: Mapping[str, Any]) -> None:
+    """Refuse what a step of one trajectory cannot be.
+
+    Raises:
+        ApiError: names the field.
+    """
+    for name in _ONE:
+        if body.get(name) not in (None, 1):
+            raise ApiError(
+                400,
+                f"{name} is {body[name]!r}: a request is one step of one trajectory; send a "
+                "request for each sample",
+                param=name,
+            )
+    for name in _NOT_SUPPORTED:
+        if body.get(name):
+            raise ApiError(400, f"{name} is not supported", param=name)
+    if not isinstance(body.get("stream") or False, bool):
+        raise ApiError(400, "stream must be true or false", param="stream")
+
+
+def text_field(body: Mapping[str, Any], name: str) -> str:
+    """Return an optional text of a body.
+
+    Raises:
+        ApiError: it is something else.
+    """
+    value = body.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ApiError(400, f"{name} must be a text", param=name)
+    return value
+
+
+def rendered_ids(body: Mapping[str, Any]) -> Rendered:
+    """Read a request of token ids.
+
+    Raises:
+        ApiError: a field is wrong.
+    """
+    ids, sampling = body.get("token_ids"), body.get("sampling_params")
+    if not isinstance(sampling, dict):
+        raise ApiError(400, "sampling_params must be an object", param="sampling_params")
+    check_supported(sampling)
+    if body.get("output_mode", "tokens") != "tokens":
+        raise ApiError(400, "output_mode must be 'tokens'", param="output_mode")
+    limit = sampling.get("max_tokens")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ApiError(400, f"max_tokens must be 1 or more, not {limit!r}", param="max_tokens")
+    try:
+        prompt = array("I", ids if isinstance(ids, list) else ())
+    except (TypeError, OverflowError):
+        prompt = array("I")
+    if not prompt:
+        raise ApiError(400, "token_ids must be a list of at least one id", param="token_ids")
+    try:
+        chosen = checked_sampling(sampling)
+    except SamplingError as error:
+        raise ApiError(400, str(error), param=error.field) from None
+    return Rendered(prompt_ids=prompt, sampling=chosen, max_tokens=limit)
+
+
+def new_step(
+    endpoint: str, body: Mapping[str, Any], rendered: Rendered, *, context_tokens: int
+) -> ClientStep:
+    """Return the step of a request; its output is limited by what the context has space for.
+
+    Raises:
+        ApiError: the prompt fills the context.
+    """
+    prompt = len(rendered.prompt_ids)
+    left = context_tokens - prompt
+    if left < 1:
+        raise too_long(
+            f"this model's context has {context_tokens:,} tokens, and the prompt has {prompt:,}: "
+            "shorten it"
+        )
+    wanted = left if rendered.max_tokens is None else min(rendered.max_tokens, left)
+    salt = text_field(body, "cache_salt") or rendered.features.get("cache_salt", "")
+    return ClientStep(endpoint, rendered, max_tokens=wanted, cache_salt=salt)
+
+
+def has_reply(endpoint: str, body: Mapping[str, Any]) -> bool | None:
+    """Whether messages contain a model's reply; None where there are no messages."""
+    messages = body.get("messages")
+    if endpoint != CHAT or not isinstance(messages, list):
+        return None
+    roles = (m.get("role") for m in messages if isinstance(m, dict))
+    return any(role in ("assistant", "tool", "function") for role in roles)
+
+
+def generate_choice(
+    ids: Sequence[int], end: GenerationEnd | None, *, logprobs: bool
+) -> dict[str, Any]:
+    """Return the choice of a response, or of a chunk of a stream, of token ids."""
+    choice: dict[str, Any] = {"index": 0, "token_ids": list(ids), "finish_reason": None}
+    if end is not None:
+        choice["finish_reason"] = end.finish_reason
+        choice["stop_reason"] = end.stop_reason
+        if logprobs:
+            choice["logprobs"] = {"content": list(end.logprobs)}
+        if end.weight_versions:
+            choice["weight_versions"] = list(end.weight_versions)
+    return choice
+
+
+def usage(prompt_tokens: int, output_tokens: int) -> dict[str, int]:
+    """Return OpenAI's count of tokens."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+    }
+
+
+def generate_response(
+    request_id: str, body: Mapping[str, Any], step: ClientStep, end: GenerationEnd
+) -> dict[str, Any]:
+    """Return the response of token ids."""
+    response: dict[str, Any] = {
+        "request_id": request_id,
+        "model": body.get("model"),
+        "created": int(time.time()),
+        "output_mode": "tokens",
+        "choices": [generate_choice(step.output_ids, end, logprobs=step.wants_logprobs)],
+        "usage": usage(len(step.prompt_ids), len(step.output_ids)),
+    }
+    if body.get("return_token_ids"):
+        response["prompt_token_ids"] = list(step.prompt_ids)
+    return response
+
+
+def models_response(models: Sequence[str], context_tokens: int) -> dict[str, Any]:
+    """Return the list of models."""
+    created = int(time.time())
+    return {
+        "object": "list",
+        "data": [
+            {
+                "id": name,
+                "object": "model",
+                "created": created,
+                "owned_by": "heddle",
+                "max_model_len": context_tokens,
+            }
+            for name in models
+        ],
+    }

@@ -1,0 +1,47 @@
+"""A gateway on simulated engines behind a real socket, for real clients."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tests.gateway.bench import Bench
+
+if TYPE_CHECKING:
+    from heddle_gateway.front import Front
+
+NO_AIOHTTP = "the gateway needs aiohttp: pip install 'heddle[serve]'"
+T = TypeVar("T")
+
+
+class Served(Bench):
+    """A bench that answers HTTP at `url`."""
+
+    front: "Front"
+    url: str
+
+
+@asynccontextmanager
+async def served(
+    *, settings: dict[str, Any] | None = None, text_as_it_comes: bool = False, **options: Any
+) -> AsyncIterator[Served]:
+    from heddle_gateway.app import listening
+    from heddle_gateway.front import Front, FrontSettings, ServedModel
+
+    bench = Served(**({"speed": 50.0} | options))
+    bench.front = Front(
+        gateway=bench.gateway,
+        model=ServedModel(names=("fake",), context_tokens=32_768),
+        settings=FrontSettings(**(settings or {})),
+        renderer=bench.renderer,
+        engine_calls=bench.renderer,
+        detokenizer=bench.renderer if text_as_it_comes else None,
+    )
+    async with bench.running(), listening(bench.front, host="127.0.0.1", port=0) as port:
+        bench.url = f"http://127.0.0.1:{port}"
+        yield bench
+    assert bench.replays()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(main)

@@ -1,0 +1,519 @@
+"""The gateway's endpoints: sessions, rollouts, control, keys, and input that wants to break it."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from heddle_core.events import (
+    RolloutStarted,
+    StepFinished,
+    TrajectoryArrived,
+    TrajectoryFinished,
+    WeightsUpdated,
+)
+from tests.gateway.bench import set_up
+from tests.gateway.served import NO_AIOHTTP, Served, run, served
+
+aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
+yarl = pytest.importorskip("yarl")
+
+CHAT: Any = {"model": "fake", "messages": [{"role": "user", "content": "one two three"}]}
+IDS: Any = {"token_ids": [20, 21, 22], "sampling_params": {"max_tokens": 5}}
+
+
+class Client:
+    """JSON over one connection pool."""
+
+    def __init__(self, bench: Served, http: Any) -> None:
+        self.bench, self.http = bench, http
+
+    async def __call__(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> tuple[int, Any]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        data = None
+        if body is not None:
+            data = io.BytesIO(json.dumps(body).encode())
+            named["Content-Type"] = "application/json"
+        async with self.http.request(
+            method, self.bench.url + path, data=data, headers=named
+        ) as answer:
+            raw = await answer.read()
+            self.headers = answer.headers
+            if answer.content_type != "application/json":
+                return answer.status, raw.decode()
+            return answer.status, json.loads(raw)
+
+    async def post(self, path: str, body: Any = None, **headers: str) -> Any:
+        status, answer = await self("POST", path, body, **headers)
+        assert status == 200, answer
+        return answer
+
+
+@asynccontextmanager
+async def client(**options: Any) -> AsyncIterator[Client]:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        served(**options) as bench,
+        aiohttp.ClientSession(connector=connector) as http,
+    ):
+        yield Client(bench, http)
+
+
+async def raw(bench: Served, data: bytes, limit_s: float = 30.0) -> bytes:
+    """Send bytes and read until the other side closes or has answered."""
+    reader, writer = await asyncio.open_connection(*bench.url[7:].split(":"))
+    writer.write(data)
+    await writer.drain()
+    async with asyncio.timeout(limit_s):
+        found = await reader.read(65_536)
+    writer.close()
+    return found
+
+
+# -- what it does ------------------------------------------------------------------------------
+
+
+def test_token_ids_go_in_and_out_whole_and_streamed():
+    async def main() -> None:
+        async with client(mean_tokens=10**9) as http:
+            whole = await http.post("/inference/v1/generate", IDS, X_Session_ID="12_3")
+            [choice] = whole["choices"]
+            assert len(choice["token_ids"]) == 5
+            assert choice["finish_reason"] == "length"
+            assert http.headers["x-heddle-trajectory"] == "12_3"
+            assert http.headers["x-heddle-engine"] in ("e0", "e1")
+            _, text = await http(
+                "POST", "/inference/v1/generate", {**IDS, "stream": True}, X_Session_ID="12_3"
+            )
+            events = [e.removeprefix("data: ") for e in text.strip().split("\n\n")]
+            assert events[-1] == "[DONE]"
+            choices = [json.loads(e)["choices"][0] for e in events[:-1]]
+            assert [i for c in choices for i in c["token_ids"]] == choice["token_ids"]
+            assert choices[-1]["finish_reason"] == "length"
+            logprobs = {"token_ids": [20], "sampling_params": {"max_tokens": 3, "logprobs": 0}}
+            [choice] = (await http.post("/inference/v1/generate", logprobs))["choices"]
+            found = [entry["token_id"] for entry in choice["logprobs"]["content"]]
+            assert found == choice["token_ids"]
+            [arrived, _] = http.bench.events(TrajectoryArrived)
+            assert (arrived.trajectory, arrived.group, arrived.task) == ("12_3", "12", "fake")
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "session"),
+    [
+        ({"X_Heddle_Session": "a", "X_Session_ID": "b"}, {}, "a"),
+        ({"X_Dynamo_Session_ID": "c"}, {"session_id": "d"}, "c"),
+        ({"X_SMG_Routing_Key": "k"}, {}, "k"),
+        ({"X_Claude_Code_Session_Id": "e", "X_Claude_Code_Agent_Id": "f"}, {}, "e/f"),
+        ({"X_Litellm_Session_Id": "g"}, {}, "g"),
+        ({}, {"session_id": 17}, "17"),
+        ({}, {"vllm_xargs": {"agentic_context": {"program_id": "h"}}}, "h"),
+        ({}, {"metadata": {"session_id": "i"}, "prompt_cache_key": "j"}, "i"),
+        ({"X_Request_Id": "r"}, {"user": "u"}, "anon~1"),
+    ],
+)
+def test_the_session_is_found_in_the_path_headers_or_body(headers: Any, body: Any, session: str):
+    async def main() -> None:
+        async with client() as http:
+            await http.post("/v1/chat/completions", {**CHAT, "max_tokens": 4, **body}, **headers)
+            await http.post("/sessions/p/q/v1/chat/completions", CHAT, **headers)
+            found = [e.trajectory for e in http.bench.events(TrajectoryArrived)]
+            assert found == [session, "p/q"]
+
+    run(main())
+
+
+def test_sessions_are_finished_by_each_of_the_ways_and_any_number_of_times():
+    async def main() -> None:
+        ways = (
+            ("POST", "/finish_session?session_id=s", None),
+            ("DELETE", "/sessions/s", None),
+            ("POST", "/sessions/s/complete", {}),
+            ("POST", "/programs/release", {"program_id": "s"}),
+        )
+        async with client() as http:
+            for method, path, body in ways:
+                await http.post("/inference/v1/generate", IDS, X_Session_ID="s")
+                for finished in (True, False):
+                    assert await http(method, path, body) == (
+                        200,
+                        {"status": "ok", "finished": finished},
+                    )
+            await http.post(
+                "/inference/v1/generate", IDS, X_Session_ID="t", X_Dynamo_Session_Final="true"
+            )
+            assert (await http.post("/finish_session?session_id=t"))["finished"] is False
+            ends = [e.outcome for e in http.bench.events(TrajectoryFinished)]
+            assert ends == ["completed"] * 5
+
+    run(main())
+
+
+def test_an_engine_answers_tokenize_and_render():
+    async def main() -> None:
+        async with client() as http:
+            tokens = (await http.post("/tokenize", {"prompt": "one two"}))["tokens"]
+            assert len(tokens) == 2
+            assert await http.post("/detokenize", {"tokens": [20, 21]}) == {"prompt": "t20 t21"}
+            rendered = await http.post("/v1/chat/completions/render", {**CHAT, "max_tokens": 7})
+            assert rendered["sampling_params"] == {"max_tokens": 7}
+            assert len(rendered["token_ids"]) == 6
+
+    run(main())
+
+
+def test_a_pause_holds_steps_and_the_end_of_a_weight_sync_voids_kv():
+    async def main() -> None:
+        async with client() as http:
+            assert (await http.post("/pause?mode=wait"))["drained"]
+            held = asyncio.create_task(http.post("/inference/v1/generate", IDS))
+            await asyncio.sleep(0.1)
+            assert not held.done()
+            assert (await http("GET", "/heddle/state"))[1]["paused"]
+            await http.post("/resume", {"weights_version": 4})
+            assert len((await held)["choices"]) == 1
+            await http.post("/weight_sync/begin")
+            assert (await http.post("/weight_sync/end"))["weights_version"] == 5
+            assert (await http("POST", "/pause?mode=never"))[0] == 400
+            versions = [e.version for e in http.bench.events(WeightsUpdated)]
+            assert versions == [4, 5]
+
+    run(main())
+
+
+def test_requests_are_aborted_by_id_or_all_and_answer_with_the_tokens_so_far():
+    async def main() -> None:
+        async with client(speed=1.0, mean_tokens=10**9) as http:
+            long = {"token_ids": [20, 21], "sampling_params": {"max_tokens": 9_000}}
+            one, *others = (
+                asyncio.create_task(
+                    http.post("/inference/v1/generate", {**long, "request_id": f"r{n}"})
+                )
+                for n in range(3)
+            )
+            while (await http("GET", "/load"))[1]["server_load"] < 3:
+                await asyncio.sleep(0.01)
+            assert (await http.post("/abort_requests", {"request_ids": ["r0", "x"]}))[
+                "aborted"
+            ] == 1
+            answer = await one
+            assert answer["request_id"] == "r0"
+            assert answer["choices"][0]["finish_reason"] == "abort"
+            assert (await http.post("/abort_request", {"abort_all": True}))["aborted"] == 2
+            for other in others:
+                assert (await other)["choices"][0]["finish_reason"] == "abort"
+
+    run(main())
+
+
+def test_rollouts_are_opened_and_ended_by_name():
+    async def main() -> None:
+        async with client() as http:
+            await http.post("/rollouts", {"id": "epoch 1", "weights_version": 2})
+            assert (await http("POST", "/rollouts", {"id": "epoch 1"}))[0] == 409
+            await http.post("/inference/v1/generate", IDS)
+            await http.post("/rollouts/epoch 1/end")
+            assert (await http("POST", "/rollouts/rollout/end"))[0] == 409
+            await http.post("/inference/v1/generate", IDS)
+            found = [e.rollout for e in http.bench.events(TrajectoryArrived)]
+            assert found == ["epoch 1", "rollout"]
+            assert [e.weights_version for e in http.bench.events(RolloutStarted)] == [0, 2]
+
+    run(main())
+
+
+def test_health_metrics_and_state_say_what_there_is():
+    async def main() -> None:
+        async with client() as http:
+            assert (await http("GET", "/health"))[0] == 200
+            await http.post("/inference/v1/generate", IDS, X_Session_ID="s")
+            _, text = await http("GET", "/metrics")
+            values = dict(
+                line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")
+            )
+            assert (
+                values['heddle_requests_total{path="/inference/v1/generate",status="200"}'] == "1"
+            )
+            assert values["heddle_trajectories_in_tool"] == "1"
+            assert values["heddle_engines"] == "2"
+            assert values["heddle_step_seconds_count"] == "1"
+            _, state = await http("GET", "/heddle/state")
+            assert [e["id"] for e in state["engines"]] == ["e0", "e1"]
+            _, engines = await http("GET", "/workers")
+            assert [e["id"] for e in engines["workers"]] == ["e0", "e1"]
+            status, refused = await http("POST", "/workers", {"url": "http://127.0.0.1:1"})
+            assert status == 409
+            assert "--worker URL" in refused["error"]["message"]
+
+    run(main())
+
+
+def test_a_gateway_whose_engines_are_not_there_is_not_healthy():
+    async def main() -> None:
+        async with client() as http:
+            await http.post("/inference/v1/generate", IDS)
+            for engine in list(http.bench.gateway.engines):
+                http.bench.launcher.fail(engine)
+            assert (await http("GET", "/health"))[0] == 503
+
+    run(main())
+
+
+# -- who may -----------------------------------------------------------------------------------
+
+
+def test_keys_of_clients_and_of_control_are_apart():
+    async def main() -> None:
+        async with client(settings={"api_key": "k", "admin_key": "a"}) as http:
+            bearer = {"k": "Bearer k", "a": "bearer a", "wrong": "Bearer x", "none": ""}
+            for path, right in (("/v1/models", "k"), ("/heddle/state", "a"), ("/metrics", "a")):
+                for given, header in bearer.items():
+                    status, answer = await http("GET", path, Authorization=header)
+                    assert status == (200 if given == right else 401), (path, given)
+                    if status == 401:
+                        assert answer["error"]["code"] == "invalid_api_key"
+                        assert right not in str(answer["error"]["message"]).split()
+            assert (await http("POST", "/pause", Authorization="Bearer k"))[0] == 401
+            assert (await http("GET", "/health"))[0] == 200
+
+    run(main())
+
+
+# -- input that wants to break it ----------------------------------------------------------------
+
+BAD: Any = [
+    (b"", 400, "messages"),
+    (b"{", 400, "not JSON"),
+    (b'"text"', 400, "JSON object"),
+    (b"[" * 200_000, 400, "not JSON"),
+    (b'{"a":' * 200_000, 400, "not JSON"),
+    (b'{"messages": "\xff\xfe"}', 400, "not JSON"),
+    (b'{"messages": [1, null, []]}', 400, "role"),
+    (b'{"messages": {"a": 1}}', 400, "messages"),
+    (b'{"messages": [{"role": "user", "content": {"a": 1}}]}', 400, "content"),
+    (b'{"model": "other", "messages": []}', 404, "not served"),
+    (b'{"model": ["fake"], "messages": []}', 404, "not served"),
+    (b'{"n": 2, "messages": []}', 400, "sample"),
+    (b'{"n": "2", "messages": []}', 400, "sample"),
+    (b'{"stream": "yes", "messages": []}', 400, "stream"),
+    (b'{"session_id": {"a": 1}, "messages": []}', 400, "session_id"),
+    (b'{"session_id": "' + b"x" * 600 + b'", "messages": []}', 400, "512 at most"),
+    (b'{"cache_salt": 3, "messages": [{"role": "user", "content": "a"}]}', 400, "cache_salt"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "says"), BAD, ids=[str(n) for n in range(len(BAD))])
+def test_a_bad_body_is_refused_and_nothing_else_disturbed(body: bytes, status: int, says: str):
+    async def main() -> None:
+        async with client() as http:
+            going = asyncio.create_task(http.post("/inference/v1/generate", IDS))
+            async with http.http.post(
+                http.bench.url + "/v1/chat/completions",
+                data=body,
+                headers={"Content-Type": "application/json"},
+            ) as answer:
+                error = (await answer.json())["error"]
+                assert answer.status == status, error
+                assert says in error["message"]
+                assert set(error) == {"message", "type", "param", "code"}
+            assert (await going)["choices"]
+            assert len(http.bench.events(TrajectoryArrived)) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token_ids": []},
+        {"token_ids": [-1]},
+        {"token_ids": [2**40]},
+        {"token_ids": [1.5]},
+        {"token_ids": ["a"]},
+        {"token_ids": "abc"},
+        {"token_ids": None},
+        {"sampling_params": None},
+        {"sampling_params": {"max_tokens": 0}},
+        {"sampling_params": {"max_tokens": "9"}},
+        {"sampling_params": {"max_tokens": True}},
+        {"sampling_params": {"n": 2}},
+        {"sampling_params": {"logits_processors": ["x"]}},
+        {"output_mode": "text"},
+        {"features": {"mm_hashes": {}}},
+        {"token_ids": [5] * 40_000},
+    ],
+)
+def test_bad_token_requests_are_refused_by_field(changes: Any):
+    async def main() -> None:
+        async with client() as http:
+            status, answer = await http("POST", "/inference/v1/generate", {**IDS, **changes})
+            assert status == 400
+            assert answer["error"]["param"]
+            assert not http.bench.events(TrajectoryArrived)
+
+    run(main())
+
+
+def test_sessions_with_any_characters_are_only_labels():
+    names = ("../../x", "a\\b", "a b", "%2e%2e", "é", "..%2F..%2Fetc", "'; drop table", "a//b")
+
+    async def main() -> None:
+        async with client() as http:
+            for name in names:
+                body = {**IDS, "session_id": name}
+                await http.post("/inference/v1/generate", body)
+                url = yarl.URL(f"{http.bench.url}/sessions/{quote(name)}/complete", encoded=True)
+                async with http.http.post(url) as answer:
+                    assert (await answer.json())["finished"], name
+            assert len(http.bench.events(TrajectoryArrived)) == len(names)
+            for path in ("/sessions//v1/models", "/sessions/..", "/../../etc/passwd", "/v1/x"):
+                assert (await http("GET", path))[0] in (200, 404, 405)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: b\r\n c: d\r\n\r\n",
+        b"GET /health HTTP/9.9\r\nHost: x\r\n\r\n",
+        b"\x00\x01\x02\x03\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"y" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+        b"Content-Length: 6\r\n\r\nhello",
+    ],
+)
+def test_requests_that_are_no_http_or_two_at_once_are_refused(request_head: bytes):
+    async def main() -> None:
+        async with client() as http:
+            answer = await raw(http.bench, request_head)
+            assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+            assert (await http("GET", "/health"))[0] == 200
+
+    run(main())
+
+
+def test_headers_cannot_be_smuggled_into_an_answer():
+    async def main() -> None:
+        async with client() as http:
+            body = {**IDS, "session_id": "a\r\nX-Evil: 1", "request_id": "b\r\nX-Evil: 1"}
+            await http.post("/inference/v1/generate", body)
+            assert "X-Evil" not in http.headers
+            assert http.headers["x-heddle-trajectory"] == "a%0D%0AX-Evil:%201".replace("%20", " ")
+
+    run(main())
+
+
+def test_a_body_that_is_too_large_or_never_comes_is_refused():
+    async def main() -> None:
+        settings = {"body_bytes": 50_000, "body_s": 2.0}
+        async with client(settings=settings) as http:
+            status, answer = await http("POST", "/v1/chat/completions", {"x": "y" * 60_000})
+            assert status == 413
+            assert answer["error"]["message"]
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n"
+            slow = await raw(http.bench, head + b"Content-Type: application/json\r\n\r\n{")
+            assert slow.startswith(b"HTTP/1.1 408")
+
+    run(main())
+
+
+def test_pages_of_other_sites_cannot_call_it():
+    async def main() -> None:
+        async with client() as http:
+            async with http.http.post(http.bench.url + "/pause", data="{}") as answer:
+                assert answer.status == 415
+            assert (await http("POST", "/pause", Sec_Fetch_Site="cross-site"))[0] == 403
+            assert not http.bench.gateway.paused
+
+    run(main())
+
+
+def test_a_megabyte_of_prompt_is_answered_or_refused_by_its_length():
+    async def main() -> None:
+        async with client() as http:
+            long = [{"role": "user", "content": "ab " * 350_000}]
+            status, answer = await http("POST", "/v1/chat/completions", {**CHAT, "messages": long})
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            one = [{"role": "user", "content": "a" * 2**20}]
+            body = {**CHAT, "messages": one, "max_tokens": 3}
+            assert (await http.post("/v1/chat/completions", body))["usage"]["prompt_tokens"] == 4
+
+    run(main())
+
+
+def test_above_the_most_open_requests_there_is_status_429_and_below_none():
+    async def main() -> None:
+        async with client(settings={"max_open": 40}) as http:
+            http.bench.gateway.pause()  # all that are taken stay open
+            sent = [
+                asyncio.create_task(http("POST", "/inference/v1/generate", IDS)) for _ in range(60)
+            ]
+            while sum(task.done() for task in sent) < 20:
+                await asyncio.sleep(0.01)
+            assert http.bench.front.metrics.open == 40
+            http.bench.gateway.resume()
+            statuses = [status for status, _ in await asyncio.gather(*sent)]
+            assert statuses.count(200) == 40
+            assert statuses.count(429) == 20
+
+    run(main())
+
+
+@pytest.mark.slow
+def test_ten_thousand_idle_sessions_disturb_nobody():
+    async def main() -> None:
+        async with client(setup=set_up(slots=200), mean_tokens=10**9) as http:
+            bench = http.bench
+            await asyncio.gather(
+                *(bench.step(f"s{n}", [20 + n % 1000] * 40, 2) for n in range(10_000))
+            )
+            assert bench.gateway.sessions.idle == 10_000
+            assert (await http.post("/inference/v1/generate", IDS))["choices"]
+            assert "heddle_sessions 10001" in (await http("GET", "/metrics"))[1]
+            assert (await http.post("/finish_session?session_id=s77"))["finished"]
+            assert len(bench.events(StepFinished)) == 10_001
+
+    run(main())
+
+
+def test_slow_clients_hold_nobody_up():
+    async def main() -> None:
+        async with client() as http:
+            bench = http.bench
+            host, port = bench.url[7:].split(":")
+            halves = [await asyncio.open_connection(host, port) for _ in range(200)]
+            for _, writer in halves:
+                writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-A")
+            assert (await http.post("/inference/v1/generate", IDS))["choices"]
+            for _, writer in halves:
+                writer.close()
+
+    run(main())
+
+
+def test_a_path_or_method_that_is_not_there_is_answered_in_the_envelope():
+    async def main() -> None:
+        async with client() as http:
+            for method, path, status in (
+                ("GET", "/nothing", 404),
+                ("GET", "/v1/chat/completions", 405),
+                ("POST", "/v1/embeddings", 404),
+            ):
+                found, answer = await http(method, path)
+                assert (found, answer["error"]["type"]) == (status, "not_found_error")
+
+    run(main())
