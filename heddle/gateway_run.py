@@ -68,9 +68,9 @@ class GatewayConfig:
     """Sent to the engines of `engine_urls`."""
     fake_tokens: int = 128
     """Mean length of a generation of fake engines."""
-    parsers: tuple[str, ...] = ()
-    """Options of vLLM's renderer for engines that are started here, as tool and reasoning parsers:
-    text then comes at the end of a step."""
+    render_options: tuple[str, ...] = ()
+    """Options of vLLM's renderer for engines that are started here. With a parser of tool calls or
+    reasoning among them, text comes at the end of a step."""
     engine_wait_s: float = 300.0
     """Longest time for which steps wait while there is no engine."""
     sessions: SessionLimits = field(default_factory=SessionLimits)
@@ -277,14 +277,14 @@ class _Served:
             log=self._sink.path / "render.log",
             max_context=config.runtime.max_context,
             model_name=self._model.names[0],
-            options=self._config.parsers,
+            options=self._config.render_options,
         )
         rest.push_async_callback(process.close)
         try:
             front.renderer = front.engine_calls = await process.start()
         except RenderProcessError as error:
             raise GatewayFailedError(str(error)) from None
-        if not self._config.parsers:
+        if not any("-parser" in option for option in self._config.render_options):
             front.detokenizer = load_tokenizer(config.runtime.model_dir)
 
     async def _register(self, front: Front, launcher: HttpLauncher) -> None:

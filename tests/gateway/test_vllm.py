@@ -173,11 +173,14 @@ def test_engines_of_its_own_make_the_same_tokens_and_text_comes_as_it_is_made(
     template.write_text(CHAT_TEMPLATE)
     args = ("--engine", "vllm", "--model-dir", str(servers.model), "--engines", "1")
     args += ("--max-running", "4", "--max-context", "8192", "--set", "runtime.dtype=float32")
-    args += ("--parser", f"--chat-template={template}", "--set", "cluster.tp_choices=[1]")
+    args += ("--render-option", f"--chat-template={template}", "--set", "cluster.tp_choices=[1]")
     args += ("--set", "runtime.kv_mib=64")
     with gateway(tmp_path, *args) as served, servers.client(served.url) as ours:
         answer = ours.chat.completions.create(model=name_of(ours), **CHAT)
         assert answer.choices[0].token_ids == expected.choices[0].token_ids
         assert answer.choices[0].message.content == expected.choices[0].message.content
+        with ours.chat.completions.create(model=name_of(ours), **CHAT, stream=True) as stream:
+            parts = [c.choices[0].delta.content or "" for c in stream if c.choices]
+        assert "".join(parts) == expected.choices[0].message.content
         assert agent(ours, name_of(ours), 0) == dialogue
         served.end()
