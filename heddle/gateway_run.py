@@ -90,7 +90,8 @@ def serve(
 
     `on_listening` gets the URL and the run directory. The first SIGINT, SIGTERM or SIGHUP ends it
     in order: clients are refused so that they may send again, engines hand over the tokens of
-    running steps, and the run directory is closed as finished. A second one does not wait.
+    running steps, and the run directory is closed as finished. A second one does not wait: the run
+    is then closed as interrupted.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before anything is started.
@@ -188,7 +189,11 @@ class _Served:
         self._model, self._on_note = model, on_note
 
     async def run(self, signals: StopSignals, on_listening: Callable[[str], None]) -> None:
-        """Serve until a signal."""
+        """Serve until a signal.
+
+        Raises:
+            KeyboardInterrupt: a second signal came before engines had handed their tokens over.
+        """
         setup, config = self._setup, self._config
         loop = asyncio.get_running_loop()
         async with self._stage() as stage, AsyncExitStack() as rest:
@@ -213,7 +218,8 @@ class _Served:
                 if count == 1:
                     closing.append(loop.create_task(gateway.close()))
                 else:
-                    serving.cancel()
+                    for task in (serving, *closing):
+                        task.cancel()
 
             try:
                 # From a signal handler: only such a call wakes a waiting loop.
@@ -223,13 +229,14 @@ class _Served:
                         host = f"[{config.host}]" if ":" in config.host else config.host
                         on_listening(f"http://{host}:{port}")
                         await asyncio.wait([serving])
-                    for task in closing:
-                        await task
+                    if closing:
+                        await asyncio.wait(closing)
             finally:
                 await gateway.close(0.0)
                 await asyncio.wait([serving])
-            if not serving.cancelled():
-                serving.result()
+            if serving.cancelled():
+                raise KeyboardInterrupt
+            serving.result()
 
     @asynccontextmanager
     async def _stage(self) -> AsyncIterator[Stage]:

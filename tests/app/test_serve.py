@@ -1,6 +1,8 @@
 """`heddle serve`: a gateway in a process of its own, and the run that it leaves behind."""
 
+import json
 import signal
+import threading
 import urllib.error
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from heddle.runs import load_run
 from heddle_core.events import TrajectoryArrived, TrajectoryFinished
 from tests.app.gateways import Gateway, gateway
 from tests.app.journals import Heddle
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("aiohttp", reason="the gateway needs aiohttp: pip install 'heddle[serve]'")
 
@@ -59,6 +62,27 @@ def test_a_gateway_that_nobody_called_ends_in_order(tmp_path: Path):
     with gateway(tmp_path, *FAST) as served:
         summary = served.end()
     assert summary["arrived"] == 0
+
+
+def test_a_second_signal_does_not_wait_and_the_run_is_no_result(tmp_path: Path):
+    with gateway(tmp_path, "--engine", "fake", "--fake-tokens", "1000000") as served:
+        body = {"token_ids": [20], "sampling_params": {"max_tokens": 20_000}}
+        sent = threading.Thread(target=lambda: refused(served, body))
+        sent.start()
+        while not served.get("/heddle/state")["steps"]:
+            pass
+        for _ in range(2):
+            served.process.send_signal(signal.SIGINT)
+        served.process.communicate(timeout=PATIENCE_S)
+        sent.join()
+        assert served.process.returncode in (0, 130)
+        manifest = json.loads((tmp_path / served.started["run"] / "manifest.json").read_text())
+        assert manifest["status"] == ("interrupted" if served.process.returncode else "finished")
+
+
+def refused(served: Gateway, body: dict[str, object]) -> None:
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        served.post("/inference/v1/generate", body)
 
 
 def test_keys_come_from_the_environment_too_and_are_in_no_file(tmp_path: Path):
