@@ -68,9 +68,9 @@ class GatewayConfig:
     """Sent to the engines of `engine_urls`."""
     fake_tokens: int = 128
     """Mean length of a generation of fake engines."""
-    parsers: tuple[str, ...] = ()
-    """Options of vLLM's renderer for engines that are started here, as tool and reasoning parsers:
-    text then comes at the end of a step."""
+    render_options: tuple[str, ...] = ()
+    """Options of vLLM's renderer for engines that are started here. With a parser of tool calls or
+    reasoning among them, text comes at the end of a step."""
     engine_wait_s: float = 300.0
     """Longest time for which steps wait while there is no engine."""
     sessions: SessionLimits = field(default_factory=SessionLimits)
@@ -90,7 +90,8 @@ def serve(
 
     `on_listening` gets the URL and the run directory. The first SIGINT, SIGTERM or SIGHUP ends it
     in order: clients are refused so that they may send again, engines hand over the tokens of
-    running steps, and the run directory is closed as finished. A second one does not wait.
+    running steps, and the run directory is closed as finished. A second one does not wait: the run
+    is then closed as interrupted.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before anything is started.
@@ -188,7 +189,11 @@ class _Served:
         self._model, self._on_note = model, on_note
 
     async def run(self, signals: StopSignals, on_listening: Callable[[str], None]) -> None:
-        """Serve until a signal."""
+        """Serve until a signal.
+
+        Raises:
+            KeyboardInterrupt: a second signal came before engines had handed their tokens over.
+        """
         setup, config = self._setup, self._config
         loop = asyncio.get_running_loop()
         async with self._stage() as stage, AsyncExitStack() as rest:
@@ -213,7 +218,8 @@ class _Served:
                 if count == 1:
                     closing.append(loop.create_task(gateway.close()))
                 else:
-                    serving.cancel()
+                    for task in (serving, *closing):
+                        task.cancel()
 
             try:
                 # From a signal handler: only such a call wakes a waiting loop.
@@ -223,13 +229,14 @@ class _Served:
                         host = f"[{config.host}]" if ":" in config.host else config.host
                         on_listening(f"http://{host}:{port}")
                         await asyncio.wait([serving])
-                    for task in closing:
-                        await task
+                    if closing:
+                        await asyncio.wait(closing)
             finally:
                 await gateway.close(0.0)
                 await asyncio.wait([serving])
-            if not serving.cancelled():
-                serving.result()
+            if serving.cancelled():
+                raise KeyboardInterrupt
+            serving.result()
 
     @asynccontextmanager
     async def _stage(self) -> AsyncIterator[Stage]:
@@ -277,14 +284,14 @@ class _Served:
             log=self._sink.path / "render.log",
             max_context=config.runtime.max_context,
             model_name=self._model.names[0],
-            options=self._config.parsers,
+            options=self._config.render_options,
         )
         rest.push_async_callback(process.close)
         try:
             front.renderer = front.engine_calls = await process.start()
         except RenderProcessError as error:
             raise GatewayFailedError(str(error)) from None
-        if not self._config.parsers:
+        if not any("-parser" in option for option in self._config.render_options):
             front.detokenizer = load_tokenizer(config.runtime.model_dir)
 
     async def _register(self, front: Front, launcher: HttpLauncher) -> None:

@@ -171,14 +171,15 @@ class GatewayAgent:
         reported = 0
         if dispatch is not None:
             reported, dispatch.step = dispatch.reported, None
-        self._context = self._context + array("I", result.output_ids)
-        self._kept += len(result.output_ids)
+        ids = result.output_ids[: step.max_tokens - self._kept]
+        self._context = self._context + array("I", ids)
+        self._kept += len(ids)
         self._shared = len(self._context)
         extras = result.extras
         if isinstance(extras, GenerationEnd):
             step.logprobs.extend(extras.logprobs)
             step.weight_versions.extend(extras.weight_versions)
-        step.take(result.output_ids[reported:])
+        step.take(ids[reported:])
         if result.error:
             step.fail(ApiError(400, f"the engine refused it: {result.error}"))
         elif result.finished:

@@ -93,7 +93,8 @@ class ClientStep:
         return self.end is not None and self.end.finish_reason == "abort"
 
     def take(self, ids: Sequence[int]) -> None:
-        """Append tokens."""
+        """Append tokens, as many as were wanted: an engine may be wrong."""
+        ids = ids[: self.max_tokens - len(self.output_ids)]
         if ids:
             self.output_ids.extend(ids)
             self._notify()

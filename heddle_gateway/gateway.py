@@ -116,6 +116,7 @@ class Gateway:
         self.driver.start()
         self.open_rollout(ROLLOUT)
         sweeping = self._loop.create_task(self._sweep())
+        sweeping.add_done_callback(self._swept)
         try:
             await asyncio.shield(self._over)
         finally:
@@ -261,6 +262,12 @@ class Gateway:
         """Seconds, those of pauses left out."""
         now_s = self._loop.time() if self._paused_since_s is None else self._paused_since_s
         return now_s - self._paused_s
+
+    def _swept(self, sweeping: asyncio.Task[None]) -> None:
+        """End the run with an error of the sweep, which asyncio would only log."""
+        error = None if sweeping.cancelled() else sweeping.exception()
+        if error is not None:
+            self.driver.service_failed(error)
 
     async def _sweep(self) -> None:
         while True:

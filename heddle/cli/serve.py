@@ -74,9 +74,10 @@ SECONDS = NumberRange(min=0.0, max=1e9)
     help="With --engine vllm: how KV migrates; none: prefilled again [none]",
 )
 @click.option(
-    "--parser",
-    "parsers",
+    "--render-option",
+    "render_options",
     multiple=True,
+    metavar="OPTION",
     help="With --engine vllm: option of vLLM's renderer, as --tool-call-parser=hermes; repeat it",
 )
 @click.option("--time-scale", type=float, default=None, help="With --engine fake: slow down [1.0]")
@@ -170,7 +171,7 @@ def _gateway(urls: tuple[str, ...], options: dict[str, Any]) -> "GatewayConfig":
         engine_urls=urls,
         engine_key=options.pop("engine_key"),
         fake_tokens=options.pop("fake_tokens"),
-        parsers=options.pop("parsers"),
+        render_options=options.pop("render_options"),
         engine_wait_s=options.pop("engine_wait_s"),
         sessions=SessionLimits(
             idle_s=options.pop("idle_s"), keep_answer_s=options.pop("keep_answer_s")

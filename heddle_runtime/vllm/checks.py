@@ -69,6 +69,9 @@ class EnginesChecked:
     """Notes for the user, such as an untested release of vLLM."""
 
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
+
+
 def check_engines(
     settings: VllmSettings,
     *,
@@ -86,6 +89,7 @@ def check_engines(
     """
     installed, notes = check_release(settings)
     model = read_model(settings.model_dir, weights=settings.load_format != "dummy")
+    check_tokenizer(settings)
     check_context(settings, model, largest_tokens)
     check_tp(model, tp_degrees, installed.platform, devices)
     check_transfer(settings, engines=len(tp_degrees))
@@ -181,6 +185,16 @@ def _number(path: Path, config: Mapping[str, Any], key: str, *, default: int = 0
     if not isinstance(value, int) or value < 1:
         raise EngineSetupError(f"{path}: {key} is {value!r}, and must be a whole number above 0")
     return value
+
+
+def check_tokenizer(settings: VllmSettings) -> None:
+    """A tokenizer that is to be loaded is in the model's folder."""
+    folder = Path(settings.model_dir)
+    if settings.tokenizer and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise EngineSetupError(
+            f"{folder} has no tokenizer ({', '.join(TOKENIZER_FILES)}): add it, or leave out "
+            "runtime.tokenizer"
+        )
 
 
 def check_context(settings: VllmSettings, model: ModelFacts, largest_tokens: int) -> None:

@@ -4,7 +4,6 @@ python -m heddle_runtime.vllm.command serve FOLDER --enable-scale-out
 python -m heddle_runtime.vllm.command launch render FOLDER
 """
 
-import signal
 import sys
 from importlib import metadata
 from typing import Any
@@ -36,7 +35,6 @@ def main() -> None:
     metadata.version = _with_the_name_of_the_cpu_wheel(metadata.version)
     from vllm.entrypoints.cli.main import main as command
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     command()
 
 

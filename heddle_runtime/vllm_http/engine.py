@@ -209,13 +209,15 @@ class HttpEngine:
         """End its use as that of an engine that died; its steps are handed over."""
         if self._state == "gone":
             return
+        for step in list(self._steps.values()):
+            if step.complete and step.credible:  # only its count was still to come
+                self._end(step, finished=True)
         steps = list(self._steps.values())
         self._leave(reason)
-        self._listener.engine_failed(
-            self._spec.engine,
-            reason,
-            [(step.trajectory, step.result(finished=False)) for step in steps],
-        )
+        salvaged = [
+            (step.trajectory, step.result(finished=False, keep=step.credible)) for step in steps
+        ]
+        self._listener.engine_failed(self._spec.engine, reason, salvaged)
 
     # -- its life ---------------------------------------------------------------------------------
 
@@ -269,6 +271,7 @@ class HttpEngine:
     def _leave(self, reason: str) -> None:
         self._state, self._reason = "gone", reason
         self._steps.clear()
+        self._streams.clear()
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:
@@ -307,7 +310,10 @@ class HttpEngine:
             )
         except _CutError as error:
             await self._examine(step, str(error))
-        except (_UnusableError, ProtocolError) as error:
+        except _UnusableError as error:
+            self.fail(f"{self._endpoint.url}: {error}")
+        except ProtocolError as error:
+            step.credible = False
             self.fail(f"{self._endpoint.url}: {error}")
         else:
             self._faults = 0
@@ -335,12 +341,15 @@ class HttpEngine:
                     step.take(chunk)
         if step.finish is None:
             raise _CutError(f"the stream of {step.trajectory} ended before its step")
+        if step.finish == "abort" and not (step.aborted or step.made):
+            raise _CutError(f"{step.trajectory} was aborted by another before its first token")
 
     def _end(self, step: HttpStep, *, finished: bool, error: str = "") -> None:
         if self._steps.get(step.trajectory) is not step:
             return
         del self._steps[step.trajectory]
         self._streams.pop(step.trajectory, None)
+        finished = finished or step.complete
         # Cut by no order of ours, a step that cannot be resumed begins again.
         keep = finished or step.resumable or step.aborted
         result = step.result(finished=finished, error=error, keep=keep)
@@ -348,7 +357,7 @@ class HttpEngine:
 
     async def _examine(self, step: HttpStep, reason: str) -> None:
         """A step broke off: the engine has failed, or the step is to run again."""
-        if step.aborted:
+        if step.aborted or step.complete:
             self._end(step, finished=False)
             return
         if why := await self._illness():

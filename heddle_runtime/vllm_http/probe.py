@@ -99,19 +99,22 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
     model = _base_model(models)
     if not isinstance(release, str) or model is None:
         raise ProbeError(f"{url} is not vLLM: its /version and /v1/models are not those of vLLM")
-    ranks = cache_labels((await endpoint.call("/metrics", limit_s=limit_s)).data.decode())
+    metrics = await endpoint.call("/metrics", limit_s=limit_s)
+    ranks = cache_labels(metrics.data.decode("utf-8", "replace"))
     try:
         blocks = [int(rank["num_gpu_blocks"]) - 1 for rank in ranks]  # one is the null block
         block_tokens = int(ranks[0]["block_size"])
-    except (KeyError, ValueError, IndexError):
+        if min(*blocks, block_tokens) < 1:
+            raise ValueError
+    except (KeyError, ValueError, IndexError, TypeError):
         raise ProbeError(
             f"{url}: its /metrics has no KV capacity; start it without --disable-log-stats"
         ) from None
     config = await _configuration(endpoint, limit_s)
     transfer, cached = await _generate_once(endpoint, block_tokens, limit_s)
-    scheduler = config.get("scheduler_config") or {}
-    connector = (config.get("kv_transfer_config") or {}).get("kv_connector_extra_config") or {}
-    lease_s = connector.get("kv_lease_duration")
+    scheduler = _object(config, "scheduler_config")
+    connector = _object(_object(config, "kv_transfer_config"), "kv_connector_extra_config")
+    max_running, lease_s = scheduler.get("max_num_seqs"), connector.get("kv_lease_duration")
     return EndpointFacts(
         url=url,
         release=release,
@@ -126,8 +129,8 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
         reports_cached_tokens=cached,
         dev_mode=bool(config),
         scheduling=str(scheduler.get("policy", "")),
-        max_running=scheduler.get("max_num_seqs"),
-        kv_lease_s=float(lease_s) if lease_s is not None else None,
+        max_running=max_running if isinstance(max_running, int) else None,
+        kv_lease_s=float(lease_s) if isinstance(lease_s, int | float) else None,
     )
 
 
@@ -141,6 +144,11 @@ def _field(answer: Answer, name: str) -> Any:
     return content.get(name) if isinstance(content, dict) else None
 
 
+def _object(of: dict[str, Any], name: str) -> dict[str, Any]:
+    found = of.get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def _base_model(answer: Answer) -> dict[str, Any] | None:
     """The model itself, not an adapter of it."""
     listed = _field(answer, "data")
@@ -150,6 +158,7 @@ def _base_model(answer: Answer) -> dict[str, Any] | None:
             and model.get("owned_by") == "vllm"
             and not model.get("parent")
             and isinstance(model.get("max_model_len"), int)
+            and model["max_model_len"] > 0
             and "id" in model
         ):
             return model

@@ -36,6 +36,8 @@ class HttpStep:
         self.made: list[int] = []
         self.aborted = False
         """Whether an abort was ordered."""
+        self.credible = True
+        """Whether what came of it can be true."""
         self.finish: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._content: list[dict[str, Any]] = []
@@ -46,6 +48,11 @@ class HttpStep:
     def salt(self) -> str:
         """What separates its KV from that of others."""
         return self.payload.cache_salt if self.payload is not None else ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of its tokens have come, whatever happens to the rest of its stream."""
+        return self.finish in ("stop", "length") or len(self.made) >= self.request.max_tokens
 
     def body(self, settings: HttpSettings) -> dict[str, Any]:
         """What is sent to `/inference/v1/generate`."""
@@ -96,6 +103,8 @@ class HttpStep:
         made: Sequence[int] = self.made if keep else ()
         content = self._content[: len(made)]
         finish: FinishReason = self.finish or ("error" if error else "abort")
+        if finish == "abort" and finished:
+            finish = "length"
         return StepResult(
             trajectory=self.trajectory,
             tokens=len(made),

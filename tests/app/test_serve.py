@@ -1,70 +1,22 @@
 """`heddle serve`: a gateway in a process of its own, and the run that it leaves behind."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
+import threading
 import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from heddle.runs import load_run
 from heddle_core.events import TrajectoryArrived, TrajectoryFinished
+from tests.app.gateways import Gateway, gateway
 from tests.app.journals import Heddle
 from tests.patience import PATIENCE_S
 
 pytest.importorskip("aiohttp", reason="the gateway needs aiohttp: pip install 'heddle[serve]'")
 
-COMMAND = (sys.executable, "-m", "heddle.cli", "serve", "--port", "0", "--json")
 FAST = ("--engine", "fake", "--time-scale", "0.01")
-
-
-class Gateway:
-    """A running `heddle serve`."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        assert process.stdout is not None
-        self.started = json.loads(process.stdout.readline())
-        self.url = self.started["url"]
-
-    def post(self, path: str, body: Any = None, **headers: str) -> Any:
-        sent = urllib.request.Request(
-            self.url + path,
-            data=json.dumps(body or {}).encode(),
-            headers={"Content-Type": "application/json", **headers},
-        )
-        with urllib.request.urlopen(sent, timeout=PATIENCE_S) as answer:
-            return json.load(answer)
-
-    def end(self, number: int = signal.SIGTERM) -> dict[str, Any]:
-        self.process.send_signal(number)
-        out, _ = self.process.communicate(timeout=PATIENCE_S)
-        assert self.process.returncode == 0
-        summary: dict[str, Any] = json.loads(out.splitlines()[-1])
-        return summary
-
-
-@contextmanager
-def gateway(folder: Path, *args: str, **environment: str) -> Iterator[Gateway]:
-    process = subprocess.Popen(
-        (*COMMAND, *args),
-        cwd=folder,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield Gateway(process)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def chat(served: Gateway, session: str, steps: int, **headers: str) -> None:
@@ -110,6 +62,27 @@ def test_a_gateway_that_nobody_called_ends_in_order(tmp_path: Path):
     with gateway(tmp_path, *FAST) as served:
         summary = served.end()
     assert summary["arrived"] == 0
+
+
+def test_a_second_signal_does_not_wait_and_the_run_is_no_result(tmp_path: Path):
+    with gateway(tmp_path, "--engine", "fake", "--fake-tokens", "1000000") as served:
+        body = {"token_ids": [20], "sampling_params": {"max_tokens": 20_000}}
+        sent = threading.Thread(target=lambda: refused(served, body))
+        sent.start()
+        while not served.get("/heddle/state")["steps"]:
+            pass
+        for _ in range(2):
+            served.process.send_signal(signal.SIGINT)
+        served.process.communicate(timeout=PATIENCE_S)
+        sent.join()
+        assert served.process.returncode in (0, 130)
+        manifest = json.loads((tmp_path / served.started["run"] / "manifest.json").read_text())
+        assert manifest["status"] == ("interrupted" if served.process.returncode else "finished")
+
+
+def refused(served: Gateway, body: dict[str, object]) -> None:
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        served.post("/inference/v1/generate", body)
 
 
 def test_keys_come_from_the_environment_too_and_are_in_no_file(tmp_path: Path):

@@ -23,6 +23,7 @@ from heddle_gateway.gateway import Gateway
 from heddle_gateway.identity import identify
 from heddle_gateway.sessions import SessionLimits
 from heddle_rollout.core import RecordedCore
+from heddle_rollout.engines import Launcher
 from heddle_rollout.services import ChargedSolver, CoreEstimates
 from heddle_runtime.clock import RunClock
 from heddle_runtime.generation import GenerationEnd, Rendered
@@ -54,21 +55,24 @@ class Bench:
         speed: float = 1.0,
         mean_tokens: int = 32,
         limits: SessionLimits | None = None,
+        launcher: Launcher | None = None,
         **options: Any,
     ) -> None:
+        """Without `launcher`, engines are simulated, and tokens made up."""
         self.setup = setup or set_up()
         self.entries: list[Entry] = []
         self.clock = RunClock(asyncio.get_running_loop(), speed=speed)
         self.launcher = SimLauncher(self.setup.simulation, self.clock)
         self.renderer = WordRenderer("fake")
+        if launcher is None:
+            options["make_agent"] = fake_agents(mean_tokens)
         self.gateway = Gateway(
             RecordedCore(self.setup.controller(), self._record),
-            self.launcher,
+            launcher or self.launcher,
             self.clock,
             predictions=CoreEstimates(self.clock, 0.1),
             solver=ChargedSolver(self.clock),
             sessions=limits,
-            make_agent=fake_agents(mean_tokens),
             report_interval_s=1.0,
             **options,
         )

@@ -160,7 +160,7 @@ def test_an_agent_without_headers_is_one_trajectory_over_its_steps():
 def test_a_client_that_times_out_and_retries_gets_one_generation():
     async def main() -> None:
         async with (
-            served(speed=1.0, mean_tokens=10**9) as bench,
+            served(speed=1.0, mean_tokens=10**9, limits=SessionLimits(grace_s=60.0)) as bench,
             client_of(bench, timeout=0.5, max_retries=8) as client,
         ):
             for headers in ({}, {"X-Session-ID": "s"}):

@@ -477,3 +477,19 @@ def test_the_end_of_a_step_is_reported_as_the_engine_says_it():
         assert end == GenerationEnd(finish_reason="stop")
 
     play(main, mean_tokens=20)
+
+
+def test_a_defect_of_the_sessions_ends_the_run_and_not_only_their_ends():
+    async def scene() -> None:
+        bench = Bench()
+        serving = asyncio.get_running_loop().create_task(bench.gateway.run())
+        await asyncio.sleep(1.0)
+        step = bench.submit("s", prompt(1), 2000)
+        bench.gateway.sessions.sweep = None  # type: ignore[method-assign, assignment]
+        with pytest.raises(TypeError):
+            await serving
+        with pytest.raises(ApiError, match="the gateway has failed"):
+            await step.answer()
+        assert not bench.gateway.ready
+
+    in_virtual_time(scene())

@@ -37,6 +37,7 @@ class FakeVllm:
         self.model, self.key, self.kv = model, key, kv
         self.cached_details = self.scale_out = self.dev_mode = self.metrics = True
         self.prefix_caching = True
+        self.blocks: Any = BLOCKS
         self.version: Any = "0.32.0"
         self.owner = "vllm"
         self.health = 200
@@ -49,11 +50,15 @@ class FakeVllm:
         """Tokens after which the stream breaks off."""
         self.cuts = 1 << 30
         """How many streams break off."""
+        self.cuts_at_end = False
+        """Streams break off after the last token, before its count."""
         self.end_after: int | None = None
         """Tokens after which the stream ends, and says nothing of an end."""
         self.error_after: int | None = None
         """Tokens after which an error comes."""
         self.stall_after: int | None = None
+        self.aborts_at: int | None = None
+        """Tokens after which each generation is aborted, as another client's order would."""
         self.lie = ""
         """What is said wrongly: more, usage, fewer, ids, html, events, reason, late."""
         self.abort_status = 200
@@ -165,7 +170,7 @@ class FakeVllm:
                 f'vllm:kv_cache_usage_perc{{engine="0"}} {usage}\n'
                 'vllm:num_preemptions_total{engine="0"} 0.0\n'
                 'vllm:num_preemptions_created{engine="0"} 1.7e+09\n'
-                f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="{BLOCKS}",'
+                f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="{self.blocks}",'
                 f'enable_prefix_caching="{caching}",odd="a \\" b"}} 1.0\n'
             )
         )
@@ -242,7 +247,7 @@ class FakeVllm:
             while self.silent or (at == self.stall_after and not running.aborted):
                 await asyncio.sleep(0.02)
             await asyncio.sleep(TOKEN_S)
-            if running.aborted:
+            if running.aborted or at == self.aborts_at:
                 finish = "abort"
             else:
                 running.tokens.append(next_token(running.tokens, MODEL))
@@ -253,6 +258,10 @@ class FakeVllm:
             if finish or at == 0 or len(made) >= interval:
                 await _send(response, self._chunk(made, finish, body))
                 made = []
+        if self.cuts_at_end:
+            assert request.transport is not None
+            request.transport.abort()
+            raise ConnectionResetError
         if self.lie == "late":
             await _send(response, self._chunk([300], None, body))
         total = len(running.tokens) - prompt

@@ -134,6 +134,26 @@ def test_a_stream_that_breaks_off_is_resumed_and_no_token_is_made_twice(fault):
     run(main)
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_step_whose_tokens_have_all_come_has_ended_whatever_comes_then(dies):
+    async def main() -> None:
+        unwatched = msgspec.structs.replace(SETTINGS, health_s=60.0)
+        async with one(unwatched) as (made, server):
+            engine = await made.begin()
+            server.cuts_at_end = True
+            step = request("whole", ids("whole", PROMPT), OUTPUT, exact=False)
+            payload = Generation(sampling={"temperature": 0.0, "ignore_eos": True})
+            if dies:
+                server.health = 503
+            engine.start(msgspec.structs.replace(step, payload=payload))
+            end = await made.recorder.end_of("whole")
+            assert (end.finished, end.error, end.extras.finish_reason) == (True, "", "length")
+            assert list(end.output_ids) == alone(list(step.prompt_ids))
+            assert made.recorder.reports == []
+
+    run(main)
+
+
 def test_a_step_that_cannot_be_resumed_begins_again_when_its_stream_breaks_off():
     async def main() -> None:
         async with one() as (made, server):
@@ -299,6 +319,7 @@ def test_a_server_that_lies_has_failed_and_another_goes_on(lie, message):
             reason, salvaged = await made.recorder.take("failed")
             assert message in reason
             assert list(salvaged) == ["liar"]
+            assert salvaged["liar"].tokens == 0  # what came of it cannot be trusted
             end = await made.recorder.end_of("honest")
             assert list(end.output_ids) == alone(ids("honest", PROMPT))
 
@@ -339,6 +360,34 @@ def test_an_abort_that_overtakes_its_step_is_not_lost():
             assert not end.finished
             assert end.tokens < LONG_OUTPUT
             await until(lambda: server.running == 0)
+
+    run(main)
+
+
+def test_an_abort_by_another_keeps_the_tokens_and_is_no_fault():
+    async def main() -> None:
+        async with one() as (made, server):
+            engine = await made.begin()
+            server.aborts_at = 5
+            step = request("others", ids("others", PROMPT), OUTPUT)
+            tokens, ends = await whole(made, engine, step)
+            assert (tokens, ends) == (alone(list(step.prompt_ids)), OUTPUT // 5 - 1)
+            assert made.recorder.reports == []
+
+    run(main)
+
+
+def test_a_server_that_aborts_all_steps_at_once_has_failed():
+    async def main() -> None:
+        async with one() as (made, server):
+            engine = await made.begin()
+            server.aborts_at = 0
+            for _ in range(SETTINGS.faults - 1):
+                engine.start(request("none", ids("none", PROMPT), OUTPUT))
+                assert not (await made.recorder.end_of("none")).finished
+            engine.start(request("none", ids("none", PROMPT), OUTPUT))
+            reason, _ = await made.recorder.take("failed")
+            assert "none was aborted by another before its first token" in reason
 
     run(main)
 
@@ -486,6 +535,8 @@ def test_a_registered_server_says_what_it_lacks():
         ({"version": None}, "is not vLLM"),
         ({"owner": "heddle"}, "is not vLLM"),
         ({"metrics": False}, "start it without --disable-log-stats"),
+        ({"blocks": "None"}, "start it without --disable-log-stats"),
+        ({"blocks": 0}, "start it without --disable-log-stats"),
         ({"scale_out": False}, "start vllm serve with --enable-scale-out"),
         ({"generate_status": 400}, "says 400: temperature of 400"),
         ({"key": "secret"}, "it refuses the key \\(401\\); give its api_key"),

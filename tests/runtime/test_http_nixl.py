@@ -12,17 +12,19 @@ from heddle_rollout.engines import KvPlaced
 from tests.rollout.contract import Bench, ids
 from tests.runtime.vllm_bench import needs_nixl
 from tests.runtime.vllm_serve import (
+    KV_LEASE_S,
     NIXL,
     PROMPT,
     VllmServe,
     cut,
     direct,
+    few_cores,
     needs_serve,
     rest,
     serve_bench,
 )
 
-pytestmark = [*needs_serve, needs_nixl]
+pytestmark = [*needs_serve, needs_nixl, few_cores]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def served(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[Bench, list[VllmServe]]]:
     folder = tmp_path_factory.mktemp("nixl")
-    with serve_bench(folder, options=NIXL, stream_interval=2) as served:
+    with serve_bench(folder, options=NIXL, stream_interval=2, kv_lease_s=KV_LEASE_S) as served:
         yield served
 
 

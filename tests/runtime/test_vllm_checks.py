@@ -12,6 +12,7 @@ from heddle_runtime.vllm import checks
 from heddle_runtime.vllm.checks import (
     EngineSetupError,
     check_engines,
+    check_tokenizer,
     count_gpus,
     free_memory,
     read_model,
@@ -214,3 +215,12 @@ def test_settings_out_of_range_name_themselves(wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=name):
         VllmSettings(model_dir="x", **wrong)
+
+
+def test_a_tokenizer_that_is_to_be_loaded_must_be_there(model):
+    check_tokenizer(VllmSettings(model_dir=str(model)))
+    wanted = VllmSettings(model_dir=str(model), tokenizer=True)
+    with pytest.raises(EngineSetupError, match=r"has no tokenizer .*leave out runtime\.tokenizer"):
+        check_tokenizer(wanted)
+    (model / "tokenizer.json").write_text("{}")
+    check_tokenizer(wanted)
