@@ -19,7 +19,7 @@ from heddle_rollout.driver import ROLLOUT, Driver
 from heddle_runtime.clock import RunClock
 from heddle_verl.engines import Abort, FrameworkEngine, FrameworkLauncher
 from heddle_verl.settings import Prepared
-from heddle_verl.steps import EngineCall, Identity, RequestAgent, StepPrompt
+from heddle_verl.steps import EngineCall, RequestAgent, SampleIdentity, StepPrompt
 
 DRAIN_S = 30.0
 """Seconds without dispatches after `redistribute`, unless all running steps end earlier: as long as
@@ -142,7 +142,7 @@ class Dispatcher:
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def request(self, request_id: str, prompt: StepPrompt, identity: Identity) -> EngineCall:
+    def request(self, request_id: str, prompt: StepPrompt, identity: SampleIdentity) -> EngineCall:
         """Request a step of a trajectory, the first or the next; await its `waiter`."""
         if self._error is not None:
             raise StepFailedError(f"Heddle's router has failed: {self._error}") from self._error

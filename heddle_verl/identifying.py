@@ -10,7 +10,7 @@ from typing import Any
 
 from heddle.config_error import ConfigError
 from heddle_verl.proxy import IdentifyingHandle
-from heddle_verl.steps import Identity
+from heddle_verl.steps import SampleIdentity
 
 _ROUTER = "_load_balancer"
 """Attribute of verl's client with the handle of its router."""
@@ -19,7 +19,7 @@ _ROUTER = "_load_balancer"
 class _Trajectory:
     """One run of an agent loop."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: SampleIdentity) -> None:
         self.identity = identity
         self.request_ids: list[str] = []
 
@@ -65,7 +65,7 @@ class Identifying:
         **kwargs: Any,
     ) -> Any:
         running = _Trajectory(
-            Identity(
+            SampleIdentity(
                 group=str(kwargs.get("uid", "")),
                 task=str(kwargs.get("data_source", "")),
                 rollout=rollout_name(trajectory["step"], trajectory["validate"]),
@@ -92,13 +92,13 @@ class Identifying:
             self._router.finish_trajectories.remote(request_ids)
 
 
-def _identify(request_id: str) -> Identity:
+def _identify(request_id: str) -> SampleIdentity:
     running = _RUNNING.get()
     if running is None:
-        return Identity()
+        return SampleIdentity()
     if request_id not in running.request_ids:
         running.request_ids.append(request_id)
     if running.request_ids[0] == request_id:
         return running.identity
     # A second request id of one loop is no trajectory of the announced ones.
-    return Identity(group=running.identity.group, task=running.identity.task)
+    return SampleIdentity(group=running.identity.group, task=running.identity.task)

@@ -235,7 +235,7 @@ class IdentifyingHandle:
     """The router's handle, for a client that knows the identity of its requests."""
 
     def __init__(self, router: Any, identify: Callable[[str], Any]) -> None:
-        """`identify` returns the `Identity` of a request id, which is about to be sent."""
+        """`identify` returns the `SampleIdentity` of a request id, which is about to be sent."""
         self._router, self._identify = router, identify
 
     def __getattr__(self, name: str) -> Any:

@@ -28,7 +28,7 @@ from heddle_verl.settings import (
     prepare_router,
     read_settings,
 )
-from heddle_verl.steps import EngineCall, Grant, Identity, StepPrompt
+from heddle_verl.steps import EngineCall, Grant, SampleIdentity, StepPrompt
 
 MAX_CALLS = 100_000
 """Calls that the actor has open at once: Ray's 1,000 would end where steps begin to wait."""
@@ -75,7 +75,7 @@ class RouterActor:
         request_id: str,
         prompt_ids: Sequence[int] = (),
         sampling_params: Mapping[str, Any] | None = None,
-        identity: Identity | None = None,
+        identity: SampleIdentity | None = None,
         **_: Any,
     ) -> tuple[str, Any]:
         """Return an engine for a step, when the policy dispatches it there.
@@ -83,7 +83,7 @@ class RouterActor:
         A proxy is returned at once; its call waits.
         """
         dispatcher = await self._dispatching()
-        who = identity or Identity()
+        who = identity or SampleIdentity()
         if self._settings.proxy:
             facts = self._facts
             lengths = Lengths(facts.prompt_tokens, facts.response_tokens)
@@ -151,7 +151,7 @@ class RouterActor:
     # -- the proxy's calls ------------------------------------------------------------------------
 
     async def begin_step(
-        self, request_id: str, prompt: StepPrompt, identity: Identity
+        self, request_id: str, prompt: StepPrompt, identity: SampleIdentity
     ) -> tuple[int, Grant]:
         """Return the number of a step and its first dispatch."""
         dispatcher = await self._dispatching()

@@ -19,7 +19,7 @@ NO_LIMIT = 1 << 20
 """Tokens of a step whose limit the client did not name."""
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class SampleIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent loop manager knows of a request, and the request itself does not say."""
 
     group: str = ""
@@ -99,7 +99,7 @@ class RequestAgent:
         self,
         id_: TrajectoryId,
         prompt: StepPrompt,
-        identity: Identity,
+        identity: SampleIdentity,
         *,
         task: str,
         on_idle: "Callable[[RequestAgent], None]",

@@ -24,7 +24,7 @@ from heddle_trace.files import read_trace
 from heddle_verl.dispatcher import Dispatcher
 from heddle_verl.proxy import Lengths, ProxyHandle, prompt_of
 from heddle_verl.settings import EngineFacts, prepare_router, read_settings
-from heddle_verl.steps import Identity
+from heddle_verl.steps import SampleIdentity
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -153,7 +153,7 @@ class Router:
         return ["request_id"]
 
     async def acquire_server(self, request_id, prompt_ids=(), sampling_params=None):
-        who = self.identities.get(request_id, Identity())
+        who = self.identities.get(request_id, SampleIdentity())
         if self.proxy:
             return "heddle", ProxyHandle(InLoop(self), request_id, who, Lengths(None, None), False)
         prompt = prompt_of(prompt_ids, {})
@@ -224,7 +224,7 @@ def measure(scripts, how, options, seed):
         )
         known = rung == "2"
         identities = {
-            s.id: Identity(group=s.group, task=s.task, rollout="r") for s in scripts if known
+            s.id: SampleIdentity(group=s.group, task=s.task, rollout="r") for s in scripts if known
         }
         router = Router(engines, settings, facts, identities)
         if known:

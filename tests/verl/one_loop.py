@@ -8,9 +8,9 @@ from heddle_core.events import Event
 from heddle_runtime.virtual_time import run_virtual
 from heddle_verl.dispatcher import Dispatcher
 from heddle_verl.settings import EngineFacts, prepare_router, read_settings
-from heddle_verl.steps import Identity, StepPrompt
+from heddle_verl.steps import SampleIdentity, StepPrompt
 
-NOBODY = Identity()
+NOBODY = SampleIdentity()
 
 
 class Handle(SimpleNamespace):

@@ -8,7 +8,7 @@ from heddle_core.estimate.cost import StepCost
 from heddle_rollout.engines import StepRequest
 from heddle_verl.dispatcher import DRAIN_S, StepFailedError
 from heddle_verl.engines import DecodeClock
-from heddle_verl.steps import Identity
+from heddle_verl.steps import SampleIdentity
 from tests.verl.one_loop import Handle, World, in_virtual_time, settle
 
 
@@ -382,7 +382,7 @@ async def test_idle_trajectories_end_at_a_phase_switch_unless_their_ends_are_ann
 async def test_an_announced_rollout_is_placed_as_a_whole():
     world = World(2, slots=8)
     world.dispatcher.announce("train-1", 6, 1)
-    who = Identity(rollout="train-1", group="p", task="coding")
+    who = SampleIdentity(rollout="train-1", group="p", task="coding")
     calls = [world.begin(f"r{i}", identity=who) for i in range(5)]
     await settle()
     assert not any(c.waiter.done() for c in calls)
@@ -404,7 +404,7 @@ async def test_an_announced_rollout_is_placed_as_a_whole():
 async def test_a_rollout_that_lacks_trajectories_starts_with_its_end():
     world = World(1, slots=8)
     world.dispatcher.announce("train-1", 3, 1)
-    call = world.begin("r", identity=Identity(rollout="train-1"))
+    call = world.begin("r", identity=SampleIdentity(rollout="train-1"))
     await settle()
     assert not call.waiter.done()
     world.dispatcher.conclude("train-1")
