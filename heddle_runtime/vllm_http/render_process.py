@@ -18,6 +18,8 @@ from heddle_runtime.vllm_http.endpoint import Endpoint, UnreachableError
 from heddle_runtime.vllm_http.rendering import HttpRenderer
 
 START_LIMIT_S = 180.0
+STOP_LIMIT_S = 5.0
+"""How long it may take to end by itself; then it is killed."""
 POLL_S = 0.1
 TAIL_BYTES = 4096
 
@@ -77,15 +79,18 @@ class RenderProcess:
         process = self._process
         if process is None:
             return
-        until_s = asyncio.get_running_loop().time() + HANG_S
-        while members := group_members(process.pid):
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + STOP_LIMIT_S
+        if process.poll() is None:
+            process.terminate()
+        while process.poll() is None and loop.time() < until_s:
+            await asyncio.sleep(POLL_S)
+        until_s = loop.time() + HANG_S
+        while (members := group_members(process.pid)) and loop.time() < until_s:
             for member in members:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(member, signal.SIGKILL)
-            process.poll()
-            if asyncio.get_running_loop().time() > until_s:
-                break
-            await asyncio.sleep(POLL_S / 10)
+            await asyncio.sleep(POLL_S)
         process.wait()
 
     async def _start(self) -> HttpRenderer:

@@ -164,6 +164,8 @@ def test_tokens_are_reported_as_they_come_and_an_end_has_its_weights(bench):
     bench.run(main())
 
 
+# Before the contract, whose first test starts a third engine: it takes the server that is killed
+# here, when its owner has started it again.
 def test_a_server_that_is_killed_loses_no_token_that_came(bench, url, served):
     async def main() -> None:
         survivor, victim = await bench.engine(0), await bench.engine(1)

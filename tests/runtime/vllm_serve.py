@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ import pytest
 
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.engines import EngineClient
-from heddle_runtime.process.child import group_members
+from heddle_runtime.process.child import group_members, unlink_shared_memory
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.command import PARENT
 from heddle_runtime.vllm_http.engine import HttpEngine
@@ -113,10 +114,16 @@ class VllmServe:
         process = self._process
         if process is None:
             return
+        unlink_shared_memory(group_members(process.pid))
+        until_s = time.monotonic() + 20.0
         while members := group_members(process.pid):
             for member in members:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(member, signal.SIGKILL)
+                # Python's tracker removes what the others leave, and ends by itself.
+                with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                    tracks = b"resource_tracker" in Path(f"/proc/{member}/cmdline").read_bytes()
+                    if not tracks or time.monotonic() > until_s:
+                        os.kill(member, signal.SIGKILL)
+            time.sleep(0.02)
         process.wait()
 
 
