@@ -146,7 +146,12 @@ def plan(
     _only_of(context, (*LOOP_NAMES, "regimes", "simulate"), "give --loop too")
     best = roles is not None and roles.strip() == BEST
     config, _ = take_config(
-        sources, options, settings, seed=seed, cluster__roles=None if best else roles
+        sources,
+        options,
+        settings,
+        roles_tried=best,
+        seed=seed,
+        cluster__roles=None if best else roles,
     )
     how = {"planner": planner, "cost": cost, "predictor": predictor, "objective": objective}
     found = _planned_rollout(config, best=best, how=how)
