@@ -25,6 +25,7 @@ OURS = (
     "heddle_predict",
     "heddle_calibrate",
     "heddle_gateway",
+    "heddle_verl",
 )
 RUN_FAILURES = (
     "MetricsError",
