@@ -20,7 +20,7 @@ from heddle.live import LiveWork, SandboxInfo, load_live_work, probe_sandbox, ru
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
-from heddle.simulation import RunResult, finished, run_prices
+from heddle.simulation import RunResult, check_starts_engines, finished, run_prices
 from heddle.workload import Workload, check_tools
 from heddle_core.commands import Command, SolvePlan
 from heddle_core.events import EngineReady, Event, TrajectoryFinished
@@ -113,6 +113,7 @@ def run(
         setup = prepare(run, workload=live.workload)
     else:
         setup = prepare(run)
+    check_starts_engines(setup)
     workload, prices = setup.workload, run_prices(setup)
     config = prices.kept(setup.config, setup.profiles.pools)
     engines = _facts_of_engines(setup, live)

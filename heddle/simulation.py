@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
+from heddle.config_error import ConfigError
 from heddle.cost.prices import Prices, RunCost, prices_of
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
@@ -17,6 +18,7 @@ from heddle.signals import StopSignals
 from heddle_core.commands import Command
 from heddle_core.events import Event, TrajectoryFinished
 from heddle_core.journal import Sink
+from heddle_core.parts.planner.given import GivenEngines
 from heddle_rollout.core import RecordedCore
 from heddle_sim.rollout import simulate_rollout
 
@@ -56,6 +58,19 @@ class RunResult:
         }
 
 
+def check_starts_engines(setup: RunSetup) -> None:
+    """Refuse a policy whose engines are those of a framework.
+
+    Raises:
+        ConfigError: the message has the remedy.
+    """
+    if isinstance(setup.policy.planner, GivenEngines):
+        raise ConfigError(
+            "planner given starts no engines: it is for frameworks that bring their own, such as "
+            "verl. Leave +given out"
+        )
+
+
 def simulate(
     run: RunConfig | RunSetup,
     *,
@@ -75,6 +90,7 @@ def simulate(
             change nothing.
     """
     setup = run if isinstance(run, RunSetup) else prepare(run)
+    check_starts_engines(setup)
     workload, gpus, prices = setup.workload, setup.profiles.pools, run_prices(setup)
     config = prices.kept(setup.config, gpus)
     facts = setup.facts("heddle_sim")

@@ -98,6 +98,15 @@ def test_a_rollout_without_engines_left_is_one_message(refused: Callable[..., st
     assert "keeps the journal up to there; it is no result." in err
 
 
+@pytest.mark.parametrize("verb", ["simulate", "run"])
+def test_engines_of_a_framework_are_refused_where_there_is_none(
+    refused: Callable[..., str], trace: Path, verb: str
+):
+    err = refused(verb, trace, "--policy", "heddle+given")
+    assert "planner given starts no engines" in err
+    assert "Leave +given out" in err
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_errors_of_every_package_are_messages(package: str):
     class RefusedError(ValueError):
