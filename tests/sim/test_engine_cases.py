@@ -12,8 +12,8 @@ from tests.sim.one_engine import A, B, Bench, C, table
 
 def values(result: StepResult) -> tuple[Any, ...]:
     """All reports of a simulated engine on a step."""
-    *said, output_ids, output_logprobs, error = msgspec.structs.astuple(result)
-    assert (output_ids, output_logprobs, error) == ((), (), "")
+    *said, output_ids, output_logprobs, extras, error = msgspec.structs.astuple(result)
+    assert (output_ids, output_logprobs, extras, error) == ((), (), None, "")
     return tuple(said)
 
 
