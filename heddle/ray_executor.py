@@ -49,7 +49,7 @@ class RayTasks(Generic[S]):
         """See `Executor.map`. A job of a node that dies runs again on another."""
         ray = self._ray
         shared = ray.put(self._shared)
-        counts = ray.remote(_Counts).options(num_cpus=0).remote(len(jobs)) if on_progress else None
+        counts = self._counts(len(jobs)) if on_progress else None
         task = ray.remote(_in_task).options(num_cpus=1, max_retries=3)
         index_of: dict[Any, int] = {}
         waiting = iter(enumerate(jobs))
@@ -75,6 +75,16 @@ class RayTasks(Generic[S]):
         finally:
             if counts is not None:
                 ray.kill(counts)
+
+    def _counts(self, jobs: int) -> Any:
+        """An actor of `_Counts`, on this node: it lives as long as what reads it."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(
+            self._ray.get_runtime_context().get_node_id(), soft=False
+        )
+        made = self._ray.remote(_Counts).options(num_cpus=0, scheduling_strategy=here)
+        return made.remote(jobs)
 
     def _result(self, ref: Any) -> Any:
         ray = self._ray
