@@ -11,7 +11,7 @@ STAMP := .venv/.installed
 DEMO_POLICIES := verl,verl-star,slime,heddle
 DEMO_CLUSTER := --model qwen3-14b --gpu h100 --gpus 8
 
-.PHONY: gate test lint types compiled pure wheel bench demo demo-real docs experiments notebooks clean vllm-cpu verl
+.PHONY: campaign gate test lint types compiled pure wheel bench demo demo-real docs experiments notebooks clean vllm-cpu verl clients
 
 gate: lint test
 
@@ -45,6 +45,21 @@ verl: .venv-verl/.installed
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --requirement constraints-verl.txt
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+# Clients that others wrote, against `heddle serve --engine fake`. In an environment of its own: they
+# pin what Heddle does not.
+clients: .venv-clients/.installed
+	@# Where one is missing or cannot be imported, its tests would be skipped.
+	.venv-clients/bin/python -c 'import inspect_ai, minisweagent, skyrl'
+	@# Warnings there are those of other packages.
+	.venv-clients/bin/python -m pytest -W ignore tests/clients
+
+.venv-clients/.installed: pyproject.toml constraints-clients.txt
+	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --requirement constraints-clients.txt
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 test: $(STAMP)
@@ -86,12 +101,11 @@ docs: .venv/.docs
 demo: $(STAMP)
 	@rm -rf demo && mkdir demo
 	$(BIN)/heddle compare traces/coding-512.jsonl.gz --policies $(DEMO_POLICIES) \
-	  $(DEMO_CLUSTER) --tp best --out demo/runs > demo/compare.txt
-	@cat demo/compare.txt
-	@# Each policy's run at its best setting: those that the text lists.
-	@runs=$$(sed -n 's|^  \(20[^ ]*\)$$|demo/runs/\1|p' demo/compare.txt); \
-	  $(BIN)/heddle report $$runs -o demo/report.html > /dev/null; \
-	  $(BIN)/heddle report $$runs -o demo/figures > demo/report.txt
+	  $(DEMO_CLUSTER) --tp best --no-report --out demo/runs > demo/compare.txt
+	@# Without its last lines, of what to do next: the page is made here.
+	@sed '/^index in /,$$d' demo/compare.txt
+	$(BIN)/heddle report demo/runs/*-compare -o demo/report.html > /dev/null
+	$(BIN)/heddle report demo/runs/*-compare -o demo/figures > demo/report.txt
 	@echo
 	@echo "Open demo/report.html. Figures are in demo/figures, all numbers in demo/report.txt."
 
@@ -128,8 +142,15 @@ notebooks: .venv/.notebooks
 	  --constraint constraints.txt --editable '.[notebooks]'
 	@touch $@
 
+# Attacks for five minutes each; SEED and MINUTES may be given. docs/reliability.md has what they do.
+SEED ?= 0
+MINUTES ?= 5
+CAMPAIGNS := faults fuzz kill sandbox mutants
+campaign: $(STAMP)
+	$(BIN)/python -m campaigns $(CAMPAIGNS) --minutes $(MINUTES) --seed $(SEED)
+
 clean:
 	rm -f heddle__mypyc.*.so heddle_compiled/build.json
 	find heddle heddle_* -name '*.so' -delete
-	rm -rf .venv .venv-verl dist demo demo-real site .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-verl .venv-clients dist demo demo-real site .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from heddle.cluster.gpu_pools import PoolConfig, read_pool
-from heddle.comparison import compare
+from heddle.comparison.compare import compare
+from heddle.comparison.tuning import with_policy
 from heddle.config import ClusterConfig, RunConfig
 from heddle.cost.prices import shipped_prices
-from heddle.planning import plan
+from heddle.planning.plan import plan
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
-from heddle.tuning import with_policy
 
 TRACE = "traces/coding-512.jsonl.gz"
 SMALL = ("h100:8:tp=2", "l40s:8:tp=4")

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from heddle.engines import vocabulary_of
-from heddle.plugins import load_policy
+from heddle.policies.plugins import load_policy
 from heddle_core import Controller, Entry, PolicyContext, collecting
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.events import TrajectoryArrived, TrajectoryFinished

@@ -20,7 +20,6 @@ command that takes less than ten seconds the best of three counts in each round.
 """
 
 import argparse
-import importlib.metadata
 import json
 import lzma
 import os
@@ -36,6 +35,7 @@ from typing import NamedTuple
 from bench_paper import build, pin
 
 from heddle.runs import load_run
+from heddle_compiled import installed_version
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import load_profile
 from heddle_trace.complete import MissingRules, complete
@@ -187,7 +187,7 @@ def heddle(folder: Path, policy: str, gpus: int) -> Tool:
 
     return Tool(
         name=f"heddle {policy}",
-        version=f"{importlib.metadata.version('heddle')}, {build()}",
+        version=f"{installed_version()}, {build()}",
         commands={
             trace: [*command, f"{trace}.jsonl.gz", *options, "--out", f"{policy}-{trace}"]
             for trace in (ONE, ALL)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heddle.cluster.config import ClusterConfig as ClusterConfig
     from heddle.cluster.gpu_pools import PoolConfig as PoolConfig
-    from heddle.comparison import compare as compare
+    from heddle.comparison.compare import compare as compare
     from heddle.config import MissingConfig as MissingConfig
     from heddle.config import PolicyConfig as PolicyConfig
     from heddle.config import RunConfig as RunConfig
     from heddle.config import RuntimeConfig as RuntimeConfig
-    from heddle.live_config import LiveConfig as LiveConfig
-    from heddle.planning import plan as plan
+    from heddle.live.config import LiveConfig as LiveConfig
+    from heddle.planning.plan import plan as plan
     from heddle.running import run as run
     from heddle.runs import load_run as load_run
     from heddle.runs.replay import replay as replay
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 _WHERE = {
     "PRESETS": "heddle_core.presets",
     "ClusterConfig": "heddle.cluster.config",
-    "LiveConfig": "heddle.live_config",
+    "LiveConfig": "heddle.live.config",
     "MissingConfig": "heddle.config",
     "PolicyConfig": "heddle.config",
     "PoolConfig": "heddle.cluster.gpu_pools",
     "RunConfig": "heddle.config",
     "RuntimeConfig": "heddle.config",
     "Workspace": "heddle.setup",
-    "compare": "heddle.comparison",
+    "compare": "heddle.comparison.compare",
     "load_run": "heddle.runs",
-    "plan": "heddle.planning",
+    "plan": "heddle.planning.plan",
     "prepare": "heddle.setup",
     "replay": "heddle.runs.replay",
     "run": "heddle.running",

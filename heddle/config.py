@@ -10,17 +10,25 @@ from typing import Literal, TypeAlias
 
 from heddle.cluster.config import ClusterConfig, require
 from heddle.cluster.gpu_pools import read_tags
-from heddle.live_config import LiveConfig
+from heddle.config_error import ConfigError
+from heddle.live.config import LiveConfig
+from heddle_core.defaults import HANG_S
+from heddle_trace.errors import TraceError
+from heddle_trace.tool_rules import read_tool_rule
 
 MissingRule: TypeAlias = Literal["error", "zero", "sample"]
+
+_MOST_S = 31_536_000
+"""Seconds of a year: no limit of a run is longer, nor infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingConfig:
     """Rule for values that the trace lacks: refuse, take zero, or draw from its records."""
 
-    tool_s: MissingRule = "error"
-    """Seconds of a tool call; `sample` draws from the same tool's recorded times."""
+    tool_s: str | float = "error"
+    """Seconds of a tool call; `sample` draws from the same tool's recorded times, `typical` from
+    shipped times of tools of its kind. Or seconds: `1.5`, or `bash=2,search=1.4` for some tools."""
     tool_tokens: MissingRule = "error"
     """Tokens that a tool's answer appended to the context."""
     prompt_tokens: MissingRule = "error"
@@ -31,6 +39,10 @@ class MissingConfig:
     """Longest tool call to replay, in seconds; longer ones are cut to it. None: as recorded."""
 
     def __post_init__(self) -> None:
+        try:
+            read_tool_rule(str(self.tool_s))
+        except TraceError as error:
+            raise ConfigError(str(error)) from None
         cap = self.cap_tool_s
         require(cap is None or 0.0 < cap < 1e9, "cap_tool_s must be more than 0 seconds")
 
@@ -42,6 +54,8 @@ class RuntimeConfig:
     engine: Literal["fake", "vllm", "http"] = "fake"
     """`fake`: engines that keep time as the profile says and make no tokens; `http`: engines that
     run already, by URL, for `heddle serve`."""
+    launcher: Literal["local", "ray"] = "local"
+    """Where engines are started: `local`, on this machine; `ray`, on nodes of a Ray cluster."""
     model_dir: str = ""
     """Folder of the model that vLLM serves."""
     time_scale: float = 1.0
@@ -70,7 +84,11 @@ class RuntimeConfig:
     """Seconds that an engine holds a trajectory's KV after a step, for short tool calls; 0: only
     the prefix cache keeps it."""
     start_limit_s: float = 600.0
-    """An engine that is not ready after this time is ended and started again."""
+    """An engine that is not ready after this time is ended and started again. So is one that
+    computes for so long without a message."""
+    hang_s: float = HANG_S
+    """A ready engine that is silent and does not compute for this many seconds has hung: it is
+    ended and started again. Of engines by URL: one that does not answer `/health` for so long."""
     tokenizer: bool = False
     """Load the model's tokenizer into engines: clients of a gateway may then set stop strings, bad
     words and structured outputs."""
@@ -82,13 +100,32 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         require(0.0 < self.time_scale <= 1e6, "time_scale must be more than 0")
         limit = self.tool_limit_s
-        require(limit is None or limit > 0.0, "tool_limit_s must be more than 0 seconds")
-        require(self.kv_mib is None or self.kv_mib >= 1, "kv_mib must be 1 or more")
+        require(
+            limit is None or 0.0 < limit <= _MOST_S,
+            f"tool_limit_s must be more than 0 seconds, at most {_MOST_S:,}",
+        )
+        for name, most in (
+            ("max_context", 1 << 30),
+            ("max_batched_tokens", 1 << 30),
+            ("kv_mib", 1 << 30),
+            ("engines_per_gpu", 64),
+        ):
+            value = getattr(self, name)
+            require(
+                value is None or 1 <= value <= most, f"{name} must be 1 or more, at most {most:,}"
+            )
         require(0.0 < self.gpu_memory_share <= 1.0, "gpu_memory_share must be above 0, at most 1")
-        require(self.engines_per_gpu >= 1, "engines_per_gpu must be 1 or more")
-        require(self.pin_s >= 0.0, "pin_s must be 0 or more seconds")
-        require(self.start_limit_s > 0.0, "start_limit_s must be more than 0 seconds")
-        require(self.temperature >= 0.0, "temperature must be 0 or more")
+        require(
+            0.0 <= self.pin_s <= _MOST_S, f"pin_s must be 0 or more seconds, at most {_MOST_S:,}"
+        )
+        require(
+            0.0 < self.start_limit_s <= _MOST_S,
+            f"start_limit_s must be more than 0 seconds, at most {_MOST_S:,}",
+        )
+        require(
+            0.0 < self.hang_s <= _MOST_S, f"hang_s must be more than 0 seconds, at most {_MOST_S:,}"
+        )
+        require(0.0 <= self.temperature <= 100.0, "temperature must be 0 or more, at most 100")
         require(
             self.engine != "vllm" or bool(self.model_dir),
             "model_dir must name the folder of a model for engine = vllm (--model-dir)",

@@ -186,7 +186,7 @@ def _check_prices(values: Any, label: str) -> None:
             raise ConfigError(f"{label}: prices.{name} must be a number, not {value!r}")
         if not 0.0 <= value < MAX_PRICE:
             raise ConfigError(
-                f"{label}: prices.{name} must be from 0 to below {MAX_PRICE:,}, not {value:g}"
+                f"{label}: prices.{name} must be from 0 to below {MAX_PRICE:,}, not {value!s:.20}"
             )
 
 

@@ -10,8 +10,8 @@ from heddle.config import RunConfig
 from heddle.hardware import hardware
 from heddle.runs.files import version_of
 from heddle_core.ids import EngineId
-from heddle_runtime.vllm.checks import EngineSetupError, check_engines
-from heddle_runtime.vllm.launcher import VllmLauncher
+from heddle_runtime.vllm.checks import EngineSetupError, check_engines, visible_gpus
+from heddle_runtime.vllm.launcher import EngineLauncher, VllmLauncher
 from heddle_runtime.vllm.settings import VllmSettings
 
 
@@ -32,6 +32,7 @@ def vllm_settings(config: RunConfig) -> VllmSettings:
         kv_transfer=runtime.kv_transfer,
         host_kv_gib=cluster.host_kv_gib if cluster.host_kv == "engine" else None,
         pin_s=runtime.pin_s,
+        hang_s=runtime.hang_s,
         allow_unknown_vllm=runtime.allow_unknown_vllm,
     )
 
@@ -52,6 +53,65 @@ def engine_facts(
     if runtime.engine == "fake":
         gpu = {} if cluster.pool else {"gpu": cluster.gpu}
         return {"engine": "fake", "model": cluster.model, **gpu, "notes": []}
+    check_available(config)
+    if runtime.launcher == "ray":  # its nodes were checked when they were reserved
+        return _vllm_facts(config)
+    settings = vllm_settings(config)
+    tps = (*(cluster.mix or (cluster.tp,) * cluster.engines), *cluster.prefill_tps)
+    checked = check_engines(settings, tp_degrees=tps, largest_tokens=largest_tokens)
+    for tp in planned_tps:
+        try:
+            check_engines(
+                settings, tp_degrees=(tp,) * (cluster.gpus // tp), largest_tokens=largest_tokens
+            )
+        except EngineSetupError as error:
+            rest = [other for other in planned_tps if other != tp]
+            raise EngineSetupError(
+                f"the policy may start engines of TP {tp}, which cannot run: {error}; or leave "
+                f"that degree out with --set cluster.tp_choices={rest or [cluster.tp]}"
+            ) from None
+    if checked.installed.platform == "cuda":
+        _check_gpus(tps, runtime.engines_per_gpu)
+    return {
+        **_vllm_facts(config),
+        "vllm": checked.installed.release,
+        "platform": checked.installed.platform,
+        "hardware": hardware(),
+        "notes": list(checked.notes),
+    }
+
+
+def _check_gpus(tps: Sequence[int], engines_per_gpu: int) -> None:
+    gpus = len(visible_gpus())
+    if sum(tps) > gpus * engines_per_gpu:
+        raise EngineSetupError(
+            f"{len(tps)} engines take {sum(tps)} GPU(s) with engines_per_gpu {engines_per_gpu}, "
+            f"and this machine has {gpus} for them (CUDA_VISIBLE_DEVICES): start fewer engines, or "
+            "let them share GPUs with --set runtime.engines_per_gpu=N and a gpu_memory_share "
+            "below 1/N"
+        )
+
+
+def _vllm_facts(config: RunConfig) -> dict[str, Any]:
+    runtime = config.runtime
+    return {
+        "engine": "vllm",
+        "torch": version_of("torch"),
+        "nixl": version_of("nixl") if runtime.kv_transfer == "nixl" else None,
+        "model_dir": str(Path(runtime.model_dir).resolve()),
+        "notes": [],
+    }
+
+
+def check_available(config: RunConfig) -> None:
+    """Refuse what only simulations have.
+
+    Raises:
+        EngineSetupError: the message has the remedy.
+    """
+    runtime, cluster = config.runtime, config.cluster
+    if runtime.engine == "fake":
+        return
     if cluster.pool:
         raise EngineSetupError(
             "heddle run starts vLLM engines on the GPUs of this machine, which are of one class: "
@@ -72,36 +132,9 @@ def engine_facts(
             "heddle run starts vLLM engines without expert or attention data parallelism: leave "
             "cluster.expert_parallel and cluster.attention_dp out; simulations model them"
         )
-    settings = vllm_settings(config)
-    checked = check_engines(
-        settings,
-        tp_degrees=(*(cluster.mix or (cluster.tp,) * cluster.engines), *cluster.prefill_tps),
-        largest_tokens=largest_tokens,
-    )
-    for tp in planned_tps:
-        try:
-            check_engines(
-                settings, tp_degrees=(tp,) * (cluster.gpus // tp), largest_tokens=largest_tokens
-            )
-        except EngineSetupError as error:
-            rest = [other for other in planned_tps if other != tp]
-            raise EngineSetupError(
-                f"the policy may start engines of TP {tp}, which cannot run: {error}; or leave "
-                f"that degree out with --set cluster.tp_choices={rest or [cluster.tp]}"
-            ) from None
-    return {
-        "engine": "vllm",
-        "vllm": checked.installed.release,
-        "torch": version_of("torch"),
-        "nixl": version_of("nixl") if runtime.kv_transfer == "nixl" else None,
-        "platform": checked.installed.platform,
-        "hardware": hardware(),
-        "model_dir": str(Path(runtime.model_dir).resolve()),
-        "notes": list(checked.notes),
-    }
 
 
-def facts_of(launcher: VllmLauncher, engine: EngineId) -> Mapping[str, Any]:
+def facts_of(launcher: EngineLauncher, engine: EngineId) -> Mapping[str, Any]:
     """Facts of a real engine for the manifest, beside those in the journal."""
     facts = launcher.facts(engine)
     if facts is None:
@@ -130,6 +163,7 @@ def open_vllm(config: RunConfig, logs: Path, settings: VllmSettings | None = Non
         settings or vllm_settings(config),
         log_dir=logs,
         cores=_cores(config),
+        devices=visible_gpus(),
         engines_per_device=config.runtime.engines_per_gpu,
         start_limit_s=config.runtime.start_limit_s,
     )

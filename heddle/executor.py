@@ -1,6 +1,6 @@
 """Runs jobs: in this process, or in others. Every pool of the package is made here.
 
-`heddle.ray_executor` runs them on a cluster. Jobs and results are picklable, a job reads only
+`heddle.ray.executor` runs them on a cluster. Jobs and results are picklable, a job reads only
 its arguments, and results come as jobs finish. Jobs have one object in common, such as a workspace
 with a trace. Other processes get a copy of it whose arrays are read-only and in one shared memory.
 """

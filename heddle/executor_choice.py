@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from heddle.executor import Executor, InProcess, Processes
-from heddle.ray_executor import RayTasks
+from heddle.ray.executor import RayTasks
 
 ExecutorKind: TypeAlias = Literal["processes", "ray"]
 

@@ -63,7 +63,7 @@ class HistorySource:
 
 def missing_rules(missing: MissingConfig) -> MissingRules:
     """Return a run's rules for missing values in the form of the trace package."""
-    return MissingRules(**asdict(missing))
+    return MissingRules(**{**asdict(missing), "tool_s": str(missing.tool_s)})
 
 
 def resolve_history(name: str, trace: Trace, missing: MissingConfig) -> HistorySource:

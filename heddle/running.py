@@ -1,49 +1,46 @@
 """One run on real engines, or on fake ones in real time: a set-up, the driver, a run directory."""
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.engines import engine_facts, facts_of, open_vllm, vocabulary_of
-from heddle.executor import Worker
+from heddle.engines import engine_facts
 from heddle.knowledge import needs_oracle
-from heddle.live import LiveWork, SandboxInfo, load_live_work, probe_sandbox, running_agents
+from heddle.live.work import LiveWork, SandboxInfo, load_live_work, probe_sandbox, running_agents
+from heddle.policies.errors import policy_errors
+from heddle.ray.cluster import RayNodes
+from heddle.ray.engines import node_facts, nodes_for
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle.simulation import RunResult, check_starts_engines, finished, run_prices
+from heddle.stages import ProcessSolver, Stage, stage_of
 from heddle.workload import Workload, check_tools
-from heddle_core.commands import Command, SolvePlan
+from heddle_core.commands import Command
 from heddle_core.events import EngineReady, Event, TrajectoryFinished
 from heddle_core.ids import EngineId
 from heddle_core.journal import Sink
 from heddle_core.parts.planner.fixed import FixedPlan
-from heddle_core.plans import ResourcePlan
 from heddle_core.policy import NoConsolidation
 from heddle_rollout.agents import Agent
 from heddle_rollout.core import RecordedCore
-from heddle_rollout.engines import Launcher
-from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
-from heddle_rollout.services import ChargedSolver, CoreEstimates, ServiceListener, Solver
+from heddle_rollout.scripted_agent import ScriptedAgent
+from heddle_rollout.services import CoreEstimates
 from heddle_runtime.agents.live import LIVE_TOOLS
-from heddle_runtime.clock import RunClock
+from heddle_runtime.clock import Lateness
 from heddle_runtime.rollout import RolloutRun
-from heddle_runtime.tool_tasks import ToolTasks
-from heddle_runtime.vllm.launcher import VllmLauncher
-from heddle_sim.engine_client import SimLauncher
 from heddle_trace.schema import Trace
 
-FLUSH_S = 5.0
-"""Seconds between writes of the journal: a run on engines is expensive to repeat."""
+FLUSH_S = 1.0
+"""Seconds between writes of the journal, a millisecond and 7 kB each: a run on engines is expensive
+to repeat, and what a gateway answered is not repeated at all."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the numbers of finished and of all trajectories."""
@@ -66,21 +63,6 @@ class _Live:
             trajectories=self.work.trajectories,
             largest_tokens=self.work.limits.context_tokens,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """The requirements of a run on its engines."""
-
-    clock: RunClock
-    launcher: Launcher
-    solver: Solver
-    tokens: TokenSource | None
-    tool_scale: float
-    report_delay_s: float
-    tool_tasks: ToolTasks = field(default_factory=ToolTasks)
-    facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
-    """Facts reported by an engine that has just become ready."""
 
 
 def run(
@@ -114,9 +96,22 @@ def run(
     else:
         setup = prepare(run)
     check_starts_engines(setup)
+    with nodes_for(setup.config, setup.workload.largest_tokens, planned_tps(setup)) as nodes:
+        return _run_on(nodes, setup, live, out, config_text, on_progress, on_note)
+
+
+def _run_on(
+    nodes: RayNodes | None,
+    setup: RunSetup,
+    live: _Live | None,
+    out: Path,
+    config_text: str | None,
+    on_progress: OnProgress,
+    on_note: OnNote,
+) -> RunResult:
     workload, prices = setup.workload, run_prices(setup)
     config = prices.kept(setup.config, setup.profiles.pools)
-    engines = _facts_of_engines(setup, live)
+    engines = _facts_of_engines(setup, live, nodes)
     for note in engines["notes"]:
         on_note(note)
     # vLLM on CPU has none.
@@ -129,9 +124,9 @@ def run(
         open_run(out, config, facts, config_text=config_text) as directory,
     ):
         sink = RunSink(directory, workload.trajectories, on_progress)
-        with signals.deferred():
-            asyncio.run(_roll_out(setup, live, sink, signals))
-        return finished(setup, directory, began_s, partial(prices.cost, gpus))
+        with signals.deferred(), policy_errors(setup.policy):
+            lateness = asyncio.run(_roll_out(setup, live, nodes, sink, signals))
+        return finished(setup, directory, began_s, partial(prices.cost, gpus), lateness)
 
 
 def _check(config: RunConfig) -> None:
@@ -171,9 +166,13 @@ def _live(config: RunConfig) -> _Live:
     return _Live(work, probe_sandbox(work))
 
 
-def _facts_of_engines(setup: RunSetup, live: _Live | None) -> dict[str, Any]:
+def _facts_of_engines(
+    setup: RunSetup, live: _Live | None, nodes: RayNodes | None
+) -> dict[str, Any]:
     """The manifest's facts of engines, machine and sandbox, after their checks."""
     facts = engine_facts(setup.config, setup.workload.largest_tokens, planned_tps(setup))
+    if nodes is not None:
+        facts |= node_facts(nodes)
     if live is None:
         return facts
     notes = [*facts["notes"], *([live.sandbox.note] if live.sandbox.note else [])]
@@ -221,14 +220,19 @@ class RunSink:
 
 
 async def _roll_out(
-    setup: RunSetup, live: _Live | None, sink: RunSink, signals: StopSignals
-) -> None:
-    config = setup.config
-    stage = fake_stage(setup) if config.runtime.engine == "fake" else vllm_stage(config, sink.path)
+    setup: RunSetup,
+    live: _Live | None,
+    nodes: RayNodes | None,
+    sink: RunSink,
+    signals: StopSignals,
+) -> Lateness:
+    """Run to the end, or until a signal; return how late the clock was."""
+    stage = stage_of(setup, nodes, sink.path)
     sink.facts = stage.facts
     try:
         async with _agents(setup, live, stage, sink.path) as agents:
             await _interruptible(_rollout(setup, agents, stage, sink), signals)
+        return stage.clock.lateness
     finally:
         if isinstance(stage.solver, ProcessSolver):
             stage.solver.close()
@@ -294,66 +298,3 @@ async def _interruptible(rollout: RolloutRun, signals: StopSignals) -> None:
         suppress(asyncio.CancelledError),
     ):
         await running
-
-
-# -- engines that keep time only --------------------------------------------------------------
-
-
-def fake_stage(setup: RunSetup) -> Stage:
-    """Make what a run on fake engines needs."""
-    simulation = setup.simulation
-    clock = RunClock(asyncio.get_running_loop(), speed=1.0 / setup.config.runtime.time_scale)
-    launcher = SimLauncher(simulation, clock)
-    launcher.schedule_faults()
-    return Stage(clock, launcher, ChargedSolver(clock), None, 1.0, simulation.report_delay_s)
-
-
-# -- vLLM -------------------------------------------------------------------------------------
-
-
-class ProcessSolver:
-    """Searches for plans in another process, without blocking the event loop; a `Solver`."""
-
-    def __init__(self) -> None:
-        # Ctrl-C reaches every process of a terminal: the run ends the search itself.
-        self._worker = Worker("ignored")
-
-    def solve(self, command: SolvePlan, listener: ServiceListener) -> None:
-        """Search for a plan."""
-        search = asyncio.wrap_future(self._worker.submit(command.problem.solve))
-        search.add_done_callback(partial(_report, command, listener))
-
-    def close(self) -> None:
-        """End the other process."""
-        self._worker.close()
-
-
-def _report(
-    command: SolvePlan, listener: ServiceListener, search: asyncio.Future[ResourcePlan]
-) -> None:
-    if search.cancelled():
-        return
-    error = search.exception()
-    if error is not None:
-        listener.service_failed(error)
-    else:
-        listener.plan_solved(command, search.result())
-
-
-def vllm_stage(config: RunConfig, path: Path) -> Stage:
-    """Make what a run on vLLM's engines needs; their logs go into a folder of `path`."""
-    clock = RunClock(asyncio.get_running_loop())
-    launcher = open_vllm(config, path / "engines")
-    for time_s, name in config.cluster.faults():
-        clock.call_at(time_s, partial(kill_engine, launcher, EngineId(name)))
-    tokens = TokenSource(vocabulary_of(config.runtime.model_dir), seed=config.seed)
-    scale = config.runtime.time_scale
-    facts = partial(facts_of, launcher)
-    return Stage(clock, launcher, ProcessSolver(), tokens, scale, 0.0, facts=facts)
-
-
-def kill_engine(launcher: VllmLauncher, name: EngineId) -> None:
-    """Apply `--failures` to a real engine: kill its processes."""
-    pid = launcher.pid(name)
-    if pid is not None:
-        os.killpg(pid, signal.SIGKILL)

@@ -16,7 +16,8 @@ from heddle.cluster.failures import check_faults
 from heddle.cluster.host_kv import host_kv_of
 from heddle.cluster.profiles import NO_COSTS, ClusterProfiles, capacity_tokens, load_profiles
 from heddle.config import RunConfig
-from heddle.plugins import load_policy
+from heddle.policies.plugins import load_policy
+from heddle.raw_logs import read_replayed
 from heddle.runs import RunFacts
 from heddle.runs.bound import Bound, lower_bound
 from heddle.runs.ideal import Ideal, ideal_makespans
@@ -31,7 +32,6 @@ from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport, complete, shuffled
-from heddle_trace.files import read_trace
 from heddle_trace.schema import Trace, TrajectoryScript
 from heddle_trace.scripts import Scripts
 
@@ -70,7 +70,8 @@ class RunSetup:
 
     def controller(self) -> Controller:
         """Make the controller of the run."""
-        return Controller(self.policy, self.context.disaggregation)
+        restarts = self.config.cluster.restart_limit
+        return Controller(self.policy, self.context.disaggregation, restarts)
 
     def bound(self) -> Bound:
         """Bound the makespan of the run from below."""
@@ -111,7 +112,7 @@ class Workspace:
         Raises:
             TraceError: it is no trace, or damaged.
         """
-        return self._keep("trace", path, lambda: read_trace(Path(path)), at_most=1)
+        return self._keep("trace", path, lambda: read_replayed(Path(path)), at_most=1)
 
     def completed(self, config: RunConfig) -> tuple[Scripts, FillReport]:
         """Fill in the trace of a run and order its groups, for the run's seed.

@@ -60,6 +60,20 @@ def terminate_on_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Undo what a library does to the handlers of these signals inside."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
 class StopSignals:
     """Handles the signals that end a run, as a context manager.
 

@@ -12,14 +12,16 @@ from typing import Any
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError
 from heddle.cost.prices import Prices, RunCost, prices_of
+from heddle.policies.errors import policy_errors
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle_core.commands import Command
-from heddle_core.events import Event, TrajectoryFinished
+from heddle_core.events import EngineReady, Event, TrajectoryFinished
 from heddle_core.journal import Sink
 from heddle_core.parts.planner.given import GivenEngines
 from heddle_rollout.core import RecordedCore
+from heddle_runtime.clock import Lateness
 from heddle_sim.rollout import simulate_rollout
 
 RUN_KEYS = (
@@ -53,6 +55,7 @@ class RunResult:
             "policy": self.policy,
             "seed": self.seed,
             **figures,
+            "late_share": self.summary.get("late_share", 0.0),
             "wall_s": round(self.wall_s, 4),
             "run": str(self.path),
         }
@@ -77,11 +80,12 @@ def simulate(
     out: Path = Path("runs"),
     config_text: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    on_engines: Callable[[int], None] | None = None,
 ) -> RunResult:
     """Replay a trace under a policy on a simulated cluster, into a new run directory in `out`.
 
     `on_progress` is called a few hundred times, with the numbers of finished and of all
-    trajectories.
+    trajectories; `on_engines` with the number of engines that became ready, once in 1,000.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before a directory is made.
@@ -103,8 +107,11 @@ def simulate(
         sink = directory.record
         if on_progress is not None:
             sink = _counting(sink, workload.trajectories, on_progress)
+        if on_engines is not None:
+            sink = _counting_engines(sink, on_engines)
         core = RecordedCore(setup.controller(), sink)
-        simulate_rollout(workload.scripts, core, setup.simulation)
+        with policy_errors(setup.policy):
+            simulate_rollout(workload.scripts, core, setup.simulation)
         return finished(setup, directory, began_s, partial(prices.cost, gpus))
 
 
@@ -118,12 +125,22 @@ def run_prices(setup: RunSetup) -> Prices:
 
 
 def finished(
-    setup: RunSetup, directory: RunDirectory, began_s: float, cost: Callable[[float], RunCost]
+    setup: RunSetup,
+    directory: RunDirectory,
+    began_s: float,
+    cost: Callable[[float], RunCost],
+    lateness: Lateness | None = None,
 ) -> RunResult:
-    """Close a run directory as finished; `began_s` is of `time.perf_counter`."""
+    """Close a run directory as finished.
+
+    `began_s` is of `time.perf_counter`; `lateness` is that of a clock in real time.
+    """
     config = setup.config
     measured = directory.finish(
-        solo_tpot=setup.profiles.solo_tpot(), notes=setup.workload.notes, cost=cost
+        solo_tpot=setup.profiles.solo_tpot(),
+        notes=setup.workload.notes,
+        cost=cost,
+        lateness=lateness,
     )
     wall_s = time.perf_counter() - began_s
     return RunResult(config.policy.preset, config.seed, directory.path, measured.summary, wall_s)
@@ -140,6 +157,21 @@ def _counting(sink: Sink, total: int, on_progress: Callable[[int, int], None]) -
             done += 1
             if done % every == 0 or done == total:
                 on_progress(done, total)
+
+    return counted
+
+
+def _counting_engines(sink: Sink, on_engines: Callable[[int], None]) -> Sink:
+    """Pass on to `sink`, and report the number of engines that became ready, once in 1,000."""
+    ready = 0
+
+    def counted(event: Event, commands: Sequence[Command]) -> None:
+        nonlocal ready
+        sink(event, commands)
+        if event.__class__ is EngineReady:
+            ready += 1
+            if ready % 1_000 == 0:
+                on_engines(ready)
 
     return counted
 

@@ -161,4 +161,4 @@ def check_tools(tools: Sequence[str | None], cluster: ClusterConfig) -> None:
 
 def filled_counts(fill: FillReport) -> dict[str, int]:
     """Number of values of each field that were filled in, by the key of reports."""
-    return {f"filled_{name}": f.zeroed + f.sampled for name, f in fill.fields.items()}
+    return {f"filled_{name}": f.filled for name, f in fill.fields.items()}

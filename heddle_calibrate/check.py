@@ -56,6 +56,8 @@ class Checked:
     figures: Mapping[str, Figure]
     finish_order: float | None
     """Spearman's rank correlation of finish times over trajectories; None for a single one."""
+    late_share: float = 0.0
+    """How late the run's clock was, over the makespan; above 0.05 its times are not valid."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
@@ -66,6 +68,7 @@ class Checked:
             "trace": self.trace,
             **{name: asdict(figure) for name, figure in self.figures.items()},
             "finish_order": self.finish_order,
+            "late_share": self.late_share,
         }
 
 

@@ -229,7 +229,7 @@ def read_sweep(path: Path) -> Sweep:
         raise SweepError(f"cannot read the sweep {path}: {e.strerror}") from None
     try:
         schema = msgspec.json.decode(text, type=dict[str, Any]).get("schema")
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise SweepError(
             f"{path}: not JSON to its end ({e}); measure again if it was cut short"
         ) from None
@@ -240,7 +240,7 @@ def read_sweep(path: Path) -> Sweep:
         )
     try:
         sweep = msgspec.json.decode(text, type=Sweep)
-    except msgspec.ValidationError as e:
+    except (msgspec.ValidationError, UnicodeDecodeError) as e:
         raise SweepError(f"{path}: {e}") from None
     for fault in _faults(sweep):
         raise SweepError(f"{path}: {fault}; measure again")

@@ -12,17 +12,29 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 from heddle_compiled.modules import MODULES
 
+DISTRIBUTION = "heddle-rl"
+"""What the package index calls these packages together."""
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = Path(__file__).with_name("build.json")
 """The build that is here: suffix and sizes of its extensions, and a hash of each source."""
 GROUP = "heddle"
 """All modules are one extension, ``heddle__mypyc``, so that they call each other directly."""
+
+
+@cache
+def installed_version() -> str:
+    """The version of Heddle that is installed, or "unknown"."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 @cache

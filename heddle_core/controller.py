@@ -13,7 +13,9 @@ from heddle_core.commands import Command, CommandList, Migrate, Predict, SolvePl
 from heddle_core.engine_state import Engine
 from heddle_core.events import (
     EngineFailed,
+    EngineJoined,
     EngineReady,
+    EngineRecalled,
     EngineReported,
     EngineStopped,
     Event,
@@ -36,7 +38,13 @@ from heddle_core.homes import PlannedHomes
 from heddle_core.hooks import Hooks
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.ledger import Ledger, LedgerError
-from heddle_core.plans import Disaggregation, EngineSpec, PlanProblem, ResourcePlan
+from heddle_core.plans import (
+    Disaggregation,
+    EngineSpec,
+    PlanProblem,
+    ResourcePlan,
+    RestartLimit,
+)
 from heddle_core.policy import Policy, predictions_awaited
 from heddle_core.prefill import PrefillChoice
 from heddle_core.queues import Queues
@@ -48,7 +56,12 @@ from heddle_core.trajectory import Trajectory
 class Controller:
     """Makes all decisions, in the simulator and on real engines."""
 
-    def __init__(self, policy: Policy, disaggregation: Disaggregation | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        disaggregation: Disaggregation | None = None,
+        restarts: RestartLimit | None = None,
+    ) -> None:
         """With `disaggregation`, the policy's engines decode, and others prefill for them."""
         self.policy = policy
         self.ledger = Ledger()
@@ -70,12 +83,14 @@ class Controller:
         """Number of the search whose plan is or will be in force; 0 for a plan without search."""
         self._predict_requests: dict[tuple[TrajectoryId, int], int] = {}
         """Output tokens at the moment of each open request, by trajectory and step."""
-        self._fleet = Fleet()
+        self._fleet = Fleet(restarts)
         self._homes = PlannedHomes(self.ledger, self._queues)
         self._awaits = predictions_awaited(policy.predictor)
         self._on: dict[type[Event], Callable[[Any, CommandList], None]] = {
             EngineFailed: self._on_engine_failed,
+            EngineJoined: self._on_engine_joined,
             EngineReady: self._on_engine_ready,
+            EngineRecalled: self._on_engine_recalled,
             EngineReported: self._on_engine_reported,
             EngineStopped: self._on_engine_stopped,
             MigrationFinished: self._on_migration_finished,
@@ -512,7 +527,7 @@ class Controller:
                 self._homes.place(t, out)
             self._homes.preempt_next(engine, out)
 
-    # -- engines on borrowed GPUs ------------------------------------------------------------------
+    # -- engines of others, and on borrowed GPUs ---------------------------------------------------
 
     def borrow_engines(self, engines: Sequence[EngineSpec], out: CommandList) -> list[EngineId]:
         """Start engines on GPUs that are the rollouts' for a while; return their ids.
@@ -533,6 +548,17 @@ class Controller:
             engine = self.ledger.engine(name)
             for t in self._unqueue_all(engine):
                 self._homes.place(t, out)
+
+    def _on_engine_joined(self, e: EngineJoined, out: CommandList) -> None:
+        spec = EngineSpec(engine=e.engine, shape=e.shape, max_running=e.max_running)
+        self._fleet.join(spec, out)
+
+    def _on_engine_recalled(self, e: EngineRecalled, out: CommandList) -> None:
+        name = self._fleet.recall(e.engine.name, out, drain=e.drain)
+        engine = self.ledger.known_engines.get(name) if name is not None else None
+        if engine is not None and engine.accepting:
+            engine.recalled = True
+            self._clear([engine.id], out)
 
     def _share_with(self, engine: Engine) -> list[TrajectoryId]:
         """Unfinished trajectories for an engine that no plan has: as many for a GPU as elsewhere.
@@ -605,7 +631,7 @@ class Controller:
                 self.ledger.hold(t, at_home=prefills)
             lost += self._unqueue_all(engine)
             self._abandon_homes(engine)
-        self._fleet.failed(e.engine, out)
+        self._fleet.failed(e.engine, e.time_s, out)
         for t in lost:
             home = self.ledger.engine(t.home) if t.home is not None else None
             if home is not None and home.accepting:

@@ -18,6 +18,9 @@ class Engine:
     kv_capacity_tokens: int
     accepting: bool = True
     alive: bool = True
+    recalled: bool = False
+    """Whether its owner takes it back. Its running steps end there, or by the stop that was
+    ordered: the controller preempts none of them."""
     in_flight: int = 0
     sessions: int = 0
     estimated_kv_tokens: int = 0

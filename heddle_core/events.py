@@ -134,6 +134,32 @@ class MigrationFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     way: MoveWay = "kv"
 
 
+class EngineJoined(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """An engine that no plan has may be used from now on; a StartEngine follows.
+
+    Its owner starts it. It takes its share of the unfinished trajectories, no plan stops it, and
+    after a failure it is started again as others are. `engine` is a name of its own.
+    """
+
+    time_s: float
+    engine: EngineId
+    shape: EngineShape
+    max_running: int
+
+
+class EngineRecalled(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The owner of an engine that joined takes it back: it gets no more steps.
+
+    With `drain` its running steps end there; otherwise they go on elsewhere with their tokens. One
+    without `drain` may follow one with it. `engine` is the name that it joined by, whatever its
+    present id.
+    """
+
+    time_s: float
+    engine: EngineId
+    drain: bool
+
+
 class EngineReady(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An engine can take steps: first start, restart, or after a reconfiguration."""
 
@@ -215,6 +241,8 @@ Event: TypeAlias = (
     | ToolReturned
     | TrajectoryFinished
     | MigrationFinished
+    | EngineJoined
+    | EngineRecalled
     | EngineReady
     | EngineReported
     | EngineStopped

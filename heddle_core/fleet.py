@@ -4,10 +4,7 @@ from collections.abc import Sequence
 
 from heddle_core.commands import CommandList, StartEngine, StopEngine
 from heddle_core.ids import EngineId, EngineShape
-from heddle_core.plans import EngineSpec, ResourcePlan
-
-MAX_RESTARTS = 3
-"""Restarts on one engine's GPUs: after three failures they count as broken."""
+from heddle_core.plans import EngineSpec, PlanError, ResourcePlan, RestartLimit
 
 
 class Fleet:
@@ -18,7 +15,8 @@ class Fleet:
     name "e3" may have the id "e3+1".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: RestartLimit | None = None) -> None:
+        self._limit = RestartLimit() if limit is None else limit
         self._running: dict[EngineId, EngineSpec] = {}
         self._starting: dict[EngineId, EngineSpec] = {}
         self._restarting: dict[EngineId, EngineSpec] = {}
@@ -32,9 +30,12 @@ class Fleet:
         """Whether narrower engines were started again, since a wide one failed too often."""
         self._borrowed: dict[EngineId, None] = {}
         """On GPUs that are not the rollouts' own: no part of a plan, and not restarted."""
+        self._joined: dict[str, None] = {}
+        """Names of engines that their owners have brought and not recalled: no part of a plan."""
         self._lives: dict[str, int] = {}
         """Number of engines that have had a plan's name."""
-        self._restarts: dict[str, int] = {}
+        self._restarted_s: dict[str, list[float]] = {}
+        """When engines of a name were started again, within the limit's time."""
 
     @property
     def settled(self) -> bool:
@@ -62,8 +63,48 @@ class Fleet:
         out.append(StopEngine(engine=engine, drain=False, cause=out.cause))
 
     def plans(self, engine: EngineId) -> bool:
-        """Whether a running engine is one of the plan; others are borrowed, or attached."""
-        return engine in self._running
+        """Whether a running engine is one of the plan; others are borrowed, joined or attached."""
+        return engine in self._running and engine.name not in self._joined
+
+    def join(self, spec: EngineSpec, out: CommandList) -> None:
+        """Take in an engine that its owner has brought.
+
+        Raises:
+            PlanError: an engine had this name before.
+        """
+        name = spec.engine.name
+        if name in self._lives:
+            raise PlanError(f"engine {name!r} cannot join: an engine had this name before")
+        self._joined[name] = None
+        carrier = self._carrier(spec)
+        self._restarting[carrier.engine] = carrier
+        out.append(_start_command(carrier, out.cause))
+
+    def recall(self, name: str, out: CommandList, *, drain: bool) -> EngineId | None:
+        """Let go of an engine that joined; return its id if it may have work.
+
+        One that is still starting stops as soon as it is ready.
+        """
+        joined = name in self._joined
+        self._joined.pop(name, None)
+        if joined:
+            for engine in self._running:
+                if engine.name == name:
+                    del self._running[engine]
+                    self._stopping[engine] = None
+                    out.append(StopEngine(engine=engine, drain=drain, cause=out.cause))
+                    return engine
+            for engine in self._restarting:
+                if engine.name == name:
+                    del self._restarting[engine]
+                    self._unwanted[engine] = None
+                    return None
+        elif not drain:
+            for engine in self._stopping:
+                if engine.name == name:
+                    out.append(StopEngine(engine=engine, drain=False, cause=out.cause))
+                    return engine
+        return None
 
     def change_to(
         self, plan: ResourcePlan, out: CommandList
@@ -76,7 +117,8 @@ class Fleet:
             PlanError: the plan contradicts itself.
         """
         plan.check()
-        present = self._running | self._starting | self._restarting
+        every = self._running | self._starting | self._restarting
+        present = {e: spec for e, spec in every.items() if e.name not in self._joined}
         by_shape: dict[tuple[EngineShape, int], dict[EngineId, None]] = {}
         for name, there in present.items():
             by_shape.setdefault(_shape(there), {})[name] = None
@@ -127,7 +169,7 @@ class Fleet:
         self._stopping.pop(engine, None)
         self._start(out)
 
-    def failed(self, engine: EngineId, out: CommandList) -> None:
+    def failed(self, engine: EngineId, now_s: float, out: CommandList) -> None:
         """Record that an engine died, in any state; restart it if the plan needs it.
 
         Instead of one that has failed too often, start narrower ones that were stopped for it.
@@ -138,7 +180,7 @@ class Fleet:
             or self._restarting.pop(engine, None)
         )
         if wanted is not None:
-            self._restart(wanted, out)
+            self._restart(wanted, now_s, out)
         self._unwanted.pop(engine, None)
         self._borrowed.pop(engine, None)
         self.stopped(engine, out)
@@ -151,10 +193,13 @@ class Fleet:
             out.append(_start_command(spec, out.cause))
         self._after_stops = []
 
-    def _restart(self, spec: EngineSpec, out: CommandList) -> None:
-        name = spec.engine.name
-        self._restarts[name] = self._restarts.get(name, 0) + 1
-        instead = [spec] if self._restarts[name] <= MAX_RESTARTS else self._narrower(spec)
+    def _restart(self, spec: EngineSpec, now_s: float, out: CommandList) -> None:
+        name, limit = spec.engine.name, self._limit
+        since_s = now_s - limit.window_s
+        latest = [time_s for time_s in self._restarted_s.get(name, ()) if time_s > since_s]
+        again = len(latest) < limit.restarts
+        self._restarted_s[name] = [*latest, now_s] if again else latest
+        instead = [spec] if again else self._narrower(spec)
         for each in instead:
             new = self._carrier(each)
             self._restarting[new.engine] = new

@@ -82,7 +82,7 @@ class PlannedHomes:
 
     def preempt_next(self, engine: Engine, out: CommandList) -> None:
         """Preempt the next step of `engine` whose planned home is another engine."""
-        if (engine.accepting and not self._homes) or engine.preempting:
+        if (engine.accepting and not self._homes) or engine.preempting or engine.recalled:
             return
         if engine.shape.prefills_only:
             return  # its steps are short, and move to other homes as they end

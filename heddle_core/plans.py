@@ -17,6 +17,25 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int
 
 
+class RestartLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a failed engine is started again; then its GPUs count as broken."""
+
+    restarts: int = 3
+    """Of one engine within `window_s`."""
+    window_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Check what each value may be.
+
+        Raises:
+            ValueError: names the value and its range.
+        """
+        if self.restarts < 0:
+            raise ValueError(f"restarts is {self.restarts}: it must be 0 or more")
+        if not self.window_s > 0.0:
+            raise ValueError(f"window_s is {self.window_s}: it must be more than 0 seconds")
+
+
 class PlanError(ValueError):
     """A plan that cannot be carried out; the message names the engine."""
 

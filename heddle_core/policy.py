@@ -34,6 +34,7 @@ class PolicyContext:
     other_shapes: tuple[EngineShape, ...] = ()
     """What `shape` is in the pools of the other GPU classes, one for each."""
     cost: CostModel
+    """Estimated times of steps, moves and starts, fitted on other samples than the simulator's."""
     history: History | None = None
     """Statistics of earlier rollouts of this workload, if there were any."""
     learned: "PredictorFactory | None" = field(default=None, repr=False, compare=False)
@@ -41,6 +42,7 @@ class PolicyContext:
     tags: Mapping[str, str] = field(default_factory=dict)
     """GPU class of a task, as the user has it; of some tasks or none."""
     seed: int = 0
+    """Seed of every random number of the policy."""
     engine_start_s: float = ENGINE_START_S
     """Estimated seconds from the start of an engine until it is ready, while a rollout runs."""
     engine_start_s_by_shape: Mapping[EngineShape, float] = field(default_factory=dict)
@@ -69,157 +71,161 @@ class TrajectoryView(Protocol):
     """A trajectory as policies see it: only what has been observed."""
 
     @property
-    def id(self) -> TrajectoryId: ...
+    def id(self) -> TrajectoryId:
+        """Its name, unique over all rollouts."""
+
     @property
-    def rollout(self) -> RolloutId: ...
+    def rollout(self) -> RolloutId:
+        """The rollout that it belongs to."""
+
     @property
-    def group(self) -> GroupId: ...
+    def group(self) -> GroupId:
+        """Its prompt's group: samples of one prompt."""
+
     @property
-    def task(self) -> str: ...
+    def task(self) -> str:
+        """The kind of task, such as ``coding``."""
+
     @property
     def weights_version(self) -> int:
         """The version under which its rollout started."""
-        ...
 
     @property
-    def prompt_tokens(self) -> int: ...
+    def prompt_tokens(self) -> int:
+        """Tokens of its first prompt."""
+
     @property
-    def phase(self) -> Phase: ...
+    def phase(self) -> Phase:
+        """What it does now, such as ``queued``, ``running`` or ``tool``."""
+
     @property
     def step(self) -> int:
         """The step that runs or will run next, from 0."""
-        ...
 
     @property
     def home(self) -> EngineId | None:
         """The engine that holds its KV prefix; None before placement or after that engine died."""
-        ...
 
     @property
     def context_tokens(self) -> int:
         """Tokens of its next prompt, those kept from a preempted step included."""
-        ...
 
     @property
     def output_tokens(self) -> int:
         """Tokens generated so far, over all steps."""
-        ...
 
     @property
     def tool_s(self) -> float:
         """Seconds spent in tools so far."""
-        ...
 
     @property
     def remaining_tokens(self) -> float:
         """The last estimate of the output tokens still to come."""
-        ...
 
     @property
     def dispatched_s(self) -> float:
         """When its latest step was dispatched."""
-        ...
 
     @property
-    def arrived_s(self) -> float: ...
+    def arrived_s(self) -> float:
+        """When it arrived."""
+
     @property
     def arrival(self) -> int:
         """Arrivals before its own, over all rollouts: an order where `arrived_s` has ties."""
-        ...
 
     @property
     def runnable_s(self) -> float:
         """When its current step became runnable."""
-        ...
 
     @property
     def tool_started_s(self) -> float:
         """When its latest tool call began."""
-        ...
 
     @property
     def kv_kept(self) -> bool:
         """Whether its KV was kept at home until its latest tool returned (`Admission`)."""
-        ...
 
 
 class EngineView(Protocol):
     """An engine as policies see it. `reported_*` are late samples; the rest is exact."""
 
     @property
-    def id(self) -> EngineId: ...
+    def id(self) -> EngineId:
+        """Its name, such as ``e0``."""
+
     @property
-    def shape(self) -> EngineShape: ...
+    def shape(self) -> EngineShape:
+        """GPU class and degrees of parallelism."""
+
     @property
-    def max_running(self) -> int: ...
+    def max_running(self) -> int:
+        """Slots: steps in its batch at once."""
+
     @property
-    def kv_capacity_tokens(self) -> int: ...
+    def kv_capacity_tokens(self) -> int:
+        """Tokens of KV that it holds at once."""
+
     @property
     def accepting(self) -> bool:
         """Alive and not stopping."""
-        ...
 
     @property
     def in_flight(self) -> int:
         """Steps queued for it or running on it, and those that a prefill engine has for it."""
-        ...
 
     @property
     def sessions(self) -> int:
         """Unfinished trajectories whose home it is, those in a tool included."""
-        ...
 
     @property
     def running_steps(self) -> int:
         """Steps running on it."""
-        ...
 
     @property
     def estimated_kv_tokens(self) -> int:
         """Context of the running steps at their dispatch, without tokens generated since."""
-        ...
 
     @property
-    def reported_kv_used_tokens(self) -> int: ...
+    def reported_kv_used_tokens(self) -> int:
+        """KV in use at the last report."""
+
     @property
-    def reported_s(self) -> float: ...
+    def reported_s(self) -> float:
+        """When it reported last; 0 before the first report."""
 
 
 class View(Protocol):
     """The ledger, read-only."""
 
     @property
-    def now_s(self) -> float: ...
+    def now_s(self) -> float:
+        """Time of the event that is decided on, in seconds of the driver's clock."""
+
     @property
     def engines(self) -> Sequence[EngineView]:
         """Engines that accept work, in the order in which they became ready; never empty."""
-        ...
 
     @property
     def trajectories(self) -> Mapping[TrajectoryId, TrajectoryView]:
         """Every trajectory that arrived and has not ended, of all rollouts, by arrival."""
-        ...
 
     @property
     def weights_version(self) -> int:
         """The newest version that was pushed or that a rollout started under."""
-        ...
 
     @property
     def unfinished(self) -> int:
         """Trajectories that have arrived and not ended."""
-        ...
 
     def engine(self, engine: EngineId) -> EngineView:
         """Return one engine, dead or alive."""
-        ...
 
     def fewest_in_flight(self) -> EngineView:
         """Return the accepting engine with the fewest steps in flight, the first of equals.
 
         Quick among thousands of engines, where a scan at every step is not.
         """
-        ...
 
 
 class Predictor(Protocol):

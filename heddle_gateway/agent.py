@@ -19,6 +19,9 @@ class StepListener(Protocol):
     def step_over(self, agent: "GatewayAgent") -> None:
         """The step has ended, and the tool call has begun."""
 
+    def step_aborted(self, agent: "GatewayAgent") -> None:
+        """The engine has handed over the tokens of a step that is to end."""
+
 
 def common_prefix(a: "array[int]", b: "array[int]") -> int:
     """Length of the longest common prefix."""
@@ -131,6 +134,11 @@ class GatewayAgent:
         return self._context
 
     @property
+    def runs(self) -> bool:
+        """Whether an engine has its step."""
+        return self._dispatch is not None and self._dispatch.step is not None
+
+    @property
     def waits(self) -> bool:
         """Whether it waits for its client."""
         return self._listener is not None
@@ -184,6 +192,8 @@ class GatewayAgent:
             step.fail(ApiError(400, f"the engine refused it: {result.error}"))
         elif result.finished:
             self._end = extras if isinstance(extras, GenerationEnd) else self._plain_end()
+        elif step.abort_reason:
+            self._on_step.step_aborted(self)
 
     def _plain_end(self) -> GenerationEnd:
         full = self._kept >= self.step.max_tokens
@@ -194,7 +204,12 @@ class GatewayAgent:
         end = self._end or self._plain_end()
         self.step.finish(end)
         cut = end.finish_reason == "length"
-        return NextAction(reason="length_limit" if cut else "tool_call", tool="")
+        return NextAction(
+            reason="length_limit" if cut else "tool_call",
+            tool="",
+            # A client that waits has the text made, which may name the tool.
+            tool_follows=self.step.has_text and self.step.clients > 0,
+        )
 
     def call_tool(self, listener: ToolListener) -> None:
         """Wait for the client."""

@@ -1,13 +1,16 @@
 """The aiohttp application: which path has which handler, and who may call it."""
 
+import asyncio
+import logging
 import resource
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Final
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from heddle_gateway import control
+from heddle_gateway import control, engine_control
 from heddle_gateway.endpoints import MODEL_ENDPOINTS, PASSED_ON, passed_on
 from heddle_gateway.errors import ApiError
 from heddle_gateway.front import FRONT, MOST_OPEN, Front, Handler, answering, error_response
@@ -17,7 +20,7 @@ BACKLOG: Final = 65_535
 """Connections that wait to be accepted; the system has a limit of its own."""
 SPARE_FILES: Final = 1_024
 """Files and sockets beside those of clients."""
-_SESSION: Final = "/sessions/{session:.+}"
+_SESSION: Final = "/sessions/{session:[\\s\\S]+}"
 
 _OPEN: Final = (("GET", "/health", control.health),)
 _CLIENTS: Final = (
@@ -41,11 +44,27 @@ _ADMINS: Final = (
     ("POST", "/inference/v1/abort_requests", control.abort_requests),
     ("POST", "/pause", control.pause),
     ("POST", "/resume", control.resume),
+    ("GET", "/get_world_size", engine_control.world_size),
+    ("POST", "/init_weight_transfer_engine", engine_control.init_weight_transfer),
     ("POST", "/weight_sync/begin", control.begin_weight_sync),
     ("POST", "/weight_sync/end", control.end_weight_sync),
     ("GET", "/metrics", control.metrics),
     ("GET", "/heddle/state", control.state),
 )
+
+
+_REQUESTED: Final[web.AppKey[set[Any]]] = web.AppKey("requested", set)
+"""Connections that have sent a whole request head; closed ones are dropped from time to time."""
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a failed request is the gateway's fault: clients that send no HTTP fill no log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError))
+
+
+_LOG: Final = logging.getLogger(__name__)
+_LOG.addFilter(_is_ours)
 
 
 class FileLimitError(ValueError):
@@ -80,6 +99,7 @@ def application(front: Front) -> web.Application:
     """Return the application of a gateway."""
     app = web.Application(client_max_size=front.settings.body_bytes, middlewares=[_unknown_paths])
     app[FRONT] = front
+    app[_REQUESTED] = set()
     app.on_response_prepare.append(_sign)
 
     def add(method: str, path: str, handle: Handler, *, admin: bool, open_: bool = False) -> None:
@@ -97,6 +117,8 @@ def application(front: Front) -> web.Application:
         add(method, path, handle, admin=False)
     for method, path, handle in _ADMINS:
         add(method, path, handle, admin=True)
+    for path in engine_control.PASSED_TO_ALL:
+        add("POST", path, engine_control.passed_to_all(path), admin=True)
     return app
 
 
@@ -107,6 +129,7 @@ async def _sign(request: web.Request, response: web.StreamResponse) -> None:
 @web.middleware
 async def _unknown_paths(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer paths and methods that are not there in OpenAI's envelope."""
+    request.app[_REQUESTED].add(request.protocol)
     if request.match_info.http_exception is None:
         return await handler(request)
     status = request.match_info.http_exception.status
@@ -124,9 +147,11 @@ async def listening(
     Raises:
         OSError: the address cannot be used.
     """
+    app = application(front)
     runner = web.AppRunner(
-        application(front),
+        app,
         access_log=None,
+        logger=_LOG,
         handler_cancellation=True,
         shutdown_timeout=grace_s,
         keepalive_timeout=75.0,
@@ -135,6 +160,32 @@ async def listening(
     try:
         site = web.TCPSite(runner, host, port, backlog=BACKLOG)
         await site.start()
-        yield site.port
+        closing = asyncio.create_task(_close_silent(runner, app, front.settings.body_s))
+        try:
+            yield site.port
+        finally:
+            closing.cancel()
+            with suppress(asyncio.CancelledError):
+                await closing
     finally:
         await runner.cleanup()
+
+
+async def _close_silent(runner: web.AppRunner, app: web.Application, limit_s: float) -> None:
+    """Close connections that send no whole request head for `limit_s`: each has a file.
+
+    aiohttp itself closes those that have sent one, after `keepalive_timeout`.
+    """
+    silent: set[Any] = set()
+    requested = app[_REQUESTED]
+    while True:
+        await asyncio.sleep(limit_s)
+        listener = runner.server
+        there = set(listener.connections if listener is not None else ())
+        requested &= there
+        now = there - requested
+        for connection in silent & now:
+            connection.force_close()
+            if connection.transport is not None:
+                connection.transport.close()
+        silent = now - silent

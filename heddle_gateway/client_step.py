@@ -41,7 +41,10 @@ class ClientStep:
         *,
         max_tokens: int,
         cache_salt: str = "",
+        has_text: bool = False,
     ) -> None:
+        """`has_text`: whether its clients get a text, which may name a tool."""
+        self.has_text = has_text
         self.prompt_ids = rendered.prompt_ids
         self.sampling = rendered.sampling
         self.features: dict[str, Any] = rendered.features.get("generate", {})
@@ -60,6 +63,8 @@ class ClientStep:
         self.error: ApiError | None = None
         self.cancelled = False
         """Whether it was ended before its end because no client waited for it."""
+        self.abort_reason = ""
+        """Why it ends as soon as its engine hands over its tokens; empty: it does not."""
         self.trajectory = ""
         """That it is a step of, once it is submitted."""
         self.clients = 0
@@ -74,8 +79,8 @@ class ClientStep:
         self.engine_deaths = 0
         self.revoked_from: int | None = None
         """Tokens from here on were reported and are void: their engine died."""
-        self._for_tokens: list[asyncio.Future[None]] = []
-        self._for_end: list[asyncio.Future[None]] = []
+        self._for_tokens: list[asyncio.Future[bool]] = []
+        self._for_end: list[asyncio.Future[bool]] = []
 
     @property
     def wants_logprobs(self) -> bool:
@@ -93,7 +98,9 @@ class ClientStep:
         return self.end is not None and self.end.finish_reason == "abort"
 
     def take(self, ids: Sequence[int]) -> None:
-        """Append tokens, as many as were wanted: an engine may be wrong."""
+        """Append tokens, as many as were wanted: an engine may be wrong, and late."""
+        if self.over:
+            return
         ids = ids[: self.max_tokens - len(self.output_ids)]
         if ids:
             self.output_ids.extend(ids)
@@ -139,29 +146,13 @@ class ClientStep:
         """Wait for more than `seen` tokens, or the end; return False after `limit_s` without."""
         if self.over or len(self.output_ids) > seen:
             return True
-        waiter = self._waiter(self._for_tokens)
-        try:
-            async with asyncio.timeout(limit_s):
-                await waiter
-        except TimeoutError:
-            return False
-        finally:
-            if waiter in self._for_tokens:
-                self._for_tokens.remove(waiter)
-        return True
+        return await self._notified(self._for_tokens, limit_s)
 
     async def ended(self, limit_s: float) -> bool:
         """Wait for the end; return False after `limit_s` without."""
         if self.over:
             return True
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._waiter(self._for_end)
-        except TimeoutError:
-            return False
-        finally:
-            self._for_end = [waiter for waiter in self._for_end if not waiter.done()]
-        return True
+        return await self._notified(self._for_end, limit_s)
 
     async def answer(self) -> GenerationEnd:
         """Wait for the end.
@@ -170,20 +161,37 @@ class ClientStep:
             ApiError: it ended without an answer.
         """
         while not self.over:
-            await self._waiter(self._for_end)
+            await self._notified(self._for_end)
         if self.error is not None:
             raise self.error
         return self.end or GenerationEnd(finish_reason="abort")
 
-    def _waiter(self, waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _notified(
+        self, waiting: list[asyncio.Future[bool]], limit_s: float | None = None
+    ) -> bool:
+        """Wait for a notification; with a limit, return False after so long without one."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
         waiting.append(waiter)
-        return waiter
+        # Not asyncio.timeout: it takes several times as long, and streams wait once an event.
+        timer = loop.call_later(limit_s, _expire, waiter) if limit_s is not None else None
+        try:
+            return await waiter
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if waiter in waiting:
+                waiting.remove(waiter)
 
     def _notify(self) -> None:
         ended = self._for_end if self.over else []
         for waiter in (*self._for_tokens, *ended):
             if not waiter.done():
-                waiter.set_result(None)
+                waiter.set_result(True)
         self._for_tokens.clear()
         ended.clear()
+
+
+def _expire(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)

@@ -1,15 +1,18 @@
 """Endpoints of sessions, rollouts, engines and control."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from aiohttp import web
 
 from heddle_core.ids import RolloutId
 from heddle_gateway.endpoints import path_session
+from heddle_gateway.engine_control import engines_paused, engines_resumed
 from heddle_gateway.errors import ApiError
 from heddle_gateway.front import FRONT, Front, json_response
+from heddle_gateway.gateway import Gateway
 from heddle_gateway.identity import readable
 from heddle_gateway.openai_api import text_field
 from heddle_rollout.driver import RolloutError
@@ -94,7 +97,7 @@ async def add_engine(request: web.Request) -> web.StreamResponse:
         raise ApiError(
             409,
             "this gateway starts its engines itself; `heddle serve --worker URL` takes others",
-            code="no_place",
+            code="own_engines",
         )
     return json_response({"status": "ok", **await urls.add(url, body)})
 
@@ -102,8 +105,12 @@ async def add_engine(request: web.Request) -> web.StreamResponse:
 async def list_engines(request: web.Request) -> web.StreamResponse:
     """``GET /workers`` and ``GET /list_workers``."""
     front = request.app[FRONT]
-    if front.engine_urls is not None:
-        found = list(front.engine_urls.registered())
+    found: Sequence[Mapping[str, Any]]
+    if front.settings.lists_itself:
+        url = str(request.url.origin())
+        found = [{"id": url, "url": url}]
+    elif front.engine_urls is not None:
+        found = front.engine_urls.registered()
     else:
         found = [
             {"id": str(name), "url": None, "max_running": slots}
@@ -113,14 +120,24 @@ async def list_engines(request: web.Request) -> web.StreamResponse:
 
 
 async def remove_engine(request: web.Request) -> web.StreamResponse:
-    """``DELETE /workers/{id or URL}`` and ``POST /remove_worker?url=``."""
+    """``DELETE /workers/{id or URL}?drain=`` and ``POST /remove_worker?url=``.
+
+    It answers at once; a draining engine is listed until it has left.
+    """
     front = request.app[FRONT]
     engine = request.query.get("url") or request.match_info.get("id", "")
+    drain = {"": False, "false": False, "0": False, "true": True, "1": True}.get(
+        request.query.get("drain", "").lower()
+    )
+    if drain is None:
+        shown = request.query["drain"][:80]
+        raise ApiError(400, f"drain is {shown!r}: give true or false", param="drain")
     if front.engine_urls is None:
-        raise ApiError(409, "this gateway starts its engines itself", code="no_place")
-    if not front.engine_urls.remove(engine):
-        raise ApiError(404, f"no engine {engine!r} is registered", kind="not_found_error")
-    return json_response({"status": "ok"})
+        raise ApiError(409, "this gateway starts its engines itself", code="own_engines")
+    found = front.engine_urls.remove(engine, drain=drain)
+    if found is None:
+        raise ApiError(404, f"no engine {engine[:200]!r} is registered", kind="not_found_error")
+    return json_response({"status": "ok", **found})
 
 
 # -- control -------------------------------------------------------------------------------------
@@ -145,11 +162,13 @@ async def abort_requests(request: web.Request) -> web.StreamResponse:
 
 
 async def pause(request: web.Request) -> web.StreamResponse:
-    """``POST /pause?mode=``: ``keep`` and ``wait`` let running steps go on, ``abort`` ends them.
+    """``POST /pause?mode=``: ``abort`` ends running steps, ``wait`` answers when none runs.
 
-    ``wait`` answers when none runs any more.
+    ``keep`` leaves them as they are. Engines that can pause themselves do so last, with the same
+    query: then ``keep`` stops running steps until the end of the pause.
     """
-    gateway = request.app[FRONT].gateway
+    front = request.app[FRONT]
+    gateway = front.gateway
     mode = request.query.get("mode", "wait")
     if mode not in ("abort", "wait", "keep"):
         raise ApiError(400, f"mode is {mode!r}; give abort, wait or keep", param="mode")
@@ -157,14 +176,18 @@ async def pause(request: web.Request) -> web.StreamResponse:
     if mode == "abort":
         gateway.abort_all("aborted by a pause")
     drained = mode == "keep" or await gateway.drained(DRAIN_LIMIT_S)
-    return json_response({"status": "paused", "mode": mode, "drained": drained})
+    paused = await engines_paused(front, urlencode({**request.query, "mode": mode}))
+    if request.query.get("clear_cache") == "true" and paused:
+        gateway.void_kv(new_weights=False)
+    return json_response({"status": "paused", "mode": mode, "drained": drained, "engines": paused})
 
 
 async def resume(request: web.Request) -> web.StreamResponse:
     """``POST /resume {weights_version}``."""
     front = request.app[FRONT]
-    body = await front.body(request)
-    front.gateway.resume(_count(body, "weights_version"))
+    version = _count(await front.body(request), "weights_version")
+    await engines_resumed(front)
+    front.gateway.resume(version)
     return json_response({"status": "resumed"})
 
 
@@ -172,14 +195,13 @@ async def begin_weight_sync(request: web.Request) -> web.StreamResponse:
     """``POST /weight_sync/begin``: a pause that ends by itself if nobody ends it."""
     gateway = request.app[FRONT].gateway
     gateway.pause()
-    asyncio.get_running_loop().call_later(
-        WEIGHT_SYNC_S, _end_weight_sync, gateway, gateway.weights_version
-    )
+    asyncio.get_running_loop().call_later(WEIGHT_SYNC_S, _end_weight_sync, gateway, gateway.pauses)
     return json_response({"status": "paused", "drained": await gateway.drained(DRAIN_LIMIT_S)})
 
 
-def _end_weight_sync(gateway: Any, before: int) -> None:
-    if gateway.weights_version == before:
+def _end_weight_sync(gateway: Gateway, pause: int) -> None:
+    """End the pause that a weight sync began, and no later one."""
+    if gateway.paused and gateway.pauses == pause:
         gateway.resume()
 
 
@@ -214,9 +236,15 @@ async def metrics(request: web.Request) -> web.StreamResponse:
 
 
 async def load(request: web.Request) -> web.StreamResponse:
-    """``GET /load``: steps under way."""
-    steps = sum(1 for _ in request.app[FRONT].gateway.sessions.under_way)
-    return json_response({"server_load": steps})
+    """``GET /load``: steps under way, with ``include_inflight=true`` by queue as vLLM has them."""
+    steps = list(request.app[FRONT].gateway.sessions.under_way)
+    answer: dict[str, Any] = {"server_load": len(steps)}
+    if request.query.get("include_inflight") == "true":
+        waiting = sum(step.dispatches == 0 for step in steps)
+        counts = {"running": len(steps) - waiting, "waiting": waiting}
+        queues = [{"name": name, "num_requests": n, "requests": []} for name, n in counts.items()]
+        answer["inflight"] = [{"data_parallel_rank": 0, "queues": queues}]
+    return json_response(answer)
 
 
 async def state(request: web.Request) -> web.StreamResponse:

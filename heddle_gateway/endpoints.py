@@ -25,6 +25,7 @@ from heddle_gateway.openai_api import (
     usage,
 )
 from heddle_gateway.rendering import Renderer
+from heddle_gateway.reply_tools import tool_of
 from heddle_gateway.streams import (
     DONE,
     KEEP_ALIVE,
@@ -80,9 +81,12 @@ class _Exchange:
         end = await self.step.answer()
         if self.endpoint == GENERATE:
             return generate_response(self.request_id, self.body, self.step, end)
-        return await _renderer(self.front).derender(
+        made = await _renderer(self.front).derender(
             self.endpoint, self.body, self.rendered, self.step.output_ids, end
         )
+        # Before any client has it: the session's next request finds the tool call under way.
+        self.front.gateway.sessions.name_tool(self.step, tool_of(made))
+        return made
 
     async def stream(self) -> web.StreamResponse:
         """Send events as tokens come; errors from now on are events too."""
@@ -122,7 +126,7 @@ class _Exchange:
         chat, detokenizer = self.endpoint == CHAT, self.front.detokenizer
         name = f"{'chatcmpl' if chat else 'cmpl'}-{self.request_id}"
         kind = "chat.completion.chunk" if chat else "text_completion"
-        head = {"id": name, "object": kind, "model": self.body.get("model")}
+        head = {"id": name, "object": kind, "model": self.front.check_model(self.body)}
         if chat:
             role = {"index": 0, "delta": {"role": "assistant", "content": ""}}
             await response.write(event({**head, "choices": [{**role, "finish_reason": None}]}))

@@ -1,59 +1,119 @@
-"""Engines that others started: registered by URL, and used for rendering too."""
+"""Engines that others started: they join and leave by URL, and are used for rendering too."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
+from heddle_core.ids import EngineId, EngineShape
+from heddle_core.plans import EngineSpec
 from heddle_gateway.errors import ApiError, unavailable
 from heddle_gateway.front import ServedModel
+from heddle_gateway.gateway import Gateway
 from heddle_runtime.generation import GenerationEnd, Rendered, RenderError
-from heddle_runtime.vllm_http.endpoint import UrlError, base_of
+from heddle_runtime.vllm_http.endpoint import UnreachableError, UrlError, base_of
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.probe import EndpointFacts, ProbeError
 from heddle_runtime.vllm_http.rendering import HttpRenderer
 
+CONTROL_LIMIT_S: Final = 600.0
+"""Of one control call: engines may load weights in it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    """A registered engine."""
+
+    spec: EngineSpec
+    facts: EndpointFacts
+    recalled: bool = False
+
 
 class RegisteredEngines:
-    """The URLs of a launcher; implements `EngineUrls`.
+    """Engines that join the gateway by URL, at any time; implements `EngineUrls` and
+    `EngineControl`.
 
-    There are as many places as the plan has engines. A place is free until an engine is registered
-    for it, and again once that is removed.
+    Each has a name of its own, `e0` and so on, and the TP degree that its server says or that is
+    given.
     """
 
     def __init__(
-        self, launcher: HttpLauncher, places: int, model: ServedModel, *, tp: int = 1, key: str = ""
+        self,
+        launcher: HttpLauncher,
+        gateway: Gateway,
+        model: ServedModel,
+        *,
+        shapes: Sequence[EngineShape],
+        max_running: int,
+        tp: int | None = None,
+        key: str = "",
     ) -> None:
-        """`key` is sent to engines that are registered without one."""
-        self._launcher, self._places, self._model = launcher, places, model
-        self._tp, self._key = tp, key
+        """`shapes` are those whose cost is known. `max_running`, `tp` and `key` are of engines that
+        are registered without.
+        """
+        self._launcher, self._gateway, self._model = launcher, gateway, model
+        self._shapes, self._max_running, self._tp, self._key = shapes, max_running, tp, key
+        self._engines: dict[str, _Engine] = {}
+        """By URL."""
+        self._names = count()
+        gateway.on_engine_left = self._left
 
     async def add(self, url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Register an engine after a probe."""
-        try:
-            known = base_of(url) in (each.url for each in self._launcher.registered)
-        except UrlError as error:
-            raise ApiError(400, str(error), param="url") from None
-        if not known and len(self._launcher.registered) >= self._places:
+        """Register an engine after a probe; one that is registered is probed again."""
+        tp = _positive(options, "tp")
+        slots = _positive(options, "max_running")
+        key = options.get("api_key", self._key)
+        if not isinstance(key, str):
+            raise ApiError(400, "api_key must be a text", param="api_key")
+        known = self._known(url)
+        if known is not None and known.recalled:
             raise ApiError(
                 409,
-                f"{self._places} engines are planned, and all are registered: take one out by "
-                "DELETE /workers/URL, or start with a larger --engines",
+                f"{known.facts.url} is leaving: register it when GET /workers does not list it",
                 param="url",
-                code="no_place",
+                code="leaving",
             )
-        tp, key = options.get("tp", self._tp), options.get("api_key", self._key)
-        if tp != self._tp or not isinstance(key, str):
+        before = known.spec if known is not None else None
+        if before is not None and (tp or before.shape.tp) != before.shape.tp:
             raise ApiError(
-                400, f"tp is {tp!r}: the engines are planned with TP {self._tp}", param="tp"
+                400,
+                f"tp is {tp}, and the engine is registered with TP {before.shape.tp}: take it out "
+                "first",
+                param="tp",
             )
         try:
-            facts = await self._launcher.add(url, tp=self._tp, api_key=key)
+            facts = await self._launcher.add(
+                url, tp=before.shape.tp if before is not None else tp, api_key=key
+            )
         except UrlError as error:
             raise ApiError(400, str(error), param="url") from None
         except ProbeError as error:
             raise ApiError(400, str(error), param="url", code="not_an_engine") from None
+        engine = self._engines.get(facts.url)
+        if engine is None:
+            engine = self._join(facts, tp or facts.tp or self._tp or 1, slots)
+        engine.facts = facts
         self.learn(facts)
-        return _described(facts)
+        return self._described(engine)
+
+    def _join(self, facts: EndpointFacts, tp: int, slots: int | None) -> _Engine:
+        shape = next((shape for shape in self._shapes if shape.tp == tp), None)
+        if shape is None:
+            self._launcher.remove(facts.url)
+            known = ", ".join(str(each.tp) for each in self._shapes)
+            raise ApiError(
+                400,
+                f"{facts.url}: tp is {tp}, and the profile has TP {known}: give one of these, or "
+                "start the gateway with a profile that has it",
+                param="tp",
+            )
+        slots = min(slots or self._max_running, facts.max_running or 1 << 30)
+        spec = EngineSpec(engine=EngineId(f"e{next(self._names)}"), shape=shape, max_running=slots)
+        engine = self._engines[facts.url] = _Engine(spec, facts)
+        self._launcher.reserve(facts.url, spec.engine)
+        self._gateway.driver.join(spec)
+        return engine
 
     def learn(self, facts: EndpointFacts) -> None:
         """Serve the model of an engine."""
@@ -61,34 +121,111 @@ class RegisteredEngines:
         model.names = tuple(dict.fromkeys((*model.names, facts.model)))
         model.context_tokens = min(model.context_tokens, facts.longest)
 
-    def remove(self, engine: str) -> bool:
-        """Take out an engine; its steps run elsewhere."""
-        try:
-            self._launcher.remove(engine)
-        except KeyError:
-            return False
-        return True
+    def remove(self, engine: str, *, drain: bool) -> Mapping[str, Any] | None:
+        """Take out an engine, after its running steps if `drain`; otherwise they run elsewhere."""
+        found = self._known(engine)
+        if found is None:
+            return None
+        found.recalled = True
+        self._gateway.recall(found.spec.engine, drain=drain)
+        described = self._described(found)
+        if not self._gateway.life_of(found.spec.engine):
+            self._left(found.spec.engine)
+        return described
+
+    def _left(self, engine: EngineId) -> None:
+        """An engine has stopped, or is not started again: its URL is free."""
+        for url, each in list(self._engines.items()):
+            if each.spec.engine.name == engine.name:
+                del self._engines[url]
+                self._launcher.remove(url)
 
     def registered(self) -> Sequence[Mapping[str, Any]]:
         """Return the engines."""
-        return [_described(each.facts) for each in self._launcher.registered]
+        return [self._described(each) for each in self._engines.values()]
+
+    def _known(self, engine: str) -> _Engine | None:
+        """Find an engine by name or URL."""
+        for each in self._engines.values():
+            if each.spec.engine == engine:
+                return each
+        try:
+            return self._engines.get(base_of(engine))
+        except UrlError:
+            return None
+
+    def _described(self, engine: _Engine) -> dict[str, Any]:
+        facts, ready = engine.facts, self._gateway.life_of(engine.spec.engine)
+        return {
+            "id": str(engine.spec.engine),
+            "url": facts.url,
+            "state": "leaving" if engine.recalled else "ready" if ready else "starting",
+            "model": facts.model,
+            "tp": engine.spec.shape.tp,
+            "max_running": engine.spec.max_running,
+            "kv_capacity_tokens": facts.kv_capacity_tokens,
+            "lacks": list(facts.lacks),
+        }
+
+    @property
+    def names(self) -> Sequence[str]:
+        """URLs of the engines."""
+        return [each.url for each in self._launcher.registered]
+
+    async def call_all(
+        self,
+        path: str,
+        bodies: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        optional: bool = False,
+    ) -> Mapping[str, Any]:
+        """Call every engine; see `EngineControl`."""
+        endpoints = [each.endpoint for each in self._launcher.registered]
+        if not endpoints:
+            raise unavailable("no engine is registered")
+        calls = [
+            endpoint.call(path, None if bodies is None else bodies[n], limit_s=CONTROL_LIMIT_S)
+            for n, endpoint in enumerate(endpoints)
+        ]
+        answers: dict[str, Any] = {}
+        faults = []
+        for endpoint, answer in zip(
+            endpoints, await asyncio.gather(*calls, return_exceptions=True), strict=True
+        ):
+            if isinstance(answer, UnreachableError):
+                faults.append(f"{endpoint.url}: {answer}")
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif 200 <= answer.status < 300:
+                answers[endpoint.url] = answer.json()
+            elif answer.status in (404, 405):
+                if not optional:
+                    faults.append(
+                        f"{endpoint.url} has no {path.partition('?')[0]}: start vllm serve with "
+                        "VLLM_SERVER_DEV_MODE=1"
+                    )
+            else:
+                faults.append(f"{endpoint.url}: {path} says {answer.status}: {answer.message}")
+        if faults:
+            raise ApiError(502, "; ".join(faults), kind="server_error", code="engine_refused")
+        return answers
 
 
-def _described(facts: EndpointFacts) -> dict[str, Any]:
-    return {
-        "id": facts.url,
-        "url": facts.url,
-        "model": facts.model,
-        "kv_capacity_tokens": facts.kv_capacity_tokens,
-        "lacks": list(facts.lacks),
-    }
+def _positive(options: Mapping[str, Any], name: str) -> int | None:
+    value = options.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 20:
+        raise ApiError(400, f"{name} is {str(value)[:80]}: give a whole number above 0", param=name)
+    return value
 
 
 class RenderingEngines:
     """Renders at registered engines in rotation; implements `Renderer` and `EngineCalls`."""
 
-    def __init__(self, launcher: HttpLauncher) -> None:
-        self._launcher = launcher
+    def __init__(self, launcher: HttpLauncher, *, wait_s: float = 300.0) -> None:
+        """While no engine is registered, calls wait for `wait_s`."""
+        self._launcher, self._wait_s = launcher, wait_s
         self._calls = count()
 
     async def render(self, endpoint: str, body: dict[str, Any]) -> Rendered:
@@ -116,9 +253,12 @@ class RenderingEngines:
 
     async def _first(self, method: str, *args: Any) -> Any:
         """Call the next engine, or the first after it that can be reached."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._launcher.any_registered()
+        except TimeoutError:
+            raise unavailable(f"no engine for {self._wait_s:g} s", retry_after_s=30) from None
         registered = self._launcher.registered
-        if not registered:
-            raise unavailable("no engine is registered")
         start = next(self._calls)
         for n in range(len(registered)):
             endpoint = registered[(start + n) % len(registered)].endpoint

@@ -6,7 +6,7 @@ was interrupted goes on as it would have. Text has one token for each word.
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 from zlib import crc32
@@ -14,6 +14,7 @@ from zlib import crc32
 import msgspec
 
 from heddle_gateway.agent import GatewayAgent
+from heddle_gateway.client_step import ClientStep
 from heddle_rollout.engines import StepRequest, StepResult
 from heddle_runtime.generation import GenerationEnd, Rendered, RenderError
 
@@ -24,21 +25,75 @@ _FIRST_WORD: Final = 16
 VOCABULARY: Final = 50_000
 
 
+class Replies:
+    """Messages that take the place of made-up words: reply n of a trajectory is message n.
+
+    After the last one, it is said again.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """`messages` are those of an assistant; each has `content`, `tool_calls` or both.
+
+        Raises:
+            ValueError: there is none, or one is no message; says which, counted from 1.
+        """
+        if not messages:
+            raise ValueError("there is no reply")
+        self._messages = [_checked_reply(each, n) for n, each in enumerate(messages, 1)]
+        self._ids = [[*_content(each), END] for each in self._messages]
+        self._of_ids = {tuple(ids): m for ids, m in zip(self._ids, self._messages, strict=True)}
+
+    def ids(self, step: int) -> list[int]:
+        """Return the tokens of a reply; steps count from 0."""
+        return self._ids[min(step, len(self._ids) - 1)]
+
+    def message(self, ids: Sequence[int]) -> Mapping[str, Any] | None:
+        """Return the message that tokens are the whole of."""
+        return self._of_ids.get(tuple(ids))
+
+
+def _checked_reply(message: Any, number: int) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"reply {number} must be an object with content or tool_calls")
+    content, calls = message.get("content"), message.get("tool_calls") or []
+    if not isinstance(content, str | None) or not isinstance(calls, list):
+        raise ValueError(f"reply {number}: content must be a text, and tool_calls a list")
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if (
+            not isinstance(function, Mapping)
+            or not isinstance(function.get("name"), str)
+            or not isinstance(function.get("arguments", ""), str)
+        ):
+            raise ValueError(
+                f"reply {number}: a tool call needs function.name and function.arguments, as texts"
+            )
+    if not (content or calls):
+        raise ValueError(f"reply {number} has neither content nor tool_calls")
+    return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+
+
 class FakeAgent(GatewayAgent):
     """Makes up the tokens that an engine reports the number of."""
 
-    __slots__ = ("_mean_tokens",)
+    __slots__ = ("_mean_tokens", "_replies", "_step")
 
-    def __init__(self, *args: Any, mean_tokens: int) -> None:
-        """A generation has `mean_tokens` on average, if its limit permits."""
+    def __init__(self, *args: Any, mean_tokens: int, replies: Replies | None = None) -> None:
+        """A generation has `mean_tokens` on average, if its limit permits and no reply is given."""
         super().__init__(*args)
-        self._mean_tokens = mean_tokens
+        self._mean_tokens, self._replies, self._step = mean_tokens, replies, 0
+
+    def begin(self, step: ClientStep) -> None:
+        """The client has sent its next request."""
+        self._step += 1
+        super().begin(step)
 
     def request(self) -> StepRequest:
         """Request tokens up to the first that ends the message."""
         request = super().request()
         tokens = len(self._tokens(request.max_tokens))
-        return msgspec.structs.replace(request, max_tokens=tokens)
+        # An engine in a process of its own makes tokens too; only their number counts.
+        return msgspec.structs.replace(request, max_tokens=tokens, payload=None)
 
     def on_step_end(self, result: StepResult) -> None:
         """Keep the tokens, made up here."""
@@ -52,6 +107,9 @@ class FakeAgent(GatewayAgent):
 
     def _tokens(self, limit: int) -> list[int]:
         """The next tokens, as many as `limit` or up to the end; the first of a reply is no end."""
+        if self._replies is not None:
+            made = len(self.context_ids) - self.last_prompt_tokens
+            return self._replies.ids(self._step)[made : made + limit]
         ids: list[int] = []
         context, seed = self.context_ids, crc32(self.id.encode())
         before = context[-1]
@@ -65,7 +123,7 @@ class FakeAgent(GatewayAgent):
         return ids
 
 
-def fake_agents(mean_tokens: int) -> Any:
+def fake_agents(mean_tokens: int, replies: Replies | None = None) -> Any:
     """Return what makes agents for engines without a model.
 
     Raises:
@@ -73,7 +131,27 @@ def fake_agents(mean_tokens: int) -> Any:
     """
     if mean_tokens < 1:
         raise ValueError(f"a generation of {mean_tokens} tokens is none; give 1 or more")
-    return partial(FakeAgent, mean_tokens=mean_tokens)
+    return partial(FakeAgent, mean_tokens=mean_tokens, replies=replies)
+
+
+class FakeControl:
+    """Control calls of engines without a model: there is nothing to do; see `EngineControl`."""
+
+    def __init__(self, engines: int, tp: int) -> None:
+        """Each has `tp` ranks."""
+        self.names: Sequence[str] = [f"e{n}" for n in range(engines)]
+        self._tp = tp
+
+    async def call_all(
+        self,
+        path: str,
+        bodies: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        optional: bool = False,
+    ) -> Mapping[str, Any]:
+        """Answer for every engine."""
+        said = {"world_size": self._tp} if path == "/get_world_size" else {}
+        return dict.fromkeys(self.names, said)
 
 
 def encode(text: str) -> list[int]:
@@ -90,8 +168,8 @@ def _word(word: str) -> int:
 class WordRenderer:
     """Renders text as words; implements `Renderer`, `EngineCalls` and `Detokenizer`."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, model: str, replies: Replies | None = None) -> None:
+        self._model, self._replies = model, replies
         self._made = 0
 
     async def render(self, endpoint: str, body: dict[str, Any]) -> Rendered:
@@ -118,7 +196,7 @@ class WordRenderer:
     ) -> dict[str, Any]:
         """Make the response object."""
         chat = endpoint.endswith("chat/completions")
-        text, made = self.decode(list(output_ids)), len(output_ids)
+        message, made = self._message(output_ids), len(output_ids)
         self._made += 1
         choice: dict[str, Any] = {
             "index": 0,
@@ -126,9 +204,11 @@ class WordRenderer:
             "stop_reason": end.stop_reason,
         }
         if chat:
-            choice["message"] = {"role": "assistant", "content": text}
+            choice["message"] = message
+            if message.get("tool_calls"):
+                choice["finish_reason"] = "tool_calls"
         else:
-            choice["text"] = text
+            choice["text"] = message["content"] or ""
         if body.get("logprobs"):
             content = [
                 {"token": f"t{e['token_id']}", "bytes": None, "top_logprobs": []} | e
@@ -151,6 +231,16 @@ class WordRenderer:
             response["prompt_token_ids"] = list(rendered.prompt_ids)
             choice["token_ids"] = list(output_ids)
         return response
+
+    def _message(self, output_ids: Sequence[int]) -> dict[str, Any]:
+        reply = self._replies.message(output_ids) if self._replies is not None else None
+        if reply is None:
+            return {"role": "assistant", "content": self.decode(list(output_ids))}
+        calls = [
+            {"id": f"call-{self._made}-{n}", "type": "function", **call}
+            for n, call in enumerate(reply.get("tool_calls", ()))
+        ]
+        return {**reply, "tool_calls": calls} if calls else dict(reply)
 
     async def call(self, path: str, body: dict[str, Any]) -> Any:
         """Tokenize, detokenize or render."""
@@ -181,14 +271,26 @@ def _chat(body: dict[str, Any]) -> list[int]:
         role = message.get("role") if isinstance(message, dict) else None
         if role not in _ROLES:
             raise _refused(f"a message has the role {role!r}; it may be {list(_ROLES)}", "messages")
-        content = message.get("content") or ""
-        if isinstance(content, list):
-            parts = (part.get("text") for part in content if isinstance(part, dict))
-            content = " ".join(text for text in parts if isinstance(text, str))
-        if not isinstance(content, str):
-            raise _refused("the content of a message must be a text", "messages")
-        ids += [_ROLES[role], *encode(content), END]
+        ids += [_ROLES[role], *_content(message), END]
     return [*ids, _ROLES["assistant"]]
+
+
+def _content(message: Mapping[str, Any]) -> list[int]:
+    """Tokens of a message: its text, and names and arguments of its tool calls."""
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, dict))
+        content = " ".join(text for text in parts if isinstance(text, str))
+    if not isinstance(content, str):
+        raise _refused("the content of a message must be a text", "messages")
+    calls = message.get("tool_calls") or []
+    functions = [call.get("function") for call in calls if isinstance(call, dict)]
+    called = [
+        f"{function.get('name')} {function.get('arguments', '')}"
+        for function in functions
+        if isinstance(function, dict)
+    ]
+    return encode(" ".join([content, *called]))
 
 
 def _prompt(body: dict[str, Any]) -> list[int]:

@@ -30,16 +30,45 @@ class EngineUrls(Protocol):
         """Register an engine after a probe; return what it is, `id` and `url` among it.
 
         Raises:
-            ApiError: it cannot be used, or there is no place for it.
+            ApiError: it cannot be used, or is leaving.
         """
         ...
 
-    def remove(self, engine: str) -> bool:
-        """Take out an engine by id or URL; return whether it was there."""
+    def remove(self, engine: str, *, drain: bool) -> Mapping[str, Any] | None:
+        """Take out an engine by id or URL, after its running steps if `drain`.
+
+        Returns what it is; None if it was not there.
+        """
         ...
 
     def registered(self) -> Sequence[Mapping[str, Any]]:
         """Return the engines, each with `id` and `url`."""
+        ...
+
+
+class EngineControl(Protocol):
+    """Calls every engine."""
+
+    async def call_all(
+        self,
+        path: str,
+        bodies: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        optional: bool = False,
+    ) -> Mapping[str, Any]:
+        """Return the answer of each engine by its name, in the order of `names`.
+
+        `bodies` has one for each; None: a GET. Engines that lack the path are left out if it is
+        `optional`.
+
+        Raises:
+            ApiError: an engine refused the call, or did not answer; others may have done it.
+        """
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The engines."""
         ...
 
 
@@ -66,13 +95,16 @@ class FrontSettings:
     body_bytes: int = 32 << 20
     """Largest body."""
     body_s: float = 60.0
-    """Longest time for a body to come."""
+    """Longest time for a body to come. A connection without a request is closed after one to two of
+    these."""
     keep_alive_s: float = 10.0
     """Between comments on a stream without tokens."""
     coalesce_s: float = 0.05
     """Between two events of a stream at least."""
     user_is_session: bool = False
     """Whether the body's `user` names a session."""
+    lists_itself: bool = False
+    """Whether `GET /workers` has the gateway alone: some clients abort at the URLs listed."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -88,6 +120,8 @@ class Front:
     detokenizer: Detokenizer | None = None
     """For text as it comes; without one, a stream has its text at the end."""
     engine_urls: EngineUrls | None = None
+    control: EngineControl | None = None
+    """None: engines take no control calls."""
     metrics: Metrics = field(default_factory=Metrics)
     requests: dict[str, ClientStep] = field(default_factory=dict)
     """Steps under way by the client's id of its request."""
@@ -123,11 +157,16 @@ class Front:
         Raises:
             ApiError: it is no JSON object, too large, or does not come.
         """
+        limit = self.settings.body_bytes
+        if (request.content_length or 0) > limit:
+            raise ApiError(413, f"the body is larger than {limit:,} bytes")
         try:
             async with asyncio.timeout(self.settings.body_s):
                 raw = await request.read()
         except TimeoutError:
             raise ApiError(408, f"the body did not come in {self.settings.body_s:g} s") from None
+        except web.RequestPayloadError as error:
+            raise ApiError(400, f"the body cannot be read: {error}") from None
         return parse_body(raw)
 
     def check_model(self, body: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from heddle_core.commands import Cancel, Command, Dispatch
+from heddle_core.commands import Cancel, Command, Dispatch, StartEngine
 from heddle_core.events import (
     EngineFailed,
     EngineReady,
@@ -60,11 +60,13 @@ class Gateway:
         sessions: SessionLimits | None = None,
         make_agent: Callable[..., GatewayAgent] = GatewayAgent,
         engine_wait_s: float = 300.0,
+        on_note: Callable[[str], None] = lambda note: None,
         report_interval_s: float,
         report_delay_s: float = 0.0,
     ) -> None:
         """Made inside a running event loop. Steps that wait for `engine_wait_s` without any engine
-        end with an error. `Driver` gets the rest.
+        end with an error. `on_note` gets messages for the owner of the engines. `Driver` gets the
+        rest.
         """
         self._loop = asyncio.get_running_loop()
         self._clock = clock
@@ -73,8 +75,12 @@ class Gateway:
         self._engineless_since_s: float | None = self._loop.time()
         self._paused_since_s: float | None = None
         self._paused_s = 0.0
+        self.pauses = 0
+        """Calls of `pause` so far."""
         self._started = self._closing = False
         self._weights_version = 0
+        self._void_version: int | None = None
+        """Version to announce at the end of the pause; None: KV is as it was."""
         self._rollouts: dict[RolloutId, int | None] = {}
         """Open ones, each with the trajectories that it may still take; None: any number."""
         self.engines: dict[EngineId, int] = {}
@@ -82,12 +88,20 @@ class Gateway:
         self.dispatches = 0
         self.preemptions = 0
         self.engine_deaths = 0
+        self.engines_given_up = 0
+        self.on_engine_left: Callable[[EngineId], None] = lambda engine: None
+        """Called when an engine has stopped, or has failed and is not started again."""
+        self._on_note = on_note
+        self._recalled: set[str] = set()
+        """Names of engines that were taken back."""
         self.sessions = ClientSessions(
             sessions or SessionLimits(),
             now=self._session_time_s,
             soon=self._loop.call_soon,
             admit=self._admit,
             cancel=self._cancel,
+            begin_tool=lambda trajectory, tool: self.driver.begin_tool(trajectory, tool),
+            abort_dispatch=lambda trajectory: self.driver.abort_step(trajectory),
             make_agent=make_agent,
         )
         self.driver = Driver(
@@ -145,7 +159,8 @@ class Gateway:
     @property
     def ready(self) -> bool:
         """Whether an engine takes work."""
-        return bool(self.engines) and not (self._closing or self.failed)
+        takes_work = any(engine.name not in self._recalled for engine in self.engines)
+        return takes_work and not (self._closing or self.failed)
 
     def _on_idle(self) -> None:
         if not self._over.done():
@@ -230,12 +245,16 @@ class Gateway:
 
     def pause(self) -> None:
         """Begin no dispatch until `resume`; running steps go on, and sessions do not get older."""
+        self.pauses += 1
         if self._paused_since_s is None:
             self._paused_since_s = self._loop.time()
             self.driver.pause()
 
     def resume(self, weights_version: int | None = None) -> None:
         """Go on after a pause, under other weights if a version is given: KV is void then."""
+        if weights_version is None:
+            weights_version = self._void_version
+        self._void_version = None
         if weights_version is not None:
             self._weights_version = weights_version
             self.driver.deliver(WeightsUpdated(time_s=self._clock.now_s, version=weights_version))
@@ -243,6 +262,13 @@ class Gateway:
             self._paused_s += self._loop.time() - self._paused_since_s
             self._paused_since_s = None
             self.driver.resume()
+
+    def void_kv(self, *, new_weights: bool) -> None:
+        """Announce, at the end of a pause if there is one, that engines hold no KV of before."""
+        version = self._weights_version + new_weights
+        self._void_version = max(version, self._void_version or 0)
+        if not self.paused:
+            self.resume()
 
     @property
     def weights_version(self) -> int:
@@ -255,6 +281,17 @@ class Gateway:
         while self.driver.computes and self._loop.time() < until_s:
             await asyncio.sleep(SWEEP_S / 10)
         return not self.driver.computes
+
+    # -- engines -----------------------------------------------------------------------------------
+
+    def recall(self, engine: EngineId, *, drain: bool) -> None:
+        """Take back an engine that joined, as `Driver.recall` does."""
+        self._recalled.add(engine.name)
+        self.driver.recall(engine, drain=drain)
+
+    def life_of(self, engine: EngineId) -> EngineId | None:
+        """The present id of a ready engine, by its name; None while none is ready."""
+        return next((each for each in self.engines if each.name == engine.name), None)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -298,11 +335,11 @@ class Gateway:
                 self._engineless_since_s = None
             case EngineFailed():
                 self._engine_gone(event.engine)
-                self.engine_deaths += 1
-                for trajectory, _ in event.salvaged:
-                    self._died_under(trajectory)
+                self._failed(event, commands)
             case EngineStopped():
                 self._engine_gone(event.engine)
+                self._recalled.discard(event.engine.name)
+                self.on_engine_left(event.engine)
 
     def _dispatched(self, command: Dispatch) -> None:
         self.dispatches += 1
@@ -316,6 +353,24 @@ class Gateway:
         self.engines.pop(engine, None)
         if not self.engines:
             self._engineless_since_s = self._loop.time()
+
+    def _failed(self, event: EngineFailed, commands: Sequence[Command]) -> None:
+        name = event.engine.name
+        if name not in self._recalled:
+            self.engine_deaths += 1
+            for trajectory, _ in event.salvaged:
+                self._died_under(trajectory)
+        starts = [c.engine.name for c in commands if isinstance(c, StartEngine)]
+        if name in starts:
+            return
+        if name not in self._recalled:
+            self.engines_given_up += 1
+            self._on_note(
+                f"engine {name} is given up: it has failed too often "
+                f"(cluster.restarts, cluster.restart_window_s); {event.reason}"
+            )
+        self._recalled.discard(name)
+        self.on_engine_left(event.engine)
 
     def _died_under(self, trajectory: TrajectoryId) -> None:
         step = self.sessions.step_of(trajectory)

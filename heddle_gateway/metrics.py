@@ -51,6 +51,7 @@ class Metrics:
             *_counter("dispatches", [("", gateway.dispatches)]),
             *_counter("preemptions", [("", gateway.preemptions)]),
             *_counter("engine_deaths", [("", gateway.engine_deaths)]),
+            *_counter("engines_given_up", [("", gateway.engines_given_up)]),
             *_gauge("open_requests", [("", self.open)]),
             *_gauge("sessions", [("", len(gateway.sessions))]),
             *_gauge("trajectories", [("", gateway.sessions.trajectories)]),

@@ -100,7 +100,11 @@ def rendered_ids(body: Mapping[str, Any]) -> Rendered:
     except (TypeError, OverflowError):
         prompt = array("I")
     if not prompt:
-        raise ApiError(400, "token_ids must be a list of at least one id", param="token_ids")
+        raise ApiError(
+            400,
+            "token_ids must be a list of at least one id, from 0 to 4,294,967,295",
+            param="token_ids",
+        )
     try:
         chosen = checked_sampling(sampling)
     except SamplingError as error:
@@ -125,7 +129,8 @@ def new_step(
         )
     wanted = left if rendered.max_tokens is None else min(rendered.max_tokens, left)
     salt = text_field(body, "cache_salt") or rendered.features.get("cache_salt", "")
-    return ClientStep(endpoint, rendered, max_tokens=wanted, cache_salt=salt)
+    text = endpoint != GENERATE
+    return ClientStep(endpoint, rendered, max_tokens=wanted, cache_salt=salt, has_text=text)
 
 
 def has_reply(endpoint: str, body: Mapping[str, Any]) -> bool | None:

@@ -61,16 +61,20 @@ class ClientSessions:
         soon: Callable[[Callable[[], None]], object],
         admit: Callable[[GatewayAgent], None],
         cancel: Callable[[TrajectoryId, str], None],
+        begin_tool: Callable[[TrajectoryId, str], None],
+        abort_dispatch: Callable[[TrajectoryId], None],
         make_agent: Callable[..., GatewayAgent] = GatewayAgent,
     ) -> None:
         """`now` gives seconds; `soon` makes a call after the current one; `admit` gives a
-        trajectory to the driver, and `cancel` ends one there, for a reason.
+        trajectory to the driver, `cancel` ends one there, for a reason, and `begin_tool` names the
+        tool that a step ended in. `abort_dispatch` ends what runs on an engine, tokens kept.
         """
         self._make_agent = make_agent
         self._limits = limits
         self._now, self._call_soon, self._admit, self._cancel = now, soon, admit, cancel
+        self._begin_tool, self._abort_dispatch = begin_tool, abort_dispatch
         self._sessions: dict[str, ClientSession] = {}
-        """By client's id; sessions without one by name."""
+        """By client's id; those without one are in `_of` alone."""
         self._of: dict[TrajectoryId, tuple[ClientSession, int]] = {}
         """Session and lane of each open trajectory."""
         self._names: dict[str, int] = {}
@@ -93,7 +97,7 @@ class ClientSessions:
     # -- what there is -----------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._sessions) + sum(self._groups.values())
 
     @property
     def trajectories(self) -> int:
@@ -178,7 +182,8 @@ class ClientSessions:
             name = f"anon~{self._anonymous}"
         group = readable(who.group) or blake2b(step.prompt_ids.tobytes(), digest_size=8).hexdigest()
         session = ClientSession(who.session, name, GroupId(group))
-        self._sessions[who.session or name] = session
+        if who.session:
+            self._sessions[who.session] = session
         return session
 
     def _open(self, session: ClientSession, who: Identity, step: ClientStep, model: str) -> None:
@@ -207,8 +212,18 @@ class ClientSessions:
         """A client waits no more: it has its answer, or it is gone."""
         step.clients -= 1
         step.delivered |= delivered
-        if not (step.clients or step.over):
+        if step.clients:
+            return
+        if step.over:
+            self.name_tool(step, "")
+        else:
             self._abandoned.append((self._now() + self._limits.grace_s, step))
+
+    def name_tool(self, step: ClientStep, tool: str) -> None:
+        """Name the tool that a step ended in; only the first name counts."""
+        agent = self._agents.get(step)
+        if agent is not None and step.end is not None:
+            self._begin_tool(agent.id, tool)
 
     # -- ends --------------------------------------------------------------------------------------
 
@@ -231,11 +246,25 @@ class ClientSessions:
         return True
 
     def abort(self, step: ClientStep, reason: str) -> None:
-        """End a step with the tokens so far, and its trajectory."""
+        """End a step with the tokens so far, and its trajectory.
+
+        With log-probs it ends when its engine has handed them over.
+        """
         agent = self._agents.get(step)
-        if agent is not None:
+        if agent is None or step.abort_reason:
+            return
+        if step.wants_logprobs and agent.runs:
+            step.abort_reason = reason
+            self._abort_dispatch(agent.id)
+        else:
             step.finish(GenerationEnd(finish_reason="abort"))
             self._cancel(agent.id, reason)
+
+    def step_aborted(self, agent: GatewayAgent) -> None:
+        """See `StepListener`."""
+        step = agent.step
+        step.finish(GenerationEnd(finish_reason="abort"))
+        self._call_soon(lambda: self._cancel(agent.id, step.abort_reason))
 
     def fail(self, step: ClientStep, error: ApiError) -> None:
         """End a step with an error, and its trajectory."""
@@ -274,8 +303,8 @@ class ClientSessions:
             self._groups[session.group] -= 1
             if not self._groups[session.group]:
                 del self._groups[session.group]
-        if not session.lanes:
-            del self._sessions[session.id or session.name]
+        elif not session.lanes:
+            del self._sessions[session.id]
 
     def _keep(self, session: ClientSession, step: ClientStep) -> None:
         self._agents.pop(step, None)

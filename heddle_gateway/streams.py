@@ -55,8 +55,12 @@ async def token_deltas(
         ApiError: it ended without an answer, or tokens that were yielded are void.
     """
     seen = 0
+    loop, next_s = asyncio.get_running_loop(), 0.0
     while True:
         came = await step.progress(seen, keep_alive_s)
+        early_s = next_s - loop.time()
+        if early_s > 0 and not step.over:
+            await asyncio.sleep(early_s)
         if step.revoked_from is not None and step.revoked_from < seen:
             raise ApiError(
                 502,
@@ -73,8 +77,7 @@ async def token_deltas(
         if step.over and seen >= len(step.output_ids):
             await step.answer()
             return
-        if not step.over:
-            await asyncio.sleep(coalesce_s)
+        next_s = loop.time() + coalesce_s
 
 
 def chat_chunks(response: Mapping[str, Any], *, sent_text: str = "") -> list[dict[str, Any]]:

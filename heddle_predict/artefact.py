@@ -4,7 +4,9 @@ The header states the kind of the model, its features, its training data and the
 another schema or a newer version, damaged files and other features are refused with the reason.
 """
 
+import errno
 import io
+import math
 import os
 import struct
 import zipfile
@@ -35,6 +37,9 @@ _ARRAYS: Final = "arrays/"
 _FILES: Final = "files/"
 _MOST_HEADER_BYTES: Final = 4 << 20
 _MOST_BYTES: Final = 64 << 30  # a language model and its optimiser's patience end before this
+_SMALL_BYTES: Final = 128 << 20
+_MOST_RATIO: Final = 8
+"""All members unpacked are at most so large, and so many times the file: numbers pack badly."""
 _DAMAGE: Final = (
     zipfile.BadZipFile,
     zlib.error,
@@ -137,8 +142,15 @@ def read_artefact(path: Path) -> Artefact:
     try:
         with zipfile.ZipFile(path) as file:
             header = _header(path, file)
+            _check_sizes(path, file, header)
             members = {name: _member(path, file, name, header) for name in header.hashes}
-    except _DAMAGE as error:
+    except PredictError:
+        raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a place before the beginning of the file
+            raise
+        raise PredictError(_no_zip(path, error)) from None
+    except (*_DAMAGE, ValueError) as error:
         raise PredictError(_no_zip(path, error)) from None
     arrays, files = {}, {}
     for name, data in members.items():
@@ -198,6 +210,18 @@ def _check(path: Path, header: Header) -> None:
             raise PredictError(f"{path}: damaged: levels of tasks must be 1 token or more")
 
 
+def _check_sizes(path: Path, file: zipfile.ZipFile, header: Header) -> None:
+    """Refuse a small file that would unpack to a large one, before it does."""
+    sizes = {info.filename: info.file_size for info in file.infolist()}
+    total = sum(sizes.get(name, 0) for name in header.hashes)
+    most = _SMALL_BYTES + _MOST_RATIO * path.stat().st_size
+    if total > most:
+        raise PredictError(
+            f"{path}: damaged: it would unpack to {total:,} bytes, and a model of its size to "
+            f"{most:,} at most; do not use this file unless you know its source"
+        )
+
+
 def _member(path: Path, file: zipfile.ZipFile, name: str, header: Header) -> bytes:
     if not name.startswith((_ARRAYS, _FILES)) or leaves_folder(name):
         raise PredictError(no_path(path, name))
@@ -229,8 +253,16 @@ def no_path(path: Path, name: str) -> str:
 
 def _array(path: Path, name: str, data: bytes) -> NDArray[Any]:
     try:
+        stream = io.BytesIO(data)
+        if np.lib.format.read_magic(stream) != (1, 0):
+            raise PredictError(f"{path}: damaged: {name} has another version than numpy writes")
+        shape, _, kind = np.lib.format.read_array_header_1_0(stream)
+        if kind.itemsize * math.prod(shape) != len(data) - stream.tell() or not kind.itemsize:
+            raise PredictError(f"{path}: damaged: {name} has not the size that its shape takes")
         array: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except PredictError:
+        raise
+    except (ValueError, TypeError, EOFError, OSError, OverflowError) as error:
         raise PredictError(f"{path}: damaged: {name}: {error}") from None
     if not isinstance(array, np.ndarray) or array.dtype.hasobject:
         raise PredictError(f"{path}: damaged: {name} is no plain array")

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -52,7 +53,7 @@ def read_texts(paths: Sequence[Path]) -> dict[str, TrajectoryText]:
                     if line.strip():
                         text = _decoded(decoder, line, path, number)
                         found[text.trajectory_id] = text
-        except (gzip.BadGzipFile, EOFError) as error:
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise PredictError(f"{path}: damaged or cut short ({error})") from None
     return found
 
@@ -66,7 +67,7 @@ def _decoded(
 ) -> TrajectoryText:
     try:
         return decoder.decode(line)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PredictError(
             f"{path}: line {number}: not the text of a trajectory: {error}; write "
             '{"trajectory_id": ..., "prompt": ..., "steps": [{"out": ..., "obs": ...}]}'

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from heddle_compiled import installed_version
 from heddle_predict.artefact import SCHEMA, VERSION, Arrays, Artefact, Header, Kind, TrainedOn
 from heddle_predict.corpus import Source, check_groups, source_of, vocabulary_of
 from heddle_predict.examples import Examples, training_examples
@@ -99,14 +99,10 @@ def artefact_of(
     files: Mapping[str, bytes] | None = None,
 ) -> Artefact:
     """Combine a model with the facts of its origin."""
-    try:
-        heddle = version("heddle")
-    except PackageNotFoundError:
-        heddle = "unknown"
     header = Header(
         schema=f"{SCHEMA}/{VERSION}",
         kind=kind,
-        heddle=heddle,
+        heddle=installed_version(),
         command=command,
         seed=seed,
         trained_on=tuple(

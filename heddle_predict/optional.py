@@ -16,6 +16,6 @@ def needed(module: str, what: str) -> Any:
         return import_module(module)
     except ImportError:
         raise PredictError(
-            f"{what} needs {module}, which is not installed: pip install 'heddle[learn]'; "
+            f"{what} needs {module}, which is not installed: pip install 'heddle-rl[learn]'; "
             "--model trees works without"
         ) from None

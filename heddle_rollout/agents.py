@@ -21,6 +21,8 @@ class NextAction(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     reason: StopReason
     tool: str | None = None
     """The tool to call; None when the trajectory ends here."""
+    tool_follows: bool = False
+    """Whether the tool is named later: the call begins by `Driver.begin_tool`."""
     outcome: Outcome = "completed"
     """How it ends; of no meaning when a tool is called."""
 

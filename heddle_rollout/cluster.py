@@ -33,7 +33,7 @@ class Cluster:
         *,
         deliver: Callable[[Event], None],
         on_end: Callable[[EngineId, StepResult], None],
-        on_salvage: Callable[[StepResult], object],
+        on_salvage: Callable[[TrajectoryId, StepResult | None], bool],
         on_thaw: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_thaw` is called when the first engines have started and time goes on."""
@@ -47,6 +47,9 @@ class Cluster:
         self._on_thaw = on_thaw
         self._starting: dict[EngineId, EngineClient] = {}
         self._stopping: dict[EngineId, None] = {}
+        self._recalled: dict[str, None] = {}
+        """Names of engines whose owner waits for no step: even those that cannot be resumed are
+        aborted, and begin again."""
         self._closing: dict[EngineId, None] = {}
         """Stopping engines that have drained and are about to end."""
         self._running: dict[EngineId, dict[TrajectoryId, bool]] = {}
@@ -99,14 +102,23 @@ class Cluster:
         """Take an engine in that others started; the clock goes on until it is ready."""
         self._starting[spec.engine] = self._launcher.start(spec, self)
 
+    def go_on(self) -> None:
+        """Let the clock go on while engines start: those that others bring may take any time."""
+        self._under_way = True
+
     def stop(self, command: StopEngine) -> None:
         """Let an engine drain, or abort what runs there; EngineStopped follows."""
-        if command.engine not in self.engines:
+        name = command.engine
+        if name not in self.engines:
             return  # it died before the command came; EngineFailed was its end
-        self._stopping[command.engine] = None
+        self._stopping[name] = None
         if not command.drain:
-            self.abort_running(command.engine)
-        self._stop_if_drained(command.engine)
+            self.abort_running(name)
+        self._stop_if_drained(name)
+
+    def recall(self, name: EngineId) -> None:
+        """Let no step hold up the stop of an engine, whatever its present id."""
+        self._recalled[name.name] = None
 
     def dispatch(self, command: Dispatch, request: StepRequest) -> str:
         """Start a step; `on_end` is called when it ends. Returns the reason if it cannot start."""
@@ -160,9 +172,10 @@ class Cluster:
     def abort_running(self, name: EngineId) -> None:
         """Abort every running step of an engine."""
         engine = self.engines[name]
+        every = name.name in self._recalled
         if engine.capabilities.preempt:
             for trajectory, resumable in list(self._running[name].items()):
-                if resumable:
+                if resumable or every:
                     engine.abort(trajectory)
 
     def abort(self, trajectory: TrajectoryId) -> None:
@@ -250,7 +263,12 @@ class Cluster:
         running = self._running.get(engine)
         if running is None:
             return
-        del running[result.trajectory]
+        resumable = running.pop(result.trajectory)
+        if not (resumable or result.finished) and engine.name in self._recalled:
+            # It was aborted and cannot be resumed: it begins again elsewhere.
+            result = StepResult(
+                trajectory=result.trajectory, tokens=0, finished=False, queued_s=result.queued_s
+            )
         if self._idle and (result.tokens or result.prefill_s > 0.0):
             self._idle.pop(engine, None)
         self._on_end(engine, result)
@@ -296,20 +314,19 @@ class Cluster:
         self.last_failure = f"{engine}: {reason}"
         self._stopping.pop(engine, None)
         running = self._running.get(engine, {})
-        kept = [pair for pair in salvaged if running.get(pair[0], True)]
         self._forget(engine)
         self.migrations.engine_gone(engine)
-        for _, result in kept:
-            self._on_salvage(result)
-        resumed = {trajectory: result.tokens for trajectory, result in kept}
+        resumed: list[tuple[TrajectoryId, int]] = []
+        for trajectory, result in salvaged:
+            kept = result if running.get(trajectory, True) else None
+            if self._on_salvage(trajectory, kept):
+                resumed.append((trajectory, kept.tokens if kept is not None else 0))
         self._deliver(
             EngineFailed(
                 time_s=self._clock.now_s,
                 engine=engine,
                 reason=reason,
-                salvaged=tuple(
-                    (trajectory, resumed.get(trajectory, 0)) for trajectory, _ in salvaged
-                ),
+                salvaged=tuple(resumed),
             )
         )
         self._thaw_if_started()

@@ -25,6 +25,8 @@ from heddle_core.commands import (
 )
 from heddle_core.defaults import REPORT_DELAY_S, REPORT_INTERVAL_S
 from heddle_core.events import (
+    EngineJoined,
+    EngineRecalled,
     Event,
     MigrationFinished,
     Outcome,
@@ -169,12 +171,12 @@ class Driver:
         """Names of all rollouts so far."""
         self._trajectories: dict[TrajectoryId, _Trajectory] = {}
         """Admitted agents that are not finished."""
-        self._arriving = 0
-        """Admitted agents that have not arrived."""
+        self._unnamed: dict[TrajectoryId, _Trajectory] = {}
+        """Those whose tool call begins once it has its name."""
         self._held: list[_Trajectory] = []
         """Agents that would have arrived while the clock was stopped."""
-        self._requests = 0
-        """Predictions and plans that are due."""
+        self._arriving = self._requests = 0
+        """Admitted agents that have not arrived; predictions and plans that are due."""
         self._events: deque[Event] = deque()
         self._delivering = False
         self._tick_at: float | None = None
@@ -196,7 +198,7 @@ class Driver:
             Preempt: self._cluster.preempt,
             SolvePlan: self._solve,
             StartEngine: self._cluster.start,
-            StopEngine: self._cluster.stop,
+            StopEngine: self._stop,
         }
 
     # -- calls of the owner -----------------------------------------------------------------------
@@ -210,6 +212,11 @@ class Driver:
     def open_rollouts(self) -> Sequence[RolloutId]:
         """Rollouts that are not over."""
         return tuple(self._rollouts)
+
+    @property
+    def accepting_rollouts(self) -> Sequence[RolloutId]:
+        """Open rollouts that may have more trajectories."""
+        return tuple(name for name, rollout in self._rollouts.items() if not rollout.complete)
 
     def open_rollout(
         self, rollout: RolloutId, *, trajectories: int | None = None, weights_version: int = 0
@@ -283,6 +290,36 @@ class Driver:
         """Take in an engine that no plan has; when it fails, it is not started again."""
         self._cluster.attach(spec)
 
+    def join(self, spec: EngineSpec) -> None:
+        """Offer the core an engine that its owner has started, at any time.
+
+        Its name is its own in the whole run. When it fails, it is started again as those of plans.
+        """
+        self._cluster.go_on()
+        self._deliver(
+            EngineJoined(
+                time_s=self._clock.now_s,
+                engine=spec.engine,
+                shape=spec.shape,
+                max_running=spec.max_running,
+            )
+        )
+
+    def recall(self, engine: EngineId, *, drain: bool) -> None:
+        """Take back an engine that joined by this name; it gets no more steps.
+
+        With `drain` it stops after its running steps; otherwise these go on elsewhere.
+        """
+        if not drain:
+            self._cluster.recall(engine)
+        self._deliver(EngineRecalled(time_s=self._clock.now_s, engine=engine, drain=drain))
+
+    def begin_tool(self, trajectory: TrajectoryId, tool: str) -> None:
+        """Begin a call whose action had no name yet; nothing if the trajectory has ended."""
+        tracked = self._unnamed.pop(trajectory, None)
+        if tracked is not None:
+            self._begin_tool(tracked, tool)
+
     def update_weights(self, version: int, path: str) -> None:
         """Push other weights to every engine; steps under way go on under them."""
         self._cluster.update_weights(version, path)
@@ -321,8 +358,12 @@ class Driver:
         """End the running steps of an engine early, with their tokens kept."""
         self._cluster.abort_running(engine)
 
+    def abort_step(self, trajectory: TrajectoryId) -> None:
+        """End the running step of a trajectory early, with its tokens kept."""
+        self._cluster.abort(trajectory)
+
     def pause(self) -> None:
-        """Begin no dispatch until `resume`; running steps go on. No engine may be stopped then."""
+        """Begin no dispatch until `resume`; running steps go on."""
         if self._held_dispatches is None:
             self._held_dispatches = []
 
@@ -330,7 +371,8 @@ class Driver:
         """Begin the dispatches that waited, in their order."""
         held, self._held_dispatches = self._held_dispatches, None
         for command in held or ():
-            self._dispatch(command)
+            if command.engine in self._cluster.engines:  # else its failure has ended the command
+                self._dispatch(command)
 
     def cancel(self, command: Cancel) -> None:
         """Close a trajectory as cancelled; its step and its tool call end without a report.
@@ -403,6 +445,23 @@ class Driver:
         if self._interrupted and not isinstance(command, Cancel):
             return  # every trajectory is about to be cancelled, which ends the command
         self._carry_out[type(command)](command)
+
+    def _stop(self, command: StopEngine) -> None:
+        """Stop an engine; its dispatches that a pause holds back have not begun, and end."""
+        held = self._held_dispatches or []
+        for each in [dispatch for dispatch in held if dispatch.engine == command.engine]:
+            held.remove(each)
+            if each.trajectory in self._trajectories:
+                self._deliver(
+                    StepPreempted(
+                        time_s=self._clock.now_s,
+                        trajectory=each.trajectory,
+                        step=each.step,
+                        engine=each.engine,
+                        output_tokens=0,
+                    )
+                )
+        self._cluster.stop(command)
 
     def _migrate(self, command: Migrate) -> None:
         tracked = self._trajectories.get(command.trajectory)
@@ -503,10 +562,15 @@ class Driver:
             )
             self._step_ended(command.engine, result)
 
-    def _salvage(self, result: StepResult) -> None:
-        tracked = self._trajectories.get(result.trajectory)
-        if tracked is not None:
-            self._keep_tokens(tracked, result)
+    def _salvage(self, trajectory: TrajectoryId, result: StepResult | None) -> bool:
+        """Hand an agent the tokens of a lost step; return whether its trajectory goes on."""
+        tracked = self._trajectories.get(trajectory)
+        if result is not None:
+            if tracked is not None:
+                self._keep_tokens(tracked, result)
+            else:
+                self._on_lost(trajectory, result.tokens)  # it was cancelled meanwhile
+        return tracked is not None
 
     def _keep_tokens(self, tracked: _Trajectory, result: StepResult) -> NextAction | None:
         """Hand an agent its tokens; after a step without an error, read its next action.
@@ -574,22 +638,24 @@ class Driver:
             self._finish(tracked, "failed")
         elif action.tool is None:
             self._finish(tracked, action.outcome)
+        elif action.tool_follows:
+            self._unnamed[tracked.id] = tracked
         else:
-            tracked.tool = action.tool
-            self._deliver(
-                ToolStarted(
-                    time_s=self._clock.now_s,
-                    trajectory=tracked.id,
-                    step=tracked.step,
-                    tool=action.tool,
-                )
+            self._begin_tool(tracked, action.tool)
+
+    def _begin_tool(self, tracked: _Trajectory, tool: str) -> None:
+        tracked.tool = tool
+        self._deliver(
+            ToolStarted(
+                time_s=self._clock.now_s, trajectory=tracked.id, step=tracked.step, tool=tool
             )
-            if self._closed:
-                return
-            try:
-                self._tools.call(tracked.agent, action.tool, tracked.step)
-            except Exception as error:
-                self.service_failed(error)
+        )
+        if self._closed:
+            return
+        try:
+            self._tools.call(tracked.agent, tool, tracked.step)
+        except Exception as error:
+            self.service_failed(error)
 
     def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
         """See `ToolListener`."""
@@ -623,6 +689,7 @@ class Driver:
         if self._trajectories.pop(trajectory, None) is None:
             return
         rollout.unfinished -= 1
+        self._unnamed.pop(trajectory, None)
         self._cluster.let_go(trajectory)
         self._deliver(
             TrajectoryFinished(time_s=self._clock.now_s, trajectory=trajectory, outcome=outcome)
@@ -688,6 +755,7 @@ class Driver:
         """Whether anything will happen without another call from outside."""
         return bool(
             self._tools.active
+            or self._unnamed
             or self._arriving
             or self._requests
             or self._tick_at is not None

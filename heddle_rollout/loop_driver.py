@@ -44,7 +44,8 @@ OnScored: TypeAlias = Callable[[TrajectoryId, float | None], None]
 OnTrained: TypeAlias = Callable[[int], None]
 """Gets the number of the batch."""
 OnUpdated: TypeAlias = Callable[[UpdateWeights], None]
-OnAssigned: TypeAlias = Callable[[AssignGpus], None]
+OnAssigned: TypeAlias = Callable[[AssignGpus, bool], None]
+"""Gets whether the GPUs have changed sides."""
 
 
 class LoopCore(Protocol):
@@ -259,9 +260,11 @@ class LoopDriver:
         self._pending += 1
         self._services.gpus.assign(command, self.driver, self._assigned)
 
-    def _assigned(self, command: AssignGpus) -> None:
+    def _assigned(self, command: AssignGpus, ok: bool) -> None:
         self._pending -= 1
-        self._deliver(GpusAssigned(time_s=self._clock.now_s, role=command.role, pool=command.pool))
+        self._deliver(
+            GpusAssigned(time_s=self._clock.now_s, role=command.role, pool=command.pool, ok=ok)
+        )
 
     def _update_weights(self, command: UpdateWeights) -> None:
         self._services.updates.update(command, self.driver, self._updated)

@@ -72,6 +72,8 @@ class Migrations:
         migration = self._under_way.get(trajectory)
         if migration is None or migration.id != move:
             return
+        if migration.begun or migration.transfer is not None:
+            return  # said again: a second transfer of it would never end
         migration.kv = kv
         command = migration.command
         target = self._engines.get(command.target)

@@ -6,8 +6,25 @@ between rollouts, so the start of the first engines takes no time of the run: th
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """How late a clock made its calls, in seconds of that clock."""
+
+    calls: int = 0
+    """Calls made while time went on."""
+    largest_s: float = 0.0
+    total_s: float = 0.0
+    """The sum over all calls."""
+
+    @property
+    def mean_s(self) -> float:
+        """The mean over all calls; 0 without any."""
+        return self.total_s / self.calls if self.calls else 0.0
 
 
 class RunClock:
@@ -21,11 +38,14 @@ class RunClock:
         self._loop, self._speed = loop, speed
         self._origin_s = loop.time()
         self._frozen_s: float | None = 0.0
-        self._calls: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._calls: list[tuple[float, int, float, Callable[..., None], tuple[Any, ...]]] = []
+        """Time, number, when it is due, and the call: one for a past time is due at its request."""
         self._requests = 0
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
         """Time of the current call: a timer may be late, but its call counts at its own time."""
+        self._made, self._late_s, self._latest_s = 0, 0.0, 0.0
+        """Calls made while time went on, the sum of their lateness, and the largest."""
 
     @property
     def speed(self) -> float:
@@ -43,6 +63,11 @@ class RunClock:
     def frozen(self) -> bool:
         """Whether time is stopped."""
         return self._frozen_s is not None
+
+    @property
+    def lateness(self) -> Lateness:
+        """Of all calls so far: from when each was due to when it was made."""
+        return Lateness(self._made, self._latest_s, self._late_s)
 
     def freeze(self) -> None:
         """Stop time; only calls due at this time still run."""
@@ -64,7 +89,8 @@ class RunClock:
     def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` at `time_s`, or as soon as possible after."""
         self._requests += 1
-        heappush(self._calls, (time_s, self._requests, act, args))
+        due_s = max(time_s, self.now_s)
+        heappush(self._calls, (time_s, self._requests, due_s, act, args))
         if self._calls[0][1] == self._requests:
             self._arm()
 
@@ -89,7 +115,12 @@ class RunClock:
     def _on_timer(self) -> None:
         """Make one call; the loop may process its effects before the next."""
         self._timer = None
-        time_s, _, act, args = heappop(self._calls)
+        time_s, _, due_s, act, args = heappop(self._calls)
         self._due_s = max(self._due_s, time_s)
+        if self._frozen_s is None:
+            late_s = self.now_s - due_s
+            self._made += 1
+            self._late_s += late_s
+            self._latest_s = max(self._latest_s, late_s)
         self._arm()
         act(*args)

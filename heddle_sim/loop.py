@@ -58,6 +58,10 @@ class LoopWorld:
     """Until GPUs that both sides may have can train: their engines have ended or sleep."""
     to_rollout_s: float = 0.0
     """The way back."""
+    switch_failure_rate: float = 0.0
+    """Share of the moves of a hybrid pool that fail, so that its GPUs return to where they were."""
+    switch_timeout_s: float = 0.0
+    """Until such a failure is noticed."""
     environments: ServiceConfig = field(default_factory=ServiceConfig)
     """Their start."""
     alive: int | None = None
@@ -92,6 +96,12 @@ class SimulatedServices:
         """Whether the trainer has the GPUs of all engines."""
         self._hybrid_trains = True
         """Whether the trainer has those of the hybrid pool."""
+        self._switches = 0
+        """Moves of the hybrid pool that were asked for."""
+        switch = ServiceConfig(
+            failure_rate=world.switch_failure_rate, timeout_s=world.switch_timeout_s
+        )
+        self._switch = ServicePool("switch", switch, clock, world.seed)
 
     @property
     def services(self) -> LoopServices:
@@ -162,19 +172,22 @@ class SimulatedServices:
     def assign(self, command: AssignGpus, driver: Driver, then: OnAssigned) -> None:
         """See `GpuSwitch`."""
         to_training = command.role == "training"
+        seconds = self._world.to_training_s if to_training else self._world.to_rollout_s
+        ok = True
         if command.pool == "hybrid":
             self._hybrid_trains = False
+            seconds, ok = self._switch.drawn(TrajectoryId("hybrid"), self._switches, seconds)
+            self._switches += 1
         elif to_training:
             self.training = True
             for name in driver.engines:
                 driver.abort_running(name)
                 self.pause(name)
-        seconds = self._world.to_training_s if to_training else self._world.to_rollout_s
-        self._clock.call_after(seconds, self._assigned, command, driver, then)
+        self._clock.call_after(seconds, self._assigned, command, ok, driver, then)
 
-    def _assigned(self, command: AssignGpus, driver: Driver, then: OnAssigned) -> None:
+    def _assigned(self, command: AssignGpus, ok: bool, driver: Driver, then: OnAssigned) -> None:
         if command.pool == "hybrid":
-            self._hybrid_trains = command.role == "training"
+            self._hybrid_trains = (command.role == "training") == ok
         elif command.role == "rollout":
             self.training = False
             for name in driver.engines:
@@ -182,7 +195,7 @@ class SimulatedServices:
                 if engine is not None:
                     engine.flush_kv()
                     engine.resume()
-        then(command)
+        then(command, ok)
 
     def pause(self, name: EngineId) -> None:
         """Let an engine generate nothing."""
@@ -224,14 +237,18 @@ class LoopSimulation:
         world: LoopWorld,
         *,
         on_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
+        launcher: Callable[..., SimLauncher] = SimLauncher,
     ) -> None:
-        """`on_lost` is called with the tokens of a step whose trajectory was cancelled."""
+        """`on_lost` is called with the tokens of a step whose trajectory was cancelled.
+
+        `launcher` makes what starts the engines: another one may disturb them.
+        """
         self._core = core
         self._stop: list[object] = []
         self._errors: list[BaseException] = []
         self.env = SimEnvironment()
         self.clock = clock = self.env.calendar
-        self.launcher = SimLauncher(config, clock, loaded=HYBRID)
+        self.launcher = launcher(config, clock, loaded=HYBRID)
         self.services = SimulatedServices(self.launcher, world, clock)
         self._loop = LoopDriver(
             core, clock, self.services.services, on_over=lambda: self._stop.append(None)

@@ -1,10 +1,10 @@
 """What is wrong with a profile file, beyond the types of its fields."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from heddle_sim.profile_layouts import ProfileError, read_layout
 from heddle_sim.profile_parts import Costs, KernelFactors, TpTable
@@ -13,12 +13,22 @@ if TYPE_CHECKING:
     from heddle_sim.profile_files import Profile
 
 
+LONGEST_S = 3600.0
+"""No time that a profile states is longer; a simulation with one that is would not end."""
+LARGEST = 10**15
+"""No size that a profile states is larger, in tokens, bytes or GPUs."""
+DECODE_ERRORS = ("median_pct", "worst_pct")
+LEFT_OUT = ("model", "class")
+SERVING_ERRORS, APART = ("runs", "tpot_mean_abs_pct"), ("tpot_unseen_mean_abs_pct",)
+
+
 def faults_of(profile: "Profile") -> list[str]:
     """Faults, each with its field and what it must be; none in a good file."""
     faults: list[str] = []
     if not profile.tables:
         faults.append("tables: at least one TP degree is needed")
     faults.extend(_model_faults(profile))
+    faults.extend(_too_large(profile))
     host = profile.host
     for name, value in (
         ("host.per_step_s", host.per_step_s),
@@ -27,9 +37,10 @@ def faults_of(profile: "Profile") -> list[str]:
         ("transfer.fixed_s", profile.transfer.fixed_s),
         ("belief_transfer.fixed_s", profile.belief_transfer.fixed_s),
     ):
-        if not (math.isfinite(value) and value >= 0):
-            faults.append(f"{name} must be a finite number of at least 0, not {value}")
+        if not 0 <= value <= LONGEST_S:
+            faults.append(f"{name} must be from 0 to {LONGEST_S:g} seconds, not {value:g}")
     faults.extend(_measured_faults(profile))
+    faults.extend(_error_faults(profile))
     for where in ("transfer", "belief_transfer"):
         rate: float = getattr(profile, where).bytes_per_s
         if not (math.isfinite(rate) and rate > 0):
@@ -39,8 +50,8 @@ def faults_of(profile: "Profile") -> list[str]:
             if size < 1:
                 faults.append(f"engine.{name} must be 1 or more, not {size}")
     for name, value in _seconds(profile.costs):
-        if not (math.isfinite(value) and value >= 0):
-            faults.append(f"costs.{name} must be a finite number of at least 0, not {value}")
+        if not 0 <= value <= LONGEST_S:
+            faults.append(f"costs.{name} must be from 0 to {LONGEST_S:g} seconds, not {value:g}")
     for tp, entry in profile.tables.items():
         faults += [f"tables.{tp}.{fault}" for fault in _table_faults(tp, entry)]
     return faults
@@ -60,16 +71,80 @@ def _model_faults(profile: "Profile") -> Iterator[str]:
             yield f"{name} must be {least} or more, not {number}"
 
 
+def _too_large(profile: "Profile") -> Iterator[str]:
+    """Sizes that no float holds, which later sums would be."""
+    sizes: dict[str, float | None] = {
+        "kv_bytes_per_token": profile.kv_bytes_per_token,
+        "kv_heads": profile.kv_heads,
+        "experts": profile.experts,
+        "attention_dp": profile.attention_dp,
+    }
+    if profile.engine is not None:
+        sizes |= {f"engine.{name}": size for name, size in asdict(profile.engine).items()}
+    for tp, entry in profile.tables.items():
+        sizes[f"tables.{tp}.kv_capacity_tokens"] = entry.kv_capacity_tokens
+        sizes[f"tables.{tp}.belief.kv_capacity_tokens"] = entry.belief.kv_capacity_tokens
+        if entry.belief.filling is not None:
+            sizes[f"tables.{tp}.belief.filling.knee"] = entry.belief.filling.knee
+    for name, size in sizes.items():
+        if size is not None and size > LARGEST:
+            yield f"{name} must be at most {LARGEST:g}"
+
+
 def _measured_faults(profile: "Profile") -> Iterator[str]:
     for version, times in (profile.host_versions or {}).items():
         for name, value in asdict(times).items():
-            if not (math.isfinite(value) and value >= 0):
+            if not 0 <= value <= LONGEST_S:
                 where = f"host_versions.{version}.{name}"
-                yield f"{where} must be a finite number of at least 0, not {value}"
+                yield f"{where} must be from 0 to {LONGEST_S:g} seconds, not {value:g}"
     factors = profile.kernel_factors or KernelFactors()
     smallest = min(factors.decode_on(1), factors.decode_on(64), factors.prefill)
     if not (math.isfinite(factors.decode_on(64)) and 0 < smallest < math.inf):
         yield "kernel_factors must be finite and above 0, on 1 to 64 GPUs"
+
+
+def _error_faults(profile: "Profile") -> Iterator[str]:
+    """Errors of the fit that are shown with every run."""
+    for tp, entry in profile.tables.items():
+        where = f"tables.{tp}.errors"
+        yield from _object_faults(where, entry.errors, "decode_unseen", DECODE_ERRORS)
+    errors, where = profile.errors, "errors.roofline"
+    yield from _object_faults("errors", errors, "roofline")
+    expected = _object(_object(errors, "roofline"), "expected")
+    yield from _object_faults(
+        where, _object(errors, "roofline"), "expected", ("mean_pct",), ("prompt_mean_pct",)
+    )
+    if expected and expected.get("left_out") not in LEFT_OUT:
+        yield f"{where}.expected.left_out must be {' or '.join(LEFT_OUT)}"
+    yield from _object_faults("errors", errors, "measured")
+    measured = _object(errors, "measured")
+    yield from _object_faults("errors.measured", measured, "unseen")
+    if _object(measured, "unseen").get("runs"):
+        yield from _object_faults("errors.measured", measured, "unseen", SERVING_ERRORS, APART)
+    elif "unseen" not in measured and measured.get("runs"):
+        yield from _object_faults("errors", errors, "measured", SERVING_ERRORS, APART)
+
+
+def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = values.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _object_faults(
+    where: str,
+    values: Mapping[str, Any],
+    name: str,
+    numbers: Sequence[str] = (),
+    optional: Sequence[str] = (),
+) -> Iterator[str]:
+    """Say what of an object, if it is there and not empty, is no number."""
+    found = values.get(name, {})
+    if not isinstance(found, Mapping):
+        yield f"{where}.{name} must be an object"
+    elif found:
+        for each in (*numbers, *(each for each in optional if each in found)):
+            if isinstance(found.get(each), bool) or not isinstance(found.get(each), int | float):
+                yield f"{where}.{name}.{each} must be a number, not {found.get(each)!r}"
 
 
 def _seconds(costs: Costs | None) -> Iterator[tuple[str, float]]:
@@ -105,16 +180,16 @@ def _table_faults(tp: str, entry: TpTable) -> list[str]:
             faults.append(f"{name} must ascend from 0 and have at least two entries")
         if any(len(c) != len(x) for c in columns):
             faults.append(f"{name} and its columns differ in length")
-    for name, values in (
-        ("decode.base_ms", d.base_ms),
-        ("decode.context_us", d.context_us),
-        ("prefill.ms", p.ms),
-        ("prefill.pair_ns", (p.pair_ns,)),
-        ("belief", (b.t0_s, b.t1_s, b.t2_s, b.prefill_s)),
-        ("belief.filling", () if f is None else (f.t0_s, f.fill_s, f.t1_s, f.t2_s)),
+    for name, most, values in (
+        ("decode.base_ms", 1e3 * LONGEST_S, d.base_ms),
+        ("decode.context_us", 1e6, d.context_us),
+        ("prefill.ms", 1e3 * LONGEST_S, p.ms),
+        ("prefill.pair_ns", 1e6, (p.pair_ns,)),
+        ("belief", LONGEST_S, (b.t0_s, b.t1_s, b.t2_s, b.prefill_s)),
+        ("belief.filling", LONGEST_S, () if f is None else (f.t0_s, f.fill_s, f.t1_s, f.t2_s)),
     ):
-        if not all(math.isfinite(v) and v >= 0 for v in values):
-            faults.append(f"{name} must hold finite numbers of at least 0")
+        if not all(0 <= v <= most for v in values):
+            faults.append(f"{name} must hold numbers from 0 to {most:g}")
     if f is not None and f.knee < 1:
         faults.append(f"belief.filling.knee must be 1 or more, not {f.knee}")
     if d.base_ms and d.base_ms[0] <= 0:

@@ -320,7 +320,7 @@ def read_profile(path: Path) -> Profile:
         profile = msgspec.json.decode(path.read_bytes(), type=Profile)
     except OSError as e:
         raise ProfileError(f"cannot read the profile {path}: {e.strerror}") from e
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise ProfileError(
             f"{path} is not a profile: {e}; see heddle_sim/profiles/README.md for the format"
         ) from e

@@ -1,9 +1,10 @@
 """Runs recorded trajectories against a core in simulated time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from simpy.core import EmptySchedule
 
+from heddle_rollout.clock import Clock
 from heddle_rollout.core import Core
 from heddle_rollout.driver import ROLLOUT, Driver, StuckError
 from heddle_rollout.scripted_agent import ScriptedAgent
@@ -17,14 +18,21 @@ from heddle_trace.schema import TrajectoryScript
 class Simulation:
     """A driver in simulated time; `driver.open_rollout` and `driver.admit` give it work."""
 
-    def __init__(self, core: Core, config: SimulationConfig) -> None:
+    def __init__(
+        self,
+        core: Core,
+        config: SimulationConfig,
+        *,
+        launcher: Callable[[SimulationConfig, Clock], SimLauncher] = SimLauncher,
+    ) -> None:
+        """`launcher` makes what starts the engines: another one may disturb them."""
         self._stop: list[object] = []
         """Has an item once no rollout is open, or after an error."""
         self._errors: list[BaseException] = []
         self.env = SimEnvironment()
         """Processes of a user may run in it."""
         self.clock = clock = self.env.calendar
-        self.launcher = SimLauncher(config, clock)
+        self.launcher = launcher(config, clock)
         self.driver = Driver(
             core,
             self.launcher,

@@ -35,7 +35,7 @@ def load_training(path: Path = TRAINING_FILE) -> TrainingFile:
         file = msgspec.json.decode(path.read_bytes(), type=TrainingFile)
     except OSError as e:
         raise ProfileError(f"cannot read the training profile {path}: {e.strerror}") from e
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise ProfileError(
             f"{path} is not a training profile: {e}; see heddle_sim/profiles/README.md"
         ) from e

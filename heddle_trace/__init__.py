@@ -1,7 +1,6 @@
 """Traces of recorded trajectories. They contain the future, so the core may not import them."""
 
 from heddle_trace.complete import (
-    FieldFill,
     FillReport,
     MissingRules,
     complete,
@@ -10,7 +9,7 @@ from heddle_trace.complete import (
 )
 from heddle_trace.errors import TraceError
 from heddle_trace.files import problems, read_trace, write_trace
-from heddle_trace.filling import MissingRule
+from heddle_trace.filling import FieldFill, MissingRule
 from heddle_trace.problems import Problem
 from heddle_trace.schema import StepRecord, StepScript, Trace, TrajectoryRecord, TrajectoryScript
 from heddle_trace.stats import TraceStats, describe

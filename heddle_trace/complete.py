@@ -13,10 +13,11 @@ import numpy as np
 
 from heddle_trace.columns import NONE, Bools, Floats, Ints, Words, by_code, carried
 from heddle_trace.errors import TraceError
-from heddle_trace.filling import Gap, MissingRule, Pool
+from heddle_trace.filling import FieldFill, Gap, MissingRule, Pool
 from heddle_trace.records import Records, codes, numbers, reals
 from heddle_trace.schema import Trace, TrajectoryScript
 from heddle_trace.scripts import Scripts, StepTable, recorded_columns
+from heddle_trace.tool_rules import read_tool_rule, stated_waits
 
 # Delays by people reach hours and are unrelated to tools, so neither replaces the other.
 USER: Final = "user"
@@ -29,32 +30,24 @@ class MissingRules:
     """Rules for values that the source lacks. `cap_tool_s` cuts longer tool waits, in seconds.
 
     "error" refuses the trace, "zero" uses 0, "sample" draws from recorded values of the trace.
+    `tool_s` may also be "typical", seconds, or seconds of tools (`tool_rules.read_tool_rule`).
     """
 
-    tool_s: MissingRule = "error"
+    tool_s: str = "error"
     tool_tokens: MissingRule = "error"
     prompt_tokens: MissingRule = "error"
     output_tokens: MissingRule = "error"
     cap_tool_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tool_s", "tool_tokens", "prompt_tokens", "output_tokens"):
+        read_tool_rule(self.tool_s)
+        for name in ("tool_tokens", "prompt_tokens", "output_tokens"):
             rule = getattr(self, name)
             allowed = [r for r in get_args(MissingRule) if (name, r) != ("output_tokens", "zero")]
             if rule not in allowed:
                 raise TraceError(f"rule {rule!r} for missing {name}: use {' or '.join(allowed)}")
         if self.cap_tool_s is not None and not 0 < self.cap_tool_s < float("inf"):
             raise TraceError(f"cap_tool_s is {self.cap_tool_s}; give seconds above 0, or none")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldFill:
-    """How the gaps of one field were closed. missing = derived + zeroed + sampled."""
-
-    missing: int
-    derived: int
-    zeroed: int
-    sampled: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +79,7 @@ def complete(trace: Trace, *, rules: MissingRules, seed: int) -> tuple[Scripts, 
 def open_gaps(trace: Trace) -> dict[str, int]:
     """Per field the number of values for which `complete` needs a rule."""
     filler = _Filler(trace, MissingRules(), 0)
-    return {gap.name: gap.missing - gap.derived for gap in filler.gaps}
+    return {gap.name: gap.open for gap in filler.gaps}
 
 
 def shuffled(scripts: Sequence[TrajectoryScript], seed: int) -> Scripts:
@@ -119,7 +112,10 @@ class _Filler:
             return Gap(name=name, rule=rule, rng=_stream(seed, name))
 
         self.name, self.records = trace.name, Records.of(trace.records)
-        self.tool_s = gap("tool_s", rules.tool_s)
+        self.tool_rule = read_tool_rule(rules.tool_s)
+        rest = self.tool_rule.rest
+        self.tool_s = gap("tool_s", rest if rest in ("zero", "sample") else "error")
+        self.kinds: tuple[str, ...] = ()
         self.tool_tokens = gap("tool_tokens", rules.tool_tokens)
         self.prompt_tokens = gap("prompt_tokens", rules.prompt_tokens)
         self.output_tokens = gap("output_tokens", rules.output_tokens)
@@ -229,9 +225,16 @@ class _Filler:
         waits = reals(self.records.step("tool_s")).copy()
         lacking = np.isnan(waits)
         called = lacking & (self.tool >= 0)
-        filled = self._of_tools(self.tool_s, np.flatnonzero(called), waits, ~lacking)
+        steps = np.flatnonzero(called)
+        stated = stated_waits(self.tool_rule, self.tools, self.tool[steps], self.tool_s.rng)
+        typical = int(stated.typical.sum())
+        self.tool_s.state(typical=typical, constant=int(stated.settled.sum()) - typical)
+        self.kinds = stated.kinds
+        left = steps[~stated.settled]
+        filled = self._of_tools(self.tool_s, left, waits, ~lacking)
         waits[lacking] = 0.0
-        waits[called] = filled
+        waits[steps] = stated.seconds
+        waits[left] = filled
         return waits
 
     def _of_tools(self, gap: Gap, steps: Ints, values: Any, known: Bools) -> Any:
@@ -313,31 +316,29 @@ class _Filler:
 
     def refusal(self) -> str | None:
         """A message about gaps whose rule is "error"; None without any."""
-        refused = [gap for gap in self.gaps if gap.rule == "error" and gap.missing > gap.derived]
+        refused = [gap for gap in self.gaps if gap.rule == "error" and gap.open]
         if not refused:
             return None
         parts = [
-            f"{gap.name} in {gap.missing - gap.derived:,} places (first: {self._at(gap.first)})"
-            for gap in refused
+            f"{gap.name} in {gap.open:,} places (first: {self._at(gap.first)})" for gap in refused
         ]
         flags = " ".join(
-            f"--missing-{gap.name.replace('_', '-')} {'sample' if gap.recorded else 'zero'}"
-            for gap in refused
+            f"--missing-{gap.name.replace('_', '-')} {self._advice(gap)}" for gap in refused
         )
         return (
             f"{self.name}: the trace lacks {'; '.join(parts)}. A gap is never taken as 0 "
             f"unasked: choose what to do, such as {flags}"
         )
 
+    def _advice(self, gap: Gap) -> str:
+        """A rule for a gap that fits the trace."""
+        if gap.recorded:
+            return "sample"
+        return "typical" if gap is self.tool_s else "zero"
+
     def report(self, seed: int) -> FillReport:
-        fields = {
-            gap.name: FieldFill(
-                missing=gap.missing, derived=gap.derived, zeroed=gap.zeroed, sampled=gap.sampled
-            )
-            for gap in self.gaps
-        }
         return FillReport(
-            fields=fields,
+            fields={gap.name: gap.counts() for gap in self.gaps},
             capped_tool_s=self.capped,
             raised_output_tokens=self.raised_outputs,
             raised_prompt_tokens=self.raised_prompts,
@@ -353,6 +354,14 @@ class _Filler:
                 lines.append(
                     f"{gap.sampled:,} missing {gap.name} drawn from recorded ones (seed {seed})"
                 )
+            if gap.typical:
+                kinds = ", ".join(self.kinds)
+                lines.append(
+                    f"{gap.typical:,} missing {gap.name} drawn from typical ones of {kinds} "
+                    f"(seed {seed})"
+                )
+            if gap.constant:
+                lines.append(f"{gap.constant:,} missing {gap.name} as the rule says")
             if gap.derived:
                 lines.append(f"{gap.derived:,} missing {gap.name} derived from input_tokens")
         if self.measured_prompts:

@@ -55,15 +55,22 @@ class _Going:
     outcome: str | None = None
     finished_s: float = 0.0
     scored: Scored | None = None
+    between_steps: bool = False
+    """It was cancelled when its last step was answered: a client of a gateway fell silent."""
 
 
 def extract(
-    events: Iterable[AnyEvent], *, source: str | None = None, model: str | None = None
+    events: Iterable[AnyEvent],
+    *,
+    source: str | None = None,
+    model: str | None = None,
+    with_silent: bool = False,
 ) -> tuple[tuple[TrajectoryRecord, ...], ExtractReport]:
     """Records of all trajectories that ran to their end, in the order of their arrival.
 
-    Those that failed, were cancelled, or never finished are left out and counted. Raises TraceError
-    for events that no run can have had, or when nothing is left.
+    Those that failed, were cancelled, or never finished are left out and counted. `with_silent`
+    keeps those cancelled between two steps: their last answered step is taken for their last.
+    Raises TraceError for events that no run can have had, or when nothing is left.
     """
     going: dict[TrajectoryId, _Going] = {}
     for event in events:
@@ -79,13 +86,19 @@ def extract(
     # A simulated loop gives 0 to all trajectories of a trace without rewards.
     rewarded = any(one.scored is not None and one.scored.reward for one in going.values())
     for one in going.values():
-        if one.outcome in ("completed", "truncated") and one.steps:
+        ended = one.outcome in ("completed", "truncated")
+        if one.steps and (ended or (with_silent and one.between_steps)):
             records.append(_record(one, source, model, rewarded))
         else:
             how = one.outcome or "unfinished"
             left_out[how] = left_out.get(how, 0) + 1
     if not records:
-        raise TraceError("no trajectory of this run came to its end; there is nothing to extract")
+        counts = ", ".join(f"{count:,} {how}" for how, count in left_out.items()) or "there is none"
+        raise TraceError(
+            f"no trajectory of this run came to its end ({counts}); there is nothing to extract. "
+            "Clients of heddle serve end theirs by POST /finish_session; with_silent "
+            "(--with-silent) keeps those that fell silent between two steps"
+        )
     return tuple(records), ExtractReport(left_out=left_out)
 
 
@@ -138,8 +151,11 @@ def _return_tool(one: _Going, event: ToolReturned) -> None:
 
 
 def _close(one: _Going, event: TrajectoryFinished) -> None:
-    if one.generation is not None:
-        _step(one, event.time_s, ok=None, added=None)
+    if one.generation is None:
+        return
+    if event.outcome == "cancelled":
+        one.between_steps, one.tool = True, None
+    _step(one, event.time_s, ok=None, added=None)
 
 
 def _step(one: _Going, until_s: float, *, ok: bool | None, added: int | None) -> None:

@@ -36,6 +36,31 @@ class Pool:
         return self._values[self._start[own] + (draws * self._size[own]).astype(np.int64)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldFill:
+    """How the gaps of one field were closed; `missing` is the sum of the others.
+
+    `typical` were drawn from shipped distributions, `constant` are as the rule says.
+    """
+
+    missing: int
+    derived: int
+    zeroed: int
+    sampled: int
+    typical: int = 0
+    constant: int = 0
+
+    @property
+    def drawn(self) -> int:
+        """Values that depend on the seed."""
+        return self.sampled + self.typical
+
+    @property
+    def filled(self) -> int:
+        """Values that do not follow from others."""
+        return self.missing - self.derived
+
+
 @dataclass(slots=True, kw_only=True)
 class Gap:
     """One field: its rule, and the counts so far."""
@@ -47,6 +72,8 @@ class Gap:
     derived: int = 0
     zeroed: int = 0
     sampled: int = 0
+    typical: int = 0
+    constant: int = 0
     recorded: bool = False
     """Whether there is a value to draw from."""
     first: int = 0
@@ -58,6 +85,28 @@ class Gap:
         """Count values that follow from others."""
         self.missing += count
         self.derived += count
+
+    def state(self, *, typical: int, constant: int) -> None:
+        """Count values that the rule itself has, drawn from typical ones or constant."""
+        self.missing += typical + constant
+        self.typical += typical
+        self.constant += constant
+
+    @property
+    def open(self) -> int:
+        """Values that neither follow from others nor are stated by the rule."""
+        return self.missing - self.derived - self.typical - self.constant
+
+    def counts(self) -> FieldFill:
+        """What was counted."""
+        return FieldFill(
+            missing=self.missing,
+            derived=self.derived,
+            zeroed=self.zeroed,
+            sampled=self.sampled,
+            typical=self.typical,
+            constant=self.constant,
+        )
 
     def fill(self, steps: Ints, *sources: tuple[Pool, Ints]) -> Any:
         """Stand-ins by the rule; "sample" takes the first source that has values for a step."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from heddle_core.estimate.equal_progress import RatesBeyond, ToolRates
+from heddle_core.estimate.group_cost import FloatArray
 from heddle_core.estimate.history import History, Levels
 from heddle_core.ids import GroupId
 from heddle_trace.columns import by_code
@@ -37,6 +39,30 @@ def history_of(scripts: Sequence[TrajectoryScript]) -> History:
         longest_output_tokens=float(outputs.max()),
         trajectories=len(columns),
     )
+
+
+def tool_rates_of(scripts: Sequence[TrajectoryScript]) -> RatesBeyond:
+    """What tools of the longer trajectories take and append per output token, at any length.
+
+    Long trajectories may call tools less often for their tokens than short ones. Beyond the longest
+    but one, the rates are those of the longest.
+    """
+    columns = Scripts.of(scripts)
+    outputs = columns.total("output_tokens")
+    order = np.argsort(-outputs, kind="stable")
+    lengths = outputs[order]
+    made = np.cumsum(lengths.astype(np.float64))
+    first = np.cumsum(columns.steps) - columns.steps
+    tool_s = np.cumsum(np.add.reduceat(columns.column("tool_s"), first)[order]) / made
+    last = columns.table.rows["tool_tokens"][columns.stop - 1]
+    appended = np.cumsum((columns.total("tool_tokens") - last)[order]) / made
+
+    def beyond(at: FloatArray) -> ToolRates:
+        longer = np.searchsorted(-lengths, -at, side="left")
+        row = np.maximum(longer, 1) - 1
+        return ToolRates(tool_s=tool_s[row], appended=appended[row])
+
+    return beyond
 
 
 def levels_of(scripts: Sequence[TrajectoryScript]) -> Levels:

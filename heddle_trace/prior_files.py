@@ -80,7 +80,7 @@ def read_prior(workload: str) -> tuple[History, str]:
     data = path.read_bytes()
     try:
         prior = msgspec.json.decode(data, type=Prior)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{path}: damaged: {error}; make it again with {COMMAND}") from None
     return prior.history(), sha256(data).hexdigest()
 

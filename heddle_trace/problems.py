@@ -157,7 +157,7 @@ def _field_faults(
             continue
         try:
             msgspec.convert(value, field.type)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):  # half of a character is no text
             yield where, f"found {_shown(value)}; give {expected}"
 
 

@@ -231,7 +231,8 @@ class Dispatcher:
     def conclude(self, rollout: str) -> None:
         """No more trajectories of an announced rollout will come."""
         name = self._announced.pop(rollout, None)
-        if name is not None and name in self._driver.open_rollouts:
+        # Not one that has all of its trajectories: the release of the last step may come later.
+        if name is not None and name in self._driver.accepting_rollouts:
             self._driver.close_rollout(name)
 
     def finish(self, request_ids: Sequence[str]) -> None:

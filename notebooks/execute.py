@@ -91,7 +91,7 @@ def main(names: Sequence[str], check: bool) -> None:
     try:
         import nbformat
     except ImportError:
-        raise click.ClickException("needs nbclient: pip install 'heddle[notebooks]'") from None
+        raise click.ClickException("needs nbclient: pip install 'heddle-rl[notebooks]'") from None
     for name in names:
         if not any(path.name.startswith(name) for path in notebooks()):
             known = ", ".join(path.stem for path in notebooks())

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,15 +12,19 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from heddle.packages import OUR_PACKAGES
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = tuple(sorted(path.parent.name for path in ROOT.glob("heddle*/__init__.py")))
-SOURCES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
+CHECKED = (*PACKAGES, "campaigns")
+SOURCES = sorted(p for package in CHECKED for p in (ROOT / package).rglob("*.py"))
 
 FILE_LINES, FUNCTION_LINES = 400, 70
 
 LONG_FILES = {
     "heddle_core/controller.py": "one state machine: every event and the commands that follow",
     "heddle_core/loop/controller.py": "the same of a loop, above rollouts",
+    "heddle_runtime/process/loop.py": "one loop: orders, iterations, reports of an engine",
     "heddle_runtime/vllm/engine.py": "one implementation of EngineClient: orders, reports, its end",
     "heddle_runtime/vllm_http/engine.py": "the same behind a URL: orders, streams, its end",
     "heddle_rollout/driver.py": "one driver: events in, commands out, and how a run ends",
@@ -114,8 +119,13 @@ def tree(path: Path) -> ast.Module:
 
 
 def each_source(*packages: str) -> pytest.MarkDecorator:
-    chosen = [p for p in SOURCES if p.relative_to(ROOT).parts[0] in (packages or PACKAGES)]
+    chosen = [p for p in SOURCES if p.relative_to(ROOT).parts[0] in (packages or CHECKED)]
     return pytest.mark.parametrize("path", chosen, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+def test_errors_of_every_package_of_the_distribution_are_ours():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert sorted(wheel["targets"]["wheel"]["packages"]) == list(OUR_PACKAGES) == list(PACKAGES)
 
 
 def test_no_example_of_a_property_has_a_time_limit():

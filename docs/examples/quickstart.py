@@ -1,4 +1,7 @@
-"""Compare two policies on a shipped trace; run from the root of the checkout."""
+"""Compare two policies on a shipped trace, verl at its best TP degree.
+
+Run from the root of the checkout.
+"""
 
 import tempfile
 from pathlib import Path
@@ -10,7 +13,7 @@ config = heddle.RunConfig(
     cluster=heddle.ClusterConfig(model="qwen3-14b", gpu="h100", gpus=8),
 )
 with tempfile.TemporaryDirectory() as runs:
-    result = heddle.compare(config, ["verl", "heddle"], out=Path(runs))
-    for run in result.runs:
-        print(f"{run.policy:7} {run.summary['makespan_s']:6.1f} s")
-    print(f"bound   {result.bound.makespan_s:6.1f} s")
+    result = heddle.compare(config, ["verl", "heddle"], tps="best", out=Path(runs))
+    for row in result.best:
+        print(f"{row.policy:8} {row.makespan_s.mean:6.1f} s")
+    print(f"bound    {result.bound.makespan_s:6.1f} s")

@@ -17,7 +17,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 HERE = Path(__file__).resolve().parent
 WIDTH = 1280
 PICTURES = (
-    ("report-rollout.png", "light", "summary", "rollout"),
+    ("report-why.png", "light", "summary", "why"),
+    ("report-rollout.png", "light", "rollout", "rollout"),
     ("report-timeline.png", "light", "timeline", "plan"),
     ("report-differences.png", "dark", "differences", "trajectories"),
 )

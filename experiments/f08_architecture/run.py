@@ -9,7 +9,7 @@ from matplotlib.patches import FancyBboxPatch
 from experiments.harness.drawing import COLOURS, page, save
 from experiments.harness.experiment import Context, Measured
 from heddle.knowledge import SHIPPED, load_predictor_model
-from heddle.plugins import load_policy
+from heddle.policies.plugins import load_policy
 from heddle_core.commands import Command
 from heddle_core.estimate.cost import CostModel
 from heddle_core.events import Event

@@ -175,11 +175,13 @@ class Experiment:
         kept = self._kept()
         values = {name: Value(**plain) for name, plain in kept["values"].items()}
         size = kept["size"]
+        # Computations run once, whatever the number of rollouts of a cell.
+        seeds = 1 if hasattr(self.script, "computations") else size["seeds"]
         return Outcome(
             name=self.name,
             expected=expected,
             judged=judged_all(expected, values),
-            size=Size(name="", gpus=size["gpus"], seeds=size["seeds"]) if self.has_size else None,
+            size=Size(name="", gpus=size["gpus"], seeds=seeds) if self.has_size else None,
         )
 
     def _kept(self) -> dict[str, Any]:

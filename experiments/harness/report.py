@@ -84,6 +84,9 @@ def _section(outcome: Outcome, figures: str) -> Iterator[str]:
         for judged in outcome.judged:
             yield _row(judged)
         yield ""
+    if outcome.expected.note:
+        yield outcome.expected.note
+        yield ""
     reasons: dict[str, list[str]] = {}
     for judged in outcome.judged:
         if judged.verdict != "agrees":

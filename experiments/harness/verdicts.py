@@ -68,6 +68,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     title: str
     source: str
     claims: tuple[Claim, ...]
+    note: str = ""
+    """What a reader of the claims must know beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

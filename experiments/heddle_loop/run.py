@@ -22,7 +22,12 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
     """Two for each workload and model: GPUs of their own, and common ones."""
     made: dict[str, Computation] = {}
     gpus = sized(size, 64, 16)
-    shared: dict[str, Any] = {"gpus": gpus, "groups": sized(size, 32, 8), "steps": 12}
+    shared: dict[str, Any] = {
+        "gpus": gpus,
+        "groups": sized(size, 32, 8),
+        "steps": 12,
+        "seed": config["loop"]["seed"],
+    }
     splits = tuple(
         sorted({max(1, gpus * eighths // 8) for eighths in config["loop"]["eighths_train"]})
     )

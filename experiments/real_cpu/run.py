@@ -27,7 +27,7 @@ from typing import Any
 
 import click
 
-from heddle.calibration import check
+from heddle.calibration.check import check
 from heddle.runs import load_run
 from heddle_calibrate.check import Checked, rankings
 from heddle_runtime.tiny_model import make_tiny_model

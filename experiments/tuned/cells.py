@@ -18,9 +18,9 @@ from experiments.harness.jobs import Computation, Job, Rollout
 from experiments.harness.running import trace_of
 from experiments.harness.store import Store
 from heddle.cluster.config import ClusterConfig, HostKvScope
+from heddle.comparison.tuning import TUNED_BASELINES, tuning, with_policy
 from heddle.config import RunConfig
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
-from heddle.tuning import TUNED_BASELINES, tuning, with_policy
 
 SCHEMA = "heddle.experiment-limits/1"
 WORKLOADS = ("coding", "search", "math")

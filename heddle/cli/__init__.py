@@ -1,16 +1,20 @@
 """The command line. Verbs import their modules when they run, so that help is fast."""
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import rich_click as click
+from click.exceptions import NoSuchCommand
 
 import heddle_compiled
 from heddle.cli.errors import encodable, exit_with_user_errors
+from heddle.cli.help_examples import with_examples
+from heddle.cli.help_panels import COMMANDS, with_panels
 from heddle.signals import terminate_on_signals
 
 VERBS = {
+    "demo": "heddle.cli.demo:demo",
+    "try": "heddle.cli.try_logs:try_logs",
     "compare": "heddle.cli.compare:compare",
     "loop": "heddle.cli.loop:loop",
     "simulate": "heddle.cli.simulate:simulate",
@@ -19,6 +23,7 @@ VERBS = {
     "train": "heddle.cli.train:train",
     "plan": "heddle.cli.plan:plan",
     "replay": "heddle.cli.replay:replay",
+    "runs": "heddle.cli.runs:runs",
     "report": "heddle.cli.report:report",
     "trace": "heddle.cli.trace:trace",
     "calibrate": "heddle.cli.calibrate:calibrate",
@@ -44,13 +49,27 @@ class Verbs(click.RichGroup):
             return None
         module, _, name = where.partition(":")
         command: click.Command = getattr(import_module(module), name)
-        return command
+        return with_panels(with_examples(cmd_name, command))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a verb; an error names the verbs that are spelt alike."""
+        try:
+            return super().resolve_command(ctx, args)
+        except NoSuchCommand as error:
+            raise NoSuchCommand(error.command_name, possibilities=VERBS, ctx=ctx) from None
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments and run; output of help may fail too, on a full disk."""
         encodable()
         with exit_with_user_errors():
             return super().main(*args, **kwargs)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the arguments; a signal meanwhile ends it as one during the run does."""
+        with exit_with_user_errors(), terminate_on_signals():
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a verb; see `heddle.cli.errors`."""
@@ -59,11 +78,9 @@ class Verbs(click.RichGroup):
 
 
 def _version() -> str:
-    build = " (compiled)" if heddle_compiled.in_force() else ""
-    try:
-        return version("heddle") + build
-    except PackageNotFoundError:
-        return "unknown" + build
+    return heddle_compiled.installed_version() + (
+        " (compiled)" if heddle_compiled.in_force() else ""
+    )
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -73,4 +90,14 @@ def main() -> None:
 
     Results go to standard output, progress and errors to standard error. Exit status: 0 done;
     1 a check or a run failed; 2 wrong usage or bad input; 130 interrupted.
+
+    \b
+    heddle demo                       compare policies on a shipped trace
+    heddle try logs/                  from your logs to a comparison and a plan
+    heddle compare rollout.jsonl.gz   compare policies on a trace of your own
+    heddle runs                       list what has run
     """
+
+
+for _name, _verbs in COMMANDS.items():
+    main.add_panel(click.RichCommandPanel(_name, commands=list(_verbs)))

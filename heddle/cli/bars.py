@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
-from heddle.estimates import Estimate
+from heddle.comparison.estimates import Estimate
 
 PIPED_BARS = 60
 """Columns of the longest bar if there is no terminal."""

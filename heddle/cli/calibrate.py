@@ -10,6 +10,7 @@ from click.exceptions import Exit
 
 from heddle.cli.errors import FAILED
 from heddle.cli.options import NumberRange
+from heddle.cli.replay import ALLOW_POLICY
 from heddle.cli.serving import serving
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ def measure_(
     Takes minutes. Other load on the machine changes the result. A sweep that breaks off is kept
     as far as it got.
     """
+    from heddle.calibration.measure import sweep_engines
     from heddle.cli.outputs import new_file, write
     from heddle.cli.progress import progress
-    from heddle.measuring import sweep_engines
     from heddle_calibrate.sweeps import Sweep, encode_sweep
 
     new_file(out, force)
@@ -86,8 +87,8 @@ def _sweep_spec(
     configs: tuple[str, ...], tps: str, settings: tuple[str, ...], options: dict[str, Any]
 ) -> "tuple[RunConfig, SweepSpec, str]":
     """Read the options as configuration; what is not given is chosen by the machine."""
+    from heddle.calibration.measure import choose_sweep
     from heddle.cli.options import take_config
-    from heddle.measuring import choose_sweep
 
     given = {
         "runtime__engine": options["engine"],
@@ -216,27 +217,36 @@ def _save_profile(profile: "Profile", out: Path, as_json: bool) -> None:
 @click.option(
     "--tie", type=NumberRange(0.0), default=1.0, show_default=True, help="Percent that rank nothing"
 )
+@ALLOW_POLICY
 @JSON
 def check_(
-    runs: tuple[Path, ...], profile: Path | None, tie: float, as_json: bool, **bounds: Any
+    runs: tuple[Path, ...],
+    profile: Path | None,
+    tie: float,
+    allow_policies: tuple[str, ...],
+    as_json: bool,
+    **bounds: Any,
 ) -> None:
     """Simulate finished runs on engines again, and print how far off that is.
 
     Same trace, configuration, policy, seed and context; engines as the profile says.
     """
-    from heddle.calibration import check
+    from heddle.calibration.check import check
     from heddle.cli.progress import progress
+    from heddle.cli.show import show_lateness
     from heddle.cli.show_calibration import checks
     from heddle.runs import load_run
     from heddle_calibrate.check import rankings
 
     loaded = [load_run(run) for run in runs]
+    for run in loaded:
+        show_lateness(str(run.path), run.summary)
     checked = []
     with progress("simulate", "runs") as bar:
         for i, run in enumerate(loaded):
             bar.now(run.label)
             bar.at(i, len(loaded))
-            checked.append(check(run, profile))
+            checked.append(check(run, profile, allow_policies=allow_policies))
     ranked = rankings(checked, tie_pct=tie)
     failed = _failed(checked, ranked, bounds)
     if as_json:
@@ -327,7 +337,7 @@ def from_aiconfigurator(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Make a profile for another GPU from AIConfigurator's kernel times (heddle[aiconfigurator]).
+    """Make a profile for another GPU from AIConfigurator's kernel times.
 
     As the shipped profiles were made: their fit, their host time, their transfer times.
     """

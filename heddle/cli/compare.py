@@ -8,27 +8,42 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from heddle.cli.options import executor, objective, positive_numbers, replayed, take_config
+from heddle.cli.engine_options import positive_numbers
+from heddle.cli.options import executor, objective, replayed, take_config
+from heddle_compiled import DISTRIBUTION
 
 if TYPE_CHECKING:
+    from heddle.cli.progress import ProgressBar
+    from heddle.comparison.compare import Comparison
+    from heddle.comparison.tuning import Choice
+    from heddle.config import RunConfig
     from heddle.cost.objective import Objective
     from heddle.executor_choice import ExecutorKind
-    from heddle.tuning import Choice
 
 BEST: Final = "best"
+POLICIES: Final = "verl,slime,heddle"
+FEW: Final = 8
+"""Trajectories of an engine below which makespans are those of single trajectories."""
 
 
 @click.command()
 @click.option(
     "--policies",
-    required=True,
-    help="PRESET[+PART...], separated by commas; the first is the reference",
+    default=None,
+    help="PRESET[+PART...], separated by commas; the first is the reference "
+    f"[{POLICIES}; of a waterfall verl]",
 )
 @click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each policy")
 @click.option("--seed", type=int, default=None, help="The first seed [0]")
 @click.option("--jobs", type=int, default=None, help="Worker processes [as many as pay]")
 @executor
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+@click.option(
+    "--report/--no-report",
+    "with_page",
+    default=None,
+    help="Write report.html beside the runs [with a table; not with --json]",
+)
 @click.option(
     "--tp",
     default=None,
@@ -48,11 +63,19 @@ BEST: Final = "best"
     help="GPUs by role, prefill=2,decode=6; best tries some splits beside engines that do both "
     "[all engines do both]",
 )
+@click.option(
+    "--waterfall",
+    "figure",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    metavar="FILE",
+    help="Draw what each part of heddle adds to a baseline (--policies) [verl]; .png, .svg or .pdf",
+)
 @partial(replayed, but=("--tp", "--max-running", "--roles"))
 def compare(
     sources: tuple[str, ...],
     settings: tuple[str, ...],
-    policies: str,
+    policies: str | None,
     seeds: int,
     seed: int | None,
     jobs: int | None,
@@ -61,8 +84,10 @@ def compare(
     max_running: str | None,
     objective: "Objective",
     roles: str | None,
+    figure: Path | None,
     out: Path,
     as_json: bool,
+    with_page: bool | None,
     **options: Any,
 ) -> None:
     """Replay a trace under several policies on the same cluster and put the results side by side.
@@ -78,30 +103,28 @@ def compare(
     With --roles best every policy also runs with engines that prefill and engines that decode, on
     the same GPUs, at up to three splits for each setting; the best split is a row of its own.
 
+    With --waterfall one baseline runs at every TP degree, then with the parts of heddle, added one
+    after the other.
+
     A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
     place of the preset's own, any number of times: heddle+never, verl+lpt+progressive;
     `heddle policies` lists both. A part of your own is +package.module:factory. The parts oracle,
     noisy-oracle:SIGMA and paper_quality know the trace: no result, and their runs say so.
     """
-    from heddle.cli.progress import progress, running
-    from heddle.cli.show import comparison
-    from heddle.comparison import compare as compared
+    from heddle.runs.comparison_folder import new_comparison_folder
 
-    names = [name.strip() for name in policies.split(",") if name.strip()]
-    tps, slots = _tried("--tp", tp), _tried("--max-running", max_running)
+    listed = policies if policies is not None or figure is not None else POLICIES
+    names = [name.strip() for name in (listed or "").split(",") if name.strip()]
+    tps, slots = tried("--tp", tp), tried("--max-running", max_running)
+    options["tp"] = tp if tps is None else None
+    if figure is not None:
+        names, tps = _waterfall_policies(names, slots, roles, figure), tps or BEST
     best_roles = roles is not None and roles.strip() == BEST
     options["roles"] = None if best_roles else roles
-    options["tp"] = tp if tps is None else None
     options["max_running"] = int(max_running) if max_running and slots is None else None
     config, text = take_config(sources, options, settings, seed=seed, roles_tried=best_roles)
-    with progress("reading", "trajectories") as bar:
-
-        def show(every: Sequence[str], done: Sequence[int], each: int) -> None:
-            over = sum(n >= each for n in done)
-            bar.now(f"{running(every, done, each)} ({over} of {len(every)} runs done)")
-            bar.at(sum(done), each * len(every))
-
-        result = compared(
+    with new_comparison_folder(out, config.trace) as folder:
+        result = _compared(
             config,
             names,
             tps=tps,
@@ -109,19 +132,155 @@ def compare(
             objective=objective,
             roles=best_roles,
             seeds=seeds,
-            out=out,
+            out=folder,
             jobs=jobs,
             executor=executor,
             config_text=text,
-            on_progress=show if bar.seen else None,
         )
-    if as_json:
+    warn_of_few(result)
+    _show(result, figure, as_json=as_json)
+    _finish(folder, with_page, as_json=as_json)
+
+
+def _finish(folder: Path, with_page: bool | None, *, as_json: bool) -> None:
+    """Write the page if it is wanted, and say what there is."""
+    from heddle.runs.comparison_folder import PAGE, shown_runs
+
+    wanted = not as_json if with_page is None else with_page
+    page = written_page(shown_runs(folder), folder / PAGE) if wanted else None
+    if not as_json:
+        _next(folder, page)
+
+
+def _show(result: "Comparison", figure: Path | None, *, as_json: bool) -> None:
+    from heddle.cli.show import comparison
+
+    if figure is not None:
+        _show_waterfall(result, figure, as_json=as_json)
+    elif as_json:
         click.echo(json.dumps(result.plain(), allow_nan=False))
     else:
         comparison(result)
 
 
-def _tried(flag: str, text: str | None) -> "Choice":
+def _compared(
+    config: "RunConfig", policies: Sequence[str], *, out: Path, **given: Any
+) -> "Comparison":
+    """Compare with progress on a terminal; write the index of the folder `out`."""
+    from heddle.cli.progress import progress
+    from heddle.comparison.compare import compare as compared
+    from heddle.runs.comparison_folder import write_index
+
+    with progress("reading", "trajectories") as bar:
+        on_progress = partial(_show_progress, bar) if bar.seen else None
+        result = compared(config, policies, out=out, on_progress=on_progress, **given)
+    write_index(out, result.plain())
+    return result
+
+
+def warn_of_few(result: "Comparison") -> None:
+    """Warn where the engines have too few trajectories each for a comparison of policies."""
+    rows = [row.variant for row in result.best]
+    # A planner may start fewer engines than the cluster's TP degree makes.
+    rows = [row for row in rows if not row.planned] or rows
+    engines = max(row.cluster.engines for row in rows)
+    trajectories = len(result.workload.scripts)
+    if trajectories < FEW * engines:
+        click.echo(
+            f"Warning: {trajectories:,} trajectories for {engines:,} engines, fewer than {FEW} "
+            "each: the longest trajectory decides, and policies hardly differ. Use fewer --gpus, "
+            "or a larger trace (heddle trace resample).",
+            err=True,
+        )
+
+
+def written_page(runs: Sequence[Path], file: Path) -> Path | None:
+    """Write the page of runs, in place of an earlier one.
+
+    Returns `file`; None, with a message, where plotly is absent.
+    """
+    from heddle.cli.report import write_page
+
+    try:
+        write_page(tuple(runs), file, force=True, with_size=False)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "plotly":
+            raise
+        click.echo(
+            f"no {file.name}: it needs plotly, which is not installed: "
+            f"pip install '{DISTRIBUTION}[pages]'",
+            err=True,
+        )
+        return None
+    return file
+
+
+def _next(folder: Path, page: Path | None) -> None:
+    from heddle.runs.comparison_folder import INDEX
+
+    click.echo(f"\nindex in {folder / INDEX}")
+    if page is not None:
+        click.echo(f"next: open {page} in a browser")
+    else:
+        click.echo(f"next: heddle report {folder} -o report.html")
+    click.echo("next: heddle runs, which lists all comparisons and runs")
+
+
+def _show_progress(
+    bar: "ProgressBar", every: Sequence[str], done: Sequence[int], each: int
+) -> None:
+    from heddle.cli.progress import running
+
+    over = sum(n >= each for n in done)
+    bar.now(f"{running(every, done, each)} ({over} of {len(every)} runs done)")
+    bar.at(sum(done), each * len(every))
+
+
+def _waterfall_policies(
+    names: list[str], slots: "Choice", roles: str | None, figure: Path
+) -> list[str]:
+    """Check the options of a waterfall; returns the policies to compare.
+
+    Raises:
+        ConfigError: more than one baseline, or settings beside the TP degree to try.
+        OutputError: the file cannot be written.
+    """
+    from heddle.cli.outputs import new_file
+    from heddle.comparison.waterfall import BASELINE, waterfall_policies
+    from heddle.config_files import ConfigError
+    from heddle.reports.trace_figures import figure_path
+
+    if len(names) > 1:
+        raise ConfigError(
+            f"--waterfall begins with one baseline, not {len(names)}: name one in --policies, or "
+            f"none for {BASELINE}"
+        )
+    if slots is not None or roles is not None:
+        raise ConfigError(
+            "--waterfall tries TP degrees only: give one number for --max-running, and no --roles"
+        )
+    new_file(figure_path(figure), force=True)
+    return waterfall_policies(*names)
+
+
+def _show_waterfall(result: "Comparison", figure: Path, *, as_json: bool) -> None:
+    from heddle.cli.show_waterfall import show_waterfall
+    from heddle.comparison.waterfall import waterfall
+    from heddle.reports.waterfall_figure import draw_waterfall
+
+    steps = waterfall(result)
+    gpus = result.profiles.hardware()
+    title = f"{result.workload.trace.name}, {result.profiles.model}, {gpus}"
+    draw_waterfall(steps, figure, bound_s=result.bound.makespan_s, title=title)
+    if as_json:
+        plain = {**result.plain(), "waterfall": [step.plain() for step in steps]}
+        click.echo(json.dumps(plain, allow_nan=False))
+    else:
+        show_waterfall(result, steps)
+        click.echo(str(figure))
+
+
+def tried(flag: str, text: str | None) -> "Choice":
     """Read the value of an option: `best`, several numbers, or one, which is nothing to try.
 
     Raises:

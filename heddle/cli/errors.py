@@ -10,23 +10,12 @@ from typing import NoReturn
 import rich_click as click
 from click.exceptions import Exit
 
+from heddle.packages import OUR_PACKAGES
 from heddle.signals import Terminated
+from heddle_compiled import DISTRIBUTION
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
-OURS = (
-    "heddle",
-    "heddle_compiled",
-    "heddle_core",
-    "heddle_rollout",
-    "heddle_trace",
-    "heddle_sim",
-    "heddle_runtime",
-    "heddle_predict",
-    "heddle_calibrate",
-    "heddle_gateway",
-    "heddle_verl",
-)
 RUN_FAILURES = (
     "MetricsError",
     "StuckError",
@@ -55,7 +44,23 @@ _FOLDER = {
     errno.ENAMETOOLONG: "this name is too long for the file system",
     errno.ENOENT: "no such file or folder",
     errno.EISDIR: "is a folder, not a file",
+    errno.ELOOP: "is a link that leads back to itself",
+    errno.ENXIO: "is a pipe or a device that has no reader",
 }
+
+
+_EXTRAS = {
+    "matplotlib": "figures",
+    "plotly": "pages",
+    "scipy": "calibrate",
+    "pandas": "calibrate",
+    "lightgbm": "predict",
+    "aiohttp": "serve",
+    "tokenizers": "live",
+    "tiktoken": "tokens",
+    "ray": "ray",
+}
+"""Packages that only some commands import, and the extra that has each."""
 
 
 def encodable() -> None:
@@ -93,8 +98,18 @@ def exit_with_user_errors() -> Iterator[None]:
         if e.errno in _FOLDER:
             _end(f"Error: {where}{_FOLDER[e.errno]}", e, BAD_INPUT)
         raise
+    except ModuleNotFoundError as e:
+        extra = _EXTRAS.get((e.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _end(
+            f"Error: this needs {e.name}, which is not installed: "
+            f"pip install '{DISTRIBUTION}[{extra}]'",
+            e,
+            BAD_INPUT,
+        )
     except (ValueError, RuntimeError) as e:
-        if type(e).__module__.partition(".")[0] not in OURS:
+        if type(e).__module__.partition(".")[0] not in OUR_PACKAGES:
             raise
         _end(f"Error: {e}", e, FAILED if type(e).__name__ in RUN_FAILURES else BAD_INPUT)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from heddle.cli.compare import BEST
 from heddle.cli.loop_options import trained, tried_numbers
 from heddle.cli.options import NumberRange, executor, looped, objective, take_config
 
@@ -78,6 +79,18 @@ if TYPE_CHECKING:
 )
 @click.option("--reward-retries", type=int, default=0, help="Further attempts of a reward [0]")
 @click.option(
+    "--switch-failure-rate",
+    type=NumberRange(0),
+    default=0.0,
+    help="Share of the moves of a hybrid pool's GPUs between rollout and training that fail [0]",
+)
+@click.option(
+    "--switch-timeout-s",
+    type=NumberRange(0),
+    default=None,
+    help="Until a failed move is noticed [180]",
+)
+@click.option(
     "--figure",
     type=click.Path(path_type=Path),
     default=None,
@@ -90,6 +103,12 @@ if TYPE_CHECKING:
     help="Folder for a run directory of each run, for `heddle replay` and `heddle report` [none]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+@click.option(
+    "--max-running",
+    default=None,
+    help="Steps that an engine runs at once; 64,128 tries each, best several up to the profile's "
+    "largest batch [100]",
+)
 @objective
 @looped
 @trained
@@ -100,6 +119,7 @@ def loop(
     policy: str,
     train_gpus: str | None,
     tp: str | None,
+    max_running: str | None,
     colocated: bool,
     seed: int | None,
     objective: "Objective",
@@ -135,6 +155,7 @@ def loop(
     left = config.cluster.gpus - own["reward_gpus"]
     numbers = tried_numbers("--train-gpus", train_gpus, max(1, left // 4))
     degrees = tried_numbers("--tp", tp, config.cluster.tp)
+    running = tried_numbers("--max-running", max_running, config.cluster.max_running)
     made = LoopConfig(
         run=config,
         regimes=tuple(name.strip() for name in regimes.split(",") if name.strip()),
@@ -143,7 +164,7 @@ def loop(
     )
     with progress("reading", "batches") as bar:
         result = compare_regimes(
-            splits(made, numbers, degrees),
+            splits(made, numbers, degrees, BEST if running is None else running),
             fitting_only=numbers is None or degrees is None,
             objective=objective,
             jobs=jobs,
@@ -188,4 +209,6 @@ _OWN = (
     "reward_failure_rate",
     "reward_timeout_s",
     "reward_retries",
+    "switch_failure_rate",
+    "switch_timeout_s",
 )

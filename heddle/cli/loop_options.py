@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import rich_click as click
 
 from heddle.cli.compare import BEST
-from heddle.cli.options import positive_numbers
+from heddle.cli.engine_options import positive_numbers
 
 Verb: TypeAlias = Callable[..., Any]
 

@@ -1,10 +1,13 @@
 """Options that verbs share: what to replay, on which cluster, and what to do about gaps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import rich_click as click
+
+from heddle.cli.engine_options import positive_numbers, tp_degrees
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
@@ -41,7 +44,12 @@ class Numbers(click.ParamType[Any]):
         return found
 
 
+TRACES = "TRACE|CONFIG.toml..."
 RULES = click.Choice(["error", "zero", "sample"])
+TOOL_RULES = (
+    "Tool seconds that the trace lacks: error, zero, sample, typical (of the kind of tool), 1.5, "
+    "or bash=2,search=1.4 [error]"
+)
 
 CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--model", "cluster.model", str, "Model; its profile must exist [qwen3-14b]"),
@@ -112,7 +120,7 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
         click.Choice(["error", "drop"]),
         "Trajectories that exceed an engine's KV cache: refuse, or leave out and count [error]",
     ),
-    ("--missing-tool-s", "missing.tool_s", RULES, "Tool seconds that the trace lacks [error]"),
+    ("--missing-tool-s", "missing.tool_s", str, TOOL_RULES),
     ("--missing-tool-tokens", "missing.tool_tokens", RULES, "Same for tool tokens [error]"),
     ("--missing-prompt-tokens", "missing.prompt_tokens", RULES, "Same for first prompts [error]"),
     (
@@ -130,8 +138,6 @@ _KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
 
 PLANNED = (
     "--model",
-    "--gpu",
-    "--gpus",
     "--pool",
     "--expert-parallel",
     "--prefill-threshold",
@@ -144,7 +150,7 @@ PLANNED = (
 """Options of `CLUSTER` that matter to a plan, beside those for values that the trace lacks."""
 
 
-_NOT_LOOPED = ("--failures", "--pool", "--tag", "--tp")
+_NOT_LOOPED = ("--failures", "--max-running", "--pool", "--tag", "--tp")
 
 objective = click.option(
     "--objective",
@@ -164,6 +170,13 @@ executor = click.option(
     "machine",
 )
 """Of verbs with many runs."""
+
+launcher = click.option(
+    "--launcher",
+    type=click.Choice(["local", "ray"]),
+    help="Where engines start: here, or on the nodes of a Ray cluster (RAY_ADDRESS) [local]",
+)
+"""Of verbs that start engines."""
 
 
 def replayed(verb: Verb, *, but: Sequence[str] = ()) -> Verb:
@@ -198,13 +211,16 @@ SERVED = (
 
 def served(verb: Verb) -> Verb:
     """Add TOML files, the options that matter to a gateway, `--set` and `--out` to a verb."""
-    return _taking(_with_out(verb), SERVED, required=False)
+    return _taking(_with_out(verb), SERVED, "[CONFIG.toml]...")
 
 
-def planned(verb: Verb) -> Verb:
-    """Add the SOURCES argument, the options that matter to a plan, and `--set` to a verb."""
+def planned(verb: Verb, *, also: Sequence[str] = (), metavar: str = TRACES) -> Verb:
+    """Add the SOURCES argument, the options that matter to a plan, and `--set` to a verb.
+
+    Not `--gpu` and `--gpus`, of which a plan takes several.
+    """
     gaps = [flag for flag, key, *_ in CLUSTER if key.startswith("missing.")]
-    return _taking(verb, [*PLANNED, *gaps])
+    return _taking(verb, [*PLANNED, *gaps, *also], metavar)
 
 
 def looped(verb: Verb) -> Verb:
@@ -212,7 +228,7 @@ def looped(verb: Verb) -> Verb:
     return _taking(verb, [flag for flag, *_ in CLUSTER if flag not in _NOT_LOOPED])
 
 
-def _taking(verb: Verb, flags: Sequence[str], *, required: bool = True) -> Verb:
+def _taking(verb: Verb, flags: Sequence[str], metavar: str = TRACES) -> Verb:
     verb = click.option(
         "--set",
         "settings",
@@ -224,33 +240,8 @@ def _taking(verb: Verb, flags: Sequence[str], *, required: bool = True) -> Verb:
         if flag in flags:
             many = flag in _REPEATED
             verb = click.option(flag, type=kind, default=None, multiple=many, help=text)(verb)
-    metavar = "TRACE|CONFIG.toml..." if required else "[CONFIG.toml]..."
-    return click.argument("sources", nargs=-1, required=required, metavar=metavar)(verb)
-
-
-def positive_numbers(text: str) -> list[int]:
-    """Read numbers of 1 or more with commas between; none if any of them is something else."""
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        return []
-    return numbers if min(numbers) >= 1 else []
-
-
-def tp_degrees(tps: str) -> dict[str, Any]:
-    """Read `--tp` as keys of the cluster: one TP degree for every engine, or one for each.
-
-    Raises:
-        ConfigError: it is no list of degrees.
-    """
-    from heddle.config_files import ConfigError
-
-    each = positive_numbers(tps)
-    if not each:
-        raise ConfigError(
-            f"--tp {tps}: write a TP degree, or one for each engine: 1,2; all must be 1 or more"
-        )
-    return {"tp": min(each), "mix": each if len(each) > 1 else []}
+    needed = not metavar.startswith("[")
+    return click.argument("sources", nargs=-1, required=needed, metavar=metavar)(verb)
 
 
 def price(text: str) -> "ConfigSource":
@@ -287,56 +278,21 @@ def _pool(text: str) -> dict[str, Any]:
         raise ConfigError(f"--pool {error}") from None
 
 
-def engines_of(engines: int | None, tps: str | None, *, pools: bool) -> "list[ConfigSource]":
-    """Read `--engines` and `--tp` of `heddle run`; GPUs follow from them, unless pools have them.
-
-    Raises:
-        ConfigError: they are no engines, or do not agree.
-    """
-    from heddle.config_files import option_value
-
-    given = {"--engines": engines, "--tp": tps}
-    label = " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
-    found = _degrees(engines, tps)
-    if pools and engines is None:
-        found.pop("gpus", None)
-    return [option_value(f"cluster.{key}", value, label) for key, value in found.items()]
-
-
-def _degrees(engines: int | None, tps: str | None) -> dict[str, Any]:
-    """The keys of the cluster that `--engines` and `--tp` set."""
-    from heddle.config_files import ConfigError
-
-    if engines is None and tps is None:
-        return {}
-    found = tp_degrees(tps or "1")
-    each = found["mix"]
-    if engines is not None and engines < 1:
-        raise ConfigError(f"--engines {engines}: must be 1 or more")
-    if each and engines not in (None, len(each)):
-        raise ConfigError(f"--tp {tps} names {len(each)} engines, --engines says {engines}")
-    if not each:
-        return {**found, "gpus": found["tp"] * (engines or 2)}
-    choices = sorted(dict.fromkeys(each))
-    # Engines that all have one degree leave a planner its choice, as one number does.
-    more = {"tp_choices": choices} if len(choices) > 1 else {"mix": []}
-    return {**found, "gpus": sum(each), **more}
-
-
 def take_config(
     sources: Sequence[str],
     options: dict[str, Any],
     settings: Sequence[str],
     *,
+    usual: Mapping[str, Any] = MappingProxyType({}),
     engines: "Sequence[ConfigSource]" = (),
     roles_tried: bool = False,
     **more: Any,
 ) -> "tuple[RunConfig, str | None]":
     """Make the configuration of a run, and the text of its TOML files if there are any.
 
-    Later wins: defaults, TOML files from left to right, the trace, options, `--set`. `engines` is
-    of `engines_of`. `roles_tried`: roles are chosen later. `more` are options by their
-    configuration key with "__" for ".".
+    Later wins: defaults, `usual` by configuration key, TOML files from left to right, the trace,
+    options, `--set`. `engines` is of `engines_of`. `roles_tried`: roles are chosen later. `more`
+    are options by their configuration key with "__" for ".".
 
     Raises:
         ConfigError: a value does not fit; the message names its source and the remedy.
@@ -348,7 +304,8 @@ def take_config(
     traces = [s for s in sources if not s.endswith(".toml")]
     if len(traces) > 1:
         raise ConfigError(f"one trace at a time, not {len(traces)}: {', '.join(traces)}")
-    values = [read_toml(path) for path in tomls]
+    values = [option_value(key, value, key) for key, value in usual.items()]
+    values += [read_toml(path) for path in tomls]
     values += [option_value("trace", trace, trace) for trace in traces]
     tps = options.get("tp")
     if tps is not None:
@@ -368,13 +325,13 @@ def take_config(
     text = "\n".join(f"# {p}\n{p.read_text(encoding='utf-8')}" for p in tomls) if tomls else None
     config = resolve(values)
     if options.get("gpu") is not None:
-        _check_file_is_of(config.cluster.model, config.cluster.gpu)
+        check_file_is_of(config.cluster.model, config.cluster.gpu)
     if not roles_tried:
         check_role_settings(config.cluster)
     return config, text
 
 
-def _check_file_is_of(model: str, gpu: str) -> None:
+def check_file_is_of(model: str, gpu: str) -> None:
     """Refuse `--gpu` beside a profile file of another class, which has the times of its own.
 
     Raises:

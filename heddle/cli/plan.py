@@ -8,20 +8,30 @@ import rich_click as click
 from click.core import ParameterSource
 
 from heddle.cli.compare import BEST
+from heddle.cli.given_options import given_options
 from heddle.cli.loop_options import OPTIONS, trained, tried_numbers
 from heddle.cli.options import objective, planned, take_config
 from heddle.cli.plan_export import exported, exporter
+from heddle.cli.plan_sizes import (
+    SEVERAL_CLUSTERS,
+    SizeQuestion,
+    show_clusters,
+    size_question,
+    sized,
+)
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
     from heddle.cost.objective import Objective
     from heddle.loop.plan import LoopPlan
-    from heddle.planning import Planned
+    from heddle.planning.plan import Planned
     from heddle_core.estimate.ordered import Cost
     from heddle_core.solve.joint import Solver
 
 PLANNED_REGIMES = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
-ROLLOUT_ONLY = ("planner", "cost", "predictor", "roles", "export", "force")
+ONE_CLUSTER = ("planner", "cost", "predictor", "roles", "export", "force")
+"""Options of a plan for one cluster."""
+ROLLOUT_ONLY = (*ONE_CLUSTER, *SEVERAL_CLUSTERS, "estimate_only")
 """Options that do not matter to a loop."""
 
 
@@ -38,6 +48,7 @@ LOOP_NAMES = _names()
 
 
 @click.command()
+@sized
 @click.option(
     "--planner",
     type=click.Choice(["exact", "anneal", "portfolio", "libra-dp"]),
@@ -108,42 +119,46 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Choose TP degrees and groups for a rollout of a trace, and say when it should end.
+    """Choose engines for a rollout of a trace, and say when it should end.
 
-    Nothing is replayed. The plan knows what a policy knows once all prompts have arrived: how many
-    there are, their prompts, the predictor's values before anything has run, and the
-    history (--history). With --predictor oracle it knows the true lengths.
+    With several --gpus or --gpu, a --deadline or a --budget: which cluster to take. A table has the
+    makespan on each, estimated and simulated, the bound, the best uniform TP degree (verl,
+    simulated at every one) and the cost, the recommended row first. --price sets dollars.
 
-    With --roles the plan is of engines that decode, beside engines that prefill. It is simulated
-    with the lengths that it estimates; with best, so are some splits of the GPUs, and the best is
-    taken.
+    With one cluster: TP degrees, and a group of trajectories for each engine, from what a policy
+    knows once all prompts have arrived: their number, the prompts, the predictor's first values,
+    and the history (--history); with --predictor oracle from the true lengths. The trace is then
+    simulated under heddle with this plan.
+
+    With --roles the plan is of engines that decode, beside engines that prefill, simulated with the
+    lengths that it estimates; with best, so are some splits of the GPUs, and the best is taken.
 
     With --loop the trace stands for the batches of a training. Every split of --gpus, TP degree and
     regime gets an estimated step; the best are simulated.
     """
-    from heddle.cli.show_plan import show_plan
-
     write_exports = exporter(options)
     given = {
         name: options.pop(name)
         for name in [option.name for option in context.command.params]
         if name in LOOP_NAMES
     }
+    question = size_question(options)
     if of_loop:
+        _one_cluster(question)
         _only_of(context, ROLLOUT_ONLY, "leave out --loop, or the option")
         if context.get_parameter_source("regimes") is ParameterSource.DEFAULT:
             regimes = ",".join(_possible(colocated=given["colocated"]))
-        loop_plan = _planned_loop(
-            sources, options, settings, given, regimes, simulate, objective, seed
-        )
-        if as_json:
-            click.echo(json.dumps(loop_plan.plain(), allow_nan=False))
-        else:
-            from heddle.cli.show_loop_plan import show_loop_plan
-
-            show_loop_plan(loop_plan, _same_options(context))
+        args = (sources, options, settings, given, regimes, simulate, objective, seed)
+        _show_loop(_planned_loop(*args), given_options(context, but=CHOSEN), as_json=as_json)
         return
     _only_of(context, (*LOOP_NAMES, "regimes", "simulate"), "give --loop too")
+    if question.several or question.limited:
+        _only_of(context, ONE_CLUSTER, "it is of one cluster, without --deadline and --budget")
+        ranked = context.get_parameter_source("objective") is ParameterSource.COMMANDLINE
+        config, _ = take_config(sources, options, settings, seed=seed)
+        show_clusters(config, question, objective if ranked else None, as_json=as_json)
+        return
+    _only_of(context, SEVERAL_CLUSTERS, "name several --gpus or --gpu to compare clusters")
     best = roles is not None and roles.strip() == BEST
     config, _ = take_config(
         sources,
@@ -154,21 +169,60 @@ def plan(
         cluster__roles=None if best else roles,
     )
     how = {"planner": planner, "cost": cost, "predictor": predictor, "objective": objective}
-    found = _planned_rollout(config, best=best, how=how)
+    found = _planned_rollout(config, best=best, simulated=question.simulated, how=how)
+    _show_rollout(found, as_json=as_json)
+    write_exports(found)
+
+
+def _show_rollout(found: "Planned", *, as_json: bool) -> None:
+    from heddle.cli.show_plan import show_plan
+
     if as_json:
         click.echo(json.dumps(found.plain(), allow_nan=False))
     else:
         show_plan(found)
         click.echo(f"searched for {found.solver_s:.3f} s", err=True)
-    write_exports(found)
 
 
-def _planned_rollout(config: "RunConfig", *, best: bool, how: Mapping[str, Any]) -> "Planned":
+def _show_loop(found: "LoopPlan", same_options: list[str], *, as_json: bool) -> None:
+    from heddle.cli.show_loop_plan import show_loop_plan
+
+    if as_json:
+        click.echo(json.dumps(found.plain(), allow_nan=False))
+    else:
+        show_loop_plan(found, same_options)
+
+
+def _one_cluster(question: SizeQuestion) -> None:
+    """Refuse several clusters.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    from heddle.config_files import ConfigError
+
+    if question.several:
+        raise ConfigError(
+            "--loop plans for one number of GPUs of one class: give one --gpus and one --gpu"
+        )
+
+
+def _planned_rollout(
+    config: "RunConfig", *, best: bool, simulated: bool, how: Mapping[str, Any]
+) -> "Planned":
     from heddle.cli.progress import progress
-    from heddle.role_planning import plan_by_role
+    from heddle.planning.roles import plan_by_role
+    from heddle.planning.simulation import replayed
+    from heddle.setup import Workspace
 
+    shared = Workspace()
     with progress(f"planning ({how['planner']})", "splits") as bar:
-        return plan_by_role(config, best=best, on_split=bar.at if bar.seen else None, **how)
+        at = bar.at if bar.seen else None
+        found = plan_by_role(config, best=best, workspace=shared, on_split=at, **how)
+    if not simulated:
+        return found
+    with progress("simulating the trace"):
+        return replayed(found, shared)
 
 
 def _only_of(context: click.Context, names: tuple[str, ...], remedy: str) -> None:
@@ -195,25 +249,6 @@ def _possible(*, colocated: bool) -> list[str]:
 
 CHOSEN = ("of_loop", "regimes", "simulate", "as_json", "train_gpus", "tp", "colocated")
 """Parameters of which the plan's own values are printed, or none."""
-
-
-def _same_options(context: click.Context) -> list[str]:
-    """Sources and options as they were given, for a command that runs what was planned."""
-    words: list[str] = []
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        if name in CHOSEN or source is not ParameterSource.COMMANDLINE:
-            continue
-        value = context.params[name]
-        if isinstance(parameter, click.Argument):
-            words = [*value, *words]
-        elif isinstance(value, bool):
-            words.append(parameter.opts[0])
-        else:
-            for each in value if isinstance(value, tuple) else (value,):
-                words += [parameter.opts[0], str(each)]
-    return words
 
 
 def _planned_loop(

@@ -9,7 +9,7 @@ import rich_click as click
 from heddle.cli.options import Verb
 
 if TYPE_CHECKING:
-    from heddle.planning import Planned
+    from heddle.planning.plan import Planned
 
 
 def exported(verb: Verb) -> Verb:
@@ -34,7 +34,7 @@ def exporter(options: dict[str, Any]) -> "Callable[[Planned], None]":
     """
     from heddle.cli.outputs import new_file, write
     from heddle.config_files import ConfigError
-    from heddle.exports import export, exported_files
+    from heddle.planning.exports import export, exported_files
 
     paths, force = options.pop("export"), options.pop("force")
     if force and not paths:

@@ -1,17 +1,35 @@
-"""`heddle policies`: presets, parts and models."""
+"""`heddle policies`: presets, parts and models; a new policy, and checks of one."""
 
 import json
+import keyword
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from heddle.cli.errors import FAILED
 
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines")
-def policies(as_json: bool) -> None:
-    """List presets and the parts they are made of, one line each, and models with a profile."""
+if TYPE_CHECKING:
+    from heddle.policies.check import PolicyCheck
+
+as_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object instead of lines"
+)
+
+
+@click.group(invoke_without_command=True)
+@as_json_option
+@click.pass_context
+def policies(ctx: click.Context, as_json: bool) -> None:
+    """List presets, parts and models with a profile, one line each; write and check your own."""
+    if ctx.invoked_subcommand is None:
+        _list(as_json)
+
+
+def _list(as_json: bool) -> None:
     from heddle.cli.show import lines
     from heddle.knowledge import LEARNED, ORACLES
-    from heddle.plugins import installed_policies
+    from heddle.policies.plugins import installed_policies
     from heddle_core.parts.table import KINDS, PARTS
     from heddle_core.presets import PRESETS, about
     from heddle_sim.profile_files import known_profiles, load_profile
@@ -35,3 +53,104 @@ def policies(as_json: bool) -> None:
     for kind, names in parts.items():
         lines(f"parts: {kind}", names)
     lines("profiles", {model: ", ".join(gpus) for model, gpus in profiles.items()})
+
+
+@policies.command()
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Replace the file if it exists")
+def new(name: str, force: bool) -> None:
+    """Write NAME.py in this folder: a policy with a placement and a scheduler of its own.
+
+    \b
+    heddle policies new mine
+    heddle compare rollout.jsonl.gz --policies verl,mine:policy,heddle
+    """
+    from heddle.cli.outputs import OutputError, new_file, write
+    from heddle.policies.template import policy_source
+
+    path = Path(f"{name}.py")
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise OutputError(
+            f"{name!r}: is no name of a Python module; use letters, digits and _, as my_policy"
+        )
+    new_file(path, force)
+    if not path.exists() and _taken(name):
+        raise OutputError(f"{name}: an installed module has this name; choose another")
+    write(path, policy_source(name).encode())
+    click.echo(f"policy in {path}: {name}:policy")
+    click.echo(f"next: heddle policies check {name}:policy")
+    click.echo(f"next: heddle compare TRACE --policies verl,{name}:policy,heddle")
+
+
+def _taken(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+@policies.command()
+@click.argument("name")
+@click.argument("trace", required=False)
+@click.option("--gpus", type=click.IntRange(1), default=4, show_default=True, help="GPUs, at TP 1")
+@click.option(
+    "--max-running",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Steps that an engine runs at once",
+)
+@as_json_option
+@click.pass_context
+def check(
+    ctx: click.Context, name: str, trace: str | None, gpus: int, max_running: int, as_json: bool
+) -> None:
+    """Check a policy NAME, as mine:policy or heddle+mine:part, on a trace [the shipped one].
+
+    Determinism: two runs, and a replay in another process with other hashes of text, make equal
+    decisions. Purity: its code reads no clock, file, network or unseeded random number. Speed: the
+    time of each method, which decides nothing. Exit status 1 if a check fails.
+
+    \b
+    heddle policies check mine:policy
+    heddle policies check verl+mine:placement rollout.jsonl.gz --gpus 8
+    """
+    from heddle.cli.demo import shipped_trace
+    from heddle.cli.progress import progress
+    from heddle.cluster.config import ClusterConfig
+    from heddle.config import RunConfig
+    from heddle.policies.check import check_policy
+
+    config = RunConfig(
+        trace=trace or str(shipped_trace()),
+        cluster=ClusterConfig(gpus=gpus, max_running=max_running),
+    )
+    with progress(f"checking {name}"):
+        found = check_policy(name, config)
+    if as_json:
+        click.echo(json.dumps(found.plain(), allow_nan=False))
+    else:
+        _show(found)
+    ctx.exit(0 if found.passed else FAILED)
+
+
+def _show(found: "PolicyCheck") -> None:
+    from heddle.cli.show import new_table, show
+
+    click.echo(
+        f"{found.policy}: {found.trajectories:,} trajectories, {found.decisions:,} commands a run"
+    )
+    _verdict("two runs in one process", found.differs)
+    _verdict("no clock, file, network, unseeded number", "; ".join(found.impure) or None)
+    if found.differs is None and not found.impure:
+        _verdict("replay in another process", found.diverges)
+    table = new_table("method", "calls", "mean us", "worst us", "")
+    for time in found.times:
+        slow = "slow: about 10 is usual" if time.slow else ""
+        table.add_row(
+            time.method, f"{time.calls:,}", f"{time.mean_us:.1f}", f"{time.worst_us:.0f}", slow
+        )
+    show(table)
+
+
+def _verdict(what: str, fault: str | None) -> None:
+    click.echo(f"{'ok' if fault is None else 'FAILED':<7}{what}{f': {fault}' if fault else ''}")

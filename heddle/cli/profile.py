@@ -57,7 +57,7 @@ def from_config(
     aiconfigurator-core is installed and has the model, its kernel times are used instead.
     """
     from heddle.cli.outputs import new_file, write
-    from heddle.cli.show_profile import plain_config_profile, show_config_profile
+    from heddle.cli.show_config_profile import plain_config_profile, show_config_profile
     from heddle_calibrate.profiles import encode_profile
     from heddle_calibrate.roofline.from_config import ConfigRequest, profile_from_config
 

@@ -1,38 +1,56 @@
-"""What stands behind a profile, in one line."""
+"""The source of a profile and its known errors, in a few words."""
+
+from typing import Final
 
 from heddle_sim.profile_files import Profile
 
+KINDS: Final = {"heddle roofline": "roofline", "heddle calibrate": "measured steps"}
+"""What times are, by the package that they come from; of any other, kernel tables."""
 
-def profile_line(profile: Profile, tp: int) -> str:
-    """The source of the profile and its known error."""
-    errors = profile.at(tp).errors.get("decode_unseen", {})
+
+def profile_lines(profile: Profile, tp: int) -> list[str]:
+    """Return source and error of decode steps; then how times were derived, and measured runs.
+
+    Without measured runs of the model on the GPU class there is no line about them.
+    """
     source = profile.source
-    text = f"{source.package} {source.version}, {source.engine}"
+    version = source.backend_version
+    named = source.engine.replace(f"{version},", version).replace(
+        version, version.removesuffix(".0")
+    )
+    error = _decode_error(profile, tp)
+    lines = [f"{named} {KINDS.get(source.package, 'kernel tables')}{error}"]
     if profile.derived:
-        text += f"; derived: {profile.derived}"
+        lines.append(f"derived: {profile.derived}")
     if source.note:
-        text += f"; {source.note}"
+        lines.append(source.note)
+    if measured := measured_runs(profile):
+        lines.append(measured)
+    return lines
+
+
+def measured_runs(profile: Profile) -> str:
+    """State the error against measured serving runs; empty without such runs."""
+    measured = profile.errors.get("measured", {})
+    runs = measured.get("unseen", measured)
+    if not runs.get("runs"):
+        return ""
+    text = f"TPOT of {runs['runs']} measured runs off by {runs['tpot_mean_abs_pct']:g} %"
+    if "tpot_unseen_mean_abs_pct" in runs:
+        apart = runs["tpot_unseen_mean_abs_pct"]
+        text += f", and {apart:g} % without their group in the fit"
+    return text
+
+
+def _decode_error(profile: Profile, tp: int) -> str:
     expected = profile.errors.get("roofline", {}).get("expected")
     if expected:
         left_out = {"model": "models", "class": "GPU classes"}[expected["left_out"]]
-        text += (
-            f"; decode steps off by {expected['mean_pct']:g} % (mean) on {left_out} left out of "
-            "its fit"
-        )
+        text = f", decode error {expected['mean_pct']:.1f} % mean"
         if "prompt_mean_pct" in expected:
-            text += f", prompts by {expected['prompt_mean_pct']:g} %"
-    elif errors:
-        text += (
-            f"; decode steps off by {errors['median_pct']:g} % (median) and "
-            f"{errors['worst_pct']:g} % (worst) on points not fitted"
-        )
-    measured = profile.errors.get("measured", {})
-    runs = measured.get("unseen", measured)
-    if runs.get("runs"):
-        text += f"; TPOT of {runs['runs']} measured runs off by {runs['tpot_mean_abs_pct']:g} %"
-        if "tpot_unseen_mean_abs_pct" in runs:
-            apart = runs["tpot_unseen_mean_abs_pct"]
-            text += f", and {apart:g} % without their group in the fit"
-    else:
-        text += "; no measured runs of this model on this GPU class"
-    return text
+            text += f", prompts {expected['prompt_mean_pct']:.1f} %"
+        return f"{text}, on {left_out} left out of its fit"
+    errors = profile.at(tp).errors.get("decode_unseen", {})
+    if not errors:
+        return ""
+    return f", decode error {errors['median_pct']:.1f} % median, {errors['worst_pct']:.1f} % worst"

@@ -7,16 +7,26 @@ import rich_click as click
 
 from heddle.cli.errors import FAILED
 
+ALLOW_POLICY = click.option(
+    "--allow-policy",
+    "allow_policies",
+    metavar="MODULE:FACTORY",
+    multiple=True,
+    help="Code that the configuration of a run may import and call; repeatable. Without it, a run "
+    "that names such code is refused.",
+)
+
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
+@ALLOW_POLICY
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a line")
 @click.pass_context
-def replay(ctx: click.Context, run: Path, as_json: bool) -> None:
+def replay(ctx: click.Context, run: Path, allow_policies: tuple[str, ...], as_json: bool) -> None:
     """Feed the events of a run to a fresh controller, and compare its commands with the record.
 
     Exit status 1 at the first divergence. A run that did not finish is replayed as far as its
-    journal goes.
+    journal goes. The files of a finished run are compared with the hashes in its manifest.
     """
     from heddle.cli.progress import progress
     from heddle.runs import load_run, why_unfinished
@@ -27,7 +37,7 @@ def replay(ctx: click.Context, run: Path, as_json: bool) -> None:
         why = why_unfinished(loaded.manifest)
         click.echo(f"{run}: {why}: replaying its journal as far as it goes", err=True)
     with progress(f"replaying {loaded.label}", "events") as bar:
-        result = replay_run(loaded, bar.at if bar.seen else None)
+        result = replay_run(loaded, bar.at if bar.seen else None, allow_policies=allow_policies)
     if as_json:
         click.echo(json.dumps(result.plain()))
     elif result.divergence is None:

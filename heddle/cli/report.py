@@ -33,7 +33,7 @@ PERFETTO = (".json", ".json.gz")
 def report(
     runs: tuple[Path, ...], out: Path | None, perfetto: bool, force: bool, as_json: bool
 ) -> None:
-    """Show the figures of runs side by side, and draw them.
+    """Show the figures of runs side by side, and draw them. A comparison's folder is its runs.
 
     With -o FILE.html: one page with summary, timeline, plan, differences and every trajectory,
     which needs no network. It also shows a run that is under way or broke off, as far as it goes.
@@ -42,17 +42,20 @@ def report(
     delay as PNG files.
     """
     from heddle.cli.outputs import OutputError
+    from heddle.runs.comparison_folder import in_order_of_table
     from heddle.runs.files import MANIFEST
 
     # `heddle report runs/*` names the folder of its own figures, too, when it is given again.
     drawn = [r for r in runs if r.name == FIGURES and not (r / MANIFEST).exists()]
     runs = tuple(dict.fromkeys(r for r in runs if r not in drawn)) or runs
+    runs = tuple(dict.fromkeys(each for path in runs for each in _runs_of(path)))
+    runs = tuple(in_order_of_table(runs))
     name = "" if out is None else out.name.lower()
     if perfetto:
         file = _perfetto(runs, out, force)
         _written(runs, file, "perfetto", as_json)
     elif out is not None and name.endswith(PAGE):
-        _page(runs, out, force)
+        write_page(runs, out, force)
         _written(runs, out, "page", as_json)
     elif name.endswith(PERFETTO):
         raise OutputError(f"{out}: a file of this kind is written with --perfetto")
@@ -60,20 +63,41 @@ def report(
         _figures(runs, out, as_json)
 
 
-def _page(paths: tuple[Path, ...], out: Path, force: bool) -> None:
+def _runs_of(path: Path) -> list[Path]:
+    """Return the runs of a comparison if `path` is its folder or a file in it; else `path`."""
+    from heddle.runs.comparison_folder import INDEX, PAGE, shown_runs
+    from heddle.runs.files import MANIFEST
+
+    if path.name in (INDEX, PAGE) and path.is_file():
+        return shown_runs(path.parent) or [path]
+    if path.is_dir() and not (path / MANIFEST).exists():
+        return shown_runs(path) or [path]
+    return [path]
+
+
+def write_page(paths: tuple[Path, ...], out: Path, force: bool, *, with_size: bool = True) -> None:
+    """Write the page of some runs, and its size to standard error.
+
+    Raises:
+        OutputError: it may not be written there.
+    """
     from heddle.cli.outputs import new_file, write
     from heddle.cli.progress import progress
+    from heddle.cli.show import show_lateness
     from heddle.reports.page.html import page
     from heddle.reports.run_bounds import run_bound
-    from heddle.reports.run_order import in_order
     from heddle.setup import Workspace
 
     new_file(out, force)
-    runs = in_order([_any_run(path) for path in paths])
+    runs = [_any_run(path) for path in paths]
+    for run in runs:
+        if run.status == "finished":
+            show_lateness(str(run.path), run.summary)
     with progress("reading") as bar:
         made = page(runs, partial(run_bound, workspace=Workspace()), on_progress=bar.now)
     write(out, made)
-    click.echo(f"{out}: {len(made) / 1e6:.1f} MB, opens without a network", err=True)
+    if with_size:
+        click.echo(f"{out}: {len(made) / 1e6:.1f} MB, opens without a network", err=True)
 
 
 def _perfetto(paths: tuple[Path, ...], out: Path | None, force: bool) -> Path:
@@ -105,6 +129,7 @@ def _any_run(path: Path) -> "Run":
     from heddle.runs import load_run, why_unfinished
 
     run = load_run(path, unfinished=True)
+    run.verify()
     if run.status != "finished":
         why = why_unfinished(run.manifest)
         click.echo(f"{path}: {why}: showing its journal as far as it goes", err=True)
@@ -121,13 +146,17 @@ def _written(runs: tuple[Path, ...], file: Path, kind: str, as_json: bool) -> No
 
 def _figures(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     from heddle.cli.progress import progress
-    from heddle.cli.show import summaries
+    from heddle.cli.show import show_lateness, summaries
     from heddle.reports.figures import draw
-    from heddle.reports.run_order import in_order
-    from heddle.runs import labels, load_run
+    from heddle.reports.labels import labels
+    from heddle.runs import load_run
 
-    runs = in_order([load_run(path) for path in paths])
+    runs = [load_run(path) for path in paths]
+    for run in runs:
+        run.verify()
     beside = paths[0] if len(paths) == 1 else paths[0].parent
+    for run in runs:
+        show_lateness(str(run.path), run.summary)
     with progress("drawing"):
         files = draw(runs, out if out is not None else beside / FIGURES)
     if as_json:

@@ -7,7 +7,8 @@ from typing import Any
 
 import rich_click as click
 
-from heddle.cli.options import engines_of, replayed, take_config
+from heddle.cli.engine_options import engines_of
+from heddle.cli.options import launcher, replayed, take_config
 
 ENGINE = click.Choice(["vllm", "fake"])
 
@@ -16,6 +17,7 @@ ENGINE = click.Choice(["vllm", "fake"])
 @click.option("--policy", default=None, help="PRESET[+PART...] or package.module:factory [verl]")
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--engine", type=ENGINE, default=None, help="What runs the steps [fake]")
+@launcher
 @click.option("--model-dir", default=None, help="Folder of the model that vLLM serves")
 @click.option(
     "--engines",
@@ -62,12 +64,12 @@ def run(
     Tool calls are replayed, unless --live: then models write programs, and these are run.
     """
     from heddle.cli.progress import progress
-    from heddle.cli.show import run_summary
+    from heddle.cli.show import run_summary, show_lateness
     from heddle.running import run as run_on_engines
     from heddle.setup import prepare
     from heddle.workload import check_tags_used
 
-    named = ("engine", "model_dir", "time_scale", "tool_limit_s", "kv_transfer")
+    named = ("engine", "launcher", "model_dir", "time_scale", "tool_limit_s", "kv_transfer")
     runtime = {f"runtime__{name}": options.pop(name) for name in named}
     config, text = take_config(
         sources,
@@ -93,6 +95,7 @@ def run(
             on_progress=bar.at,
             on_note=lambda note: click.echo(f"Note: {note}", err=True),
         )
+    show_lateness(str(result.path), result.summary)
     if as_json:
         click.echo(json.dumps(result.row(), allow_nan=False))
     else:

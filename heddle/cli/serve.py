@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from heddle.cli.options import NumberRange, engines_of, served, take_config
+from heddle.cli.engine_options import engines_of
+from heddle.cli.options import NumberRange, launcher, served, take_config
 
 if TYPE_CHECKING:
-    from heddle.gateway_run import GatewayConfig
+    from heddle.gateway.config import GatewayConfig
+    from heddle_gateway.fake_engines import Replies
 
 ENGINE = click.Choice(["vllm", "http", "fake"])
 SECONDS = NumberRange(min=0.0, max=1e9)
@@ -26,11 +28,22 @@ SECONDS = NumberRange(min=0.0, max=1e9)
     default=None,
     help="vllm: started here; http: run already; fake: no model runs [http with --worker]",
 )
+@launcher
 @click.option("--model-dir", default=None, help="Folder of the model that vLLM serves")
-@click.option("--worker", "urls", multiple=True, help="URL of a running vllm serve; repeat it")
+@click.option(
+    "--worker",
+    "urls",
+    multiple=True,
+    help="URL of a running vllm serve; repeat it. More may join by POST /workers",
+)
 @click.option("--engine-key", default="", envvar="HEDDLE_ENGINE_KEY", help="API key of --worker")
-@click.option("--engines", type=int, default=None, help="Engines [as many as --worker, or 2]")
-@click.option("--tp", "tps", default=None, help="TP degree, or one for each engine as 1,2 [1]")
+@click.option("--engines", type=int, default=None, help="Engines that are started here [2]")
+@click.option(
+    "--tp",
+    "tps",
+    default=None,
+    help="TP degree, or one for each engine as 1,2 [what --worker says, or 1]",
+)
 @click.option("--max-context", type=int, default=None, help="Longest prompt and output [model's]")
 @click.option("--name", "names", multiple=True, help="Name of the model for requests; repeat it")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on")
@@ -68,6 +81,11 @@ SECONDS = NumberRange(min=0.0, max=1e9)
 )
 @click.option("--user-is-session", is_flag=True, help="The body's `user` names a session")
 @click.option(
+    "--list-itself",
+    is_flag=True,
+    help="GET /workers has the gateway alone: for vime, which aborts at the URLs listed",
+)
+@click.option(
     "--kv-transfer",
     type=click.Choice(["none", "nixl"]),
     default=None,
@@ -87,6 +105,12 @@ SECONDS = NumberRange(min=0.0, max=1e9)
     default=128,
     show_default=True,
     help="With --engine fake: mean length of a generation",
+)
+@click.option(
+    "--fake-replies",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    help="With --engine fake: JSON lines; reply n of a trajectory is line n, a message",
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on standard output")
 @served
@@ -111,18 +135,19 @@ def serve(
     """
     engine = engine or ("http" if urls else None)
     _check_options(sources, engine, urls, engines)
+    url_tps = _url_tps(urls, tps) if engine == "http" else ()
 
-    from heddle.cli.show import run_summary
-    from heddle.gateway_run import serve as serve_clients
+    from heddle.cli.show import run_summary, show_lateness
+    from heddle.gateway.serve import serve as serve_clients
     from heddle_gateway.front import MOST_OPEN
 
-    gateway = _gateway(urls, options)
-    named = ("model_dir", "max_context", "time_scale", "kv_transfer")
+    if options["fake_replies"] is not None and engine != "fake":
+        raise click.UsageError("--fake-replies goes with --engine fake")
+    gateway = _gateway(urls, url_tps, options)
+    named = ("launcher", "model_dir", "max_context", "time_scale", "kv_transfer")
     given: dict[str, Any] = {f"runtime__{name}": options.pop(name) for name in named}
     if policy is not None or not sources:
         given["policy__preset"] = policy or "heddle"
-    if engine == "http":
-        given["cluster__tp_choices"] = [int(tps or 1)]
     config, text = take_config(
         sources,
         options,
@@ -130,7 +155,7 @@ def serve(
         trace="gateway",
         seed=seed,
         runtime__engine=engine,
-        engines=engines_of(engines or len(urls) or None, tps, pools=False),
+        engines=() if engine == "http" else engines_of(engines, tps, pools=False),
         **given,
     )
 
@@ -151,15 +176,35 @@ def serve(
     result = serve_clients(
         config, gateway, out=out, config_text=text, on_note=note, on_listening=listening
     )
+    show_lateness(str(result.path), result.summary)
     if as_json:
         click.echo(json.dumps({"run": str(result.path), **result.summary}, allow_nan=False))
     else:
         run_summary(result, None)
 
 
-def _gateway(urls: tuple[str, ...], options: dict[str, Any]) -> "GatewayConfig":
+def _url_tps(urls: tuple[str, ...], tps: str | None) -> tuple[int, ...]:
+    """Read `--tp` with `--worker`: one TP degree for all URLs, or one for each."""
+    from heddle.cli.engine_options import tp_degrees
+    from heddle.config_files import ConfigError
+
+    if tps is None:
+        return ()
+    degrees = tp_degrees(tps)
+    each = tuple(degrees["mix"]) or (degrees["tp"],) * max(len(urls), 1)
+    if len(each) != max(len(urls), 1):
+        raise ConfigError(
+            f"--tp {tps} names {len(each)} engines, and there are {len(urls)} --worker: give one "
+            "TP degree for all, or one for each"
+        )
+    return each
+
+
+def _gateway(
+    urls: tuple[str, ...], url_tps: tuple[int, ...], options: dict[str, Any]
+) -> "GatewayConfig":
     """Take the gateway's own options out of `options`."""
-    from heddle.gateway_run import GatewayConfig
+    from heddle.gateway.config import GatewayConfig
     from heddle_gateway.app import most_open
     from heddle_gateway.front import FrontSettings
     from heddle_gateway.sessions import SessionLimits
@@ -169,8 +214,11 @@ def _gateway(urls: tuple[str, ...], options: dict[str, Any]) -> "GatewayConfig":
         port=options.pop("port"),
         model_names=options.pop("names"),
         engine_urls=urls,
+        engine_tps=url_tps if urls else (),
+        engine_tp=min(url_tps, default=None),
         engine_key=options.pop("engine_key"),
         fake_tokens=options.pop("fake_tokens"),
+        fake_replies=_replies(options.pop("fake_replies")),
         render_options=options.pop("render_options"),
         engine_wait_s=options.pop("engine_wait_s"),
         sessions=SessionLimits(
@@ -181,8 +229,33 @@ def _gateway(urls: tuple[str, ...], options: dict[str, Any]) -> "GatewayConfig":
             admin_key=options.pop("admin_key"),
             max_open=options.pop("max_open") or most_open(),
             user_is_session=options.pop("user_is_session"),
+            lists_itself=options.pop("list_itself"),
         ),
     )
+
+
+def _replies(path: Path | None) -> "Replies | None":
+    """Read what fake engines say.
+
+    Raises:
+        ConfigError: names the file and the line.
+    """
+    if path is None:
+        return None
+    from heddle.config_files import ConfigError
+    from heddle_gateway.fake_engines import Replies
+
+    messages = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if line.strip():
+            try:
+                messages.append(json.loads(line))
+            except ValueError as error:
+                raise ConfigError(f"{path}, line {number}: {error}") from None
+    try:
+        return Replies(messages)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _check_options(
@@ -191,16 +264,14 @@ def _check_options(
     from heddle.config_files import ConfigError
 
     if find_spec("aiohttp") is None:
-        raise ConfigError("heddle serve needs aiohttp: pip install 'heddle[serve]'")
+        raise ConfigError("heddle serve needs aiohttp: pip install 'heddle-rl[serve]'")
     traces = [source for source in sources if not source.endswith(".toml")]
     if traces:
         raise ConfigError(f"{traces[0]}: heddle serve takes TOML files; its clients are the trace")
     if urls and engine != "http":
         raise ConfigError(f"--worker goes with --engine http, not with --engine {engine}")
-    if engine == "http" and not (urls or engines):
+    if engine == "http" and engines is not None:
         raise ConfigError(
-            "give --worker URL for each engine, or --engines N for as many as will be registered "
-            "by POST /workers"
+            "--engines is of engines that are started here: those by URL join by --worker and "
+            "POST /workers, as many as there are. Leave it out"
         )
-    if engines is not None and len(urls) > engines:
-        raise ConfigError(f"--engines {engines}, and {len(urls)} of --worker: give no fewer")

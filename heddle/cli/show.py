@@ -9,16 +9,17 @@ from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 
 from heddle.cli.bars import Bar, draw_bars
-from heddle.cli.profile_line import profile_line
+from heddle.cli.profile_line import profile_lines
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import ClusterProfiles
-from heddle.comparison import Comparison
+from heddle.comparison.compare import Comparison
+from heddle.comparison.estimates import Estimate
 from heddle.cost.objective import Objective
 from heddle.cost.prices import RunCost
-from heddle.estimates import Estimate
 from heddle.knowledge import HistorySource
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
+from heddle.runs.lateness import lateness_note
 from heddle.setup import RunSetup
 from heddle.simulation import RUN_KEYS, RunResult, run_prices
 from heddle.workload import Workload
@@ -29,6 +30,8 @@ WHY = tuple(key for key in RUN_KEYS if key not in ("makespan_s", "throughput_tok
 COST_COLUMNS = ("GPU-hours", "$")
 PLANNED = "planned"
 """Column of policies that choose the TP degrees of their engines."""
+HEAD_WIDTH, LABEL_WIDTH = 80, 9
+"""Columns of the lines above a table, and of their labels."""
 PIPED_WIDTH = 160
 """Columns if there is no terminal, so that a table in a file is not folded."""
 
@@ -46,17 +49,7 @@ def comparison(result: Comparison) -> None:
 
     Where settings were tried, first all of them, then each policy at its best.
     """
-    cluster = result.config.cluster
-    _head(
-        cluster,
-        result.workload,
-        result.profiles,
-        result.history,
-        result.bound,
-        result.ideal,
-        prices=result.prices.text(result.profiles.pools),
-        engines=_tried(result) if result.tuning.swept else _engines(cluster),
-    )
+    comparison_head(result)
     baseline = result.best_baseline
     if result.tuning.swept or result.tuning.roles:
         _settings(result)
@@ -77,8 +70,8 @@ def comparison(result: Comparison) -> None:
         over = result.over_best_baseline(p)
         table.add_row(
             p.policy,
-            _estimate(p.makespan_s),
-            _estimate(p.throughput_tok_s),
+            estimate_cell(p.makespan_s),
+            estimate_cell(p.throughput_tok_s),
             f"{p.speedup:.2f} x",
             *([] if over is None else [f"{over:.2f} x"]),
             *cost_cells(p.cost),
@@ -94,6 +87,21 @@ def comparison(result: Comparison) -> None:
     _runs(result)
     bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
     draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
+
+
+def comparison_head(result: Comparison) -> None:
+    """Trace, cluster, profile, history, prices, bound and ideals."""
+    cluster = result.config.cluster
+    _head(
+        cluster,
+        result.workload,
+        result.profiles,
+        result.history,
+        result.bound,
+        result.ideal,
+        prices=result.prices.text(result.profiles.pools),
+        engines=_tried(result) if result.tuning.swept else _engines(cluster),
+    )
 
 
 def _runs(result: Comparison) -> None:
@@ -144,13 +152,16 @@ def _settings(result: Comparison) -> None:
             result.objective, p.value(result.objective)
         )
     if not rows:
-        click.echo("tried    nothing: every policy here plans its engines itself\n")
+        _fact("tried", "nothing: every policy here plans its engines itself")
+        click.echo()
         return
     what = "makespan in seconds" if result.objective == "makespan" else "dollars of a rollout"
-    click.echo(
-        f"tried    mean {what}{'' if by_role else ' of policies without a planner'}; * the best, "
-        "found on the same trace: the hindsight is theirs\n"
+    _fact(
+        "tried",
+        f"mean {what}{'' if by_role else ' of policies without a planner'}; * the best, "
+        "found on the same trace: the hindsight is theirs",
     )
+    click.echo()
     used = {column for row in rows.values() for column in row}
     columns = [c for c in (*(f"TP {tp}" for tp in result.tuning.tps), PLANNED) if c in used]
     table = new_table("policy", "running", *(["GPUs by role"] if by_role else []), *columns)
@@ -184,6 +195,13 @@ def run_summary(result: RunResult, setup: RunSetup | None) -> None:
         figures["equal_progress_fraction"] = number_cell(ideal.equal_progress_s / makespan_s)
     lines(f"{result.policy}, seed {result.seed}", figures)
     click.echo(f"run in {result.path}")
+
+
+def show_lateness(run: str, summary: Mapping[str, Any]) -> None:
+    """Say on standard error that the clock of a run was late, if it was."""
+    note = lateness_note(summary)
+    if note is not None:
+        click.echo(f"Note: {run}: {note}", err=True)
 
 
 def show_ranking(objective: Objective, names: Sequence[str]) -> None:
@@ -258,25 +276,46 @@ def _head(
     ]
     if work.dropped:
         facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
-    click.echo(f"trace    {work.trace.name}: {'; '.join(facts)}")
-    click.echo(
-        f"cluster  {profiles.hardware()}, {profiles.model}, {engines}"
-        f"{profiles.layout_label}{_resources(cluster)}"
+    _fact("trace", f"{work.trace.name}: {'; '.join(facts)}")
+    _fact(
+        "cluster",
+        f"{profiles.hardware()}, {profiles.model}, {engines}{profiles.layout_label}"
+        f"{_resources(cluster)}",
     )
     for each in profiles.classes:
         of_class = f"{each.profile.gpu}: " if cluster.pool else ""
-        click.echo(f"profile  {of_class}{profile_line(each.profile, each.cluster.tp)}")
-    click.echo(f"history  {history.name}")
-    click.echo(f"prices   {prices}")
+        source, *remarks = profile_lines(each.profile, each.cluster.tp)
+        _fact("profile", f"{of_class}{source}")
+        for remark in remarks:
+            _fact("", remark)
+    _fact("history", history.name)
+    _fact("prices", prices)
     tools = f", tools {bound.tools_s:,.1f} s" if cluster.tool_capacity else ""
-    click.echo(
-        f"bound    makespan at least {bound.makespan_s:,.1f} s (longest trajectory alone "
-        f"{bound.solo_s:,.1f} s, capacity {bound.capacity_s:,.1f} s{tools})"
+    _fact(
+        "bound",
+        f"makespan at least {bound.makespan_s:,.1f} s (longest alone {bound.solo_s:,.1f} s, "
+        f"capacity {bound.capacity_s:,.1f} s{tools})",
     )
-    click.echo(
-        f"ideal    clairvoyant fluid schedule {ideal.fluid_s:,.1f} s, equal progress "
-        f"{ideal.equal_progress_s:,.1f} s; neither is a proven bound\n"
+    _fact(
+        "ideal",
+        f"fluid {ideal.fluid_s:,.1f} s, equal progress {ideal.equal_progress_s:,.1f} s; "
+        "neither is a proven bound",
     )
+    click.echo()
+
+
+def _fact(label: str, text: str) -> None:
+    """One line of the head, or several of `HEAD_WIDTH` columns, below a label at the left."""
+    indent = " " * LABEL_WIDTH
+    words = textwrap.fill(
+        text,
+        HEAD_WIDTH,
+        initial_indent=f"{label:<{LABEL_WIDTH}}",
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    click.echo(words)
 
 
 def _resources(cluster: ClusterConfig) -> str:
@@ -301,7 +340,8 @@ def new_table(first: str, *columns: str) -> Table:
     return table
 
 
-def _estimate(e: Estimate) -> str:
+def estimate_cell(e: Estimate) -> str:
+    """A mean, with its interval where there are several seeds."""
     return f"{e.mean:,.1f}" if e.ci95 is None else f"{e.mean:,.1f} ± {e.ci95:,.1f}"
 
 
@@ -325,6 +365,8 @@ def number_cell(value: Any) -> str:
     match value:
         case None:
             return "-"
+        case bool():
+            return "yes" if value else "no"
         case float():
             return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
         case int():

@@ -1,12 +1,15 @@
 """Calibration as text: the errors of a fit, and measured figures beside simulated ones."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from heddle.cli.show import new_table, show
-from heddle_calibrate.check import Checked, Ranking
 from heddle_sim.profile_files import Profile
+
+if TYPE_CHECKING:
+    from heddle_calibrate.check import Checked, Ranking
 
 PARTS = {
     "decode_fitted": "decode, fitted",
@@ -71,7 +74,7 @@ def _beside(profile: Profile) -> list[str]:
     return lines
 
 
-def checks(checked: Sequence[Checked], ranked: Sequence[Ranking]) -> None:
+def checks(checked: "Sequence[Checked]", ranked: "Sequence[Ranking]") -> None:
     """One row for each figure of each run, then the order of policies."""
     table = new_table("run", "figure", "measured", "simulated", "error")
     for each in checked:

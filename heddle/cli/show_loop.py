@@ -3,8 +3,7 @@
 import rich_click as click
 
 from heddle.cli.bars import Bar, draw_bars
-from heddle.cli.show import cost_cells, new_table, objective_cell, show, show_ranking
-from heddle.estimates import Estimate
+from heddle.cli.show import cost_cells, estimate_cell, new_table, objective_cell, show, show_ranking
 from heddle.loop.result import LoopComparison, RegimeResult, plans
 
 
@@ -35,7 +34,8 @@ def _head(result: LoopComparison) -> None:
         shared += f", {config.reward_gpus} of them for rewards"
     click.echo(
         f"cluster  {first.gpus} x {profile.gpu_label}, {cluster.model}{profile.layout_label}"
-        f"{shared}; policy {config.run.policy.preset}, {cluster.max_running} running per engine"
+        f"{shared}; policy {config.run.policy.preset}, "
+        f"{', '.join(map(str, result.running))} running per engine"
     )
     click.echo(
         f"batch    {config.groups} prompts x {config.samples} samples, {config.steps} steps; of "
@@ -57,6 +57,7 @@ def _regimes(result: LoopComparison) -> None:
         "regime",
         *([] if config.colocated else ["train GPUs"]),
         "TP",
+        *(["running"] if len(result.running) > 1 else []),
         "measured",
         "step_s",
         f"vs {result.regimes[0].setup.name}",
@@ -79,8 +80,9 @@ def _regimes(result: LoopComparison) -> None:
             row.setup.name,
             *([] if config.colocated else [str(row.setup.train_gpus)]),
             _tp(row),
+            *([_running(row)] if len(result.running) > 1 else []),
             str(len(row.runs[0].step_s)),
-            _estimate(row.step_s),
+            estimate_cell(row.step_s),
             f"{reference / row.step_s.mean:.2f} x",
             f"{row.samples_per_s:.2f}",
             *cost_cells(row.cost_per_1k_samples),
@@ -114,17 +116,22 @@ def _tried(result: LoopComparison) -> None:
     """The objective of every regime at every setting."""
     what = "step in seconds" if result.objective == "makespan" else "dollars of 1,000 samples"
     click.echo(f"tried    mean {what} by GPUs of the trainer; * the best\n")
-    table = new_table("regime", "TP", *(f"{n} train" for n in result.splits))
+    several = len(result.running) > 1
+    columns = ["regime", "TP", *(["running"] if several else [])]
+    table = new_table(*columns, *(f"{n} train" for n in result.splits))
     best = {id(row) for row in result.regimes}
-    cells: dict[tuple[str, str], dict[int, str]] = {}
+    cells: dict[tuple[str, str, str], dict[int, str]] = {}
     for row in result.tried:
-        mine = cells.setdefault((row.setup.name, _tp(row)), {})
+        mine = cells.setdefault((row.setup.name, _tp(row), _running(row)), {})
         mark = "*" if id(row) in best else ""
         mine[row.setup.train_gpus] = (
             f"{mark}{objective_cell(result.objective, row.value(result.objective))}"
         )
-    for (name, tp), steps in sorted(cells.items(), key=lambda item: _order(result, item[0][0])):
-        table.add_row(name, tp, *(steps.get(n, "-") for n in result.splits))
+    rows = sorted(cells.items(), key=lambda item: _order(result, item[0][0]))
+    for (name, tp, running), steps in rows:
+        table.add_row(
+            name, tp, *([running] if several else []), *(steps.get(n, "-") for n in result.splits)
+        )
     show(table)
     click.echo("")
 
@@ -138,5 +145,5 @@ def _tp(row: RegimeResult) -> str:
     return "-" if plans(row.setup) else str(row.setup.config.run.cluster.tp)
 
 
-def _estimate(value: Estimate) -> str:
-    return f"{value.mean:,.1f}" + ("" if value.ci95 is None else f" ± {value.ci95:,.1f}")
+def _running(row: RegimeResult) -> str:
+    return str(row.setup.config.run.cluster.max_running)

@@ -1,13 +1,17 @@
 """A plan of a rollout as text."""
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 import rich_click as click
 
 from heddle.cli.show import cost_cells, new_table, number_cell, show
 from heddle.knowledge import needs_oracle
-from heddle.planning import Planned
+from heddle.planning.plan import Planned
 from heddle_core.ids import EngineShape
+
+FAR: Final = 0.5
+"""Error of an estimate that says more of its lengths than of its costs."""
 
 
 def show_plan(plan: Planned) -> None:
@@ -37,6 +41,7 @@ def show_plan(plan: Planned) -> None:
         click.echo(f"roles    {len(prefill)} x TP {prefill[0]} prefill; the plan is of the others")
     click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
     click.echo(f"makespan {_makespan(plan)}")
+    _show_replayed(plan)
     paid, prices = plan.run_cost, plan.prices.text(plan.profiles.pools)
     click.echo(f"cost     {' GPU-hours, $ '.join(cost_cells(paid))}; {prices}\n")
     if len(plan.splits) > 1:
@@ -47,6 +52,25 @@ def show_plan(plan: Planned) -> None:
         whole = {k: round(v) if k.endswith("_tokens") and v else v for k, v in row.items()}
         table.add_row(*map(number_cell, whole.values()))
     show(table)
+
+
+def _show_replayed(plan: Planned) -> None:
+    if plan.replayed_s is None or plan.estimate_error is None:
+        return
+    early = f"{abs(plan.estimate_error):.0%}".replace("%", " %")
+    side = "early" if plan.estimate_error < 0.0 else "late"
+    click.echo(
+        f"replayed {plan.replayed_s:,.1f} s: this trace simulated under heddle with this "
+        f"planner; the estimate is {early} {side}"
+    )
+    name = plan.history.name
+    guessed = name == "none" or name.startswith("prior:")
+    if guessed and abs(plan.estimate_error) > FAR and not needs_oracle(f"+{plan.predictor}"):
+        lengths = "a guess" if name == "none" else f"those of {name}"
+        click.echo(
+            f"lengths  of the estimate are {lengths}: take the replayed time, and name earlier "
+            "rollouts of these tasks with --history for a nearer estimate"
+        )
 
 
 def _makespan(plan: Planned) -> str:

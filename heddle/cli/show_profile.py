@@ -1,23 +1,14 @@
-"""Profiles as text: their memory and times, and how one was made from a configuration."""
+"""Shipped profiles as text: their source, memory and times."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
 
-import numpy as np
 import rich_click as click
 
+from heddle.cli.profile_line import measured_runs
 from heddle.cli.show import new_table, show
 from heddle.cli.show_calibration import fitted
-from heddle_calibrate.roofline.from_config import ConfigProfile
-from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.memory import count_parameters, weight_bytes_per_gpu
-from heddle_calibrate.roofline.model_shape import ModelShape
-from heddle_calibrate.roofline.operators import (
-    decode_iterations,
-    prefill_iterations,
-)
-from heddle_calibrate.roofline.profile import error_statement, step_seconds
 from heddle_calibrate.roofline.slower_layouts import (
     BATCHES,
     CONTEXT,
@@ -26,13 +17,7 @@ from heddle_calibrate.roofline.slower_layouts import (
     slower_layouts,
 )
 from heddle_core.ids import EngineShape
-from heddle_sim.profile_files import (
-    Profile,
-    known_profiles,
-    layout_name,
-    load_profile,
-    read_layout,
-)
+from heddle_sim.profile_files import Profile, known_profiles, load_profile, read_layout
 
 
 def show_profiles(profiles: Sequence[Profile]) -> None:
@@ -53,7 +38,8 @@ def show_profiles(profiles: Sequence[Profile]) -> None:
 def show_profile(profile: Profile) -> None:
     """Source, memory and times of each layout, and the errors of the fit."""
     fitted(profile)
-    _iterations(profile, None)
+    iterations(profile)
+    click.echo(measured_runs(profile) or "no measured runs of this model on this GPU class")
     if profile.derived:
         click.echo(f"{profile.gpu_label}: {profile.derived}")
     if profile.source.note:
@@ -81,52 +67,12 @@ def slower_lines(profile: Profile) -> list[str]:
     return lines
 
 
-def show_config_profile(made: ConfigProfile) -> None:
-    """What a profile from a configuration holds, what its times consist of, and its error."""
-    profile, model = made.profile, made.shape
-    p = count_parameters(model)
-    active = p.total - p.experts + p.active_experts
-    click.echo(profile.summary)
-    of_them = f", {active / 1e9:.2f} billion active" if model.experts is not None else ""
-    click.echo(
-        f"{p.total / 1e9:.2f} billion parameters{of_them}; "
-        f"{profile.kv_bytes_per_token:,} bytes of KV per token"
-    )
-    _iterations(profile, model)
-    _operators(made)
-    for name, why in profile.refused.items():
-        click.echo(f"no TP {name}: {why}")
-    for note in model.notes:
-        click.echo(f"note: {note}")
-    for line in error_lines(made):
-        click.echo(line)
+def iterations(profile: Profile, weights_gb: Mapping[str, float] = MappingProxyType({})) -> None:
+    """One row for each layout; times include the host's.
 
-
-def error_lines(made: ConfigProfile) -> list[str]:
-    """State where the times come from and how far off they are."""
-    if made.source == "aiconfigurator":
-        return ["kernel times of AIConfigurator (--source roofline for the roofline)"]
-    e = error_statement(made.profile.gpu)
-    on_class = f", {e.class_pct:g} % on this class" if e.class_pct is not None else ""
-    which = (
-        "models that were left out of the fit"
-        if e.left_out == "model"
-        else f"GPU classes that were left out of the fit, as {made.profile.gpu} has no tables"
-    )
-    lines = [
-        f"error of a decode step, cross-validated on {which}: mean {e.mean_pct:g} %{on_class}, "
-        f"median {e.median_pct:g} %, 90th percentile {e.p90_pct:g} %; host time apart",
-        f"error of a prompt alone, likewise, over all classes: mean {e.prompt_mean_pct:g} %, "
-        f"median {e.prompt_median_pct:g} %, 90th percentile {e.prompt_p90_pct:g} %",
-    ]
-    if made.why:
-        lines.append(f"kernel times of AIConfigurator come first, but: {made.why}")
-    return lines
-
-
-def _iterations(profile: Profile, model: ModelShape | None) -> None:
-    """One row for each layout; times include the host's."""
-    weights = ["weights GB/GPU"] if model is not None else []
+    `weights_gb` has the gigabytes of weights on a GPU, by layout.
+    """
+    weights = ["weights GB/GPU"] if weights_gb else []
     table = new_table(
         "layout",
         *weights,
@@ -134,11 +80,11 @@ def _iterations(profile: Profile, model: ModelShape | None) -> None:
         *(f"batch {b} at {CONTEXT // 1024}K, ms" for b in BATCHES),
         f"prompt of {PROMPT}, ms",
     )
-    for shape, name in _layouts(profile):
+    for shape, name in layouts(profile):
         laid_out = replace(profile, expert_parallel=shape.ep > 1, attention_dp=shape.dp)
         capacity = laid_out.table(shape.tp, max_batch=1).kv_capacity_tokens
         *steps, prompt = shown_seconds(profile, name)
-        gigabytes = [f"{weight_bytes_per_gpu(model, shape) / 1e9:.1f}"] if model is not None else []
+        gigabytes = [f"{weights_gb[name]:.1f}"] if weights_gb else []
         table.add_row(
             name,
             *gigabytes,
@@ -147,71 +93,14 @@ def _iterations(profile: Profile, model: ModelShape | None) -> None:
             f"{prompt * 1e3:.1f}",
         )
     show(table)
-    if any(shape.dp > 1 for shape, _ in _layouts(profile)):
+    if any(shape.dp > 1 for shape, _ in layouts(profile)):
         click.echo("batches are of each attention data-parallel rank")
 
 
-def _layouts(profile: Profile) -> list[tuple[EngineShape, str]]:
+def layouts(profile: Profile) -> list[tuple[EngineShape, str]]:
+    """Return the engine shape of each layout of a profile, and its name."""
     found = []
     for name in profile.tables:
         tp, dp, ep = read_layout(name)
         found.append((EngineShape(profile.gpu, tp, dp=dp, ep=ep), name))
     return found
-
-
-def operator_shares(made: ConfigProfile) -> dict[str, dict[str, float]]:
-    """Share of each operator in the roofline's time of an iteration, at the first layout."""
-    if made.source != "roofline":
-        return {}
-    shape = made.profile.shape(made.profile.tps[0])
-    gpu = GPU_CLASSES[made.profile.gpu]
-    found = {}
-    works = {
-        f"batch {b} at {CONTEXT // 1024}K": decode_iterations(
-            np.array([float(b)]), np.array([float(CONTEXT)])
-        )
-        for b in BATCHES
-    }
-    works[f"prompt of {PROMPT}"] = prefill_iterations(np.array([float(PROMPT)]), np.zeros(1))
-    for name, work in works.items():
-        times = {
-            operator: float(s[0])
-            for operator, s in step_seconds(made.shape, shape, gpu, work).items()
-        }
-        total = sum(times.values())
-        found[name] = {operator: s / total for operator, s in times.items()}
-    return found
-
-
-def _operators(made: ConfigProfile) -> None:
-    shares = operator_shares(made)
-    if not shares:
-        return
-    first = layout_name(made.profile.shape(made.profile.tps[0]))
-    table = new_table(f"operators at TP {first}", *shares)
-    for operator in dict.fromkeys(name for each in shares.values() for name in each):
-        table.add_row(
-            operator, *(f"{each.get(operator, 0.0) * 100:.1f} %" for each in shares.values())
-        )
-    show(table)
-
-
-def plain_config_profile(made: ConfigProfile) -> dict[str, Any]:
-    """Return the same as plain values."""
-    profile, model = made.profile, made.shape
-    p = count_parameters(model)
-    return {
-        "schema": "heddle.from-config/1",
-        "model": profile.model,
-        "gpu": profile.gpu,
-        "source": made.source,
-        "precision": profile.source.precision,
-        "parameters": p.total,
-        "active_parameters": p.total - p.experts + p.active_experts,
-        "kv_bytes_per_token": profile.kv_bytes_per_token,
-        "kv_capacity_tokens": {name: t.kv_capacity_tokens for name, t in profile.tables.items()},
-        "refused": profile.refused,
-        "operators": operator_shares(made),
-        "errors": profile.errors,
-        "notes": list(model.notes),
-    }

@@ -34,11 +34,21 @@ def simulate(
     from heddle.workload import check_tags_used
 
     config, text = take_config(sources, options, settings, policy__preset=policy, seed=seed)
-    with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as bar:
+    label = f"{config.policy.preset} s{config.seed}"
+    with progress(label, "trajectories") as bar:
         setup = prepare(config)
         check_tags_used(config.policy.tags, [setup.policy])
-        watch = bar.at if bar.seen else None
-        result = simulated(setup, out=out, config_text=text, on_progress=watch)
+
+        def engines(ready: int) -> None:
+            bar.now(f"{label}, {ready:,} engines ready")
+
+        result = simulated(
+            setup,
+            out=out,
+            config_text=text,
+            on_progress=bar.at if bar.seen else None,
+            on_engines=engines if bar.seen else None,
+        )
     if as_json:
         click.echo(json.dumps(result.row(), allow_nan=False))
     else:

@@ -65,6 +65,11 @@ def describe(path: Path, as_json: bool, figure: Path | None) -> None:
     if as_json:
         click.echo(json.dumps({"schema": "heddle.trace.describe/1", **asdict(stats)}))
         return
+    show_description(stats)
+
+
+def show_description(stats: TraceStats) -> None:
+    """Print what `describe` counted."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -81,7 +86,11 @@ def describe(path: Path, as_json: bool, figure: Path | None) -> None:
 @click.argument("path", metavar="TRACE", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
 @click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Problems to list."
+    "--limit",
+    type=click.IntRange(1, 1_000_000),
+    default=100,
+    show_default=True,
+    help="Problems to list.",
 )
 @click.pass_context
 def validate(ctx: click.Context, path: Path, as_json: bool, limit: int) -> None:

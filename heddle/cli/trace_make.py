@@ -17,9 +17,15 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="*.jsonl[.gz]")
+@click.option(
+    "--with-silent",
+    is_flag=True,
+    help="Also sessions of heddle serve that fell silent after an answer, and so were cancelled; "
+    "their last answered step is taken for their last.",
+)
 @click.option("--force", is_flag=True, help="Replace OUT where it exists.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
-def extract(run: Path, out: Path, force: bool, as_json: bool) -> None:
+def extract(run: Path, out: Path, with_silent: bool, force: bool, as_json: bool) -> None:
     """Turn the journal of a finished RUN back into a trace."""
     from heddle.cli.progress import progress
     from heddle.runs import load_run
@@ -29,10 +35,12 @@ def extract(run: Path, out: Path, force: bool, as_json: bool) -> None:
     free(out, force)
     with progress(f"extracting {run.name}"):
         loaded = load_run(run)
+        loaded.verify()
         records, report = extracted(
             (entry.event for entry in loaded.entries()),
             source=f"run {loaded.path.resolve().name}",
             model=loaded.config.cluster.model,
+            with_silent=with_silent,
         )
         written = write_trace(out, records)
     if as_json:
@@ -82,10 +90,11 @@ def resample(
         answer = {"trace": str(out), "seed": seed, "sha256": written.sha256, **asdict(report)}
         click.echo(json.dumps({"schema": "heddle.trace.resample/1", **answer}))
     else:
-        click.echo("\n".join(_drawn(report, out, written.sha256)))
+        click.echo("\n".join(drawn_lines(report, out, written.sha256)))
 
 
-def _drawn(report: ResampleReport, out: Path, sha256: str) -> list[str]:
+def drawn_lines(report: ResampleReport, out: Path, sha256: str) -> list[str]:
+    """What a draw is made of, a line each."""
     total = report.groups * report.samples
     lines = [
         f"written   {out}: {total:,} trajectories in {report.groups:,} groups of "

@@ -10,6 +10,7 @@ from heddle.cluster.roles import RoleGpus, check_role_gpus, roles_of
 from heddle.cluster.tool_pools import latency_of, tool_pools_of
 from heddle.config_error import ConfigError
 from heddle_core.defaults import REPORT_INTERVAL_S
+from heddle_core.plans import RestartLimit
 from heddle_sim.services import ServiceConfig, ToolServices
 
 OverCapacityRule: TypeAlias = Literal["error", "drop"]
@@ -119,7 +120,11 @@ class ClusterConfig:
     """
     failures: str = ""
     """Engines that die, as ``ENGINE@SECONDS`` with commas between: ``e0@120,e3@300``. Each is
-    started again under a new name, ``e0+1``, three times at most."""
+    started again under a new name, ``e0+1``."""
+    restarts: int = 3
+    """How often a failed engine is started again within `restart_window_s`; then it is given up."""
+    restart_window_s: float = 600.0
+    """Seconds for which a restart of an engine counts."""
     over_capacity: OverCapacityRule = "error"
     """Rule for a trajectory whose context exceeds an engine's KV: refuse all, or drop it."""
 
@@ -157,8 +162,8 @@ class ClusterConfig:
         )
         at_once = self.tool_capacity
         require(
-            at_once is None or at_once >= 1,
-            "tool_capacity must be 1 or more; leave it out for no limit",
+            at_once is None or 1 <= at_once <= 1_000_000_000,
+            "tool_capacity must be from 1 to 1,000,000,000; leave it out for no limit",
         )
         self.tool_services()
         require(
@@ -168,6 +173,9 @@ class ClusterConfig:
         for name in ("engine_start_s", "standby_start_s"):
             start_s = getattr(self, name)
             require(start_s is None or 0.0 <= start_s < 1e9, f"{name} must be from 0 to below 1e9")
+        require(0 <= self.restarts <= 1_000_000, "restarts must be from 0 to 1,000,000")
+        window_s = self.restart_window_s
+        require(0.0 < window_s < 1e9, "restart_window_s must be more than 0 and below 1e9")
         require(0.0 <= self.prediction_s < 1e9, "prediction_s must be from 0 to below 1e9")
         standby = self.standby_tp
         require(
@@ -189,6 +197,11 @@ class ClusterConfig:
             f"tp_choices = {list(choices or ())} must list TP degrees from 1 to gpus = "
             f"{self.gpus}, or be left out",
         )
+
+    @property
+    def restart_limit(self) -> RestartLimit:
+        """`restarts` and `restart_window_s`."""
+        return RestartLimit(restarts=self.restarts, window_s=self.restart_window_s)
 
     def _take_pools(self) -> None:
         """Check the pools, and make `gpu` and `gpus` what they say."""

@@ -60,7 +60,7 @@ class Prices:
         row = shipped_prices().get(name)
         return self.own.get(name, row.dollars_per_hour if row is not None else None)
 
-    def cost(self, gpus: Mapping[str, int], seconds: float) -> RunCost:
+    def cost(self, gpus: Mapping[str, float], seconds: float) -> RunCost:
         """Cost of GPUs, counted by class, that are reserved for a time."""
         hours = {gpu: number * seconds / 3600.0 for gpu, number in gpus.items()}
         dollars: list[float] = []

@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from heddle.comparison.estimates import estimate
+from heddle.config_files import ConfigError
 from heddle.cost.objective import Objective, check_objective
-from heddle.estimates import estimate
 from heddle.executor import Report
 from heddle.executor_choice import ExecutorKind, executor_for
 from heddle.loop.config import LoopConfig
@@ -57,11 +58,11 @@ def compare_regimes(
 
     Seeds are `config.run.seed` and on. With `fitting_only`, configurations are left out whose
     trainer does not fit into memory, or whose engines do not hold the contexts, unless none fits. A
-    policy that plans its engines runs once for each split. `objective` says which setting of a
-    regime is its best, and how regimes rank. `jobs` is the number of processes, which
-    changes no result; None: as many as are useful. With `executor` ``ray``, runs are tasks of a Ray
-    cluster. With `out`, each run gets a run directory there.
-    `on_progress` gets the number of batches trained and of all.
+    policy that plans its engines runs once for each split and number of running steps. `objective`
+    says which setting of a regime is its best, and how regimes rank. `jobs` is the number of
+    processes, which changes no result; None: as many as are useful. With `executor` ``ray``, runs
+    are tasks of a Ray cluster. With `out`, each run gets a run directory there. `on_progress` gets
+    the number of batches trained and of all.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before the first run.
@@ -117,11 +118,23 @@ def _prepared(
                 if not fitting_only:
                     raise
                 failed[name] = error
+    first = configs[0]
+    if first.switch_failure_rate and setups and all(s.regime.split.hybrid is None for s in setups):
+        raise ConfigError(
+            "--switch-failure-rate is of GPUs that generate and train by turns, which "
+            f"{', '.join(first.regimes)} has none of: leave it out, or add libra or "
+            "verl-separate-async"
+        )
     for name, failure in failed.items():
         if all(setup.name != name for setup in setups):
             raise failure
-    planned = {(s.name, s.train_gpus): s for s in reversed(setups) if plans(s)}
-    return [s for s in setups if not plans(s) or planned[s.name, s.train_gpus] is s]
+    planned = {_split(s): s for s in reversed(setups) if plans(s)}
+    return [s for s in setups if not plans(s) or planned[_split(s)] is s]
+
+
+def _split(setup: LoopSetup) -> tuple[str, int, int]:
+    """What a policy that plans its engines runs once for."""
+    return setup.name, setup.train_gpus, setup.config.run.cluster.max_running
 
 
 def _run_job(

@@ -11,6 +11,9 @@ from heddle_sim.services import KEEP_ALIVE_S, Latency, ServiceConfig
 REWARDS_PER_GPU = 8
 """Rewards that a GPU of the reward service computes at once; assumed."""
 
+SWITCH_TIMEOUT_S = 180.0
+"""Until a move of GPUs to training counts as failed: the default of Libra's release."""
+
 MOST_STEPS = 100_000
 MOST_PASSES = 10_000
 
@@ -72,6 +75,10 @@ class LoopConfig:
     reward_failure_rate: float = 0.0
     reward_timeout_s: float | None = None
     reward_retries: int = 0
+    switch_failure_rate: float = 0.0
+    """Share of the moves of GPUs between rollout and training that fail, with a hybrid pool."""
+    switch_timeout_s: float | None = None
+    """Until such a failure is noticed; None: `SWITCH_TIMEOUT_S`."""
     seeds: int = 1
     repeat: bool = False
     """Begin the trace again after its last prompt."""
@@ -155,6 +162,7 @@ class LoopConfig:
             ("--reward-cold-start-s", self.reward_cold_start_s),
             ("--reward-keep-alive-s", self.reward_keep_alive_s),
             ("--reward-timeout-s", self.reward_timeout_s),
+            ("--switch-timeout-s", self.switch_timeout_s),
         ):
             _require(
                 seconds is None or 0.0 <= seconds < 1e9,
@@ -174,6 +182,14 @@ class LoopConfig:
                 f"--{kind}-timeout-s and --{kind}-retries are of failed calls: give "
                 f"--{kind}-failure-rate, or leave them out",
             )
+        _require(
+            0.0 <= self.switch_failure_rate < 1.0,
+            f"--switch-failure-rate must be from 0 to below 1, not {self.switch_failure_rate:g}",
+        )
+        _require(
+            self.switch_failure_rate > 0.0 or self.switch_timeout_s is None,
+            "--switch-timeout-s is of moves that fail: give --switch-failure-rate, or leave it out",
+        )
         self._check_rewards()
         self.starts()
         self.rewards()

@@ -19,7 +19,13 @@ from heddle_core.loop.commands import (
     StartTrajectory,
     Train,
 )
-from heddle_core.loop.events import AnyEvent, GradientsAccumulated, StartFailed, Trained
+from heddle_core.loop.events import (
+    AnyEvent,
+    GpusAssigned,
+    GradientsAccumulated,
+    StartFailed,
+    Trained,
+)
 
 
 @dataclass(slots=True)
@@ -118,6 +124,10 @@ class LoopFigures:
     started ones: largest difference of the shares that are no longer than a length."""
     failed_starts: int
     """Environments that did not start, over the whole loop."""
+    gpu_switches: int
+    """Moves of a hybrid pool's GPUs between rollout and training, over the whole loop."""
+    failed_switches: int
+    """Of these, those after which the GPUs were where they had been."""
     split: tuple[StepFigures, ...]
     """Every step, the first ones too."""
     first_measured: int
@@ -156,7 +166,16 @@ class LoopFigures:
         }
 
 
-_SELDOM = frozenset((TrajectoryFinished, EngineFailed, GradientsAccumulated, Trained, StartFailed))
+_SELDOM = frozenset(
+    (
+        TrajectoryFinished,
+        EngineFailed,
+        GpusAssigned,
+        GradientsAccumulated,
+        Trained,
+        StartFailed,
+    )
+)
 _COUNTED = frozenset((StartTrajectory, Discard, Train, AccumulateGradients))
 """Every event of a loop passes here: one look-up rules most of them out."""
 
@@ -192,7 +211,7 @@ class LoopMeasure:
         self._split: list[StepFigures] = []
         self._staleness_of_batch: list[int] = []
         self._wasted_tokens = self._wasted_before_end = 0
-        self._failed_starts = 0
+        self._failed_starts = self._switches = self._failed_switches = 0
 
     def lost(self, trajectory: TrajectoryId, tokens: int) -> None:
         """Count the tokens of a step whose trajectory was cancelled."""
@@ -226,6 +245,9 @@ class LoopMeasure:
         elif isinstance(event, StartFailed):
             self._failed_starts += 1
             self._waste(event.trajectory)
+        elif isinstance(event, GpusAssigned) and event.pool == "hybrid":
+            self._switches += 1
+            self._failed_switches += not event.ok
         for command in commands:
             if type(command) in _COUNTED:
                 self._count_command(command, event.time_s, version)
@@ -297,6 +319,8 @@ class LoopMeasure:
             all_trained_tokens=sum(tokens for _, tokens in self._batches),
             length_distance=distance(self._trained_lengths, self._started[: self._ended]),
             failed_starts=self._failed_starts,
+            gpu_switches=self._switches,
+            failed_switches=self._failed_switches,
             split=tuple(self._split),
             first_measured=first,
             services=services,

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from heddle.comparison.estimates import Estimate
 from heddle.cost.objective import Objective, objective_value
 from heddle.cost.prices import RunCost
-from heddle.estimates import Estimate
 from heddle.loop.measure import LoopFigures
 from heddle.loop.setup import LoopSetup
 from heddle_core.parts.planner.fixed import FixedPlan
@@ -135,6 +135,7 @@ class RegimeResult:
             "regime": self.setup.name,
             "train_gpus": self.setup.train_gpus,
             "tp": self.setup.config.run.cluster.tp,
+            "max_running": self.setup.config.run.cluster.max_running,
             "rollout_gpus": self.setup.config.run.cluster.gpus,
             "reward_gpus": self.setup.config.reward_gpus,
             "pool_gpus": self.setup.pool_gpus,
@@ -165,6 +166,8 @@ class RegimeResult:
                 "histogram": {str(versions): number for versions, number in staleness.items()},
             },
             "failed_starts": sum(run.failed_starts for run in self.runs),
+            "gpu_switches": sum(run.gpu_switches for run in self.runs),
+            "failed_switches": sum(run.failed_switches for run in self.runs),
             "wasted_tokens": sum(run.wasted_tokens for run in self.runs),
             "wasted_share": self.wasted_share,
             "length_bias": self.length_bias,
@@ -206,6 +209,12 @@ class LoopComparison:
         """Numbers of training GPUs that were tried."""
         return tuple(dict.fromkeys(row.setup.train_gpus for row in self.tried))
 
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Numbers of running steps of an engine that were tried."""
+        numbers = (row.setup.config.run.cluster.max_running for row in self.tried)
+        return tuple(dict.fromkeys(numbers))
+
     def plain(self) -> dict[str, Any]:
         """As JSON."""
         first = self.tried[0].setup
@@ -238,6 +247,7 @@ class LoopComparison:
                     "regime": row.setup.name,
                     "train_gpus": row.setup.train_gpus,
                     "tp": row.setup.config.run.cluster.tp,
+                    "max_running": row.setup.config.run.cluster.max_running,
                     "step_s": row.step_s.plain(),
                     "gpu_hours_per_1k_samples": row.cost_per_1k_samples.gpu_hours,
                     "dollars_per_1k_samples": row.cost_per_1k_samples.dollars,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from heddle import knowledge
 from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, prices_of
-from heddle.loop.config import LoopConfig
+from heddle.loop.config import SWITCH_TIMEOUT_S, LoopConfig
 from heddle.loop.data import EPOCH, DataSet, check_recorded
 from heddle.loop.layout import fitting_layout
 from heddle.loop.measure import LoopFigures, ServiceFigures, TrainedSample
@@ -18,8 +18,8 @@ from heddle_core.ids import EngineId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.hybrid import HYBRID, HybridPool
 from heddle_core.loop.named import regime_named
-from heddle_core.loop.presets import BatchShape
-from heddle_core.loop.regime import Regime
+from heddle_core.loop.regime import BatchShape, Regime
+from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec
 from heddle_sim.loop import LoopSimulation, LoopWorld
 from heddle_sim.training import FORWARD_GATHERS, TrainingProfile, TrainingTime, TrainLayout
@@ -240,9 +240,13 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
             )
             for number in range(setup.hybrid_gpus // cluster.engine_gpus)
         ]
-        rule = regime.split.hybrid.rule(
-            groups=regime.groups, every=regime.update.every, scale=setup.gpus / cluster.gpus
+        own = regime.split.hybrid.own_gpus
+        gpus = GpuCounts(
+            rollout=cluster.gpus,
+            training=setup.train_gpus if own else 0,
+            hybrid=own or setup.train_gpus,
         )
+        rule = regime.split.hybrid.rule(groups=regime.groups, every=regime.update.every, gpus=gpus)
         pool = HybridPool(engines, regime.split.hybrid, rule, controller)
     return LoopController(
         controller,
@@ -330,6 +334,10 @@ def _world(
         pause_s=update.pause_s,
         to_training_s=to_training_s,
         to_rollout_s=to_rollout_s,
+        switch_failure_rate=config.switch_failure_rate,
+        switch_timeout_s=(
+            SWITCH_TIMEOUT_S if config.switch_timeout_s is None else config.switch_timeout_s
+        ),
         environments=config.starts(),
         alive=config.environments,
         rewards=config.rewards(),

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from heddle.cluster.profiles import memory_profile
+from heddle.cluster.profiles import load_profiles, memory_profile
+from heddle.comparison.tuning import Choice, running_steps
 from heddle.config_files import ConfigError
 from heddle.loop.config import LoopConfig
 
@@ -12,15 +13,20 @@ SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 
 
 def splits(
-    config: LoopConfig, train_gpus: Sequence[int] | None, tps: Sequence[int] | None
+    config: LoopConfig,
+    train_gpus: Sequence[int] | None,
+    tps: Sequence[int] | None,
+    running: Choice = None,
 ) -> list[LoopConfig]:
     """Configurations of a loop, one for each number of training GPUs and TP degree of the engines.
 
     `config.run.cluster.gpus` are all GPUs here. None, for either: those of `SHARES`, and the
-    degrees of the profile, that leave whole engines. Roles leave one number of training GPUs.
+    degrees of the profile, that leave whole engines. Roles leave one number of training GPUs. Each
+    is tried with numbers of `running` steps of an engine, as those of `heddle.comparison.tuning`.
 
     Raises:
-        ConfigError: a given split leaves no GPUs or no whole engines, or none can be.
+        ConfigError: a given split leaves no GPUs or no whole engines, or none can be; a number of
+            running steps that cannot be used.
         ProfileError: model or GPU class is unknown.
     """
     cluster = config.run.cluster
@@ -36,13 +42,13 @@ def splits(
     for tp in degrees:
         each = tp * cluster.attention_dp
         shares = sorted({round(share * gpus / each) * each for share in SHARES})
-        if cluster.roles:
+        if cluster.role_gpus is not None:
             shares = [_beside_roles(config, gpus, train_gpus)]
         numbers = shares if train_gpus is None else train_gpus
         for number in [0] if config.colocated else numbers:
             rollout = gpus - number
             whole = rollout % each == 0
-            if cluster.roles:
+            if cluster.role_gpus is not None:
                 # A given degree that does not divide the GPUs of a role is refused by name.
                 whole = tps is not None or cluster.divides_into(tp)
             if rollout >= each and whole and (config.colocated or number >= 1):
@@ -60,7 +66,15 @@ def splits(
             f"--gpus {cluster.gpus} cannot be split into a trainer and engines of TP "
             f"{' or '.join(map(str, degrees))}{for_rewards}"
         )
-    return found
+    if running is None:
+        return found
+    numbers = running_steps(cluster, load_profiles(cluster, check_tp=False), running)
+    return [_with_running(each, number) for each in found for number in numbers]
+
+
+def _with_running(config: LoopConfig, number: int) -> LoopConfig:
+    cluster = replace(config.run.cluster, max_running=number)
+    return replace(config, run=replace(config.run, cluster=cluster))
 
 
 def _beside_roles(config: LoopConfig, gpus: int, train_gpus: Sequence[int] | None) -> int:

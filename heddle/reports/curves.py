@@ -54,3 +54,21 @@ def at_least(delay_s: Floats) -> Curve:
     rank = len(delay_s) - np.unique(np.geomspace(1, max(len(delay_s), 1), MAX_POINTS).astype(int))
     rank = rank[::-1][: len(delay_s)]
     return delay_s[rank], share[rank]
+
+
+def time_within(edges: Floats, begin: Floats, end: Floats, weight: Floats | None = None) -> Floats:
+    """The time in the intervals before each edge, all added up, each times its weight (1).
+
+    Intervals that end before they begin count as none.
+    """
+    real = end > begin
+    weights = np.ones(int(real.sum())) if weight is None else weight[real]
+    return _time_since(edges, begin[real], weights) - _time_since(edges, end[real], weights)
+
+
+def _time_since(edges: Floats, times: Floats, weight: Floats) -> Floats:
+    """The sum over `times` of the time from each of them to each edge, if it is past."""
+    at = np.searchsorted(edges, times, side="left")
+    total = np.cumsum(np.bincount(at, weights=weight, minlength=len(edges))[: len(edges)])
+    moments = np.cumsum(np.bincount(at, weights=weight * times, minlength=len(edges))[: len(edges)])
+    return np.asarray(edges * total - moments, np.float64)

@@ -1,5 +1,7 @@
 """Figures of finished runs, as PNG files."""
 
+import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from heddle.reports.colours import DASHES, policy_colour, policy_dashes
 from heddle.reports.curves import at_least, completion, thin, under_way
-from heddle.runs import Run, labels
+from heddle.reports.labels import labels
+from heddle.runs import Run
 from heddle.runs.files import write_whole
 from heddle.runs.journal_columns import of_table
 from heddle.runs.tables import Floats, dispatches, engine_facts
@@ -61,7 +64,9 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
     named = labels(runs)
     lines = _lines([run.manifest["policy"] for run in runs])
     files = []
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        # A name may have characters that the font has not: they are drawn as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         for name, (plot, title, x, y) in overlays.items():
             figure, axes = _page(7.0, 4.2)
             for run, line in zip(runs, lines, strict=True):
@@ -71,7 +76,7 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
             _legend(axes, named)
             files.append(_save(figure, folder / f"{name}.png"))
         for run, label in zip(runs, named, strict=True):
-            own = f"timeline-{label}".replace(" ", "-").replace("/", "_").replace(":", "_")
+            own = re.sub(r"[^\w.@+-]", "_", f"timeline-{label}".replace(" ", "-"))
             files.append(_save(_timeline(run, label), folder / f"{own}.png"))
     return files
 

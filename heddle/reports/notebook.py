@@ -15,17 +15,20 @@ from typing import Any, ParamSpec, TypeVar
 
 import pandas as pd
 
-from heddle.comparison import Comparison
+from heddle.calibration.measure import choose_sweep, sweep_engines
+from heddle.comparison.compare import Comparison
 from heddle.config import RunConfig
 from heddle.executor import Worker
 from heddle.loop.result import LoopComparison
-from heddle.measuring import choose_sweep, sweep_engines
-from heddle.planning import Planned
+from heddle.planning.cluster_sizes import Sizes
+from heddle.planning.plan import Planned
 from heddle.reports.figures import draw
+from heddle.reports.labels import labels
 from heddle.reports.loop_figures import draw_regimes
+from heddle.reports.sizes_figure import draw_sizes
 from heddle.reports.trace_figures import draw_trace
 from heddle.running import run as run_here
-from heddle.runs import Run, labels
+from heddle.runs import Run
 from heddle.simulation import RUN_KEYS, RunResult
 from heddle_calibrate.check import FIGURES, Checked
 from heddle_calibrate.fit.from_sweep import fit_sweep
@@ -87,8 +90,8 @@ def policies_table(comparison: Comparison) -> pd.DataFrame:
     """One row for each policy, means over seeds.
 
     `makespan_s`, with several seeds the half-width of its 95 % confidence interval,
-    `throughput_tok_s`, `gpu_hours` and `dollars` of a rollout, `speedup` over the first policy, and
-    the share of the bound.
+    `throughput_tok_s`, `gpu_hours` and `dollars` of a rollout, `speedup` over the first policy,
+    throughput over the best baseline where TP degrees were tried, and the share of the bound.
     """
     rows = [
         {
@@ -98,11 +101,39 @@ def policies_table(comparison: Comparison) -> pd.DataFrame:
             "throughput_tok_s": p.throughput_tok_s.mean,
             **p.cost.plain(),
             "speedup": p.speedup,
+            **({"over_best_baseline": over} if (over := comparison.over_best_baseline(p)) else {}),
             "bound_fraction": p.bound_fraction,
         }
         for p in comparison.policies
     ]
     return _table(rows, "policy")
+
+
+def sizes_table(sizes: Sizes) -> pd.DataFrame:
+    """One row for each cluster, the recommended first; docs/plan-a-cluster.md says what."""
+    rows = [
+        {
+            "cluster": row.name,
+            "mix": ", ".join(f"{count} x TP {shape.tp}" for shape, count in row.mix.items()),
+            "estimated_s": row.estimated_s,
+            "simulated_s": row.simulated_s,
+            "bound_s": row.bound_s,
+            "limit": row.limit,
+            "gpu_hours": row.cost.gpu_hours,
+            "dollars": row.cost.dollars,
+            "in_time": not sizes.limits.late(row),
+        }
+        for row in sizes.rows
+    ]
+    return _table(rows, "cluster")
+
+
+def sizes_figure(sizes: Sizes) -> Picture:
+    """Makespan against dollars of each cluster."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sizes.png"
+        draw_sizes(sizes, path)
+        return picture(path)
 
 
 def regimes_table(comparison: LoopComparison) -> pd.DataFrame:

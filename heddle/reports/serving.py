@@ -5,9 +5,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-
 from heddle.reports.colours import SHADES
+from heddle.reports.plotly_script import plotly_script
 from heddle_calibrate.fit.serving_errors import (
     PartError,
     PredictedRun,
@@ -76,7 +75,7 @@ def serving_page(report: ServingReport) -> bytes:
         f"<title>Serving runs</title><style>{STYLE}</style></head><body>"
         "<h1>Published serving runs beside predicted ones</h1>"
         "<p>Each point is a run. On the line, it is predicted as measured.</p>"
-        f"{text}<script>{get_plotlyjs()}</script>"
+        f"{text}<script>{plotly_script()}</script>"
         f"<script>const DATA = {_script(plots)};{SCRIPT}</script></body></html>"
     ).encode()
 

@@ -3,7 +3,6 @@
 from heddle.runs.directory import Run as Run
 from heddle.runs.directory import RunDirectory as RunDirectory
 from heddle.runs.directory import RunFacts as RunFacts
-from heddle.runs.directory import labels as labels
 from heddle.runs.directory import load_run as load_run
 from heddle.runs.directory import open_run as open_run
 from heddle.runs.files import RunError as RunError

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -28,16 +28,18 @@ from heddle.runs.files import RunError
 from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer
 from heddle.runs.journal_entries import decode, from_text
 from heddle.runs.journal_file import JournalFile, read_journal
+from heddle.runs.lateness import lateness_figures
+from heddle.runs.manifest_fields import ManifestFields, Status
 from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle.runs.shape_keys import from_plain, to_plain
 from heddle.runs.status import why_unfinished
 from heddle.runs.tables import MEASURED
+from heddle.runs.written_files import check_hashes, check_sizes, list_files
 from heddle_core.journal import Entry, Sink
 from heddle_core.policy import PolicyContext
+from heddle_runtime.clock import Lateness
 
-__all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "labels", "load_run", "open_run"]
-
-Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
+__all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "load_run", "open_run"]
 
 SCHEMA = "heddle.run/1"
 
@@ -159,10 +161,12 @@ class RunDirectory:
         solo_tpot: SoloTpot | None = None,
         notes: Mapping[str, Any] | None = None,
         cost: Callable[[float], RunCost] | None = None,
+        lateness: Lateness | None = None,
     ) -> Measured:
         """Close the run as finished: the journal's footer, tables and summary.
 
-        `cost` is of a makespan in seconds. `notes` go into the summary as they are.
+        `cost` is of a makespan in seconds. `notes` go into the summary as they are. `lateness` is
+        that of a clock in real time.
 
         Raises:
             MetricsError: the journal does not add up; the run is then closed as failed.
@@ -174,8 +178,18 @@ class RunDirectory:
         with files.written_table(self.path / files.TRAJECTORIES) as write:
             write(measured.trajectories)
         paid = {} if cost is None else cost(measured.summary["makespan_s"]).plain()
-        summary = {**measured.summary, **paid, **(notes or {})}
+        late = (
+            {}
+            if lateness is None
+            else lateness_figures(
+                lateness,
+                makespan_s=measured.summary["makespan_s"],
+                trajectories=measured.summary["arrived"],
+            )
+        )
+        summary = {**measured.summary, **paid, **late, **(notes or {})}
         files.write_json(self.path / files.SUMMARY, summary)
+        self._manifest["files"] = list_files(self.path)
         self._close("finished")
         for file in filter(Path.is_file, self.path.rglob("*")):
             file.chmod(0o444)
@@ -253,31 +267,6 @@ def _stamp(time: datetime) -> str:
     return f"{time:%Y-%m-%dT%H:%M:%SZ}"
 
 
-class _FileFacts(TypedDict):
-    name: str
-    sha256: str
-
-
-class _LoopFacts(TypedDict):
-    regime: str
-    config: dict[str, Any]
-
-
-class _Manifest(TypedDict):
-    """The part of a manifest that readers need."""
-
-    status: Status
-    error: str | None
-    policy: str
-    seed: int
-    trace: _FileFacts
-    host: dict[str, Any]
-    pid: int
-    predictor_model: NotRequired[_FileFacts | None]
-    loop: NotRequired[_LoopFacts | None]
-    presets: NotRequired[int]
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """A closed run directory, or an unfinished one on request."""
@@ -290,6 +279,14 @@ class Run:
         """Whether it finished, and if not, why."""
         status: Status = self.manifest["status"]
         return status
+
+    def verify(self) -> None:
+        """Compare the content of its files with the hashes in its manifest, if it has any.
+
+        Raises:
+            RunError: a file is not what the run wrote.
+        """
+        check_hashes(self.path, self.manifest.get("files", {}))
 
     @property
     def label(self) -> str:
@@ -330,12 +327,13 @@ class Run:
     @property
     def steps(self) -> pa.Table:
         """One row per step."""
-        return files.read_table(self.path / files.STEPS, ("queueing_s", "engine_queued_s"))
+        return files.read_table(self.path / files.STEPS, numbers=("queueing_s", "engine_queued_s"))
 
     @property
     def trajectories(self) -> pa.Table:
         """One row per trajectory."""
-        return files.read_table(self.path / files.TRAJECTORIES, ("arrived_s", "finished_s"))
+        numbers = ("arrived_s", "finished_s", "steps")
+        return files.read_table(self.path / files.TRAJECTORIES, ("trajectory",), numbers=numbers)
 
     @property
     def journal(self) -> pa.Table:
@@ -347,38 +345,33 @@ class Run:
         return decode(self.journal)
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
-    """Labels of runs side by side: policy and seed, or directory names where these are equal."""
-    short = [run.label for run in runs]
-    names = [run.path.resolve().name for run in runs]
-    for candidates in (short, names):
-        if len(dict.fromkeys(candidates)) == len(runs):
-            return candidates
-    return [str(run.path) for run in runs]
-
-
 def load_run(path: str | Path, *, unfinished: bool = False) -> Run:
     """Load a run directory.
 
     With `unfinished`, one that was interrupted, failed or still runs is loaded too: it has a
-    journal as far as it got, and neither tables nor a summary.
+    journal as far as it got, and neither tables nor a summary. The sizes of a finished run's files
+    are compared with its manifest; `Run.verify` compares their content.
 
     Raises:
         RunError: it is no run directory, is damaged, or did not finish.
     """
     path = Path(path)
     if not (path / files.MANIFEST).is_file():
-        raise RunError(f"{path}: not a run directory (it has no {files.MANIFEST})")
+        why = f"it has no {files.MANIFEST}" if path.exists() else "it does not exist"
+        raise RunError(
+            f"{path}: not a run directory ({why}); `heddle runs` lists those of a folder"
+        )
     manifest = files.read_json(path / files.MANIFEST)
     if manifest.get("schema") != SCHEMA:
         raise RunError(
             f"{path}: its schema is {manifest.get('schema')!r}; this version reads {SCHEMA!r}"
         )
     try:
-        msgspec.convert(manifest, _Manifest)
-    except msgspec.ValidationError as e:
+        msgspec.convert(manifest, ManifestFields)
+    except (msgspec.ValidationError, UnicodeEncodeError) as e:
         raise RunError(f"{path / files.MANIFEST}: damaged: {e}") from None
     run = Run(path, manifest)
     if run.status != "finished" and not unfinished:
         raise RunError(f"{path}: {why_unfinished(manifest)}, so it has no results; run it again")
+    check_sizes(path, manifest.get("files", {}))
     return run

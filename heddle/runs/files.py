@@ -20,6 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from heddle_compiled import installed_version
+
 MANIFEST = "manifest.json"
 CONFIG_GIVEN = "config.toml"
 CONFIG_RESOLVED = "config.resolved.json"
@@ -112,14 +114,27 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_table(path: Path, needed: Sequence[str] = ()) -> pa.Table:
-    """Read a Parquet table that has at least the columns `needed`.
+def read_table(path: Path, needed: Sequence[str] = (), *, numbers: Sequence[str] = ()) -> pa.Table:
+    """Read a Parquet table that has at least the columns `needed`, and the columns `numbers`.
 
     Raises:
         RunError: it is missing or damaged.
     """
-    with readable(path):
-        return checked(path, pq.read_table(path), needed)
+    with readable(path), opened(path) as file:
+        table = checked(path, pq.read_table(file), (*needed, *numbers))
+    for name in numbers:
+        kind = table.schema.field(name).type
+        if not pa.types.is_floating(kind) and not pa.types.is_integer(kind):
+            raise RunError(
+                f"{path}: damaged: its column {name!r} is of type {kind}, not of numbers"
+            )
+    return table
+
+
+def opened(path: Path) -> pa.MemoryMappedFile:
+    """Open a file for pyarrow, which takes no name that is not UTF-8, but its bytes."""
+    name: Any = os.fsencode(path)
+    return pa.memory_map(name)
 
 
 @contextmanager
@@ -131,7 +146,7 @@ def readable(path: Path) -> Iterator[None]:
         raise RunError(f"{path}: no such file") from None
     except PermissionError:
         raise RunError(f"{path}: permission denied; change its permissions") from None
-    except (pa.ArrowException, OSError) as e:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as e:  # the last: of a name of a column
         raise RunError(f"{path}: damaged: {e}") from None
 
 
@@ -146,8 +161,12 @@ def checked(path: Path, table: pa.Table, needed: Sequence[str]) -> pa.Table:
 
 def versions() -> dict[str, str]:
     """Versions of packages that could change a result."""
-    packages = ("heddle", "numpy", "simpy", "pyarrow")
-    return {"python": platform.python_version(), **{name: version_of(name) for name in packages}}
+    packages = ("numpy", "simpy", "pyarrow")
+    return {
+        "python": platform.python_version(),
+        "heddle": installed_version(),
+        **{name: version_of(name) for name in packages},
+    }
 
 
 @cache

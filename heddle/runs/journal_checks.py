@@ -1,4 +1,4 @@
-"""What tells a damaged journal from a sound one, once its file could be read.
+"""The difference between a damaged journal and a sound one, once its file could be read.
 
 Arrow files have no checksums. A bit that flipped, or a file of something else, may still be a
 table; the readers of journals rely on what is checked here.

@@ -71,7 +71,7 @@ def read_journal(folder: Path, *, whole: bool) -> pa.Table:
             return files.read_table(folder / OLD_JOURNAL, needed())
     with files.readable(path):
         try:
-            with pa.memory_map(str(path)) as file:
+            with files.opened(path) as file:
                 table = pa.ipc.open_file(file).read_all()
         except pa.ArrowInvalid:
             with path.open("rb") as begin:
@@ -117,7 +117,7 @@ def _without_footer(path: Path) -> pa.Table:
 def _stream(path: Path, start: int) -> Iterator[pa.RecordBatch]:
     """Yield the whole batches of a stream that begins at this byte."""
     try:
-        with pa.memory_map(str(path)) as file:
+        with files.opened(path) as file:
             file.seek(start)
             with pa.ipc.open_stream(file) as stream:
                 yield from stream

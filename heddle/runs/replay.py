@@ -1,12 +1,13 @@
 """Replay: the recorded events to a fresh controller, its commands compared with the record."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from heddle.knowledge import SHIPPED, LoadedModel, load_predictor_model, needs_oracle
+from heddle.knowledge import SHIPPED, LoadedModel, extras, load_predictor_model, needs_oracle
 from heddle.loop.config import LoopConfig
 from heddle.loop.setup import loop_core, prepare_loop
+from heddle.policies.plugins import foreign_names
 from heddle.runs import Run, RunError
 from heddle.runs.compatibility import upgraded_policy
 from heddle.runs.journal_entries import decode
@@ -54,15 +55,24 @@ class Replay:
         }
 
 
-def replay(run: Run, on_progress: Callable[[int, int], None] | None = None) -> Replay:
+def replay(
+    run: Run,
+    on_progress: Callable[[int, int], None] | None = None,
+    *,
+    allow_policies: Sequence[str] = (),
+) -> Replay:
     """Feed a run's events to a fresh controller with its policy, and compare commands one by one.
 
-    `on_progress` gets the number of replayed events and the total.
+    `on_progress` gets the number of replayed events and the total. `allow_policies` are names of
+    the form ``module:factory`` that the run's configuration may import.
 
     Raises:
-        RunError, JournalError: the run is damaged, or its oracle's trace or its model is gone.
+        RunError, JournalError: the run is damaged, its oracle's trace or its model is gone, or its
+            policy is code that is not allowed.
         PolicyNotFound, ProfileError: it used a policy or profile that is not here.
     """
+    check_allowed(run, allow_policies)
+    run.verify()
     entries = commands = 0
     journal = run.journal
     total = journal.column("cause").null_count  # commands have a cause, events have none
@@ -77,7 +87,11 @@ def replay(run: Run, on_progress: Callable[[int, int], None] | None = None) -> R
             yield entry
 
     context = run.context
-    controller = Controller(_policy(run), context.disaggregation if context else None)
+    controller = Controller(
+        _policy(run),
+        context.disaggregation if context else None,
+        run.config.cluster.restart_limit,
+    )
     handle: Handle = controller.handle
     if run.manifest.get("loop"):
         handle = cast(Handle, _loop(run, controller).handle)
@@ -119,6 +133,23 @@ def _policy(run: Run) -> Policy:
     if context is None:
         return prepare(config, workspace=shared).policy
     return make_policy(config, context, shared.workload(config).scripts if oracle else ())
+
+
+def check_allowed(run: Run, allowed: Sequence[str]) -> None:
+    """Check that all code that the configuration of a run names, to be imported, is `allowed`.
+
+    Raises:
+        RunError: names what is not.
+    """
+    preset = run.config.policy.preset
+    ours = extras(preset, (), run.config.seed)  # such as learned:0.5
+    named = [name for name in foreign_names(preset, ours) if name not in allowed]
+    if named:
+        options = " ".join(f"--allow-policy {name}" for name in named)
+        raise RunError(
+            f"{run.path}: its configuration names {', '.join(named)}, which would be imported and "
+            f"called. If you trust this code, add {options}"
+        )
 
 
 def check_trace(run: Run, shared: Workspace, why: str) -> None:

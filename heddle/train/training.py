@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from heddle.engines import facts_of, open_vllm
-from heddle.running import FLUSH_S, ProcessSolver, kill_engine
+from heddle.running import FLUSH_S
 from heddle.runs import RunDirectory, load_run, open_run
 from heddle.signals import StopSignals
+from heddle.stages import ProcessSolver
 from heddle.train.measure import StepFigures, TrainMeasure
 from heddle.train.prediction import Prediction, predict
 from heddle.train.setup import TrainSetup, prompt_of, world_facts
@@ -24,7 +25,7 @@ from heddle_core.loop.events import AnyEvent
 from heddle_rollout.driver import StuckError
 from heddle_rollout.loop_driver import LoopServices
 from heddle_rollout.services import CoreEstimates
-from heddle_runtime.clock import RunClock
+from heddle_runtime.clock import Lateness, RunClock
 from heddle_runtime.train.echo import EchoAgent
 from heddle_runtime.train.messages import TrainMetrics
 from heddle_runtime.train.run import OwnRewards, TaskEnvironments, TrainingRun, WeightPush
@@ -144,14 +145,17 @@ def train(
     with StopSignals() as signals, open_run(out, setup.run.config, facts) as directory:
         core = _RecordedLoop(setup.core(setup.run.controller()), measure, directory)
         with signals.deferred():
-            restarts = asyncio.run(_train(setup, core, measure.batch, directory.path, signals))
+            restarts, lateness = asyncio.run(
+                _train(setup, core, measure.batch, directory.path, signals)
+            )
         directory.finish(
             notes={
                 "trained_batches": len(measure.steps),
                 "trainer_restarts": restarts,
                 "first_reward": measure.steps[0].reward,
                 "last_reward": measure.steps[-1].reward,
-            }
+            },
+            lateness=lateness,
         )
         path = directory.path
     return TrainResult(
@@ -179,8 +183,8 @@ async def _train(
     on_batch: Callable[[int, TrainMetrics], None],
     path: Path,
     signals: StopSignals,
-) -> int:
-    """Run the loop to its end; return how often the trainer was started again."""
+) -> tuple[int, Lateness]:
+    """Run the loop; return how often the trainer was started again, and how late the clock was."""
     config, cluster = setup.config, setup.config.run.cluster
     loop = asyncio.get_running_loop()
     clock = RunClock(loop)
@@ -219,7 +223,7 @@ async def _train(
         await run.run()
 
     for time_s, name in cluster.faults():
-        clock.call_at(time_s, partial(kill_engine, launcher, EngineId(name)))
+        clock.call_at(time_s, launcher.fail, EngineId(name))
     running = loop.create_task(whole())
     try:
         with (
@@ -229,7 +233,7 @@ async def _train(
             await running
     finally:
         await _close(solver, trainer, launcher)
-    return trainer.restarts
+    return trainer.restarts, clock.lateness
 
 
 async def _close(solver: ProcessSolver, trainer: ProcessTrainer, launcher: VllmLauncher) -> None:

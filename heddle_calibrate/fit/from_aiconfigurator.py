@@ -1,6 +1,6 @@
 """Profiles from AIConfigurator's kernel times, queried point by point instead of read from tables.
 
-The package `aiconfigurator-core` (NVIDIA, Apache-2.0; the extra `heddle[aiconfigurator]`) puts
+The package `aiconfigurator-core` (NVIDIA, Apache-2.0; the extra `heddle-rl[aiconfigurator]`) puts
 measured kernel times end to end. This module finds the model, the GPU class and the version in it,
 and makes the fit of the shipped profiles. The package has no host time and no transfers: those of
 the shipped profiles are used.
@@ -226,7 +226,7 @@ def _package() -> Path:
         module = import_module("aiconfigurator_core")
     except ImportError:
         raise EstimatorError(
-            f"{PACKAGE} is not installed: pip install 'heddle[aiconfigurator]'"
+            f"{PACKAGE} is not installed: pip install 'heddle-rl[aiconfigurator]'"
         ) from None
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     assert module.__file__ is not None

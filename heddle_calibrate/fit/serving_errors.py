@@ -277,7 +277,7 @@ def _measured(
             "tpot_worst_pct": part.worst,
             "ttft_mean_abs_pct": part.ttft,
         }
-        if from_scratch:
+        if from_scratch and part.tpot_unseen is not None:
             measured["tpot_unseen_mean_abs_pct"] = part.tpot_unseen
             measured["ttft_unseen_mean_abs_pct"] = part.ttft_unseen
     return measured

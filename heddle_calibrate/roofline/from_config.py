@@ -6,6 +6,7 @@ from typing import Literal
 
 from heddle_calibrate.fit.from_aiconfigurator import EstimatorError, KernelSource, fit_shapes
 from heddle_calibrate.roofline.locate import find_model
+from heddle_calibrate.roofline.model_config import ModelConfigError
 from heddle_calibrate.roofline.model_shape import ModelShape, Precision
 from heddle_calibrate.roofline.profile import (
     RooflineError,
@@ -62,6 +63,7 @@ def profile_from_config(request: ConfigRequest) -> ConfigProfile:
         name=request.name or shape.name,
         kv_element_bytes=1 if request.fp8_kv else shape.kv_element_bytes,
     )
+    _check_name(shape.name)
     _check_ranks(shape, request)
     shapes = layouts(shape, request.gpu.lower(), request.tps, attention_dp=request.attention_dp)
     why = ""
@@ -93,6 +95,15 @@ def profile_from_config(request: ConfigRequest) -> ConfigProfile:
     return ConfigProfile(
         profile=profile, shape=shape, layouts=tuple(shapes), source="roofline", why=why
     )
+
+
+def _check_name(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ModelConfigError(
+            f"the model's name {name!r} is not UTF-8 text: give it another one with --name"
+        ) from None
 
 
 def _check_ranks(shape: ModelShape, request: ConfigRequest) -> None:

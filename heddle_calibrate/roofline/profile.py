@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 
 import numpy as np
@@ -30,6 +29,7 @@ from heddle_calibrate.roofline.operators import (
     prefill_iterations,
 )
 from heddle_calibrate.roofline.pairs import least_pairs_s
+from heddle_compiled import installed_version
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, layout_name, load_profile
 from heddle_sim.profile_parts import ProfileSource
@@ -208,13 +208,9 @@ def _precision(model: ModelShape) -> str:
 
 
 def _source(model: ModelShape, file: str) -> ProfileSource:
-    try:
-        own = version("heddle")
-    except PackageNotFoundError:
-        own = "unknown"
     return ProfileSource(
         package="heddle roofline",
-        version=own,
+        version=installed_version(),
         backend="vllm",
         backend_version="0.24.0",
         licence="Apache-2.0",

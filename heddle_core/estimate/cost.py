@@ -44,6 +44,7 @@ class StepCost:
     prefill_s: float
     """Seconds that each prompt token to prefill adds."""
     kv_capacity_tokens: int
+    """Tokens of KV that the engine holds at once."""
     load_s: float | None = None
     """Seconds that each token of a context takes to load from a store of KV that all engines share;
     None without one."""
@@ -87,8 +88,11 @@ class CostModel:
     """Estimate for every engine shape the model fits on, and for moving KV between engines."""
 
     by_shape: Mapping[EngineShape, StepCost]
+    """Costs of an engine, by its shape."""
     transfer_fixed_s: float
+    """Seconds of a move of KV, however much it is."""
     transfer_s_per_token: float
+    """Seconds that each token of KV adds to a move."""
 
     def transfer_s(self, kv_tokens: int) -> float:
         """Seconds to move a KV prefix of `kv_tokens` between two engines."""

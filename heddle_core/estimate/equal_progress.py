@@ -21,8 +21,10 @@ Trajectories do not in fact advance alike: some wait for a first slot, and other
 That matters little, since an engine makes as many tokens either way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TypeAlias
 
 import numpy as np
 
@@ -44,6 +46,19 @@ _LEAST_S = 1e-12
 """In place of times of 0."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRates:
+    """What tools take and append per output token, of trajectories longer than each length."""
+
+    tool_s: FloatArray
+    appended: FloatArray
+    """Tokens."""
+
+
+RatesBeyond: TypeAlias = Callable[[FloatArray], ToolRates]
+"""The rates of trajectories that are longer than each of some output lengths in tokens."""
+
+
 def equal_progress_s(
     history: History,
     by_shape: Mapping[EngineShape, StepCost],
@@ -55,27 +70,30 @@ def equal_progress_s(
     max_running: int,
     start_s: float,
     widened_at: int,
+    beyond: RatesBeyond | None = None,
 ) -> list[float]:
     """Return the estimated makespan in seconds of each of `mixes`, engines by shape.
 
     `prompt_tokens` is the mean. With `widened_at` trajectories left or fewer, the engines change to
-    `widened`, in `start_s`, as soon as that brings the end forward.
+    `widened`, in `start_s`, as soon as that brings the end forward. Tools of long trajectories are
+    as `beyond` says; None: as those of all.
     """
     probabilities, lengths = _quantiles(history, trajectories)
     made = np.concatenate(([0.0], lengths))
     middle, tokens = 0.5 * (made[1:] + made[:-1]), np.diff(made)
     longer = 1.0 - 0.5 * (probabilities + np.concatenate(([0.0], probabilities[:-1])))
     left = np.maximum(trajectories * longer, 1.0)
-    context = prompt_tokens + middle * (1.0 + history.appended_per_output)
+    rates = _mean_rates(history, made[:-1]) if beyond is None else beyond(made[:-1])
+    context = prompt_tokens + middle * (1.0 + rates.appended)
     shapes = sorted(by_shape, key=lambda shape: shape.gpus)
     costs = [by_shape[shape] for shape in shapes]
     tried = [*mixes, widened]
     engines = np.array([[mix.get(shape, 0) for shape in shapes] for mix in tried], dtype=float)
     below = [cost.below_knee for cost in costs]
-    pace = _pace_s(below, engines, left, context, history, max_running)
+    pace = _pace_s(below, engines, left, context, rates, max_running)
     if any(cost.filling for cost in costs):
-        beyond = [cost.beyond_knee for cost in costs]
-        other = _pace_s(beyond, engines, left, context, history, max_running)
+        filled = [cost.beyond_knee for cost in costs]
+        other = _pace_s(filled, engines, left, context, rates, max_running)
         pace = np.minimum(pace, other)
     spans = tokens * pace
     restore_rates = engines @ np.array([1.0 / max(cost.restore_s, _LEAST_S) for cost in costs])
@@ -88,6 +106,14 @@ def equal_progress_s(
     prefill_rates = engines @ np.array([1.0 / max(cost.prefill_s, _LEAST_S) for cost in costs])
     first_s = prompt_tokens * trajectories / prefill_rates
     return [float(end) for end in (ends + first_s)[: len(mixes)]]
+
+
+def _mean_rates(history: History, lengths: FloatArray) -> ToolRates:
+    """The same rates at all lengths."""
+    return ToolRates(
+        tool_s=np.full_like(lengths, history.tool_s_per_output),
+        appended=np.full_like(lengths, history.appended_per_output),
+    )
 
 
 def _quantiles(history: History, trajectories: int) -> tuple[FloatArray, FloatArray]:
@@ -115,7 +141,7 @@ def _pace_s(
     engines: FloatArray,
     left: FloatArray,
     context: FloatArray,
-    history: History,
+    tools: ToolRates,
     max_running: int,
 ) -> FloatArray:
     """Seconds per output token of all, by mix and length.
@@ -127,7 +153,7 @@ def _pace_s(
     t0_s = np.maximum([cost.t0_s for cost in costs], _LEAST_S)
     # By length and cost.
     sequence_s = np.stack(
-        [c.t1_s + c.t2_s * context + c.prefill_s * history.appended_per_output for c in costs], -1
+        [c.t1_s + c.t2_s * context + c.prefill_s * tools.appended for c in costs], -1
     )
     sequence_s = np.maximum(sequence_s, _LEAST_S)
     most = np.stack([np.clip(c.kv_capacity_tokens / context, 1.0, max_running) for c in costs], -1)
@@ -137,7 +163,7 @@ def _pace_s(
         batch = (np.sqrt(t0_s / np.exp(log_multiplier)[..., None]) - t0_s) / sequence_s
         batch = np.clip(batch, 0.0, most)
         rate = np.einsum("mk,mlk->ml", engines, batch / (t0_s + sequence_s * batch))
-        return np.einsum("mk,mlk->ml", engines, batch) + rate * history.tool_s_per_output, rate
+        return np.einsum("mk,mlk->ml", engines, batch) + rate * tools.tool_s, rate
 
     low = np.full((len(engines), len(left)), np.log(_MULTIPLIERS[0]))
     high = np.full_like(low, np.log(_MULTIPLIERS[1]))

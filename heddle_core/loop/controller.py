@@ -48,8 +48,9 @@ from heddle_core.loop.events import (
     Trained,
 )
 from heddle_core.loop.groups import Group, Groups, GroupSample, Prompt
-from heddle_core.loop.hybrid import HybridPool, StepEnd
+from heddle_core.loop.hybrid import HybridPool
 from heddle_core.loop.regime import Regime
+from heddle_core.loop.split_plan import StepEnd
 
 MOST_FAILURES: Final = 3
 """Starts, samples and rewards of a group that may fail before its prompt is given up."""

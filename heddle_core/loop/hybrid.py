@@ -15,6 +15,7 @@ from heddle_core.ids import EngineId
 from heddle_core.ledger import LedgerError
 from heddle_core.loop.commands import AssignGpus
 from heddle_core.loop.events import GpusAssigned
+from heddle_core.loop.split_plan import GpuCounts, SplitPlan, SplitPlanner, StepEnd
 from heddle_core.plans import EngineSpec
 
 PoolState: TypeAlias = Literal[
@@ -35,21 +36,6 @@ NEXT: Final[Mapping[PoolState, tuple[PoolState, ...]]] = {
 }
 """From each state, those that may follow. A switch that fails leads back; so do engines that all
 fail."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepEnd:
-    """What a rule sees when a batch was trained and the engines have its weights."""
-
-    ready: int
-    """Complete groups."""
-    train_s: float
-    """Seconds of training of the last batch."""
-    rollout_s: float
-    """Seconds in which the rollout makes a batch: the mean time of its groups from start to end,
-    over the batches in flight."""
-    pressure: float
-    """Trajectories in flight over the slots of the engines that are the rollout's own."""
 
 
 class HybridRule(Protocol):
@@ -102,8 +88,9 @@ class WaitLending:
         """None: all GPUs of the trainer are lent."""
         return 0
 
-    def rule(self, *, groups: int, every: int, scale: float) -> "WaitLendingRule":
-        """The rule for such batches; `scale`: all GPUs over the rollout's own."""
+    def rule(self, *, groups: int, every: int, gpus: GpuCounts) -> "WaitLendingRule":
+        """The rule for such batches."""
+        scale = (gpus.rollout + gpus.hybrid) / gpus.rollout
         return WaitLendingRule(self, groups=groups, every=every, scale=scale)
 
 
@@ -111,6 +98,7 @@ class WaitLendingRule:
     """State of `WaitLending`."""
 
     def __init__(self, parameters: WaitLending, *, groups: int, every: int, scale: float) -> None:
+        """`scale`: the GPUs that generate during a loan, over the rollout's own."""
         self._parameters, self._groups, self._every = parameters, groups, every
         self._scale = scale
         self.ratio = parameters.ratio
@@ -167,9 +155,9 @@ class RatioPool:
     """Libra's elastic pool: replicas join training while that is the slower side.
 
     In this order: pressure on the engines returns them to the rollout, and so do `most_steps` steps
-    of training; a ratio of training to rollout time of `borrow` or more lets them train; one of
-    `release` or less returns them; between the two they stay (arXiv 2606.03077 and its release,
-    August 2026).
+    of training; a plan that has them in training lets them train; so does a ratio of training to
+    rollout time of `borrow` or more; one of `release` or less returns them; between the two they
+    stay (arXiv 2606.03077 and its release, August 2026).
     """
 
     gpus: int = 8
@@ -178,6 +166,8 @@ class RatioPool:
     release: float = 0.90
     most_pressure: float = 0.80
     most_steps: int = 20
+    plan: SplitPlan | None = None
+    """When and how their side is planned; None: never."""
 
     def __post_init__(self) -> None:
         """Refuse thresholds between which there is nothing.
@@ -196,16 +186,16 @@ class RatioPool:
         """GPUs that belong to neither side."""
         return self.gpus
 
-    def rule(self, *, groups: int, every: int, scale: float) -> "RatioRule":
+    def rule(self, *, groups: int, every: int, gpus: GpuCounts) -> "RatioRule":
         """The rule; batches do not matter to it."""
-        return RatioRule(self)
+        return RatioRule(self, None if self.plan is None else SplitPlanner(self.plan, gpus))
 
 
 class RatioRule:
     """State of `RatioPool`."""
 
-    def __init__(self, parameters: RatioPool) -> None:
-        self._parameters = parameters
+    def __init__(self, parameters: RatioPool, planner: SplitPlanner | None) -> None:
+        self._parameters, self._planner = parameters, planner
         self._steps = 0
         """That the GPUs have trained."""
 
@@ -220,16 +210,22 @@ class RatioRule:
         """Whether training gives the GPUs up."""
         p = self._parameters
         self._steps += 1
+        wanted = self._planner is not None and self._planner.wants_training("training", step)
         if step.pressure >= p.most_pressure or self._steps >= p.most_steps:
             return True
+        if wanted:
+            return False
         return step.train_s <= p.release * step.rollout_s
 
     def takes_back(self, ready: int, step: StepEnd | None) -> bool:
         """Whether training is the slower side, and the engines can do without."""
         p = self._parameters
-        if step is None or step.pressure >= p.most_pressure:
+        if step is None:
             return False
-        return step.train_s >= p.borrow * step.rollout_s
+        wanted = self._planner is not None and self._planner.wants_training("rollout", step)
+        if step.pressure >= p.most_pressure:
+            return False
+        return wanted or step.train_s >= p.borrow * step.rollout_s
 
 
 Hybrid: TypeAlias = WaitLending | RatioPool

@@ -3,8 +3,8 @@
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from heddle_core.loop.presets import REGIMES, BatchShape
-from heddle_core.loop.regime import Regime, RegimeError
+from heddle_core.loop.presets import REGIMES
+from heddle_core.loop.regime import BatchShape, Regime, RegimeError
 
 MOST: Final = 1_000_000
 """Of any parameter."""

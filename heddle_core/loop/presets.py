@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 from heddle_core.loop.hybrid import RatioPool, WaitLending
 from heddle_core.loop.regime import (
     Batching,
+    BatchShape,
     Regime,
     RegimeError,
     Sampling,
@@ -19,24 +20,7 @@ from heddle_core.loop.regime import (
     Staleness,
     Update,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchShape:
-    """What a regime is made for."""
-
-    groups: int
-    """Prompts of a batch."""
-    samples: int
-    """Trained samples of a prompt."""
-    slots: int
-    """Steps that the rollout engines run at once, all together."""
-    colocated: bool
-
-    @property
-    def most_concurrent(self) -> int:
-        """Trajectories in flight by which the engines are surely full: twice their slots."""
-        return 2 * max(self.slots, self.samples)
+from heddle_core.loop.split_plan import SplitPlan
 
 
 class RegimePreset(Protocol):
@@ -304,8 +288,13 @@ class Libra:
     """The ratio down to which it generates again."""
     max_pressure: float = 0.80
     """Trajectories in flight over engines' slots from which it generates."""
+    plan_interval: int = 10
+    """Steps between two plans of the pool's side; 0: none."""
+    min_gain: float = 0.05
+    """Share of a step that a plan must save."""
 
     growth: ClassVar[float] = 0.0
+    cooldown_of_interval: ClassVar[bool] = True
 
     def regime(self, shape: BatchShape) -> Regime:
         """Admission as AReaL's; too old groups are dropped."""
@@ -313,8 +302,16 @@ class Libra:
         staleness = Staleness(late="train" if self.growth else "wait")
         if self.max_head_offpolicyness:
             staleness = _dropping(self.max_head_offpolicyness)
+        plan = None
+        if self.plan_interval:
+            plan = SplitPlan(
+                interval=self.plan_interval,
+                least_gain=self.min_gain,
+                cooldown_of_interval=self.cooldown_of_interval,
+            )
         pool = RatioPool(
             gpus=self.pool_gpus,
+            plan=plan,
             borrow=self.borrow,
             release=self.release,
             most_pressure=self.max_pressure,
@@ -334,9 +331,13 @@ class Libra:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraRelease(Libra):
-    """Libra as released: admission grows by a batch more with every version, a known defect."""
+    """Libra as released: admission grows by a batch more with every version, a known defect.
+
+    Neither does the rest after a plan hold back those of the interval.
+    """
 
     growth: ClassVar[float] = 1.0
+    cooldown_of_interval: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,24 @@ class RegimeError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShape:
+    """What a regime is made for."""
+
+    groups: int
+    """Prompts of a batch."""
+    samples: int
+    """Trained samples of a prompt."""
+    slots: int
+    """Steps that the rollout engines run at once, all together."""
+    colocated: bool
+
+    @property
+    def most_concurrent(self) -> int:
+        """Trajectories in flight by which the engines are surely full: twice their slots."""
+        return 2 * max(self.slots, self.samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How much is started for each batch beyond what it needs."""
 

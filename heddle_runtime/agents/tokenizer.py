@@ -73,7 +73,7 @@ def load_tokenizer(model_dir: str | Path) -> FileTokenizer:
         from tokenizers import Tokenizer as Library
     except ModuleNotFoundError:
         raise TokenizerError(
-            "live agents need the package tokenizers: pip install 'heddle[live]'"
+            "live agents need the package tokenizers: pip install 'heddle-rl[live]'"
         ) from None
     try:
         return FileTokenizer(Library.from_file(str(path)))

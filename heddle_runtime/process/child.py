@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from heddle_runtime.process.wire import Channel, ClosedError, WireMessage
+from heddle_runtime.process.async_channel import AsyncChannel
+from heddle_runtime.process.wire import Channel, WireMessage
 
 HANG_S = 10.0
 """How long a process may take to end after it has closed its socket."""
@@ -29,49 +30,41 @@ come from the other TP processes."""
 In = TypeVar("In")
 
 
-class ChildProcess(Generic[In]):
-    """A running process, its socket, and two callbacks from the event loop."""
+class ProcessGroup:
+    """A process that was started with a socket, and all that it starts."""
 
     def __init__(
         self,
         module: str,
+        sock: socket.socket,
         *,
-        reads: Any,
         environment: Mapping[str, str],
         log: Path,
-        on_report: Callable[[In], None],
         on_exit: Callable[[str], None],
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start `python -m module`, its output appended to `log`.
+        """Start `python -m module` with `sock`, its output appended to `log`.
 
-        `on_report` gets every message, of type `reads`. Then `on_exit` gets the reason, once, when
-        the process is reaped.
+        When the process has ended, `on_end` is called; when the whole group is gone, `on_exit` gets
+        the reason.
 
         Raises:
             OSError: the process cannot be started or its log cannot be written.
         """
-        self._on_report, self._on_exit, self._log = on_report, on_exit, log
+        self._log, self._on_exit, self._on_end = log, on_exit, on_end
         self._loop = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs, log.open("ab") as output:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", module, str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
-        except OSError:
-            ours.close()
-            raise
-        self._channel: Channel[In] = Channel(ours, reads)
-        self._silent = False
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(sock.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=[sock.fileno()],
+                start_new_session=True,
+            )
         self._open = True
         self._pidfd = os.pidfd_open(self._process.pid)
-        self._loop.add_reader(self._channel.fileno(), self._readable)
         # Watched apart from the socket, which a process that it started may keep open.
         self._loop.add_reader(self._pidfd, self._exited)
 
@@ -80,18 +73,17 @@ class ChildProcess(Generic[In]):
         """Its process id, which is also that of its process group."""
         return self._process.pid
 
-    def send(self, message: WireMessage) -> None:
-        """Send a message; one to a dead process is lost, since its exit is reported anyway."""
-        if not self._open:
-            return
-        with contextlib.suppress(ClosedError):
-            self._channel.send(message)
-            if self._channel.clogged:
-                self._loop.add_writer(self._channel.fileno(), self._writable)
+    def cpu_s(self) -> float:
+        """CPU seconds of all processes of its group so far."""
+        ticks = sum(int(each[11]) + int(each[12]) for each in _group(self.pid).values())
+        return ticks / os.sysconf("SC_CLK_TCK")
 
-    def kill(self, *, silent: bool = False) -> None:
-        """End the whole group now. `silent`: report nothing more, not even its exit reason."""
-        self._silent = self._silent or silent
+    def stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped a process of its group."""
+        return any(each[0] in "Tt" for each in _group(self.pid).values())
+
+    def kill(self) -> None:
+        """End the whole group now."""
         members = group_members(self.pid) if self._open else []
         unlink_shared_memory(members)
         for member in members:
@@ -99,43 +91,14 @@ class ChildProcess(Generic[In]):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(member, signal.SIGKILL)
 
-    def _writable(self) -> None:
-        try:
-            self._channel.flush()
-        except ClosedError:
-            self._loop.remove_writer(self._channel.fileno())
-            return
-        if not self._channel.clogged:
-            self._loop.remove_writer(self._channel.fileno())
-
-    def _readable(self) -> None:
-        try:
-            reports = self._channel.receive()
-        except ClosedError:
-            self._loop.remove_reader(self._channel.fileno())
-            self._loop.call_later(HANG_S, self.kill)
-            return
-        for report in reports:
-            if not self._silent:
-                self._on_report(report)
-
     def _exited(self) -> None:
-        """Deliver the last reports, then end the rest of the group."""
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        with contextlib.suppress(ClosedError):
-            while reports := self._channel.receive():
-                for report in reports:
-                    if not self._silent:
-                        self._on_report(report)
+        self._on_end()
         # Before it is reaped: until then no other process gets its number or the group's.
         self.kill()
         self._open = False
-        status = self._process.wait()
-        self._loop.remove_reader(self._channel.fileno())
-        self._loop.remove_writer(self._channel.fileno())
-        self._channel.close()
-        reason = "" if self._silent else self._describe(status)
+        reason = self._describe(self._process.wait())
         self._when_empty(reason, self._loop.time() + HANG_S)
 
     def _when_empty(self, reason: str, limit_s: float) -> None:
@@ -157,17 +120,96 @@ class ChildProcess(Generic[In]):
                 return f"killed by signal {-status}"
         if status == PART_DIED:
             return "one of its TP processes died"
-        last = self._last_line()
+        last = last_line(self._log)
         return f"exit status {status}" + (f": {last}" if last else "")
 
-    def _last_line(self) -> str:
+
+class ChildProcess(Generic[In]):
+    """A running process of this machine, its socket, and two callbacks from the event loop."""
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        reads: Any,
+        environment: Mapping[str, str],
+        log: Path,
+        on_report: Callable[[In], None],
+        on_exit: Callable[[str], None],
+    ) -> None:
+        """Start `python -m module`, its output appended to `log`.
+
+        `on_report` gets every message, of type `reads`. Then `on_exit` gets the reason, once, when
+        the process is reaped.
+
+        Raises:
+            OSError: the process cannot be started or its log cannot be written.
+        """
+        self._on_report, self._on_exit, self._silent = on_report, on_exit, False
+        ours, theirs = socket.socketpair()
         try:
-            with self._log.open("rb") as log:
-                log.seek(max(0, self._log.stat().st_size - TAIL_BYTES))
-                lines = log.read().decode("utf-8", "replace").split("\n")
+            with theirs:
+                self._group = ProcessGroup(
+                    module,
+                    theirs,
+                    environment=environment,
+                    log=log,
+                    on_end=self._ended,
+                    on_exit=self._gone,
+                )
         except OSError:
-            return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+            ours.close()
+            raise
+        self._channel: AsyncChannel[In] = AsyncChannel(
+            Channel(ours, reads), on_message=self._report, on_close=self._closed
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also that of its process group."""
+        return self._group.pid
+
+    def send(self, message: WireMessage) -> None:
+        """Send a message; one to a dead process is lost, since its exit is reported anyway."""
+        self._channel.send(message)
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all processes of its group so far."""
+        return self._group.cpu_s()
+
+    def stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped a process of its group."""
+        return self._group.stopped()
+
+    def kill(self, *, silent: bool = False) -> None:
+        """End the whole group now. `silent`: report nothing more, not even its exit reason."""
+        self._silent = self._silent or silent
+        self._group.kill()
+
+    def _report(self, report: In) -> None:
+        if not self._silent:
+            self._on_report(report)
+
+    def _closed(self) -> None:
+        asyncio.get_running_loop().call_later(HANG_S, self._group.kill)
+
+    def _ended(self) -> None:
+        self._channel.deliver_rest()
+        self._channel.close()
+
+    def _gone(self, reason: str) -> None:
+        self._on_exit("" if self._silent else reason)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that has something in it; empty if there is none."""
+    try:
+        with log.open("rb") as opened:
+            opened.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            lines = opened.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _is_tracker(process: int) -> bool:
@@ -200,7 +242,12 @@ def group_members(group: int) -> list[int]:
         os.killpg(group, 0)
     except ProcessLookupError:
         return []
-    found = []
+    return list(_group(group))
+
+
+def _group(group: int) -> dict[int, list[str]]:
+    """Fields of /proc/PID/stat, from the state on, of each live process of a group."""
+    found = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             # After the name, which may have any characters: state, parent, group.
@@ -208,5 +255,5 @@ def group_members(group: int) -> list[int]:
         except OSError:
             continue  # gone meanwhile
         if int(fields[2]) == group and fields[0] not in "ZX":
-            found.append(int(entry))
+            found[int(entry)] = fields
     return found

@@ -17,7 +17,7 @@ LEAST_LOGPROB = -9999.0
 
 @dataclass(slots=True, eq=False)
 class InFlightStep:
-    """A dispatched step. Times are of `time.monotonic`; 0 until known."""
+    """A dispatched step. Times are of this process's `time.monotonic`; 0 until known."""
 
     id: int
     trajectory: TrajectoryId
@@ -44,6 +44,8 @@ class InFlight:
     """Steps by trajectory and by id; an engine has at most one of a trajectory."""
 
     def __init__(self) -> None:
+        self.speed = 1.0
+        """Seconds of a step that pass in a real one: engines that keep time only may run faster."""
         self._by_trajectory: dict[TrajectoryId, InFlightStep] = {}
         self._by_id: dict[int, InFlightStep] = {}
 
@@ -62,13 +64,15 @@ class InFlight:
 
     def keep(self, progress: wire.Progress) -> None:
         """Add the tokens generated since the last report."""
+        now_s = time.monotonic()
         for made in progress.made:
             step = self._by_id[made.id]
             tokens = unpack_ids(made.tokens)
             step.made += tokens
             step.logprobs += unpack_floats(made.logprobs)
             step.top += made.top
-            step.started_s, step.first_s = made.started_s, made.first_s
+            step.first_s = now_s - made.decode_s
+            step.started_s = step.first_s - made.prefill_s
             report_tokens(step.payload, tokens)
 
     def end(self, report: wire.Ended) -> StepResult:
@@ -76,12 +80,14 @@ class InFlight:
         step = self._by_id.pop(report.id)
         del self._by_trajectory[step.trajectory]
         made = (*step.made, *unpack_ids(report.tokens))
+        inside_s = report.prefill_s + report.decode_s
+        since_s = (time.monotonic() - step.sent_s) * self.speed
         step.top += report.top
         return StepResult(
             trajectory=step.trajectory,
             tokens=len(made),
             finished=report.finished,
-            queued_s=report.queued_s,
+            queued_s=max(0.0, since_s - inside_s),
             prefill_s=report.prefill_s,
             decode_s=report.decode_s,
             cached_tokens=report.cached_tokens,

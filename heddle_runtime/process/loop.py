@@ -26,6 +26,8 @@ from heddle_runtime.vllm.settings import VllmSettings
 
 TRANSFER_POLL_S = 0.005
 """Interval of steps while there is nothing to compute but a transfer is under way."""
+BEATS = 8
+"""Heartbeats in the time after which a silent engine has hung."""
 DRAIN_STEPS = 1000
 """At most this many iterations until an idle core has freed aborted requests."""
 
@@ -51,6 +53,8 @@ class _Job:
     """How many of `made` a `Progress` has reported."""
     kv: dict[str, Any] | None = None
     """The handle that an import will pull."""
+    pull_until_s: float = 0.0
+    """No pull may begin after that."""
     why: str = ""
     """Why the import prefills instead of a pull."""
 
@@ -67,10 +71,12 @@ class EngineLoop:
         """By trajectory: a request whose KV waits for a pull, and the end of its lease."""
         self._released: list[str] = []
         """Such requests to let go after the next iteration: vLLM knows of a lease only then."""
-        self._version = 0
-        self._preemptions = 0
-        self._progress_due_s = self._sample_due_s = 0.0
+        self._version = self._preemptions = 0
+        self._progress_due_s = self._sample_due_s = self._beat_due_s = 0.0
+        self._beat_s = settings.hang_s / BEATS
         self._sampled: wire.Sampled | None = None
+        self._came_after_s = time.monotonic()
+        """No order that is executed now came before."""
         self._stopping = False
 
     def run(self) -> None:
@@ -83,8 +89,11 @@ class EngineLoop:
             activity = self._core.activity()
             if activity != "computing":
                 self._wait(activity)
+                self._came_after_s = time.monotonic()
+            looked_s = time.monotonic()
             for order in self._channel.receive():
                 self._execute(order)
+            self._came_after_s = looked_s
             released, self._released = self._released, []
             if self._core.activity() != "idle":
                 self._process_outputs(self._core.step())
@@ -93,11 +102,11 @@ class EngineLoop:
             self._report()
 
     def _wait(self, activity: Activity) -> None:
-        """Wait for an order, or for a transfer or a report that is due."""
+        """Wait for an order, or for a transfer, a report or a heartbeat that is due."""
         writes = [self._channel] if self._channel.clogged else []
-        timeout_s: float | None = TRANSFER_POLL_S if activity == "waiting" else None
-        if timeout_s is None and (self._sampled != self._sample() or self._pinned.any):
-            timeout_s = self._settings.sample_s
+        timeout_s = min(self._beat_s, TRANSFER_POLL_S) if activity == "waiting" else self._beat_s
+        if activity == "idle" and (self._sampled != self._sample() or self._pinned.any):
+            timeout_s = min(timeout_s, self._settings.sample_s)
         select.select([self._channel], writes, [], timeout_s)
         if writes:
             self._channel.flush()
@@ -119,7 +128,9 @@ class EngineLoop:
                 self._pinned.drop(order.trajectory)
                 self._submit(_Job(order.id, order, unpack_ids(order.prompt)))
             case wire.Import():
-                self._submit(_Job(order.id, order, unpack_ids(order.prompt), kv=order.kv))
+                until_s = self._came_after_s + order.remaining_s
+                prompt = unpack_ids(order.prompt)
+                self._submit(_Job(order.id, order, prompt, kv=order.kv, pull_until_s=until_s))
             case wire.LoadWeights():
                 self._load_weights(order)
             case wire.Sleep():
@@ -141,7 +152,7 @@ class EngineLoop:
         """Add a job to the core; answer at once if the core refuses it."""
         order = job.order
         if isinstance(order, wire.Import):
-            self._check_handle(job, order)
+            self._check_handle(job)
         job.request = f"{job.id}.{job.attempt}"
         salt = f"weights {self._version} {order.salt}" if self._version else order.salt
         try:
@@ -181,16 +192,13 @@ class EngineLoop:
             return
         self._jobs[job.id] = self._by_request[job.request] = job
 
-    def _check_handle(self, job: _Job, order: wire.Import) -> None:
+    def _check_handle(self, job: _Job) -> None:
         if job.kv is None:
             return
-        if time.monotonic() > order.deadline_s:
-            self._drop_handle(job, "its lease had ended")
+        if time.monotonic() > job.pull_until_s:
+            job.kv, job.why = None, "its lease had ended"
         elif job.kv["version"] != self._version:
-            self._drop_handle(job, "it is of other weights")
-
-    def _drop_handle(self, job: _Job, why: str) -> None:
-        job.kv, job.why = None, why
+            job.kv, job.why = None, "it is of other weights"
 
     def _abort(self, id_: int) -> None:
         job = self._jobs.get(id_)
@@ -281,17 +289,16 @@ class EngineLoop:
 
     def _prefill_instead(self, job: _Job, why: str) -> None:
         self._forget_job(job)
-        self._drop_handle(job, why)
+        job.kv, job.why = None, why
         job.attempt += 1
         self._submit(job)
 
     def _watch_pulls(self, now_s: float) -> None:
         """Replace pulls that began too late or take too long by a prefill."""
         for job in list(self._jobs.values()):
-            order = job.order
-            if not isinstance(order, wire.Import) or job.kv is None:
+            if not isinstance(job.order, wire.Import) or job.kv is None:
                 continue
-            late_s = now_s - order.deadline_s
+            late_s = now_s - job.pull_until_s
             if late_s > self._settings.kv_margin_s or (
                 late_s > 0 and not self._core.has_begun(job.request)
             ):
@@ -302,6 +309,9 @@ class EngineLoop:
 
     def _report(self) -> None:
         now_s = time.monotonic()
+        if now_s >= self._beat_due_s:
+            self._beat_due_s = now_s + self._beat_s
+            self._channel.send(wire.Alive())
         if now_s >= self._progress_due_s:
             self._progress_due_s = now_s + self._settings.progress_s
             made = [
@@ -327,7 +337,7 @@ class EngineLoop:
 
     def _made(self, job: _Job) -> wire.Made:
         tokens, logprobs, top = self._unreported(job)
-        return wire.Made(job.id, tokens, job.started_s, job.first_s, logprobs, top)
+        return wire.Made(job.id, tokens, *_times(job), logprobs, top)
 
     def _unreported(self, job: _Job) -> tuple[bytes, bytes, list[TopLogprobs]]:
         """New tokens and their log-probs."""
@@ -357,15 +367,12 @@ class EngineLoop:
                     wire.Placed(job.id, way if there else "none", there, job.why or error)
                 )
             case wire.Start():
-                self._channel.send(self._ended(job, order, finish, error))
+                self._channel.send(self._ended(job, finish, error))
             case _:
                 assert_never(order)
 
-    def _ended(self, job: _Job, order: wire.Start, finish: Finish, error: str) -> wire.Ended:
-        """Split the time from the driver's call until now into three parts."""
-        queued_s, prefill_s, decode_s = split_time(
-            order.sent_s, job.started_s, job.first_s, time.monotonic()
-        )
+    def _ended(self, job: _Job, finish: Finish, error: str) -> wire.Ended:
+        prefill_s, decode_s = _times(job)
         tokens, logprobs, top = self._unreported(job)
         return wire.Ended(
             id=job.id,
@@ -375,13 +382,18 @@ class EngineLoop:
             finish=finish,
             stop_reason=job.stop_reason,
             finished=finish != "abort",
-            queued_s=queued_s,
             prefill_s=prefill_s,
             decode_s=decode_s,
             cached_tokens=job.cached_tokens,
             recomputes=job.recomputes,
             error=error,
         )
+
+
+def _times(job: _Job) -> tuple[float, float]:
+    """Seconds in prefill and in decode so far; the driver counts the others as queued."""
+    _, prefill_s, decode_s = split_time(0.0, job.started_s, job.first_s, time.monotonic())
+    return prefill_s, decode_s
 
 
 def serve(core: EngineCore, channel: Channel[Order], settings: VllmSettings) -> None:

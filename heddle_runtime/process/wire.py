@@ -6,7 +6,7 @@ it is killed.
 
 Token ids are the bytes of an array of 32-bit integers: packing 30,000 of them takes microseconds.
 
-Times are seconds of `time.monotonic`, one clock for all processes of a machine.
+Times are durations, never moments: the two processes may be on machines with clocks of their own.
 """
 
 import socket
@@ -36,9 +36,11 @@ class Boot(WireMessage, frozen=True):
     tp: int
     max_running: int
     parent: int
-    """The driver's process id; the engine ends with it."""
+    """Id of the process that started it; the engine ends with it."""
     cores: tuple[int, ...] = ()
     """CPU cores that it may use; empty: any."""
+    simulated: dict[str, Any] | None = None
+    """Of an engine that keeps time only: how fast it is."""
 
 
 class Start(WireMessage, frozen=True):
@@ -50,11 +52,14 @@ class Start(WireMessage, frozen=True):
     prompt: bytes
     max_tokens: int
     exact: bool
-    sent_s: float
     sampling: dict[str, Any] | None = None
     """Fields of vLLM's `SamplingParams`; None: those of the settings."""
     salt: str = ""
     """What separates its KV from that of others."""
+    group: str = ""
+    shared_tokens: int = 0
+    """Of the prompt, those that were its context at the end of the last dispatch; with `group`, for
+    engines that keep time only."""
 
 
 class Abort(WireMessage, frozen=True):
@@ -85,9 +90,12 @@ class Import(WireMessage, frozen=True):
     prompt: bytes
     kv: dict[str, Any] | None = None
     """The value of `Exported.kv`; None: prefill."""
-    deadline_s: float = 0.0
-    """No pull may begin after that."""
+    remaining_s: float = 0.0
+    """No pull may begin later than so many seconds after this was sent."""
     salt: str = ""
+    trajectory: str = ""
+    group: str = ""
+    """With `trajectory`, for engines that keep time only."""
 
 
 class LoadWeights(WireMessage, frozen=True):
@@ -147,9 +155,9 @@ class Made(msgspec.Struct, frozen=True, array_like=True):
 
     id: int
     tokens: bytes
-    started_s: float
-    first_s: float
-    """Of its first token; 0 before it."""
+    prefill_s: float
+    decode_s: float
+    """Since its first token."""
     logprobs: bytes = b""
     """Of the tokens, if the settings or the step want them."""
     top: list[TopLogprobs] = []
@@ -169,7 +177,6 @@ class Ended(WireMessage, frozen=True):
     tokens: bytes
     """Those that no `Progress` has reported."""
     finished: bool
-    queued_s: float
     prefill_s: float
     decode_s: float
     cached_tokens: int
@@ -211,6 +218,10 @@ class Sampled(WireMessage, frozen=True):
     preemptions: int
 
 
+class Alive(WireMessage, frozen=True):
+    """A heartbeat of the engine's loop, at an interval also while nothing runs."""
+
+
 class WeightsLoaded(WireMessage, frozen=True):
     """Answer of `LoadWeights`."""
 
@@ -236,7 +247,17 @@ class Broken(WireMessage, frozen=True):
 
 
 Report: TypeAlias = (
-    Ready | Progress | Ended | Exported | Placed | Sampled | WeightsLoaded | Slept | Woke | Broken
+    Ready
+    | Progress
+    | Ended
+    | Exported
+    | Placed
+    | Sampled
+    | Alive
+    | WeightsLoaded
+    | Slept
+    | Woke
+    | Broken
 )
 
 

@@ -1,4 +1,4 @@
-"""Landlock: which files a process without namespaces of its own can reach.
+"""Landlock: which files a process without namespaces can reach; newer kernels: which processes.
 
 Needs no privilege. It does not hide that a file exists, nor its size, owner and times.
 `syscall_filter` refuses changes that Landlock does not cover.
@@ -18,10 +18,15 @@ _REFER, _TRUNCATE = 1 << 13, 1 << 14
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 _PATH_BENEATH = 1
 _VERSION = 1
+_SCOPES_FROM = 6
+"""The version of Landlock that has scopes."""
+_SIGNAL_SCOPE = 2
 
 
 def apply(*, readable: Iterable[str], writable: Iterable[str]) -> None:
     """Restrict this process and its descendants to these folders and files, permanently.
+
+    Where the kernel has scopes (Linux 6.12), they also signal no process but each other.
 
     Needs `no_new_privs` to be set.
 
@@ -30,7 +35,10 @@ def apply(*, readable: Iterable[str], writable: Iterable[str]) -> None:
     """
     version = call("landlock_create_ruleset", 0, 0, _VERSION, about="(is Landlock switched on?)")
     handled = _ABI_1 | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    rules = call("landlock_create_ruleset", struct.pack("=Q", handled), 8, 0)
+    attributes = struct.pack("=Q", handled)
+    if version >= _SCOPES_FROM:  # files, ports (none of them handled), scopes
+        attributes = struct.pack("=3Q", handled, 0, _SIGNAL_SCOPE)
+    rules = call("landlock_create_ruleset", attributes, len(attributes), 0)
     try:
         for path in readable:
             _allow(rules, path, _EXECUTE | _READ_FILE | _READ_DIR)

@@ -173,9 +173,24 @@ def _end_all(first: int) -> None:
     """Kill the first process, and wait until all are gone.
 
     With namespaces it is process 1 of its own, and the kernel ends the others before it can be
-    reaped. Without them its only child dies with it (PR_SET_PDEATHSIG) and is reaped here.
+    reaped. Without them its child dies with it (PR_SET_PDEATHSIG), unless it has changed that:
+    it then has this process as parent, and is killed here.
     """
     os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
     with suppress(ChildProcessError):
         while True:
+            for child in _children():
+                os.kill(child, signal.SIGKILL)
             os.waitpid(-1, 0)
+
+
+def _children() -> list[int]:
+    """Children of this process; they stay in this list until they are reaped."""
+    this, found = str(os.getpid()), []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as f:
+            # Its second field, the name of the program, may have spaces and parentheses.
+            if f.read().rpartition(")")[2].split()[1] == this:
+                found.append(int(name))
+    return found

@@ -6,9 +6,11 @@ that another program fills, fail the engine with vLLM's own message.
 
 import json
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +26,9 @@ from heddle_runtime.vllm.settings import (
     has_nixl,
     installed_vllm,
 )
+
+_DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
+_GPU_NAME = re.compile(r"[0-9]+|(GPU|MIG)-.+")
 
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 
@@ -77,7 +82,7 @@ def check_engines(
     *,
     tp_degrees: Sequence[int],
     largest_tokens: int,
-    devices: Sequence[int] = (),
+    devices: Sequence[str] = (),
 ) -> EnginesChecked:
     """Check what a run on vLLM needs.
 
@@ -214,7 +219,7 @@ def check_context(settings: VllmSettings, model: ModelFacts, largest_tokens: int
 
 
 def check_tp(
-    model: ModelFacts, tp_degrees: Sequence[int], platform: Platform, devices: Sequence[int]
+    model: ModelFacts, tp_degrees: Sequence[int], platform: Platform, devices: Sequence[str]
 ) -> None:
     """Check TP degrees against the model's heads and the machine."""
     for tp in sorted(dict.fromkeys(tp_degrees)):
@@ -224,19 +229,24 @@ def check_tp(
     if platform == "cpu":
         there, what = len(os.sched_getaffinity(0)), "CPU core(s)"
     else:
-        there, what = len(devices) or count_gpus(), "GPU(s)"
+        there, what = len(devices or visible_gpus()), "GPU(s)"
     if widest > there:
         raise EngineSetupError(
             f"TP {widest} needs as many of what this machine has {there} of: {what}"
         )
 
 
-def count_gpus() -> int:
-    """Count the GPUs that engines may see."""
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs that engines may use, as `CUDA_VISIBLE_DEVICES` names them.
+
+    Without that variable these are the numbers of all GPUs of this machine. As in CUDA, the list
+    ends at the first name that is no GPU's, such as -1.
+    """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return len([name for name in chosen.split(",") if name.strip()])
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    if chosen is None:
+        return tuple(map(str, range(len(list(_DRIVER_GPUS.glob("*"))))))
+    names = (name.strip() for name in chosen.split(","))
+    return tuple(takewhile(_GPU_NAME.fullmatch, names))
 
 
 def check_transfer(settings: VllmSettings, *, engines: int) -> None:

@@ -1,12 +1,10 @@
 """A vLLM engine, seen from the driver; implements `EngineClient`. Imports no vllm."""
 
 import asyncio
-import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, assert_never
+from typing import Any, Literal, Protocol, TypeAlias, assert_never
 
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
@@ -21,7 +19,7 @@ from heddle_rollout.engines import (
 )
 from heddle_runtime.generation import Generation
 from heddle_runtime.process import wire
-from heddle_runtime.process.child import ChildProcess
+from heddle_runtime.process.hang import HangWatch, Watched
 from heddle_runtime.process.in_flight import InFlight
 from heddle_runtime.process.wire import Report, pack_ids
 from heddle_runtime.sampling import SamplingError, checked_sampling
@@ -42,16 +40,34 @@ class _PendingTransfer:
     expires_s: float = 0.0
 
 
+class EngineProcess(Watched, Protocol):
+    """The process of an engine, on this machine or another."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, which is also that of its process group; None before it is known."""
+        ...
+
+    def send(self, message: wire.WireMessage) -> None:
+        """Send a message; one to a dead process is lost."""
+
+    def kill(self, *, silent: bool = False) -> None:
+        """End it, and all that it started. `silent`: report nothing more, not even the reason."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
     """How the process of an engine is started."""
 
-    module: str
-    """What `python -m` runs."""
-    environment: dict[str, str]
-    cores: tuple[int, ...]
+    open: Callable[[Callable[[Report], None], Callable[[str], None]], EngineProcess]
+    """Starts it, with what takes its reports, and then the reason of its end."""
+    parent: int
+    """Id of the process that starts it, on its machine."""
     log: Path
     start_limit_s: float
+    cores: tuple[int, ...] = ()
+    simulated: dict[str, Any] | None = None
+    """Of an engine that keeps time only: how fast it is."""
 
 
 class VllmEngine:
@@ -69,12 +85,15 @@ class VllmEngine:
         self._spec, self._listener, self._settings = spec, listener, settings
         self._changed = changed
         self._loop = asyncio.get_running_loop()
-        self._child: ChildProcess[Report] | None = None
+        self._child: EngineProcess | None = None
         self._state: State = "waiting"
         self._ready: wire.Ready | None = None
         self._reason = ""
         """The reason that the process reported, or its exit status."""
         self._limit: asyncio.TimerHandle | None = None
+        self._busy_limit_s = 0.0
+        """How long it may compute without a message."""
+        self._watch: HangWatch | None = None
         self._last_id = 0
         self._running = InFlight()
         self._transfers: dict[int, _PendingTransfer] = {}
@@ -122,20 +141,20 @@ class VllmEngine:
         """Whether its process runs and is not ready yet."""
         return self._state == "starting"
 
+    @property
+    def ending(self) -> bool:
+        """Whether it was stopped or killed and is not gone yet."""
+        return self._state == "stopping"
+
     def launch(self, spec: LaunchSpec) -> None:
         """Start the process. Ends in `engine_ready` or `engine_failed`."""
         if self._state != "waiting":
             return
-        self._state = "starting"
+        self._state, self._busy_limit_s = "starting", spec.start_limit_s
+        if spec.simulated is not None:
+            self._running.speed = 1.0 / spec.simulated["time_scale"]
         try:
-            self._child = ChildProcess(
-                spec.module,
-                reads=Report,
-                environment=spec.environment,
-                log=spec.log,
-                on_report=self._on_report,
-                on_exit=self._on_exit,
-            )
+            self._child = spec.open(self._on_report, self._on_exit)
         except OSError as error:
             reason = f"its process cannot be started: {error}"
             self._loop.call_soon(self._on_exit, reason)
@@ -145,12 +164,23 @@ class VllmEngine:
                 settings=self._settings,
                 tp=self._spec.shape.tp,
                 max_running=self._spec.max_running,
-                parent=os.getpid(),
+                parent=spec.parent,
                 cores=spec.cores,
+                simulated=spec.simulated,
             )
         )
         late = f"it was not ready after {spec.start_limit_s:g} s; see {spec.log}"
-        self._limit = self._loop.call_later(spec.start_limit_s, self._start_timed_out, late)
+        self._limit = self._loop.call_later(spec.start_limit_s, self._give_up, late)
+
+    def refuse(self, reason: str) -> None:
+        """End an engine that no machine can take. Ends in `engine_failed`."""
+        if self._state == "waiting":
+            self._loop.call_soon(self._on_exit, reason)
+
+    def fail(self) -> None:
+        """Kill its processes, as a fault would. Ends in `engine_failed`."""
+        if self._child is not None and self._state != "gone":
+            self._child.kill()
 
     # -- orders -----------------------------------------------------------------------------------
 
@@ -191,9 +221,10 @@ class VllmEngine:
                 prompt=pack_ids(request.prompt_ids),
                 max_tokens=request.max_tokens,
                 exact=request.exact,
-                sent_s=dispatch.sent_s,
                 sampling=sampling,
                 salt=salt,
+                group=request.group,
+                shared_tokens=request.shared_tokens,
             )
         )
 
@@ -247,15 +278,12 @@ class VllmEngine:
         self._seen[trajectory] = salt
         if kv is not None and kv.source == self._spec.engine:
             kv = None  # its own KV is in its prefix cache
-        deadline_s = 0.0
+        params, remaining_s = None, 0.0
         if kv is not None:
-            left_s = kv.expires_s - self._settings.kv_margin_s - self._loop.time()
-            deadline_s = time.monotonic() + left_s
-        self._send(
-            wire.Import(
-                id_, pack_ids(prompt_ids), kv.params if kv is not None else None, deadline_s, salt
-            )
-        )
+            params = kv.params
+            remaining_s = kv.expires_s - self._settings.kv_margin_s - self._loop.time()
+        prompt = pack_ids(prompt_ids)
+        self._send(wire.Import(id_, prompt, params, remaining_s, salt, trajectory, group))
         return None
 
     def sample(self) -> EngineSample:
@@ -313,8 +341,12 @@ class VllmEngine:
     def _on_report(self, report: Report) -> None:
         if self._killed:
             return
+        if self._watch is not None:
+            self._watch.received()
         name = self._spec.engine
         match report:
+            case wire.Alive():
+                pass
             case wire.Progress():
                 self._running.keep(report)
             case wire.Ended():
@@ -344,9 +376,15 @@ class VllmEngine:
                 assert_never(report)
 
     def _is_ready(self, report: wire.Ready) -> None:
-        if self._state != "starting":
+        if self._state != "starting" or self._child is None:
             return
         self._set_limit(None)
+        self._watch = HangWatch(
+            self._child,
+            hang_s=self._settings.hang_s,
+            busy_limit_s=self._busy_limit_s,
+            on_hang=self._give_up,
+        )
         self._state, self._ready = "ready", report
         self._changed(self)
         self._listener.engine_ready(self._spec.engine, report.kv_capacity_tokens)
@@ -365,7 +403,7 @@ class VllmEngine:
 
     # -- its end ----------------------------------------------------------------------------------
 
-    def _start_timed_out(self, reason: str) -> None:
+    def _give_up(self, reason: str) -> None:
         self._reason = reason
         if self._child is not None:
             self._child.kill()
@@ -375,6 +413,8 @@ class VllmEngine:
             return
         expected, self._state = self._state == "stopping", "gone"
         self._set_limit(None)
+        if self._watch is not None:
+            self._watch.close()
         self._reason = reason = self._reason or reason
         salvaged = self._running.salvage()
         self._transfers.clear()

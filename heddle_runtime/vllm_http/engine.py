@@ -20,8 +20,7 @@ from heddle_rollout.engines import (
     KvPlaced,
     StepRequest,
 )
-from heddle_runtime.generation import Generation
-from heddle_runtime.sampling import SamplingError, checked_sampling
+from heddle_runtime.sampling import SamplingError
 from heddle_runtime.vllm_http.endpoint import (
     Answer,
     Endpoint,
@@ -85,6 +84,8 @@ class HttpEngine:
         self._sample = EngineSample(0, 0, 0, 0)
         self._moves: KvMoves | None = None
         self._reason = ""
+        self.untrue = ""
+        """What it sent that cannot be true; "": nothing."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._task(self._begin(connect))
 
@@ -132,12 +133,10 @@ class HttpEngine:
                 f"{name}: {request.trajectory} needs {request.prompt_tokens} + "
                 f"{request.max_tokens} tokens, and the engine holds {self._facts.longest}"
             )
-        if isinstance(request.payload, Generation):
-            try:
-                checked_sampling(request.payload.sampling)
-            except SamplingError as error:
-                raise EngineRefusedError(f"{name}: {request.trajectory}: {error}") from None
-        step = HttpStep(request, uuid.uuid4().hex)
+        try:
+            step = HttpStep(request, uuid.uuid4().hex, self._settings)
+        except SamplingError as error:
+            raise EngineRefusedError(f"{name}: {request.trajectory}: {error}") from None
         self._steps[request.trajectory] = step
         self._moves.remember(request.trajectory, step.salt)
         self._streams[request.trajectory] = self._task(self._run(step))
@@ -238,7 +237,7 @@ class HttpEngine:
     async def _watch_health(self) -> None:
         while True:
             await asyncio.sleep(self._settings.health_s)
-            if why := await self._illness():
+            if why := await self._unusable():
                 self.fail(f"{self._endpoint.url}: {why}")
                 return
 
@@ -256,14 +255,14 @@ class HttpEngine:
                 if answer.status == 200:
                     self._sample = read_sample(answer.data.decode(), self.kv_capacity_tokens)
 
-    async def _illness(self) -> str:
-        """Why it cannot be used any more; "" if it is well."""
+    async def _unusable(self) -> str:
+        """Why it cannot be used any more; "" while it can be."""
         try:
-            answer = await self._endpoint.call("/health", limit_s=self._settings.answer_limit_s)
+            answer = await self._endpoint.call("/health", limit_s=self._settings.hang_s)
         except SlowError as error:
             # Busy, and not dead, while streams bring something.
-            limit_s = self._settings.answer_limit_s
-            return "" if self._loop.time() < self._received_s + limit_s else str(error)
+            silent_s = self._loop.time() - self._received_s
+            return "" if silent_s < self._settings.hang_s else str(error)
         except UnreachableError as error:
             return str(error)
         return "" if answer.status == 200 else f"/health says {answer.status}: {answer.message}"
@@ -314,7 +313,11 @@ class HttpEngine:
             self.fail(f"{self._endpoint.url}: {error}")
         except ProtocolError as error:
             step.credible = False
+            self.untrue = str(error)
             self.fail(f"{self._endpoint.url}: {error}")
+        except Exception as error:  # a defect: the step must end all the same
+            self._end(step, finished=True, error=f"{type(error).__name__}: {error}")
+            raise
         else:
             self._faults = 0
             self._end(step, finished=step.finish != "abort")
@@ -323,7 +326,7 @@ class HttpEngine:
         events = EventReader()
         async with self._endpoint.post(
             GENERATE,
-            step.body(self._settings),
+            step.body(),
             limit_s=None,
             silence_s=self._settings.silence_limit_s,
         ) as response:
@@ -360,7 +363,7 @@ class HttpEngine:
         if step.aborted or step.complete:
             self._end(step, finished=False)
             return
-        if why := await self._illness():
+        if why := await self._unusable():
             self.fail(f"{self._endpoint.url}: {reason}; {why}")
             return
         if step.sent_s >= self._fault_s:  # many that break off at once are one fault

@@ -8,7 +8,7 @@ import aiohttp
 
 from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import EngineListener
-from heddle_runtime.vllm_http.endpoint import Endpoint
+from heddle_runtime.vllm_http.endpoint import Endpoint, base_of
 from heddle_runtime.vllm_http.engine import HttpEngine
 from heddle_runtime.vllm_http.probe import EndpointFacts, ProbeError, probe
 from heddle_runtime.vllm_http.settings import HttpSettings
@@ -24,6 +24,10 @@ class Registered:
     tp: int
     facts: EndpointFacts
     """As of its last probe."""
+    engine_name: str = ""
+    """The only engine that may use it, in any of its lives; "": any of its shape."""
+    untrue: str = ""
+    """What it sent that cannot be true: no engine uses it until it is registered again."""
     engine: HttpEngine | None = None
     """Which uses it now."""
 
@@ -48,6 +52,8 @@ class HttpLauncher:
         self._engines: dict[HttpEngine, None] = {}
         self._changed = asyncio.Event()
         """A URL is free, or one that was free is not."""
+        self._any = asyncio.Event()
+        """Some URL is registered."""
 
     @property
     def registered(self) -> tuple[Registered, ...]:
@@ -55,36 +61,55 @@ class HttpLauncher:
         return tuple(self._registered.values())
 
     async def add(
-        self, url: str, *, api_key: str = "", gpu: str = "", tp: int = 1
+        self, url: str, *, api_key: str = "", gpu: str = "", tp: int | None = None
     ) -> EndpointFacts:
         """Register a URL after a probe, or probe it again; return what it is.
 
-        `api_key` is sent to this URL only.
+        `api_key` is sent to this URL only. Without `tp` it is what the server says, else 1.
 
         Raises:
             UrlError: it is no URL of an engine.
-            ProbeError: it cannot be used, or serves another model than the others.
+            ProbeError: it cannot be used, serves another model than the others, or has another TP
+                degree.
         """
         endpoint = Endpoint(url, self._session, api_key=api_key)
         facts = await probe(endpoint, limit_s=self._settings.answer_limit_s)
         self._check_model(facts)
+        if None not in (tp, facts.tp) and tp != facts.tp:
+            raise ProbeError(f"{facts.url} has TP {facts.tp}, not {tp}: leave tp out, or mend it")
+        tp = tp or facts.tp or 1
         known = self._registered.get(endpoint.url)
         if known is None:
             self._registered[endpoint.url] = Registered(endpoint, gpu, tp, facts)
         else:
             known.endpoint, known.gpu, known.tp, known.facts = endpoint, gpu, tp, facts
+            known.untrue = ""
         self._changed.set()
+        self._any.set()
         return facts
 
+    def reserve(self, url: str, engine_name: str) -> None:
+        """Let only the engine of this name use a registered URL."""
+        self._registered[base_of(url)].engine_name = engine_name
+
+    async def any_registered(self) -> None:
+        """Wait until some URL is registered."""
+        await self._any.wait()
+
     def remove(self, url: str) -> None:
-        """Forget a URL; the engine that uses it fails, and its steps run elsewhere.
+        """Forget a URL; the engine that uses or awaits it fails, and its steps run elsewhere.
 
         Raises:
             KeyError: it is not registered.
         """
         registered = self._registered.pop(url.rstrip("/").removesuffix("/v1").rstrip("/"))
-        if registered.engine is not None:
-            registered.engine.fail(f"{registered.url} was removed")
+        if not self._registered:
+            self._any.clear()
+        name = registered.engine_name
+        for engine in list(self._engines):
+            awaits = bool(name) and engine.spec.engine.name == name
+            if engine is registered.engine or awaits:
+                engine.fail(f"{registered.url} was removed")
 
     def start(self, spec: EngineSpec, listener: EngineListener) -> HttpEngine:
         """Give an engine a URL. Ends in `engine_ready`, or in `engine_failed` if there is none."""
@@ -109,6 +134,8 @@ class HttpLauncher:
         why = f"no URL is free for an engine {shape.gpu} x {shape.tp}"
         while True:
             registered = self._free(engine)
+            if registered is not None and registered.untrue:
+                raise ProbeError(f"{registered.url}: {registered.untrue}; it is not used again")
             if registered is not None:
                 registered.engine = engine
                 try:
@@ -138,6 +165,9 @@ class HttpLauncher:
         shape = engine.spec.shape
         for registered in self._registered.values():
             fits = registered.tp == shape.tp and registered.gpu in ("", shape.gpu)
+            fits = fits and not registered.untrue
+            if registered.engine_name:
+                fits = registered.engine_name == engine.spec.engine.name
             if fits and registered.engine is None:
                 return registered
         return None
@@ -155,5 +185,5 @@ class HttpLauncher:
         self._engines.pop(engine, None)
         for registered in self._registered.values():
             if registered.engine is engine:
-                registered.engine = None
+                registered.engine, registered.untrue = None, engine.untrue
                 self._changed.set()

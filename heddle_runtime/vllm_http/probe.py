@@ -12,6 +12,8 @@ GATEWAY_HEADER = "x-heddle-gateway"
 """A gateway sends it with every answer, so that none takes itself or another for an engine."""
 GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"
+_NO_SIZE = 1 << 40
+"""No engine has so many tokens, steps or GPUs."""
 
 
 class ProbeError(Exception):
@@ -45,6 +47,8 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Its `max_num_seqs`; None where its configuration cannot be read."""
     kv_lease_s: float | None = None
     """None where its configuration cannot be read."""
+    tp: int | None = None
+    """Its TP degree; None where its configuration cannot be read."""
 
     @property
     def lacks(self) -> tuple[str, ...]:
@@ -59,7 +63,9 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True):
                 "no --enable-prompt-tokens-details: prefix hits are recorded as 0 tokens"
             )
         if not self.dev_mode:
-            missing.append("no dev mode: its queue, scheduling policy and KV lease cannot be read")
+            missing.append(
+                "no dev mode: its TP degree, queue, scheduling and KV lease cannot be read"
+            )
         elif self.scheduling != "priority":
             missing.append("first come, first served: what it cannot run at once keeps no order")
         return tuple(missing)
@@ -104,7 +110,7 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
     try:
         blocks = [int(rank["num_gpu_blocks"]) - 1 for rank in ranks]  # one is the null block
         block_tokens = int(ranks[0]["block_size"])
-        if min(*blocks, block_tokens) < 1:
+        if min(*blocks, block_tokens) < 1 or _size(sum(blocks) * block_tokens) is None:
             raise ValueError
     except (KeyError, ValueError, IndexError, TypeError):
         raise ProbeError(
@@ -115,6 +121,7 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
     scheduler = _object(config, "scheduler_config")
     connector = _object(_object(config, "kv_transfer_config"), "kv_connector_extra_config")
     max_running, lease_s = scheduler.get("max_num_seqs"), connector.get("kv_lease_duration")
+    tp = _object(config, "parallel_config").get("tensor_parallel_size")
     return EndpointFacts(
         url=url,
         release=release,
@@ -129,8 +136,9 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
         reports_cached_tokens=cached,
         dev_mode=bool(config),
         scheduling=str(scheduler.get("policy", "")),
-        max_running=max_running if isinstance(max_running, int) else None,
+        max_running=_size(max_running),
         kv_lease_s=float(lease_s) if isinstance(lease_s, int | float) else None,
+        tp=_size(tp),
     )
 
 
@@ -149,6 +157,12 @@ def _object(of: dict[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _size(value: Any) -> int | None:
+    """A number of tokens, steps or GPUs, if it can be one."""
+    plausible = isinstance(value, int) and not isinstance(value, bool) and 0 < value < _NO_SIZE
+    return value if plausible else None
+
+
 def _base_model(answer: Answer) -> dict[str, Any] | None:
     """The model itself, not an adapter of it."""
     listed = _field(answer, "data")
@@ -157,8 +171,7 @@ def _base_model(answer: Answer) -> dict[str, Any] | None:
             isinstance(model, dict)
             and model.get("owned_by") == "vllm"
             and not model.get("parent")
-            and isinstance(model.get("max_model_len"), int)
-            and model["max_model_len"] > 0
+            and _size(model.get("max_model_len")) is not None
             and "id" in model
         ):
             return model

@@ -35,15 +35,16 @@ class HttpRenderer:
         content = await self._call(f"{endpoint}/render", own_fields)
         if endpoint == COMPLETIONS:
             content = content[0] if isinstance(content, list) and len(content) == 1 else None
-        if not isinstance(content, dict) or not _is_rendered(content):
+        rendered = content.get("sampling_params") if isinstance(content, dict) else None
+        prompt_ids = _ids(content.get("token_ids")) if isinstance(content, dict) else None
+        if not isinstance(rendered, dict) or prompt_ids is None:
             _broken(f"{endpoint}/render did not return what vLLM does")
-        rendered = content["sampling_params"]
         try:
             sampling = checked_sampling(rendered)
         except SamplingError as error:
             _refuse(error.field, str(error))
         return Rendered(
-            prompt_ids=array("I", content["token_ids"]),
+            prompt_ids=prompt_ids,
             sampling=sampling,
             max_tokens=rendered.get("max_tokens"),
             features={
@@ -128,14 +129,14 @@ class HttpRenderer:
 _OF_STREAMS = ("stream", "stream_options")
 
 
-def _is_rendered(content: dict[str, Any]) -> bool:
-    ids, sampling = content.get("token_ids"), content.get("sampling_params")
-    return (
-        isinstance(sampling, dict)
-        and isinstance(ids, list)
-        and bool(ids)
-        and all(type(each) is int and 0 <= each < 1 << 32 for each in ids)
-    )
+def _ids(ids: Any) -> "array[int] | None":
+    """Token ids as they are kept; None if they are none."""
+    if not isinstance(ids, list) or set(map(type, ids)) != {int}:
+        return None
+    try:
+        return array("I", ids)
+    except OverflowError:
+        return None
 
 
 def _check_one_prompt(prompt: Any) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from heddle_core.defaults import HANG_S
 from heddle_runtime.sampling import checked_sampling
 
 
@@ -19,8 +20,10 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     retry_s: float = 1.0
     """Interval of its attempts."""
     answer_limit_s: float = 10.0
-    """How long any call but a generation may take, `/health` among them: then the engine has
-    failed."""
+    """How long any call may take but a generation and `/health`."""
+    hang_s: float = HANG_S
+    """How long `/health` may take: then the engine has failed, unless a stream brought something
+    meanwhile."""
     silence_limit_s: float = 300.0
     """How long a step may bring nothing: then it is cut, and runs again."""
     abort_limit_s: float = 5.0
@@ -51,6 +54,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
             "start_limit_s",
             "retry_s",
             "answer_limit_s",
+            "hang_s",
             "silence_limit_s",
             "abort_limit_s",
             "health_s",

@@ -26,11 +26,19 @@ _FINISHES: dict[str, FinishReason] = {
 class HttpStep:
     """A step under way. Times are of `time.monotonic`."""
 
-    def __init__(self, request: StepRequest, id_: str) -> None:
+    def __init__(self, request: StepRequest, id_: str, settings: HttpSettings) -> None:
+        """Check its sampling too.
+
+        Raises:
+            SamplingError: no engine can do it.
+        """
         self.trajectory: TrajectoryId = request.trajectory
         self.resumable = request.resumable
         self.request, self.id = request, id_
         self.payload = request.payload if isinstance(request.payload, Generation) else None
+        given = settings.sampling if self.payload is None else self.payload.sampling
+        self._sampling = checked_sampling(given)
+        self._stream_interval = settings.stream_interval
         self.sent_s = time.monotonic()
         self.first_s = 0.0
         self.made: list[int] = []
@@ -54,16 +62,15 @@ class HttpStep:
         """Whether all of its tokens have come, whatever happens to the rest of its stream."""
         return self.finish in ("stop", "length") or len(self.made) >= self.request.max_tokens
 
-    def body(self, settings: HttpSettings) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """What is sent to `/inference/v1/generate`."""
-        request, payload = self.request, self.payload
+        request, payload, sampling = self.request, self.payload, dict(self._sampling)
         features = {} if payload is None else payload.features
-        sampling = checked_sampling(settings.sampling if payload is None else payload.sampling)
         if request.exact:
             sampling |= {"ignore_eos": True} if payload is not None else _EXACT
         sampling.setdefault("detokenize", bool(sampling.get("stop")))
         sampling["max_tokens"] = request.max_tokens
-        sampling["stream_interval"] = settings.stream_interval
+        sampling["stream_interval"] = self._stream_interval
         return {
             **{key: value for key, value in features.items() if key in FEATURES},
             "request_id": self.id,
@@ -89,7 +96,7 @@ class HttpStep:
             tokens = choice.token_ids or []
             self._keep(tokens)
             if choice.logprobs is not None:
-                self._content += choice.logprobs.content or ()
+                self._keep_logprobs(choice.logprobs.content or ())
             if choice.finish_reason is not None:
                 self._finish(choice.finish_reason)
                 self._stop_reason = choice.stop_reason
@@ -128,7 +135,7 @@ class HttpStep:
     def _keep(self, tokens: Sequence[int]) -> None:
         if tokens and not self.first_s:
             self.first_s = time.monotonic()
-        if any(not 0 <= token < 1 << 31 for token in tokens):
+        if tokens and not 0 <= min(tokens) <= max(tokens) < 1 << 31:
             raise ProtocolError(f"it sent token ids for {self.trajectory} that are none")
         self.made += tokens
         if len(self.made) > self.request.max_tokens:
@@ -136,6 +143,12 @@ class HttpStep:
                 f"{self.trajectory} was to have {self.request.max_tokens} tokens at most, and it "
                 f"sent {len(self.made)}"
             )
+
+    def _keep_logprobs(self, content: Sequence[dict[str, Any]]) -> None:
+        """Keep those that can be read: results are made of them whatever ends the step."""
+        if not all(isinstance(entry.get("logprob"), float | int) for entry in content):
+            raise ProtocolError(f"the log-probs of {self.trajectory} are no numbers")
+        self._content += content
 
     def _finish(self, reason: str) -> None:
         self.finish = _FINISHES.get(reason)
@@ -151,9 +164,7 @@ class HttpStep:
             self._check_logprobs()
 
     def _check_logprobs(self) -> None:
-        if [entry.get("token_id") for entry in self._content] != self.made or not all(
-            isinstance(entry.get("logprob"), float | int) for entry in self._content
-        ):
+        if [entry.get("token_id") for entry in self._content] != self.made:
             raise ProtocolError(f"the log-probs of {self.trajectory} are not those of its tokens")
 
     def _check_usage(self, counted: int | None) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from heddle_trace.errors import TraceError
+from heddle_trace.importers.atif import Atif
 from heddle_trace.importers.azure_llm import AzureLlm
 from heddle_trace.importers.cc_proxy import CcProxy
 from heddle_trace.importers.claude_code import ClaudeCode
@@ -11,12 +12,16 @@ from heddle_trace.importers.dynamo import Dynamo
 from heddle_trace.importers.fireact import Fireact
 from heddle_trace.importers.heads import Head, head_of, head_of_bytes
 from heddle_trace.importers.inspect_logs import Inspect
+from heddle_trace.importers.langfuse import Langfuse
+from heddle_trace.importers.langsmith import Langsmith
 from heddle_trace.importers.libra_history import LibraHistory
 from heddle_trace.importers.lmcache_agent import LmcacheAgent
 from heddle_trace.importers.mint import Mint
 from heddle_trace.importers.mooncake import Mooncake
 from heddle_trace.importers.openai_chat import OpenaiChat
 from heddle_trace.importers.openai_responses import OpenaiResponses
+from heddle_trace.importers.openhands import Openhands
+from heddle_trace.importers.otel import Otel
 from heddle_trace.importers.protocol import Importer
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.importers.swe_agent import SweAgent
@@ -38,6 +43,11 @@ FORMATS: Final[Mapping[str, Importer]] = {
     "verl": Verl(),
     "openai-chat": OpenaiChat(),
     "openai-responses": OpenaiResponses(),
+    "otel": Otel(),
+    "langfuse": Langfuse(),
+    "langsmith": Langsmith(),
+    "atif": Atif(),
+    "openhands": Openhands(),
     "azure-llm": AzureLlm(),
     "fireact": Fireact(),
     "mint": Mint(),

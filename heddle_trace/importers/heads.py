@@ -100,7 +100,7 @@ def _document(start: bytes) -> Json:
     try:
         for event, value in ijson.basic_parse(io.BytesIO(start), use_float=True):
             builder.event(event, value)
-    except ijson.JSONError:
+    except (ijson.JSONError, UnicodeDecodeError):
         pass  # cut off, as expected; or no JSON, and then there is no value
     return getattr(builder, "value", None)
 

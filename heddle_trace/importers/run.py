@@ -7,10 +7,10 @@ from os.path import realpath
 from pathlib import Path
 
 from heddle_trace.errors import TraceError
-from heddle_trace.importers.formats import AUTO, FORMATS, format_of, suspicion
+from heddle_trace.importers.folders import chosen_files
+from heddle_trace.importers.formats import AUTO, FORMATS, suspicion
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.protocol import ImportContext
-from heddle_trace.importers.sources import sources as sources_of
 from heddle_trace.importers.tokens import CHARS_PER_TOKEN, counter
 from heddle_trace.writing import TraceWriter
 
@@ -20,11 +20,13 @@ class ImportReport:
     """Counts of an import: read, written, left out, assumed.
 
     `read` counts lines, items of documents, or members of archives. `damaged` of them were left
-    out under `skip_bad`; `first_damaged` has the place and fault of the first ones.
+    out under `skip_bad`; `first_damaged` has the place and fault of the first ones. `foreign` are
+    files of a folder that are of another format, and were left out.
     """
 
     format: str
     files: tuple[str, ...]
+    foreign: tuple[str, ...]
     read: int
     trajectories: int
     steps: int
@@ -50,7 +52,8 @@ def import_trace(
 ) -> ImportReport:
     """Read logs of one format and write them as a trace: counts and times only.
 
-    Memory does not grow with the files, beyond the largest record. `tokenizer` and
+    A folder stands for its files of one format (`folders.chosen_files`). Memory does not grow with
+    the files, beyond the largest record. `tokenizer` and
     `chars_per_token` control the token counts that the log lacks (`tokens.counter`).
     `workload` replaces the format's own name of the task. `on_progress` gets the numbers of records
     read and trajectories written, after each trajectory.
@@ -58,25 +61,25 @@ def import_trace(
     Raises TraceError, naming file and line, for files that violate their format; with
     `skip_bad` damaged records are left out and counted instead. The trace is then not written.
     """
-    files = sources_of(paths)
-    if not files:
+    if not paths:
         raise TraceError("no file to import; name one or more")
+    found = chosen_files(paths, format)
+    files, name = found.sources, found.format
     if any(realpath(out) == realpath(source.path) for source in files):
         raise TraceError(f"{out}: is one of the files to import; write to another")
-    name = format_of(files, format)
     tokens = counter(tokenizer, chars_per_token)
     notes = Notes(skip_bad=skip_bad, suspect=lambda line: suspicion(line, name))
     steps = output_tokens = 0
     try:
         with TraceWriter(out) as writer:
-            for found in FORMATS[name].records(files, ImportContext(notes, tokens, workload)):
-                with notes.guard(found.where):
+            for parsed in FORMATS[name].records(files, ImportContext(notes, tokens, workload)):
+                with notes.guard(parsed.where):
                     try:
-                        writer.write(found.record)
+                        writer.write(parsed.record)
                     except TraceError as error:
                         raise DamagedError(str(error)) from None
-                    steps += len(found.record.steps)
-                    output_tokens += sum(step.output_tokens or 0 for step in found.record.steps)
+                    steps += len(parsed.record.steps)
+                    output_tokens += sum(step.output_tokens or 0 for step in parsed.record.steps)
                 on_progress(notes.read, writer.trajectories)
             if not writer.trajectories:
                 raise TraceError(f"{files[0].path}: {_empty(notes)}; nothing was written")
@@ -89,6 +92,7 @@ def import_trace(
     return ImportReport(
         format=name,
         files=tuple(str(source.path) for source in files),
+        foreign=found.foreign,
         read=notes.read,
         trajectories=writer.trajectories,
         steps=steps,

@@ -7,6 +7,7 @@ goes to `Notes`, which stops the import or counts it.
 import gzip
 import json
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,7 @@ BREAKS: Final = (
     zlib.error,
     zipfile.BadZipFile,
     NotImplementedError,
+    UnicodeDecodeError,
     ijson.JSONError,
 )
 """Errors of a truncated or damaged file; `break_message` explains them to a user."""
@@ -169,8 +171,6 @@ def sources(paths: Sequence[str | Path]) -> list[SourceFile]:
         if _NO_TEXT.search(str(path)):
             fault = "the name holds line ends, or bytes that are no text; rename the file"
             raise TraceError(f"{str(path)!a}: {fault}")
-        if path.is_dir():
-            raise TraceError(f"{path}: is a folder; name the files in it")
         if not path.exists():
             raise TraceError(f"{path}: no such file; check the path")
         if not path.is_file():
@@ -263,7 +263,7 @@ def _as_trace_error(path: Path) -> Iterator[None]:
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
+    except (*BREAKS, ValueError, struct.error) as error:
         raise TraceError(f"{path}: the zip archive is damaged ({error}); copy it again") from None
     with archive:
         yield archive
@@ -279,6 +279,8 @@ def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
         return archive.read(name)
     except BREAKS as error:
         raise DamagedError(break_message(error)) from None
+    except (ValueError, struct.error, OSError) as error:  # a wrong place or size in its directory
+        raise DamagedError(f"is damaged ({error}); copy it again") from None
 
 
 def break_message(error: BaseException) -> str:
@@ -292,6 +294,8 @@ def break_message(error: BaseException) -> str:
             return f"the packed data is damaged ({error}); copy it again"
         case NotImplementedError():
             return f"is packed in a way that Python cannot read ({error}); pack it with deflate"
+        case UnicodeDecodeError():
+            return "is not UTF-8 from here on; save the file in UTF-8"
         case zipfile.BadZipFile():
             return f"is damaged ({str(error)[:_QUOTED]}); copy it again"
         case _:

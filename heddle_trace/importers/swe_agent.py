@@ -155,5 +155,5 @@ def _config(source: SourceFile) -> _Config:
         if isinstance(found, str):
             return msgspec.json.decode(found, type=_Config)
         return msgspec.convert(found, _Config)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
         return _Config()

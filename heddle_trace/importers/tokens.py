@@ -130,7 +130,7 @@ def _tiktoken(named: str) -> ModuleType:
         import tiktoken
     except ImportError:
         raise TraceError(
-            f"tokenizer {named!r}: needs the library tiktoken; pip install 'heddle[tokens]'"
+            f"tokenizer {named!r}: needs the library tiktoken; pip install 'heddle-rl[tokens]'"
         ) from None
     return tiktoken
 

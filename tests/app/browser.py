@@ -66,12 +66,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 class Page:
     """A page of `heddle report` in a browser."""
 
-    def __init__(self, browser: Chrome, path: Path, *, dark: bool = False) -> None:
+    def __init__(
+        self, browser: Chrome, path: Path, address: str = "", *, dark: bool = False
+    ) -> None:
         self.browser = browser
+        browser.get("about:blank")
         browser.get_log("browser")  # what other pages said
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        browser.get(path.absolute().as_uri())
+        # From a blank page: another fragment of the same file alone loads nothing.
+        browser.get(path.absolute().as_uri() + address)
         self.until("return document.body !== null && document.body.dataset.ready !== undefined")
 
     def run(self, script: str, *values: Any) -> Any:

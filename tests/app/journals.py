@@ -1,6 +1,8 @@
 """Small journals written by hand, and types the tests share."""
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -92,3 +94,13 @@ def done(
         output_tokens=tokens,
         **{"reason": "tool_call", **more},
     )
+
+
+def unlisted(run: Path) -> Path:
+    """Make a run one of a version that listed no files: what is in them is checked all the same."""
+    path = run / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["files"]
+    path.chmod(0o644)
+    path.write_text(json.dumps(manifest))
+    return run

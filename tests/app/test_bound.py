@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.plugins import load_policy
+from heddle.policies.plugins import load_policy
 from heddle.runs.bound import lower_bound
 from heddle_core.controller import Controller
 from heddle_core.estimate.cost import CostModel, StepCost

@@ -185,7 +185,7 @@ def test_a_sweep_that_breaks_off_keeps_what_it_has(
         clock.call_at(123.0, launcher.fail, EngineId("m1"))
         return launcher
 
-    monkeypatch.setattr("heddle.measuring.SimLauncher", dying)
+    monkeypatch.setattr("heddle.calibration.measure.SimLauncher", dying)
     result = heddle("calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
     assert result.exit_code == 1
     assert "Error: engine m1 failed: injected fault" in result.stderr
@@ -230,6 +230,16 @@ def test_a_file_that_is_no_sweep_is_refused(
     Path("sweep.json").write_text(text)
     assert said in refused("calibrate", "fit", "sweep.json", "-o", "p.json")
     assert not Path("p.json").exists()
+
+
+@pytest.mark.parametrize("content", [b'{"schema": "\xff"}', b'{"schema":' + b"[" * 100_000])
+def test_a_sweep_that_is_no_text_or_nested_too_deeply_is_refused(
+    refused: Callable[..., str], trace: Path, content: bytes
+) -> None:
+    Path("odd.json").write_bytes(content)
+    said = refused("calibrate", "fit", "odd.json", "-o", "p.json")
+    assert "odd.json: not JSON to its end" in said
+    assert "odd.json is not a profile" in refused("simulate", trace, "--model", "odd.json")
 
 
 def test_a_profile_needs_a_name_that_verbs_will_know(

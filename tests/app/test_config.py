@@ -55,7 +55,7 @@ def test_resolved_values_read_back_equal():
         ("cluster.tp=3", "gpus = 8 is not divisible by tp = 3: take gpus = 6"),
         ("cluster.report_interval_s=nan", "report_interval_s must be 0.01 seconds or more"),
         ("cluster.report_interval_s=inf", "report_interval_s must be 0.01 seconds or more"),
-        ("missing.tool_s=guess", "take one of 'error', 'zero', 'sample'"),
+        ("missing.tool_s=guess", "'guess' is no rule; write error, zero, sample, typical"),
         ("missing.output_tokens=zero", "take one of 'error', 'sample'"),
         ("missing.cap_tool_s=-1", "cap_tool_s must be more than 0"),
         ("cluster=3", "cluster is a section"),

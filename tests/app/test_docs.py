@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from heddle.cli.options import CLUSTER
-from heddle.comparison import compare
+from heddle.comparison.compare import compare
 from heddle.config import RunConfig
 from heddle.config_files import ConfigSource, resolve
-from heddle.planning import plan
+from heddle.planning.plan import plan
 from heddle.setup import Workspace
 from heddle.simulation import RUN_KEYS
 from tests.app.journals import measured, steps_of

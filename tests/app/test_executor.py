@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from campaigns.processes import descendants, wait_until_gone
 from heddle.executor import (
     ALIGNMENT,
     Executor,
@@ -25,10 +26,10 @@ from heddle.executor import (
     Report,
     WorkerError,
 )
-from heddle.running import ProcessSolver
+from heddle.stages import ProcessSolver
 from heddle_core.commands import Predict, SolvePlan
 from heddle_core.plans import ResourcePlan
-from tests.runtime.processes import descendants, wait_until_gone
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,7 +91,7 @@ def test_progress_lists_all_jobs():
 
 def wait_for(_: Shared, path: str, report: Report | None) -> str:
     """A job that ends when a file is there."""
-    begins_by = time.monotonic() + 30.0
+    begins_by = time.monotonic() + PATIENCE_S
     while not Path(path).exists() and time.monotonic() < begins_by:
         time.sleep(0.01)
     return path
@@ -238,7 +239,7 @@ def test_a_search_ends_with_heddle_however_it_ends(tmp_path):
 import asyncio
 from pathlib import Path
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
-from heddle.running import ProcessSolver
+from heddle.stages import ProcessSolver
 from tests.app.test_executor import Answer, command
 if __name__ == "__main__":
     async def main():

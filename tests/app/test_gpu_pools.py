@@ -11,10 +11,11 @@ from heddle import PoolConfig, load_run, simulate
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.gpu_pools import read_pool, read_tags
 from heddle.cluster.profiles import load_profiles
-from heddle.comparison import compare
+from heddle.comparison.compare import compare
+from heddle.comparison.tuning import tuning
 from heddle.config import PolicyConfig, RunConfig
 from heddle.config_files import ConfigError, from_builtins, to_builtins
-from heddle.planning import plan
+from heddle.planning.plan import plan
 from heddle.reports.figures import running_by_engine
 from heddle.reports.page.html import page
 from heddle.reports.perfetto import trace_events
@@ -22,7 +23,6 @@ from heddle.reports.run_bounds import run_bound
 from heddle.runs.record import record
 from heddle.runs.replay import replay
 from heddle.setup import Workspace, prepare
-from heddle.tuning import tuning
 from heddle_core.events import EngineReady, TrajectoryFinished
 from heddle_core.presets import PRESETS
 from heddle_sim.profile_files import PROFILE_FOLDER, ProfileError

@@ -19,16 +19,16 @@ from click.testing import CliRunner
 from pyarrow import feather
 from pyarrow import parquet as pq
 
+from campaigns.processes import descendants
+from heddle import command
 from heddle.cli import main
 from heddle.cli.errors import exit_with_user_errors
 from heddle.cluster.config import MAX_GPUS, MAX_RUNNING
-from heddle.reports import figures
 from heddle.runs import files as run_files
 from heddle.runs import load_run
 from heddle.runs.journal_entries import JournalError, decode
-from tests.app.journals import Heddle
+from tests.app.journals import Heddle, unlisted
 from tests.patience import PATIENCE_S
-from tests.runtime.processes import descendants
 from tests.test_architecture import PACKAGES
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
@@ -56,13 +56,15 @@ def _comparison(folder: Path, jobs: int) -> "subprocess.Popen[str]":
         text=True,
     )
     deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and not list(folder.glob("runs/*/manifest.json")):
+    while time.monotonic() < deadline and not list(folder.glob("runs/*/*/manifest.json")):
         time.sleep(0.02)
     return process
 
 
 def _states(folder: Path) -> list[str]:
-    return [load_run(p, unfinished=True).status for p in (folder / "runs").iterdir()]
+    runs = [p for p in folder.glob("runs/*") if not p.name.endswith("-compare")]
+    runs += [p for p in folder.glob("runs/*-compare/*") if p.is_dir()]
+    return [load_run(p, unfinished=True).status for p in runs]
 
 
 def _forkserver(pid: int) -> int | None:
@@ -83,7 +85,7 @@ def test_a_request_to_end_closes_the_runs(tmp_path: Path, jobs: int):
     assert out == ""
     assert "Traceback" not in err
     assert err.startswith("Interrupted: ended by SIGTERM.\n")
-    assert "of 80 runs are finished and stay in runs." in err
+    assert "of 80 runs are finished and stay in runs/" in err
     assert "running" not in _states(tmp_path)
     assert len(_states(tmp_path)) < 80
 
@@ -326,12 +328,56 @@ def test_files_that_may_not_be_read_say_so(
     def denied(path: object, *_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(run_files.pa, "memory_map", denied)
+    mapped = pa.memory_map
+
+    def journal_denied(path: bytes) -> pa.MemoryMappedFile:
+        if path.endswith(b"events.arrow"):
+            denied(path)
+        return mapped(path)
+
+    monkeypatch.setattr(pa, "memory_map", journal_denied)
     assert "events.arrow: permission denied; change its permissions" in refused("replay", run)
     monkeypatch.setattr(Path, "read_text", denied)
     assert "manifest.json: permission denied; change its permissions" in refused("replay", run)
     Path("a.toml").touch()
     assert "a.toml: permission denied; change its permissions" in refused("simulate", "a.toml")
+
+
+def test_a_link_that_leads_back_to_itself_is_one_message(refused: Callable[..., str], trace: Path):
+    for name in ("l.toml", "l.heddle", "l.jsonl", "l"):
+        Path(name).symlink_to(name)
+    assert "l.toml: is a link that leads back to itself" in refused("simulate", "l.toml")
+    model = ("--policy", "heddle+learned", "--predictor-model", "l.heddle")
+    assert "l.heddle: is a link that leads" in refused("simulate", trace, *model)
+    assert "l.jsonl: cannot be read (Too many levels" in refused("simulate", "l.jsonl")
+    assert "l: is there already, and is no folder" in refused("simulate", trace, "--out", "l")
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_an_interrupt_during_the_imports_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], chained: bool
+):
+    class Interrupting:
+        """An import that Ctrl-C breaks off, itself or inside of an extension module."""
+
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "heddle.cli":
+                if chained:
+                    raise ImportError("no extension") from KeyboardInterrupt()
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "heddle.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
+
+
+def test_an_import_that_fails_by_itself_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "heddle.cli", None)
+    with pytest.raises(ImportError):
+        command.main()
 
 
 def test_a_figure_is_drawn_whole_or_not_at_all(
@@ -342,17 +388,19 @@ def test_a_figure_is_drawn_whole_or_not_at_all(
     def fails(_: object, file: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(figures.Figure, "savefig", fails)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fails)
     assert heddle("report", run).exit_code == 1
     assert list((run / "figures").iterdir()) == []
 
 
 def test_a_second_report_passes_over_the_figures_of_the_first(heddle: Heddle, trace: Path):
     heddle("compare", trace, "--policies", "verl,slime", *CLUSTER)
-    first = heddle("report", *sorted(Path("runs").iterdir()))
-    again = heddle("report", *sorted(Path("runs").iterdir()))
+    (folder,) = Path("runs").iterdir()
+    first = heddle("report", *sorted(folder.iterdir()))
+    assert (folder / "figures").is_dir()
+    again = heddle("report", *sorted(folder.iterdir()))
     assert (again.exit_code, again.stdout) == (0, first.stdout)
-    assert heddle("report", "runs/figures").exit_code == 2
+    assert heddle("report", folder / "figures").exit_code == 2
 
 
 def test_runs_of_one_policy_and_seed_are_distinguished(heddle: Heddle, trace: Path):
@@ -378,7 +426,8 @@ def test_ascii_streams_show_a_question_mark(trace: Path, tmp_path: Path):
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("Warning: 6 trajectories for 2 engines")
     row = next(line for line in done.stdout.splitlines() if line.startswith("verl "))
     assert " ? " in row  # in the place of a plus-minus sign
 
@@ -392,6 +441,22 @@ def test_a_file_name_that_is_not_utf8_survives(heddle: Heddle, trace: Path, tmp_
     done = heddle("simulate", odd, "--json", *CLUSTER)
     assert done.exit_code == 0, done.output
     assert load_run(json.loads(done.stdout)["run"]).config.trace == str(odd)
+
+
+def test_a_folder_of_runs_whose_name_is_not_utf8_is_read_again(
+    heddle: Heddle, trace: Path, tmp_path: Path
+):
+    odd = tmp_path / os.fsdecode(b"odd\xff")
+    try:
+        odd.mkdir()
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 only")
+    made = heddle("simulate", trace, "--json", "--out", odd, *CLUSTER)
+    assert made.exit_code == 0, made.output
+    run = json.loads(made.stdout)["run"]
+    for words in (("replay", run), ("report", run, "-o", "figures"), ("runs", "--in", odd)):
+        done = heddle(*words)
+        assert done.exit_code == 0, done.output
 
 
 def test_help_on_a_full_disk_is_one_message():
@@ -476,7 +541,7 @@ def test_a_file_of_a_run_that_lacks_something_is_named(
     refused: Callable[..., str], heddle: Heddle, trace: Path, file: str, said: str
 ):
     run = Path(json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"])
-    path = run / file
+    path = unlisted(run) / file
     path.chmod(0o644)
     if file == "manifest.json":
         manifest = json.loads(path.read_text())
@@ -487,3 +552,30 @@ def test_a_file_of_a_run_that_lacks_something_is_named(
     else:
         feather.write_feather(load_run(run).steps, path)
     assert said in refused("report", run)
+
+
+def test_text_of_a_run_that_is_no_text_is_named(
+    refused: Callable[..., str], heddle: Heddle, trace: Path
+):
+    run = unlisted(Path(json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"]))
+    for name in ("steps.parquet", "manifest.json"):
+        (run / name).chmod(0o644)
+    data = (run / "steps.parquet").read_bytes()
+    (run / "steps.parquet").write_bytes(data.replace(b"queueing_s", b"queueing\xf0("))
+    assert "steps.parquet: damaged: 'utf-8' codec can't decode" in refused("report", run)
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(manifest | {"status": "\ud800"}))
+    assert "manifest.json: damaged: 'utf-8' codec can't encode" in refused("report", run)
+
+
+def test_a_manifest_without_its_driver_is_damaged(
+    refused: Callable[..., str], heddle: Heddle, trace: Path
+):
+    run = Path(json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"])
+    path = unlisted(run) / "manifest.json"
+    path.chmod(0o644)
+    manifest = json.loads(path.read_text())
+    del manifest["driver"]
+    path.write_text(json.dumps(manifest))
+    said = "manifest.json: damaged: Object missing required field `driver`"
+    assert said in refused("calibrate", "check", run)

@@ -57,6 +57,7 @@ def test_the_json_contract(heddle: Heddle, prompts: str):
     assert sync["staleness"] == {"mean": 0.0, "max": 0, "histogram": {"0": 48}}
     assert set(rollart) >= {
         "regime",
+        "max_running",
         "step_s",
         "samples_per_s",
         "tokens_per_s",
@@ -128,6 +129,22 @@ def test_several_degrees_of_engines(heddle: Heddle, prompts: str):
     assert len(json.loads(planned.stdout)["tried"]) == 1
 
 
+def test_several_numbers_of_running_steps(heddle: Heddle, prompts: str):
+    options = ("--regimes", "sync", *SMALL, "--train-gpus", "4,6", "--max-running", "4,64")
+    shown = heddle("loop", prompts, *options, "--json")
+    found = json.loads(shown.stdout)
+    tried = {(row["train_gpus"], row["max_running"]): row["step_s"] for row in found["tried"]}
+    assert list(tried) == [(4, 4), (4, 64), (6, 4), (6, 64)]
+    (best,) = found["regimes"]
+    assert best["step_s"] == min(tried.values(), key=lambda step: step["mean"])
+    assert best["step_s"] == tried[best["train_gpus"], best["max_running"]]
+    # Few places make trajectories wait.
+    assert tried[4, 4]["mean"] > tried[4, 64]["mean"]
+    table = heddle("loop", prompts, *options).output
+    assert "4, 64 running per engine" in table
+    assert re.search(r"regime +TP +running +4 train +6 train", table)
+
+
 def test_a_figure(heddle: Heddle, prompts: str, tmp_path: Path):
     path = tmp_path / "regimes.png"
     shown = heddle("loop", prompts, "--regimes", "sync,april", *SMALL, "--figure", str(path))
@@ -154,6 +171,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--train-gpus", "0"), "all must be 1 or more"),
         (("--train-gpus", "some"), "4,8, or best"),
         (("--tp", "some"), "--tp some: write a number"),
+        (("--max-running", "0"), "--max-running 0: write a number"),
         (("--tp", "2,3"), "left for engines of TP 3"),
         (("--train-gpus", "8"), "so 0 are left for engines of TP 2"),
         (("--train-gpus", "7"), "so 1 are left for engines of TP 2"),
@@ -200,6 +218,10 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--update-method", "colocated"), "what --colocated does"),
         (("--regimes", "areal"), "take --steps 7 or more"),
         (("--train-tp", "3"), "no trainer of TP 3"),
+        (("--switch-failure-rate", "1"), "--switch-failure-rate must be from 0 to below 1"),
+        (("--switch-failure-rate", "0.1"), "by turns, which sync has none of: leave it out"),
+        (("--switch-timeout-s", "9"), "give --switch-failure-rate, or leave it out"),
+        (("--regimes", "libra:min_gain=1"), "min_gain must be from 0 to below 1, not 1"),
         (("--update-method", "pigeon"), "unknown weight update method 'pigeon'"),
         (("--policy", "pigeon"), "no policy is called 'pigeon'"),
     ],

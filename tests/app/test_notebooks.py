@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from heddle.cluster.config import ClusterConfig
-from heddle.comparison import compare
+from heddle.comparison.compare import compare
 from heddle.config import RunConfig, RuntimeConfig
 from heddle.reports import notebook
 from heddle.runs import load_run

@@ -50,8 +50,10 @@ def test_the_command_on_the_page_prints_what_the_page_shows(checkout: Path):
     command, shown = console[0]
     said = shell(command, checkout).partition("runs in ")[0]
     assert [line.rstrip() for line in said.rstrip().splitlines()] == shown.rstrip().splitlines()
-    run = next((checkout / "runs").glob("*-own_policy_policy-s0"))
-    again = shell(f"PYTHONPATH=docs/examples heddle replay {run}", checkout)
+    run = next((checkout / "runs").glob("*/*-own_policy_policy-s0"))
+    again = shell(
+        f"PYTHONPATH=docs/examples heddle replay {run} --allow-policy own_policy:policy", checkout
+    )
     assert again.endswith(": the same\n")
 
 

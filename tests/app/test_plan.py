@@ -1,23 +1,25 @@
 """`heddle plan`: what it prints, what it knows, and what it refuses."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig
-from heddle.planning import plan
+from heddle.planning.plan import plan
 from heddle.runs import load_run
 from heddle.setup import Workspace
 from heddle.simulation import simulate
 from heddle_core.commands import SolvePlan, StartEngine
 from heddle_core.solve.joint import JointProblem
 from heddle_trace.files import write_trace
+from heddle_trace.schema import TrajectoryRecord
 from heddle_trace.synth import synth
 from tests.app.conftest import ROOT
 from tests.app.journals import Heddle
@@ -112,12 +114,43 @@ def test_the_table_lists_the_inputs_of_the_plan_and_the_time_goes_to_stderr(
     assert lines[3].startswith("knows    what learned predicts before anything has run")
     assert lines[4].endswith("planner portfolio, cost context")
     assert lines[5].startswith("makespan ")
-    assert lines[6].startswith("cost     ")
-    assert lines[8].split() == [
+    assert lines[6].startswith("replayed ")
+    assert lines[7].startswith("cost     ")
+    assert lines[9].split() == [
         *("engine", "tp", "members", "longest_tokens", "shortest_tokens", "estimated_end_s")
     ]
     assert done.stderr.startswith("searched for ")
     assert "searched" not in done.stdout
+
+
+def test_an_estimate_far_off_by_guessed_lengths_names_the_remedy(
+    heddle: Heddle, coding: Path, tmp_path: Path
+):
+    short, earlier = tmp_path / "short.jsonl", tmp_path / "earlier.jsonl"
+    for seed, path in enumerate((short, earlier)):
+        write_trace(path, brief(synth("coding", 64, seed=seed, samples_per_group=8)))
+    line = "take the replayed time, and name earlier rollouts of these tasks with --history"
+    for history, said in (("none", "a guess"), ("prior:coding", "those of prior:coding")):
+        shown = heddle("plan", short, "--gpus", 4, "--history", history).stdout
+        assert f"lengths  of the estimate are {said}: {line}" in shown
+    for near in (("--history", earlier), ("--predictor", "oracle")):
+        shown = heddle("plan", short, "--gpus", 4, *near).stdout
+        assert "replayed " in shown
+        assert "lengths  " not in shown
+
+
+def brief(records: Sequence[TrajectoryRecord]) -> list[TrajectoryRecord]:
+    """The same, each step with a tenth of the output."""
+    return [
+        structs.replace(
+            record,
+            steps=tuple(
+                structs.replace(step, output_tokens=max(step.output_tokens // 10, 1))
+                for step in record.steps
+            ),
+        )
+        for record in records
+    ]
 
 
 def test_equal_predictions_are_named_as_such(heddle: Heddle, coding: Path):

@@ -16,8 +16,8 @@ import pytest
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigSource, resolve, setting
-from heddle.exports import GPUS_PER_NODE, placed_engines, uniform_plan
-from heddle.planning import Planned, plan
+from heddle.planning.exports import GPUS_PER_NODE, placed_engines, uniform_plan
+from heddle.planning.plan import Planned, plan
 from heddle.setup import prepare
 from heddle.workload import Workload
 from heddle_core.plans import ResourcePlan
@@ -130,15 +130,15 @@ def test_engines_of_several_nodes_are_started_on_each(heddle: Heddle, coding: Pa
     engines = served(tmp_path / "vllm.sh")
     assert sum(len(devices) for devices, _ in engines) == 20
     assert all(max(devices) < GPUS_PER_NODE for devices, _ in engines)
-    done = subprocess.run(
+    refused = subprocess.run(
         ["bash", tmp_path / "vllm.sh", "h100-9"],
         env={"PATH": os.environ["PATH"], "MODEL": "m"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 2
-    assert "NODE is one of h100-0, h100-1, h100-2" in done.stderr
+    assert refused.returncode == 2
+    assert "NODE is one of h100-0, h100-1, h100-2" in refused.stderr
 
 
 @pytest.mark.skipif(bool(no_vllm()), reason=no_vllm() or "vLLM is installed")

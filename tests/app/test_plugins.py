@@ -1,15 +1,19 @@
 """Policies and parts by name: ours, installed ones, and factories in modules."""
 
+import json
+import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
 import pytest
 
-from heddle import plugins
-from heddle.plugins import PolicyError, PolicyNotFound, installed_policies, load_policy
+from heddle.policies import plugins
+from heddle.policies.plugins import PolicyError, PolicyNotFound, installed_policies, load_policy
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.policy import Placement, Policy, Scheduler
 from heddle_core.presets import PRESETS, verl
+from tests.app.journals import Heddle
 from tests.core.policy_fakes import policy_context
 
 
@@ -217,3 +221,53 @@ def test_a_broken_offer_is_explained(offered, value, says):
     offered(broken=value)
     with pytest.raises(PolicyError, match=says):
         load_policy("broken", policy_context())
+
+
+MARKS = """
+from pathlib import Path
+from heddle_core.presets import PRESETS
+Path("imported").write_text("x")
+def policy(context):
+    return PRESETS["verl"](context)
+"""
+
+
+def test_code_that_a_run_directory_names_is_imported_by_leave_only(
+    heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    Path("marks_import.py").write_text(MARKS)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    name = "marks_import:policy"
+    done = heddle("simulate", trace, "--gpus", 2, "--policy", f"{name}+lpt", "--json")
+    run = json.loads(done.stdout)["run"]
+    Path("imported").unlink()
+    sys.modules.pop("marks_import")
+    said = f"Error: {run}: its configuration names {name}, which would be imported and called."
+    for command in (
+        ("replay", run),
+        ("replay", run, "--allow-policy", "other:policy"),
+        ("report", run, "-o", "page.html"),
+        ("trace", "extract", run, "-o", "t.jsonl"),
+    ):
+        done = heddle(*command)
+        if command[0] == "replay":
+            assert done.exit_code == 2
+            assert done.stderr == f"{said} If you trust this code, add --allow-policy {name}\n"
+        else:
+            assert done.exit_code == 0, done.output
+        assert not Path("imported").exists()
+    allowed = heddle("replay", run, "--allow-policy", name)
+    assert allowed.exit_code == 0, allowed.output
+    assert Path("imported").exists()
+
+
+def test_a_checked_run_imports_code_by_leave_only(heddle: Heddle, trace: Path):
+    policy = f"verl+{__name__}:own_order"
+    done = heddle("run", trace, "--policy", policy, "--time-scale", 0.001, "--json")
+    assert done.exit_code == 0, done.output
+    run = json.loads(done.stdout)["run"]
+    refused = heddle("calibrate", "check", run)
+    assert refused.exit_code == 2
+    assert f"add --allow-policy {__name__}:own_order" in refused.stderr
+    allowed = heddle("calibrate", "check", run, "--allow-policy", f"{__name__}:own_order")
+    assert allowed.exit_code == 0, allowed.output

@@ -10,7 +10,8 @@ import pytest
 
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.gpu_pools import PoolConfig
-from heddle.comparison import PolicyResult, compare, policy_results
+from heddle.comparison.compare import PolicyResult, compare, policy_results
+from heddle.comparison.tuning import Variant
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError, ConfigSource, resolve
 from heddle.cost.objective import Objective
@@ -19,12 +20,11 @@ from heddle.loop.comparison import compare_regimes
 from heddle.loop.config import LoopConfig
 from heddle.loop.plan import plan_loop
 from heddle.loop.splits import splits
-from heddle.planning import plan
+from heddle.planning.plan import plan
 from heddle.runs import load_run
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.simulation import RunResult, simulate
-from heddle.tuning import Variant
 from heddle_sim.profile_files import PROFILE_FOLDER, read_profile
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth

@@ -43,10 +43,12 @@ def test_a_run_states_the_cross_validated_error_of_its_profile(heddle: Heddle, t
     result = heddle("simulate", trace, *run)
     assert result.exit_code == 0, result.output
     left_out = shipped_efficiencies().errors["leave_one_model_out"]["decode"]["mean_pct"]
-    assert f"off by {left_out:g} % (mean) on models left out of its fit" in result.stdout
+    head = " ".join(result.stdout.split())
+    assert f"decode error {left_out:.1f} % mean" in head
+    assert "on models left out of its fit" in head
     assert "2 x h200 (derived)" in result.stdout
     prompts = shipped_efficiencies().errors["leave_one_model_out"]["prefill"]["mean_pct"]
-    assert f"prompts by {prompts:g} %" in result.stdout
+    assert f"prompts {prompts:.1f} %" in head
     assert f"error of a prompt alone, likewise, over all classes: mean {prompts:g} %" in said
     kept = read_profile(Path("mine.json")).errors["roofline"]["expected"]
     assert kept["prompt_mean_pct"] == prompts

@@ -1,18 +1,36 @@
 """Runs as tasks of a Ray cluster: two nodes on this machine."""
 
+import json
+import os
+import signal
 import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from heddle.comparison import compare
-from heddle.config import RunConfig
+from heddle.cluster.config import ClusterConfig
+from heddle.comparison.compare import compare
+from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.config_error import ConfigError
 from heddle.executor import Report, WorkerError
-from heddle.ray_executor import RayTasks, _in_task
+from heddle.ray.cluster import _free_shares, shares
+from heddle.ray.executor import RayTasks, _in_task, _Reporter
+from heddle.running import run
+from heddle.runs import load_run
+from heddle_core.events import (
+    EngineFailed,
+    EngineReady,
+    StepFinished,
+    StepPreempted,
+    TrajectoryFinished,
+)
+from tests.app.journals import Heddle
 from tests.app.test_compare import without_wall
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -24,7 +42,7 @@ LIMIT_S = 120.0
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head without cores and two nodes of one core each."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'heddle[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'heddle-rl[ray]'")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
@@ -134,7 +152,7 @@ def test_a_node_that_does_not_see_the_folder_of_runs_says_so(tmp_path):
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'heddle\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'heddle-rl\[ray\]'"):
         RayTasks(None)
 
 
@@ -152,3 +170,130 @@ def test_a_cluster_that_does_not_answer_is_one_message(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(ConfigError, match=r"no Ray cluster answers at 10\.0\.0\.1:6379.*ray start"):
         RayTasks(None)
+
+
+def test_the_last_progress_of_a_job_is_sent_however_soon_it_comes():
+    sent: list[int] = []
+    report = _Reporter(sent.append)
+    for count in (1, 2, 3):
+        report(count)
+    report.last()
+    report.last()
+    assert sent == [1, 3]
+
+
+def test_engines_are_placed_widest_first_on_few_nodes():
+    assert shares([1, 4, 2, 1], [4, 4, 4], "GPU") == [[4], [2, 1, 1]]
+    with pytest.raises(ConfigError, match=r"TP 3,3 need 6 GPUs.*have free: 4, 2"):
+        shares([3, 3], [4, 2], "GPU")
+
+
+def test_what_ended_tasks_had_is_free_a_little_later(monkeypatch):
+    counted = iter([[0, 0], [1, 0], [1, 1]])
+    monkeypatch.setattr("heddle.ray.cluster._free", lambda ray, resource: next(counted))
+    monkeypatch.setattr("heddle.ray.cluster.AGAIN_S", 0.0)
+    assert _free_shares(None, [1, 1], "CPU") == [[1], [1]]
+    monkeypatch.setattr("heddle.ray.cluster.FREED_S", 0.0)
+    monkeypatch.setattr("heddle.ray.cluster._free", lambda ray, resource: [0])
+    with pytest.raises(ConfigError, match="have free: 0"):
+        _free_shares(None, [1], "CPU")
+
+
+def test_the_death_of_a_node_loses_no_trajectory_and_makes_no_token_twice(
+    cluster: Any, config: RunConfig, trace: Path, tmp_path: Path
+):
+    """All processes of a node are killed once a trajectory has ended; a new node comes later."""
+    killed: list[int] = []
+
+    def kill_a_node(done: int, total: int) -> None:
+        if not killed:
+            killed.append(done)
+            cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+            cluster.add_node(num_cpus=1)
+
+    over_nodes = replace(
+        config,
+        cluster=replace(config.cluster, gpus=2, engine_start_s=0.1),
+        runtime=RuntimeConfig(launcher="ray", time_scale=0.5),
+    )
+    path = run(over_nodes, out=tmp_path / "runs", on_progress=kill_a_node).path
+    events = [entry.event for entry in load_run(path).entries()]
+    failed = [e for e in events if isinstance(e, EngineFailed)]
+    assert len(failed) == 1
+    assert "died, or its connection broke" in failed[0].reason
+    ends = [e.outcome for e in events if isinstance(e, TrajectoryFinished)]
+    recorded = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert ends == ["completed"] * len(recorded)
+    made = sum(e.output_tokens for e in events if isinstance(e, StepFinished | StepPreempted))
+    made += sum(tokens for e in failed for _, tokens in e.salvaged)
+    assert made == sum(s["output_tokens"] for t in recorded for s in t["steps"])
+
+
+@pytest.mark.usefixtures("cluster")
+def test_more_engines_than_the_cluster_has_cores_for_are_one_message(refused, trace, tmp_path):
+    args = ("--engine", "fake", "--engines", 9, "--launcher", "ray", "--out", tmp_path / "runs")
+    said = refused("run", trace, *args)
+    assert "need 9 CPUs" in said
+    assert "have free: 1, 1" in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_gateway_serves_from_engines_on_two_nodes(heddle: Heddle, tmp_path: Path):
+    pytest.importorskip("aiohttp", reason="the gateway needs aiohttp")
+    from heddle.gateway.config import GatewayConfig
+    from heddle.gateway.serve import serve
+    from heddle_gateway.front import FrontSettings
+
+    lengths: list[int] = []
+
+    def steps_of(url: str, session: str) -> None:
+        ids = [len(session), *range(300, 340)]
+        for _ in range(3):
+            body = {"token_ids": ids, "sampling_params": {"max_tokens": 20}}
+            sent = urllib.request.Request(
+                f"{url}/inference/v1/generate",
+                data=json.dumps(body).encode(),
+                headers={"Content-Type": "application/json", "X-Session-ID": session},
+            )
+            with urllib.request.urlopen(sent, timeout=LIMIT_S) as answer:
+                made = json.load(answer)["choices"][0]["token_ids"]
+            lengths.append(len(made))
+            ids += made
+
+    def drive(url: str) -> None:
+        try:
+            clients = [threading.Thread(target=steps_of, args=(url, "s" * n)) for n in range(1, 5)]
+            for client in clients:
+                client.start()
+            for client in clients:
+                client.join()
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    drivers: list[threading.Thread] = []
+
+    def listening(url: str, path: Path) -> None:
+        drivers.append(threading.Thread(target=drive, args=(url,)))
+        drivers[0].start()
+
+    config = RunConfig(
+        trace="gateway",
+        cluster=ClusterConfig(gpus=2, engine_start_s=0.1),
+        runtime=RuntimeConfig(engine="fake", launcher="ray", time_scale=0.01),
+        policy=PolicyConfig(preset="verl"),
+    )
+    gateway = GatewayConfig(port=0, front=FrontSettings(max_open=64))
+    result = serve(config, gateway, out=tmp_path / "runs", on_listening=listening)
+    drivers[0].join()
+    assert len(lengths) == 12
+    run_directory = load_run(result.path)
+    assert run_directory.manifest["status"] == "finished"
+    assert len({node["name"] for node in run_directory.manifest["world"]["nodes"]}) == 2
+    events = [entry.event for entry in run_directory.entries()]
+    assert {e.engine for e in events if isinstance(e, EngineReady)} == {"e0", "e1"}
+    steps = [e for e in events if isinstance(e, StepFinished)]
+    assert {e.engine for e in steps} == {"e0", "e1"}
+    assert sorted(e.output_tokens for e in steps) == sorted(lengths)
+    assert "the same" in heddle("replay", result.path).stdout

@@ -16,7 +16,6 @@ from heddle.loop.config import LoopConfig
 from heddle.reports.page.html import page
 from heddle.reports.perfetto import trace_events
 from heddle.reports.run_bounds import run_bound
-from heddle.reports.run_order import in_order
 from heddle.runs import Run, load_run
 from heddle.runs.loop_record import loop_steps
 from heddle.runs.record import record
@@ -55,7 +54,7 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> Made:
     compare_regimes([config], out=folder / "runs")
     shared = replace(config, regimes=("april",), colocated=True)
     compare_regimes([shared], out=folder / "runs")
-    runs = in_order([load_run(path) for path in (folder / "runs").iterdir()])
+    runs = [load_run(path) for path in sorted((folder / "runs").iterdir())]
     path = folder / "loops.html"
     path.write_bytes(page(runs, run_bound))
     return Made(path, tuple(runs))

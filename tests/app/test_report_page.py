@@ -19,7 +19,6 @@ from heddle.reports.curves import MAX_POINTS, at_least, completion, under_way
 from heddle.reports.page.columns import MAX_TICKS, tick
 from heddle.reports.page.html import page
 from heddle.reports.run_bounds import run_bound
-from heddle.runs import files as run_files
 from heddle.runs import load_run
 from heddle.runs.record import MOMENT_S, record, slots
 from heddle_core.commands import Migrate
@@ -29,6 +28,7 @@ from tests.app.journals import Heddle, arrived, dispatch, done, entry, ready
 from tests.app.reported import NONE, Made, by_hand, unpacked
 from tests.app.test_metrics import story
 
+ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ("--gpus", "2", "--max-running", "2")
 TIMES = st.floats(0.0, 50.0)
 INTERVALS = st.lists(st.tuples(TIMES, TIMES).map(sorted), min_size=1, max_size=40)
@@ -193,14 +193,14 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path):
 
 def test_report_writes_a_page_and_prints_its_path(heddle: Heddle, trace: Path):
     heddle("compare", trace, "--policies", "verl,slime", *CLUSTER)
-    runs = sorted(Path("runs").iterdir())
+    runs = sorted(path.parent for path in Path("runs").glob("*/*/manifest.json"))
     result = heddle("report", *runs, "-o", "report.html")
     assert result.exit_code == 0, result.output
     assert result.stdout == "report.html\n"
     assert "MB, opens without a network" in result.stderr
     head, _ = unpacked(Path("report.html").read_bytes())
     assert {run["label"] for run in head["runs"]} == {"verl s0", "slime s0"}
-    assert not Path("runs/figures").exists()
+    assert not (runs[0].parent / "figures").exists()
     again = heddle("report", *runs, "-o", "report.html", "--force", "--json")
     assert json.loads(again.stdout)["page"] == "report.html"
 
@@ -280,6 +280,20 @@ def test_derived_times_of_a_gpu_class_are_marked(heddle: Heddle, trace: Path):
     assert "h200 (derived)" not in listed.output
 
 
+@pytest.mark.parametrize(("policy", "of_tail"), [("heddle", True), ("heddle-paper", False)])
+def test_a_plan_of_the_tail_is_not_taken_for_that_of_the_start(
+    heddle: Heddle, policy: str, of_tail: bool
+):
+    trace = ROOT / "traces" / "coding-512.jsonl.gz"
+    cluster = ("--model", "qwen3-14b", "--gpu", "h100", "--gpus", 8)
+    done = heddle("simulate", trace, "--policy", policy, *cluster)
+    assert done.exit_code == 0, done.output
+    (run,) = Path("runs").iterdir()
+    heddle("report", run, "-o", "report.html")
+    (facts,) = unpacked(Path("report.html").read_bytes())[0]["runs"]
+    assert facts["plan"]["of_tail"] is of_tail
+
+
 def test_a_run_that_broke_off_is_reported_as_far_as_it_goes(
     heddle: Heddle, refused: Callable[..., str], tmp_path: Path
 ):
@@ -351,6 +365,6 @@ def test_a_page_is_there_whole_or_not_at_all(
     def fails(_: int) -> None:
         raise OSError(number, os.strerror(number), ".x.html.partial")
 
-    monkeypatch.setattr(run_files.os, "fsync", fails)
+    monkeypatch.setattr(os, "fsync", fails)
     assert said in refused("report", run, "-o", "x.html", status=status)
     assert [p.name for p in Path().iterdir()] == ["runs"]

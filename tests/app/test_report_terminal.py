@@ -6,13 +6,14 @@ import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from heddle.cli.progress import running
-from heddle.comparison import compare
+from heddle.comparison.compare import compare
 from heddle.config import RunConfig
 from heddle.runs import load_run
 from heddle.simulation import simulate
@@ -62,7 +63,7 @@ def test_a_terminal_shows_what_runs_and_how_much_is_done(trace: Path, tmp_path: 
     assert "closing (2 of 2 runs done)" in plain
     assert "12/12 trajectories" in plain
     assert json.loads(out)["schema"] == "heddle.compare/1"
-    (run, _) = sorted((tmp_path / "runs").iterdir())
+    (run, _) = sorted(path.parent for path in tmp_path.glob("runs/*/*/manifest.json"))
     for command, said in (
         (("simulate", trace, "--json"), "6/6 trajectories"),
         (("plan", trace, "--json"), "planning (portfolio)"),
@@ -97,6 +98,15 @@ def test_a_run_counts_its_trajectories_and_is_the_same_for_it(config: RunConfig,
     assert result.summary == simulate(config, out=tmp_path / "runs").summary
 
 
+def test_a_run_of_thousands_of_engines_counts_those_that_are_ready(
+    config: RunConfig, tmp_path: Path
+):
+    calls: list[int] = []
+    many = replace(config, cluster=replace(config.cluster, gpus=1_100))
+    simulate(many, out=tmp_path / "runs", on_engines=calls.append)
+    assert calls == [1_000]
+
+
 def test_what_runs_is_named_by_what_has_begun():
     names = ["a", "b", "c"]
     assert running(names, [6, 3, 1], 6) == "b, c"
@@ -109,21 +119,23 @@ def test_a_pipe_gets_no_progress_and_bars_of_ascii(trace: Path, tmp_path: Path):
     outs = []
     for _ in range(2):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        assert done.stderr == ""
+        assert done.stderr.startswith("Warning: 6 trajectories for 2 engines")
+        assert len(done.stderr.splitlines()) == 1
         outs.append(done.stdout.splitlines())
-    bars = outs[0][-3:]
+    bars = outs[0][-7:-4]
+    names = ("runs in ", "  20", "index in ", "next: open ")
     assert "".join(bars).isascii()
     assert "\x1b" not in "".join(outs[0])
     assert bars[0] == "makespan in seconds; ### is the bound, which no policy can beat"
     # Only the names of runs tell one output from the other.
-    one, other = ([line for line in out if not line.startswith("  20")] for out in outs)
+    one, other = ([line for line in out if not line.startswith(names)] for out in outs)
     assert one == other
 
 
 def test_bars_are_as_long_as_makespans(heddle: Heddle, trace: Path):
     options = ("compare", trace, "--policies", "verl,slime", "--gpus", "2", "--max-running", "2")
     result = json.loads(heddle(*options, "--json").stdout)
-    lines = heddle(*options, "--seeds", "1").stdout.splitlines()[-2:]
+    lines = heddle(*options, "--seeds", "1").stdout.splitlines()[-6:-4]
     means = [p["makespan_s"]["mean"] for p in result["policies"]]
     for line, policy, mean in zip(lines, result["policies"], means, strict=True):
         name, bar, value = line.split()
@@ -158,7 +170,8 @@ def test_a_narrow_or_dumb_terminal_shows_every_policy_whole(
     heads = [line.split()[1:] for line in plain[start:end] if line.startswith("policy")]
     assert [name for head in heads for name in head] == names
     assert "…" not in "".join(plain[start:])
-    assert [line.split()[0] for line in plain[-len(names) :]] == names
+    bars = 1 + next(i for i, line in enumerate(plain) if line.startswith("makespan in seconds"))
+    assert [line.split()[0] for line in plain[bars : bars + len(names)]] == names
 
 
 def test_a_simulation_prints_rounded_numbers(heddle: Heddle, trace: Path):
@@ -170,17 +183,24 @@ def test_a_simulation_prints_rounded_numbers(heddle: Heddle, trace: Path):
 
 def test_a_report_keeps_the_order_of_its_comparison(heddle: Heddle, trace: Path):
     heddle("compare", trace, "--policies", "verl,heddle,slime", "--gpus", 2, "--seeds", 2)
-    runs = sorted(Path("runs").iterdir(), key=lambda path: path.name)
-    for path in runs:  # as the command line says it; in this process `sys.argv` is another
-        manifest = json.loads((path / "manifest.json").read_text())
-        manifest["command_line"] = "heddle compare t --policies verl,heddle,slime --seeds 2"
-        (path / "manifest.json").chmod(0o644)
-        (path / "manifest.json").write_text(json.dumps(manifest))
+    runs = sorted(path.parent for path in Path("runs").glob("*/*/manifest.json"))
     told = json.loads(heddle("report", *runs, "--json").stdout)["runs"]
     labels = [load_run(run["run"]).label for run in told]
     assert labels == [f"{p} s{seed}" for p in ("verl", "heddle", "slime") for seed in (0, 1)]
     backwards = json.loads(heddle("report", *runs[::-1], "--json").stdout)["runs"]
     assert [run["run"] for run in backwards] == list(map(str, runs[::-1]))
+    (runs[0].parent / "index.json").unlink()
+    listed = json.loads(heddle("report", *runs, "--json").stdout)["runs"]
+    assert [run["run"] for run in listed] == list(map(str, runs))
+
+
+def test_a_report_keeps_the_order_of_the_policies_that_compare_has_of_itself(
+    heddle: Heddle, trace: Path
+):
+    heddle("compare", trace, "--gpus", 2)
+    runs = sorted(path.parent for path in Path("runs").glob("*/*/manifest.json"))
+    told = json.loads(heddle("report", *runs, "--json").stdout)["runs"]
+    assert [load_run(run["run"]).label for run in told] == ["verl s0", "slime s0", "heddle s0"]
 
 
 def test_json_has_no_bars(heddle: Heddle, trace: Path):

@@ -8,12 +8,12 @@ import pytest
 
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import capacity_tokens, load_cluster_profile, memory_profile
-from heddle.comparison import compare
+from heddle.comparison.compare import compare
+from heddle.comparison.tuning import tuning
 from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.engines import engine_facts
 from heddle.setup import STANDBY_START_S, Workspace, prepare
 from heddle.simulation import simulate
-from heddle.tuning import tuning
 from heddle_core.ids import EngineShape
 from heddle_runtime.vllm.checks import EngineSetupError
 from heddle_sim.profile_files import ProfileError
@@ -173,7 +173,7 @@ def strict_at(config: RunConfig, tp: int) -> RunConfig:
 def test_a_comparison_says_what_the_cluster_has(heddle: Heddle, trace: Path):
     options = ("--gpus", "8", "--standby-tp", "4", "--host-kv", "engine", "--engine-start-s", "5")
     shown = heddle("compare", str(trace), "--policies", "verl", *options)
-    line = next(each for each in shown.output.splitlines() if each.startswith("cluster"))
+    line = " ".join(shown.stdout.partition("cluster")[2].partition("profile")[0].split())
     for what in ("start in 5 s", "TP 4 asleep", "host memory for each engine"):
         assert what in line
     told = heddle("compare", str(trace), "--policies", "verl", "--json", *options)

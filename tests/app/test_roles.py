@@ -15,16 +15,16 @@ from heddle.cluster.gpu_pools import PoolConfig
 from heddle.cluster.profiles import load_profiles
 from heddle.cluster.role_choice import prefill_share, prefilled_tokens, role_choices
 from heddle.cluster.roles import RoleGpus, roles_of
+from heddle.comparison.tuning import tuning
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.loop.config import LoopConfig
 from heddle.loop.splits import splits
-from heddle.planning import plan
-from heddle.role_planning import estimated_scripts
+from heddle.planning.plan import plan
+from heddle.planning.roles import estimated_scripts
 from heddle.runs import load_run
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
-from heddle.tuning import tuning
 from heddle_core.ids import EngineShape
 from tests.app.journals import Heddle
 
@@ -341,7 +341,7 @@ def test_a_plan_with_roles_is_of_decode_engines_and_simulated(heddle: Heddle, tr
     assert found["bound_s"] == 0.0
     (split,) = found["splits"]
     assert split == {k: found[k] for k in ("roles", "simulated_makespan_s")}
-    assert found["gpu_hours"] == pytest.approx(8 * found["simulated_makespan_s"] / 3600)
+    assert found["gpu_hours"] == pytest.approx(8 * found["trace_makespan_s"] / 3600)
     plain = planned(heddle, trace, "--gpus", 8)
     assert not {"roles", "splits", "simulated_makespan_s"} & plain.keys()
 

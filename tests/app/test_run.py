@@ -14,7 +14,9 @@ from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig, RuntimeConfig
 from heddle.engines import engine_facts, vllm_settings
 from heddle.runs import load_run
+from heddle.runs.lateness import lateness_figures, lateness_note
 from heddle_core.events import EngineFailed, EngineReady, StepFinished, TrajectoryFinished
+from heddle_runtime.clock import Lateness
 from heddle_runtime.vllm.checks import EngineSetupError
 from heddle_runtime.vllm.settings import VllmSettings
 from tests.app.journals import Heddle
@@ -86,6 +88,15 @@ def test_a_requested_failure_happens_and_loses_nothing(heddle: Heddle, trace: Pa
         (("--set", "runtime.pin_s=-1"), "pin_s must be 0 or more seconds"),
         (("--set", "runtime.start_limit_s=0"), "start_limit_s must be more than 0 seconds"),
         (("--tool-limit-s", "-1"), "tool_limit_s must be more than 0"),
+        (("--tool-limit-s", "inf"), "tool_limit_s must be more than 0 seconds, at most 31,536,000"),
+        (("--tool-limit-s", "nan"), "tool_limit_s must be more than 0"),
+        (("--time-scale", "inf"), "time_scale must be more than 0"),
+        (("--set", "runtime.pin_s=inf"), "pin_s must be 0 or more seconds, at most 31,536,000"),
+        (("--set", "runtime.start_limit_s=inf"), "start_limit_s must be more than 0 seconds"),
+        (("--set", "runtime.max_context=-5"), "max_context must be 1 or more"),
+        (("--set", "runtime.max_batched_tokens=0"), "max_batched_tokens must be 1 or more"),
+        (("--set", "runtime.temperature=inf"), "temperature must be 0 or more, at most 100"),
+        (("--set", f"runtime.kv_mib={10**30}"), "runtime.kv_mib"),
         (("--policy", "nosuch"), "nosuch"),
     ],
 )
@@ -210,3 +221,52 @@ def test_the_manifest_describes_each_engine(heddle: Heddle, trace: Path):
     assert [(e.engine, e.shape.tp, e.kv_capacity_tokens) for e in ready] == [
         (name, facts["tp"], facts["kv_capacity_tokens"]) for name, facts in engines.items()
     ]
+
+
+@pytest.mark.parametrize(
+    ("lateness", "share", "says"),
+    [
+        (Lateness(100, 0.5, 1.0), 0.005, None),
+        (Lateness(100, 2.0, 4.0), 0.02, "Its times are too long by about that much"),
+        (Lateness(100, 0.5, 30.0), 0.03, "Its times are too long by about that much"),
+        (Lateness(100, 6.0, 8.0), 0.06, "not valid for comparison"),
+        (Lateness(1000, 0.1, 90.0), 0.09, "not valid for comparison"),
+    ],
+)
+def test_lateness_of_one_call_or_of_all_for_each_trajectory_counts(
+    lateness: Lateness, share: float, says: str | None
+):
+    figures = lateness_figures(lateness, makespan_s=100.0, trajectories=10)
+    assert figures["late_share"] == pytest.approx(share)
+    assert figures["comparable"] == (share <= 0.05)
+    note = lateness_note(figures)
+    assert note is None if says is None else note is not None and says in note
+
+
+def test_a_run_whose_event_loop_fell_behind_is_marked_and_every_reader_says_so(
+    heddle: Heddle, trace: Path, tmp_path: Path
+):
+    # A recorded second in 10 µs: no machine handles the events in that time.
+    late = ("--engines", 2, "--engine", "fake", "--time-scale", "0.00001")
+    done = heddle("run", trace, *late, "--json")
+    row = json.loads(done.stdout)
+    assert row["late_share"] > 0.05
+    assert "not valid for comparison" in done.stderr
+    summary = load_run(row["run"]).summary
+    assert summary["comparable"] is False
+    assert summary["late_share"] == row["late_share"]
+    assert 0 < summary["late_mean_s"] <= summary["late_max_s"]
+    figures = heddle("report", row["run"], "-o", tmp_path / "figures")
+    assert "not valid for comparison" in figures.stderr
+    assert "comparable" in figures.stdout
+    page = heddle("report", row["run"], "-o", tmp_path / "run.html")
+    assert "not valid for comparison" in page.stderr
+    checked = heddle("calibrate", "check", row["run"], "--json")
+    assert "not valid for comparison" in checked.stderr
+    assert json.loads(checked.stdout)["runs"][0]["late_share"] == row["late_share"]
+
+
+def test_a_simulated_run_is_never_late(heddle: Heddle, trace: Path):
+    done = heddle("simulate", trace, "--json")
+    assert json.loads(done.stdout)["late_share"] == 0.0
+    assert "late" not in done.stderr

@@ -5,16 +5,18 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 from heddle.config import RunConfig
 from heddle.reports.sample import choose
-from heddle.runs import RunDirectory, RunError, RunFacts, journal_buffer, load_run, open_run
+from heddle.runs import Run, RunDirectory, RunError, RunFacts, journal_buffer, load_run, open_run
 from heddle.runs import directory as runs
 from heddle.runs import files as run_files
 from heddle.runs.journal_buffer import JournalBuffer
@@ -23,7 +25,7 @@ from heddle.runs.journal_schema import schema
 from heddle_core.commands import Command
 from heddle_core.events import TrajectoryArrived
 from heddle_core.journal import Entry
-from tests.app.journals import arrived, batches, dispatch, entry, numbered, table
+from tests.app.journals import arrived, batches, dispatch, entry, numbered, table, unlisted
 from tests.app.test_metrics import story
 
 FACTS = RunFacts(
@@ -214,7 +216,7 @@ def test_a_broken_off_run_of_an_earlier_version_is_read_as_far_as_it_goes(tmp_pa
 def test_a_finished_run_with_a_journal_that_was_cut_off_is_damaged(tmp_path: Path):
     with filled(tmp_path / "runs", story()) as run:
         run.finish()
-    journal = run.path / "events.arrow"
+    journal = unlisted(run.path) / "events.arrow"
     journal.chmod(0o644)
     text = journal.read_bytes()
     for size in (0, 7, 8, len(text) // 2, len(text) - 1):
@@ -248,7 +250,7 @@ def test_a_journal_with_a_value_that_no_run_writes_is_damaged(
         row[column] = value if row["step"] is not None or column == "payload" else row[column]
     at = schema().get_field_index(column)
     types = schema().set(at, pa.field(column, pa.string())) if value == "x" else schema()
-    _rewritten(run.path, pa.Table.from_pylist(rows, types))
+    _rewritten(unlisted(run.path), pa.Table.from_pylist(rows, types))
     with pytest.raises(RunError, match=f"events.arrow: damaged: {said}"):
         _ = load_run(run.path).journal
 
@@ -257,10 +259,12 @@ def test_codes_of_a_journal_that_stand_for_no_word_are_damaged(tmp_path: Path):
     with filled(tmp_path / "runs", story()) as run:
         run.finish()
     table = load_run(run.path).journal.combine_chunks()
-    names = table.column("name").chunk(0)
+    names: Any = table.column("name").chunk(0)
     codes = pa.array([len(names.dictionary)] * len(table), pa.int32())
     wrong = pa.DictionaryArray.from_arrays(codes, names.dictionary, safe=False)
-    _rewritten(run.path, table.set_column(table.schema.get_field_index("name"), "name", wrong))
+    _rewritten(
+        unlisted(run.path), table.set_column(table.schema.get_field_index("name"), "name", wrong)
+    )
     with pytest.raises(RunError, match=r"events\.arrow: damaged: .* out of bounds"):
         _ = load_run(run.path).journal
 
@@ -364,7 +368,8 @@ def test_words_of_a_journal_grow_chunk_by_chunk(tmp_path: Path, monkeypatch: pyt
     run = filled(tmp_path / "runs", numbered(*entries))
     loaded = load_run(run.path, unfinished=True)
     assert list(loaded.entries()) == numbered(*entries)[:98]
-    words = [chunk.dictionary for chunk in loaded.journal.column("trajectory").chunks]
+    chunks: list[Any] = loaded.journal.column("trajectory").chunks
+    words = [chunk.dictionary for chunk in chunks]
     assert all(each.equals(words[0]) for each in words)
     run._close_journal()
     assert list(loaded.entries()) == numbered(*entries)
@@ -398,7 +403,7 @@ def test_a_full_disk_leaves_no_half_written_file(tmp_path: Path, monkeypatch: py
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(run_files.pq.ParquetWriter, "write_table", full)
+    monkeypatch.setattr("pyarrow.parquet.ParquetWriter.write_table", full)
     with pytest.raises(OSError, match="No space left"), run:
         run.finish()
     assert not list(run.path.glob("*.partial"))
@@ -473,7 +478,7 @@ def test_a_summary_without_the_number_of_dispatches_is_damaged(tmp_path: Path, f
     """Pages choose by it what they show."""
     with filled(tmp_path / "runs", story()) as run:
         run.finish()
-    (run.path / "summary.json").unlink()
+    (unlisted(run.path) / "summary.json").unlink()
     (run.path / "summary.json").write_text(json.dumps(figures))
     with pytest.raises(RunError, match=r"summary\.json: damaged: it has no number of dispatches"):
         choose([load_run(run.path)], 1)
@@ -482,8 +487,87 @@ def test_a_summary_without_the_number_of_dispatches_is_damaged(tmp_path: Path, f
 def test_a_damaged_table_is_named(tmp_path: Path):
     with filled(tmp_path / "runs", story()) as run:
         run.finish()
-    path = run.path / "steps.parquet"
+    path = unlisted(run.path) / "steps.parquet"
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(RunError, match=r"steps\.parquet: damaged"):
         _ = load_run(run.path).steps
+
+
+def test_a_manifest_lists_files_that_the_run_wrote(tmp_path: Path):
+    with filled(tmp_path / "runs", story()) as run:
+        run.finish()
+    listed = load_run(run.path).manifest["files"]
+    there = {path.name for path in run.path.iterdir()} - {"manifest.json"}
+    assert there == set(listed) >= {"events.arrow", "summary.json", "config.resolved.json"}
+    for name, file in listed.items():
+        data = (run.path / name).read_bytes()
+        assert (file["bytes"], file["sha256"]) == (len(data), sha256(data).hexdigest())
+    assert listed["steps.parquet"]["rows"] == load_run(run.path).steps.num_rows > 0
+    load_run(run.path).verify()
+
+
+def test_a_file_that_was_shortened_replaced_or_lost_is_named(tmp_path: Path):
+    with filled(tmp_path / "runs", story()) as run:
+        run.finish()
+    for name in ("events.arrow", "trajectories.parquet", "summary.json", "config.resolved.json"):
+        path = run.path / name
+        path.chmod(0o644)
+        data = path.read_bytes()
+        path.write_bytes(data[:-1])
+        with pytest.raises(RunError, match=rf"{name}: damaged: it has [\d,]+ bytes, and manifest"):
+            load_run(run.path)
+        middle = len(data) // 3
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+        with pytest.raises(RunError, match=rf"{name}: damaged: it has sha256 .* copy the run"):
+            load_run(run.path).verify()
+        path.unlink()
+        with pytest.raises(RunError, match=f"{name}: is missing"):
+            load_run(run.path)
+        path.write_bytes(data)
+    load_run(run.path).verify()
+
+
+def test_a_table_with_other_rows_of_the_same_size_is_named_when_a_run_is_loaded(tmp_path: Path):
+    with filled(tmp_path / "runs", story()) as run:
+        run.finish()
+    path = run.path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"]["steps.parquet"]["rows"] += 1
+    path.chmod(0o644)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match=r"steps.parquet: damaged: it has \d+ rows, and manifest"):
+        load_run(run.path)
+
+
+def test_a_manifest_that_lists_files_elsewhere_is_damaged(tmp_path: Path):
+    with filled(tmp_path / "runs", story()) as run:
+        run.finish()
+    path = run.path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"]["../x"] = manifest["files"]["summary.json"]
+    path.chmod(0o644)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match=r"manifest.json: damaged: '../x' is no file of this folder"):
+        load_run(run.path)
+
+
+@pytest.mark.parametrize(
+    ("file", "column", "read"),
+    [
+        ("steps.parquet", "queueing_s", lambda run: run.steps),
+        ("trajectories.parquet", "finished_s", lambda run: run.trajectories),
+    ],
+)
+def test_a_column_of_a_table_that_holds_no_numbers_is_damaged(
+    tmp_path: Path, file: str, column: str, read: Callable[[Run], object]
+):
+    with filled(tmp_path / "runs", story()) as run:
+        run.finish()
+    path = unlisted(run.path) / file
+    path.chmod(0o644)
+    found = pq.read_table(path)
+    words = pa.array(["x"] * found.num_rows)
+    pq.write_table(found.set_column(found.column_names.index(column), column, words), path)
+    with pytest.raises(RunError, match=f"{file}: damaged: its column '{column}' is of type string"):
+        read(load_run(run.path))

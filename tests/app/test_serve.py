@@ -1,20 +1,31 @@
 """`heddle serve`: a gateway in a process of its own, and the run that it leaves behind."""
 
+import asyncio
 import json
+import os
 import signal
+import socket
 import threading
 import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.runs import load_run
-from heddle_core.events import TrajectoryArrived, TrajectoryFinished
+from heddle_core.events import EngineJoined, TrajectoryArrived, TrajectoryFinished
 from tests.app.gateways import Gateway, gateway
 from tests.app.journals import Heddle
 from tests.patience import PATIENCE_S
 
-pytest.importorskip("aiohttp", reason="the gateway needs aiohttp: pip install 'heddle[serve]'")
+pytest.importorskip("aiohttp", reason="the gateway needs aiohttp: pip install 'heddle-rl[serve]'")
+
+# Both import aiohttp.
+from heddle.gateway.config import GatewayConfig
+from heddle.gateway.serve import serve, with_tokenizer
+from heddle_gateway.front import FrontSettings
 
 FAST = ("--engine", "fake", "--time-scale", "0.01")
 
@@ -56,6 +67,88 @@ def test_a_gateways_run_replays_and_becomes_a_trace_to_simulate(
     assert len(trace.read_text().splitlines()) == 3
     done = heddle("simulate", trace, "--gpus", 2, "--json", "--missing-tool-tokens", "zero")
     assert done.exit_code == 0, done.output
+
+
+class FakeVllmThread:
+    """A server of fake engines in an event loop of its own."""
+
+    def __init__(self) -> None:
+        from tests.runtime.fake_vllm import FakeVllm
+
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self.vllm = FakeVllm()
+        self.vllm.dev_mode, self.vllm.tp = True, 2
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.vllm.start(), self._loop).result(PATIENCE_S)
+        return self.vllm.url
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.vllm.close(), self._loop).result(PATIENCE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def test_engines_come_by_url_to_a_gateway_that_began_with_none(heddle: Heddle, tmp_path: Path):
+    made: list[int] = []
+
+    def post(url: str, body: object) -> dict[str, Any]:
+        sent = urllib.request.Request(
+            url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(sent, timeout=PATIENCE_S) as answer:
+            return dict(json.load(answer))
+
+    def drive(url: str, worker: str) -> None:
+        try:
+            assert post(f"{url}/workers", {"url": worker})["tp"] == 2
+            body = {"token_ids": [300, 301], "sampling_params": {"max_tokens": 4}}
+            made.extend(post(f"{url}/inference/v1/generate", body)["choices"][0]["token_ids"])
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threads: list[threading.Thread] = []
+
+    def listening(url: str, path: Path) -> None:
+        threads.append(threading.Thread(target=drive, args=(url, worker)))
+        threads[0].start()
+
+    config = RunConfig(
+        trace="gateway",
+        runtime=RuntimeConfig(engine="http"),
+        policy=PolicyConfig(preset="heddle"),
+    )
+    front = FrontSettings(max_open=64)
+    with FakeVllmThread() as worker:
+        result = serve(
+            config,
+            GatewayConfig(port=0, front=front),
+            out=tmp_path / "runs",
+            on_listening=listening,
+        )
+        threads[0].join()
+    assert len(made) == 4
+    run = load_run(result.path)
+    assert run.config.policy.preset == "heddle+given+keep_engines"
+    [joined] = [e.event for e in run.entries() if isinstance(e.event, EngineJoined)]
+    assert (joined.engine, joined.shape.tp) == ("e0", 2)
+    assert 0.0 < result.summary["gpu_hours"] < 2 * PATIENCE_S / 3600.0
+    assert "the same" in heddle("replay", result.path).stdout
+
+
+def test_own_engines_get_the_tokenizer_of_the_models_folder(tmp_path: Path):
+    for files, found in (((), False), (("tokenizer.json",), True)):
+        for name in files:
+            (tmp_path / name).write_text("{}")
+        runtime = RuntimeConfig(engine="vllm", model_dir=str(tmp_path))
+        assert (
+            with_tokenizer(RunConfig(trace="gateway", runtime=runtime)).runtime.tokenizer is found
+        )
+    fake = RuntimeConfig(engine="fake", model_dir=str(tmp_path))
+    assert not with_tokenizer(RunConfig(trace="gateway", runtime=fake)).runtime.tokenizer
 
 
 def test_a_gateway_that_nobody_called_ends_in_order(tmp_path: Path):
@@ -112,9 +205,13 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
     ("args", "says"),
     [
         (("trace.jsonl",), "its clients are the trace"),
-        (("--engine", "http"), "give --worker URL"),
+        (("--engine", "http", "--engines", "2"), "as many as there are. Leave it out"),
+        (("--engine", "http", "--tp", "3"), "has TP 1, 2, 4, 8"),
+        (("--engine", "http", "--tp", "0"), "--tp 0"),
+        (("--worker", "http://x", "--tp", "1,2"), "give one TP degree for all, or one for each"),
+        (("--set", "cluster.restarts=-1"), "restarts must be from 0"),
+        (("--set", "cluster.restart_window_s=0"), "restart_window_s must be more than 0"),
         (("--engine", "fake", "--worker", "http://x"), "--worker goes with --engine http"),
-        (("--worker", "http://x", "--worker", "http://y", "--engines", "1"), "give no fewer"),
         (("--policy", "verl+oracle"), "the future of clients is unknown"),
         (("--fake-tokens", "0"), "give 1 or more"),
         (("--max-open", "999999"), "permits"),
@@ -122,7 +219,13 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
         (("--engine", "vllm"), "model_dir must name the folder"),
         (("--worker", "ftp://x"), "is not the URL of an engine"),
         (("--worker", "http://127.0.0.1:9/v1"), "127.0.0.1:9"),
+        (("--worker", "http://user:secret@x"), "--worker: 'http://...@x' is not the URL"),
+        (("--name", "", *FAST), "--name is empty"),
+        (("--api-key", "secret\n", *FAST), "--api-key has a space"),
+        (("--admin-key", " secret", *FAST), "--admin-key has a space"),
         (("--tp", "0"), "--tp 0"),
+        (("--worker", "http://x", "--fake-replies", __file__), "goes with --engine fake"),
+        (("--engine", "fake", "--fake-replies", __file__), "test_serve.py, line 1: "),
         (("--host", "256.1.1.1", *FAST), "256.1.1.1"),
     ],
 )
@@ -133,3 +236,14 @@ def test_bad_options_end_in_one_message(
     assert done.exit_code in (1, 2), done.output
     assert says in done.output, done.output
     assert "Traceback" not in done.output
+    assert "secret" not in done.output
+
+
+def test_an_address_that_is_taken_is_said_before_anything_is_made(heddle: Heddle, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = heddle("serve", "--port", port, "--out", tmp_path / "runs", *FAST)
+    assert done.exit_code == 2
+    assert f"--port {port}: " in done.output
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "runs").exists()

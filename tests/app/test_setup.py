@@ -9,14 +9,15 @@ import pytest
 
 from heddle import knowledge, setup
 from heddle.cluster import profiles
-from heddle.comparison import compare
-from heddle.config import ClusterConfig, MissingConfig, PolicyConfig, RunConfig
+from heddle.cluster.config import ClusterConfig
+from heddle.comparison.compare import compare
+from heddle.config import MissingConfig, PolicyConfig, RunConfig
 from heddle.setup import KEPT_INPUTS, Workspace, prepare
 from heddle.simulation import simulate
 from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import load_profile
 
-READS = ((setup, "read_trace"), (setup, "complete"), (profiles, "load_profile"))
+READS = ((setup, "read_replayed"), (setup, "complete"), (profiles, "load_profile"))
 READS += ((knowledge, "read_prior"), (knowledge, "read_artefact"))
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from campaigns.processes import descendants, wait_until_gone
 from heddle.cli import main
 from heddle.cli.show_train import show_step, show_train
 from heddle.runs import load_run
@@ -32,12 +34,9 @@ from heddle_sim.latency import LatencyTable
 from heddle_sim.loop import LoopSimulation, LoopWorld
 from heddle_trace.schema import StepScript, TrajectoryScript
 from tests.app.test_docs import CLI, named
-from tests.runtime.processes import descendants, wait_until_gone
 from tests.runtime.vllm_bench import VLLM_GROUP, no_vllm
 
-MISSING = [
-    name for name in ("torch", "transformers", "safetensors") if train_setup.find_spec(name) is None
-]
+MISSING = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
 needs_trainer = pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} not installed")
 needs_engines, group = no_vllm(), pytest.mark.xdist_group(VLLM_GROUP)
 
@@ -87,7 +86,7 @@ def test_without_its_packages_one_message_names_the_extra(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["train"])
     assert done.exit_code == 2
-    assert "pip install 'heddle[train]'" in done.stderr
+    assert "pip install 'heddle-rl[train]'" in done.stderr
 
 
 @needs_trainer

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from heddle.cluster.config import ClusterConfig
-from heddle.comparison import Comparison, compare
+from heddle.comparison.compare import Comparison, compare
+from heddle.comparison.tuning import SLOTS, TUNED_BASELINES, Choice, Tuning, tuning
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.runs import load_run
 from heddle.setup import Workspace, prepare
-from heddle.tuning import SLOTS, TUNED_BASELINES, Choice, Tuning, tuning
 from heddle_core.presets import PRESETS
 from heddle_sim.profile_files import ProfileError
 from tests.app.journals import Heddle
@@ -251,17 +251,19 @@ def test_the_text_shows_all_settings_and_then_the_best(heddle: Heddle, trace: Pa
     done = heddle("compare", trace, "--policies", "verl,heddle", *options)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert lines[1].endswith("TP 1 or 2 or 4, 1 or 3 running per engine (3 with a planner)")
+    cluster = f"{lines[1]} {lines[2].strip()}"
+    assert cluster.endswith("TP 1 or 2 or 4, 1 or 3 running per engine (3 with a planner)")
+    del lines[2]
     assert lines[8].startswith("tried    mean makespan in seconds of policies without a planner")
-    assert "the hindsight is theirs" in lines[8]
-    assert lines[10].split() == ["policy", "running", "TP", "1", "TP", "2", "TP", "4"]
-    assert [line.split()[:2] for line in lines[11:13]] == [["verl", "1"], ["verl", "3"]]
-    assert sum(line.count("*") for line in lines[11:13]) == 1
-    assert "vs best baseline" in lines[14]
-    assert [line.split()[0].partition("@")[0] for line in lines[15:17]] == ["verl", "heddle"]
-    assert lines[17] == f"best baseline: {lines[15].split()[0]}"
+    assert "the hindsight is theirs" in lines[9]
+    assert lines[11].split() == ["policy", "running", "TP", "1", "TP", "2", "TP", "4"]
+    assert [line.split()[:2] for line in lines[12:14]] == [["verl", "1"], ["verl", "3"]]
+    assert sum(line.count("*") for line in lines[12:14]) == 1
+    assert "vs best baseline" in lines[15]
+    assert [line.split()[0].partition("@")[0] for line in lines[16:18]] == ["verl", "heddle"]
+    assert lines[18] == f"best baseline: {lines[16].split()[0]}"
     assert "  and 5 at other settings" in lines
-    assert len(list(Path("runs").iterdir())) == 7
+    assert len(list(Path("runs").glob("*/*/manifest.json"))) == 7
 
 
 def test_nothing_to_try_is_said(heddle: Heddle, trace: Path):

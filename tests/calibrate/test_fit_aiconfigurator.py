@@ -22,7 +22,7 @@ from heddle_sim.profile_files import Profile, layout_name, load_profile, read_pr
 
 needs_package = pytest.mark.skipif(
     find_spec("aiconfigurator_core") is None,
-    reason="aiconfigurator-core is not installed (pip install 'heddle[aiconfigurator]')",
+    reason="aiconfigurator-core is not installed (pip install 'heddle-rl[aiconfigurator]')",
 )
 
 
@@ -33,7 +33,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         return import_module(name)
 
     monkeypatch.setattr("heddle_calibrate.fit.from_aiconfigurator.import_module", missing)
-    with pytest.raises(EstimatorError, match=r"pip install 'heddle\[aiconfigurator\]'"):
+    with pytest.raises(EstimatorError, match=r"pip install 'heddle-rl\[aiconfigurator\]'"):
         profile_from_aiconfigurator("qwen3-8b", "h200")
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from campaigns.processes import descendants, wait_until_gone
 from heddle.cli import main
 from heddle_calibrate.fit.from_sweep import fit_sweep
 from heddle_calibrate.measure.cells import SIZES
 from heddle_calibrate.sweeps import read_sweep
 from heddle_runtime.tiny_model import make_tiny_model
-from tests.runtime.processes import descendants, wait_until_gone
+from tests.patience import PATIENCE_S
 from tests.runtime.vllm_bench import needs_vllm
 
 pytestmark = needs_vllm
@@ -73,12 +74,12 @@ def test_an_interrupted_sweep_leaves_no_engine_behind(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
     try:
-        deadline_s = time.monotonic() + 120
+        deadline_s = time.monotonic() + PATIENCE_S
         while not (engines := engines_of(running.pid)) and time.monotonic() < deadline_s:
             time.sleep(0.2)
         assert engines, "no engine was started"
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=120)
+        _, said = running.communicate(timeout=PATIENCE_S)
     finally:
         running.kill()
     assert running.returncode == 130

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from campaigns.faults.scenario import Scenario, play, policy_of
 from heddle_core import Controller, first_divergence
 from heddle_core.events import EngineFailed
 from heddle_core.presets import PRESETS
-from tests.conformance.scenario import Scenario, play, policy_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = (*PRESETS, "slime+consistent_hash+served+balance", "heddle-paper+autellix+libra-dp")

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from campaigns.faults.scenario import Scenario, policy_of, scripts_of, world_of
 from heddle_core.commands import Cancel
 from heddle_core.controller import Controller
 from heddle_core.events import EngineFailed, StepPreempted
@@ -19,7 +20,7 @@ from heddle_core.loop.controller import LoopController
 from heddle_core.loop.events import AnyEvent, EngineUpdated, StartFailed, Trained
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.named import regime_named
-from heddle_core.loop.presets import BatchShape
+from heddle_core.loop.regime import BatchShape
 from heddle_rollout.driver import StuckError
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import RunClock
@@ -30,7 +31,6 @@ from heddle_sim.engine_client import SimLauncher
 from heddle_sim.loop import LoopSimulation, LoopWorld, SimulatedServices
 from heddle_sim.services import Latency, ServiceConfig
 from heddle_trace.schema import TrajectoryScript
-from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
 from tests.conformance.test_two_worlds import speed
 
 GROUPS, SAMPLES, BATCHES = 3, 4, 4

@@ -2,12 +2,12 @@
 
 import pytest
 
+from campaigns.faults.scenario import Played, Scenario, controller_of, play
 from heddle_core import first_divergence
 from heddle_core.commands import Dispatch, Migrate
 from heddle_core.events import EngineFailed, EngineReady
 from heddle_core.ids import EngineId
 from heddle_core.presets import PRESETS
-from tests.conformance.scenario import Played, Scenario, controller_of, play
 
 MIXED = (
     "slime+progressive_priority+progressive+follow_rank",

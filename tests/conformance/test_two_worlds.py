@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from campaigns.faults.scenario import Scenario, controller_of, scripts_of, world_of
 from heddle_core import Entry, collecting, first_divergence
 from heddle_core.commands import Preempt
 from heddle_core.events import EngineFailed, MigrationFinished
@@ -32,7 +33,6 @@ from heddle_sim.engine_client import SimLauncher
 from heddle_sim.rollout import simulate_rollout
 from heddle_sim.services import Latency, ServiceConfig, ToolServices
 from heddle_trace import TrajectoryScript
-from tests.conformance.scenario import Scenario, controller_of, scripts_of, world_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MIXED = (

@@ -34,7 +34,9 @@ from heddle_core.commands import (
 )
 from heddle_core.events import (
     EngineFailed,
+    EngineJoined,
     EngineReady,
+    EngineRecalled,
     EngineReported,
     EngineStopped,
     Event,
@@ -52,7 +54,7 @@ from heddle_core.events import (
     TrajectoryFinished,
     WeightsUpdated,
 )
-from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
+from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
 from tests.core.contrary import GPUS, beside, contrary
 
 KV_CAPACITY = 400
@@ -139,6 +141,8 @@ class HostileWorld(RuleBasedStateMachine):
         self.alive: dict[EngineId, StartEngine] = {}
         self.stopping: dict[EngineId, StopEngine] = {}
         self.dead: list[EngineId] = []
+        self.joined: list[str] = []
+        """Names of engines that their owners have brought, recalled or not."""
         self.cancelled: list[TrajectoryId] = []
         self.before_tool: dict[TrajectoryId, int] = {}
         self.in_tool: dict[TrajectoryId, int] = {}
@@ -177,6 +181,8 @@ class HostileWorld(RuleBasedStateMachine):
                 self.running[command.trajectory] = command
             case Preempt():
                 assert self.running[command.trajectory].engine == command.engine
+                brought = command.engine.name in self.joined
+                assert not (brought and command.engine in self.stopping), "it drains, or is stopped"
                 assert command.trajectory not in self.leaving, "asked twice"
                 self.leaving[command.trajectory] = command
             case Migrate():
@@ -200,7 +206,8 @@ class HostileWorld(RuleBasedStateMachine):
                 assert command.engine not in self.alive
                 assert command.engine not in self.dead, "the dead do not come back"
                 self.starting[command.engine] = command
-                used = sum(c.shape.tp for c in (*self.starting.values(), *self.alive.values()))
+                engines = (*self.starting.values(), *self.alive.values())
+                used = sum(c.shape.tp for c in engines if c.engine.name not in self.joined)
                 assert used <= self.gpus, "more GPUs than there are"
             case StopEngine():
                 assert command.engine in self.alive
@@ -306,7 +313,9 @@ class HostileWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.leaving)
     @rule(data=st.data(), tokens=st.integers(0, 60))
     def preempted(self, data: st.DataObject, tokens: int) -> None:
-        name = data.draw(st.sampled_from(list(self.leaving)))
+        self.preempt_now(data.draw(st.sampled_from(list(self.leaving))), tokens)
+
+    def preempt_now(self, name: TrajectoryId, tokens: int) -> None:
         del self.leaving[name]
         command = self.running.pop(name)
         self.made[name] += tokens
@@ -489,6 +498,31 @@ class HostileWorld(RuleBasedStateMachine):
                 salvaged=tuple((t, salvage) for t in lost),
             )
         )
+
+    @precondition(lambda self: len(self.joined) < 4)
+    @rule(tp=st.sampled_from([1, 2]), slots=st.integers(1, 3))
+    def join(self, tp: int, slots: int) -> None:
+        name = EngineId(f"j{len(self.joined)}")
+        self.joined.append(name)
+        shape = EngineShape("h100", tp, self.kind["role"])
+        self.say(EngineJoined(time_s=self.now_s, engine=name, shape=shape, max_running=slots))
+
+    @precondition(lambda self: self.joined)
+    @rule(data=st.data(), drain=st.booleans())
+    def recall(self, data: st.DataObject, drain: bool) -> None:
+        name = EngineId(data.draw(st.sampled_from(self.joined)))
+        self.say(EngineRecalled(time_s=self.now_s, engine=name, drain=drain))
+
+    @precondition(lambda self: any(not stop.drain for stop in self.stopping.values()))
+    @rule(data=st.data(), tokens=st.integers(0, 20))
+    def abort(self, data: st.DataObject, tokens: int) -> None:
+        """End a step of an engine that stops at once."""
+        at_once = [name for name, stop in self.stopping.items() if not stop.drain]
+        names = [t for t, c in self.running.items() if c.engine in at_once]
+        if names:
+            name = data.draw(st.sampled_from(names))
+            self.leaving.setdefault(name, None)  # type: ignore[arg-type]
+            self.preempt_now(name, tokens)
 
     @precondition(lambda self: self.reports > 0 and self.alive)
     @rule(data=st.data(), kv=st.integers(0, 1000))

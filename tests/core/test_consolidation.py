@@ -16,9 +16,8 @@ from heddle_core.events import (
     StepPreempted,
     TrajectoryFinished,
 )
-from heddle_core.fleet import MAX_RESTARTS
 from heddle_core.ids import EngineId, EngineShape, RolloutId, TrajectoryId
-from heddle_core.plans import EngineSpec, ResourcePlan
+from heddle_core.plans import EngineSpec, ResourcePlan, RestartLimit
 from heddle_core.policy import View
 from tests.core.contrary import Problem
 from tests.core.test_controller import E0, E1, PLAIN, A, B, C, Engines, Harness, dispatch
@@ -251,7 +250,7 @@ def test_where_no_wide_engine_starts_the_narrow_ones_come_back_and_stay():
         preempted(harness, name, engine)
         stopped(harness, engine)
     commands: list = []
-    for life in range(1, MAX_RESTARTS + 2):
+    for life in range(1, RestartLimit().restarts + 2):
         wide = EngineId("e2", life)
         commands = harness.handle(EngineFailed(time_s=0.0, engine=wide, reason="x"))
     assert [(c.engine, c.shape.tp) for c in commands] == [("e2+5", 1), ("e3+1", 1)]

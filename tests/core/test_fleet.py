@@ -1,12 +1,15 @@
 """The fleet: stops before starts, names once, plans matched by shape, a limit to restarts."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from heddle_core.commands import Command, CommandList, StartEngine, StopEngine
-from heddle_core.fleet import MAX_RESTARTS, Fleet
+from heddle_core.fleet import Fleet
 from heddle_core.ids import EngineId, EngineShape
-from heddle_core.plans import EngineSpec, ResourcePlan
+from heddle_core.plans import EngineSpec, PlanError, ResourcePlan, RestartLimit
+
+MAX_RESTARTS = RestartLimit().restarts
 
 
 def plan_of(*shapes: int | tuple[int, int]) -> ResourcePlan:
@@ -31,6 +34,7 @@ class Harness:
 
     def __init__(self) -> None:
         self.fleet = Fleet()
+        self.now_s = 0.0
         self.starting: dict[EngineId, StartEngine] = {}
         self.alive: dict[EngineId, StartEngine] = {}
         self.stopping: list[EngineId] = []
@@ -44,10 +48,11 @@ class Harness:
                     self.ever.append(command.engine)
                     self.starting[command.engine] = command
                 case StopEngine():
-                    assert command.drain
                     assert command.engine in self.alive
-                    assert command.engine not in self.stopping
-                    self.stopping.append(command.engine)
+                    if command.drain:
+                        assert command.engine not in self.stopping
+                    if command.engine not in self.stopping:
+                        self.stopping.append(command.engine)
         return out
 
     def plan(self, plan: ResourcePlan) -> tuple[list[EngineId], dict[EngineId, EngineId]]:
@@ -78,8 +83,19 @@ class Harness:
         self.alive.pop(engine, None)
         if engine in self.stopping:
             self.stopping.remove(engine)
-        self.fleet.failed(engine, out)
+        self.fleet.failed(engine, self.now_s, out)
         return self.execute(out)
+
+    def join(self, name: str, tp: int = 1) -> list[Command]:
+        out = no_commands()
+        shape = EngineShape("h100", tp)
+        self.fleet.join(EngineSpec(engine=EngineId(name), shape=shape, max_running=8), out)
+        return self.execute(out)
+
+    def recall(self, name: str, *, drain: bool = True) -> tuple[str | None, list[Command]]:
+        out = no_commands()
+        engine = self.fleet.recall(name, out, drain=drain)
+        return engine, self.execute(out)
 
 
 def running(*shapes: int | tuple[int, int]) -> Harness:
@@ -193,6 +209,60 @@ def test_a_card_that_fails_again_and_again_is_given_up():
             assert harness.ready(name)
     assert harness.failed(name) == []
     assert started(harness.failed("e1")) == [("e1+1", 1)], "others have tries of their own"
+
+
+def test_restarts_of_long_ago_do_not_count():
+    harness = running(1)
+    harness.fleet = Fleet(RestartLimit(restarts=2, window_s=100.0))
+    harness.ever.clear()
+    harness.starting.clear()
+    harness.plan(plan_of(1))
+    name = "e0"
+    for life, now_s in enumerate((0.0, 99.0, 100.5, 199.5, 201.0), 1):
+        harness.now_s = now_s
+        assert started(harness.failed(name)) == [(f"e0+{life}", 1)]
+        name = f"e0+{life}"
+    harness.now_s = 202.0
+    assert harness.failed(name) == []
+
+
+@pytest.mark.parametrize("values", [{"restarts": -1}, {"window_s": 0.0}])
+def test_a_limit_of_restarts_that_cannot_be_is_refused(values):
+    with pytest.raises(ValueError, match=next(iter(values))):
+        RestartLimit(**values)
+
+
+def test_an_engine_that_joins_is_kept_by_every_plan_and_started_again_when_it_fails():
+    harness = running(1)
+    assert started(harness.join("j0", 2)) == [("j0", 2)]
+    assert harness.fleet.settled, "no rollout waits for it"
+    assert harness.ready("j0")
+    assert not harness.fleet.plans(EngineId("j0"))
+    leaving, carriers = harness.plan(plan_of(2))
+    assert (leaving, carriers) == (["e0"], {"e0": "e0+1"})
+    assert started(harness.failed("j0")) == [("j0+1", 2)]
+    assert harness.ready("j0+1")
+    with pytest.raises(PlanError, match="had this name before"):
+        harness.join("j0")
+
+
+def test_a_recalled_engine_stops_once_and_is_not_started_again():
+    harness = running(1)
+    harness.join("j0")
+    harness.ready("j0")
+    assert harness.recall("e0") == (None, []), "it is the plan's"
+    engine, [stop] = harness.recall("j0")
+    assert (engine, stop.engine, stop.drain) == ("j0", "j0", True)
+    assert harness.recall("j0") == (None, [])
+    engine, [stop] = harness.recall("j0", drain=False)
+    assert (engine, stop.engine, stop.drain) == ("j0", "j0", False)
+    assert harness.stopped("j0") == []
+    assert harness.recall("j0", drain=False) == (None, [])
+    harness.join("j1")
+    assert harness.recall("j1") == (None, [])
+    assert not harness.ready("j1"), "it was recalled before it was ready"
+    assert harness.failed("j1") == []
+    assert harness.fleet.steady
 
 
 def test_narrower_engines_come_back_for_a_wide_one_that_cannot_be_started():

@@ -4,7 +4,8 @@ import pytest
 
 from heddle_core.engine_state import Engine
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.ledger import Ledger, LedgerError, Trajectory
+from heddle_core.ledger import Ledger, LedgerError
+from heddle_core.trajectory import Trajectory
 from tests.core.ledgers import add_engine, add_trajectory, ledger_of
 
 E0, E1 = EngineId("e0"), EngineId("e1")

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from campaigns.faults.scenario import Played, Scenario, play, scripts_of
 from heddle.knowledge import oracles
 from heddle_core.events import StepFinished
 from heddle_core.presets import PRESETS
 from heddle_trace import TrajectoryScript
-from tests.conformance.scenario import Played, Scenario, play, scripts_of
 
 SCENARIO = Scenario(trajectories=32, seed=11, faults=((20.0, "e1"),))
 CHANGED = 2

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import heddle_core.presets as presets
-from heddle.plugins import PolicyError, load_part, load_policy
+from heddle.policies.plugins import PolicyError, load_part, load_policy
 from heddle_core.parts.migration.never import Never
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.parts.planner.fixed import FixedPlan

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle.plugins import load_policy
+from heddle.policies.plugins import load_policy
 from heddle_core.commands import Dispatch, Preempt, StartEngine
 from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, RolloutStarted, StepPreempted, TrajectoryArrived

@@ -23,7 +23,7 @@ from experiments.harness.report import page
 from experiments.harness.running import Skipped
 from experiments.harness.store import Store
 from experiments.harness.values import Results
-from heddle.plugins import load_policy
+from heddle.policies.plugins import load_policy
 from heddle_core.policy import PolicyContext
 from heddle_sim.profile_files import load_profile
 from heddle_trace.oracle import Oracle

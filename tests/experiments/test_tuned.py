@@ -12,7 +12,7 @@ from experiments.harness.store import Store
 from experiments.tuned import __main__ as command
 from experiments.tuned.cells import CELLS, PlannedCell, Row, planned, rows, summaries
 from heddle.cluster.config import HostKvScope
-from heddle.tuning import TUNED_BASELINES
+from heddle.comparison.tuning import TUNED_BASELINES
 
 CELL = CELLS["coding-8b"]
 SMALL = ("--gpus", "1", "--per-gpu", "2", "--jobs", "1")

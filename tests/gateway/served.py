@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tests.gateway.bench import Bench
+from campaigns.faults.gateway_bench import Bench
 
 if TYPE_CHECKING:
     from heddle_gateway.front import Front
 
-NO_AIOHTTP = "the gateway needs aiohttp: pip install 'heddle[serve]'"
+NO_AIOHTTP = "the gateway needs aiohttp: pip install 'heddle-rl[serve]'"
 T = TypeVar("T")
 
 

@@ -8,16 +8,25 @@ from typing import Any
 
 import pytest
 
-from heddle_core.events import EngineFailed, StepPreempted
+from campaigns.faults.gateway_bench import Bench, set_up
+from heddle_core.events import (
+    EngineFailed,
+    EngineJoined,
+    EngineReady,
+    EngineRecalled,
+    EngineStopped,
+    StepPreempted,
+)
 from heddle_core.ids import EngineId
-from tests.gateway.bench import Bench, set_up
 from tests.gateway.served import NO_AIOHTTP, run
+from tests.patience import PATIENCE_S
 from tests.runtime.counting_process import next_token
 
 aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
 # Both import aiohttp.
 from heddle_runtime.vllm_http.launcher import HttpLauncher  # noqa: E402
+from heddle_runtime.vllm_http.settings import HttpSettings  # noqa: E402
 from tests.runtime.fake_vllm import MODEL, FakeVllm  # noqa: E402
 
 KEY = "engine-key"
@@ -41,8 +50,18 @@ class Registered:
         async with self.http.request(method, self.url + path, json=body, headers=headers) as answer:
             return answer.status, await answer.json()
 
-    async def add(self, url: str) -> tuple[int, Any]:
-        return await self("POST", "/workers", {"url": url})
+    async def add(self, url: str, **options: Any) -> tuple[int, Any]:
+        return await self("POST", "/workers", {"url": url, **options})
+
+    async def listed(self) -> list[tuple[str, str]]:
+        _, answer = await self("GET", "/workers")
+        return [(each["id"], each["state"]) for each in answer["workers"]]
+
+    async def until(self, *, ready: int) -> None:
+        """Wait until so many engines are ready."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.bench.gateway.engines) != ready:
+                await asyncio.sleep(0.01)
 
     async def step(self, prompt: list[int], tokens: int, session: str) -> list[int]:
         body = {
@@ -57,18 +76,35 @@ class Registered:
 
 
 @asynccontextmanager
-async def registered(*, servers: int, places: int = 2) -> AsyncIterator[Registered]:
-    """A gateway with so many places for engines, the first servers registered."""
+async def registered(
+    *,
+    servers: int,
+    more: int = 1,
+    policy: str = "heddle",
+    front_settings: dict[str, Any] | None = None,
+    **options: Any,
+) -> AsyncIterator[Registered]:
+    """A gateway to which engines by URL come; the first servers are registered."""
     from heddle_gateway.app import listening
     from heddle_gateway.engine_urls import RegisteredEngines, RenderingEngines
-    from heddle_gateway.front import Front, ServedModel
+    from heddle_gateway.front import Front, FrontSettings, ServedModel
 
-    running = [await FakeVllm(key=KEY).start() for _ in range(places + 1)]
-    launcher = HttpLauncher()
-    bench = Bench(set_up(engines=places), launcher=launcher)
+    running = [await FakeVllm(key=KEY).start() for _ in range(servers + more)]
+    launcher = HttpLauncher(options.pop("settings", None))
+    setup = set_up(f"{policy}+given+keep_engines", engines=8, tps=(1, 2, 4, 8))
+    bench = Bench(setup, launcher=launcher, **options)
     model = ServedModel(context_tokens=1 << 20)
-    front = Front(gateway=bench.gateway, model=model)
-    front.engine_urls = RegisteredEngines(launcher, places, model, key=KEY)
+    front = Front(
+        gateway=bench.gateway, model=model, settings=FrontSettings(**(front_settings or {}))
+    )
+    front.engine_urls = front.control = RegisteredEngines(
+        launcher,
+        bench.gateway,
+        model,
+        shapes=list(setup.context.cost.by_shape),
+        max_running=setup.context.max_running,
+        key=KEY,
+    )
     front.renderer = front.engine_calls = RenderingEngines(launcher)
     serving = asyncio.create_task(bench.gateway.run())
     try:
@@ -80,8 +116,7 @@ async def registered(*, servers: int, places: int = 2) -> AsyncIterator[Register
             for server in running[:servers]:
                 status, answer = await found.add(server.url)
                 assert status == 200, answer
-            while servers == places and not bench.gateway.ready:
-                await asyncio.sleep(0.01)
+            await found.until(ready=servers)
             yield found
             await bench.gateway.close(1.0)
             await serving
@@ -137,38 +172,184 @@ def test_a_stream_of_ids_goes_on_over_the_death_of_its_engine():
     run(main())
 
 
-def test_engines_register_until_all_places_are_taken_and_work_begins_then():
+def test_steps_wait_for_the_first_engine_and_others_join_while_steps_run():
     async def main() -> None:
-        async with registered(servers=1) as at:
-            early = asyncio.create_task(at.step([300, 301], 4, "s"))
+        async with registered(servers=0, more=2) as at:
+            chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+            said = asyncio.create_task(at("POST", "/v1/chat/completions", chat))
+            early = [asyncio.create_task(at.step([300, n], 60, f"s{n}")) for n in range(12)]
             await asyncio.sleep(0.1)
-            assert not early.done()
-            assert (await at.add(at.servers[1].url + "/v1/"))[0] == 200
-            assert await early == expected([300, 301], 4)
-            assert (await at.add(at.servers[1].url))[0] == 200  # any number of times
-            status, refused = await at.add(at.servers[2].url)
-            assert (status, refused["error"]["code"]) == (409, "no_place")
-            _, listed = await at("GET", "/workers")
-            assert listed["urls"] == [server.url for server in at.servers[:2]]
+            assert not any(waiting.done() for waiting in (said, *early))
+            assert (await at("GET", "/health"))[0] == 503
+            status, added = await at.add(at.servers[0].url + "/v1/")
+            assert (status, added["id"], added["tp"]) == (200, "e0", 1)
+            async with asyncio.timeout(PATIENCE_S):
+                while at.servers[0].generated < 10:
+                    await asyncio.sleep(0.01)
+            assert (await at.add(at.servers[1].url))[1]["id"] == "e1"
+            assert (await at.add(at.servers[0].url))[1]["id"] == "e0"  # any number of times
+            assert await asyncio.gather(*early) == [expected([300, n], 60) for n in range(12)]
+            assert at.servers[1].generated > 0
+            assert (await said)[0] == 200
+            assert await at.listed() == [("e0", "ready"), ("e1", "ready")]
             assert (await at("GET", "/v1/models"))[1]["data"][0]["id"] == MODEL
 
     run(main())
 
 
-def test_an_engine_that_is_taken_out_leaves_its_place_to_another():
+def test_engines_of_any_tp_degree_join_as_they_say_or_as_is_given():
     async def main() -> None:
-        async with registered(servers=2) as at:
-            gone = at.servers[0].url
-            assert (await at("DELETE", f"/workers/{gone}"))[0] == 200
-            assert (await at("DELETE", f"/workers/{gone}"))[0] == 404
-            assert (await at.add(at.servers[2].url))[0] == 200
-            while len(at.bench.gateway.engines) < 2:
-                await asyncio.sleep(0.01)
-            before = at.servers[0].generated
+        async with registered(servers=0, more=4) as at:
+            said, given, contradicted, unknown = at.servers
+            said.dev_mode, said.tp = True, 4
+            contradicted.dev_mode, contradicted.tp = True, 2
+            assert (await at.add(said.url))[1]["tp"] == 4
+            assert (await at.add(given.url, tp=2, max_running=3))[1]["max_running"] == 3
+            for url, options, param in (
+                (contradicted.url, {"tp": 8}, "url"),
+                (unknown.url, {"tp": 3}, "tp"),
+                (unknown.url, {"tp": "2"}, "tp"),
+                (unknown.url, {"tp": True}, "tp"),
+                (unknown.url, {"max_running": 0}, "max_running"),
+                (unknown.url, {"api_key": 7}, "api_key"),
+                (given.url, {"tp": 1}, "tp"),
+            ):
+                status, refused = await at.add(url, **options)
+                assert (status, refused["error"]["param"]) == (400, param), refused
+            await at.until(ready=2)
+            joined = [(e.engine, e.shape.tp, e.max_running) for e in at.bench.events(EngineJoined)]
+            assert joined == [("e0", 4, 4), ("e1", 2, 3)]
+            assert len(await at.listed()) == 2
             made = await asyncio.gather(*(at.step([300, n], 20, f"s{n}") for n in range(12)))
             assert made == [expected([300, n], 20) for n in range(12)]
-            assert at.servers[0].generated == before
-            assert at.servers[2].generated > 0
+            assert all(server.generated for server in (said, given))
+
+    run(main())
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_an_engine_leaves_after_its_steps_or_at_once_and_no_token_changes(drain: bool):
+    async def main() -> None:
+        async with registered(servers=2) as at:
+            leaves, stays, _ = at.servers
+            body = {
+                "token_ids": [300, 99],
+                "sampling_params": {"max_tokens": 80, "seed": 3},
+                "session_id": "seeded",
+            }
+            tokens = 80
+            steps = [asyncio.create_task(at.step([300, n], tokens, f"s{n}")) for n in range(12)]
+            # It cannot be resumed: without a drain it begins again elsewhere.
+            seeded = asyncio.create_task(at("POST", "/inference/v1/generate", body))
+            async with asyncio.timeout(PATIENCE_S):
+                while not (leaves.running and stays.running and leaves.generated > 20):
+                    await asyncio.sleep(0.005)
+            begun = {body["request_id"] for body in leaves.seen if "request_id" in body}
+            path = f"/workers/{leaves.url}" if drain else "/workers/e0"
+            status, gone = await at("DELETE", f"{path}?drain={str(drain).lower()}")
+            assert (status, gone["id"], gone["state"]) == (200, "e0", "leaving")
+            if drain:
+                assert ("e0", "leaving") in await at.listed()
+                assert (await at.add(leaves.url))[1]["error"]["code"] == "leaving"
+            made = await asyncio.gather(*steps)
+            assert made == [expected([300, n], tokens) for n in range(12)]
+            choice = (await seeded)[1]["choices"][0]
+            assert choice["token_ids"] == expected([300, 99], tokens)
+            await at.until(ready=1)
+            assert {b["request_id"] for b in leaves.seen if "request_id" in b} == begun
+            assert await at.listed() == [("e1", "ready")]
+            [recalled] = at.bench.events(EngineRecalled)
+            assert (recalled.engine, recalled.drain) == ("e0", drain)
+            assert [e.engine for e in at.bench.events(EngineStopped)] == ["e0"]
+            assert not at.bench.events(EngineFailed)
+            if drain:
+                assert not at.bench.events(StepPreempted)
+            assert (await at("DELETE", "/workers/e0"))[0] == 404
+            assert (await at.add(leaves.url))[1]["id"] == "e2"  # it may come again
+            await at.until(ready=2)
+
+    run(main())
+
+
+def test_the_last_engine_leaves_and_steps_wait_for_the_next():
+    async def main() -> None:
+        async with registered(servers=1) as at:
+            step = asyncio.create_task(at.step([300, 1], 80, "s"))
+            async with asyncio.timeout(PATIENCE_S):
+                while at.servers[0].generated < 10:
+                    await asyncio.sleep(0.005)
+            assert (await at("DELETE", "/workers/e0?drain=true"))[0] == 200
+            assert (await at("GET", "/health"))[0] == 503
+            assert (await at("DELETE", "/workers/e0"))[0] == 200  # it takes too long
+            await at.until(ready=0)
+            assert not step.done()
+            assert (await at.add(at.servers[1].url))[0] == 200
+            assert await step == expected([300, 1], 80)
+
+    run(main())
+
+
+def test_an_engine_that_leaves_during_a_pause_hands_over_what_was_held_back():
+    async def main() -> None:
+        async with registered(servers=2) as at:
+            await at("POST", "/pause?mode=keep")
+            steps = [asyncio.create_task(at.step([300, n], 20, f"s{n}")) for n in range(6)]
+            async with asyncio.timeout(PATIENCE_S):
+                while at.bench.gateway.dispatches < 6:
+                    await asyncio.sleep(0.005)
+            assert (await at("DELETE", "/workers/e0?drain=true"))[0] == 200
+            await at.until(ready=1)
+            await at("POST", "/resume")
+            assert await asyncio.gather(*steps) == [expected([300, n], 20) for n in range(6)]
+            assert at.servers[0].generated == 0
+
+    run(main())
+
+
+def test_an_engine_comes_back_by_itself_and_may_be_taken_out_while_it_is_away():
+    async def main() -> None:
+        async with registered(servers=2, settings=HttpSettings(retry_s=0.05, health_s=0.05)) as at:
+            for server in at.servers[:2]:
+                server.die()
+            await at.until(ready=0)
+            assert await at.listed() == [("e0", "starting"), ("e1", "starting")]
+            assert (await at("DELETE", "/workers/e1"))[0] == 200
+            assert await at.listed() == [("e0", "starting")]
+            await at.servers[0].start()
+            await at.until(ready=1)
+            assert await at.step([300, 1], 5, "s") == expected([300, 1], 5)
+            assert [e.engine for e in at.bench.events(EngineReady)] == ["e0", "e1", "e0+1"]
+
+    run(main())
+
+
+def test_an_engine_that_fails_again_and_again_is_given_up_and_that_is_said():
+    async def main() -> None:
+        notes: list[str] = []
+        settings = HttpSettings(retry_s=0.01, start_limit_s=0.02, health_s=0.02)
+        async with registered(servers=1, settings=settings, on_note=notes.append) as at:
+            at.servers[0].die()
+            async with asyncio.timeout(PATIENCE_S):
+                while not notes:
+                    await asyncio.sleep(0.01)
+            assert "engine e0 is given up" in notes[0]
+            assert "cluster.restarts" in notes[0]
+            assert await at.listed() == []
+            assert len(at.bench.events(EngineFailed)) == 4
+            async with at.http.get(at.url + "/metrics") as answer:
+                assert "heddle_engines_given_up_total 1" in await answer.text()
+
+    run(main())
+
+
+def test_what_takes_an_engine_out_is_checked():
+    async def main() -> None:
+        async with registered(servers=1) as at:
+            status, refused = await at("DELETE", "/workers/e0?drain=perhaps")
+            assert (status, refused["error"]["param"]) == (400, "drain")
+            for name in ("e9", "..%2F..%2Fetc", "http://127.0.0.1:9", "%00"):
+                assert (await at("DELETE", f"/workers/{name}"))[0] == 404
+            assert await at.listed() == [("e0", "ready")]
 
     run(main())
 
@@ -189,8 +370,54 @@ def test_what_is_no_engine_is_not_registered():
                 assert status == 400, (url, refused)
                 assert says in refused["error"]["message"]
                 assert "secret" not in refused["error"]["message"]
-            status, _ = await at("POST", "/workers", {"url": at.servers[2].url, "tp": 4})
-            assert status == 400
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("blocks", 10**30),
+        ("blocks", "inf"),
+        ("max_context", 10**30),
+        ("max_context", True),
+        ("max_running", -5),
+        ("max_running", 0),
+        ("max_running", True),
+        ("tp", -1),
+        ("tp", True),
+        ("tp", 10**30),
+    ],
+)
+def test_sizes_that_no_engine_has_are_refused_or_not_believed(said: str, value: Any):
+    async def main() -> None:
+        async with registered(servers=1) as at:
+            liar = at.servers[1]
+            setattr(liar, said, value)
+            status, answer = await at.add(liar.url)
+            if status == 200:
+                assert answer["max_running"] >= 2
+                assert answer["tp"] in (1, 2, 4, 8)
+                assert answer["kv_capacity_tokens"] < 1 << 40
+                await at.until(ready=2)
+            else:
+                assert status == 400
+                assert liar.url in answer["error"]["message"]
+            made = await asyncio.gather(*(at.step([300, n], 20, f"s{n}") for n in range(8)))
+            assert made == [expected([300, n], 20) for n in range(8)]
+
+    run(main())
+
+
+def test_a_url_that_answers_nothing_holds_nobody_up():
+    async def main() -> None:
+        async with registered(servers=1, settings=HttpSettings(answer_limit_s=0.5)) as at:
+            at.servers[1].silent = True
+            adding = asyncio.create_task(at.add(at.servers[1].url))
+            assert await at.step([300, 1], 20, "s") == expected([300, 1], 20)
+            status, refused = await adding
+            assert (status, refused["error"]["code"]) == (400, "not_an_engine")
+            at.servers[1].silent = False
 
     run(main())
 
@@ -210,13 +437,22 @@ def test_keys_of_clients_do_not_reach_engines_nor_theirs_clients():
     run(main())
 
 
-@pytest.mark.parametrize("lie", ["more", "usage", "ids", "html", "reason", "late", "fewer"])
+@pytest.mark.parametrize("lie", ["more", "usage", "ids", "html", "reason", "late", "fewer", "junk"])
 def test_an_engine_that_lies_about_its_tokens_is_left_and_nothing_else_disturbed(lie: str):
     async def main() -> None:
-        async with registered(servers=2) as at:
+        notes: list[str] = []
+        async with registered(servers=2, on_note=notes.append) as at:
             at.servers[0].lie = lie
             made = await asyncio.gather(*(at.step([300, n], 20, f"s{n}") for n in range(8)))
             assert made == [expected([300, n], 20) for n in range(8)]
+            async with asyncio.timeout(PATIENCE_S):
+                while not notes:
+                    await asyncio.sleep(0.01)
+            assert "it is not used again" in notes[0]
+            assert await at.listed() == [("e1", "ready")]
+            at.servers[0].lie = ""
+            assert (await at.add(at.servers[0].url))[1]["id"] == "e2"
+            await at.until(ready=2)
 
     run(main())
 

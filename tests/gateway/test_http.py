@@ -1,15 +1,18 @@
 """The gateway's endpoints: sessions, rollouts, control, keys, and input that wants to break it."""
 
 import asyncio
+import gzip
 import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from campaigns.faults.gateway_bench import Bench, in_virtual_time, set_up
 from heddle_core.events import (
     RolloutStarted,
     StepFinished,
@@ -17,8 +20,8 @@ from heddle_core.events import (
     TrajectoryFinished,
     WeightsUpdated,
 )
-from tests.gateway.bench import set_up
 from tests.gateway.served import NO_AIOHTTP, Served, run, served
+from tests.patience import PATIENCE_S
 
 aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 yarl = pytest.importorskip("yarl")
@@ -66,7 +69,7 @@ async def client(**options: Any) -> AsyncIterator[Client]:
         yield Client(bench, http)
 
 
-async def raw(bench: Served, data: bytes, limit_s: float = 30.0) -> bytes:
+async def raw(bench: Served, data: bytes, limit_s: float = PATIENCE_S) -> bytes:
     """Send bytes and read until the other side closes or has answered."""
     reader, writer = await asyncio.open_connection(*bench.url[7:].split(":"))
     writer.write(data)
@@ -215,6 +218,28 @@ def test_requests_are_aborted_by_id_or_all_and_answer_with_the_tokens_so_far():
     run(main())
 
 
+def test_a_weight_sync_that_nobody_ends_is_given_up_and_a_later_pause_is_not():
+    from heddle_gateway.control import WEIGHT_SYNC_S, begin_weight_sync
+    from heddle_gateway.front import FRONT, Front, ServedModel
+
+    async def main() -> None:
+        bench = Bench()
+        front = Front(gateway=bench.gateway, model=ServedModel(context_tokens=100))
+        request: Any = SimpleNamespace(app={FRONT: front})
+        async with bench.running():
+            await begin_weight_sync(request)
+            await asyncio.sleep(WEIGHT_SYNC_S - 1.0)
+            bench.gateway.resume(0)
+            await begin_weight_sync(request)
+            await asyncio.sleep(WEIGHT_SYNC_S - 1.0)
+            assert bench.gateway.paused
+            await asyncio.sleep(2.0)
+            assert not bench.gateway.paused
+        assert bench.replays()
+
+    in_virtual_time(main())
+
+
 def test_rollouts_are_opened_and_ended_by_name():
     async def main() -> None:
         async with client() as http:
@@ -300,6 +325,10 @@ BAD: Any = [
     (b'{"messages": [1, null, []]}', 400, "role"),
     (b'{"messages": {"a": 1}}', 400, "messages"),
     (b'{"messages": [{"role": "user", "content": {"a": 1}}]}', 400, "content"),
+    (b'{"max_tokens": ' + b"9" * 100_000 + b', "messages": []}', 400, "not JSON"),
+    (b'{"max_tokens": 1e999, "messages": []}', 400, "not JSON"),
+    (b'{"max_tokens": NaN, "messages": []}', 400, "not JSON"),
+    (b"{" + b",".join(b'"k%d":{}' % n for n in range(50_000)) + b"}", 400, "messages"),
     (b'{"model": "other", "messages": []}', 404, "not served"),
     (b'{"model": ["fake"], "messages": []}', 404, "not served"),
     (b'{"n": 2, "messages": []}', 400, "sample"),
@@ -364,7 +393,17 @@ def test_bad_token_requests_are_refused_by_field(changes: Any):
 
 
 def test_sessions_with_any_characters_are_only_labels():
-    names = ("../../x", "a\\b", "a b", "%2e%2e", "é", "..%2F..%2Fetc", "'; drop table", "a//b")
+    names = (
+        "../../x",
+        "a\\b",
+        "a b",
+        "a\r\n",
+        "%2e%2e",
+        "é",
+        "..%2F..%2Fetc",
+        "'; drop table",
+        "a//b",
+    )
 
     async def main() -> None:
         async with client() as http:
@@ -394,6 +433,10 @@ def test_sessions_with_any_characters_are_only_labels():
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
         b"Content-Length: 6\r\n\r\nhello",
+        b"POST /finish_session?session_id=x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nPOST /pause HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding : chunked\r\n\r\n"
+        b"POST /pause HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
 def test_requests_that_are_no_http_or_two_at_once_are_refused(request_head: bytes):
@@ -401,6 +444,7 @@ def test_requests_that_are_no_http_or_two_at_once_are_refused(request_head: byte
         async with client() as http:
             answer = await raw(http.bench, request_head)
             assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+            assert not http.bench.gateway.paused
             assert (await http("GET", "/health"))[0] == 200
 
     run(main())
@@ -424,11 +468,42 @@ def test_a_body_that_is_too_large_or_never_comes_is_refused():
             status, answer = await http("POST", "/v1/chat/completions", {"x": "y" * 60_000})
             assert status == 413
             assert answer["error"]["message"]
+            head = b"POST /resume HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n"
+            announced = await raw(http.bench, head + b"Content-Type: application/json\r\n\r\n")
+            assert announced.startswith(b"HTTP/1.1 413")
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n"
             slow = await raw(http.bench, head + b"Content-Type: application/json\r\n\r\n{")
             assert slow.startswith(b"HTTP/1.1 408")
 
     run(main())
+
+
+def test_a_small_body_that_unpacks_to_a_large_one_is_refused():
+    async def main() -> None:
+        async with client(settings={"body_bytes": 1 << 20}) as http:
+            packed = gzip.compress(b'{"x": "' + b"y" * (64 << 20) + b'"}')
+            head = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+            url = http.bench.url + "/v1/chat/completions"
+            async with http.http.post(url, data=packed, headers=head) as answer:
+                assert answer.status == 413
+            assert (await http.post("/inference/v1/generate", IDS))["choices"]
+
+    run(main())
+
+
+def test_a_body_that_is_not_encoded_as_it_says_is_refused(caplog: pytest.LogCaptureFixture):
+    async def main() -> None:
+        async with client() as http:
+            head = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+            url = http.bench.url + "/inference/v1/generate"
+            async with http.http.post(url, data=json.dumps(IDS), headers=head) as answer:
+                assert answer.status == 400
+                assert "cannot be read" in (await answer.json())["error"]["message"]
+            assert (await raw(http.bench, b"no http\r\n\r\n")).startswith(b"HTTP/1.0 400")
+            assert (await http.post("/inference/v1/generate", IDS))["choices"]
+
+    run(main())
+    assert not caplog.records
 
 
 def test_pages_of_other_sites_cannot_call_it():
@@ -501,6 +576,45 @@ def test_slow_clients_hold_nobody_up():
             assert (await http.post("/inference/v1/generate", IDS))["choices"]
             for _, writer in halves:
                 writer.close()
+
+    run(main())
+
+
+def test_connections_that_never_send_a_request_are_closed_and_others_stay():
+    async def main() -> None:
+        async with client(settings={"body_s": 0.2}) as http:
+            address = http.bench.url[7:].split(":")
+            halves = [await asyncio.open_connection(*address) for _ in range(20)]
+            for _, writer in halves[10:]:
+                writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX-A")
+            going = asyncio.create_task(
+                http.post("/inference/v1/generate", {**IDS, "sampling_params": {"max_tokens": 900}})
+            )
+            async with asyncio.timeout(PATIENCE_S):
+                for reader, writer in halves:
+                    assert await reader.read() == b""
+                    writer.close()
+            assert (await going)["choices"]
+            assert (await http("GET", "/health"))[0] == 200
+
+    run(main())
+
+
+def test_a_client_that_never_reads_its_stream_holds_nobody_up():
+    async def main() -> None:
+        async with client(mean_tokens=10**9) as http:
+            body = {**IDS, "stream": True, "sampling_params": {"max_tokens": 20_000}}
+            sent = json.dumps(body).encode()
+            _, writer = await asyncio.open_connection(*http.bench.url[7:].split(":"), limit=1)
+            writer.write(
+                b"POST /inference/v1/generate HTTP/1.1\r\nHost: x\r\n"
+                b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(sent) + sent
+            )
+            async with asyncio.timeout(PATIENCE_S):
+                while not http.bench.events(StepFinished):
+                    await asyncio.sleep(0.01)
+            assert (await http.post("/inference/v1/generate", IDS))["choices"]
+            writer.close()
 
     run(main())
 

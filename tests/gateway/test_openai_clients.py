@@ -16,6 +16,7 @@ from heddle_core.events import (
 from heddle_gateway.fake_engines import encode
 from heddle_gateway.sessions import SessionLimits
 from tests.gateway.served import NO_AIOHTTP, Served, run, served
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 openai = pytest.importorskip("openai", reason="openai is not installed")
@@ -29,7 +30,7 @@ def client_of(bench: Served, **options: Any) -> Any:
     )
 
 
-async def until(condition: Any, limit_s: float = 60.0) -> None:
+async def until(condition: Any, limit_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():
             await asyncio.sleep(0.01)

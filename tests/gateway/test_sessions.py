@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from campaigns.faults.gateway_bench import Bench, in_virtual_time, prompt, set_up
 from heddle_core.events import (
     StepFinished,
     StepPreempted,
@@ -16,7 +17,6 @@ from heddle_core.ids import EngineId, RolloutId
 from heddle_gateway.errors import ApiError
 from heddle_gateway.sessions import SessionLimits
 from heddle_runtime.generation import GenerationEnd
-from tests.gateway.bench import Bench, in_virtual_time, prompt, set_up
 
 Play = Callable[[Bench], Awaitable[None]]
 
@@ -138,6 +138,27 @@ def test_names_made_of_ids_are_never_those_of_other_sessions():
     bench = play(main, limits=SessionLimits(keep_answer_s=0.0))
     names = [e.trajectory for e in bench.events(TrajectoryArrived)]
     assert names == ["a", "a#2", "a%232", "a%7E1", "../../x", "%C3%A9%0A%00"]
+
+
+def test_an_id_like_the_name_of_a_session_without_one_is_another_session():
+    async def main(bench: Bench) -> None:
+        sessions = bench.gateway.sessions
+        await bench.step("anon~1", prompt(1))
+        await bench.step("", prompt(2))
+        assert len(sessions) == 2
+        assert sessions.finish("anon~1")
+        await asyncio.sleep(1.0)
+        assert not sessions.finish("anon~1")
+        await bench.step("anon~1", prompt(3))
+        await asyncio.sleep(70.0)
+        assert len(sessions) == 0
+
+    bench = play(main, limits=SessionLimits(idle_s=60.0))
+    assert outcomes(bench) == {
+        "anon%7E1": "completed",
+        "anon~1": "cancelled",
+        "anon%7E1#2": "cancelled",
+    }
 
 
 def test_a_client_that_goes_frees_the_engine_after_the_grace_and_one_that_returns_keeps_it():

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
+from campaigns.faults.scenario import Scenario, play
 from heddle import ClusterConfig, PolicyConfig, RunConfig, load_run, simulate
 from heddle_core.events import EngineReady, RolloutStarted
 from heddle_core.journal import Entry
 from heddle_core.presets import PRESETS
-from tests.conformance.scenario import Scenario, play
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "decisions.json"
@@ -41,6 +41,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     ),
     "TrajectoryFinished": ("trajectory", "outcome"),
     "MigrationFinished": ("trajectory", "source", "target", "ok", "kv_tokens", "way"),
+    "EngineJoined": ("engine", "tp", "gpu", "max_running"),
+    "EngineRecalled": ("engine", "drain"),
     "EngineReady": ("engine", "tp", "gpu", "kv_capacity_tokens", "max_running"),
     "EngineReported": ("engine", "running", "waiting", "kv_used_tokens", "preemptions"),
     "EngineStopped": ("engine",),

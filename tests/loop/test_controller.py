@@ -9,11 +9,12 @@ from heddle_core.ledger import LedgerError
 from heddle_core.loop.commands import AccumulateGradients
 from heddle_core.loop.controller import LoopController, TooManyFailuresError
 from heddle_core.loop.events import LoopStarted, Trained
-from heddle_core.loop.hybrid import RatioPool, StepEnd, WaitLending
+from heddle_core.loop.hybrid import RatioPool, WaitLending
 from heddle_core.loop.named import regime_named
-from heddle_core.loop.presets import REGIMES, BatchShape
+from heddle_core.loop.presets import REGIMES
 from heddle_core.loop.regime import (
     Batching,
+    BatchShape,
     Regime,
     RegimeError,
     Sampling,
@@ -21,8 +22,12 @@ from heddle_core.loop.regime import (
     Staleness,
     Update,
 )
+from heddle_core.loop.split_plan import GpuCounts, SplitPlan, SplitPlanner, StepEnd
 from tests.loop.worlds import HostileWorld, NoRollouts
 
+POOL = RatioPool(plan=SplitPlan(interval=2, warm_up=0, history=1))
+"""One that is planned within few steps."""
+EVEN = GpuCounts(rollout=8, training=0, hybrid=8)
 LOOPS = 10_000
 PARTS = 4
 
@@ -61,7 +66,7 @@ def any_regime(random_: random.Random) -> Regime:
                 ),
                 split=Split(
                     colocated=random_.random() < 0.3,
-                    hybrid=random_.choice((None, None, WaitLending(), RatioPool())),
+                    hybrid=random_.choice((None, None, WaitLending(), POOL)),
                 ),
             )
         except RegimeError:
@@ -200,7 +205,7 @@ def _step(**changes: float) -> StepEnd:
 
 
 def test_a_waiting_trainer_lends_its_gpus_when_that_saves_more_than_the_switches_cost():
-    rule = WaitLending().rule(groups=10, every=2, scale=3.0)
+    rule = WaitLending().rule(groups=10, every=2, gpus=GpuCounts(rollout=1, training=0, hybrid=2))
     assert rule.threshold == 10  # 0.4 of 20 groups, but a batch at least
     assert rule.lends(_step())  # nothing is known yet
     rule.switched("rollout", 11.0)
@@ -216,7 +221,7 @@ def test_a_waiting_trainer_lends_its_gpus_when_that_saves_more_than_the_switches
 
 
 def test_the_ratio_rises_after_two_steps_with_waits_and_falls_after_two_without():
-    rule = WaitLending().rule(groups=10, every=4, scale=2.0)
+    rule = WaitLending().rule(groups=10, every=4, gpus=EVEN)
     ratios = []
     for wait_s in (5.0, 5.0, 5.0, 0.0, 1.9, 0.0):
         rule.waited(wait_s, 1)
@@ -226,7 +231,7 @@ def test_the_ratio_rises_after_two_steps_with_waits_and_falls_after_two_without(
 
 
 def test_a_pool_follows_the_ratio_of_training_to_rollout_time():
-    rule = RatioPool(most_steps=3).rule(groups=1, every=1, scale=2.0)
+    rule = RatioPool(most_steps=3).rule(groups=1, every=1, gpus=EVEN)
     assert rule.takes_back(0, _step(train_s=115.0))
     assert not rule.takes_back(0, _step(train_s=114.0))
     assert not rule.takes_back(0, _step(train_s=200.0, pressure=0.8))
@@ -237,6 +242,69 @@ def test_a_pool_follows_the_ratio_of_training_to_rollout_time():
     rule.switched("training", 8.0)
     assert not rule.lends(_step(train_s=91.0))
     assert rule.lends(_step(train_s=200.0, pressure=0.8))
+
+
+def _planner(**changes: object) -> SplitPlanner:
+    gpus = GpuCounts(rollout=80, training=8, hybrid=8)
+    return SplitPlanner(SplitPlan(**changes), gpus)  # type: ignore[arg-type]
+
+
+def test_a_plan_needs_its_history_and_gains_what_the_gpus_add():
+    planner = _planner(least_gain=0.01, reconfiguration_s=0.0)
+    steps = [planner.wants_training("rollout", _step(train_s=112.0)) for _ in range(10)]
+    # Ten steps are an interval, of which the first is no history.
+    assert steps == [False] * 9 + [True]
+    assert planner.estimated_s("rollout") == pytest.approx(112.0)
+    # Twice the GPUs halve the training; the rollout keeps 80 of 88.
+    assert planner.estimated_s("training") == pytest.approx(100.0 * 88 / 80)
+
+
+def test_a_plan_that_gains_too_little_is_not_made():
+    for least, wanted in ((0.01, True), (0.05, False)):
+        planner = _planner(least_gain=least, reconfiguration_s=0.0)
+        found = [planner.wants_training("rollout", _step(train_s=112.0)) for _ in range(10)]
+        assert found[-1] is wanted
+    costly = _planner(least_gain=0.0, reconfiguration_s=30.0)
+    assert not any(costly.wants_training("rollout", _step(train_s=112.0)) for _ in range(10))
+
+
+def test_full_engines_and_uneven_sides_are_planned_for_at_once():
+    for step in (_step(pressure=0.85, train_s=300.0), _step(train_s=79.0)):
+        planner = _planner(interval=1_000)
+        found = [planner.wants_training("rollout", step) for _ in range(9)]
+        assert found == [False] * 8 + [step.train_s > step.rollout_s]
+
+
+def test_only_in_the_release_a_plan_of_the_interval_follows_another_at_once():
+    plans = []
+    for name in ("libra", "libra-release"):
+        hybrid = regime_named(f"{name}:plan_interval=10", shape()).split.hybrid
+        assert isinstance(hybrid, RatioPool)
+        assert hybrid.plan is not None
+        planner = SplitPlanner(hybrid.plan, GpuCounts(rollout=8, training=8, hybrid=8))
+        for _ in range(8):
+            assert not planner.wants_training("rollout", _step(train_s=0.0))
+        # Full engines have it planned at step 9, with training that is shorter.
+        assert not planner.wants_training("rollout", _step(pressure=0.9))
+        plans.append(planner.wants_training("rollout", _step(train_s=1e6, pressure=0.0)))
+    assert plans == [False, True]
+
+
+def test_a_plan_keeps_the_pool_where_the_ratio_would_move_it_back_and_forth():
+    gpus = GpuCounts(rollout=1_000, training=8, hybrid=8)
+    moves = []
+    for plan in (None, SplitPlan()):
+        rule = RatioPool(plan=plan, most_steps=1_000).rule(groups=1, every=1, gpus=gpus)
+        trains, count = False, 0
+        for _ in range(60):
+            step = _step(train_s=60.0 if trains else 120.0)
+            before = trains
+            trains = not rule.lends(step) if trains else rule.takes_back(0, step)
+            count += trains != before
+        moves.append(count)
+        assert rule.lends(_step(pressure=0.8))
+    assert moves[0] == 60
+    assert moves[1] < 12
 
 
 @pytest.mark.parametrize("failures", [0.0, 0.3])
@@ -277,7 +345,7 @@ def test_the_release_of_libra_does_not_wait_for_what_it_cannot_bound():
 
 
 def test_a_ratio_below_a_batch_is_not_raised_by_calm_steps():
-    rule = WaitLending().rule(groups=10, every=1, scale=2.0)
+    rule = WaitLending().rule(groups=10, every=1, gpus=EVEN)
     for _ in range(4):
         rule.lends(_step())
     assert rule.ratio == 0.4

@@ -18,10 +18,16 @@ from heddle.runs import load_run
 from heddle.runs.replay import replay
 from heddle.setup import Workspace, prepare
 from heddle.workload import CapacityError
-from heddle_core.commands import Dispatch, Migrate
+from heddle_core.commands import Dispatch, Migrate, StartEngine
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId
-from heddle_core.loop.commands import AccumulateGradients, AnyCommand, StartTrajectory, Train
+from heddle_core.loop.commands import (
+    AccumulateGradients,
+    AnyCommand,
+    AssignGpus,
+    StartTrajectory,
+    Train,
+)
 from heddle_core.loop.events import AnyEvent, EngineUpdated, GpusAssigned, Trained
 from heddle_core.loop.hybrid import HYBRID
 from heddle_core.loop.presets import REGIMES
@@ -404,6 +410,43 @@ def test_the_pool_of_libra_joins_the_side_that_is_slower(trace: str):
     quick = replace(setup.world, train_s=lambda tokens, pool_trains: 0.1)
     core = run(replace(setup, world=quick))
     assert [e.role for e, _ in core.entries if isinstance(e, GpusAssigned)][:1] == ["rollout"]
+
+
+@pytest.mark.parametrize("name", ["libra", "verl-separate-async"])
+def test_gpus_whose_switch_fails_return_to_where_they_were(trace: str, name: str):
+    setup = prepared(trace, SMALL[name], switch_failure_rate=0.5, switch_timeout_s=33.0)
+    if name == "libra":
+        # Either side is the slower one as soon as it has no more than its own.
+        uneven = replace(
+            setup.world, train_s=lambda tokens, pool_trains: 0.1 if pool_trains else 2_000.0
+        )
+        setup = replace(setup, world=uneven)
+    core = run(setup)
+    side, asked = "training", 0.0
+    fates = []
+    for event, commands in core.entries:
+        if isinstance(event, GpusAssigned):
+            fates.append(event.ok)
+            side = event.role if event.ok else side
+            if not event.ok:
+                assert event.time_s == pytest.approx(asked + 33.0)
+        for command in commands:
+            if isinstance(command, AssignGpus):
+                asked = event.time_s
+            lent = isinstance(command, StartEngine) and command.engine.startswith(HYBRID)
+            assert not lent or side == "rollout"
+            if isinstance(command, Train) and name != "libra":
+                assert side == "training"
+    assert set(fates) == {True, False}
+    assert len(trains(core)) == STEPS
+
+
+def test_switches_of_gpus_are_counted(trace: str):
+    setup = prepared(trace, SMALL["verl-separate-async"], switch_failure_rate=0.5)
+    figures, _, _ = run_loop(setup, lambda: None)
+    assert figures.gpu_switches > figures.failed_switches > 0
+    with pytest.raises(ConfigError, match="by turns, which sync has none of"):
+        compare_regimes([config(trace, "sync", switch_failure_rate=0.5)])
 
 
 def test_a_pool_that_leaves_no_engine_is_refused(trace: str):

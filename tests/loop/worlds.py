@@ -38,6 +38,7 @@ from heddle_core.loop.events import (
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.hybrid import HybridPool
 from heddle_core.loop.regime import Regime
+from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec
 
 
@@ -85,7 +86,9 @@ class HostileWorld:
         rollouts, pool = NoRollouts(), None
         if regime.split.hybrid is not None:
             rule = regime.split.hybrid.rule(
-                groups=regime.groups, every=regime.update.every, scale=2.0
+                groups=regime.groups,
+                every=regime.update.every,
+                gpus=GpuCounts(rollout=2, training=1, hybrid=2),
             )
             pool = HybridPool(hybrid, regime.split.hybrid, rule, rollouts)
         self.core = LoopController(rollouts, regime, self._prompts(), batches=batches, pool=pool)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import Predictor, TrajectoryView
@@ -83,8 +84,8 @@ class Asked:
     """Asks predictors at every moment and keeps the answers."""
 
     def __init__(self, *predictors: Predictor) -> None:
-        self.predictors = predictors
-        self.found: list[list[float]] = []
+        self.predictors: tuple[Any, ...] = predictors
+        self.found: Any = []
         self.questions: list[tuple[Moment, str, int]] = []
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:

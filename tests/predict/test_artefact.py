@@ -3,9 +3,12 @@
 import io
 import json
 import pickle
+import struct
+import tracemalloc
 import zipfile
 from contextlib import suppress
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -193,6 +196,44 @@ def test_a_member_whose_path_is_not_inside_a_folder_is_refused(file, name):
     changes = {name: b"x", "header.json": json.dumps(header).encode()}
     rewritten(file, changes)
     with pytest.raises(PredictError, match=r"model.heddle: damaged: .* not a path inside a folder"):
+        read_artefact(file)
+
+
+def test_a_directory_that_names_wrong_places_is_damage(file):
+    data = file.read_bytes()
+    entry, end = data.index(b"PK\x01\x02"), data.rindex(b"PK\x05\x06")
+    places = [entry + 24, entry + 42, end + 12, end + 16]  # sizes and offsets
+    for at, value in product(places, (1, 2**31, 2**32 - 2)):
+        file.write_bytes(data[:at] + struct.pack("<I", value) + data[at + 4 :])
+        with pytest.raises(PredictError, match=r"model.heddle: (damaged|not a model)"):
+            read_artefact(file)
+
+
+def test_a_small_file_that_would_unpack_to_a_large_one_is_refused_before_it_does(file):
+    zeros = bytes(160 << 20)
+    header = json.loads(members(file)["header.json"])
+    header["hashes"]["files/backbone/zeros"] = sha256(zeros).hexdigest()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as opened:
+        opened.writestr("header.json", json.dumps(header))
+        opened.writestr("files/backbone/zeros", zeros)
+    del zeros
+    tracemalloc.start()
+    try:
+        with pytest.raises(PredictError, match=r"it would unpack to 167,7.* bytes, and a model"):
+            read_artefact(file)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_array_whose_shape_takes_more_than_there_is_is_refused_before_it_is_made(file):
+    array = members(file)["arrays/errors.npy"]
+    shape = array.partition(b"'shape': (")[2].partition(b")")[0]
+    huge = array.replace(b"'shape': (" + shape, b"'shape': (800000000,".ljust(10 + len(shape)))
+    header = json.loads(members(file)["header.json"])
+    header["hashes"]["arrays/errors.npy"] = sha256(huge).hexdigest()
+    rewritten(file, {"arrays/errors.npy": huge, "header.json": json.dumps(header).encode()})
+    with pytest.raises(PredictError, match=r"errors.npy has not the size that its shape takes"):
         read_artefact(file)
 
 

@@ -157,6 +157,6 @@ def test_without_torch_one_line_states_how_to_install_it(here: Path, monkeypatch
     monkeypatch.setattr(optional, "import_module", absent)
     base = ("--base", ".") if kind == "llm" else ()
     said = refused("predict", "fit", "seen.jsonl", "-o", "m.heddle", "--model", kind, *base)
-    assert "needs torch, which is not installed: pip install 'heddle[learn]'" in said
+    assert "needs torch, which is not installed: pip install 'heddle-rl[learn]'" in said
     assert "--model trees works without" in said
     assert not Path("m.heddle").exists()

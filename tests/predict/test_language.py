@@ -73,14 +73,17 @@ def test_texts_are_read_line_by_line(tmp_path: Path):
     plain.write_text(json.dumps(line) + '\n{"steps": []}\n')
     with pytest.raises(PredictError, match=r"t\.jsonl: line 2: not the text of a trajectory"):
         read_texts([plain])
+    plain.write_bytes(json.dumps(line).encode() + b'\n{"trajectory_id": "\xff"}\n')
+    with pytest.raises(PredictError, match=r"t\.jsonl: line 2: not the text of a trajectory"):
+        read_texts([plain])
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A causal language model of the family the paper used, of a few thousand random weights."""
-    torch = pytest.importorskip("torch", reason="language models need torch: heddle[learn]")
+    torch = pytest.importorskip("torch", reason="language models need torch: heddle-rl[learn]")
     transformers = pytest.importorskip(
-        "transformers", reason="language models need transformers: heddle[learn]"
+        "transformers", reason="language models need transformers: heddle-rl[learn]"
     )
     tokenizers = pytest.importorskip("tokenizers", reason="comes with transformers")
     folder = tmp_path_factory.mktemp("tiny")

@@ -14,7 +14,7 @@ from heddle_predict.quantiles import LEVELS
 from heddle_predict.recurrent import NAMES, Recurrent
 from tests.predict.made import all_quantiles, fitted, synthetic
 
-torch = pytest.importorskip("torch", reason="the network is trained by torch: heddle[learn]")
+torch = pytest.importorskip("torch", reason="the network is trained by torch: heddle-rl[learn]")
 
 from heddle_predict import sequence  # noqa: E402 -- only where torch is
 

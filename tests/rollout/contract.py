@@ -7,7 +7,7 @@ test uses trajectories and tokens of its own.
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -164,6 +164,8 @@ class Bench:
     """Makes an engine die."""
     weights: str
     """Weights that it can load."""
+    heard: Callable[[Any, str], Awaitable[None]] = lambda engine, name: asyncio.sleep(0.5)
+    """Waits until a step has made tokens, where that can be seen; elsewhere for long enough."""
     _engines: list[EngineClient] = field(default_factory=list)
     _started: int = 0
 
@@ -499,7 +501,8 @@ class EngineContract:
             await bench.recorder.end_of("done")
             for name in ("lost1", "lost2"):
                 engine.start(request(name, ids(name, PROMPT), LONG_OUTPUT))
-            await asyncio.sleep(1.0)
+            for name in ("lost1", "lost2"):
+                await bench.heard(engine, name)
             engine.start(request("fresh", ids("fresh", PROMPT), LONG_OUTPUT))
             bench.fail(engine)
             reason, salvaged = await bench.recorder.take("failed")

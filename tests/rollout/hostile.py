@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from random import Random
 
+from heddle_core.events import MoveWay
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import (
@@ -13,7 +14,6 @@ from heddle_rollout.engines import (
     EngineSample,
     KvHandle,
     KvPlaced,
-    MoveWay,
     StepRequest,
     StepResult,
 )

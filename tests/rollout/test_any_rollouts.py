@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from campaigns.faults.books import Books
+from campaigns.faults.scenario import GPUS, HandledCore, Scenario, policy_of, scripts_of, world_of
 from heddle_core import Controller, Entry, collecting, first_divergence, recorded
 from heddle_core.events import RolloutStarted, TrajectoryArrived
 from heddle_core.ids import EngineId, RolloutId
@@ -13,8 +15,6 @@ from heddle_core.presets import PRESETS
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_sim.rollout import Simulation
 from heddle_trace import TrajectoryScript
-from tests.conformance.books import Books
-from tests.conformance.scenario import GPUS, HandledCore, Scenario, policy_of, scripts_of, world_of
 
 SCRIPTS = [replace(s, steps=s.steps[:3]) for s in scripts_of("coding", 16, 3)]
 times = st.sampled_from([0.0, 0.0, 9.0, 20.0, 20.5, 31.0])

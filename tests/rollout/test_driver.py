@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import pytest
 
+from campaigns.faults.scenario import HandledCore
 from heddle_core import Controller, Policy
 from heddle_core.commands import Cancel, Predict, Preempt, SolvePlan
 from heddle_core.events import (
@@ -31,7 +32,6 @@ from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_rollout.driver import StuckError
-from tests.conformance.scenario import HandledCore
 from tests.rollout.one_world import (
     E0,
     E1,

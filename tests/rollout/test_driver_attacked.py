@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from campaigns.faults.books import Books
+from campaigns.faults.scenario import GPUS, HandledCore, Scenario, policy_of, scripts_of, world_of
 from heddle_core import Controller, Entry, collecting, recorded
 from heddle_core.commands import (
     Cancel,
@@ -42,8 +44,6 @@ from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.virtual_time import run_virtual
 from heddle_sim.engine_client import SimLauncher
 from heddle_trace import TrajectoryScript
-from tests.conformance.books import Books
-from tests.conformance.scenario import GPUS, HandledCore, Scenario, policy_of, scripts_of, world_of
 from tests.rollout.hostile import HostileLauncher
 
 CALM = Scenario(trajectories=16, faults=(), tool_capacity=None)
@@ -56,13 +56,13 @@ seeds = st.integers(0, 2**32)
 class HostileBooks(Books):
     """Engines may die before they are ready; agents may fail."""
 
-    def asked_for(self, command: Command) -> None:
-        super().asked_for(command)
+    def opened(self, command: Command) -> None:
+        super().opened(command)
         if isinstance(command, StopEngine) and not command.drain:
             for trajectory, step in self.running.items():
                 if step.engine == command.engine:
                     ask = Preempt(trajectory=trajectory, step=step.step, engine=step.engine)
-                    self.leaving.setdefault(trajectory, ask)
+                    self.preempting.setdefault(trajectory, ask)
 
     def leave(self, engine: EngineId) -> None:
         self.starting.pop(engine, None)
@@ -159,7 +159,7 @@ class Commander:
         self._note(event)
         out: list[Command] = []
         for command in self._wishes(event):
-            books.asked_for(command)
+            books.opened(command)
             out.append(command)
         self.deadline_s = event.time_s + 1.0
         return out
@@ -195,7 +195,7 @@ class Commander:
                 wishes.append(
                     Dispatch(trajectory=trajectory, step=step, engine=engine, priority=0.0)
                 )
-        asked = [c.engine for c in books.leaving.values()]
+        asked = [c.engine for c in books.preempting.values()]
         for trajectory, command in books.running.items():
             if rng.random() < 0.1 and command.engine not in asked:
                 asked.append(command.engine)

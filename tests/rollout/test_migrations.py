@@ -103,6 +103,26 @@ def test_a_move_ends_once_with_the_report_of_its_own_target():
     staged(play)
 
 
+def test_a_handle_that_comes_twice_keeps_no_link_from_other_moves():
+    async def play(stage: Stage) -> None:
+        stage.migrations.migrate(migrate(A, B), G, ())
+        (move,) = stage.engines[A].exports
+        for _ in range(2):
+            stage.migrations.exported(T, handle(A), move)
+        await instant()
+        stage.migrations.exported(T, handle(A), move)
+        assert stage.engines[B].imports == [(handle(A), move)]
+        stage.migrations.placed(T, KvPlaced("kv", 64), move)
+
+        stage.migrations.migrate(migrate(A, B), G, ())
+        *_, second = stage.engines[A].exports
+        stage.migrations.exported(T, handle(A), second)
+        await instant()
+        assert stage.engines[B].imports[1:] == [(handle(A), second)]
+
+    staged(play)
+
+
 def test_a_late_word_of_the_target_does_not_end_the_next_move():
     async def play(stage: Stage) -> None:
         stage.migrations.migrate(migrate(A, B), G, ())
@@ -169,7 +189,7 @@ def test_simulated_engines_say_which_move_they_answer(answers: str):
             launcher,
             deliver=events.append,
             on_end=lambda engine, end: ended.set(),
-            on_salvage=lambda end: None,
+            on_salvage=lambda trajectory, end: True,
         )
         for name in (A, B, C):
             cluster.start(StartEngine(engine=name, shape=EngineShape("g", 1), max_running=4))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from campaigns.faults.scenario import Scenario, policy_of
 from heddle_core import Controller
 from heddle_core.commands import Cancel, Command, Preempt
 from heddle_core.events import (
@@ -15,6 +16,7 @@ from heddle_core.events import (
     RolloutStarted,
     StepFinished,
     ToolReturned,
+    ToolStarted,
     TrajectoryArrived,
     TrajectoryFinished,
 )
@@ -24,7 +26,6 @@ from heddle_rollout.engines import EngineCapabilities
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_sim.rollout import Simulation
 from heddle_trace.schema import TrajectoryScript
-from tests.conformance.scenario import Scenario, policy_of
 from tests.rollout.one_world import E0, A, answer, dispatch, script, start, step, world
 
 R1, R2 = RolloutId("r1"), RolloutId("r2")
@@ -175,6 +176,26 @@ def test_a_run_that_was_interrupted_takes_nothing_in():
         driver.open_rollout(R2)
 
 
+def test_a_closed_run_cancels_its_tool_calls_and_delivers_nothing_more():
+    run, core = simulation()
+    run.driver.open_rollout(R1, trajectories=1)
+    cancelled_s: list[float] = []
+
+    class Agent(ScriptedAgent):
+        def cancel_tool(self) -> None:
+            cancelled_s.append(run.clock.now_s)
+            super().cancel_tool()
+
+    agent = Agent(script("a", step(100, 1, tool_s=50.0), step(100, 1)), run.clock)
+    run.driver.admit(agent, R1)
+    run.clock.call_at(10.0, run.driver.close)
+    with pytest.raises(StuckError):
+        run.run()
+    assert core.of(ToolStarted) == [(2.0, "a")]
+    assert cancelled_s == [10.0]
+    assert max(event.time_s for event in core.events) <= 10.0
+
+
 def test_what_cannot_be_taken_in_is_named():
     run, _ = simulation()
     driver = run.driver
@@ -206,7 +227,7 @@ def test_memory_is_flat_over_rollouts_one_after_the_other():
         kept = ("ScriptedAgent", "_Trajectory", "_Rollout", "SimEngineClient")
         return sum(type(o).__name__ in kept for o in gc.get_objects())
 
-    def rollout(number: int) -> int:
+    def rollout(number: int) -> None:
         name = RolloutId(f"r{number}")
         run.driver.open_rollout(name, trajectories=20)
         for i in range(20):
@@ -214,10 +235,12 @@ def test_memory_is_flat_over_rollouts_one_after_the_other():
             admit(run, script(f"{name}/{i}", *steps), name)
         run.run()
         core.events.clear()
-        return alive()
 
-    first, *_, last = [rollout(number) for number in range(50)]
-    assert last == first, "finished agents are kept"
+    rollout(0)
+    after_one = alive()
+    for number in range(1, 50):
+        rollout(number)
+    assert alive() == after_one, "finished agents are kept"
 
 
 def test_a_pause_holds_dispatches_back_and_running_steps_go_on():

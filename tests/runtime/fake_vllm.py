@@ -19,6 +19,11 @@ BLOCKS = 2001
 TOKEN_S = 0.002
 MODEL = "counting"
 PREFIX = "generate-tokens-"
+CONTROL = (
+    *("/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache", "/get_world_size"),
+    *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights"),
+    *("/finish_weight_update", "/collective_rpc"),
+)
 
 _EXPORTED: dict[str, tuple[str, list[int]]] = {}
 """Salt and tokens of exported KV, by request."""
@@ -33,6 +38,10 @@ class _Running:
 class FakeVllm:
     """One server; every public attribute is a lie or fault to switch on."""
 
+    max_context: Any = BLOCKS * BLOCK
+    max_running: Any = 16
+    """Said in dev mode, as `tp`."""
+
     def __init__(self, *, model: str = MODEL, key: str = "", kv: bool = True) -> None:
         self.model, self.key, self.kv = model, key, kv
         self.cached_details = self.scale_out = self.dev_mode = self.metrics = True
@@ -43,6 +52,8 @@ class FakeVllm:
         self.health = 200
         self.slow_health = False
         self.headers: dict[str, str] = {}
+        self.tp: int | None = None
+        """Said in dev mode."""
         self.silent = False
         """No call is answered, and no stream goes on."""
         self.generate_status = 200
@@ -60,7 +71,7 @@ class FakeVllm:
         self.aborts_at: int | None = None
         """Tokens after which each generation is aborted, as another client's order would."""
         self.lie = ""
-        """What is said wrongly: more, usage, fewer, ids, html, events, reason, late."""
+        """What is said wrongly: more, usage, fewer, ids, html, events, reason, late, junk."""
         self.abort_status = 200
         self.lost_aborts = 0
         """Aborts that are answered and not done."""
@@ -70,6 +81,12 @@ class FakeVllm:
         """Authorization headers of all calls."""
         self.generated = 0
         """Tokens made."""
+        self.calls: list[tuple[str, dict[str, str], Any]] = []
+        """Control calls: path, query and body."""
+        self.control_status = 200
+        self.world_size = 1
+        self.frozen = False
+        """No stream goes on, until `/resume`."""
         self._cache: dict[tuple[str, tuple[int, ...]], None] = {}
         self._running: dict[str, _Running] = {}
         self._ids = itertools.count(1)
@@ -97,6 +114,8 @@ class FakeVllm:
         app.router.add_post("/inference/v1/abort_requests", self._abort)
         app.router.add_post("/v1/{kind:.*}/render", self._render)
         app.router.add_post("/v1/{kind:.*}/derender", self._derender)
+        for path in CONTROL:
+            app.router.add_route("*", path, self._control)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         assert self._runner.server is not None
@@ -151,7 +170,7 @@ class FakeVllm:
             "owned_by": self.owner,
             "root": f"/models/{self.model}",
             "parent": None,
-            "max_model_len": BLOCKS * BLOCK,
+            "max_model_len": self.max_context,
         }
         return web.json_response({"object": "list", "data": [adapter, base]})
 
@@ -181,8 +200,24 @@ class FakeVllm:
         return web.json_response({"is_paused": False})
 
     async def _info(self, request: web.Request) -> web.Response:
-        config = {"scheduler_config": {"policy": "priority", "max_num_seqs": 16}}
+        config: dict[str, Any] = {
+            "scheduler_config": {"policy": "priority", "max_num_seqs": self.max_running}
+        }
+        if self.tp is not None:
+            config["parallel_config"] = {"tensor_parallel_size": self.tp}
         return web.json_response({"vllm_config": config})
+
+    async def _control(self, request: web.Request) -> web.Response:
+        if not self.dev_mode:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        body = await request.json() if request.can_read_body else None
+        self.calls.append((request.path, dict(request.query), body))
+        if self.control_status != 200:
+            error = {"message": "the workers are busy", "code": self.control_status}
+            return web.json_response({"error": error}, status=self.control_status)
+        if request.path in ("/pause", "/resume"):
+            self.frozen = request.path == "/pause"
+        return web.json_response({"world_size": self.world_size} if body is None else {})
 
     async def _abort(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -244,7 +279,7 @@ class FakeVllm:
                 await _send(response, {"error": {"message": "the core died", "code": 500}})
                 finish = "error"
                 return
-            while self.silent or (at == self.stall_after and not running.aborted):
+            while self.silent or self.frozen or (at == self.stall_after and not running.aborted):
                 await asyncio.sleep(0.02)
             await asyncio.sleep(TOKEN_S)
             if running.aborted or at == self.aborts_at:
@@ -301,6 +336,8 @@ class FakeVllm:
                     for token in (tokens if self.lie != "logprobs" else tokens[:-1])
                 ]
             }
+        if self.lie == "junk":
+            choice["logprobs"] = {"content": [{}]}
         if finish:
             choice["weight_versions"] = [{"version": "v7", "start": 0, "end": 1}]
         return {"request_id": "x", "choices": [choice]}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from heddle_runtime.clock import RunClock
+from heddle_runtime.clock import Lateness, RunClock
 from heddle_runtime.virtual_time import VirtualTimeLoop, run_virtual
 
 
@@ -125,3 +125,55 @@ def test_sleep_takes_its_time(delay_s):
         return clock.now_s
 
     assert run_virtual(main()) == delay_s
+
+
+def lateness_of(body: Callable[[RunClock, VirtualTimeLoop], None], *, speed: float) -> Lateness:
+    """What a clock says after 1000 s of its loop."""
+
+    async def main() -> Lateness:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        clock = RunClock(loop, speed=speed)
+        body(clock, loop)
+        await asyncio.sleep(1000.0)
+        return clock.lateness
+
+    return run_virtual(main())
+
+
+def test_a_clock_states_how_late_its_calls_were_in_its_own_seconds():
+    def body(clock, loop):
+        clock.thaw()
+
+        def block() -> None:
+            loop.now += 3.0  # as a callback does that computes for 3 s
+
+        clock.call_at(20.0, block)
+        clock.call_at(30.0, lambda: None)  # due at 3.0 of the loop, made at 5.0
+        clock.call_at(200.0, lambda: None)
+
+    assert lateness_of(body, speed=10.0) == Lateness(3, pytest.approx(20.0), pytest.approx(20.0))
+    assert lateness_of(body, speed=10.0).mean_s == pytest.approx(20.0 / 3)
+
+
+def test_no_call_is_late_in_virtual_time_or_because_the_clock_stood_still():
+    def body(clock, loop):
+        clock.call_after(0.0, lambda: None)
+        clock.call_after(5.0, lambda: None)
+        loop.call_at(100.0, clock.thaw)
+        loop.call_at(103.0, clock.freeze)
+        loop.call_at(110.0, clock.thaw)
+
+    assert lateness_of(body, speed=1.0) == Lateness(1, 0.0, 0.0)
+
+
+def test_a_call_for_a_past_time_is_due_when_it_is_requested():
+    def body(clock, loop):
+        clock.thaw()
+        loop.call_at(50.0, lambda: clock.call_at(10.0, lambda: None))
+
+    assert lateness_of(body, speed=1.0) == Lateness(1, 0.0, 0.0)
+
+
+def test_a_clock_without_calls_is_not_late():
+    assert Lateness().mean_s == 0.0

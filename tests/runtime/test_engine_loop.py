@@ -28,7 +28,7 @@ from heddle_runtime.process.wire import (
 from heddle_runtime.vllm.settings import VllmSettings
 from tests.patience import PATIENCE_S
 from tests.rollout.contract import ids
-from tests.runtime.counting_process import CountingCore, next_token
+from tests.runtime.counting_process import CAPACITY, CountingCore, next_token
 
 HERE = {"params": {"file": "/nowhere"}, "version": 0}
 
@@ -88,8 +88,7 @@ class Driver:
 
     def step(self, id_: int, trajectory: str, context: list[int], output: int) -> list[int]:
         """Run a step to its end; its tokens, those of progress reports included."""
-        sent_s = time.monotonic()
-        self.send(wire.Start(id_, trajectory, pack_ids(context), output, True, sent_s))
+        self.send(wire.Start(id_, trajectory, pack_ids(context), output, True))
         ended = self.take(wire.Ended)
         made = [m.tokens for r in self.reports if isinstance(r, wire.Progress) for m in r.made]
         self.reports.clear()
@@ -128,8 +127,7 @@ def core(tmp_path: Path) -> SpiedCore:
 def test_a_pull_that_has_not_begun_by_its_deadline_becomes_a_prefill(core):
     core.hold_pulls = True
     with at_work(core) as driver:
-        soon_s = time.monotonic() + 0.1
-        driver.send(wire.Import(1, pack_ids(ids("held", 100)), HERE, soon_s))
+        driver.send(wire.Import(1, pack_ids(ids("held", 100)), HERE, 0.1))
         placed = driver.take(wire.Placed)
     assert (placed.way, placed.tokens) == ("prefill", 96)
     assert "before the pull" in placed.why
@@ -140,7 +138,7 @@ def test_a_pull_that_does_not_end_becomes_a_prefill_once_its_lease_is_over(core)
     core.hold_pulls = core.stall_pulls = True
     with at_work(core, kv_margin_s=0.3) as driver:
         deadline_s = time.monotonic() + 0.05
-        driver.send(wire.Import(1, pack_ids(ids("stalled", 100)), HERE, deadline_s))
+        driver.send(wire.Import(1, pack_ids(ids("stalled", 100)), HERE, 0.05))
         placed = driver.take(wire.Placed)
         assert time.monotonic() > deadline_s + 0.3
     assert placed.way == "prefill"
@@ -148,7 +146,7 @@ def test_a_pull_that_does_not_end_becomes_a_prefill_once_its_lease_is_over(core)
 
 def test_a_handle_past_its_deadline_never_reaches_the_core(core):
     with at_work(core) as driver:
-        driver.send(wire.Import(1, pack_ids(ids("past", 100)), HERE, time.monotonic() - 0.001))
+        driver.send(wire.Import(1, pack_ids(ids("past", 100)), HERE, -0.001))
         placed = driver.take(wire.Placed)
     assert (placed.way, placed.why) == ("prefill", "its lease had ended")
     assert len(core.calls) == 1
@@ -158,10 +156,16 @@ def test_a_handle_of_other_weights_is_not_pulled(core, tmp_path):
     with at_work(core) as driver:
         driver.send(wire.LoadWeights(3, str(tmp_path)))
         assert driver.take(wire.WeightsLoaded).version == 3
-        far_s = time.monotonic() + 100
-        driver.send(wire.Import(1, pack_ids(ids("old", 100)), HERE, far_s))
+        driver.send(wire.Import(1, pack_ids(ids("old", 100)), HERE, 100.0))
         placed = driver.take(wire.Placed)
     assert (placed.way, placed.why) == ("prefill", "it is of other weights")
+
+
+def test_a_context_that_the_core_refuses_leaves_nothing_behind(core):
+    with at_work(core) as driver:
+        driver.send(wire.Import(1, pack_ids(ids("large", CAPACITY)), HERE, 60.0))
+        placed = driver.take(wire.Placed)
+    assert (placed.way, placed.tokens, placed.why) == ("none", 0, "too long")
 
 
 def test_a_context_smaller_than_a_block_leaves_nothing_behind(core):
@@ -174,7 +178,7 @@ def test_a_context_smaller_than_a_block_leaves_nothing_behind(core):
 def test_a_prompt_that_the_core_refuses_ends_its_step_with_the_reason(core):
     with at_work(core) as driver:
         context = pack_ids(ids("long", 64_000))
-        driver.send(wire.Start(1, "long", context, 1, True, time.monotonic()))
+        driver.send(wire.Start(1, "long", context, 1, True))
         ended = driver.take(wire.Ended)
     assert (ended.finished, ended.error, unpack_ids(ended.tokens)) == (True, "too long", [])
 
@@ -273,15 +277,15 @@ def test_every_token_comes_with_its_log_prob_whole_salvaged_or_resumed(core: Spi
     """In progress reports, at the end of a step, and after new weights were loaded meanwhile."""
     with at_work(core) as driver:
         in_flight = InFlight()
-        step = in_flight.begin(1, TrajectoryId("a"))
-        driver.send(wire.Start(1, "a", pack_ids(ids("a", 40)), 120, True, step.sent_s))
+        in_flight.begin(1, TrajectoryId("a"))
+        driver.send(wire.Start(1, "a", pack_ids(ids("a", 40)), 120, True))
         in_flight.keep(driver.take(wire.Progress))
         (_, salvaged), *_ = in_flight.salvage()
         assert salvaged.tokens == len(salvaged.output_logprobs) > 0
         assert list(salvaged.output_logprobs) == [logprob(t) for t in salvaged.output_ids]
 
-        step = in_flight.begin(2, TrajectoryId("b"))
-        driver.send(wire.Start(2, "b", pack_ids(ids("b", 40)), 120, True, step.sent_s))
+        in_flight.begin(2, TrajectoryId("b"))
+        driver.send(wire.Start(2, "b", pack_ids(ids("b", 40)), 120, True))
         driver.take(wire.Progress)
         driver.send(wire.LoadWeights(1, str(core.folder)))
         driver.take(wire.WeightsLoaded)
@@ -296,7 +300,7 @@ def test_new_weights_with_the_kv_kept_disturb_no_request(core: SpiedCore):
     """The step goes on under the new weights, and its end finds the prefix that was there."""
     with at_work(core) as driver:
         context = ids("kept", 64)
-        driver.send(wire.Start(1, "kept", pack_ids(context), 100, True, time.monotonic()))
+        driver.send(wire.Start(1, "kept", pack_ids(context), 100, True))
         first = driver.take(wire.Progress)
         other = core.folder / "other"
         other.mkdir()
@@ -311,7 +315,7 @@ def test_new_weights_with_the_kv_kept_disturb_no_request(core: SpiedCore):
         assert made[-1] == next_token(grown[:-1], str(other))
         assert made[0] == next_token(context, "weights")
         driver.reports.clear()
-        driver.send(wire.Start(2, "kept", pack_ids(grown), 5, True, time.monotonic()))
+        driver.send(wire.Start(2, "kept", pack_ids(grown), 5, True))
         assert driver.take(wire.Ended).cached_tokens == len(grown) // 32 * 32 - (
             32 if len(grown) % 32 == 0 else 0
         )

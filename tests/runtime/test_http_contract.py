@@ -7,7 +7,7 @@ import pytest
 
 from tests.rollout.contract import Bench, EngineContract, Recorder
 
-pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle[serve]'")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle-rl[serve]'")
 
 from heddle_runtime.vllm_http.engine import HttpEngine
 from heddle_runtime.vllm_http.launcher import HttpLauncher

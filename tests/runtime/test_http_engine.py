@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle[serve]'")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle-rl[serve]'")
 
 from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
@@ -22,6 +22,7 @@ from heddle_runtime.vllm_http.engine import HttpEngine
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER, ProbeError
 from heddle_runtime.vllm_http.settings import HttpSettings
+from heddle_runtime.vllm_http.step import HttpStep
 from heddle_runtime.vllm_http.stream import EventReader
 from tests.rollout.contract import LONG_OUTPUT, Recorder, grown, ids, request, until
 from tests.runtime.counting_process import next_token
@@ -39,7 +40,7 @@ SETTINGS = HttpSettings(
 PROMPT, OUTPUT = 100, 60
 
 
-IMPATIENT = msgspec.structs.replace(SETTINGS, answer_limit_s=1.0)
+IMPATIENT = msgspec.structs.replace(SETTINGS, answer_limit_s=1.0, hang_s=1.0)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -301,6 +302,7 @@ def test_a_step_that_a_server_refuses_ends_with_what_it_says(status):
         ("reason", "ended with 'because', which is no end"),
         ("late", "sent more of liar after its end"),
         ("logprobs", "the log-probs of liar are not those of its tokens"),
+        ("junk", "the log-probs of liar are no numbers"),
     ],
 )
 def test_a_server_that_lies_has_failed_and_another_goes_on(lie, message):
@@ -322,6 +324,29 @@ def test_a_server_that_lies_has_failed_and_another_goes_on(lie, message):
             assert salvaged["liar"].tokens == 0  # what came of it cannot be trusted
             end = await made.recorder.end_of("honest")
             assert list(end.output_ids) == alone(ids("honest", PROMPT))
+
+    run(main)
+
+
+def test_a_step_ends_with_an_error_also_by_a_defect_of_ours(monkeypatch):
+    async def main() -> None:
+        async with one() as (made, _):
+            engine = await made.begin()
+            defects: list[str] = []
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, about: defects.append(str(about["exception"])))
+
+            def defect(step: HttpStep, chunk: object) -> None:
+                raise RuntimeError("a defect")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(HttpStep, "take", defect)
+                engine.start(request("hit", ids("hit", PROMPT), OUTPUT))
+                end = await made.recorder.end_of("hit")
+            assert (end.finished, end.error) == (True, "RuntimeError: a defect")
+            engine.start(request("next", ids("next", PROMPT), OUTPUT))
+            assert (await made.recorder.end_of("next")).error == ""
+            assert defects == ["a defect"]
 
     run(main)
 
@@ -522,7 +547,7 @@ def test_a_registered_server_says_what_it_lacks():
                 "no prefix caching: each step prefills its whole context; "
                 "no KV connector: a move is a prefill on the target; "
                 "no --enable-prompt-tokens-details: prefix hits are recorded as 0 tokens; "
-                "no dev mode: its queue, scheduling policy and KV lease cannot be read"
+                "no dev mode: its TP degree, queue, scheduling and KV lease cannot be read"
             )
 
     run(main)

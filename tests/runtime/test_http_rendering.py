@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle[serve]'")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle-rl[serve]'")
 
 import aiohttp
 

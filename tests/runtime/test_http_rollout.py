@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle[serve]'")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle-rl[serve]'")
 
-from heddle.plugins import load_policy
+from campaigns.faults.scenario import Scenario, context_of
+from heddle.policies.plugins import load_policy
 from heddle_core import Controller, Entry, collecting
 from heddle_core.events import EngineFailed, StepFinished, StepPreempted, TrajectoryFinished
 from heddle_core.ids import EngineShape
@@ -21,7 +22,7 @@ from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.settings import HttpSettings
 from heddle_trace import TrajectoryScript
-from tests.conformance.scenario import Scenario, context_of
+from tests.patience import PATIENCE_S
 from tests.rollout.one_world import script, step
 from tests.runtime.counting_process import next_token
 from tests.runtime.fake_vllm import MODEL, FakeVllm
@@ -90,7 +91,7 @@ class Trial:
         )
         disturbing = disturb(servers)
         try:
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(PATIENCE_S):
                 await run.run()
             controller.ledger.check()
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle[serve]'")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle-rl[serve]'")
 
 import aiohttp
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from campaigns.faults.scenario import Scenario, policy_of, scripts_of, world_of
 from heddle_core import Controller, Entry, Policy, collecting
 from heddle_core.commands import Dispatch, Predict
 from heddle_core.events import (
@@ -28,11 +29,10 @@ from heddle_rollout.driver import StuckError
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_rollout.services import ServiceListener
 from heddle_runtime.clock import RunClock
-from heddle_runtime.rollout import RolloutRun
+from heddle_runtime.rollout import DRAIN_S, RolloutRun
 from heddle_runtime.virtual_time import run_virtual
-from heddle_sim.engine_client import SimLauncher
+from heddle_sim.engine_client import SimEngineClient, SimLauncher
 from heddle_trace import TrajectoryScript
-from tests.conformance.scenario import Scenario, policy_of, scripts_of, world_of
 
 CALM = Scenario(trajectories=16, faults=(), tool_capacity=None)
 SCRIPTS = scripts_of("coding", 16, 3)
@@ -233,3 +233,45 @@ def test_new_weights_are_told_to_the_core_and_void_the_cache():
         return sum(e.cached_tokens for e in rollout.events(StepFinished))
 
     assert cached(pushed) < cached(plain)
+
+
+def interrupted(time_s: float) -> tuple[Rollout, dict[str, float]]:
+    """A run that is interrupted, and the steps that ran then: when each trajectory's began."""
+    rollout = Rollout(meanwhile=partial(interrupt_at, time_s)).run()
+    running: dict[str, float] = {}
+    for entry in rollout.entries:
+        if entry.event.time_s > time_s:
+            break
+        for command in entry.commands:
+            if isinstance(command, Dispatch):
+                running[command.trajectory] = entry.event.time_s
+        if isinstance(entry.event, StepFinished | StepPreempted):
+            running.pop(entry.event.trajectory, None)
+    return rollout, running
+
+
+def test_an_interruption_waits_for_the_tokens_of_every_running_step():
+    time_s = 13.0
+    rollout, running = interrupted(time_s)
+    assert running
+    ended = {
+        e.trajectory: (e.time_s, e.output_tokens)
+        for e in (*rollout.events(StepFinished), *rollout.events(StepPreempted))
+        if e.time_s >= time_s
+    }
+    closed = {e.trajectory: e.time_s for e in rollout.events(TrajectoryFinished)}
+    assert ended.keys() >= running.keys()
+    assert sum(tokens for _, tokens in ended.values()) > 0
+    assert all(ended[trajectory][0] <= closed[trajectory] for trajectory in running)
+    # Over as soon as the last of them is there, and not only at the limit.
+    assert max(closed.values()) == max(at for at, _ in ended.values()) < time_s + DRAIN_S
+
+
+def test_an_interruption_waits_no_longer_than_its_limit(monkeypatch):
+    """Engines that do not follow an abort go on with their steps."""
+    monkeypatch.setattr(SimEngineClient, "abort", lambda engine, trajectory: None)
+    rollout, running = interrupted(13.0)
+    closed = {e.trajectory: e.time_s for e in rollout.events(TrajectoryFinished)}
+    assert running.keys() <= closed.keys()
+    assert max(closed.values()) == pytest.approx(13.0 + DRAIN_S)
+    assert "cancelled" in rollout.outcomes.values()

@@ -13,9 +13,9 @@ from heddle_runtime.vllm.checks import (
     EngineSetupError,
     check_engines,
     check_tokenizer,
-    count_gpus,
     free_memory,
     read_model,
+    visible_gpus,
 )
 from heddle_runtime.vllm.settings import SUPPORTED, Installed, VllmSettings, installed_vllm
 
@@ -135,7 +135,7 @@ def test_tp_beyond_the_cores_or_not_dividing_the_heads(model, monkeypatch):
     assert "TP 3 does not divide" in refusal(model, tp=(3,))
     monkeypatch.setattr(checks, "installed_vllm", lambda: Installed(SUPPORTED["cuda"], "cuda"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert count_gpus() == 1
+    assert visible_gpus() == ("3",)
     assert "GPU" in refusal(model, tp=(2,))
     assert check(model, tp=(1,)).installed.platform == "cuda"
 
@@ -182,7 +182,7 @@ def test_kv_in_host_memory_needs_gpus_and_the_only_connector(model, monkeypatch)
     assert "no OffloadingConnector on CPU" in refusal(model, host_kv_gib=64.0)
     on_gpu = Installed(SUPPORTED["cuda"], "cuda")
     monkeypatch.setattr(checks, "installed_vllm", lambda: on_gpu)
-    monkeypatch.setattr(checks, "count_gpus", lambda: 8)
+    monkeypatch.setattr(checks, "visible_gpus", lambda: tuple("01234567"))
     check(model, host_kv_gib=64.0)
     assert "two connectors" in refusal(model, host_kv_gib=64.0, kv_transfer="nixl")
 

@@ -13,7 +13,7 @@ from heddle_rollout.engines import EngineClient, StepResult
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import VllmSettings
-from tests.rollout.contract import Bench, ids, request
+from tests.rollout.contract import LIMIT_S, Bench, ids, request
 from tests.runtime.vllm_bench import needs_vllm, vllm_bench
 
 pytestmark = needs_vllm
@@ -57,7 +57,7 @@ def test_kv_that_runs_short_is_taken_away_prefilled_again_and_counted(bench):
         ends: dict[str, StepResult] = {name: await bench.recorder.end_of(name) for name in names}
         assert {name: list(end.output_ids) for name, end in ends.items()} == expected
         assert sum(end.recomputes for end in ends.values()) > 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             while engine.sample().preemptions == 0:
                 await asyncio.sleep(0.1)
 

@@ -18,6 +18,9 @@ import pytest
 
 import heddle.engines
 import heddle.running
+import heddle.stages
+from campaigns.faults.books import Books
+from campaigns.processes import descendants
 from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.runs import Run, load_run
@@ -37,9 +40,7 @@ from heddle_runtime.process.child import group_members
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.engine import VllmEngine
 from heddle_runtime.vllm.launcher import VllmLauncher
-from tests.conformance.books import Books
 from tests.rollout.contract import until
-from tests.runtime.processes import descendants
 from tests.runtime.vllm_bench import needs_vllm
 
 pytestmark = needs_vllm
@@ -136,7 +137,7 @@ class Rollouts:
         for term in ("t0_s", "t1_s", "t2_s", "prefill_s"):
             wide["belief"][term] /= 1000
         (folder / "profile.json").write_text(json.dumps(profile))
-        patch.setattr(heddle.running, "ProcessSolver", SolvedAtOnce)
+        patch.setattr(heddle.stages, "ProcessSolver", SolvedAtOnce)
 
     def run(
         self, policy: str, *, engines: int, launcher: type[VllmLauncher] = VllmLauncher
@@ -215,7 +216,7 @@ def check_books(run: Run) -> None:
     for entry in run.entries():
         books.took_place(entry.event)
         for command in entry.commands:
-            books.asked_for(command)
+            books.opened(command)
     books.closed()
     assert books.finished == dict.fromkeys(STEPS, "completed")
     assert books.made == Counter({name: sum(steps) for name, steps in STEPS.items()})

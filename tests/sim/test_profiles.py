@@ -325,6 +325,9 @@ def test_a_file_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
         ("transfer/bytes_per_s", 0.0, "transfer.bytes_per_s must be"),
         ("kv_bytes_per_token", 0, "kv_bytes_per_token must be 1 or more, not 0"),
         ("kv_heads", 0, "kv_heads must be 1 or more, not 0"),
+        ("kv_bytes_per_token", 10**400, r"kv_bytes_per_token must be at most 1e\+15"),
+        ("tables/1/kv_capacity_tokens", 10**16, "tables.1.kv_capacity_tokens must be at most"),
+        ("tables/1/belief/kv_capacity_tokens", 10**16, "belief.kv_capacity_tokens must be at most"),
         ("experts", -1, "experts must be 0 or more, not -1"),
         ("attention_dp", 0, "attention_dp must be 1 or more, not 0"),
         ("gpu", " ", "gpu must be a name"),
@@ -343,7 +346,31 @@ def test_a_file_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
         (
             "tables/1/belief/filling",
             {"t0_s": 0.1, "fill_s": -0.1, "knee": 8, "t1_s": 0.1, "t2_s": 0.1},
-            "tables.1.belief.filling must hold finite numbers of at least 0",
+            "tables.1.belief.filling must hold numbers from 0 to 3600",
+        ),
+        ("tables/1/errors", {"decode_unseen": None}, "errors.decode_unseen must be an object"),
+        ("errors", {"roofline": []}, "errors.roofline must be an object"),
+        ("errors", {"roofline": {"expected": 3}}, "errors.roofline.expected must be an object"),
+        (
+            "errors",
+            {"roofline": {"expected": {"mean_pct": True}}},
+            "errors.roofline.expected.mean_pct must be a number, not True",
+        ),
+        (
+            "errors",
+            {"roofline": {"expected": {"mean_pct": 1.0, "left_out": []}}},
+            "errors.roofline.expected.left_out must be model or class",
+        ),
+        ("errors", {"measured": 0}, "errors.measured must be an object"),
+        (
+            "errors",
+            {"measured": {"runs": 7}},
+            "errors.measured.tpot_mean_abs_pct must be a number, not None",
+        ),
+        (
+            "errors",
+            {"measured": {"unseen": {"runs": 7, "tpot_mean_abs_pct": "2"}}},
+            "errors.measured.unseen.tpot_mean_abs_pct must be a number, not '2'",
         ),
     ],
 )

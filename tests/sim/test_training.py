@@ -131,10 +131,10 @@ def test_a_pipeline_fills_and_drains():
 
 def test_a_step_of_thousands_of_samples_takes_no_time():
     lengths = np.random.default_rng(1).integers(100, 32_768, 8192)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(100):
         TRAINING.step_time(lengths, model="qwen3-14b", gpu="h100", gpus=64)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

@@ -550,4 +550,131 @@ EXPECTED = {
             ("b_0", "b", 13, ((14, None, None, None, None),)),
         ),
     ),
+    "atif.json": Expected(
+        format="atif",
+        read=1,
+        trajectories=(
+            (
+                "atif",
+                "prompt-45eccda043ca7d66",
+                100,
+                (
+                    (40, "bash_command+read_file", None, 15, None),
+                    (10, "unspecified", None, 20, None),
+                    (6, None, None, None, None),
+                ),
+            ),
+            ("atif/scout-1", "prompt-04993f8392bc6f35/scout", 12, ((10, None, None, None, None),)),
+        ),
+    ),
+    "langfuse.jsonl": Expected(
+        format="langfuse",
+        read=7,
+        trajectories=(
+            ("t1", "sum-3", 100, ((25, "run", 2.0, 35, True), (9, None, None, None, None))),
+            ("t2", "prompt-c0de62909392e1ae", 2, ((3, None, None, None, None),)),
+        ),
+        dropped={
+            "generations within a generation, recorded twice": 1,
+            "generations that had not ended": 1,
+        },
+    ),
+    "langfuse_traces.json": Expected(
+        format="langfuse",
+        read=1,
+        trajectories=(
+            ("s-9", "tr", 30, ((4, "user", 20.0, 16, None), (6, None, None, None, None))),
+            ("s-9/tr3", "tr3", 30, ((7, None, None, None, None),)),
+        ),
+        dropped={"generations that failed": 1},
+    ),
+    "langsmith.jsonl": Expected(
+        format="langsmith",
+        read=6,
+        trajectories=(
+            ("th-1", "ex-7", 80, ((25, "reset", 4.0, 25, True), (11, None, None, None, None))),
+            ("r1/r3", "ex-7/reset", 20, ((4, None, None, None, None),)),
+        ),
+        dropped={"generations that failed": 1},
+    ),
+    "langsmith_tree.json": Expected(
+        format="langsmith",
+        read=1,
+        trajectories=(
+            (
+                "n1",
+                "prompt-af09efb0a32f8d33",
+                10,
+                ((5, "docs", 1.5, None, True), (10, None, None, None, None)),
+            ),
+        ),
+    ),
+    "openhands.jsonl": Expected(
+        format="openhands",
+        read=3,
+        trajectories=(
+            (
+                "openhands/1",
+                "acme__w-7",
+                300,
+                (
+                    (30, "execute_bash", 5.5, 10, False),
+                    (10, "think", 0.1, 1, None),
+                    (4, "user", 0.5, 10, None),
+                    (12, None, None, None, None),
+                ),
+            ),
+            (
+                "openhands/2",
+                "acme__w-7",
+                500,
+                ((50, "terminal+file_editor", 2.5, 60, False), (9, None, None, None, None)),
+            ),
+        ),
+        dropped={"runs without a generation": 1},
+    ),
+    "openhands_events.json": Expected(
+        format="openhands",
+        read=6,
+        trajectories=(
+            (
+                "openhands_events/1",
+                "prompt-f1c32abf622c9207",
+                300,
+                ((30, "execute_bash", 5.5, 90, False), (12, None, None, None, None)),
+            ),
+        ),
+    ),
+    "otel_flat.json": Expected(
+        format="otel",
+        read=4,
+        trajectories=(
+            ("0xaa", "box-1", 30, ((6, "open", 3.0, 14, None), (4, None, None, None, None))),
+            ("0xaa/parallel-1", "box-1/parallel", 20, ((3, None, None, None, None),)),
+        ),
+    ),
+    "otel_otlp.jsonl": Expected(
+        format="otel",
+        read=3,
+        trajectories=(
+            (
+                "c-1",
+                "prompt-9d04f8c355746cd3",
+                100,
+                (
+                    (20, "find+track", 3.0, 30, False),
+                    (10, "research", 6.0, 40, None),
+                    (30, "user", 61.0, 10, None),
+                    (8, None, None, None, None),
+                ),
+            ),
+            (
+                "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa/08",
+                "prompt-9d04f8c355746cd3/invoke_agent",
+                40,
+                ((5, "unspecified", 1.0, 5, None), (7, None, None, None, None)),
+            ),
+        ),
+        dropped={"generations that failed": 1},
+    ),
 }

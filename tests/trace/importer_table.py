@@ -24,6 +24,11 @@ OURS = {
     "verl": ("verl.jsonl",),
     "openai-chat": ("openai_chat.jsonl", "openai_chat_calls.jsonl"),
     "openai-responses": ("openai_responses.jsonl",),
+    "otel": ("otel_otlp.jsonl", "otel_flat.json"),
+    "langfuse": ("langfuse.jsonl", "langfuse_traces.json"),
+    "langsmith": ("langsmith.jsonl", "langsmith_tree.json"),
+    "atif": ("atif.json",),
+    "openhands": ("openhands.jsonl", "openhands_events.json"),
 }
 
 

@@ -196,7 +196,8 @@ def test_pickled_scripts_share_their_arrays():
 
 def test_a_trace_takes_tens_of_bytes_a_step(tmp_path):
     path = tmp_path / "t.jsonl.gz"
-    steps = len(write_trace(path, synth("coding", 2_000, 1)).records.step("tool").values)
+    written = write_trace(path, synth("coding", 2_000, 1))
+    steps = len(Records.of(written.records).step("tool").values)
     read_trace(path)  # imports and caches
     tracemalloc.start()
     try:

@@ -6,6 +6,7 @@ from hypothesis import given
 
 from heddle_trace import MissingRules, TraceError, complete, open_gaps, shuffled, synth
 from heddle_trace.complete import USER
+from heddle_trace.typical import typical_seconds
 from tests.trace.builders import call, record, step, trace
 
 SAMPLE = MissingRules(
@@ -62,8 +63,9 @@ def test_gaps_are_refused_by_default_all_fields_at_once_with_the_flags():
 
 
 def test_where_nothing_is_recorded_the_refusal_does_not_advise_sampling():
-    with pytest.raises(TraceError, match="--missing-tool-s zero"):
-        complete(trace(record(call(tool_s=None))), rules=MissingRules(), seed=0)
+    made = trace(record(call(tool_s=None, tool_tokens=None), step()))
+    with pytest.raises(TraceError, match="--missing-tool-s typical --missing-tool-tokens zero"):
+        complete(made, rules=MissingRules(), seed=0)
 
 
 def test_zero_is_zero_only_on_request_and_is_counted():
@@ -110,6 +112,81 @@ def test_peoples_delays_are_not_drawn_from_tools():
 def test_sampling_from_nothing_says_so():
     with pytest.raises(TraceError, match="use another rule for missing tool_s"):
         only(record(call(tool_s=None)), SAMPLE)
+
+
+def waits_of(tools, rule, seed=1):
+    made = [record(call(tool=t, tool_s=None), trajectory_id=f"t{i}") for i, t in enumerate(tools)]
+    scripts, report = complete(trace(*made), rules=MissingRules(tool_s=rule), seed=seed)
+    return [script.steps[0].tool_s for script in scripts], report
+
+
+@pytest.mark.parametrize(
+    ("tool", "kind"),
+    [
+        ("Bash", "shell"),
+        ("execute_ipython_cell", "python"),
+        ("run_tests", "tests"),
+        ("mcp__docs__web_search", "search"),
+        ("browser_click", "browser"),
+        ("str_replace_editor", "edit"),
+        (USER, "user"),
+        ("llm_judge", "judge"),
+        ("get_user_details", "other"),
+    ],
+)
+def test_typical_waits_are_those_of_the_kind_that_the_name_shows(tool, kind):
+    waits, report = waits_of([tool] * 2000, "typical")
+    shipped = typical_seconds()[kind]
+    inside = [level for level in shipped.levels if 0.05 < level < 0.95]
+    for level in inside:
+        expected = shipped.seconds[shipped.levels.index(level)]
+        share = sum(wait <= expected for wait in waits) / len(waits)
+        assert share == pytest.approx(level, abs=0.05)
+    assert min(waits) >= shipped.seconds[0]
+    assert max(waits) <= shipped.seconds[-1]
+    assert report.fields["tool_s"].typical == report.fields["tool_s"].drawn == 2000
+    assert f"2,000 missing tool_s drawn from typical ones of {kind} (seed 1)" in report.assumptions
+    assert waits_of([tool] * 9, "typical")[0] != waits_of([tool] * 9, "typical", seed=2)[0]
+
+
+def test_parallel_tools_take_as_long_as_the_longest():
+    alone, _ = waits_of(["Bash"] * 500, "typical")
+    both, _ = waits_of(["Bash+run_tests"] * 500, "typical")
+    assert sum(both) > sum(alone)
+    assert waits_of(["a+b"], "a=1,b=3")[0] == [3.0]
+
+
+def test_seconds_may_be_stated_for_all_tools_for_some_and_for_kinds():
+    tools = ["bash", "web_search", "Grep", "x+bash"]
+    waits, report = waits_of(tools, "bash=2,search=1.4,0.5")
+    assert waits == [2.0, 1.4, 0.5, 2.0]
+    assert report.fields["tool_s"].constant == report.fields["tool_s"].filled == 4
+    assert waits_of(tools, "1.5")[0] == [1.5] * 4
+    assert waits_of(tools, "bash=2,zero")[0] == [2.0, 0.0, 0.0, 0.0]
+    with pytest.raises(TraceError, match=r"tool_s in 2 places \(first: 't2', step 0\)"):
+        waits_of(tools, "bash=2,search=1.4")
+
+
+@pytest.mark.parametrize(
+    ("rule", "fault"),
+    [
+        ("often", "'often' is no rule; write error, zero, sample, typical, seconds such as 1.5"),
+        ("bash=2,bash=3", "names 'bash' twice"),
+        ("=3", "names no tool"),
+        ("1,typical", "'typical' is a second rule for all tools"),
+        ("bash=-1", "'-1' is not from 0 to 2,592,000 seconds"),
+        ("nan", "'nan' is not from 0"),
+        ("", "'' is no rule"),
+    ],
+)
+def test_what_is_no_rule_for_tools_is_refused(rule, fault):
+    with pytest.raises(TraceError, match=fault):
+        MissingRules(tool_s=rule)
+
+
+def test_a_rule_that_names_a_tool_that_the_trace_lacks_is_refused():
+    with pytest.raises(TraceError, match="'bsah': the trace has no such tool"):
+        waits_of(["bash"], "bsah=2,typical")
 
 
 def test_the_samples_of_a_group_share_a_drawn_prompt():

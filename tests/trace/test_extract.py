@@ -115,6 +115,26 @@ def test_trajectories_without_an_end_are_left_out_and_counted():
     assert report.left_out == {"failed": 1, "cancelled": 1, "unfinished": 2}
 
 
+def test_a_trajectory_that_fell_silent_between_two_steps_ends_with_its_last_answer():
+    silent = [arrived(), finished(1.0, 0, 3), started(1.0, 0), returned(2.0, 0, 7, 110)]
+    silent += [finished(4.0, 1, 5), started(4.0, 1), ended(1804.0, "cancelled")]
+    (record,), report = extract(silent, with_silent=True)
+    assert [step.output_tokens for step in record.steps] == [3, 5]
+    assert (record.steps[1].tool, record.steps[1].tool_s) == (None, None)
+    assert report.left_out == {}
+    with pytest.raises(TraceError, match="--with-silent"):
+        extract(silent)
+
+
+def test_a_trajectory_cancelled_in_a_step_is_left_out_though_silent_ones_are_kept():
+    other = TrajectoryId("other")
+    events = [arrived(), finished(1.0, 0, 3), started(1.0, 0), returned(2.0, 0, 7, 110)]
+    events += [preempted(3.0, 1, 2), ended(3.0, "cancelled")]
+    events += [arrived(3.0, other), ended(4.0, "cancelled", other)]
+    with pytest.raises(TraceError, match="2 cancelled"):
+        extract(events, with_silent=True)
+
+
 @pytest.mark.parametrize(
     "events",
     [

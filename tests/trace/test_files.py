@@ -296,3 +296,16 @@ def test_lines_are_plain_json_without_gaps_spelt_out(tmp_path):
     write_trace(tmp_path / "t.jsonl", [record(step(3))])
     line = json.loads((tmp_path / "t.jsonl").read_text())
     assert line["steps"] == [{"output_tokens": 3}]
+
+
+@pytest.mark.parametrize("field", ["truncated", "arrival_s", "prompt_tokens", "steps[0].tool_ok"])
+def test_half_of_a_character_in_a_field_is_refused_by_its_name(tmp_path, field):
+    steps = [{"output_tokens": 1, "tool": "x", "tool_s": 1.0, "tool_tokens": 1}]
+    line = {"trajectory_id": "a", "group_id": "a", "workload": "x", "prompt_tokens": 1}
+    line["steps"] = steps
+    (steps[0] if "." in field else line)[field.rpartition(".")[2]] = "\ud800"
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(TraceError) as error:
+        read_trace(path)
+    assert str(error.value).startswith(f'{path}: line 1: {field}: found "\\ud800"; give ')

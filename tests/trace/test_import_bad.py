@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import struct
 import zipfile
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -372,7 +374,7 @@ def test_a_line_that_does_not_end_is_reported(tmp_path, monkeypatch):
 
 def test_files_that_cannot_be_read_are_reported(tmp_path):
     refused(tmp_path, tmp_path / "none.jsonl", says="none.jsonl: no such file; check the path")
-    refused(tmp_path, tmp_path, says="is a folder; name the files in it")
+    refused(tmp_path, tmp_path, says="the folder holds no file; name one with logs")
     path = file(tmp_path, MOONCAKE)
     refused(tmp_path, path, tmp_path / "." / "log.jsonl", says="is named twice")
     refused(tmp_path, "/dev/null", says="is a pipe or a device")
@@ -450,3 +452,13 @@ def test_wrong_ratios_and_tokenizers_are_reported(tmp_path):
     refused(tmp_path, path, "--tokenizer", spoilt, says="is no file of tiktoken ranks")
     says = "give a tokenizer.json, a *.tiktoken file, or one of"
     refused(tmp_path, path, "--tokenizer", "klingon", says=says)
+
+
+def test_a_directory_of_an_archive_that_names_wrong_places_is_reported(tmp_path):
+    data = (FIXTURES / "inspect.eval").read_bytes()
+    entry = data.rindex(b"samples/") - 46  # its name is at the end
+    end = data.rindex(b"PK\x05\x06")
+    for at, value in product((entry + 24, entry + 42, end + 16), (1, 2**31, 2**32 - 2)):
+        path = tmp_path / "a.eval"
+        path.write_bytes(data[:at] + struct.pack("<I", value) + data[at + 4 :])
+        refused(tmp_path, path, says="a.eval: ")

@@ -83,7 +83,7 @@ RANKS = {bytes([i]): i for i in range(256)} | {b"ab": 256, b"abab": 257}
 
 
 def test_a_file_of_ranks_counts_with_tiktoken(tmp_path):
-    pytest.importorskip("tiktoken", reason="heddle[tokens] is not installed")
+    pytest.importorskip("tiktoken", reason="heddle-rl[tokens] is not installed")
     import base64
 
     path = tmp_path / "tiny.tiktoken"
@@ -140,7 +140,7 @@ def test_tokenizers_that_cannot_be_loaded_are_reported(libraries, tmp_path):
     libraries.setitem(sys.modules, "tiktoken", None)
     for named, says in (
         ("x/tokenizer.json", "library tokenizers"),
-        ("words", "heddle\\[tokens\\]"),
+        ("words", "heddle-rl\\[tokens\\]"),
     ):
         with pytest.raises(TraceError, match=says):
             counter(named)

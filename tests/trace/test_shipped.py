@@ -1,5 +1,6 @@
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_the_examples_of_the_format_page_run(tmp_path, monkeypatch):
     (tmp_path / "traces").symlink_to(TRACES)
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec(code, names)
     assert names["stats"].trajectories == 12
     assert len(read_trace("mine.jsonl.gz").records) == 64

@@ -411,6 +411,22 @@ async def test_a_rollout_that_lacks_trajectories_starts_with_its_end():
     await call.waiter
 
 
+@in_virtual_time
+async def test_the_end_of_a_rollout_with_all_its_trajectories_may_come_before_the_last_release():
+    world = World(1, slots=8)
+    world.dispatcher.announce("train-1", 2, 1)
+    who = SampleIdentity(rollout="train-1")
+    calls = [world.begin(f"r{i}", identity=who) for i in range(2)]
+    await asyncio.gather(*(c.waiter for c in calls))
+    world.dispatcher.finish(["r0", "r1"])
+    world.dispatcher.conclude("train-1")
+    for i, call in enumerate(calls):
+        world.dispatcher.release(call.granted.address, f"r{i}")
+    await settle()
+    assert world.of("RolloutClosed") == []
+    assert [e.outcome for e in world.of("TrajectoryFinished")] == ["completed"] * 2
+
+
 # -- failures -------------------------------------------------------------------------------------
 
 

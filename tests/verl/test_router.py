@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.verl.one_loop import asynchronous
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("ray_cluster")]
@@ -45,7 +46,7 @@ def assert_undisturbed(prompt, lengths, outputs):
         context += [*expected, *range(8)]
 
 
-async def drained(router, limit_s=20.0):
+async def drained(router, limit_s=PATIENCE_S):
     for _ in range(int(limit_s / 0.05)):
         if not await router.get_total_inflight.remote():
             return True

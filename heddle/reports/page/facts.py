@@ -1,10 +1,14 @@
 """A run's facts on the page: summary, bound, settings."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol, TypeAlias
 
 from heddle.reports.colours import policy_dashes, policy_shade
-from heddle.runs import Run, RunError, labels
+from heddle.reports.labels import labels
+from heddle.reports.tried import TriedSettings, tried_settings
+from heddle.runs import Run, RunError
+from heddle.runs.lateness import lateness_note
 from heddle.runs.record import Record
 
 BoundOf: TypeAlias = Callable[[Run], Mapping[str, Any]]
@@ -33,6 +37,7 @@ def facts(runs: Sequence[Run], bound_of: BoundOf) -> list[dict[str, Any]]:
     # Regimes under one policy have different colours.
     drawn_as = [" ".join(filter(None, (regime_of(run), run.manifest["policy"]))) for run in runs]
     dashes = policy_dashes(drawn_as)
+    tried = tried_settings(runs)
     return [
         {
             "label": label,
@@ -43,9 +48,13 @@ def facts(runs: Sequence[Run], bound_of: BoundOf) -> list[dict[str, Any]]:
             "dash": dash,
             "path": str(run.path),
             "bound": bound_of(run),
-            "how": _how(run),
+            "how": _how(run, settings),
+            "late": lateness_note(run.summary) if run.status == "finished" else None,
+            "tried": None if settings is None else asdict(settings),
         }
-        for run, name, label, dash in zip(runs, drawn_as, short_labels(runs), dashes, strict=True)
+        for run, name, label, dash, settings in zip(
+            runs, drawn_as, labels(runs), dashes, tried, strict=True
+        )
     ]
 
 
@@ -73,14 +82,6 @@ def opening(runs: Sequence[Lasted]) -> int:
     return min(finished, key=lambda at: runs[at].end_s - runs[at].start_s, default=0)
 
 
-def short_labels(runs: Sequence[Run]) -> list[str]:
-    """Policy and seed, with the time of day where these agree; the directories' names at worst."""
-    short = [run.label for run in runs]
-    timed = [f"{run.label} {str(run.manifest.get('started'))[11:19]}" for run in runs]
-    named = [t if short.count(s) > 1 else s for s, t in zip(short, timed, strict=True)]
-    return named if len(dict.fromkeys(named)) == len(runs) else labels(runs)
-
-
 def summary(record: Record) -> Mapping[str, Any]:
     """Figures of a finished run; of any other the few that a part of a run has."""
     if record.note is None:
@@ -97,7 +98,7 @@ def summary(record: Record) -> Mapping[str, Any]:
     }
 
 
-def _how(run: Run) -> dict[str, str]:
+def _how(run: Run, tried: TriedSettings | None) -> dict[str, str]:
     """The settings of the run, for readers."""
     manifest, config = run.manifest, run.config
     cluster = config.cluster
@@ -121,6 +122,7 @@ def _how(run: Run) -> dict[str, str]:
         or "no price",
         "model": str(world.get("model", cluster.model)),
         "TP of engines that are not planned": cluster.tps,
+        **({"setting": tried.among} if tried is not None else {}),
         "running steps per engine": str(cluster.max_running),
         "tool calls at once": str(cluster.tool_capacity or "no limit"),
         **({"pools of tools": ", ".join(cluster.tool_pools)} if cluster.tool_pools else {}),

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-
 from heddle.reports.colours import style_sheet
 from heddle.reports.page.columns import Columns, columns
 from heddle.reports.page.facts import BoundOf, facts, opening, same_trace, summary
+from heddle.reports.page.meanings import MEANINGS
+from heddle.reports.page.why import Course, course, why
+from heddle.reports.plotly_script import plotly_script
 from heddle.reports.sample import MAX_DISPATCHES, choose, sample
 from heddle.runs import Run
 from heddle.runs.record import record
@@ -20,6 +21,9 @@ SCHEMA = "heddle.reports.page/1"
 SCRIPTS = (
     "data",
     "look",
+    "exports",
+    "link",
+    "why",
     "overlays",
     "timeline",
     "slots",
@@ -45,21 +49,27 @@ def page(
     choice = choose(runs, most)
     names: dict[str, int] = {}
     parts: list[Columns] = []
+    courses: list[Course] = []
     summaries = []
     for run in runs:  # one at a time: a large run fills the memory
         on_progress(f"reading {run.label}")
         found = record(run)
         parts.append(columns(found, sample(found, choice, most), names))
+        courses.append(course(found))
         summaries.append(summary(found))
         del found
     on_progress("bounds")
     run_facts = facts(runs, bound_of)
     on_progress("writing")
+    reasons = why(runs, [fact["label"] for fact in run_facts], courses, summaries)
+    best = reasons["best"]
     head = {
         "schema": SCHEMA,
         "trace": str(runs[0].manifest["trace"]["name"]),
         "names": list(names),
-        "opens": opening(parts),
+        "opens": opening(parts) if best is None else reasons["rows"][best]["runs"][0],
+        "why": reasons,
+        "meanings": MEANINGS,
         "runs": [
             {**fact, "summary": figures, **part.facts}
             for fact, figures, part in zip(run_facts, summaries, parts, strict=True)
@@ -71,7 +81,7 @@ def page(
     filled = {
         "title": _plain(f"{head['trace']}: {title}"),
         "style": style_sheet() + (static / "page.css").read_text(encoding="utf-8"),
-        "plotly": get_plotlyjs(),
+        "plotly": plotly_script(),
         "data": base64.b64encode(packed(head, parts)).decode("ascii"),
         "script": "\n".join(
             (static / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS

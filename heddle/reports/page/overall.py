@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from heddle.reports.curves import time_within
 from heddle.runs.compatibility import upgraded
 from heddle.runs.record import Record
 from heddle.runs.tables import Floats, Ints
@@ -16,14 +17,19 @@ _SHARES = (0.0, 25.0, 50.0, 75.0, 100.0)
 
 
 def plan(record: Record) -> dict[str, Any] | None:
-    """When the first plan was solved and its estimate; None when the policy plans nothing."""
+    """When the first plan was solved and its estimate; None when the policy plans nothing.
+
+    `of_tail`: for what is left of a rollout, whose first engines were chosen without a search.
+    """
     found = _solved(record)
     if found is None:
         return None
     solved_s, content = found
+    problem = record.journal.of("SolvePlan").payloads()[0]["problem"]
     return {
         "solved_s": solved_s - record.start_s,
         "estimated_makespan_s": content["estimated_makespan_s"],
+        "of_tail": problem["class"].endswith(":TailProblem"),
     }
 
 
@@ -101,14 +107,5 @@ def activity(record: Record) -> dict[str, list[float]]:
 
 def _mean_count(edges: Floats, begin: Floats, end: Floats) -> Floats:
     """How many of the intervals hold a time, on average between each two edges."""
-    real = end > begin
-    area = _time_since(edges, begin[real]) - _time_since(edges, end[real])
+    area = time_within(edges, begin, end)
     return np.maximum(np.diff(area) / np.diff(edges), 0.0)
-
-
-def _time_since(edges: Floats, times: Floats) -> Floats:
-    """The sum over `times` of the time from each of them to each edge, if it is past."""
-    at = np.searchsorted(edges, times, side="left")
-    count = np.cumsum(np.bincount(at, minlength=len(edges))[: len(edges)])
-    total = np.cumsum(np.bincount(at, weights=times, minlength=len(edges))[: len(edges)])
-    return np.asarray(edges * count - total, np.float64)

@@ -10,8 +10,7 @@ from itertools import product
 from statistics import NormalDist
 from typing import TypeAlias
 
-from heddle_core.estimate.cost import StepCost
-from heddle_core.estimate.equal_progress import equal_progress_s
+from heddle_core.estimate.equal_progress import RatesBeyond, equal_progress_s
 from heddle_core.estimate.history import History
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.parts.planner.searched import SearchedPlan
@@ -83,14 +82,12 @@ class EqualProgressPlan:
         single = [_joined(mixes) for mixes in product(*filled)]
         makespan_s: float | None = None
         if context.history is None:
-            estimates = [
-                self._makespans_s(h, by_shape, single, single[-1], ts) for h in ASSUMED_HISTORIES
-            ]
+            estimates = [self.makespans_s(h, single, ts) for h in ASSUMED_HISTORIES]
             mix = single[_least_regret(estimates)]
         else:
             mixes = single
             if len(fitting) > 1:
-                makespans_s = self._makespans_s(context.history, by_shape, single, single[-1], ts)
+                makespans_s = self.makespans_s(context.history, single, ts)
                 others = single[_simplest_near_least(makespans_s, single=len(single))]
             else:
                 others = {}
@@ -98,7 +95,7 @@ class EqualProgressPlan:
                 beside = {shape: n for shape, n in others.items() if shape.gpu != gpu}
                 partly = (m for wide in shapes for m in _partly(wide, shapes, context.pools[gpu]))
                 mixes = [*mixes, *({**beside, **mix} for mix in partly)]
-            makespans_s = self._makespans_s(context.history, by_shape, mixes, single[-1], ts)
+            makespans_s = self.makespans_s(context.history, mixes, ts)
             chosen = _simplest_near_least(makespans_s, single=len(single))
             mix, makespan_s = mixes[chosen], makespans_s[chosen]
         widest_first = sorted(mix, key=lambda shape: -shape.gpus)
@@ -128,25 +125,38 @@ class EqualProgressPlan:
             return ASSUMED_HISTORIES[0].predictions_vary(remaining)
         return history.lengths_known(remaining)
 
-    def _makespans_s(
+    def makespans_s(
         self,
         history: History,
-        by_shape: Mapping[EngineShape, StepCost],
         mixes: Sequence[Mix],
-        widened: Mix,
         ts: Sequence[TrajectoryView],
+        *,
+        beyond: RatesBeyond | None = None,
     ) -> list[float]:
+        """Estimate the makespan of each mix in seconds, where lengths are as in `history`.
+
+        Late in the rollout the engines may change to the widest shapes of the context. `beyond` is
+        of `equal_progress_s`.
+        """
         context = self._context
+        by_shape = {shape: context.cost.by_shape[shape] for shape in context.shape_choices}
+        widest = _joined(
+            [
+                _filled(shapes[-1], shapes, context.pools[gpu])
+                for gpu, shapes in self._fitting(by_shape).items()
+            ]
+        )
         return equal_progress_s(
             history,
             by_shape,
             mixes,
-            widened=widened,
+            widened=widest,
             trajectories=len(ts),
             prompt_tokens=sum(t.context_tokens for t in ts) / len(ts),
             max_running=context.max_running,
             start_s=context.start_s(max(by_shape, key=lambda shape: shape.gpus)),
-            widened_at=first_search_at(sum(s.gpus * n for s, n in widened.items())),
+            widened_at=first_search_at(sum(s.gpus * n for s, n in widest.items())),
+            beyond=beyond,
         )
 
 

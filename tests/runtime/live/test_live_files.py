@@ -135,7 +135,7 @@ def test_a_folder_without_a_tokenizer_is_reported(tmp_path):
 def test_a_missing_library_is_named(tmp_path, monkeypatch):
     library().save(str(tmp_path / "tokenizer.json"))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(TokenizerError, match=r"pip install 'heddle\[live\]'"):
+    with pytest.raises(TokenizerError, match=r"pip install 'heddle-rl\[live\]'"):
         load_tokenizer(tmp_path)
 
 

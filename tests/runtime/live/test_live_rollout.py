@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from campaigns.faults.scenario import Scenario, policy_of
+from campaigns.processes import descendants
 from heddle_core import Controller, Entry, collecting
 from heddle_core.events import StepFinished, ToolReturned, ToolStarted, TrajectoryFinished
 from heddle_rollout.core import RecordedCore
@@ -23,9 +25,7 @@ from heddle_runtime.sandbox.runner import (
     SandboxUnavailableError,
 )
 from heddle_runtime.tool_tasks import ToolTasks
-from tests.conformance.scenario import Scenario, policy_of
 from tests.runtime.live.played import END
-from tests.runtime.processes import descendants
 from tests.runtime.scripted import ScriptedLauncher
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from campaigns.processes import descendants
 from heddle_runtime.sandbox.runner import IsolationMode
-from tests.runtime.processes import descendants
 from tests.runtime.sandbox.programs import REFUSED
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import textwrap
 
+from campaigns.processes import descendants
 from heddle_runtime.sandbox.runner import (
     IsolationMode,
     Sandbox,
@@ -10,7 +11,6 @@ from heddle_runtime.sandbox.runner import (
     SandboxResult,
     SandboxUnavailableError,
 )
-from tests.runtime.processes import descendants
 
 QUICK = SandboxLimits(wall_s=20.0)
 """Far more than any program here needs that is not meant to be cut."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from campaigns.processes import descendants, wait_until_gone
 from heddle_runtime.sandbox.remove import remove_folder
 from heddle_runtime.sandbox.runner import Sandbox, SandboxError, SandboxLimits
-from tests.runtime.processes import descendants, wait_until_gone
 from tests.runtime.sandbox.programs import SLEEPS, until_running
 
 

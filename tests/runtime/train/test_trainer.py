@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from campaigns.processes import descendants, wait_until_gone
 from heddle_core.ids import GroupId
 from heddle_core.loop.commands import AccumulateGradients, Train
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.train.checkpoints import checkpoint, newest, partial
 from heddle_runtime.train.messages import TrainerSettings, TrainMetrics
 from heddle_runtime.train.trainer import ProcessTrainer, TrainerFailedError
-from tests.runtime.processes import descendants, wait_until_gone
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -190,7 +191,7 @@ def test_a_trainer_that_dies_again_and_again_fails_the_run(tmp_path):
         bench = Bench(tmp_path)
         await bench.trainer.start()
         bench.begin(7)  # out of order: the process reports it and ends, each time
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             while not bench.errors:
                 await asyncio.sleep(0.05)
         assert "batch 7 came after 0 batches" in str(bench.errors[0])

@@ -9,7 +9,6 @@ function drawDifferences(page) {
     document.querySelector('nav a[href="#differences"]').hidden = true;
     return;
   }
-  if (pair.from === pair.to) Object.assign(pair, { from: 0, to: page.opens });
   for (const end of ["from", "to"]) {
     byId(end).replaceChildren(...page.runs.map((run) => el("option", { value: run.at, selected: run.at === pair[end] }, run.label)));
     byId(end).onchange = (event) => {
@@ -18,6 +17,7 @@ function drawDifferences(page) {
       if (value === pair[other]) pair[other] = pair[end];
       pair[end] = value;
       drawDifferences(page);
+      remember(page);
     };
   }
   const [a, b] = [page.runs[pair.from], page.runs[pair.to]];

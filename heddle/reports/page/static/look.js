@@ -42,6 +42,30 @@ function choice(id, entries, chosen, choose) {
     el("button", { type: "button", "aria-pressed": String(value === chosen), "data-value": value, onclick: () => choose(value) }, text)));
 }
 
+// A column's head, with its meaning as a tooltip.
+function head(text, meaning, more = {}) {
+  const said = meaningOf(meaning);
+  return el("th", { scope: "col", "data-says": said, "aria-description": said, tabindex: said ? 0 : null, ...more }, text);
+}
+
+const meaningOf = (key) => page.meanings[key] ?? (key.startsWith("filled_") ? page.meanings["filled_*"] : null);
+
+// A cell with its exact value for exports.
+const valued = (value, text, more = {}) => el("td", { "data-value": value, ...more }, text(value));
+
+function showMeanings() {
+  const at = (event) => event.target.closest?.("[data-says]");
+  for (const begin of ["pointerover", "focusin"]) {
+    document.addEventListener(begin, (event) => {
+      const cell = at(event);
+      if (!cell) return;
+      const { left, bottom } = cell.getBoundingClientRect();
+      tip({ clientX: left, clientY: bottom }, cell.textContent.replace(/ [▾▴]$/, ""), [cell.dataset.says]);
+    });
+  }
+  for (const end of ["pointerout", "focusout"]) document.addEventListener(end, (event) => { if (at(event)) tip(null); });
+}
+
 function tip(event, title, lines) {
   const box = byId("tip");
   if (!title) {

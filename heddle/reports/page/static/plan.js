@@ -10,7 +10,6 @@ function drawPlan(page) {
   const run = page.run;
   const planned = run.lengths.planned !== undefined;
   const options = planned ? [["planned", "as planned"], ["ended", "that ended there"]] : [["ended", "that ended there"]];
-  if (!options.some(([value]) => value === membership.chosen)) membership.chosen = options[0][0];
   choice("membership", options, membership.chosen, (value) => {
     membership.chosen = value;
     drawPlan(page);
@@ -32,6 +31,7 @@ function mix(run) {
   const gpus = of.reduce((sum, [_, tp, count]) => sum + tp * count, 0);
   const gpuCounts = `${parts.join(" + ")} = ${gpus} GPUs${again ? `, and ${again} started again after a failure` : ""}.`;
   if (!run.plan) return `${gpuCounts} Not planned: the policy takes the engines it is given.`;
+  if (run.plan.of_tail) return `${gpuCounts} The policy chose the first engines when the rollout started; the first plan for its tail came after ${seconds(run.plan.solved_s)}.`;
   const estimated = run.plan.estimated_makespan_s;
   return `${gpuCounts} Planned at ${seconds(run.plan.solved_s)}${estimated === null ? "" : `, with an estimated makespan of ${seconds(estimated)}; it took ${seconds(run.end_s)}`}.`;
 }

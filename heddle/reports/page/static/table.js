@@ -46,8 +46,9 @@ function drawTable(page) {
   byId("search").oninput = () => fill(page);
   const heads = columnsOf(page).map(([name, text]) => el("th", {
     scope: "col", "data-column": name, "aria-sort": sorting.by === name ? (sorting.down ? "descending" : "ascending") : null,
+    "data-says": name === "change" ? `Against its end under ${other(page, run).label}; negative is sooner. Click to sort.` : `${meaningOf(`of:${name}`)} Click to sort.`,
   }, el("button", {
-    type: "button", title: name === "change" ? `against ${other(page, run).label}; negative is sooner` : "Sort",
+    type: "button",
     onclick: () => {
       Object.assign(sorting, { by: name, down: sorting.by === name ? !sorting.down : name !== "name" });
       drawTable(page);

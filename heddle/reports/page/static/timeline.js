@@ -8,15 +8,21 @@ const timeline = { of: null, range: null, measure: "running", engine: 0, cells: 
 
 const span = (run) => timeline.range ?? [0, run.end_s];
 
+// Another run in view: all of its time, and the engine whose last step ends last.
+function enter(page) {
+  const run = page.run;
+  if (timeline.of === run) return;
+  const last = run.drawn.map((e) => run.ofEngine[e].reduce((end, i) => Math.max(end, run.dispatches.ended[i]), -1));
+  Object.assign(timeline, { of: run, range: null, engine: run.drawn[Math.max(last.indexOf(Math.max(...last)), 0)] });
+  membership.chosen = run.lengths.planned === undefined ? "ended" : "planned";
+  run.opened = { engine: run.engines[timeline.engine]?.name ?? "", lengths: membership.chosen, time: "" };
+}
+
 function drawTimeline(page) {
   const run = page.run;
-  if (timeline.of !== run) {
-    // The engine whose last step ends last is where the tail of the rollout is.
-    const last = run.drawn.map((e) => run.ofEngine[e].reduce((end, i) => Math.max(end, run.dispatches.ended[i]), -1));
-    Object.assign(timeline, { of: run, range: null, engine: run.drawn[Math.max(last.indexOf(Math.max(...last)), 0)] });
-    byId("engine").replaceChildren(...run.drawn.map((e) => el("option", { value: e }, engineLabel(run.engines[e]))));
-    byId("engine").onchange = (event) => pickEngine(page, Number(event.target.value));
-  }
+  enter(page);
+  byId("engine").replaceChildren(...run.drawn.map((e) => el("option", { value: e }, engineLabel(run.engines[e]))));
+  byId("engine").onchange = (event) => pickEngine(page, Number(event.target.value));
   byId("all").onclick = () => view(page, null);
   byId("all").hidden = timeline.range === null;
   choice("measure", MEASURES, timeline.measure, (value) => {
@@ -44,6 +50,7 @@ function pickEngine(page, engine) {
   timeline.engine = engine;
   drawEngines(page);
   drawSlots(page);
+  remember(page);
 }
 
 function zoomed(page, change) {
@@ -59,6 +66,7 @@ function view(page, range) {
   timeline.range = range;
   byId("all").hidden = range === null;
   drawStretch(page);
+  remember(page);
 }
 
 const engineLabel = (engine) => `${engine.name.length > 24 ? `…${engine.name.slice(-23)}` : engine.name} · ${engine.label}`;

@@ -109,8 +109,8 @@ function drawSteps(run) {
   byId("steps-note").textContent = steps.length
     ? `Seconds of a step: the trainer waits for trajectories, waits only for rewards of its batch, trains, waits for a weight update or for GPUs.${steps.length < all ? ` ${number(steps.length)} of ${number(all)} steps.` : ""}`
     : "No figures of steps: the loop did not finish.";
-  const cell = (step, key) => el("td", {}, key.endsWith("_s") ? tenths(step[key]) :  number(step[key]));
+  const cell = (step, key) => valued(step[key], key.endsWith("_s") ? tenths : number);
   byId("steps").replaceChildren(...(steps.length ? [el("table", {},
-    el("thead", {}, el("tr", {}, ...STEP_COLUMNS.map(([, text]) => el("th", { scope: "col" }, text)))),
+    el("thead", {}, el("tr", {}, ...STEP_COLUMNS.map(([key, text]) => head(text, key)))),
     el("tbody", {}, ...steps.map((step) => el("tr", {}, ...STEP_COLUMNS.map(([key]) => cell(step, key))))))] : []));
 }

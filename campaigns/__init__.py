@@ -1,0 +1,1 @@
+"""Campaigns that attack Heddle for as long as they are given; see docs/reliability.md."""

@@ -1,0 +1,1 @@
+"""Faults in simulated rollouts, loops and gateways, judged by ledgers of their own."""

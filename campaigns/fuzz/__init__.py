@@ -1,0 +1,1 @@
+"""Damaged inputs through the command line, in this process."""

@@ -1,0 +1,1 @@
+"""Commands that are killed, out of disk, or not permitted to write."""

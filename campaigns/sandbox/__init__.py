@@ -1,0 +1,1 @@
+"""Programs that try to get out of the sandbox of tool calls."""

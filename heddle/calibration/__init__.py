@@ -1,0 +1,1 @@
+"""`heddle calibrate`: measuring engines, and checking a profile by a run."""

@@ -1,0 +1,147 @@
+"""`heddle calibrate check`: a run on engines beside its simulation.
+
+A run is simulated again with its own trace, configuration, policy, seed and context, on engines of
+the profile. They have the KV space and the failures of the run's own engines, and a search for a
+plan takes as long as in the run. The error is then that of profile and simulator together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from heddle.cluster.profiles import ClusterProfiles, load_cluster_profile
+from heddle.config import RunConfig
+from heddle.runs import Run, RunError
+from heddle.runs.journal_buffer import JournalBuffer
+from heddle.runs.metrics import Measured, measure
+from heddle.runs.replay import check_allowed, check_trace
+from heddle.runs.tables import MEASURED
+from heddle.setup import (
+    Workspace,
+    make_policy,
+    prepare,
+    simulation_config,
+)
+from heddle.workload import Workload
+from heddle_calibrate.check import Checked, compare_figures, finish_order, simulation_of_run
+from heddle_core.controller import Controller
+from heddle_rollout.core import RecordedCore
+from heddle_sim.config import SimulationConfig
+from heddle_sim.profile_files import Profile, ProfileError
+from heddle_sim.rollout import simulate_rollout
+from heddle_trace.schema import TrajectoryScript
+
+
+def check(
+    run: Run, profile_path: Path | None = None, *, allow_policies: Sequence[str] = ()
+) -> Checked:
+    """Simulate a finished run on engines again.
+
+    `allow_policies` are names of the form ``module:factory`` that its configuration may import.
+
+    Raises:
+        RunError: the run was simulated, its trace is gone or another, a file of it is not what it
+            wrote, or its policy is code that is not allowed.
+        ProfileError: the profile is of another model or GPU class, or lacks a TP degree.
+    """
+    if run.manifest["driver"] != "heddle_runtime":
+        raise RunError(
+            f"{run.path}: is a simulated run (driver {run.manifest['driver']!r}), which checks "
+            f"nothing; give runs of `heddle run`"
+        )
+    if run.config.live.agents:
+        raise RunError(
+            f"{run.path}: its agents were live, and no trace has their steps; "
+            f"give replays (`heddle trace extract` makes a trace of it that can be replayed)"
+        )
+    check_allowed(run, allow_policies)
+    run.verify()
+    config, shared = _profiled(run, profile_path), Workspace()
+    check_trace(run, shared, "simulating it again takes the trace that it replayed")
+    simulated = _simulate(run, config, shared)
+    cluster = replace(config.cluster, model="")
+    return Checked(
+        run=str(run.path),
+        policy=run.manifest["policy"],
+        seed=run.manifest["seed"],
+        trace=run.manifest["trace"]["name"],
+        kind=repr((run.manifest["trace"]["sha256"], cluster, config.runtime, config.missing)),
+        figures=compare_figures(run.summary, simulated.summary),
+        finish_order=finish_order(run.trajectories, simulated.trajectories),
+        late_share=run.summary.get("late_share", 0.0),
+    )
+
+
+def _profiled(run: Run, path: Path | None) -> RunConfig:
+    """The run's configuration with the profile to simulate with in the place of its own."""
+    config = run.config
+    if path is None:
+        return config
+    given = replace(config, cluster=replace(config.cluster, model=str(path)))
+    profile = load_cluster_profile(given.cluster)
+    own: Profile | None = None
+    try:
+        own = load_cluster_profile(config.cluster)
+    except ProfileError:
+        # The profile file of the run is gone: use the name in the path.
+        if Path(config.cluster.model).stem != profile.model:
+            raise
+    for what, mine, theirs in (
+        ("model", profile.model, own.model if own is not None else profile.model),
+        ("GPU class", profile.gpu, own.gpu if own is not None else profile.gpu),
+    ):
+        if mine != theirs:
+            raise ProfileError(
+                f"{path}: is a profile of {what} {mine!r}, but {run.path} ran {theirs!r}; "
+                f"fit one of that, or give runs of this"
+            )
+    return given
+
+
+def _simulate(run: Run, config: RunConfig, shared: Workspace) -> Measured:
+    profiles, workload = shared.profiles(config.cluster), shared.workload(config)
+    context = run.context or prepare(config, workspace=shared).context
+    controller = Controller(
+        make_policy(config, context, workload.scripts),
+        context.disaggregation,
+        config.cluster.restart_limit,
+    )
+    journal = JournalBuffer(keep=MEASURED)
+    simulate_rollout(
+        _scripts(config, workload),
+        RecordedCore(controller, journal.record),
+        _simulation(run, config, profiles),
+    )
+    return measure(journal.columns(), profiles.solo_tpot())
+
+
+def _scripts(config: RunConfig, workload: Workload) -> list[TrajectoryScript]:
+    """The trace as the run replayed it: real engines are given tools at another pace, and no tool
+    call longer than the limit."""
+    runtime = config.runtime
+    scale = runtime.time_scale if runtime.engine != "fake" else 1.0
+    most_s = runtime.tool_limit_s if runtime.tool_limit_s is not None else float("inf")
+    return [
+        replace(
+            script,
+            steps=tuple(
+                replace(step, tool_s=min(step.tool_s * scale, most_s)) for step in script.steps
+            ),
+        )
+        for script in workload.scripts
+    ]
+
+
+def _simulation(run: Run, config: RunConfig, profiles: ClusterProfiles) -> SimulationConfig:
+    """The profile's simulation with the KV space and failures of this run's engines."""
+    simulation = simulation_of_run(
+        run.entries(), simulation_config(config.cluster, profiles, seed=config.seed)
+    )
+    if config.runtime.engine == "fake":
+        return simulation
+    return replace(
+        simulation,
+        moves_by="prefill" if config.runtime.kv_transfer == "none" else "kv",
+        max_batched_tokens=config.runtime.max_batched_tokens,
+        tool_scale=config.runtime.time_scale,
+    )

@@ -1,0 +1,57 @@
+"""`heddle demo`: a comparison of policies on the trace that comes with Heddle, and its page."""
+
+from pathlib import Path
+
+import rich_click as click
+
+from heddle.cli.compare import written_page
+
+TRACE = "coding-512.jsonl.gz"
+POLICIES = ("verl", "slime", "heddle")
+MODEL, GPU, GPUS = "qwen3-14b", "h100", 8
+
+
+@click.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("heddle-demo"),
+    show_default=True,
+    help="Folder of the runs and of report.html",
+)
+@click.option("--force", is_flag=True, help="Replace the page of an earlier demo")
+def demo(out: Path, force: bool) -> None:
+    """Compare verl, slime and heddle on 512 shipped coding trajectories, and write a page.
+
+    Qwen3-14B on 8 H100. Policies that do not plan their engines run at each TP degree, and the
+    table has their best.
+    """
+    from heddle.cli.outputs import new_file
+    from heddle.cli.progress import progress
+    from heddle.cli.show import comparison
+    from heddle.cluster.config import ClusterConfig
+    from heddle.comparison.compare import compare
+    from heddle.config import RunConfig
+    from heddle.runs.comparison_folder import write_index
+
+    trace, file = shipped_trace(), out / "report.html"
+    out.mkdir(parents=True, exist_ok=True)
+    new_file(file, force)
+    cluster = ClusterConfig(model=MODEL, gpu=GPU, gpus=GPUS)
+    with progress("comparing"):
+        result = compare(
+            RunConfig(trace=str(trace), cluster=cluster), POLICIES, tps="best", out=out / "runs"
+        )
+    write_index(out / "runs", result.plain())
+    comparison(result)
+    page = written_page([run.path for p in result.best for run in p.runs], file)
+    click.echo("" if page is None else f"\nnext: open {page} in a browser")
+    click.echo("next: compare policies on your own trace:")
+    click.echo("  heddle compare TRACE --policies verl,slime,heddle --gpus 64 --tp best")
+
+
+def shipped_trace() -> Path:
+    """The trace that a wheel has, or that of the checkout."""
+    packages = Path(__file__).resolve().parents[1]
+    shipped = packages / "traces" / TRACE
+    return shipped if shipped.exists() else packages.parent / "traces" / TRACE

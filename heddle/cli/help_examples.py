@@ -1,0 +1,74 @@
+"""Examples that stand below the help of each command."""
+
+from collections.abc import Mapping, Sequence
+from inspect import cleandoc
+from typing import Final
+
+import rich_click as click
+
+EXAMPLES: Final[Mapping[str, Sequence[str]]] = {
+    "demo": ("heddle demo --out first-look",),
+    "try": (
+        "heddle try logs/",
+        "heddle try spans.jsonl --model qwen3-32b --gpus 16 --groups 64 --samples 8",
+    ),
+    "compare": (
+        "heddle compare rollout.jsonl.gz",
+        "heddle compare rollout.jsonl.gz --gpus 64 --tp best --seeds 3",
+        "heddle compare rollout.jsonl.gz --policies verl,heddle,heddle+never",
+    ),
+    "simulate": ("heddle simulate rollout.jsonl.gz --policy heddle --gpus 16",),
+    "loop": ("heddle loop rollout.jsonl.gz --regimes sync,areal --gpus 64 --train-gpus best",),
+    "plan": (
+        "heddle plan rollout.jsonl.gz --model qwen3-14b --gpu h100 --gpus 64",
+        "heddle plan --loop rollout.jsonl.gz --gpus 64",
+    ),
+    "run": (
+        "heddle run rollout.jsonl.gz --engine vllm --engines 2 --model-dir models/mine",
+        "heddle run rollout.jsonl.gz --engine fake --time-scale 0.01",
+    ),
+    "serve": ("heddle serve --engine vllm --model-dir models/mine --policy heddle",),
+    "train": ("heddle train --regime sync",),
+    "runs": (
+        "heddle runs",
+        "heddle runs coding --policy heddle",
+        "heddle runs --last 1 --page",
+    ),
+    "report": (
+        "heddle report runs/2026-11-23T10-00-00-coding-compare -o report.html",
+        "heddle report runs/2026-11-23T10-00-00-coding-verl-s0",
+    ),
+    "replay": ("heddle replay runs/2026-11-23T10-00-00-coding-verl-s0",),
+    "trace": (
+        "heddle trace import logs/ -o mine.jsonl.gz",
+        "heddle trace describe mine.jsonl.gz",
+        "heddle trace resample mine.jsonl.gz --groups 32 --samples 16 -o rollout.jsonl.gz",
+    ),
+    "profile": (
+        "heddle profile list",
+        "heddle profile show qwen3-14b h100",
+        "heddle profile from-config org/model --gpu h200 -o mine.json",
+    ),
+    "calibrate": (
+        "heddle calibrate measure --engine vllm --model-dir models/mine -o sweep.json",
+        "heddle calibrate fit sweep.json -o mine.json",
+    ),
+    "predict": ("heddle predict fit earlier.jsonl.gz -o mine.heddle",),
+    "policies": (
+        "heddle policies",
+        "heddle policies new mine",
+        "heddle policies check mine:policy",
+    ),
+    "regimes": ("heddle regimes --json",),
+    "prices": ("heddle prices",),
+}
+"""Command lines by command."""
+
+
+def with_examples(name: str, command: click.Command) -> click.Command:
+    """Put the examples of a command at the end of its help, once."""
+    examples = "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[name])])
+    text = cleandoc(command.help or "")
+    if not text.endswith(examples):
+        command.help = f"{text}\n\n{examples}"
+    return command

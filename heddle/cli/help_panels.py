@@ -1,0 +1,72 @@
+"""Which options and commands stand together in help texts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import rich_click as click
+
+COMMANDS: Final[Mapping[str, Sequence[str]]] = {
+    "Begin": ("demo", "try"),
+    "Simulate": ("compare", "simulate", "loop", "plan"),
+    "Run on engines": ("run", "serve", "train"),
+    "Look at runs": ("runs", "report", "replay"),
+    "Inputs": ("trace", "profile", "calibrate", "predict"),
+    "Lists": ("policies", "regimes", "prices"),
+}
+"""Panels of `heddle --help`; every command is in one."""
+
+OPTIONS: Final[Mapping[str, Sequence[str]]] = {
+    "Policies": (
+        "--policy",
+        "--policies",
+        "--tag",
+        "--history",
+        "--predictor-model",
+        "--prediction-s",
+        "--objective",
+    ),
+    "Cluster": (
+        "--model",
+        "--gpu",
+        "--gpus",
+        "--pool",
+        "--tp",
+        "--max-running",
+        "--expert-parallel",
+        "--attention-dp",
+        "--roles",
+        "--prefill-threshold",
+        "--engine-start-s",
+        "--standby-tp",
+        "--host-kv",
+        "--over-capacity",
+        "--failures",
+        "--price",
+    ),
+    "Tools": ("--tool-capacity", "--tool-pool", "--env-latency", "--cap-tool-s"),
+    "Values that the trace lacks": (
+        "--missing-tool-s",
+        "--missing-tool-tokens",
+        "--missing-prompt-tokens",
+        "--missing-output-tokens",
+    ),
+    "Runs": ("--seed", "--seeds", "--jobs", "--executor"),
+    "Output": ("--out", "--json", "--report"),
+}
+"""Panels of the help of a command that takes a cluster; other options come last."""
+
+
+def with_panels(command: click.Command) -> click.Command:
+    """Put the options of a command with options of a cluster into panels."""
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    if (
+        isinstance(command, click.RichCommand)
+        and not isinstance(command, click.RichGroup)
+        and "--missing-tool-s" in flags
+        and not command.panels
+    ):
+        for name, listed in OPTIONS.items():
+            here = [flag for flag in listed if flag in flags]
+            if here:
+                command.add_panel(click.RichOptionPanel(name, options=here))
+    return command

@@ -1,0 +1,1 @@
+"""Comparisons of policies: runs, settings of baselines, means over seeds, the waterfall."""

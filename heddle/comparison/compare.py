@@ -1,0 +1,391 @@
+"""Several policies on one trace and cluster, several seeds each: one table.
+
+Policies without a planner may run at several TP degrees and numbers of running steps, of which
+the best is compared (`heddle.comparison.tuning`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeAlias
+
+from heddle.cluster.profiles import ClusterProfiles
+from heddle.comparison.estimates import Estimate, estimate
+from heddle.comparison.tuning import Choice, Tuning, Variant, tuning, with_policy
+from heddle.config import RunConfig
+from heddle.config_files import ConfigError
+from heddle.cost.objective import Objective, objective_value, prices_for
+from heddle.cost.prices import Prices, RunCost
+from heddle.executor import Executor, Report, WorkerError
+from heddle.executor_choice import ExecutorKind, executor_for
+from heddle.knowledge import HistorySource
+from heddle.runs.bound import Bound
+from heddle.runs.comparison_folder import SCHEMA
+from heddle.runs.ideal import Ideal
+from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
+from heddle.signals import StopSignals
+from heddle.simulation import RunResult, simulate
+from heddle.workload import Workload
+
+MAX_SEEDS = 1_000
+SEED_END = 2**32
+
+OnProgress: TypeAlias = Callable[[Sequence[str], Sequence[int], int], None]
+"""Called with the runs' names, how many trajectories each has finished, and how many a run has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyResult:
+    """One policy over all seeds, at one setting."""
+
+    variant: Variant
+    best: bool
+    """Whether no other setting of the policy is better by the objective; the first of equals.
+    Settings with prefill engines compete apart."""
+    runs: tuple[RunResult, ...]
+    """By seed."""
+    makespan_s: Estimate
+    throughput_tok_s: Estimate
+    cost: RunCost
+    """Of one rollout, mean over the seeds."""
+    speedup: float
+    """Mean throughput over that of the first policy named, at its best setting."""
+    bound_fraction: float
+    """Lower bound of the makespan over the mean makespan; 1 could not be better."""
+    fluid_fraction: float
+    """The same with the fluid optimum, which nothing proves."""
+    equal_progress_fraction: float
+    """The same with equal progress; above 1 where more is known than equal progress uses."""
+
+    @property
+    def policy(self) -> str:
+        """The name of the row."""
+        return self.variant.name
+
+    def value(self, objective: Objective) -> float:
+        """What the objective makes least: mean seconds, or mean dollars."""
+        return objective_value(objective, seconds=self.makespan_s.mean, dollars=self.cost.dollars)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        cluster = self.variant.cluster
+        setting = {
+            "preset": self.variant.policy,
+            "tp": cluster.tp,
+            "max_running": cluster.max_running,
+            "best": self.best,
+        }
+        tried = self.variant.swept or self.variant.roles_tried
+        return {
+            "policy": self.policy,
+            **(setting if tried else {}),
+            **({"roles": cluster.roles} if cluster.roles else {}),
+            "makespan_s": self.makespan_s.plain(),
+            "throughput_tok_s": self.throughput_tok_s.plain(),
+            **self.cost.plain(),
+            "speedup": self.speedup,
+            "bound_fraction": self.bound_fraction,
+            "fluid_fraction": self.fluid_fraction,
+            "equal_progress_fraction": self.equal_progress_fraction,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What `heddle compare` reports."""
+
+    config: RunConfig
+    """Of the first run; where settings were tried, of the policies that run once."""
+    tuning: Tuning
+    """The settings that were tried."""
+    workload: Workload
+    """Under the first seed."""
+    profiles: ClusterProfiles
+    history: HistorySource
+    prices: Prices
+    objective: Objective
+    bound: Bound
+    """Of every row, whatever its setting."""
+    ideal: Ideal
+    policies: tuple[PolicyResult, ...]
+    """A row for each policy, or for each setting of one."""
+
+    @property
+    def runs(self) -> tuple[RunResult, ...]:
+        """All runs, by row and seed."""
+        return tuple(run for policy in self.policies for run in policy.runs)
+
+    @property
+    def best(self) -> tuple[PolicyResult, ...]:
+        """One row for each policy, at its best setting where several were tried; one more at its
+        best split into prefill and decode engines."""
+        return tuple(policy for policy in self.policies if policy.best)
+
+    @property
+    def ranking(self) -> tuple[PolicyResult, ...]:
+        """`best` by the objective; equals in their order."""
+        return tuple(sorted(self.best, key=lambda p: p.value(self.objective)))
+
+    @property
+    def best_baseline(self) -> PolicyResult | None:
+        """The best baseline by the objective; None unless settings were tried."""
+        tried = [p for p in self.ranking if p.variant.swept and p.variant.baseline]
+        return tried[0] if tried else None
+
+    def over_best_baseline(self, row: PolicyResult) -> float | None:
+        """Mean throughput of a row over that of the best baseline; None if there is none."""
+        baseline = self.best_baseline
+        if baseline is None:
+            return None
+        return row.throughput_tok_s.mean / baseline.throughput_tok_s.mean
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON; equal seeds give equal values but for `wall_s` and `run`."""
+        trace, cluster = self.workload.trace, self.config.cluster
+        baseline = self.best_baseline
+        return {
+            "schema": SCHEMA,
+            "trace": {
+                "name": trace.name,
+                "trajectories": len(self.workload.scripts),
+                "output_tokens": self.workload.output_tokens,
+                "sha256": trace.sha256,
+                "dropped_over_capacity": len(self.workload.dropped),
+                **self.workload.filled,
+            },
+            "cluster": {
+                "gpus": cluster.gpus,
+                "gpu": ", ".join(self.profiles.pools),
+                **({"pools": self.profiles.plain_pools()} if cluster.pool else {}),
+                "model": cluster.model,
+                "profile": self.profiles.name,
+                **self.profiles.marks,
+                "tp": cluster.tp,
+                **({"mix": list(cluster.mix)} if cluster.mix else {}),
+                **({"roles": cluster.roles} if cluster.roles else {}),
+                "max_running": cluster.max_running,
+                **self._resources(),
+            },
+            "history": self.history.plain(),
+            "prices": self.prices.plain(self.profiles.pools),
+            "objective": self.objective,
+            "ranking": [row.policy for row in self.ranking],
+            "bound": {
+                "makespan_s": self.bound.makespan_s,
+                "solo_s": self.bound.solo_s,
+                "capacity_s": self.bound.capacity_s,
+                **({"tools_s": self.bound.tools_s} if cluster.tool_capacity else {}),
+            },
+            "ideal": asdict(self.ideal),
+            **({"best_baseline": baseline.policy} if baseline else {}),
+            "runs": [
+                {**run.row(), "policy": row.policy} for row in self.policies for run in row.runs
+            ],
+            "policies": [
+                {**row.plain(), "over_best_baseline": self.over_best_baseline(row)}
+                if baseline
+                else row.plain()
+                for row in self.policies
+            ],
+        }
+
+    def _resources(self) -> dict[str, Any]:
+        """Settings of the cluster that are not the defaults, and that a reader must know."""
+        cluster = self.config.cluster
+        found: dict[str, Any] = {}
+        if cluster.engine_start_s is not None:
+            found["engine_start_s"] = cluster.engine_start_s
+        if cluster.standby_tp:
+            found["standby_tp"] = list(cluster.standby_tp)
+        if cluster.host_kv != "none":
+            found["host_kv"] = cluster.host_kv
+        return found
+
+
+def compare(
+    config: RunConfig,
+    policies: Sequence[str],
+    *,
+    tps: Choice = None,
+    slots: Choice = None,
+    objective: Objective = "makespan",
+    roles: bool = False,
+    seeds: int = 1,
+    out: Path = Path("runs"),
+    jobs: int | None = None,
+    executor: ExecutorKind = "processes",
+    config_text: str | None = None,
+    workspace: Workspace | None = None,
+    on_progress: OnProgress | None = None,
+) -> Comparison:
+    """Run each policy under seeds `config.seed`, `config.seed` + 1, ...; put the results together.
+
+    A seed draws values that the trace lacks and permutes the order of its groups, in the same way
+    for every policy. The number of processes `jobs` (default: as many as are useful) changes no
+    result, nor does `executor`; with ``ray``, runs are tasks of a Ray cluster. `on_progress` is
+    called a few times a second; it lists runs by seed, then policy.
+
+    `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
+    ``best``. Policies without a planner run at all combinations; others once. With `roles` all run
+    with prefill and decode engines too. `objective` ranks settings of a policy, and policies. Give
+    the same `workspace` to comparisons that have inputs in common.
+
+    Raises:
+        ConfigError: no policy, one named twice, an absurd number of seeds or jobs, a setting that
+            cannot be tried, a price of an unknown class; to rank by cost, a class without one.
+        ValueError: any other of the packages' errors for bad input, before the first run.
+        OSError: a run directory cannot be written.
+        WorkerError: a process of `jobs` was killed.
+        KeyboardInterrupt: a signal; unfinished runs are marked interrupted, and more do nothing.
+    """
+    _check(policies, seeds, config.seed, jobs)
+    shared = Workspace() if workspace is None else workspace
+    settings = tuning(config, tps=tps, slots=slots, roles=roles, workspace=shared)
+    config = replace(config, cluster=settings.base)
+    first, profiles = shared.workload(config), shared.profiles(settings.base)
+    prices = prices_for(objective, config.prices, profiles.pools)
+    variants = settings.variants(config, policies, shared)
+    bound, ideal = _limits(config, shared, seeds)
+    # By seed first: the trace is filled in once for all policies.
+    planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
+    configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
+    steps = sum(len(script.steps) for script in first.scripts)
+    runner = executor_for(
+        executor, shared, jobs=jobs, runs=len(configs), steps=steps * len(configs), out=out
+    )
+    one = partial(_simulate, asleep=config.cluster.standby_tp, out=out, config_text=config_text)
+    names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
+    watch = None if on_progress is None else lambda finished: on_progress(names, finished, total)
+    done = _run_all(runner, one, configs, watch, out)
+    by_seed = [done[i :: len(variants)] for i in range(len(variants))]
+    return Comparison(
+        config=config,
+        tuning=settings,
+        workload=first,
+        profiles=profiles,
+        history=shared.history(config, first.trace),
+        prices=prices,
+        objective=objective,
+        bound=bound,
+        ideal=ideal,
+        policies=policy_results(variants, by_seed, bound, ideal, objective),
+    )
+
+
+def _run_all(
+    executor: Executor[Workspace],
+    one: Callable[[Workspace, RunConfig, Report | None], RunResult],
+    configs: Sequence[RunConfig],
+    watch: Callable[[Sequence[int]], None] | None,
+    out: Path,
+) -> list[RunResult]:
+    """The results of all runs, in the order of `configs`."""
+    done: dict[int, RunResult] = {}
+    try:
+        with StopSignals():
+            done.update(executor.map(one, configs, watch))
+    except (KeyboardInterrupt, WorkerError) as e:
+        e.add_note(f"{len(done)} of {len(configs)} runs are finished and stay in {out}.")
+        raise
+    return [done[index] for index in range(len(configs))]
+
+
+def _simulate(
+    shared: Workspace,
+    config: RunConfig,
+    report: Report | None,
+    *,
+    asleep: tuple[int, ...],
+    out: Path,
+    config_text: str | None,
+) -> RunResult:
+    """One run of a comparison, as a job of an executor.
+
+    Engines asleep leave less KV. What rows with such engines cannot hold is left out of all rows.
+    """
+    held = replace(config, cluster=replace(config.cluster, standby_tp=asleep))
+    return simulate(
+        prepare(config, workspace=shared, workload=shared.workload(held)),
+        out=out,
+        config_text=config_text,
+        on_progress=None if report is None else lambda finished, total: report(finished),
+    )
+
+
+def _check(policies: Sequence[str], seeds: int, first_seed: int, jobs: int | None) -> None:
+    if not policies:
+        raise ConfigError("no policy is named: list them in --policies; see `heddle policies`")
+    twice = [p for p in dict.fromkeys(policies) if list(policies).count(p) > 1]
+    if twice:
+        raise ConfigError(f"policy {twice[0]!r} is named twice: name it once")
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise ConfigError(f"seeds must be from 1 to {MAX_SEEDS:,}, not {seeds}")
+    if first_seed + seeds > SEED_END:
+        raise ConfigError(f"seed {first_seed} and {seeds - 1} after it pass {SEED_END - 1}")
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs must be 1 or more, not {jobs}")
+
+
+def _limits(config: RunConfig, shared: Workspace, seeds: int) -> tuple[Bound, Ideal]:
+    """What holds for every seed: drawn values differ, so the lowest bound counts.
+
+    Some row may have no engines asleep, so the bound has all memory for KV.
+    """
+    fill = shared.workload(config).fill
+    drawn = fill is not None and any(f.drawn for f in fill.fields.values())
+    cluster = replace(config.cluster, standby_tp=())
+    profiles = shared.profiles(cluster)
+    found = []
+    for seed in range(seeds if drawn else 1):
+        workload = shared.workload(replace(config, seed=config.seed + seed))
+        bound = makespan_bound(workload, profiles, cluster)
+        found.append((bound, ideal_levels(workload, profiles, cluster, bound)))
+    return min(found, key=lambda pair: pair[0].makespan_s)
+
+
+def policy_results(
+    variants: Sequence[Variant],
+    runs: Sequence[Sequence[RunResult]],
+    bound: Bound,
+    ideal: Ideal,
+    objective: Objective,
+) -> tuple[PolicyResult, ...]:
+    """A row for each variant, from its runs."""
+    makespan = [estimate([run.summary["makespan_s"] for run in mine]) for mine in runs]
+    throughput = [estimate([run.summary["throughput_tok_s"] for run in mine]) for mine in runs]
+    cost = [_mean_cost(mine) for mine in runs]
+    least = [
+        objective_value(objective, seconds=time_s.mean, dollars=paid.dollars)
+        for time_s, paid in zip(makespan, cost, strict=True)
+    ]
+    best: dict[tuple[str, bool], int] = {}
+    for row, variant in enumerate(variants):
+        known = best.setdefault(variant.contest, row)
+        if least[row] < least[known]:
+            best[variant.contest] = row
+    reference = throughput[best[variants[0].contest]].mean
+    return tuple(
+        PolicyResult(
+            variant=variant,
+            best=best[variant.contest] == row,
+            runs=tuple(runs[row]),
+            makespan_s=makespan[row],
+            throughput_tok_s=throughput[row],
+            cost=cost[row],
+            speedup=throughput[row].mean / reference,
+            bound_fraction=bound.makespan_s / makespan[row].mean,
+            fluid_fraction=ideal.fluid_s / makespan[row].mean,
+            equal_progress_fraction=ideal.equal_progress_s / makespan[row].mean,
+        )
+        for row, variant in enumerate(variants)
+    )
+
+
+def _mean_cost(runs: Sequence[RunResult]) -> RunCost:
+    dollars = [run.summary["dollars"] for run in runs]
+    return RunCost(
+        gpu_hours=fmean(run.summary["gpu_hours"] for run in runs),
+        dollars=None if None in dollars else fmean(dollars),
+    )

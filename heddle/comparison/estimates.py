@@ -1,0 +1,58 @@
+"""Means over the seeds of a comparison."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Mean over seeds, and the half-width of its 95 % confidence interval (Student's t).
+
+    `ci95` is None with one seed: one run gives no spread.
+    """
+
+    mean: float
+    ci95: float | None
+
+    def plain(self) -> dict[str, float | None]:
+        """As JSON."""
+        return {"mean": self.mean, "ci95": self.ci95}
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean of runs, and its confidence interval."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Estimate(mean=mean, ci95=None)
+    variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
+    return Estimate(mean=mean, ci95=t_quantile(n - 1) * math.sqrt(variance / n))
+
+
+def t_quantile(degrees: int, within: float = 0.95) -> float:
+    """The t that Student's distribution stays within, between -t and t, with this probability.
+
+    Args:
+        degrees: Degrees of freedom, at least 1.
+        within: Probability, above 0 and below 1.
+
+    Source: Abramowitz and Stegun, 26.7.3 and 26.7.4, solved by bisection. Exact but for rounding.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(100):
+        angle = (low + high) / 2
+        low, high = (angle, high) if _t_within(angle, degrees) < within else (low, angle)
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def _t_within(angle: float, degrees: int) -> float:
+    """Probability that abs(t) < sqrt(degrees) * tan(angle)."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term = cosine if odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for k in range(2 + odd, degrees - 1, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    return (angle + sine * total) * 2 / math.pi if odd else sine * total

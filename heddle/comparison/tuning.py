@@ -1,0 +1,308 @@
+"""Settings at which a comparison runs the policies that do not plan their engines.
+
+A baseline has one TP degree for all engines, and a number of running steps for each. Which are best
+depends on the trace, and only a run can say it. A comparison therefore runs a baseline at several
+settings and takes the best on the very trace that it compares on: hindsight, and in favour of the
+baseline.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal, TypeAlias
+
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import ClassProfile, ClusterProfiles, capacity_tokens, load_profiles
+from heddle.cluster.role_choice import role_choices
+from heddle.config import RunConfig
+from heddle.config_files import ConfigError
+from heddle.setup import Workspace, prepare
+from heddle.workload import check_tags_used
+from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.policy import NoConsolidation, Policy
+from heddle_sim.profile_files import Profile
+
+SLOTS = (64, 100, 128, 200, 256)
+"""Running steps of an engine that `best` tries, up to the largest batch of the profile."""
+
+TUNED_BASELINES = ("verl", "slime", "verl-2026", "slime-2026", "sticky_least_loaded")
+"""Presets whose best setting a table of ours compares with."""
+
+Choice: TypeAlias = Literal["best"] | Sequence[int] | None
+"""Settings to try: every useful one, those that are listed, or the configuration's only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One row of a comparison: a policy on a cluster."""
+
+    name: str
+    """The policy's name; of a policy at several settings, with its setting: ``verl@tp4``."""
+    policy: str
+    cluster: ClusterConfig
+    swept: bool
+    """Whether the policy runs at several settings."""
+    baseline: bool
+    """Whether the policy neither plans, nor predicts, nor consolidates."""
+    roles_tried: bool = False
+    """Whether it is one of several splits of the GPUs into prefill and decode engines."""
+    planned: bool = False
+    """Whether the policy chooses its engines itself, and not the cluster's `tp`."""
+
+    @property
+    def contest(self) -> tuple[str, bool]:
+        """Rows with the same value compete for the best setting: with roles, and without."""
+        return self.policy, self.roles_tried
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """The clusters of a comparison."""
+
+    base: ClusterConfig
+    """Of policies with a planner of their own, which run once: with the largest number of running
+    steps of any setting."""
+    settings: tuple[ClusterConfig, ...]
+    """Of all others, one for each setting. Only `base` unless settings are tried."""
+    swept: bool
+    """Whether settings are tried, if only one."""
+    roles: bool = False
+    """Whether each setting is also tried with prefill and decode engines on the same GPUs."""
+
+    @property
+    def tps(self) -> tuple[str, ...]:
+        """TP degrees of `settings`, for people."""
+        return tuple(dict.fromkeys(cluster.tps for cluster in self.settings))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of running steps of `settings`."""
+        return tuple(dict.fromkeys(cluster.max_running for cluster in self.settings))
+
+    def variants(
+        self, config: RunConfig, policies: Sequence[str], workspace: Workspace
+    ) -> tuple[Variant, ...]:
+        """The rows of a comparison, each policy's settings together.
+
+        Raises:
+            ValueError: one of the packages' errors for bad input, of any row.
+        """
+        made: list[Variant] = []
+        every = [
+            prepare(with_policy(config, name, self.base), workspace=workspace).policy
+            for name in policies
+        ]
+        check_tags_used(config.policy.tags, every)
+        for name, policy in zip(policies, every, strict=True):
+            planned = not isinstance(policy.planner, FixedPlan)
+            swept = self.swept and not planned
+            never_starts = isinstance(policy.consolidation, NoConsolidation)
+            settings = self.settings if swept else (self.base,)
+            clusters = [replace(s, standby_tp=()) if never_starts else s for s in settings]
+            split = self._split(config, clusters, workspace) if self.roles else []
+            for cluster in [*clusters, *split]:
+                if swept or cluster.roles:
+                    prepare(with_policy(config, name, cluster), workspace=workspace)
+                tried = self.roles and bool(cluster.roles)
+                made.append(
+                    Variant(
+                        name=f"{name}@{self._label(cluster, planned)}" if swept or tried else name,
+                        policy=name,
+                        cluster=cluster,
+                        swept=swept and not tried,
+                        baseline=_is_baseline(policy),
+                        roles_tried=tried,
+                        planned=planned,
+                    )
+                )
+        if self.roles and not any(variant.roles_tried for variant in made):
+            raise ConfigError(
+                f"--roles best: gpus = {self.base.gpus} cannot be split into engines that prefill "
+                f"and engines that decode, of TP {' or '.join(self.tps)}: take more --gpus, "
+                "another --tp, or leave --roles out"
+            )
+        return tuple(made)
+
+    def _split(
+        self, config: RunConfig, clusters: Sequence[ClusterConfig], workspace: Workspace
+    ) -> list[ClusterConfig]:
+        return [
+            replace(cluster, roles=str(roles))
+            for cluster in clusters
+            for roles in role_choices(
+                workspace.workload(replace(config, cluster=cluster)).scripts, cluster
+            )
+        ]
+
+    def _label(self, cluster: ClusterConfig, planned: bool) -> str:
+        """Setting of a row, of a policy that plans its engines the GPUs by role alone."""
+        tps = cluster.tps.replace(" (", "@").replace(")", "").replace(", ", "+")
+        parts = [] if planned else [f"tp{tps}"]
+        if len(self.numbers) > 1 and not planned:
+            parts.append(str(cluster.max_running))
+        if self.roles and cluster.role_gpus is not None:
+            parts.append(cluster.role_gpus.label)
+        return "/".join(parts)
+
+
+def with_policy(config: RunConfig, preset: str, cluster: ClusterConfig) -> RunConfig:
+    """The same run under another policy, on another cluster."""
+    return replace(config, policy=replace(config.policy, preset=preset), cluster=cluster)
+
+
+def tuning(
+    config: RunConfig,
+    *,
+    tps: Choice = None,
+    slots: Choice = None,
+    roles: bool = False,
+    workspace: Workspace,
+) -> Tuning:
+    """Choose the settings to try: all combinations of TP degrees and numbers of running steps.
+
+    `best` tries the TP degrees of the profile that divide the GPUs and whose engines hold the
+    largest context, and the numbers of `SLOTS` with the configuration's. With `roles`, each setting
+    is tried with prefill and decode engines too, at splits by `heddle.cluster.role_choice`.
+
+    Raises:
+        ConfigError: a setting that is listed cannot be used, is listed twice, or none is.
+        ValueError: any other of the packages' errors for bad input.
+    """
+    base = config.cluster
+    beside = {"cluster.roles": base.roles, "cluster.mix": base.mix, "--pool": base.pool}
+    given = [name for name, value in beside.items() if roles and value]
+    if given:
+        raise ConfigError(
+            "--roles best chooses the GPUs of prefill and decode engines of one GPU class and one "
+            f"TP degree: leave {given[0]} out, or --roles best"
+        )
+    if tps is None and slots is None:
+        return Tuning(base=base, settings=(base,), swept=False, roles=roles)
+    profiles = load_profiles(base, check_tp=False)
+    uniform: Sequence[ClusterConfig] = (base,)
+    if tps is not None:
+        uniform = _uniform(config, profiles, tps, workspace)
+        same = [c for c in uniform if _own_tps(c) == _own_tps(base)]
+        base = (same or uniform)[0]
+    numbers = (base.max_running,) if slots is None else running_steps(base, profiles, slots)
+    base = replace(base, max_running=max(numbers))
+    return Tuning(
+        base=base,
+        settings=tuple(replace(c, max_running=n) for c in uniform for n in numbers),
+        swept=True,
+        roles=roles,
+    )
+
+
+def _uniform(
+    config: RunConfig, profiles: ClusterProfiles, tps: Choice, workspace: Workspace
+) -> tuple[ClusterConfig, ...]:
+    """The cluster with engines of each TP degree; of several classes, each with each."""
+    base = config.cluster
+    found = [_degrees(each, tps) for each in profiles.classes]
+    # What the widest engines cannot hold is refused, or dropped, for all settings alike.
+    widest = _with_tps(base, [max(degrees) for degrees in found])
+    largest = workspace.workload(replace(config, cluster=widest)).largest_tokens
+    held = [
+        _holding(each.profile, degrees, largest, tps)
+        for each, degrees in zip(profiles.classes, found, strict=True)
+    ]
+    return tuple(_with_tps(base, degrees) for degrees in product(*held))
+
+
+def _own_tps(cluster: ClusterConfig) -> list[int]:
+    return [each.tp for each in cluster.classes]
+
+
+def _with_tps(base: ClusterConfig, tps: Sequence[int]) -> ClusterConfig:
+    """The cluster with a TP degree for each class."""
+    if not base.pool:
+        return replace(base, mix=(), tp=tps[0])
+    pool = tuple(replace(pool, tp=tp) for pool, tp in zip(base.pool, tps, strict=True))
+    return replace(base, pool=pool)
+
+
+def _degrees(each: ClassProfile, tps: Choice) -> tuple[int, ...]:
+    """TP degrees to try on the GPUs of a class."""
+    profile, cluster = each.profile, each.cluster
+    gpus = f"roles = {cluster.roles!r}" if cluster.roles else f"gpus = {cluster.gpus}"
+    if tps == "best":
+        degrees = tuple(tp for tp in profile.tps if cluster.divides_into(tp))
+        if not degrees:
+            raise ConfigError(
+                f"{gpus} is divisible by no TP degree of {profile.model} on {profile.gpu}, "
+                f"which has {', '.join(map(str, profile.tps))}: take another number of GPUs"
+            )
+    else:
+        degrees = _listed(tps, "TP degrees")
+        for tp in degrees:
+            profile.at(tp)
+            if not cluster.divides_into(tp):
+                raise ConfigError(
+                    f"{gpus} is not divisible by TP degree {tp}, at which engines are to be "
+                    f"tried: leave it out, or take another number of GPUs. Engines of different "
+                    f"TP degrees side by side are cluster.mix"
+                )
+    return degrees
+
+
+def _holding(
+    profile: Profile, degrees: Sequence[int], largest: int, tps: Choice
+) -> tuple[int, ...]:
+    """Those of the TP degrees whose engines hold the largest context."""
+    small = [tp for tp in degrees if capacity_tokens(profile, tp) < largest]
+    if small and tps != "best":
+        raise ConfigError(
+            f"engines of TP degree {small[0]} hold {capacity_tokens(profile, small[0]):,} tokens, "
+            f"and the largest context has {largest:,}: leave {small[0]} out; best takes the TP "
+            "degrees that hold it"
+        )
+    return tuple(tp for tp in degrees if tp not in small)
+
+
+def running_steps(base: ClusterConfig, profiles: ClusterProfiles, slots: Choice) -> tuple[int, ...]:
+    """Numbers of running steps of an engine to try.
+
+    Raises:
+        ConfigError: one that is listed cannot be used, or is listed twice.
+    """
+    if slots == "best":
+        largest = min(
+            max(table.decode.batch)
+            for each in profiles.classes
+            for table in each.profile.tables.values()
+        )
+        return tuple(sorted({base.max_running, *(n for n in SLOTS if n <= largest)}))
+    numbers = _listed(slots, "numbers of running steps")
+    for number in numbers:
+        try:
+            replace(base, max_running=number)
+        except ValueError as error:
+            raise ConfigError(f"{number} running steps: {error}") from None
+    return numbers
+
+
+def _listed(values: Choice, what: str) -> tuple[int, ...]:
+    if isinstance(values, str):
+        raise ConfigError(f"{what}: {values!r} is neither best nor a list of numbers")
+    listed = tuple(values or ())
+    if not listed:
+        raise ConfigError(f"no {what} are listed: list one or more, or take best")
+    if min(listed) < 1:
+        raise ConfigError(f"{what} must be 1 or more, not {min(listed)}")
+    twice = [value for value in listed if listed.count(value) > 1]
+    if twice:
+        raise ConfigError(
+            f"{what}: {twice[0]} is listed twice, and each is tried once. Engines of different "
+            "TP degrees side by side are cluster.mix"
+        )
+    return listed
+
+
+def _is_baseline(policy: Policy) -> bool:
+    return (
+        isinstance(policy.planner, FixedPlan)
+        and isinstance(policy.predictor, NoPrediction)
+        and isinstance(policy.consolidation, NoConsolidation)
+    )

@@ -1,0 +1,1 @@
+"""`heddle serve`: its configuration and its run."""

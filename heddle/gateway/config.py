@@ -1,0 +1,97 @@
+"""What `heddle serve` needs beside the configuration of a run, checked before anything starts."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from heddle.config import RunConfig
+from heddle.config_files import ConfigError
+from heddle.knowledge import needs_oracle
+from heddle_gateway.fake_engines import Replies
+from heddle_gateway.front import FrontSettings
+from heddle_gateway.sessions import SessionLimits
+from heddle_runtime.vllm_http.endpoint import UrlError, base_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """What a gateway needs beside the configuration of a run."""
+
+    host: str = "127.0.0.1"
+    port: int = 8400
+    """0: a free one."""
+    model_names: tuple[str, ...] = ()
+    """Names that requests may give for the model. Empty: the engines' own."""
+    engine_urls: tuple[str, ...] = ()
+    engine_tps: tuple[int, ...] = ()
+    """TP degree of each of `engine_urls`. Empty: what the engine says, else `engine_tp`."""
+    engine_tp: int | None = None
+    """TP degree of engines by URL that say none. None: `cluster.tp`."""
+    engine_key: str = field(default="", repr=False)
+    """Sent to the engines of `engine_urls`."""
+    fake_tokens: int = 128
+    """Mean length of a generation of fake engines."""
+    fake_replies: Replies | None = None
+    """What fake engines say instead of made-up words."""
+    render_options: tuple[str, ...] = ()
+    """Options of vLLM's renderer for engines that are started here. With a parser of tool calls or
+    reasoning among them, text comes at the end of a step."""
+    engine_wait_s: float = 300.0
+    """Longest time for which steps wait while there is no engine."""
+    sessions: SessionLimits = field(default_factory=SessionLimits)
+    front: FrontSettings = field(default_factory=FrontSettings, repr=False)
+
+
+def check(config: RunConfig, gateway: GatewayConfig) -> None:
+    """Check what needs no machine.
+
+    Raises:
+        ConfigError: an option cannot be used; names it.
+    """
+    if needs_oracle(config.policy.preset):
+        raise ConfigError(
+            f"policy {config.policy.preset}: the future of clients is unknown; take a policy "
+            "without an oracle"
+        )
+    if config.cluster.roles:
+        raise ConfigError(
+            "--roles goes with replays only: a model may end a step with its first token, and no "
+            "prefill engine reports whether it did. Leave --roles out"
+        )
+    if gateway.fake_tokens < 1:
+        raise ConfigError(f"--fake-tokens {gateway.fake_tokens}: give 1 or more")
+    if "" in gateway.model_names:
+        raise ConfigError("--name is empty: give the name that requests have for the model")
+    for url in gateway.engine_urls:
+        try:
+            base_of(url)
+        except UrlError as error:
+            raise ConfigError(f"--worker: {error}") from None
+    keys = {
+        "--api-key": gateway.front.api_key,
+        "--admin-key": gateway.front.admin_key,
+        "--engine-key": gateway.engine_key,
+    }
+    for option, key in keys.items():
+        if key and not (key.isascii() and key.isprintable() and " " not in key):
+            raise ConfigError(
+                f"{option} has a space, an end of line or a character beyond ASCII, which no "
+                "header can hold: give another, or take it out"
+            )
+
+
+async def check_address(host: str, port: int) -> None:
+    """Check that the address is free, before engines start.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+    except (OSError, ValueError) as error:  # ValueError: a host that is no name at all
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"--host {host} --port {port}: {said}. Give an address of this machine and a free "
+            "port; --port 0 takes any"
+        ) from None
+    bound.close()

@@ -1,0 +1,362 @@
+"""`heddle serve`: a gateway on the engines of a run, with a run directory."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+from heddle.cluster.profiles import load_profiles
+from heddle.config import RunConfig
+from heddle.config_files import ConfigError
+from heddle.cost.gpu_use import GpuUse
+from heddle.engines import engine_facts
+from heddle.gateway.config import GatewayConfig, check, check_address
+from heddle.ray.cluster import RayNodes
+from heddle.ray.engines import node_facts, nodes_for
+from heddle.running import RunSink, planned_tps
+from heddle.runs import open_run
+from heddle.setup import RunSetup, prepare
+from heddle.signals import StopSignals
+from heddle.simulation import RunResult, finished, run_prices
+from heddle.stages import ProcessSolver, Stage, stage_of
+from heddle.workload import Workload
+from heddle_core.commands import Command
+from heddle_core.events import Event
+from heddle_gateway.app import listening, raise_file_limit
+from heddle_gateway.engine_urls import RegisteredEngines, RenderingEngines
+from heddle_gateway.errors import ApiError
+from heddle_gateway.fake_engines import FakeControl, WordRenderer, fake_agents
+from heddle_gateway.front import Front, ServedModel
+from heddle_gateway.gateway import Gateway
+from heddle_rollout.core import RecordedCore
+from heddle_rollout.services import CoreEstimates
+from heddle_runtime.agents.tokenizer import load_tokenizer
+from heddle_runtime.clock import Lateness, RunClock
+from heddle_runtime.vllm_http.launcher import HttpLauncher
+from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
+from heddle_runtime.vllm_http.settings import HttpSettings
+from heddle_trace.schema import Trace
+
+TRACE = "gateway"
+"""In place of the trace's name: what trajectories do is up to the clients."""
+CONTEXT_TOKENS = 32_768
+"""Of engines that say no limit of their own."""
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
+"""Files of a model's folder, any of which is a tokenizer."""
+_SECRET = ("--api-key", "--admin-key", "--engine-key")
+
+
+class GatewayFailedError(RuntimeError):
+    """The gateway cannot go on; the message says why."""
+
+
+def serve(
+    config: RunConfig,
+    gateway: GatewayConfig,
+    *,
+    out: Path = Path("runs"),
+    config_text: str | None = None,
+    on_note: Callable[[str], None] = lambda note: None,
+    on_listening: Callable[[str, Path], None] = lambda url, path: None,
+) -> RunResult:
+    """Serve clients until a signal comes; return the finished run.
+
+    `on_listening` gets the URL and the run directory. The first SIGINT, SIGTERM or SIGHUP ends it
+    in order: clients are refused so that they may send again, engines hand over the tokens of
+    running steps, and the run directory is closed as finished. A second one does not wait: the run
+    is then closed as interrupted.
+
+    Raises:
+        ValueError: one of the packages' errors for bad input, before anything is started.
+        OSError: the address cannot be used, or the run directory cannot be written.
+        GatewayFailedError: the renderer did not start, or an engine's URL cannot be used.
+    """
+    check(config, gateway)
+    tp = gateway.engine_tp or config.cluster.tp
+    gateway = replace(gateway, engine_tp=tp)
+    config = _with_engines_that_join(with_tokenizer(config), (tp, *gateway.engine_tps))
+    raise_file_limit(gateway.front.max_open)
+    context_tokens = _context_tokens(config)
+    work = Workload(
+        trace=Trace(TRACE, (), ""), trajectories=0, largest_tokens=min(context_tokens, 1 << 20)
+    )
+    setup = prepare(config, workload=work)
+    asyncio.run(check_address(gateway.host, gateway.port))
+    with nodes_for(setup.config, setup.workload.largest_tokens, planned_tps(setup)) as nodes:
+        return _serve_on(
+            nodes, setup, gateway, context_tokens, out, config_text, on_note, on_listening
+        )
+
+
+def _serve_on(
+    nodes: RayNodes | None,
+    setup: RunSetup,
+    gateway: GatewayConfig,
+    context_tokens: int,
+    out: Path,
+    config_text: str | None,
+    on_note: Callable[[str], None],
+    on_listening: Callable[[str, Path], None],
+) -> RunResult:
+    prices = run_prices(setup)
+    engines = _facts(setup, gateway, nodes)
+    for note in engines["notes"]:
+        on_note(note)
+    facts = replace(setup.facts("heddle_gateway", engines), command_line=_without_secrets(sys.argv))
+    kept = prices.kept(setup.config, setup.profiles.pools)
+    gpus = {} if engines.get("platform") == "cpu" else setup.profiles.pools
+    began_s = time.perf_counter()
+    with (
+        StopSignals() as signals,
+        open_run(out, kept, facts, config_text=config_text) as directory,
+    ):
+        sink = RunSink(directory, 0, lambda done, total: None)
+        model = ServedModel(names=gateway.model_names, context_tokens=context_tokens)
+        served = _Served(setup, nodes, gateway, sink, model, on_note)
+        with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
+            run = served.run(signals, lambda url: on_listening(url, directory.path))
+            lateness = runner.run(run)
+        if setup.config.runtime.engine == "http":
+            return finished(
+                setup, directory, began_s, lambda _: prices.cost(served.use.gpu_s, 1.0), lateness
+            )
+        return finished(setup, directory, began_s, partial(prices.cost, gpus), lateness)
+
+
+def with_tokenizer(config: RunConfig) -> RunConfig:
+    """The same with vLLM's tokenizer if the model has one: clients may set stop strings."""
+    runtime = config.runtime
+    folder = Path(runtime.model_dir)
+    found = runtime.engine == "vllm" and any((folder / name).exists() for name in _TOKENIZERS)
+    return replace(config, runtime=replace(runtime, tokenizer=True)) if found else config
+
+
+def _with_engines_that_join(config: RunConfig, tps: Sequence[int]) -> RunConfig:
+    """The same for engines by URL: they are no part of a plan, and have any TP degree.
+
+    Raises:
+        ConfigError: the profile has none of `tps`.
+    """
+    if config.runtime.engine != "http":
+        return config
+    cluster = replace(config.cluster, mix=(), tp_choices=None)
+    profile = load_profiles(cluster).classes[0].profile
+    for tp in (tp for tp in tps if tp not in profile.tps):
+        raise ConfigError(
+            f"--tp {tp}: the profile of {profile.model} on {profile.gpu} has TP "
+            f"{', '.join(map(str, profile.tps))}: give one of these, or a profile that has it"
+        )
+    if not cluster.pool:
+        gpus = max(profile.tps) * cluster.attention_dp
+        cluster = replace(cluster, gpus=gpus, tp=min(profile.tps), tp_choices=tuple(profile.tps))
+    policy = replace(config.policy, preset=f"{config.policy.preset}+given+keep_engines")
+    return replace(config, cluster=cluster, policy=policy)
+
+
+def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's event loop where it is installed; None: asyncio's own."""
+    if find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+def _context_tokens(config: RunConfig) -> int:
+    """The longest context: as configured, as the model has it, or as engines will say."""
+    runtime = config.runtime
+    if runtime.max_context is not None:
+        return runtime.max_context
+    if runtime.engine == "vllm":
+        found = json.loads((Path(runtime.model_dir) / "config.json").read_text())
+        return int(found.get("max_position_embeddings", CONTEXT_TOKENS))
+    return CONTEXT_TOKENS if runtime.engine == "fake" else 1 << 20
+
+
+def _facts(setup: RunSetup, gateway: GatewayConfig, nodes: RayNodes | None) -> dict[str, Any]:
+    """The manifest's facts of the engines, after their checks."""
+    runtime = setup.config.runtime
+    if runtime.engine == "http":
+        return {"engine": "http", "urls": list(gateway.engine_urls), "notes": []}
+    facts = engine_facts(setup.config, setup.workload.largest_tokens, planned_tps(setup))
+    if nodes is not None:
+        facts |= node_facts(nodes)
+    if runtime.engine == "fake":
+        note = "no model runs: engines keep time only, and tokens are made up"
+        return {**facts, "notes": [*facts["notes"], note]}
+    return facts
+
+
+def _without_secrets(command_line: Sequence[str]) -> Sequence[str]:
+    """Return a command line for the manifest."""
+    kept: list[str] = []
+    for word in command_line:
+        name, equals, _ = word.partition("=")
+        if kept and kept[-1] in _SECRET:
+            kept.append("...")
+        else:
+            kept.append(f"{name}=..." if name in _SECRET and equals else word)
+    return tuple(kept)
+
+
+class _Served:
+    """One gateway from its start to its end."""
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        nodes: RayNodes | None,
+        config: GatewayConfig,
+        sink: RunSink,
+        model: ServedModel,
+        on_note: Callable[[str], None],
+    ) -> None:
+        self._setup, self._config, self._sink = setup, config, sink
+        self._model, self._on_note = model, on_note
+        self._nodes, self.use = nodes, GpuUse()
+
+    def _record(self, event: Event, commands: Sequence[Command]) -> None:
+        self.use.take(event)
+        self._sink(event, commands)
+
+    async def run(self, signals: StopSignals, on_listening: Callable[[str], None]) -> Lateness:
+        """Serve until a signal; return how late the clock was.
+
+        Raises:
+            KeyboardInterrupt: a second signal came before engines had handed their tokens over.
+        """
+        setup, config = self._setup, self._config
+        loop = asyncio.get_running_loop()
+        async with self._stage() as stage, AsyncExitStack() as rest:
+            fake = setup.config.runtime.engine == "fake"
+            gateway = Gateway(
+                RecordedCore(setup.controller(), self._record),
+                stage.launcher,
+                stage.clock,
+                predictions=CoreEstimates(stage.clock, setup.config.cluster.prediction_s),
+                solver=stage.solver,
+                sessions=config.sessions,
+                engine_wait_s=config.engine_wait_s,
+                on_note=self._on_note,
+                report_interval_s=setup.config.cluster.report_interval_s,
+                report_delay_s=stage.report_delay_s,
+                **(
+                    {"make_agent": fake_agents(config.fake_tokens, config.fake_replies)}
+                    if fake
+                    else {}
+                ),
+            )
+            front = Front(gateway=gateway, model=self._model, settings=config.front)
+            serving = loop.create_task(gateway.run())
+            closing: list[asyncio.Task[None]] = []
+
+            def end(count: int) -> None:
+                if count == 1:
+                    closing.append(loop.create_task(gateway.close()))
+                else:
+                    for task in (serving, *closing):
+                        task.cancel()
+
+            try:
+                # From a signal handler: only such a call wakes a waiting loop.
+                with signals.on_signal(lambda count: loop.call_soon_threadsafe(end, count)):
+                    await self._connect(front, stage, rest)
+                    async with listening(front, host=config.host, port=config.port) as port:
+                        host = f"[{config.host}]" if ":" in config.host else config.host
+                        on_listening(f"http://{host}:{port}")
+                        await asyncio.wait([serving])
+                    if closing:
+                        await asyncio.wait(closing)
+            finally:
+                await gateway.close(0.0)
+                await asyncio.wait([serving])
+            if serving.cancelled():
+                raise KeyboardInterrupt
+            serving.result()
+            return stage.clock.lateness
+
+    @asynccontextmanager
+    async def _stage(self) -> AsyncIterator[Stage]:
+        """The engines' launcher and what belongs to it, closed at the end."""
+        if self._setup.config.runtime.engine == "http":
+            clock = RunClock(asyncio.get_running_loop())
+            launcher = HttpLauncher(HttpSettings(hang_s=self._setup.config.runtime.hang_s))
+            stage = Stage(clock, launcher, ProcessSolver(), None, 1.0, 0.0)
+        else:
+            stage = stage_of(self._setup, self._nodes, self._sink.path)
+        self._sink.facts = stage.facts
+        try:
+            yield stage
+        finally:
+            if isinstance(stage.solver, ProcessSolver):
+                stage.solver.close()
+            await stage.launcher.close()
+
+    async def _connect(self, front: Front, stage: Stage, rest: AsyncExitStack) -> None:
+        """Give the front its renderer, and register the engines that are known.
+
+        Raises:
+            GatewayFailedError: a renderer or an engine cannot be used.
+        """
+        runtime = self._setup.config.runtime
+        match runtime.engine:
+            case "fake":
+                name = self._setup.config.cluster.model
+                self._model.names = self._model.names or (Path(name).stem,)
+                renderer = WordRenderer(self._model.names[0], self._config.fake_replies)
+                front.renderer = front.engine_calls = front.detokenizer = renderer
+                cluster = self._setup.config.cluster
+                front.control = FakeControl(cluster.engines, cluster.tp)
+            case "vllm":
+                self._model.names = self._model.names or (Path(runtime.model_dir).name,)
+                await self._render(front, rest)
+            case "http":
+                await self._register(front, cast(HttpLauncher, stage.launcher))
+
+    async def _render(self, front: Front, rest: AsyncExitStack) -> None:
+        config = self._setup.config
+        process = RenderProcess(
+            config.runtime.model_dir,
+            log=self._sink.path / "render.log",
+            max_context=config.runtime.max_context,
+            model_name=self._model.names[0],
+            options=self._config.render_options,
+        )
+        rest.push_async_callback(process.close)
+        try:
+            front.renderer = front.engine_calls = await process.start()
+        except RenderProcessError as error:
+            raise GatewayFailedError(str(error)) from None
+        if not any("-parser" in option for option in self._config.render_options):
+            front.detokenizer = load_tokenizer(config.runtime.model_dir)
+
+    async def _register(self, front: Front, launcher: HttpLauncher) -> None:
+        config, context = self._config, self._setup.context
+        engines = RegisteredEngines(
+            launcher,
+            front.gateway,
+            self._model,
+            shapes=[shape for shape in context.cost.by_shape if shape.gpu == context.shape.gpu],
+            max_running=context.max_running,
+            tp=config.engine_tp,
+            key=config.engine_key,
+        )
+        front.engine_urls = front.control = engines
+        front.renderer = front.engine_calls = RenderingEngines(
+            launcher, wait_s=config.engine_wait_s
+        )
+        tps = config.engine_tps or (None,) * len(config.engine_urls)
+        for url, tp in zip(config.engine_urls, tps, strict=True):
+            try:
+                added: Mapping[str, Any] = await engines.add(url, {"tp": tp})
+            except ApiError as error:
+                raise GatewayFailedError(f"--worker {url}: {error}") from None
+            for lack in added["lacks"]:
+                self._on_note(f"{url}: {lack}")

@@ -1,0 +1,1 @@
+"""Live agents of `heddle run`: their configuration, tasks and sandbox."""

@@ -1,0 +1,1 @@
+"""Plans of rollouts: engines, their roles, the size of the cluster, and files that start them."""

@@ -1,0 +1,1 @@
+"""Runs and engines on the nodes of a Ray cluster."""

@@ -1,0 +1,129 @@
+"""What a run needs of its engines, whichever they are: launcher, clock, solver and tokens."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from heddle.config import RunConfig
+from heddle.engines import facts_of, open_vllm, vocabulary_of
+from heddle.executor import Worker
+from heddle.ray.cluster import RayNodes
+from heddle.ray.engines import open_nodes
+from heddle.setup import RunSetup
+from heddle_core.commands import SolvePlan
+from heddle_core.ids import EngineId
+from heddle_core.plans import ResourcePlan
+from heddle_rollout.engines import Launcher
+from heddle_rollout.scripted_agent import TokenSource
+from heddle_rollout.services import ChargedSolver, ServiceListener, Solver
+from heddle_runtime.clock import RunClock
+from heddle_runtime.tool_tasks import ToolTasks
+from heddle_runtime.vllm.launcher import EngineLauncher
+from heddle_sim.engine_client import SimLauncher
+
+FAKE_VOCABULARY = 50_000
+"""Tokens for engines that keep time only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The requirements of a run on its engines."""
+
+    clock: RunClock
+    launcher: Launcher
+    solver: Solver
+    tokens: TokenSource | None
+    tool_scale: float
+    report_delay_s: float
+    tool_tasks: ToolTasks = field(default_factory=ToolTasks)
+    facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
+    """Facts reported by an engine that has just become ready."""
+
+
+def stage_of(setup: RunSetup, nodes: RayNodes | None, path: Path) -> Stage:
+    """Make what a run on fake engines or vLLM's needs, here or on nodes; logs go below `path`."""
+    if nodes is not None:
+        return _node_stage(setup, nodes, path)
+    return fake_stage(setup) if setup.config.runtime.engine == "fake" else vllm_stage(setup, path)
+
+
+def fake_stage(setup: RunSetup) -> Stage:
+    """Make what a run on fake engines needs."""
+    simulation = setup.simulation
+    clock = RunClock(asyncio.get_running_loop(), speed=1.0 / setup.config.runtime.time_scale)
+    launcher = SimLauncher(simulation, clock)
+    launcher.schedule_faults()
+    return Stage(clock, launcher, ChargedSolver(clock), None, 1.0, simulation.report_delay_s)
+
+
+class ProcessSolver:
+    """Searches for plans in another process, without blocking the event loop; a `Solver`."""
+
+    def __init__(self) -> None:
+        # Ctrl-C reaches every process of a terminal: the run ends the search itself.
+        self._worker = Worker("ignored")
+        self._searches: set[asyncio.Task[ResourcePlan]] = set()
+
+    def solve(self, command: SolvePlan, listener: ServiceListener) -> None:
+        """Search for a plan."""
+        search = asyncio.get_running_loop().create_task(self._search(command))
+        self._searches.add(search)
+        search.add_done_callback(self._searches.discard)
+        search.add_done_callback(partial(_report, command, listener))
+
+    async def _search(self, command: SolvePlan) -> ResourcePlan:
+        # In a thread: the start of the process, with all that it imports, takes a second or more.
+        search = await asyncio.to_thread(self._worker.submit, command.problem.solve)
+        return await asyncio.wrap_future(search)
+
+    def close(self) -> None:
+        """End the other process."""
+        for search in self._searches:
+            search.cancel()
+        self._worker.close()
+
+
+def _report(
+    command: SolvePlan, listener: ServiceListener, search: asyncio.Future[ResourcePlan]
+) -> None:
+    if search.cancelled():
+        return
+    error = search.exception()
+    if error is not None:
+        listener.service_failed(error)
+    else:
+        listener.plan_solved(command, search.result())
+
+
+def vllm_stage(setup: RunSetup, path: Path) -> Stage:
+    """Make what a run on vLLM's engines needs; their logs go into a folder of `path`."""
+    config, clock = setup.config, RunClock(asyncio.get_running_loop())
+    return _stage(
+        config, open_vllm(config, path / "engines"), clock, vocabulary_of(config.runtime.model_dir)
+    )
+
+
+def _node_stage(setup: RunSetup, nodes: RayNodes, path: Path) -> Stage:
+    config, fake = setup.config, setup.config.runtime.engine == "fake"
+    speed = 1.0 / config.runtime.time_scale if fake else 1.0
+    clock = RunClock(asyncio.get_running_loop(), speed=speed)
+    launcher = open_nodes(setup, nodes, path / "engines", clock)
+    return _stage(
+        config,
+        launcher,
+        clock,
+        FAKE_VOCABULARY if fake else vocabulary_of(config.runtime.model_dir),
+    )
+
+
+def _stage(config: RunConfig, launcher: EngineLauncher, clock: RunClock, vocabulary: int) -> Stage:
+    for time_s, name in config.cluster.faults():
+        clock.call_at(time_s, launcher.fail, EngineId(name))
+    fake = config.runtime.engine == "fake"
+    tokens = TokenSource(vocabulary, seed=config.seed)
+    scale = 1.0 if fake else config.runtime.time_scale
+    facts = partial(facts_of, launcher)
+    return Stage(clock, launcher, ProcessSolver(), tokens, scale, 0.0, facts=facts)
