@@ -9,11 +9,13 @@ def main() -> None:
     """Import and run the command line; Ctrl-C during the imports ends in one message."""
     try:
         from heddle.cli import main as command_line
+        from heddle.signals import end_process_with_first
     except BaseException as error:
         if not _interrupted(error):
             raise
         sys.stderr.write("Interrupted.\n")
         sys.exit(INTERRUPTED)
+    end_process_with_first()
     command_line(prog_name="heddle")
 
 

@@ -26,6 +26,22 @@ Interrupts: TypeAlias = Literal["relayed", "direct", "ignored"]
 """
 
 
+_ends_process = False
+
+
+def end_process_with_first() -> None:
+    """Let the first signal that ends a run end this process: later ones are ignored until then."""
+    global _ends_process
+    _ends_process = True
+
+
+def ignore_more() -> None:
+    """Ignore signals from here on, if the first one ends this process."""
+    if _ends_process and threading.current_thread() is threading.main_thread():
+        for number in NUMBERS:
+            signal.signal(number, signal.SIG_IGN)
+
+
 class Terminated(KeyboardInterrupt):
     """A signal that ends the run: a run is closed as after Ctrl-C, with the signal's own status."""
 
@@ -55,9 +71,13 @@ def terminate_on_signals() -> Iterator[None]:
         signal.signal(number, end)
     try:
         yield
+    except KeyboardInterrupt:
+        ignore_more()
+        raise
     finally:
         for number in mine:
-            signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(number) is end or not _ends_process:
+                signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
@@ -96,7 +116,10 @@ class StopSignals:
                     self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, KeyboardInterrupt) and _ends_process:
+            ignore_more()
+            return
         for number, before in self._before.items():
             signal.signal(number, before if before is not None else signal.SIG_DFL)
 

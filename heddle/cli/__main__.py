@@ -1,5 +1,5 @@
 """`python -m heddle.cli` is `heddle`."""
 
-from heddle.cli import main
+from heddle.command import main
 
-main(prog_name="heddle")
+main()

@@ -104,9 +104,14 @@ def _fresh(out: Path, name: str) -> Path:
         path = out / (name if attempt == 1 else f"{name}-{attempt}")
         try:
             path.mkdir()
+            return path
         except FileExistsError:
             continue
-        return path
+        except BaseException:
+            # An interrupt may come after the directory is made. Only an empty one is removed.
+            with suppress(OSError):
+                path.rmdir()
+            raise
     raise RunError(f"{out}: 10,000 runs called {name} are there already; choose another --out")
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,8 +25,8 @@ from heddle import command
 from heddle.cli import main
 from heddle.cli.errors import exit_with_user_errors
 from heddle.cluster.config import MAX_GPUS, MAX_RUNNING
+from heddle.runs import directory, load_run
 from heddle.runs import files as run_files
-from heddle.runs import load_run
 from heddle.runs.journal_entries import JournalError, decode
 from tests.app.journals import Heddle, unlisted
 from tests.patience import PATIENCE_S
@@ -215,9 +216,11 @@ def test_a_signal_to_every_process_ends_all_of_them(tmp_path: Path, number: sign
 def test_more_signals_do_not_break_into_the_closing_of_a_comparison(tmp_path: Path):
     process = _comparison(tmp_path, 2)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.01)  # less than processes take to end
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGTERM)
+    time.sleep(0.01)
+    while process.poll() is None:  # to its last instruction
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            process.send_signal(number)
+        time.sleep(0.001)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert err.startswith("Interrupted.\n")
@@ -403,11 +406,37 @@ def test_a_second_report_passes_over_the_figures_of_the_first(heddle: Heddle, tr
     assert heddle("report", folder / "figures").exit_code == 2
 
 
-def test_runs_of_one_policy_and_seed_are_distinguished(heddle: Heddle, trace: Path):
-    names = []
-    for gpus in (1, 2):
-        row = json.loads(heddle("simulate", trace, "--json", "--gpus", gpus).stdout)
-        names.append(Path(row["run"]).name)
+class _Clock:
+    """Gives every run of a test its moment; see `RunDirectory`."""
+
+    def __init__(self, *seconds: int) -> None:
+        self._moments = [datetime(2026, 1, 2, 3, 4, s, tzinfo=UTC) for s in seconds]
+
+    def now(self, zone: tzinfo) -> datetime:
+        return self._moments.pop(0) if len(self._moments) > 1 else self._moments[0]
+
+
+def _two_runs(heddle: Heddle, trace: Path) -> list[str]:
+    rows = [heddle("simulate", trace, "--json", "--gpus", gpus).stdout for gpus in (1, 2)]
+    return [Path(json.loads(row)["run"]).name for row in rows]
+
+
+def test_runs_that_began_at_different_times_are_distinguished(
+    heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(directory, "datetime", _Clock(5, 5, 6))
+    _two_runs(heddle, trace)
+    done = heddle("report", *sorted(Path("runs").iterdir()))
+    times = ("03:04:05", "03:04:06")
+    assert all(f"s0 {time}" in done.stdout.splitlines()[0] for time in times)
+    assert len(list(Path("runs/figures").glob("timeline-*.png"))) == 2
+
+
+def test_runs_of_one_policy_and_seed_are_distinguished(
+    heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(directory, "datetime", _Clock(5))
+    names = _two_runs(heddle, trace)
     done = heddle("report", *sorted(Path("runs").iterdir()))
     assert all(name in done.stdout.splitlines()[0] for name in names)
     drawn = [p.name for p in Path("runs/figures").glob("timeline-*.png")]

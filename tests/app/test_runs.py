@@ -16,7 +16,16 @@ from pyarrow import parquet as pq
 
 from heddle.config import RunConfig
 from heddle.reports.sample import choose
-from heddle.runs import Run, RunDirectory, RunError, RunFacts, journal_buffer, load_run, open_run
+from heddle.runs import (
+    Run,
+    RunDirectory,
+    RunError,
+    RunFacts,
+    directory,
+    journal_buffer,
+    load_run,
+    open_run,
+)
 from heddle.runs import directory as runs
 from heddle.runs import files as run_files
 from heddle.runs.journal_buffer import JournalBuffer
@@ -119,6 +128,29 @@ def test_a_broken_off_run_keeps_its_journal_and_is_no_result(
     assert list(loaded.entries()) == story()[:4]
     with pytest.raises(RunError, match="no such file"):
         _ = loaded.summary
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_an_interrupt_while_the_directory_is_made_leaves_no_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+):
+    monkeypatch.setattr(directory, "_name", lambda *_: "name")
+    out = tmp_path / "runs"
+    with filled(out, story()) as first:
+        first.finish()
+    make = Path.mkdir
+
+    def interrupted(path: Path, *args: Any, **options: Any) -> None:
+        if made or path.parent != out:
+            make(path, *args, **options)
+        if path.parent == out:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opened(out)
+    assert [path.name for path in out.iterdir()] == ["name"]
+    load_run(first.path).verify()
 
 
 def test_a_run_that_is_left_without_finish_has_failed(tmp_path: Path):
