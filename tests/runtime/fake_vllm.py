@@ -17,6 +17,8 @@ from tests.runtime.counting_process import BLOCK, next_token
 
 BLOCKS = 2001
 TOKEN_S = 0.002
+TURNS = 3
+"""Of an event loop, from the readiness of a listening socket until its connection is made."""
 MODEL = "counting"
 PREFIX = "generate-tokens-"
 CONTROL = (
@@ -127,16 +129,28 @@ class FakeVllm:
     def die(self) -> None:
         """Close every connection, as the system does for a process that is killed."""
         assert self._server is not None
+        for listener in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+        self._drop(TURNS)
+
+    def _drop(self, turns: int) -> None:
+        """Drop connections, also those that are being accepted: a closed server would leak them."""
+        assert self._server is not None
         assert self._runner is not None
         assert self._runner.server is not None
-        self._server.close()
         for connection in list(self._runner.server.connections):
             if connection.transport is not None:
                 connection.transport.abort()
+        if turns:
+            asyncio.get_running_loop().call_soon(self._drop, turns - 1)
+        else:
+            self._server.close()
 
     async def close(self) -> None:
         if self._server is not None:
             self.die()
+            while self._server.is_serving():
+                await asyncio.sleep(0)
         if self._runner is not None:
             await self._runner.cleanup()
 

@@ -1,6 +1,8 @@
 """The engine contract on engines behind URLs, at servers without a model."""
 
 import asyncio
+import gc
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -9,9 +11,12 @@ from tests.rollout.contract import Bench, EngineContract, Recorder
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle-rl[serve]'")
 
+import contextlib
+
 from heddle_runtime.vllm_http.engine import HttpEngine
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.settings import HttpSettings
+from tests.patience import PATIENCE_S
 from tests.runtime.fake_vllm import FakeVllm
 
 SERVERS = 6
@@ -59,3 +64,20 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 class TestHttpEngine(EngineContract):
     pass
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_server_that_dies_while_it_accepts_leaks_no_socket(turns: int):
+    async def main() -> None:
+        server = await FakeVllm().start()
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            server.die()
+            await server.close()
+            client.settimeout(PATIENCE_S)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        gc.collect()  # pytest fails on the warning about a socket that is left open
+
+    asyncio.run(main())
