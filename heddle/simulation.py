@@ -1,9 +1,7 @@
 """One run in the simulator: a set-up, the driver, and a run directory."""
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError
 from heddle.cost.prices import Prices, RunCost, prices_of
+from heddle.garbage import seldom_collected
 from heddle.policies.errors import policy_errors
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
@@ -35,6 +34,8 @@ RUN_KEYS = (
     "preemptions",
 )
 COST_KEYS = ("gpu_hours", "dollars")
+COLLECT_EVERY = 1_000_000
+"""New objects between two collections of garbage: a run makes no cycles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def simulate(
     began_s = time.perf_counter()
     with (
         StopSignals(),
-        _seldom_collected(),
+        seldom_collected(COLLECT_EVERY),
         open_run(out, config, facts, config_text=config_text) as directory,
     ):
         sink = directory.record
@@ -174,20 +175,3 @@ def _counting_engines(sink: Sink, on_engines: Callable[[int], None]) -> Sink:
                 on_engines(ready)
 
     return counted
-
-
-@contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Run the garbage collector once in a million new objects, not once in 700.
-
-    A run makes no cycles, but holds many small objects: the collector took a sixth of its time.
-    What is there already, such as the trace, is left out of its scans.
-    """
-    usual = gc.get_threshold()
-    gc.set_threshold(1_000_000, *usual[1:])
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*usual)

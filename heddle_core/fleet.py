@@ -44,9 +44,9 @@ class Fleet:
 
     @property
     def steady(self) -> bool:
-        """Whether nothing is starting, restarting, stopping or borrowed."""
+        """Whether nothing is starting, restarting or stopping, and all engines are of the plan."""
         return self.settled and not (
-            self._restarting or self._stopping or self._unwanted or self._borrowed
+            self._restarting or self._stopping or self._unwanted or self._borrowed or self._joined
         )
 
     def borrow(self, engines: Sequence[EngineSpec], out: CommandList) -> list[EngineId]:

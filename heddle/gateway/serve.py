@@ -17,6 +17,7 @@ from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.cost.gpu_use import GpuUse
 from heddle.engines import engine_facts
+from heddle.garbage import seldom_collected
 from heddle.gateway.config import GatewayConfig, check, check_address
 from heddle.ray.cluster import RayNodes
 from heddle.ray.engines import node_facts, nodes_for
@@ -50,6 +51,8 @@ CONTEXT_TOKENS = 32_768
 """Of engines that say no limit of their own."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
 """Files of a model's folder, any of which is a tokenizer."""
+COLLECT_EVERY = 50_000
+"""New objects between two collections of garbage: HTTP makes some cycles."""
 _SECRET = ("--api-key", "--admin-key", "--engine-key")
 
 
@@ -115,6 +118,7 @@ def _serve_on(
     began_s = time.perf_counter()
     with (
         StopSignals() as signals,
+        seldom_collected(COLLECT_EVERY),
         open_run(out, kept, facts, config_text=config_text) as directory,
     ):
         sink = RunSink(directory, 0, lambda done, total: None)

@@ -9,6 +9,8 @@ import pytest
 from heddle_core.commands import Dispatch, Migrate, Preempt, SolvePlan, StartEngine, StopEngine
 from heddle_core.events import (
     EngineFailed,
+    EngineJoined,
+    EngineRecalled,
     EngineStopped,
     PlanSolved,
     RolloutStarted,
@@ -23,6 +25,7 @@ from tests.core.contrary import Problem
 from tests.core.test_controller import E0, E1, PLAIN, A, B, C, Engines, Harness, dispatch
 
 E2, E3, WIDE = EngineId("e2"), EngineId("e3"), EngineId("e2+1")
+J = EngineId("j0")
 D = TrajectoryId("d")
 
 
@@ -101,6 +104,33 @@ def test_it_is_not_called_before_all_have_arrived():
     harness.arrive(C)
     end(harness, B, E1)
     assert part.asked == 1
+
+
+def join(harness: Harness, name: EngineId) -> None:
+    harness.handle(
+        EngineJoined(time_s=0.0, engine=name, shape=EngineShape("h100", 1), max_running=1)
+    )
+    harness.ready(name)
+
+
+def test_it_is_not_called_while_an_engine_of_others_is_there():
+    part = Merge()
+    harness = at_work(part, A, B, C, D)
+    join(harness, J)
+    end(harness, C, E2)
+    assert part.asked == 0, "its plan would have J, on a GPU that is not there"
+    harness.handle(EngineRecalled(time_s=0.0, engine=J, drain=True))
+    end(harness, B, E1)
+    assert part.asked == 0, "J has not stopped"
+    stopped(harness, J)
+    assert [type(c) for c in end(harness, D, E3)] == [SolvePlan]
+
+
+def test_its_plan_is_dropped_where_an_engine_of_others_has_joined_since():
+    harness = at_work(Merge(), A, B, C)
+    end(harness, C, E2)
+    join(harness, J)
+    assert solved(harness) == []
 
 
 def test_idle_engines_stop_and_their_gpus_become_a_wide_one():
