@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.plans import EngineSpec
-from heddle_gateway.errors import ApiError, unavailable
+from heddle_gateway.errors import ApiError, no_engine, unavailable
 from heddle_gateway.front import ServedModel
 from heddle_gateway.gateway import Gateway
 from heddle_runtime.generation import GenerationEnd, Rendered, RenderError
@@ -182,7 +182,9 @@ class RegisteredEngines:
         """Call every engine; see `EngineControl`."""
         endpoints = [each.endpoint for each in self._launcher.registered]
         if not endpoints:
-            raise unavailable("no engine is registered")
+            if optional:
+                return {}
+            raise unavailable("no engine is registered; POST /workers takes one")
         calls = [
             endpoint.call(path, None if bodies is None else bodies[n], limit_s=CONTROL_LIMIT_S)
             for n, endpoint in enumerate(endpoints)
@@ -257,7 +259,7 @@ class RenderingEngines:
             async with asyncio.timeout(self._wait_s):
                 await self._launcher.any_registered()
         except TimeoutError:
-            raise unavailable(f"no engine for {self._wait_s:g} s", retry_after_s=30) from None
+            raise no_engine(self._wait_s) from None
         registered = self._launcher.registered
         start = next(self._calls)
         for n in range(len(registered)):

@@ -47,6 +47,15 @@ def unavailable(message: str, retry_after_s: int = 5) -> ApiError:
     return ApiError(503, message, kind="service_unavailable_error", retry_after_s=retry_after_s)
 
 
+def no_engine(wait_s: float) -> ApiError:
+    """Return the error of a call for which no engine came in `wait_s`."""
+    return unavailable(
+        f"no engine for {wait_s:g} s: start one, or register it by POST /workers, and send the "
+        "same again",
+        retry_after_s=30,
+    )
+
+
 def too_long(message: str) -> ApiError:
     """Return the error of a context that no engine can hold."""
     return ApiError(400, message, param="messages", code="context_length_exceeded")

@@ -59,7 +59,7 @@ class EngineControl(Protocol):
         """Return the answer of each engine by its name, in the order of `names`.
 
         `bodies` has one for each; None: a GET. Engines that lack the path are left out if it is
-        `optional`.
+        `optional`; there may then be no engine at all.
 
         Raises:
             ApiError: an engine refused the call, or did not answer; others may have done it.

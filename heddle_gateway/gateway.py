@@ -18,7 +18,7 @@ from heddle_core.ids import EngineId, RolloutId, TrajectoryId
 from heddle_core.journal import recorded
 from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.client_step import ClientStep
-from heddle_gateway.errors import ApiError, too_long, unavailable
+from heddle_gateway.errors import ApiError, no_engine, too_long, unavailable
 from heddle_gateway.identity import Identity
 from heddle_gateway.sessions import ClientSessions, SessionLimits
 from heddle_rollout.core import Core
@@ -312,7 +312,7 @@ class Gateway:
             self.sessions.sweep()
             since_s = self._engineless_since_s
             if since_s is not None and self._loop.time() - since_s > self._engine_wait_s:
-                error = unavailable(f"no engine for {self._engine_wait_s:g} s", retry_after_s=30)
+                error = no_engine(self._engine_wait_s)
                 for step in self.sessions.under_way:
                     self.sessions.fail(step, error)
 

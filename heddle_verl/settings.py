@@ -108,6 +108,8 @@ def read_settings(values: Mapping[str, Any]) -> RouterSettings:
         raise ConfigError(
             f"{PLACE}: gpu is missing: name the GPU class of the profile, as in gpu: h100"
         )
+    if values.get("ends", "unknown") not in ("announced", "unknown"):
+        raise ConfigError(f"{PLACE}: ends is {values['ends']!r}: write announced or unknown")
     try:
         settings = msgspec.convert(values, RouterSettings)
     except msgspec.ValidationError as error:

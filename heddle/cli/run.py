@@ -23,7 +23,7 @@ ENGINE = click.Choice(["vllm", "fake"])
     "--engines",
     type=int,
     default=None,
-    help="Engines, which have all GPUs [8 GPUs; with --tp 2]",
+    help="Engines, which have all GPUs [those of 8 GPUs; 2 with --tp]",
 )
 @click.option("--tp", "tps", default=None, help="TP degree, or one for each engine as 1,2 [1]")
 @click.option("--time-scale", type=float, default=None, help="Seconds for a recorded one [1.0]")

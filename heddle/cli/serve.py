@@ -26,7 +26,8 @@ SECONDS = NumberRange(min=0.0, max=1e9)
     "--engine",
     type=ENGINE,
     default=None,
-    help="vllm: started here; http: run already; fake: no model runs [http with --worker]",
+    help="vllm: started here; http: run already; fake: no model runs [http with --worker, else "
+    "fake]",
 )
 @launcher
 @click.option("--model-dir", default=None, help="Folder of the model that vLLM serves")
@@ -37,7 +38,12 @@ SECONDS = NumberRange(min=0.0, max=1e9)
     help="URL of a running vllm serve; repeat it. More may join by POST /workers",
 )
 @click.option("--engine-key", default="", envvar="HEDDLE_ENGINE_KEY", help="API key of --worker")
-@click.option("--engines", type=int, default=None, help="Engines that are started here [2]")
+@click.option(
+    "--engines",
+    type=int,
+    default=None,
+    help="Engines that are started here [those of 8 GPUs; 2 with --tp]",
+)
 @click.option(
     "--tp",
     "tps",
@@ -144,6 +150,7 @@ def serve(
     if options["fake_replies"] is not None and engine != "fake":
         raise click.UsageError("--fake-replies goes with --engine fake")
     gateway = _gateway(urls, url_tps, options)
+    of_vllm = {"--model-dir": options["model_dir"], "--render-option": gateway.render_options}
     named = ("launcher", "model_dir", "max_context", "time_scale", "kv_transfer")
     given: dict[str, Any] = {f"runtime__{name}": options.pop(name) for name in named}
     if policy is not None or not sources:
@@ -158,6 +165,7 @@ def serve(
         engines=() if engine == "http" else engines_of(engines, tps, pools=False),
         **given,
     )
+    _check_of_vllm(config.runtime.engine, of_vllm)
 
     def listening(url: str, path: Path) -> None:
         if as_json:
@@ -170,7 +178,8 @@ def serve(
         click.echo(f"Note: {text}", err=True)
 
     if gateway.front.max_open < MOST_OPEN:
-        note(f"{gateway.front.max_open:,} requests at once; more get status 429")
+        at_once = f"{gateway.front.max_open:,} requests at once (--max-open, ulimit -Hn)"
+        note(f"{at_once}; more get status 429")
     if gateway.host not in ("127.0.0.1", "::1", "localhost") and not gateway.front.api_key:
         note(f"{gateway.host} is reached by others, and there is no --api-key: all may use it")
     result = serve_clients(
@@ -256,6 +265,15 @@ def _replies(path: Path | None) -> "Replies | None":
         return Replies(messages)
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _check_of_vllm(engine: str, given: dict[str, Any]) -> None:
+    """Refuse options that other engines would ignore: without `--engine`, no model would run."""
+    from heddle.config_files import ConfigError
+
+    for flag, value in given.items():
+        if value and engine != "vllm":
+            raise ConfigError(f"{flag} goes with --engine vllm, not with {engine}")
 
 
 def _check_options(

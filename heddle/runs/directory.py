@@ -377,6 +377,14 @@ def load_run(path: str | Path, *, unfinished: bool = False) -> Run:
         raise RunError(f"{path / files.MANIFEST}: damaged: {e}") from None
     run = Run(path, manifest)
     if run.status != "finished" and not unfinished:
-        raise RunError(f"{path}: {why_unfinished(manifest)}, so it has no results; run it again")
+        why = why_unfinished(manifest)
+        raise RunError(f"{path}: {why}, so it has no results; {_then(manifest)}")
     check_sizes(path, manifest.get("files", {}))
     return run
+
+
+def _then(manifest: Mapping[str, Any]) -> str:
+    """What to do about an unfinished run. Clients of a gateway cannot be run again."""
+    if manifest.get("driver") == "heddle_gateway":
+        return "a gateway has them after one Ctrl-C or SIGTERM; heddle replay reads its journal"
+    return "run it again"

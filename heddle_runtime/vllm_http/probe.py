@@ -89,7 +89,7 @@ async def probe(endpoint: Endpoint, *, limit_s: float) -> EndpointFacts:
     try:
         return await _probe(endpoint, limit_s)
     except UnreachableError as error:
-        raise ProbeError(f"{endpoint.url}: {error}") from None
+        raise ProbeError(f"{endpoint.url}: {error}; is it vLLM, and ready?") from None
 
 
 async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:

@@ -151,6 +151,20 @@ def test_own_engines_get_the_tokenizer_of_the_models_folder(tmp_path: Path):
     assert not with_tokenizer(RunConfig(trace="gateway", runtime=fake)).runtime.tokenizer
 
 
+def test_a_gateway_that_was_killed_has_no_results_and_a_message_says_how_to_get_them(
+    heddle: Heddle, tmp_path: Path
+):
+    with gateway(tmp_path, *FAST) as served:
+        path = tmp_path / served.started["run"]
+        served.process.kill()
+        served.process.communicate(timeout=PATIENCE_S)
+    for args in (("report", path), ("trace", "extract", path, "-o", tmp_path / "t.jsonl")):
+        done = heddle(*args)
+        assert done.exit_code == 2
+        assert "a gateway has them after one Ctrl-C or SIGTERM" in done.output
+    assert heddle("replay", path).exit_code == 0
+
+
 def test_a_gateway_that_nobody_called_ends_in_order(tmp_path: Path):
     with gateway(tmp_path, *FAST) as served:
         summary = served.end()
@@ -217,6 +231,9 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
         (("--max-open", "999999"), "permits"),
         (("--set", "cluster.roles=prefill=1,decode=1"), "--roles goes with replays only"),
         (("--engine", "vllm"), "model_dir must name the folder"),
+        (("--model-dir", "model"), "--model-dir goes with --engine vllm, not with fake"),
+        (("--render-option=--tool-call-parser=hermes",), "--render-option goes with --engine vllm"),
+        (("--worker", "http://127.0.0.1:9"), "is it vLLM, and ready?"),
         (("--worker", "ftp://x"), "is not the URL of an engine"),
         (("--worker", "http://127.0.0.1:9/v1"), "127.0.0.1:9"),
         (("--worker", "http://user:secret@x"), "--worker: 'http://...@x' is not the URL"),

@@ -121,6 +121,19 @@ def test_an_engine_that_cannot_or_will_not_is_named_and_a_pause_goes_without_it(
     run(main())
 
 
+def test_a_pause_without_engines_begins_and_ends():
+    async def main() -> None:
+        async with registered(servers=0) as at:
+            assert (await at("POST", "/pause?mode=keep"))[0] == 200
+            assert (await at("GET", "/heddle/state"))[1]["paused"]
+            assert (await at("POST", "/update_weights", {}))[0] == 503
+            status, _ = await at("POST", "/resume")
+            assert status == 200
+            assert not (await at("GET", "/heddle/state"))[1]["paused"]
+
+    run(main())
+
+
 def idle(load: Any) -> bool:
     """As vime's control reads it: zero in every queue of every rank."""
     queues = [queue for rank in load["inflight"] for queue in rank["queues"]]

@@ -31,7 +31,7 @@ REPORTED = {
         ({"history": "prior:nothing"}, r"nothing"),
         ({"max_running": "many"}, r"max_running: Expected `int \| null`"),
         ({"max_running": 0}, r"max_running must be 1 or more"),
-        ({"ends": "maybe"}, r"ends: Invalid enum value 'maybe'"),
+        ({"ends": "maybe"}, r"ends is 'maybe': write announced or unknown"),
         ({"idle_s": 0}, r"idle_s must be more than 0"),
         ({"tp": 3}, r"has no TP 3, but"),
     ],
