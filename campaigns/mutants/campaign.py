@@ -168,11 +168,11 @@ def _write(path: Path, source: str) -> None:
 
 @lru_cache
 def _copy() -> Path:
-    """Copy sources and tests without compiled modules, once in each process; link the rest."""
+    """Copy sources and tests without a compiled build, once in each process; link the rest."""
     tree = Path(tempfile.mkdtemp(prefix="heddle-mutants-"))
-    skipped = shutil.ignore_patterns("*.so", "__pycache__", ".hypothesis")
+    skipped = shutil.ignore_patterns("*.so", "build.json", "__pycache__", ".hypothesis")
     for path in ROOT.iterdir():
-        if path.name in COVERED_BY or path.name == "tests":
+        if path.name in (*COVERED_BY, "heddle_compiled", "tests"):
             shutil.copytree(path, tree / path.name, ignore=skipped)
         elif not path.name.startswith("."):
             (tree / path.name).symlink_to(path)

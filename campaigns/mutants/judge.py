@@ -92,6 +92,7 @@ def _run_tests(tree: Path, tests: Sequence[str], out: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(HEDDLE_PURE="1", PYTHONPATH=str(tree))
     sys.path.insert(0, str(tree))
+    _forget_build()
     _limit_examples()
     settings.register_profile(
         "mutants",
@@ -107,6 +108,14 @@ def _run_tests(tree: Path, tests: Sequence[str], out: int) -> NoReturn:
     chosen = ["-m", "not real_engines and not gpu", *tests]
     status = pytest.main([*options, *chosen], plugins=[Begun(out)])
     os._exit(int(status))
+
+
+def _forget_build() -> None:
+    """Drop the compiled build of this process: the tree has a fault in its sources, and none."""
+    build = "heddle_compiled"
+    for name in [name for name in sys.modules if name.partition(".")[0] == build]:
+        del sys.modules[name]
+    sys.meta_path[:] = [each for each in sys.meta_path if getattr(each, "__module__", "") != build]
 
 
 def _limit_examples() -> None:
