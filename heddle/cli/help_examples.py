@@ -27,7 +27,11 @@ EXAMPLES: Final[Mapping[str, Sequence[str]]] = {
         "heddle run rollout.jsonl.gz --engine vllm --engines 2 --model-dir models/mine",
         "heddle run rollout.jsonl.gz --engine fake --time-scale 0.01",
     ),
-    "serve": ("heddle serve --engine vllm --model-dir models/mine --policy heddle",),
+    "serve": (
+        "heddle serve --engine fake",
+        "heddle serve --worker http://node1:8000 --policy heddle",
+        "heddle serve --engine vllm --model-dir models/mine --policy heddle",
+    ),
     "train": ("heddle train --regime sync",),
     "runs": (
         "heddle runs",
