@@ -132,7 +132,9 @@ class Trial:
     def _serve(self, port: int) -> GatewayProcess:
         """Start a gateway; it refuses to start while an engine does not answer."""
         urls = [w for p in self.engines.ports for w in ("--worker", f"http://127.0.0.1:{p}")]
-        options = ("--policy", self.policy, *urls, "--out", self.folder / "runs")
+        # Engines die far more often here than those that are to be given up.
+        often = ("--set", "cluster.restarts=1000")
+        options = ("--policy", self.policy, *urls, *often, "--out", self.folder / "runs")
         for left in reversed(range(START_ATTEMPTS)):
             self.engines.wait_until_up()
             try:
@@ -183,8 +185,9 @@ class Trial:
             tool = range(1, draw.randint(*TOOL_TOKENS))
             context += array("I", ids) + array("I", tool)
             await asyncio.sleep(draw.uniform(*TOOL_S))
-        async with client.http.post(f"{client.url}/finish_session?session_id={session}"):
-            pass
+        with suppress(aiohttp.ClientError):  # a gateway that has ended has no session to end
+            async with client.http.post(f"{client.url}/finish_session?session_id={session}"):
+                pass
 
     async def run(self, kills: int, restarts: int) -> Counter[str]:
         """Kill and restart while clients work; return how attempts of clients ended."""
