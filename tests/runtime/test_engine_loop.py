@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from heddle_core.ids import TrajectoryId
-from heddle_runtime.process import wire
+from heddle_runtime.process import in_flight, wire
 from heddle_runtime.process.engine_core import CoreOutput
 from heddle_runtime.process.in_flight import InFlight
 from heddle_runtime.process.loop import serve
@@ -319,3 +319,24 @@ def test_new_weights_with_the_kv_kept_disturb_no_request(core: SpiedCore):
         assert driver.take(wire.Ended).cached_tokens == len(grown) // 32 * 32 - (
             32 if len(grown) % 32 == 0 else 0
         )
+
+
+@pytest.mark.parametrize(("inside_s", "queued_s"), [(1.5, 2.5), (5.0, 0.0)])
+def test_a_step_was_queued_while_its_engine_neither_prefilled_nor_decoded(
+    monkeypatch: pytest.MonkeyPatch, inside_s: float, queued_s: float
+):
+    now_s = 100.0
+    monkeypatch.setattr(in_flight.time, "monotonic", lambda: now_s)
+    steps = InFlight()
+    steps.begin(1, TrajectoryId("t"))
+    now_s = 104.0
+    ended = wire.Ended(
+        id=1,
+        tokens=b"",
+        finished=True,
+        prefill_s=inside_s - 1.0,
+        decode_s=1.0,
+        cached_tokens=0,
+        recomputes=0,
+    )
+    assert steps.end(ended).queued_s == queued_s

@@ -529,6 +529,23 @@ def test_kv_of_a_salt_is_moved_under_it():
     run(main)
 
 
+def test_there_is_nothing_to_export_of_an_empty_context_or_a_forgotten_trajectory():
+    async def main() -> None:
+        async with setup() as made:
+            await made.launcher.add((await made.serve()).url)
+            engine, name = await made.begin(), TrajectoryId("here")
+            step = request("here", ids("here", PROMPT), OUTPUT)
+            engine.start(step)
+            context = grown(step.prompt_ids, await made.recorder.end_of("here"))
+            assert not engine.export_kv(name, ())
+            assert engine.export_kv(name, context)
+            await made.recorder.take("exported")
+            engine.forget(name)
+            assert not engine.export_kv(name, context)
+
+    run(main)
+
+
 # -- registration ---------------------------------------------------------------------------------
 
 

@@ -13,7 +13,14 @@ import pytest
 from campaigns.processes import descendants, wait_until_gone
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.nodes.connections import Address, Listener, RefusedError, connect, new_id
+from heddle_runtime.nodes.connections import (
+    HANDSHAKE_S,
+    Address,
+    Listener,
+    RefusedError,
+    connect,
+    new_id,
+)
 from heddle_runtime.nodes.launcher import NodeLauncher
 from heddle_runtime.process.child import group_members
 from heddle_runtime.vllm.engine import VllmEngine
@@ -250,6 +257,20 @@ def test_garbage_and_silence_do_not_disturb_the_others():
         came[0].close()
         listener.close()
         await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+def test_a_listener_that_closes_closes_connections_without_a_proof():
+    async def main() -> None:
+        listener = Listener(HOST, os.urandom(32))
+        reader, writer = await asyncio.open_connection(*listener.address)
+        assert await reader.read(1), "its nonce"
+        listener.close()
+        async with asyncio.timeout(HANDSHAKE_S / 2):
+            while await reader.read(64):
+                pass
+        writer.close()
 
     asyncio.run(main())
 
