@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from heddle_core.ids import TrajectoryId
-from heddle_runtime.process import in_flight, wire
+from heddle_runtime.process import wire
 from heddle_runtime.process.engine_core import CoreOutput
 from heddle_runtime.process.in_flight import InFlight
 from heddle_runtime.process.loop import serve
@@ -326,7 +326,7 @@ def test_a_step_was_queued_while_its_engine_neither_prefilled_nor_decoded(
     monkeypatch: pytest.MonkeyPatch, inside_s: float, queued_s: float
 ):
     now_s = 100.0
-    monkeypatch.setattr(in_flight.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     steps = InFlight()
     steps.begin(1, TrajectoryId("t"))
     now_s = 104.0
