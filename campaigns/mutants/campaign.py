@@ -44,7 +44,7 @@ import them, or that are in a folder of the same name.
 NEAR: Final[Mapping[str, tuple[str, ...]]] = {
     "heddle_core": ("core",),
     "heddle_rollout": ("rollout", "core"),
-    "heddle_sim": ("sim", "rollout"),
+    "heddle_sim": ("sim", "rollout", "loop"),
     "heddle_runtime": ("runtime",),
     "heddle_gateway": ("gateway",),
 }

@@ -43,6 +43,8 @@ class FakeVllm:
     max_context: Any = BLOCKS * BLOCK
     max_running: Any = 16
     """Said in dev mode, as `tp`."""
+    root = ""
+    """Where it found its model; empty: a folder of the model's name."""
 
     def __init__(self, *, model: str = MODEL, key: str = "", kv: bool = True) -> None:
         self.model, self.key, self.kv = model, key, kv
@@ -182,7 +184,7 @@ class FakeVllm:
         base = {
             "id": self.model,
             "owned_by": self.owner,
-            "root": f"/models/{self.model}",
+            "root": self.root or f"/models/{self.model}",
             "parent": None,
             "max_model_len": self.max_context,
         }

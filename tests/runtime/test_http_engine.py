@@ -549,6 +549,18 @@ def test_there_is_nothing_to_export_of_an_empty_context_or_a_forgotten_trajector
 # -- registration ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("model", ["counting", "of-another-name"])
+def test_servers_of_one_model_may_name_it_or_find_it_differently(model: str):
+    async def main() -> None:
+        async with setup() as made:
+            await made.launcher.add((await made.serve()).url)
+            other = await made.serve(model=model)
+            other.root = "/elsewhere" if model == MODEL else f"/models/{MODEL}"
+            assert (await made.launcher.add(other.url)).model == model
+
+    run(main)
+
+
 def test_a_registered_server_says_what_it_lacks():
     async def main() -> None:
         async with setup() as made:
