@@ -187,6 +187,33 @@ def planned_tps(setup: RunSetup) -> list[int]:
     return [shape.tp for shape in setup.context.shape_choices]
 
 
+class FlushTimer:
+    """Writes entries a second after they came, whether more events follow or not."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: OSError | None = None
+
+    def start(self) -> None:
+        """Take note of an entry, inside of the event loop that runs.
+
+        Raises:
+            OSError: entries before it could not be written.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
+
+    def _flush(self) -> None:
+        self._timer = None
+        try:
+            self._directory.flush()
+        except OSError as error:
+            self._error = error
+
+
 class RunSink:
     """Appends to the journal and counts finished trajectories."""
 
@@ -197,7 +224,7 @@ class RunSink:
         self._directory, self._total, self._on_progress = directory, total, on_progress
         self._engines: dict[EngineId, Mapping[str, Any]] = {}
         self._done = 0
-        self._flushed_s = time.monotonic()
+        self._timer = FlushTimer(directory)
 
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
         """Take one event with its commands."""
@@ -214,9 +241,7 @@ class RunSink:
                     **self.facts(engine),
                 }
                 self._directory.learn(engines=self._engines)
-        if time.monotonic() - self._flushed_s > FLUSH_S:
-            self._directory.flush()
-            self._flushed_s = time.monotonic()
+        self._timer.start()
 
 
 async def _roll_out(

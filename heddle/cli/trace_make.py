@@ -23,10 +23,18 @@ if TYPE_CHECKING:
     help="Also sessions of heddle serve that fell silent after an answer, and so were cancelled; "
     "their last answered step is taken for their last.",
 )
+@click.option(
+    "--unfinished",
+    is_flag=True,
+    help="Also of a RUN that was killed or still runs: the trajectories that have ended so far. "
+    "Long ones are missing more often than short ones.",
+)
 @click.option("--force", is_flag=True, help="Replace OUT where it exists.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
-def extract(run: Path, out: Path, with_silent: bool, force: bool, as_json: bool) -> None:
-    """Turn the journal of a finished RUN back into a trace."""
+def extract(
+    run: Path, out: Path, with_silent: bool, unfinished: bool, force: bool, as_json: bool
+) -> None:
+    """Turn the journal of a RUN back into a trace."""
     from heddle.cli.progress import progress
     from heddle.runs import load_run
     from heddle_trace import write_trace
@@ -34,7 +42,7 @@ def extract(run: Path, out: Path, with_silent: bool, force: bool, as_json: bool)
 
     free(out, force)
     with progress(f"extracting {run.name}"):
-        loaded = load_run(run)
+        loaded = load_run(run, unfinished=unfinished)
         loaded.verify()
         records, report = extracted(
             (entry.event for entry in loaded.entries()),

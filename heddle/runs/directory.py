@@ -386,5 +386,8 @@ def load_run(path: str | Path, *, unfinished: bool = False) -> Run:
 def _then(manifest: Mapping[str, Any]) -> str:
     """What to do about an unfinished run. Clients of a gateway cannot be run again."""
     if manifest.get("driver") == "heddle_gateway":
-        return "a gateway has them after one Ctrl-C or SIGTERM; heddle replay reads its journal"
+        return (
+            "a gateway has them after one Ctrl-C or SIGTERM; heddle replay reads its journal, and "
+            "heddle trace extract --unfinished makes a trace of what has ended"
+        )
     return "run it again"

@@ -1,7 +1,6 @@
 """One training loop on real engines: set-up, driver, trainer, run directory, prediction."""
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from heddle.engines import facts_of, open_vllm
-from heddle.running import FLUSH_S
+from heddle.running import FlushTimer
 from heddle.runs import RunDirectory, load_run, open_run
 from heddle.signals import StopSignals
 from heddle.stages import ProcessSolver
@@ -89,7 +88,7 @@ class _RecordedLoop:
         self, core: LoopController, measure: TrainMeasure, directory: RunDirectory
     ) -> None:
         self._core, self._measure, self._directory = core, measure, directory
-        self._flushed_s = time.monotonic()
+        self._timer = FlushTimer(directory)
         self._engines: dict[EngineId, Mapping[str, Any]] = {}
         self.facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
         """Facts reported by an engine that has just become ready."""
@@ -114,9 +113,7 @@ class _RecordedLoop:
                 **self.facts(event.engine),
             }
             self._directory.learn(engines=self._engines)
-        if time.monotonic() - self._flushed_s > FLUSH_S:
-            self._directory.flush()
-            self._flushed_s = time.monotonic()
+        self._timer.start()
         return commands
 
 

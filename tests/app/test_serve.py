@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.runs import load_run
 from heddle_core.events import EngineJoined, TrajectoryArrived, TrajectoryFinished
+from heddle_trace import read_trace
 from tests.app.gateways import Gateway, gateway
 from tests.app.journals import Heddle
 from tests.patience import PATIENCE_S
@@ -156,8 +158,19 @@ def test_a_gateway_that_was_killed_has_no_results_and_a_message_says_how_to_get_
 ):
     with gateway(tmp_path, *FAST) as served:
         path = tmp_path / served.started["run"]
+        body = {"token_ids": [20], "sampling_params": {"max_tokens": 8}, "session_id": "one"}
+        served.post("/inference/v1/generate", body)
+        served.post("/finish_session", {"session_id": "one"})
+        live = tmp_path / "live.jsonl"
+        deadline = time.monotonic() + PATIENCE_S  # the journal is written every second
+        while heddle("trace", "extract", "--unfinished", path, "-o", live).exit_code:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
         served.process.kill()
         served.process.communicate(timeout=PATIENCE_S)
+    killed = tmp_path / "killed.jsonl"
+    assert heddle("trace", "extract", "--unfinished", path, "-o", killed).exit_code == 0
+    assert len(read_trace(live).records) == len(read_trace(killed).records) == 1
     for args in (("report", path), ("trace", "extract", path, "-o", tmp_path / "t.jsonl")):
         done = heddle(*args)
         assert done.exit_code == 2
