@@ -29,6 +29,7 @@ import urllib.error
 import urllib.request
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -254,18 +255,23 @@ def step_tokens(run: Run, found: Journals) -> dict[str, list[int]]:
     return steps
 
 
-def check_journals(trial: Trial) -> Journals:
-    """Compare every journal with what clients got, and replay it."""
+def check_journals(
+    runs: Sequence[Path], answered: Answered, killed: Collection[Path] = ()
+) -> Journals:
+    """Compare every journal with what clients got, and replay it.
+
+    The journals of `killed` runs may end earlier than their clients' answers.
+    """
     found = Journals()
-    for path in trial.runs:
+    for path in runs:
         run = load_run(path, unfinished=True)
         steps = step_tokens(run, found)
-        mine = {t: n for (of, t), n in trial.answered.tokens.items() if of == str(path)}
+        mine = {t: n for (of, t), n in answered.tokens.items() if of == str(path)}
         for trajectory in steps.keys() | mine.keys():
             made, got = steps.get(trajectory, []), mine.get(trajectory, [])
             least = min(len(made), len(got))
             found.undelivered += len(made) - least
-            if path in trial.killed:  # its journal ends where it was written last
+            if path in killed:  # its journal ends where it was written last
                 found.unwritten += len(got) - least
                 got = got[:least]
             if made[: len(got)] != got or len(made) - len(got) not in (0, 1):
@@ -333,7 +339,7 @@ def main(kills: int, restarts: int, policy: str, seed: int, markdown: Path | Non
         trial = Trial(Path(folder), engines, policy, seed)
         rest.callback(trial.gateway_down)
         attempts = asyncio.run(trial.run(kills, restarts))
-        found = check_journals(trial)
+        found = check_journals(trial.runs, trial.answered, trial.killed)
         lines = [f"Policy {policy}, seed {seed}.", "", *table(trial, attempts, found)]
     print(*lines, sep="\n")
     if markdown is not None:
