@@ -114,22 +114,22 @@ def check_available(config: RunConfig) -> None:
         return
     if cluster.pool:
         raise EngineSetupError(
-            "heddle run starts vLLM engines on the GPUs of this machine, which are of one class: "
+            "heddle starts vLLM engines on the GPUs of this machine, which are of one class: "
             "leave the pools out; simulations model them"
         )
     if cluster.host_kv == "cluster":
         raise EngineSetupError(
-            "host_kv is cluster, and heddle run sets no store up that vLLM engines share: "
+            "host_kv is cluster, and heddle sets no store up that vLLM engines share: "
             "set cluster.host_kv to engine or none"
         )
     if cluster.standby_tp:
         raise EngineSetupError(
-            "standby_tp names engines that are asleep, and heddle run starts vLLM engines cold: "
+            "standby_tp names engines that are asleep, and heddle starts vLLM engines cold: "
             "leave cluster.standby_tp empty; simulations model them"
         )
     if cluster.attention_dp > 1 or cluster.expert_parallel == "on":
         raise EngineSetupError(
-            "heddle run starts vLLM engines without expert or attention data parallelism: leave "
+            "heddle starts vLLM engines without expert or attention data parallelism: leave "
             "cluster.expert_parallel and cluster.attention_dp out; simulations model them"
         )
 

@@ -168,8 +168,10 @@ def _word(word: str) -> int:
 class WordRenderer:
     """Renders text as words; implements `Renderer`, `EngineCalls` and `Detokenizer`."""
 
-    def __init__(self, model: str, replies: Replies | None = None) -> None:
-        self._model, self._replies = model, replies
+    def __init__(
+        self, model: str, replies: Replies | None = None, context_tokens: int = 32_768
+    ) -> None:
+        self._model, self._replies, self._context_tokens = model, replies, context_tokens
         self._made = 0
 
     async def render(self, endpoint: str, body: dict[str, Any]) -> Rendered:
@@ -248,7 +250,7 @@ class WordRenderer:
             return {"prompt": self.decode(body.get("tokens") or [])}
         if path == "/tokenize":
             ids = _chat(body) if "messages" in body else _prompt(body)
-            return {"count": len(ids), "max_model_len": VOCABULARY, "tokens": ids}
+            return {"count": len(ids), "max_model_len": self._context_tokens, "tokens": ids}
         rendered = await self.render(path.removesuffix("/render"), body)
         limits = {} if rendered.max_tokens is None else {"max_tokens": rendered.max_tokens}
         return {

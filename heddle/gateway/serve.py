@@ -312,9 +312,9 @@ class _Served:
         runtime = self._setup.config.runtime
         match runtime.engine:
             case "fake":
-                name = self._setup.config.cluster.model
-                self._model.names = self._model.names or (Path(name).stem,)
-                renderer = WordRenderer(self._model.names[0], self._config.fake_replies)
+                model, replies = self._model, self._config.fake_replies
+                model.names = model.names or (Path(self._setup.config.cluster.model).stem,)
+                renderer = WordRenderer(model.names[0], replies, model.context_tokens)
                 front.renderer = front.engine_calls = front.detokenizer = renderer
                 cluster = self._setup.config.cluster
                 front.control = FakeControl(cluster.engines, cluster.tp)

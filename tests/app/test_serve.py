@@ -161,6 +161,8 @@ def test_a_gateway_that_was_killed_has_no_results_and_a_message_says_how_to_get_
         body = {"token_ids": [20], "sampling_params": {"max_tokens": 8}, "session_id": "one"}
         served.post("/inference/v1/generate", body)
         served.post("/finish_session", {"session_id": "one"})
+        listed = served.get("/v1/models")["data"][0]["max_model_len"]
+        assert served.post("/tokenize", {"prompt": "one"})["max_model_len"] == listed
         live = tmp_path / "live.jsonl"
         deadline = time.monotonic() + PATIENCE_S  # the journal is written every second
         while heddle("trace", "extract", "--unfinished", path, "-o", live).exit_code:
