@@ -1,6 +1,10 @@
 """Agents and kills behind the gateway: what the checks notice, and what agents get."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +22,7 @@ from tests.gateway.served import NO_AIOHTTP, run, served
 
 aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
-from experiments.real_cpu import gateway_agents, gateway_kills, token_engine  # noqa: E402
+from experiments.real_cpu import engine_kills, gateway_agents, gateway_kills, token_engine  # noqa: E402
 from experiments.real_cpu.gateway_clients import Client, LostStepError  # noqa: E402
 from heddle_runtime.clock import RunClock  # noqa: E402
 
@@ -50,8 +54,7 @@ def checked(
     answered.tokens["run", "t1"] = got
     path = Path("run")
     ended = {path} if killed else set()
-    trial: Any = SimpleNamespace(runs=[path], killed=ended, answered=answered)
-    return gateway_kills.check_journals(trial)
+    return gateway_kills.check_journals([path], answered, ended)
 
 
 def test_tokens_of_all_parts_of_a_step_are_those_of_its_answer(monkeypatch: pytest.MonkeyPatch):
@@ -140,6 +143,43 @@ def test_tokens_of_an_engine_process_depend_on_their_context_alone():
     assert first == [token_engine.next_token(5, position) for position in range(100)]
     assert first != [token_engine.next_token(6, position) for position in range(100)]
     assert all(16 <= token < 1 << 31 for token in first)
+
+
+def test_a_step_with_other_tokens_than_undisturbed_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    class Engine:
+        def __init__(self, http: object, url: str) -> None:
+            pass
+
+        async def step(
+            self, session: str, context: "array[int]", tokens: int
+        ) -> tuple[list[int], str]:
+            return [context[0] + n for n in range(tokens)], session
+
+        async def post(self, path: str, body: object) -> None:
+            pass
+
+    monkeypatch.setattr(engine_kills, "Client", Engine)
+    trial: Any = SimpleNamespace(sent=[(array("I", [5]), [5, 6]), (array("I", [7]), [7, 9, 9])])
+    wrong = asyncio.run(engine_kills.undisturbed(trial, ""))
+    assert len(wrong) == 1
+    assert "[7, 9, 9], not [7, 8, 9]" in wrong[0]
+
+
+def test_signals_go_to_engine_processes_that_run():
+    def start(*words: str) -> subprocess.Popen[bytes]:
+        program = "import time; time.sleep(600)"
+        return subprocess.Popen([sys.executable, "-c", program, *words], start_new_session=True)
+
+    other, engine, stopped = start(), start(engine_kills.MODULE), start(engine_kills.MODULE)
+    try:
+        os.kill(stopped.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+        gateway: Any = SimpleNamespace(children=[other.pid, engine.pid, stopped.pid, 1 << 22])
+        assert engine_kills._engines(gateway) == [engine.pid]
+    finally:
+        for each in (other, engine, stopped):
+            each.kill()
+            each.wait()
 
 
 def test_shrunk_trajectories_keep_their_steps():
