@@ -31,7 +31,7 @@ SMALL_ROLLOUTS: Final = "tests/golden/test_decisions.py::test_a_small_rollout_is
 SCHEDULES: Final = "tests/campaigns/test_schedules.py::test_schedules_of_faults_hold"
 COVERED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "heddle_core": (SCHEDULES, SMALL_ROLLOUTS, "tests/loop/test_controller.py", "tests/core"),
-    "heddle_rollout": (SCHEDULES, SMALL_ROLLOUTS, "tests/rollout"),
+    "heddle_rollout": (SCHEDULES, SMALL_ROLLOUTS, "tests/rollout", "tests/gateway"),
     "heddle_sim": (SCHEDULES, SMALL_ROLLOUTS, "tests/sim"),
     "heddle_runtime": (),
     "heddle_gateway": ("tests/gateway",),

@@ -155,6 +155,20 @@ def test_a_step_that_cannot_be_says_why(more, part):
         TRAINING.step_time(given.pop("lengths"), **given)
 
 
+@pytest.mark.parametrize(
+    ("model", "size_class"),
+    [
+        ("qwen3-8b", "dense-small"),
+        ("qwen3-32b", "dense-mid"),
+        ("llama-3.1-70b", "dense-large"),
+        ("qwen3-30b-a3b", "moe-small"),
+        ("qwen3-235b-a22b", "moe-large"),
+    ],
+)
+def test_a_model_is_of_the_class_of_its_size(model, size_class):
+    assert trained_model(model).size_class == size_class
+
+
 def test_an_unknown_model_is_refused_with_the_nearest():
     with pytest.raises(UnknownModelError, match="did you mean 'qwen3-14b'"):
         trained_model("qwen3-14")

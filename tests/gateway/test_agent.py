@@ -1,0 +1,75 @@
+"""What a session's trajectory tells its engine."""
+
+from array import array
+
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_gateway.agent import GatewayAgent
+from heddle_gateway.client_step import ClientStep
+from heddle_rollout.agents import ToolAnswer
+from heddle_rollout.engines import StepResult
+from heddle_runtime.generation import Rendered
+
+SESSION = TrajectoryId("s")
+
+
+class Listener:
+    """A rollout that waits for the client's next request, and a gateway that ignores ends."""
+
+    def __init__(self) -> None:
+        self.answers: list[ToolAnswer] = []
+
+    def step_over(self, agent: GatewayAgent) -> None:
+        pass
+
+    def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
+        self.answers.append(answer)
+
+    def tool_failed(self, trajectory: TrajectoryId, error: BaseException) -> None:
+        raise error
+
+
+def step(*prompt: int, most: int = 10) -> ClientStep:
+    rendered = Rendered(prompt_ids=array("I", prompt), sampling={}, max_tokens=most)
+    return ClientStep("generate", rendered, max_tokens=most)
+
+
+def result(*ids: int, finished: bool = False) -> StepResult:
+    return StepResult(trajectory=SESSION, tokens=len(ids), finished=finished, output_ids=ids)
+
+
+def agent(first: ClientStep) -> GatewayAgent:
+    return GatewayAgent(SESSION, GroupId("g"), "coding", first, Listener())
+
+
+def test_a_step_that_goes_on_after_an_interruption_shares_all_that_its_engine_had():
+    session = agent(step(1, 2, 3))
+    assert session.request().shared_tokens == 0
+    session.on_step_end(result(4, 5))
+    again = session.request()
+    assert list(again.prompt_ids) == [1, 2, 3, 4, 5]
+    assert (again.shared_tokens, again.max_tokens) == (5, 8)
+
+
+def test_tokens_beyond_the_limit_of_a_step_are_left_out():
+    session = agent(step(1, most=3))
+    session.request()
+    session.on_step_end(result(2, 3))
+    session.request()
+    session.on_step_end(result(4, 5, 6))
+    assert session.step.output_ids.tolist() == [2, 3, 4]
+
+
+def test_the_next_request_shares_what_it_repeats():
+    session, listener = agent(step(1, 2)), Listener()
+    session.request()
+    session.on_step_end(result(3, 4, finished=True))
+    session.call_tool(listener)
+    session.begin(step(1, 2, 3, 4, 5))
+    asked = session.request()
+    assert (asked.shared_tokens, asked.rewritten) == (4, False)
+    assert listener.answers[0].observation_tokens == 1
+    session.on_step_end(result(6, finished=True))
+    session.call_tool(listener)
+    session.begin(step(1, 9))
+    asked = session.request()
+    assert (asked.shared_tokens, asked.rewritten, asked.prompt_tokens) == (1, True, 2)
