@@ -84,6 +84,8 @@ def _too_large(profile: "Profile") -> Iterator[str]:
     for tp, entry in profile.tables.items():
         sizes[f"tables.{tp}.kv_capacity_tokens"] = entry.kv_capacity_tokens
         sizes[f"tables.{tp}.belief.kv_capacity_tokens"] = entry.belief.kv_capacity_tokens
+        sizes[f"tables.{tp}.decode.batch"] = max(entry.decode.batch, default=0)
+        sizes[f"tables.{tp}.prefill.tokens"] = max(entry.prefill.tokens, default=0)
         if entry.belief.filling is not None:
             sizes[f"tables.{tp}.belief.filling.knee"] = entry.belief.filling.knee
     for name, size in sizes.items():

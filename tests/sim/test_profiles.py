@@ -333,6 +333,8 @@ def test_a_file_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
         ("gpu", " ", "gpu must be a name"),
         ("tables", {}, "at least one TP degree"),
         ("tables/1/decode/batch", [0, 2, 1], "tables.1.decode.batch must ascend"),
+        ("tables/1/decode/batch", [0, 10**400], "tables.1.decode.batch must be at most"),
+        ("tables/1/prefill/tokens", [0, 10**400], "tables.1.prefill.tokens must be at most"),
         ("tables/1/decode/base_ms", [1.0], "tables.1.decode.batch and its columns differ"),
         ("tables/1/decode/base_ms", "fast", r"tables\[...\].decode.base_ms"),
         ("tables/1/kv_capacity_tokens", 0, "tables.1.kv_capacity_tokens must be positive"),
