@@ -49,7 +49,12 @@ NEAR: Final[Mapping[str, tuple[str, ...]]] = {
     "heddle_gateway": ("gateway",),
 }
 """Folders of tests in which those that import a module of a package take seconds, not minutes."""
-WITH_ENGINES: Final = ("heddle_runtime/vllm/", "heddle_runtime/train/", "heddle_runtime/tiny_model")
+WITH_ENGINES: Final = (
+    "heddle_runtime/vllm/",
+    "heddle_runtime/vllm_http/render_process",
+    "heddle_runtime/train/",
+    "heddle_runtime/tiny_model",
+)
 """What only tests of real engines cover."""
 
 

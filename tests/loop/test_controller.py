@@ -194,6 +194,12 @@ def test_a_wrong_regime_is_named_with_its_parameter(text: str, said: str):
         regime_named(text, shape())
 
 
+def test_a_bound_of_0_that_drops_late_groups_cannot_carry_any_over():
+    with pytest.raises(RegimeError, match="would discard what rest keep carries over"):
+        Regime(groups=2, samples=2, staleness=Staleness(late="drop"))
+    Regime(groups=2, samples=2, staleness=Staleness(late="drop"), batching=Batching(rest="cancel"))
+
+
 @pytest.mark.parametrize("name", [n for n, cls in REGIMES.items() if not cls.can_share_gpus])
 def test_regimes_that_generate_while_they_train_need_gpus_of_their_own(name: str):
     with pytest.raises(RegimeError, match="leave out --colocated"):

@@ -24,7 +24,7 @@ from tests.rollout.contract import request
 from tests.rollout.test_migrations import Puppet
 
 T, G = TrajectoryId("t"), GroupId("t")
-A, B, C = EngineId("a"), EngineId("b"), EngineId("c")
+A, B, C, D = (EngineId(name) for name in "abcd")
 
 
 class Recorded(Puppet):
@@ -117,6 +117,33 @@ def playing(play: Callable[[Cast], None]) -> None:
         play(Cast())
 
     run_virtual(main())
+
+
+# -- engines that come and go ----------------------------------------------------------------------
+
+
+def test_an_engine_that_becomes_ready_later_loads_the_weights_that_others_have():
+    def play(cast: Cast) -> None:
+        updated: list[str] = []
+        cast.cluster.update_engine(A, 3, "w3", keep_kv=False, then=lambda: updated.append("a"))
+        assert cast.calls("update 3") == [A]
+        cast.cluster.weights_updated(A, 3)
+        assert updated == ["a"]
+        cast.add(D)
+        assert cast.calls("update 3") == [A, D]
+
+    playing(play)
+
+
+def test_an_idle_engine_is_sampled_once_and_again_when_its_name_comes_back():
+    def play(cast: Cast) -> None:
+        assert [name for name, _ in cast.cluster.sample()] == [A, B, C]
+        assert cast.cluster.sample() == []
+        cast.cluster.engine_failed(A, "died", ())
+        cast.add(A)
+        assert [name for name, _ in cast.cluster.sample()] == [A]
+
+    playing(play)
 
 
 # -- contexts that are forgotten -------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from heddle_core.ids import TrajectoryId
 from heddle_runtime.process import wire
 from heddle_runtime.process.engine_core import CoreOutput
-from heddle_runtime.process.in_flight import InFlight
+from heddle_runtime.process.in_flight import InFlight, split_time
 from heddle_runtime.process.loop import serve
 from heddle_runtime.process.wire import (
     Channel,
@@ -340,3 +340,10 @@ def test_a_step_was_queued_while_its_engine_neither_prefilled_nor_decoded(
         recomputes=0,
     )
     assert steps.end(ended).queued_s == queued_s
+
+
+def test_the_time_of_a_step_is_split_at_the_moments_that_it_reached():
+    assert split_time(1.0, 2.0, 5.0, 11.0) == (1.0, 3.0, 6.0)
+    assert split_time(1.0, 2.0, 0.0, 11.0) == (1.0, 9.0, 0.0)  # ended before its first token
+    assert split_time(1.0, 0.0, 0.0, 11.0) == (10.0, 0.0, 0.0)  # never started
+    assert split_time(3.0, 2.0, 5.0, 4.0) == (0.0, 2.0, 0.0)  # clocks of two processes
