@@ -17,6 +17,8 @@ FORK: Final = multiprocessing.get_context("fork")
 PROGRESS_S: Final = 60.0
 ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 IN_MEMORY: Final = "/dev/shm"
+CASES_OF_PROCESS: Final = 10_000
+"""Then a new process goes on: click's test runner keeps a few kB of each command that it runs."""
 """Where a file costs no time of a disk, if there is such a place."""
 
 
@@ -155,11 +157,18 @@ class Share:
         self._reported_s = time.monotonic()
         result.cpu_s += cpu_s
         if outcome is None:
-            self.over = True
             self._process.join()
+            self.over = not self._goes_on(self._number)
+            if not self.over:
+                self.connection.close()
+                self._start()
             return
         result.add(self._number, outcome)
         self._number += self._jobs
+
+    def _goes_on(self, number: int) -> bool:
+        """Whether the case of this number is to begin."""
+        return time.monotonic() < self._until_s and (self._cases is None or number < self._cases)
 
     def _lost(self, result: Result, what: str) -> None:
         case = numbered(self._campaign, self._seed, self._number)
@@ -183,7 +192,8 @@ class Share:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._campaign.begin(self._folder.name)
         number, used_s = self._number, 0.0
-        while time.monotonic() < self._until_s and (self._cases is None or number < self._cases):
+        last = number + CASES_OF_PROCESS * self._jobs
+        while number < last and self._goes_on(number):
             outcome = self._campaign.run(numbered(self._campaign, self._seed, number))
             before_s, used_s = used_s, _cpu_s()
             connection.send((outcome, used_s - before_s))

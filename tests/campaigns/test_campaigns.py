@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from campaigns import __main__ as command
+from campaigns import report
 from campaigns.__main__ import main, replay
 from campaigns.campaign import Failure, Outcome, minimised, numbered, saved
 from campaigns.faults.campaign import Faults
@@ -185,6 +186,18 @@ def test_a_case_that_ends_or_stops_its_process_costs_itself_alone(campaign: Seve
     finding = result.findings[kind]
     assert (result.cases, finding.cases, finding.first) == (30, len(failing), failing[0])
     assert not finding.failure.repeatable
+
+
+def test_a_process_runs_so_many_cases_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch):
+    class Naming(Sevens):
+        def run(self, case: int) -> Outcome:
+            return Outcome(counts={f"in {os.getpid()}": 1})
+
+    monkeypatch.setattr(report, "CASES_OF_PROCESS", 7)
+    result = execute(Naming(), 3, minutes=1.0, cases=29, jobs=2)
+    # Of the 15 and 14 cases of the two.
+    assert sorted(result.counts.values()) == [1, 7, 7, 7, 7]
+    assert (result.cases, result.failed) == (29, False)
 
 
 def test_a_request_to_end_keeps_what_was_found():
