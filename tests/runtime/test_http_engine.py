@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,7 +24,7 @@ from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER, ProbeError
 from heddle_runtime.vllm_http.settings import HttpSettings
 from heddle_runtime.vllm_http.step import HttpStep
-from heddle_runtime.vllm_http.stream import EventReader
+from heddle_runtime.vllm_http.stream import EventReader, GenerateChunk
 from tests.rollout.contract import LONG_OUTPUT, Recorder, grown, ids, request, until
 from tests.runtime.counting_process import next_token
 from tests.runtime.fake_vllm import MODEL, FakeVllm
@@ -745,3 +746,16 @@ def test_events_are_the_same_however_their_bytes_are_cut(events, sizes, end):
         found += reader.feed(whole[at : at + size])
         at += size
     assert found == events
+
+
+def test_prefill_ends_with_the_first_token_and_decode_begins(monkeypatch: pytest.MonkeyPatch):
+    now_s = [10.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    step = HttpStep(request("t", [1, 2, 3], 8), "id", HttpSettings())
+    for at_s, tokens in ((11.0, []), (12.0, [5]), (15.0, [6, 7])):
+        now_s[0] = at_s
+        step.take(msgspec.convert({"choices": [{"token_ids": tokens}]}, GenerateChunk))
+    now_s[0] = 20.0
+    result = step.result(finished=False)
+    assert (result.prefill_s, result.decode_s) == (2.0, 8.0)
+    assert result.output_ids == (5, 6, 7)
