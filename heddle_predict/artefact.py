@@ -141,6 +141,7 @@ def read_artefact(path: Path) -> Artefact:
         raise PredictError(f"{path}: is a folder; name the {SUFFIX} file in it")
     try:
         with zipfile.ZipFile(path) as file:
+            _check_packing(file)
             header = _header(path, file)
             _check_sizes(path, file, header)
             members = {name: _member(path, file, name, header) for name in header.hashes}
@@ -159,6 +160,13 @@ def read_artefact(path: Path) -> Artefact:
         else:
             files[name.removeprefix(_FILES)] = data
     return Artefact(header=header, arrays=arrays, files=files, sha256=_hash_of(path))
+
+
+def _check_packing(file: zipfile.ZipFile) -> None:
+    """Other ways to pack than those of model files have errors of their own."""
+    for each in file.infolist():
+        if each.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise zipfile.BadZipFile(f"{each.filename!r} is packed by method {each.compress_type}")
 
 
 def _header(path: Path, file: zipfile.ZipFile) -> Header:

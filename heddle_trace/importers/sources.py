@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from lzma import LZMAError
 from pathlib import Path
 from typing import BinaryIO, Final, NoReturn, TypeVar, cast
 
@@ -279,7 +280,8 @@ def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
         return archive.read(name)
     except BREAKS as error:
         raise DamagedError(break_message(error)) from None
-    except (ValueError, struct.error, OSError) as error:  # a wrong place or size in its directory
+    except (ValueError, struct.error, OSError, LZMAError) as error:
+        # A wrong place, size or method in its directory.
         raise DamagedError(f"is damaged ({error}); copy it again") from None
 
 

@@ -118,6 +118,16 @@ def test_a_zip_of_something_else_is_refused(tmp_path):
         read_artefact(path)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, 93])
+def test_a_member_that_says_it_is_packed_otherwise_is_damage(file, method):
+    data = bytearray(file.read_bytes())
+    entry = data.index(b"PK\1\2")  # of the first member, in the directory at the end
+    data[entry + 10 : entry + 12] = method.to_bytes(2, "little")
+    file.write_bytes(bytes(data))
+    with pytest.raises(PredictError, match=f"damaged or cut short .* is packed by method {method}"):
+        read_artefact(file)
+
+
 def test_a_newer_version_is_refused_with_the_remedy(file):
     with_header(file, schema=f"{SCHEMA}/{VERSION + 1}", something_new=1)
     with pytest.raises(PredictError, match=r"newer than the heddle.model/1 .* update Heddle"):

@@ -363,6 +363,13 @@ def test_archives_that_are_no_log_are_reported(tmp_path):
     spoilt[spoilt.index(b"q1_epoch_1.json") + 40] ^= 0xFF
     path = file(tmp_path, bytes(spoilt), "d.eval")
     assert "samples/q1_epoch_1.json" in refused(tmp_path, path, says="d.eval: ")
+    for method in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        wrong = bytearray(whole)
+        entry = wrong.rindex(b"q1_epoch_1.json") - len("samples/") - 46
+        assert wrong[entry : entry + 4] == b"PK\1\2"
+        wrong[entry + 10 : entry + 12] = method.to_bytes(2, "little")
+        path = file(tmp_path, bytes(wrong), "e.eval")
+        assert "samples/q1_epoch_1.json" in refused(tmp_path, path, says="e.eval: ")
 
 
 def test_a_line_that_does_not_end_is_reported(tmp_path, monkeypatch):
