@@ -100,6 +100,11 @@ def test_token_ids_go_in_and_out_whole_and_streamed():
             choices = [json.loads(e)["choices"][0] for e in events[:-1]]
             assert [i for c in choices for i in c["token_ids"]] == choice["token_ids"]
             assert choices[-1]["finish_reason"] == "length"
+            told = {**IDS, "stream": True, "stream_options": {"include_usage": True}}
+            _, text = await http("POST", "/inference/v1/generate", told, X_Session_ID="12_3")
+            *_, last, end = text.strip().split("\n\n")
+            assert end == "data: [DONE]"
+            assert json.loads(last.removeprefix("data: "))["usage"] == whole["usage"]
             logprobs = {"token_ids": [20], "sampling_params": {"max_tokens": 3, "logprobs": 0}}
             [choice] = (await http.post("/inference/v1/generate", logprobs))["choices"]
             found = [entry["token_id"] for entry in choice["logprobs"]["content"]]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from heddle_core.ids import TrajectoryId
 from tests.sim.one_engine import A, B, Bench, C, G, table
 
 
@@ -125,6 +126,20 @@ def test_the_last_admitted_loses_its_kv_when_none_is_left_and_keeps_its_tokens()
     alone_s = 1.32 + 16 * 1.2 + 23 * 1.1
     assert bench.end_s(A) == pytest.approx(alone_s)
     assert bench.end_s(B) == pytest.approx(alone_s + 1.33 + 22 * 1.1)
+
+
+def test_several_give_way_in_one_iteration_the_last_admitted_first() -> None:
+    bench = Bench(table(kv_capacity_tokens=16 * 6))
+    names = [TrajectoryId(f"t{number}") for number in range(6)]
+    for name in names:
+        bench.start(name, prompt=15, output=10)
+    bench.run()
+    # After two tokens each has a full block, and none is free: three give way to the other three.
+    assert bench.engine.preemptions == 3
+    assert [bench.ends[name][1].recomputes for name in names] == [0, 0, 0, 1, 1, 1]
+    first_s = 1.9 + 1.6 + 8 * 1.3
+    again_s = first_s + 1.51 + 7 * 1.3  # 17 tokens of each are prefilled, which yields its third
+    assert [bench.end_s(name) for name in names] == pytest.approx([first_s] * 3 + [again_s] * 3)
 
 
 def test_migrated_kv_is_found_and_never_displaces_running_steps() -> None:
