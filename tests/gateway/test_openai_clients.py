@@ -62,9 +62,11 @@ def test_a_stream_has_the_text_of_the_whole_answer(text_as_it_comes: bool):
             assert chunks[-1].usage == whole.usage
             assert [c.choices[0].finish_reason for c in chunks[:-1]][-1] is not None
             assert len({c.id for c in chunks}) == 1
+            assert {choice.index for c in chunks for choice in c.choices} == {0}
             # And one that is generated while it is streamed.
-            fresh, _ = await streamed(client, **body, extra_headers={"X-Session-ID": "t"})
+            fresh, chunks = await streamed(client, **body, extra_headers={"X-Session-ID": "t"})
             assert fresh
+            assert {choice.index for c in chunks for choice in c.choices} == {0}
             assert len(bench.events(StepFinished)) == 2
 
     run(main())

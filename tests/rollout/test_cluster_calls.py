@@ -146,6 +146,15 @@ def test_an_idle_engine_is_sampled_once_and_again_when_its_name_comes_back():
     playing(play)
 
 
+def test_a_step_is_aborted_where_it_runs():
+    def play(cast: Cast) -> None:
+        cast.dispatch(B)
+        cast.cluster.abort(T)
+        assert cast.calls("abort") == [B]
+
+    playing(play)
+
+
 # -- contexts that are forgotten -------------------------------------------------------------------
 
 

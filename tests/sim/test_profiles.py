@@ -239,6 +239,14 @@ def test_engines_asleep_take_memory_from_each_copy_of_the_kv() -> None:
         assert lost == pytest.approx(8 / copies * 2**30 / whole.kv_bytes_per_token, abs=1)
 
 
+def test_a_degree_whose_memory_engines_asleep_take_is_refused() -> None:
+    less = load_profile("qwen3-32b", "h100").without_memory(8 << 30)
+    assert 1 not in less.tps
+    with pytest.raises(ProfileError, match=r"engines asleep on its GPUs .* leave no room for KV"):
+        less.at(1)
+    assert less.at(8).kv_capacity_tokens > 0
+
+
 def test_experts_that_do_not_divide_are_said_so() -> None:
     p = load_profile("qwen3-30b-a3b", "h200").laid_out("on")
     with pytest.raises(ProfileError, match="its 128 experts do not divide over 3 GPUs; TP degrees"):

@@ -76,6 +76,7 @@ def test_a_tied_embedding_is_multiplied_as_output_head():
 
 def test_packed_samples_attend_to_themselves_alone():
     together = step_flops("qwen3-8b", [8000])
+    assert step_flops("qwen3-8b", [8000, 0]) == together
     assert step_flops("qwen3-8b", [4000, 4000]) < together
     by_token = 4000 * flops_per_token("qwen3-8b", 4000)
     assert step_flops("qwen3-8b", np.array([4000, 4000])) == pytest.approx(2 * by_token)
