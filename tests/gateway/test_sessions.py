@@ -15,6 +15,7 @@ from heddle_core.events import (
 )
 from heddle_core.ids import EngineId, RolloutId
 from heddle_gateway.errors import ApiError
+from heddle_gateway.openai_api import has_reply
 from heddle_gateway.sessions import SessionLimits
 from heddle_runtime.generation import GenerationEnd
 
@@ -427,6 +428,16 @@ def test_a_reply_that_comes_back_changed_still_continues_its_trajectory(has_repl
     assert len(bench.events(TrajectoryArrived)) == 1
     [tool] = bench.events(ToolReturned)
     assert tool.context_tokens == 214
+
+
+def test_messages_say_whether_a_model_has_replied():
+    user, system = {"role": "user", "content": "a"}, {"role": "system", "content": "b"}
+    assert has_reply("/v1/chat/completions", {"messages": [system, user]}) is False
+    for role in ("assistant", "tool", "function"):
+        told = {"messages": [user, {"role": role, "content": "c"}, user]}
+        assert has_reply("/v1/chat/completions", told) is True
+        assert has_reply("/inference/v1/generate", told) is None
+    assert has_reply("/v1/chat/completions", {"messages": "a"}) is None
 
 
 def test_a_compacted_history_continues_its_trajectory_if_nothing_else_began_so():
