@@ -28,9 +28,9 @@ class Listener:
         raise error
 
 
-def step(*prompt: int, most: int = 10) -> ClientStep:
+def step(*prompt: int, most: int = 10, has_text: bool = False) -> ClientStep:
     rendered = Rendered(prompt_ids=array("I", prompt), sampling={}, max_tokens=most)
-    return ClientStep("generate", rendered, max_tokens=most)
+    return ClientStep("generate", rendered, max_tokens=most, has_text=has_text)
 
 
 def result(*ids: int, finished: bool = False) -> StepResult:
@@ -73,3 +73,13 @@ def test_the_next_request_shares_what_it_repeats():
     session.begin(step(1, 9))
     asked = session.request()
     assert (asked.shared_tokens, asked.rewritten, asked.prompt_tokens) == (1, True, 2)
+
+
+def test_a_name_of_the_tool_follows_only_where_a_client_has_the_text_made():
+    for has_text, clients, follows in ((True, 1, True), (True, 0, False), (False, 1, False)):
+        first = step(1, 2, has_text=has_text)
+        first.clients = clients
+        session = agent(first)
+        session.request()
+        session.on_step_end(result(3, finished=True))
+        assert session.next_action().tool_follows is follows
