@@ -203,3 +203,20 @@ def test_latency_is_added_to_every_call_and_not_cut_with_it(clock: str) -> None:
     pool = played(clock, begin, tools=tools, limit_s=1.5)
     assert pool.ends == [("a", 2.5), ("b", 11.5), ("c", 11.5)]
     assert [answer.ok for answer in pool.answers] == [False] * 3
+
+
+def test_a_call_that_cannot_begin_after_its_latency_has_failed(
+    clock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[tuple[str, str]] = []
+
+    def refuse(agent: ScriptedAgent, listener: object) -> None:
+        raise OSError("no sandbox")
+
+    monkeypatch.setattr(ScriptedAgent, "call_tool", refuse)
+    monkeypatch.setattr(
+        Pool, "tool_failed", lambda _, name, error: failed.append((name, str(error)))
+    )
+    slow = services(sh=ServiceConfig(latency=Latency(seconds=2.0)))
+    played(clock, lambda pool: pool.call("a", 1.0), tools=slow)
+    assert failed == [("a", "no sandbox")]
