@@ -17,6 +17,7 @@ from heddle_rollout.engines import (
     KvHandle,
     KvPlaced,
     StepRequest,
+    StepResult,
 )
 from heddle_runtime.clock import RunClock
 from heddle_runtime.virtual_time import run_virtual
@@ -142,6 +143,19 @@ def test_an_idle_engine_is_sampled_once_and_again_when_its_name_comes_back():
         cast.cluster.engine_failed(A, "died", ())
         cast.add(A)
         assert [name for name, _ in cast.cluster.sample()] == [A]
+
+    playing(play)
+
+
+def test_an_engine_that_was_seen_busy_is_sampled_again_when_idle():
+    def play(cast: Cast) -> None:
+        cast.cluster.sample()
+        cast.dispatch(B)
+        assert [name for name, _ in cast.cluster.sample()] == [B]
+        # Aborted before it began: nothing else would tell that the engine is idle again.
+        cast.cluster.step_ended(B, StepResult(trajectory=T, tokens=0, finished=False))
+        assert [name for name, _ in cast.cluster.sample()] == [B]
+        assert cast.cluster.sample() == []
 
     playing(play)
 
