@@ -35,6 +35,7 @@ from heddle_rollout.agents import ToolAnswer
 from heddle_rollout.engines import StepResult
 from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
 from heddle_runtime.clock import RunClock
+from heddle_runtime.tiny_model import SIZES
 from heddle_runtime.vllm.settings import installed_vllm
 from heddle_trace import synth, write_trace
 from heddle_trace.complete import MissingRules, complete
@@ -46,7 +47,7 @@ AGENTS, PER_GROUP = 64, 8
 SEED, EARLIER_SEED = 16, 17
 SHRINK, TOOL_SHARE = 8.0, 0.1
 REAL_SHRINK = 12.0
-VOCABULARY = 8_000
+VOCABULARY = SIZES["medium"].vocabulary
 SLOTS = 8
 """Steps that an engine runs at once: a quarter of the agents have one."""
 

@@ -103,8 +103,6 @@ def prepare(sweep: str) -> Path:
                     *("--set", f"runtime.max_context={CONTEXT}", "-o", path, "--force"),
                 )
         print(heddle("calibrate", "fit", *swept, "-o", profile, "--force"))
-        # Paths of this machine do not belong in the results.
-        (HERE / "profile.json").write_text(profile.read_text().replace(f"{HERE}/", ""))
     return profile
 
 
@@ -243,6 +241,8 @@ def main(quick: bool, sweep: str, repeats: int, fresh: bool) -> None:
         shutil.rmtree(WORK, ignore_errors=True)
         RESULTS.unlink(missing_ok=True)
     profile = prepare(sweep)
+    # Paths of this machine do not belong in the results.
+    (HERE / "profile.json").write_text(profile.read_text().replace(f"{HERE}/", ""))
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     jobs = [
         Job(workload, engines, policy, repeat)
