@@ -110,6 +110,17 @@ def test_those_at_the_engine_pause_after_their_step():
     assert part.place(large, ledger) == "e0"
 
 
+def test_one_that_pauses_after_its_step_does_not_pause_again_in_place_of_another():
+    ledger = cluster(1_000)
+    part = begun(ledger)
+    a, b = at(ledger, "a", "e0", 200), at(ledger, "b", "e0", 800)
+    review(part, ledger)
+    assert [part.place(t, ledger) for t in (a, b)] == [None, "e0"]
+    c = at(ledger, "c", "e0", 300)
+    review(part, ledger)
+    assert [part.place(t, ledger) for t in (a, b, c)] == [None, "e0", None]
+
+
 def test_an_engine_that_has_enough_pauses_none():
     ledger = cluster(1_000, 1_000)
     part = begun(ledger)
