@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 
 from heddle_core.commands import Dispatch, Migrate, StartEngine
 from heddle_core.events import EngineFailed, Event, MigrationFinished
@@ -132,6 +133,19 @@ def test_an_engine_that_becomes_ready_later_loads_the_weights_that_others_have()
         assert updated == ["a"]
         cast.add(D)
         assert cast.calls("update 3") == [A, D]
+
+    playing(play)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_the_clock_waits_for_first_engines_unless_it_is_to_go_on(goes_on: bool):
+    def play(cast: Cast) -> None:
+        if goes_on:
+            cast.cluster.go_on()
+        cast.cluster.start(StartEngine(engine=D, shape=EngineShape("g", 1), max_running=4))
+        assert cast.cluster._clock.frozen is not goes_on
+        cast.cluster.engine_ready(D, 1000)
+        assert not cast.cluster._clock.frozen
 
     playing(play)
 
