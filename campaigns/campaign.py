@@ -1,5 +1,6 @@
 """What a campaign is: cases drawn by number, their outcomes, and smaller cases of a failing one."""
 
+import sysconfig
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,7 +109,9 @@ def saved(campaign: Campaign, case: Any, failure: Failure, folder: Path) -> Path
     path = folder / f"{campaign.name}-{words[:60]}-{number:08x}.json"
     folder.mkdir(parents=True, exist_ok=True)
     # A message may have lone surrogates, of a name that is not UTF-8.
-    text = failure.text.replace(f"{ROOT}/", "").encode(errors="backslashreplace").decode()
+    text = failure.text.encode(errors="backslashreplace").decode()
+    for place in (ROOT, sysconfig.get_path("stdlib")):
+        text = text.replace(f"{place}/", "")
     example = CounterExample(campaign=campaign.name, failure=text, case=msgspec.Raw(raw))
     path.write_bytes(msgspec.json.format(msgspec.json.encode(example), indent=1) + b"\n")
     return path

@@ -146,8 +146,13 @@ def test_findings_are_counted_minimised_and_saved(tmp_path: Path, monkeypatch):
     assert (result.counts["sum"], result.counts["peak"]) == (sum(cases), max(cases))
     assert result.failed
     assert minimised(Sevens(), 79, "seven") == 7
-    path = saved(Sevens(), 7, Failure("seven", "it is 7"), tmp_path)
-    assert json.loads(path.read_text())["case"] == 7
+    text = f"it is 7, at {ast.__file__}"
+    path = saved(Sevens(), 7, Failure("seven", text), tmp_path)
+    assert json.loads(path.read_text()) == {
+        "campaign": "faults",
+        "failure": "it is 7, at ast.py",
+        "case": 7,
+    }
     assert f"--seed 3 --case {failing[0]}" in table([result])
     monkeypatch.setattr(command, "campaign_named", lambda name: Sevens())
     assert replay(path) == "it is 7"
