@@ -274,6 +274,13 @@ def test_a_plan_that_gains_too_little_is_not_made():
     assert not any(costly.wants_training("rollout", _step(train_s=112.0)) for _ in range(10))
 
 
+def test_after_a_plan_a_step_rests_also_where_an_interval_ends():
+    planner = _planner(interval=1, warm_up=0, history=1, least_gain=0.0, reconfiguration_s=0.0)
+    assert planner.wants_training("rollout", _step(train_s=1_000.0))
+    assert planner.wants_training("training", _step(train_s=1.0))
+    assert not planner.wants_training("training", _step(train_s=1.0))
+
+
 def test_full_engines_and_uneven_sides_are_planned_for_at_once():
     for step in (_step(pressure=0.85, train_s=300.0), _step(train_s=79.0)):
         planner = _planner(interval=1_000)
