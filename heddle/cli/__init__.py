@@ -1,5 +1,6 @@
 """The command line. Verbs import their modules when they run, so that help is fast."""
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -7,7 +8,7 @@ import rich_click as click
 from click.exceptions import NoSuchCommand
 
 import heddle_compiled
-from heddle.cli.errors import encodable, exit_with_user_errors
+from heddle.cli.errors import INTERRUPTED, encodable, exit_with_user_errors
 from heddle.cli.help_examples import with_examples
 from heddle.cli.help_panels import COMMANDS, with_panels
 from heddle.signals import terminate_on_signals
@@ -64,7 +65,13 @@ class Verbs(click.RichGroup):
         """Parse the arguments and run; output of help may fail too, on a full disk."""
         encodable()
         with exit_with_user_errors():
-            return super().main(*args, **kwargs)
+            try:
+                return super().main(*args, **kwargs)
+            except SystemExit as ended:
+                # Click ends with status 1 when a signal comes between a command and its exit.
+                if isinstance(ended.__context__, click.Abort):
+                    sys.exit(INTERRUPTED)
+                raise
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments; a signal meanwhile ends it as one during the run does."""

@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from heddle.cli import main
 from heddle.runs import files as run_files
 from heddle.runs import load_run
 from heddle_core.events import EngineReady
@@ -416,3 +419,11 @@ def test_a_bound_that_nothing_can_be_compared_with_is_refused(
     refused: Callable[..., str], verb: tuple[str, ...], option: str, value: str
 ):
     assert f"Invalid value for '{option}'" in refused(*verb, option, value)
+
+
+def test_an_interrupt_after_the_command_has_ended_has_the_status_of_an_interrupt(monkeypatch):
+    def interrupted(context: click.Context) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(click.Context, "close", interrupted)
+    assert CliRunner().invoke(main, ["policies"]).exit_code == 130
