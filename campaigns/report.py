@@ -17,9 +17,9 @@ FORK: Final = multiprocessing.get_context("fork")
 PROGRESS_S: Final = 60.0
 ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 IN_MEMORY: Final = "/dev/shm"
+"""Where a file costs no time of a disk, if there is such a place."""
 CASES_OF_PROCESS: Final = 10_000
 """Then a new process goes on: click's test runner keeps a few kB of each command that it runs."""
-"""Where a file costs no time of a disk, if there is such a place."""
 
 
 @dataclass(slots=True)

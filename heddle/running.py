@@ -196,7 +196,7 @@ class FlushTimer:
         self._error: OSError | None = None
 
     def start(self) -> None:
-        """Take note of an entry, inside of the event loop that runs.
+        """Start it after an entry, unless it runs; inside of the event loop.
 
         Raises:
             OSError: entries before it could not be written.

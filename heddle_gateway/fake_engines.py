@@ -23,6 +23,8 @@ END: Final = 0
 _ROLES: Final = {"system": 1, "user": 2, "assistant": 3, "tool": 4, "developer": 5}
 _FIRST_WORD: Final = 16
 VOCABULARY: Final = 50_000
+CONTEXT_TOKENS: Final = 32_768
+"""Of engines that say no limit of their own."""
 
 
 class Replies:
@@ -169,7 +171,7 @@ class WordRenderer:
     """Renders text as words; implements `Renderer`, `EngineCalls` and `Detokenizer`."""
 
     def __init__(
-        self, model: str, replies: Replies | None = None, context_tokens: int = 32_768
+        self, model: str, replies: Replies | None = None, context_tokens: int = CONTEXT_TOKENS
     ) -> None:
         self._model, self._replies, self._context_tokens = model, replies, context_tokens
         self._made = 0

@@ -28,7 +28,7 @@ import aiohttp
 import click
 
 from experiments.real_cpu.gateway_clients import Client, GatewayProcess, LostStepError
-from experiments.real_cpu.gateway_kills import Answered, Journals, check_journals
+from experiments.real_cpu.gateway_kills import Answered, Journals, check_journals, two_columns
 from heddle_runtime.tiny_model import SIZES, make_tiny_model
 from heddle_runtime.vllm.settings import installed_vllm
 
@@ -166,8 +166,7 @@ def table(trial: Trial, attempts: Counter[str], found: Journals, wrong: int) -> 
         "tokens kept from steps on engines that died": found.salvaged,
         "steps with fewer or more tokens in the journal than clients got": len(found.wrong),
     }
-    cells = ((name, f"{v:,}" if isinstance(v, int) else v) for name, v in rows.items())
-    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)]
+    return two_columns(rows)
 
 
 @click.command()

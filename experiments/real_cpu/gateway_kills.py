@@ -29,7 +29,7 @@ import urllib.error
 import urllib.request
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -313,6 +313,11 @@ def table(trial: Trial, attempts: Counter[str], found: Journals) -> list[str]:
         "tokens that engines sent": sent,
         "of these sent twice": again,
     }
+    return two_columns(rows)
+
+
+def two_columns(rows: Mapping[str, int | str]) -> list[str]:
+    """A table of names and figures in Markdown."""
     cells = ((name, f"{v:,}" if isinstance(v, int) else v) for name, v in rows.items())
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)]
 

@@ -33,7 +33,7 @@ from heddle_core.events import Event
 from heddle_gateway.app import listening, raise_file_limit
 from heddle_gateway.engine_urls import RegisteredEngines, RenderingEngines
 from heddle_gateway.errors import ApiError
-from heddle_gateway.fake_engines import FakeControl, WordRenderer, fake_agents
+from heddle_gateway.fake_engines import CONTEXT_TOKENS, FakeControl, WordRenderer, fake_agents
 from heddle_gateway.front import Front, ServedModel
 from heddle_gateway.gateway import Gateway
 from heddle_rollout.core import RecordedCore
@@ -47,8 +47,6 @@ from heddle_trace.schema import Trace
 
 TRACE = "gateway"
 """In place of the trace's name: what trajectories do is up to the clients."""
-CONTEXT_TOKENS = 32_768
-"""Of engines that say no limit of their own."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
 """Files of a model's folder, any of which is a tokenizer."""
 COLLECT_EVERY = 50_000
