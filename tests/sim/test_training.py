@@ -202,16 +202,20 @@ def test_published_peaks_of_memory_are_met_to_4_gib(model, tokens, peak):
     assert found.needed_gib == pytest.approx(peak, abs=4)
 
 
-def test_what_does_not_fit_is_refused_with_the_number_that_does():
+@pytest.mark.parametrize(
+    ("model", "longest", "least"),
+    [("qwen3-32b", 8192, 8), ("qwen3-32b", 24_576, 13), ("qwen3-30b-a3b", 4096, 7)],
+)
+def test_what_does_not_fit_is_refused_with_the_number_that_does(model, longest, least):
     with pytest.raises(TrainingMemoryError) as e:
-        check_memory("qwen3-32b", gpu="h100", gpus=4, longest=8192)
+        check_memory(model, gpu="h100", gpus=4, longest=longest)
     text = str(e.value)
-    assert "training qwen3-32b on 4 h100 GPUs needs" in text
+    assert f"training {model} on 4 h100 GPUs needs" in text
     assert "has 79.6" in text
-    number = int(text.rpartition("; ")[2].split()[0])
-    assert check_memory("qwen3-32b", gpu="h100", gpus=number, longest=8192).needed_gib <= 79.6
+    assert text.endswith(f"; {least} GPUs are the smallest number that works with this layout")
+    assert check_memory(model, gpu="h100", gpus=least, longest=longest).needed_gib <= 79.6
     with pytest.raises(TrainingMemoryError):
-        check_memory("qwen3-32b", gpu="h100", gpus=number - 1, longest=8192)
+        check_memory(model, gpu="h100", gpus=least - 1, longest=longest)
 
 
 def test_a_layout_shards_weights_and_activations():
