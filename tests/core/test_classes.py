@@ -265,6 +265,27 @@ def test_three_classes_and_large_tables_take_turns(pools, monkeypatch):
     assert len(dict.fromkeys(named)) == sum(a != b for a, b in pairwise(named)) + 1
 
 
+def test_up_to_three_classes_every_order_of_them_is_tried():
+    base = OF_H100[h100(1)]
+    slower = {"a": 1.0, "b": 1.7, "c": 3.0}
+    costs = {
+        EngineShape(gpu, 1): replace(base, t0_s=by * base.t0_s, t1_s=base.t1_s / by)
+        for gpu, by in slower.items()
+    }
+    by_shape = context_costs(drawn(1, 40), costs, max_running=4)
+    limits_s = np.geomspace(1.0, 1e4, 200)
+    planned = {
+        tuple(
+            class_budgets.OneAfterAnother(by_shape, dict.fromkeys(order, 1)).plan(0, 40, limit_s)
+            is not None
+            for limit_s in limits_s
+        )
+        for order in permutations(slower)
+    }
+    assert len(planned) == 1
+    assert set(planned.pop()) == {True, False}
+
+
 def test_more_than_three_classes_try_two_orders():
     pools = dict.fromkeys("abcd", 1)
     costs = {EngineShape(gpu, 1): cost for gpu, cost in product("abcd", [OF_H100[h100(1)]])}

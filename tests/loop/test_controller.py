@@ -1,6 +1,7 @@
 """The rules of every regime, in a world that fails, is late and answers in any order."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -147,6 +148,15 @@ def test_a_loop_in_which_everything_fails_is_given_up():
     world = HostileWorld(regime_named("areal", shape()), 3, batches=2, failures=0.999)
     with pytest.raises(TooManyFailuresError, match="fail too often"):
         world.run()
+
+
+def test_a_prompt_is_given_up_after_its_first_try_and_three_more():
+    world = HostileWorld(
+        regime_named("sync", shape(groups=1, samples=1)), 3, batches=1, failures=1.0
+    )
+    with pytest.raises(TooManyFailuresError, match="each after 4 failures of its samples"):
+        world.run()
+    assert set(Counter(world.group.values()).values()) == {4}
 
 
 def test_groups_do_not_pile_up_behind_a_trainer_without_end():

@@ -18,6 +18,7 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId
+from heddle_rollout.driver import StuckError
 from heddle_rollout.scripted_agent import ScriptedAgent
 from tests.rollout.one_world import E0, E1, A, B, Run, answer, dispatch, script, start, step
 
@@ -172,6 +173,12 @@ def test_a_fault_names_every_step_that_ran():
     assert list(salvaged) == ["a", "b", "c"]
     made = {e.trajectory: e.output_tokens for e in run.all(StepFinished)}
     assert {t: made[t] + salvaged[t] for t in made} == {"a": 50, "b": 50, "c": 50}
+
+
+def test_when_no_engine_is_left_the_error_names_the_last_that_failed():
+    says = "0 engines are alive and nothing is running; the last to fail was e1: injected fault"
+    with pytest.raises(StuckError, match=says):
+        Run(answer("a", 100, 50), engines=(E0, E1), faults=((4.3, E0), (4.4, E1)))
 
 
 def test_a_fault_of_an_engine_that_does_not_run_has_no_effect():

@@ -32,6 +32,8 @@ from tests.runtime.live.played import ran
         ("```python\nfirst\n```\n```python\nsecond\n```", RunProgram("second\n")),
         ("```python\nx\n```\n```\ntext\n```", None),
         ("```\nprint(1)\n```", None),
+        ("````python\nprint(1)\n```", None),
+        ("````\nAnswer: 3\n````", GiveAnswer("3")),
         ("```python\nprint('Answer: 3')\n", None),
         ("```\nAnswer: 3\n```", None),
         ("```python print(1)```", None),
