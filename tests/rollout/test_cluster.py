@@ -176,9 +176,15 @@ def test_a_fault_names_every_step_that_ran():
 
 
 def test_when_no_engine_is_left_the_error_names_the_last_that_failed():
+    def extra(event):
+        match event:
+            case EngineFailed(engine="e0"):
+                return [dispatch(A, engine=E1)]
+        return None
+
     says = "0 engines are alive and nothing is running; the last to fail was e1: injected fault"
     with pytest.raises(StuckError, match=says):
-        Run(answer("a", 100, 50), engines=(E0, E1), faults=((4.3, E0), (4.4, E1)))
+        Run(answer("a", 100, 50), engines=(E0, E1), extra=extra, faults=((4.3, E0), (9.0, E1)))
 
 
 def test_a_fault_of_an_engine_that_does_not_run_has_no_effect():
