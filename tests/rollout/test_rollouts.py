@@ -3,11 +3,12 @@
 import gc
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from campaigns.faults.scenario import Scenario, policy_of
 from heddle_core import Controller
-from heddle_core.commands import Cancel, Command, Preempt
+from heddle_core.commands import Cancel, Command, Preempt, StartEngine
 from heddle_core.events import (
     EngineReady,
     EngineReported,
@@ -15,12 +16,13 @@ from heddle_core.events import (
     RolloutClosed,
     RolloutStarted,
     StepFinished,
+    StepPreempted,
     ToolReturned,
     ToolStarted,
     TrajectoryArrived,
     TrajectoryFinished,
 )
-from heddle_core.ids import RolloutId, TrajectoryId
+from heddle_core.ids import EngineShape, RolloutId, TrajectoryId
 from heddle_rollout.driver import RolloutError, StuckError
 from heddle_rollout.engines import EngineCapabilities
 from heddle_rollout.scripted_agent import ScriptedAgent
@@ -294,3 +296,31 @@ def test_a_step_on_an_engine_that_cannot_preempt_runs_to_its_end(monkeypatch):
     run.run()
     made = {e.trajectory: e.output_tokens for e in core.events if isinstance(e, StepFinished)}
     assert made == {"a": 9, "b": 1}
+
+
+def test_kv_that_waits_for_another_engine_is_forgotten_with_its_trajectory(monkeypatch):
+    forgotten: list[tuple[float, str, str]] = []
+    prefill = EngineShape("g", 1, role="prefill")
+
+    class Prefilling(OneEngine):
+        def handle(self, event: Event) -> Sequence[Command]:
+            if isinstance(event, RolloutStarted):
+                return [StartEngine(engine=E0, shape=prefill, max_running=8)]
+            commands = super().handle(event)
+            if isinstance(event, TrajectoryArrived):
+                return [msgspec.structs.replace(c, max_tokens=1) for c in commands]
+            return commands
+
+    core = Prefilling()
+    run = Simulation(core, world())
+    monkeypatch.setattr(
+        "heddle_sim.engine_client.SimEngineClient.forget",
+        lambda engine, name: forgotten.append((run.clock.now_s, engine.spec.engine, name)),
+    )
+    run.driver.open_rollout(R1)
+    admit(run, answer("a", 100, 9), R1)
+    run.clock.call_at(50.0, run.driver.cancel, Cancel(trajectory=A, reason=""))
+    run.clock.call_at(60.0, run.driver.close_rollout, R1)
+    run.run()
+    assert core.of(StepPreempted) == [(2.0, "a")]
+    assert forgotten == [(50.0, "e0", "a")]
