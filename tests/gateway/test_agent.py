@@ -7,7 +7,8 @@ from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.client_step import ClientStep
 from heddle_rollout.agents import ToolAnswer
 from heddle_rollout.engines import StepResult
-from heddle_runtime.generation import Rendered
+from heddle_runtime.generation import GenerationEnd, Rendered
+from heddle_runtime.virtual_time import run_virtual
 
 SESSION = TrajectoryId("s")
 
@@ -83,3 +84,14 @@ def test_a_name_of_the_tool_follows_only_where_a_client_has_the_text_made():
         session.request()
         session.on_step_end(result(3, finished=True))
         assert session.next_action().tool_follows is follows
+
+
+def test_progress_is_there_at_once_when_tokens_have_come_and_waits_otherwise():
+    async def main() -> list[bool]:
+        first = step(1, 2, 3)
+        first.take([7, 8])
+        seen = [await first.progress(1, 0.0), await first.progress(2, 0.0)]
+        first.finish(GenerationEnd(finish_reason="stop"))
+        return [*seen, await first.progress(2, 0.0)]
+
+    assert run_virtual(main()) == [True, False, True]

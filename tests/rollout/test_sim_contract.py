@@ -10,7 +10,7 @@ from heddle_runtime.virtual_time import VirtualTimeLoop
 from heddle_sim.config import SimulationConfig
 from heddle_sim.engine_client import SimEngineClient, SimLauncher
 from heddle_sim.latency import LatencyTable
-from tests.rollout.contract import Bench, EngineContract, Recorder
+from tests.rollout.contract import PROMPT, Bench, EngineContract, Recorder, ids, request
 
 TABLE = LatencyTable(
     model="m",
@@ -64,3 +64,22 @@ def bench() -> Iterator[Bench]:
 
 class TestSimEngineClient(EngineContract):
     pass
+
+
+def test_a_paused_engine_makes_no_token_until_it_goes_on(bench: Bench) -> None:
+    async def main() -> None:
+        engine = await bench.engine()
+        assert isinstance(engine, SimEngineClient)
+        engine.start(request("paused", ids("paused", PROMPT), 10))
+        await asyncio.sleep(0.12)
+        engine.pause()
+        began_s = bench.loop.time()
+        await asyncio.sleep(50.0)
+        assert bench.recorder.of(engine) == []
+        assert engine.sample().running == 1
+        engine.resume()
+        end = await bench.recorder.end_of("paused")
+        assert end.tokens == 10
+        assert bench.loop.time() - began_s > 50.0
+
+    bench.run(main())

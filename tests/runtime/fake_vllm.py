@@ -58,8 +58,8 @@ class FakeVllm:
         self.headers: dict[str, str] = {}
         self.tp: int | None = None
         """Said in dev mode."""
-        self.silent = False
-        """No call is answered, and no stream goes on."""
+        self.silent = self.broken = False
+        """No call is answered, and no stream goes on; every call gets an error of vLLM's own."""
         self.generate_status = 200
         self.cut_after: int | None = None
         """Tokens after which the stream breaks off."""
@@ -162,6 +162,9 @@ class FakeVllm:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         while self.silent:
             await asyncio.sleep(0.02)
+        if self.broken:
+            error = {"message": "EngineDeadError", "type": "InternalServerError", "code": 500}
+            return web.json_response({"error": error}, status=500)
         self.keys.append(request.headers.get("Authorization", ""))
         guarded = request.path.startswith(("/v1", "/inference"))
         if guarded and self.key and self.keys[-1] != f"Bearer {self.key}":

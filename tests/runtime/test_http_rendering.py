@@ -114,8 +114,16 @@ def test_a_step_without_tokens_has_a_response_too(endpoint):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("fault", "status"), [("die", 503), ("silent", 503), ("key", 502)])
-def test_a_renderer_that_does_not_work_is_not_the_fault_of_the_client(fault, status):
+@pytest.mark.parametrize(
+    ("fault", "status", "kind"),
+    [
+        ("die", 503, "api_error"),
+        ("silent", 503, "api_error"),
+        ("key", 502, "api_error"),
+        ("broken", 502, "InternalServerError"),
+    ],
+)
+def test_a_renderer_that_does_not_work_is_not_the_fault_of_the_client(fault, status, kind):
     async def main() -> None:
         async with renderer() as (made, server):
             if fault == "die":
@@ -123,12 +131,12 @@ def test_a_renderer_that_does_not_work_is_not_the_fault_of_the_client(fault, sta
             elif fault == "key":
                 server.key = "secret"
             else:
-                server.silent = True
+                setattr(server, fault, True)
             with pytest.raises(RenderError) as caught:
                 await made.render(CHAT, BODY)
             server.silent = False
             assert caught.value.status == status
-            assert caught.value.error["type"] == "api_error"
+            assert caught.value.error["type"] == kind
 
     asyncio.run(main())
 
