@@ -535,6 +535,20 @@ def test_a_megabyte_of_prompt_is_answered_or_refused_by_its_length():
     run(main())
 
 
+def test_a_prompt_of_token_ids_may_hold_any_id_and_no_negative_number():
+    async def main() -> None:
+        async with client() as http:
+            for prompt in ([0, 5], [[0, 5]]):
+                body = {"model": CHAT["model"], "prompt": prompt, "max_tokens": 3}
+                assert (await http.post("/v1/completions", body))["usage"]["prompt_tokens"] == 2
+            for prompt in ([-1, 5], [[5], [5]], {}):
+                body = {"model": CHAT["model"], "prompt": prompt, "max_tokens": 3}
+                status, answer = await http("POST", "/v1/completions", body)
+                assert (status, answer["error"]["param"]) == (400, "prompt")
+
+    run(main())
+
+
 def test_above_the_most_open_requests_there_is_status_429_and_below_none():
     async def main() -> None:
         async with client(settings={"max_open": 40}) as http:

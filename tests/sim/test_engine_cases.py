@@ -205,6 +205,8 @@ def test_a_trajectory_has_one_step_at_a_time() -> None:
     ("settings", "says"),
     [
         ({"max_running": 9}, "max_running must be 1 to 8"),
+        ({"latency": table(per_context_s=[0.0] * 7)}, "max_running must be 1 to 6"),
+        ({"latency": table(base_s=[1.0] * 6)}, "max_running must be 1 to 5"),
         ({"max_batched_tokens": 7}, "cannot carry max_running=8"),
         ({"block_size": 0}, "block_size=0"),
         ({"speed": 0.0}, "speed must be above 0"),
