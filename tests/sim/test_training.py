@@ -130,6 +130,24 @@ def test_a_pipeline_fills_and_drains():
     assert pipeline_stretch(layout, gpus=8, tokens=16_000, longest=4000) == pytest.approx(5 / 2)
 
 
+@pytest.mark.parametrize(("optimizer_steps", "stretch"), [(1, 11 / 8), (2, 7 / 4), (8, 4.0)])
+def test_the_pipeline_fills_and_drains_once_an_optimizer_step(optimizer_steps, stretch):
+    def of(layout):
+        return TRAINING.step_time(
+            [1000] * 16,
+            model="qwen3-8b",
+            gpu="h100",
+            gpus=8,
+            layout=layout,
+            optimizer_steps=optimizer_steps,
+        )
+
+    alone = of(TrainLayout())
+    piped = of(TrainLayout(pp=4, micro_batch_tokens=1000))
+    assert piped.train_s == pytest.approx(stretch * alone.train_s)
+    assert piped.logprob_s == pytest.approx(11 / 8 * alone.logprob_s)
+
+
 def test_a_step_of_thousands_of_samples_takes_no_time():
     lengths = np.random.default_rng(1).integers(100, 32_768, 8192)
     start = time.process_time()
