@@ -49,6 +49,8 @@ def read_toml(path: Path) -> ConfigSource:
         raise ConfigError(f"{path}: not UTF-8 text (byte {e.start})") from None
     except tomllib.TOMLDecodeError as e:
         raise ConfigError(f"{path}: not TOML: {e}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: a value is nested too deeply") from None
 
 
 def setting(text: str, option: str = "--set") -> ConfigSource:
@@ -63,6 +65,8 @@ def setting(text: str, option: str = "--set") -> ConfigSource:
         parsed: Any = found["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
+    except RecursionError:
+        raise ConfigError(f"{option} {key.strip()}: its value is nested too deeply") from None
     return option_value(key.strip(), parsed, f"{option} {text}")
 
 

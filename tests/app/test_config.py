@@ -83,7 +83,14 @@ def test_a_wrong_key_in_a_file_names_the_file_and_the_key(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"gpus = ", "not TOML"), (b"\xff\xfe", "not UTF-8"), (None, "no such")]
+    ("content", "said"),
+    [
+        (b"gpus = ", "not TOML"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"gpus = " + b"[" * 5000, "nested too deeply"),
+        (b"gpus = " + b"{a=" * 5000, "nested too deeply"),
+        (None, "no such"),
+    ],
 )
 def test_an_unreadable_file_is_named(tmp_path: Path, content: bytes | None, said: str):
     path = tmp_path / "run.toml"
@@ -92,6 +99,12 @@ def test_an_unreadable_file_is_named(tmp_path: Path, content: bytes | None, said
     with pytest.raises(ConfigError, match=said) as error:
         read_toml(path)
     assert str(path) in str(error.value)
+
+
+def test_a_value_that_is_nested_too_deeply_is_named_without_it():
+    with pytest.raises(ConfigError) as error:
+        setting("cluster.gpus=" + "[" * 5000)
+    assert str(error.value) == "--set cluster.gpus: its value is nested too deeply"
 
 
 def test_a_folder_is_not_a_file(tmp_path: Path):
