@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ from tests.runtime.counting_process import next_token
 
 aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
-# Both import aiohttp.
+# These import aiohttp.
+from heddle_gateway import engine_urls  # noqa: E402
+from heddle_runtime.generation import RenderError  # noqa: E402
 from heddle_runtime.vllm_http.launcher import HttpLauncher  # noqa: E402
 from heddle_runtime.vllm_http.settings import HttpSettings  # noqa: E402
 from tests.runtime.fake_vllm import MODEL, FakeVllm  # noqa: E402
@@ -475,3 +478,46 @@ def test_a_refusal_of_the_engines_own_is_the_clients():
             assert await at.step([300], 4, "s") == expected([300], 4)
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("answers", "called", "status"),
+    [
+        ([200, 200], [0], None),
+        ([503, 200], [0, 1], None),
+        ([503, 503], [0, 1], 503),
+        ([400, 200], [0], 400),
+        ([502, 200], [0], 502),
+    ],
+)
+def test_another_engine_renders_only_when_the_first_cannot_be_reached(
+    monkeypatch, answers: list[int], called: list[int], status: int | None
+):
+    asked: list[int] = []
+
+    class Renderer:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def call(self, path: str, body: dict[str, Any]) -> str:
+            asked.append(self.number)
+            if answers[self.number] != 200:
+                raise RenderError(answers[self.number], {"message": "no"})
+            return f"{path} of {self.number}"
+
+    async def at_once() -> None:
+        pass
+
+    launcher = SimpleNamespace(
+        registered=[SimpleNamespace(endpoint=number) for number in range(len(answers))],
+        any_registered=at_once,
+    )
+    monkeypatch.setattr(engine_urls, "HttpRenderer", Renderer)
+    engines = engine_urls.RenderingEngines(launcher)  # type: ignore[arg-type]
+    if status is None:
+        assert asyncio.run(engines.call("/pooling", {})) == f"/pooling of {called[-1]}"
+    else:
+        with pytest.raises(RenderError) as refused:
+            asyncio.run(engines.call("/pooling", {}))
+        assert refused.value.status == status
+    assert asked == called

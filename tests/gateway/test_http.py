@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import json
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -25,6 +26,8 @@ from tests.patience import PATIENCE_S
 
 aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 yarl = pytest.importorskip("yarl")
+
+from heddle_gateway.app import SPARE_FILES, FileLimitError, raise_file_limit  # noqa: E402
 
 CHAT: Any = {"model": "fake", "messages": [{"role": "user", "content": "one two three"}]}
 IDS: Any = {"token_ids": [20, 21, 22], "sampling_params": {"max_tokens": 5}}
@@ -533,6 +536,29 @@ def test_a_megabyte_of_prompt_is_answered_or_refused_by_its_length():
             assert (await http.post("/v1/chat/completions", body))["usage"]["prompt_tokens"] == 4
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised_to"),
+    [
+        (100, 9000, 100 + SPARE_FILES),
+        (99 + SPARE_FILES, resource.RLIM_INFINITY, 100 + SPARE_FILES),
+        (100 + SPARE_FILES, 9000, None),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_where_it_is_too_low(monkeypatch, soft, hard, raised_to):
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    raise_file_limit(100)
+    assert limits == ([] if raised_to is None else [(raised_to, hard)])
+
+
+def test_a_limit_of_open_files_that_cannot_be_raised_is_said(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (50, 99 + SPARE_FILES))
+    with pytest.raises(FileLimitError, match=r"or give --max-open 99"):
+        raise_file_limit(100)
 
 
 def test_a_prompt_of_token_ids_may_hold_any_id_and_no_negative_number():

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from heddle_core.commands import Migrate, StopEngine
+from heddle_core.commands import Migrate, Predict, StopEngine
 from heddle_core.events import (
     EngineFailed,
     EngineReady,
@@ -185,6 +185,17 @@ def test_when_no_engine_is_left_the_error_names_the_last_that_failed():
     says = "0 engines are alive and nothing is running; the last to fail was e1: injected fault"
     with pytest.raises(StuckError, match=says):
         Run(answer("a", 100, 50), engines=(E0, E1), extra=extra, faults=((4.3, E0), (9.0, E1)))
+
+
+def test_a_prediction_that_was_answered_does_not_hide_that_nothing_can_go_on():
+    def extra(event):
+        match event:
+            case TrajectoryArrived():
+                return [Predict(trajectory=A, step=0, estimate=9.0), dispatch(A)]
+        return None
+
+    with pytest.raises(StuckError, match="the last to fail was e0: injected fault"):
+        Run(answer("a", 100, 50), faults=((9.0, E0),), extra=extra, prediction_s=2.0)
 
 
 def test_a_fault_of_an_engine_that_does_not_run_has_no_effect():
