@@ -2,9 +2,13 @@
 
 from array import array
 
+import pytest
+
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.client_step import ClientStep
+from heddle_gateway.errors import ApiError
+from heddle_gateway.streams import token_deltas
 from heddle_rollout.agents import ToolAnswer
 from heddle_rollout.engines import StepResult
 from heddle_runtime.generation import GenerationEnd, Rendered
@@ -95,3 +99,22 @@ def test_progress_is_there_at_once_when_tokens_have_come_and_waits_otherwise():
         return [*seen, await first.progress(2, 0.0)]
 
     assert run_virtual(main()) == [True, False, True]
+
+
+@pytest.mark.parametrize("kept", [0, 2, 3])
+def test_a_stream_that_has_sent_tokens_that_are_void_ends_with_an_error(kept: int):
+    async def main() -> list[list[int]]:
+        first, sent = step(1, 2, 3), []
+        first.take([7, 8, 9])
+        async for new in token_deltas(first, keep_alive_s=1.0, coalesce_s=0.0):
+            sent.append(list(new or ()))
+            first.revoke(kept)
+            first.take([5] * (10 - kept))
+            first.finish(GenerationEnd(finish_reason="length"))
+        return sent
+
+    if kept == 3:
+        assert run_virtual(main()) == [[7, 8, 9], [5] * 7]
+    else:
+        with pytest.raises(ApiError, match="cannot be resumed exactly: send it again"):
+            run_virtual(main())

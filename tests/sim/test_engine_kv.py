@@ -83,6 +83,7 @@ def test_siblings_share_the_prompt_of_their_group_in_time_not_in_memory() -> Non
     used: list[int] = []
     bench.run()
     assert [bench.ends[name][1].cached_tokens for name in (A, B, C)] == [0, 96, 0]
+    assert bench.engine.cached_tokens == 96
     assert used == [3 * 112]
 
 
