@@ -1,4 +1,4 @@
-"""The command `heddle`: it can be interrupted before the command line is imported."""
+"""The command `heddle`: Ctrl-C ends it in one message, during its imports too."""
 
 import sys
 
@@ -6,17 +6,21 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Import and run the command line; Ctrl-C during the imports ends in one message."""
+    """Import and run the command line; Ctrl-C at any moment ends in one message."""
     try:
-        from heddle.cli import main as command_line
-        from heddle.signals import end_process_with_first
-    except BaseException as error:
-        if not _interrupted(error):
-            raise
+        try:
+            from heddle.cli import main as command_line
+            from heddle.signals import end_process_with_first
+        except BaseException as error:
+            if not _interrupted(error):
+                raise
+            raise KeyboardInterrupt from error
+        end_process_with_first()
+        command_line(prog_name="heddle")
+    except KeyboardInterrupt:
+        # Most end inside the command line, which knows what to close; here, those around it.
         sys.stderr.write("Interrupted.\n")
         sys.exit(INTERRUPTED)
-    end_process_with_first()
-    command_line(prog_name="heddle")
 
 
 def _interrupted(error: BaseException | None) -> bool:

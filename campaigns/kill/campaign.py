@@ -53,7 +53,15 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "report": ("report", "run", "-o", "out.html"),
     "replay": ("replay", "run"),
 }
-LIBRARIES: Final = ("numpy", "pandas", "pyarrow.parquet", "scipy.optimize", "scipy.stats", "simpy")
+LIBRARIES: Final = (
+    "rich_click",
+    "numpy",
+    "pandas",
+    "pyarrow.parquet",
+    "scipy.optimize",
+    "scipy.stats",
+    "simpy",
+)
 OUTPUTS: Final = ("out.jsonl.gz", "out.jsonl", "out.json", "out.html")
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 

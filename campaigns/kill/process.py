@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from heddle.cli import main
+from heddle import command
 
 PATIENCE_S: Final = 600.0
 """For a command that waits for ever; on a busy machine a short one takes long too."""
@@ -120,7 +120,8 @@ def _command(
         if count is not None:
             sys.settrace(_counting(calls))
         prepare()
-        main.main(args=list(arguments), prog_name="heddle")
+        sys.argv = ["heddle", *arguments]
+        command.main()
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
@@ -140,9 +141,14 @@ def _command(
 
 def _counting(calls: list[int]) -> Callable[..., Any]:
     def on_call(frame: Any, event: str, argument: Any) -> None:
-        calls[0] += 1
+        calls[0] += not _is_first(frame)
 
     return on_call
+
+
+def _is_first(frame: Any) -> bool:
+    """Whether a call is that of the command itself, in which nothing can be handled yet."""
+    return frame.f_code is command.main.__code__
 
 
 def signalled(number: int, call: int) -> Callable[[], None]:
@@ -150,7 +156,7 @@ def signalled(number: int, call: int) -> Callable[[], None]:
     left = [call]
 
     def on_call(frame: Any, event: str, argument: Any) -> None:
-        left[0] -= 1
+        left[0] -= not _is_first(frame)
         if left[0] == 0:
             sys.settrace(None)
             os.kill(os.getpid(), number)

@@ -377,6 +377,20 @@ def test_an_interrupt_during_the_imports_is_one_message(
     assert capsys.readouterr().err == "Interrupted.\n"
 
 
+def test_an_interrupt_around_the_command_line_is_one_message_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("heddle.cli.main", interrupted)
+    monkeypatch.setattr("heddle.signals._ends_process", False)
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
+
+
 def test_an_import_that_fails_by_itself_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "heddle.cli", None)
     with pytest.raises(ImportError):
