@@ -52,14 +52,17 @@ def test_a_leap_takes_as_long_as_its_iterations(lengths, per_context_s):
         assert batch.begun(batch.elapsed_s(k) * (1 + 1e-9)) == k + 1
 
 
-@given(requests, st.integers(0, 200))
-def test_a_leap_takes_no_more_blocks_than_are_free(lengths, free):
+@given(requests, st.integers(0, 200), st.integers(0, 40))
+def test_a_leap_takes_no_more_blocks_than_are_free(lengths, free, before):
     batch = batch_of(lengths, 0.0)
+    left = min(output for _, output in lengths) - 1
+    before = min(before, left - 1)
+    batch.advance(before)
     free = max(free, batch.blocks_due(1))
     iterations, _ = batch.leap(free)
     taken = [batch.blocks_due(k) for k in (iterations, iterations + 1)]
     assert taken[0] <= free
-    assert taken[1] > free or iterations == min(output for _, output in lengths) - 1
-    contexts = [prompt + 1 for prompt, _ in lengths]
-    needed = sum((c + iterations - 2) // BLOCK - (c - 2) // BLOCK for c in contexts)
+    assert taken[1] > free or iterations == left - before
+    with_kv = [prompt + before for prompt, _ in lengths]
+    needed = sum(-(-(n + iterations) // BLOCK) - -(-n // BLOCK) for n in with_kv)
     assert taken[0] == needed
