@@ -14,7 +14,7 @@ import pytest
 
 from heddle_core.ids import TrajectoryId
 from heddle_runtime.process import wire
-from heddle_runtime.process.engine_core import CoreOutput
+from heddle_runtime.process.engine_core import Activity, CoreOutput
 from heddle_runtime.process.in_flight import InFlight, split_time
 from heddle_runtime.process.loop import serve
 from heddle_runtime.process.wire import (
@@ -57,6 +57,29 @@ class SpiedCore(CountingCore):
 
     def counters(self) -> tuple[int, int, int]:
         return len(self.requests), int(self.crowded), 0
+
+
+@dataclass(slots=True)
+class LateCore(SpiedCore):
+    """It still computes for some iterations what was aborted, as asynchronous scheduling does."""
+
+    late: int = 0
+
+    def abort(self, request: str) -> None:
+        SpiedCore.abort(self, request)
+        self.late = 3
+
+    def activity(self) -> Activity:
+        return "computing" if self.late else SpiedCore.activity(self)
+
+    def step(self) -> Iterator[CoreOutput]:
+        if self.late:
+            self.late -= 1
+        return SpiedCore.step(self)
+
+    def load_weights(self, path: str, *, keep_kv: bool = False) -> None:
+        self.calls.append(("load", self.late))
+        SpiedCore.load_weights(self, path, keep_kv=keep_kv)
 
 
 def logprob(token: int) -> float:
@@ -319,6 +342,19 @@ def test_new_weights_with_the_kv_kept_disturb_no_request(core: SpiedCore):
         assert driver.take(wire.Ended).cached_tokens == len(grown) // 32 * 32 - (
             32 if len(grown) % 32 == 0 else 0
         )
+
+
+def test_weights_wait_for_the_iteration_that_still_runs(tmp_path: Path):
+    core = LateCore(tmp_path, "weights")
+    with at_work(core) as driver:
+        driver.send(wire.Start(1, "late", pack_ids(ids("late", 64)), 100, True))
+        driver.take(wire.Progress)
+        other = core.folder / "other"
+        other.mkdir()
+        driver.send(wire.LoadWeights(1, str(other)))
+        driver.take(wire.WeightsLoaded)
+        assert ("load", 0) in core.calls
+        driver.take(wire.Ended)
 
 
 @pytest.mark.parametrize(("inside_s", "queued_s"), [(1.5, 2.5), (5.0, 0.0)])
