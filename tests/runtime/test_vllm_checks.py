@@ -167,9 +167,22 @@ def test_nixl_that_is_not_there(model, monkeypatch):
     assert "nixl is not installed" in refusal(model, kv_transfer="nixl")
 
 
+def taken_after_a_free_one() -> socket.socket:
+    """A socket on a port of which the one before is free, below those that the system gives away."""
+    for port in range(20_001, 32_000, 2):
+        other = socket.socket()
+        try:
+            with socket.socket() as before:
+                before.bind(("", port - 1))
+                other.bind(("127.0.0.1", port))
+            return other
+        except OSError:
+            other.close()
+    raise AssertionError("no two free ports")
+
+
 def test_a_port_that_is_taken(model):
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
+    with taken_after_a_free_one() as other:
         other.listen()
         port = other.getsockname()[1]
         assert f"port {port} cannot be used" in refusal(
