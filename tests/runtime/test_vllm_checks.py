@@ -168,7 +168,7 @@ def test_nixl_that_is_not_there(model, monkeypatch):
 
 
 def taken_after_a_free_one() -> socket.socket:
-    """A socket on a port of which the one before is free, below those that the system gives away."""
+    """A socket on a port after a free one, below those that the system gives."""
     for port in range(20_001, 32_000, 2):
         other = socket.socket()
         try:
