@@ -182,11 +182,12 @@ def _files(folder: Path) -> set[str]:
 
 
 LOST_INTERRUPT: Final = re.compile(
-    r"^Exception ignored in: .*\nTraceback \(most recent.*\n(?:  .*\n)*KeyboardInterrupt",
+    r"^Exception ignored in: .*\nTraceback \(most recent.*\n(?:  .*\n)*"
+    r"(?:KeyboardInterrupt|heddle\.signals\.Terminated)",
     re.MULTILINE,
 )
-"""What Python itself prints of an interrupt that comes while it frees an object: nobody can catch
-that one, and the command goes on to its end."""
+"""What Python itself prints of a signal that comes while it frees an object: nobody can catch that
+one, and the command goes on to its end."""
 
 
 def _judged(

@@ -318,5 +318,7 @@ def test_an_interrupt_that_python_drops_is_no_traceback_of_a_command():
         "KeyboardInterrupt: \n"
     )
     assert "Traceback" not in LOST_INTERRUPT.sub("", f"a\n{dropped}written out.jsonl\n")
+    ended = dropped.replace("KeyboardInterrupt", "heddle.signals.Terminated: ended by SIGHUP")
+    assert "Traceback" not in LOST_INTERRUPT.sub("", f"a\n{ended}written out.jsonl\n")
     assert "Traceback" in LOST_INTERRUPT.sub("", dropped.replace("KeyboardInterrupt", "ValueError"))
     assert "Traceback" in LOST_INTERRUPT.sub("", dropped.partition("\n")[2])
