@@ -9,13 +9,14 @@ def main() -> None:
     """Import and run the command line; Ctrl-C at any moment ends in one message."""
     try:
         try:
-            from heddle.cli import main as command_line
             from heddle.signals import end_process_with_first
+
+            end_process_with_first()
+            from heddle.cli import main as command_line
         except BaseException as error:
             if not _interrupted(error):
                 raise
             raise KeyboardInterrupt from error
-        end_process_with_first()
         command_line(prog_name="heddle")
     except KeyboardInterrupt:
         # Most end inside the command line, which knows what to close; here, those around it.

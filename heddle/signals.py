@@ -5,7 +5,10 @@ The only module of the package that sets handlers and signal masks, or ends a pr
 
 import os
 import signal
+import sys
 import threading
+import time
+from _thread import start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -26,6 +29,9 @@ Interrupts: TypeAlias = Literal["relayed", "direct", "ignored"]
 """
 
 
+AGAIN_S = 0.01
+"""Seconds after which a signal is sent again whose exception Python dropped."""
+
 _ends_process = False
 
 
@@ -33,6 +39,7 @@ def end_process_with_first() -> None:
     """Let the first signal that ends a run end this process: later ones are ignored until then."""
     global _ends_process
     _ends_process = True
+    send_dropped_again()
 
 
 def ignore_more() -> None:
@@ -47,7 +54,63 @@ class Terminated(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
-        self.status = 128 + number
+        self.number, self.status = number, 128 + number
+
+
+# -- exceptions that Python drops -------------------------------------------------------------
+
+_dropped = False
+"""Python dropped the exception of a signal, which is sent again and has not yet come."""
+
+
+def send_dropped_again() -> None:
+    """Send this process a signal again if Python drops its exception.
+
+    A handler runs between any two instructions, so also in those that free an object (the end of
+    a generator, ``__del__``, the callback of a weak reference). Python prints and drops what is
+    raised there, and the command would go on as if the signal had not come.
+    """
+    others = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        global _dropped
+        error = unraisable.exc_value
+        if not isinstance(error, KeyboardInterrupt):
+            others(unraisable)
+            return
+        _dropped = True
+        number = error.number if isinstance(error, Terminated) else signal.SIGINT
+        # Later, as what a hook raises is dropped too; not by `threading`, whose locks may be held.
+        start_new_thread(_send_later, (number,))
+
+    sys.unraisablehook = hook
+
+
+def _send_later(number: int) -> None:
+    time.sleep(AGAIN_S)
+    os.kill(os.getpid(), number)
+
+
+def _comes_again() -> bool:
+    """Whether a signal is the one sent again; asked once, by the handler that raises it."""
+    global _dropped
+    dropped, _dropped = _dropped, False
+    return dropped
+
+
+class _First:
+    """Whether a signal is the first that came, or the first again."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self) -> bool:
+        first = _comes_again() or not self.came
+        self.came = True
+        return first
+
+
+# -- in the main process ----------------------------------------------------------------------
 
 
 @contextmanager
@@ -61,11 +124,11 @@ def terminate_on_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         numbers = []  # only the main thread may set handlers
     mine = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    first = _First()
 
-    def end(number: int, _: object) -> NoReturn:
-        for each in mine:
-            signal.signal(each, signal.SIG_IGN)
-        raise Terminated(number)
+    def end(number: int, _: object) -> None:
+        if first():
+            raise Terminated(number)
 
     for number in mine:
         signal.signal(number, end)
@@ -75,6 +138,8 @@ def terminate_on_signals() -> Iterator[None]:
         ignore_more()
         raise
     finally:
+        if first.came and not _dropped:
+            ignore_more()
         for number in mine:
             if signal.getsignal(number) is end or not _ends_process:
                 signal.signal(number, signal.SIG_DFL)
@@ -146,13 +211,15 @@ class StopSignals:
             self._callback = before
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        self._came.append(number)
-        if self._callback is not None:
-            self._callback(len(self._came))
-        elif len(self._came) == 1:
+        again = _comes_again()
+        if not (again and self._came):
+            self._came.append(number)
+            if self._callback is not None:
+                self._callback(len(self._came))
+        if self._callback is None and (again or len(self._came) == 1):
             self._raise()
 
-    def _raise(self) -> None:
+    def _raise(self) -> NoReturn:
         number = self._came[0]
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
@@ -192,6 +259,7 @@ class WorkerSignals:
         self._busy = threading.Lock()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+        send_dropped_again()
         threading.Thread(target=self._end_with_parent, daemon=True).start()
 
     @contextmanager
@@ -201,10 +269,16 @@ class WorkerSignals:
         Raises:
             KeyboardInterrupt: no job may begin any more, or a ``direct`` one was interrupted.
         """
+        first = _First()
+
+        def interrupt_once(*_: object) -> None:
+            if first():  # a second one would interrupt the closing of the job
+                raise KeyboardInterrupt
+
         with self._busy:
             try:
                 if self._interrupts != "ignored":
-                    signal.signal(signal.SIGINT, self._interrupt_once)
+                    signal.signal(signal.SIGINT, interrupt_once)
                 if self._stop.is_set():
                     raise KeyboardInterrupt
                 yield
@@ -216,11 +290,6 @@ class WorkerSignals:
                 raise
             finally:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def _interrupt_once(self, *_: object) -> None:
-        """Raise the first signal; a second one would interrupt the closing of the job."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt
 
     def _end_with_parent(self) -> None:
         # Imported here: the command line imports this module, and help needs no processes.

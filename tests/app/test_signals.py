@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -94,3 +96,54 @@ def test_another_thread_leaves_signals_alone():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+DROPS = """
+import os, signal, sys, time
+from contextlib import suppress
+from heddle.signals import StopSignals, end_process_with_first, terminate_on_signals
+
+number, manager = int(sys.argv[1]), sys.argv[2]
+signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
+end_process_with_first()
+
+class Freed:
+    def __del__(self):
+        os.kill(os.getpid(), number)
+        time.sleep(0)  # Python calls the handler here at the latest
+
+try:
+    with terminate_on_signals() if manager == "terminate_on_signals" else StopSignals():
+        Freed()
+        print("goes on", flush=True)
+        while True:
+            time.sleep(0.01)
+except KeyboardInterrupt as error:
+    for _ in range(3):
+        os.kill(os.getpid(), number)  # ignored while the first ends the process
+    print("ended", type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("manager", ["terminate_on_signals", "StopSignals"])
+@pytest.mark.parametrize(
+    ("number", "ended"),
+    [
+        (signal.SIGINT, "ended KeyboardInterrupt "),
+        (signal.SIGTERM, "ended Terminated ended by SIGTERM"),
+        (signal.SIGHUP, "ended Terminated ended by SIGHUP"),
+    ],
+)
+def test_a_signal_whose_exception_python_drops_comes_again(
+    number: signal.Signals, ended: str, manager: str
+):
+    """Python drops what is raised while it frees an object."""
+    done = subprocess.run(
+        [sys.executable, "-c", DROPS, str(int(number)), manager],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"goes on\n{ended}\n"

@@ -23,7 +23,7 @@ from campaigns.faults.rollout import RolloutCase
 from campaigns.faults.tokens import TokenLedger
 from campaigns.fuzz.campaign import Fuzz, FuzzCase
 from campaigns.fuzz.edits import Edit, edited
-from campaigns.kill.campaign import LOST_INTERRUPT, KillCase, Kills
+from campaigns.kill.campaign import KillCase, Kills
 from campaigns.kill.process import nothing, signalled, started
 from campaigns.mutants.mutations import mutated, mutations
 from campaigns.report import execute, table
@@ -307,18 +307,3 @@ def _mine(process: str) -> bool:
     except OSError:
         return False
     return int(stat.rpartition(")")[2].split()[1]) == os.getpid()
-
-
-def test_an_interrupt_that_python_drops_is_no_traceback_of_a_command():
-    dropped = (
-        "Exception ignored in: <generator object f at 0x7f>\n"
-        "Traceback (most recent call last):\n"
-        '  File "a.py", line 1, in f\n'
-        "    g()\n"
-        "KeyboardInterrupt: \n"
-    )
-    assert "Traceback" not in LOST_INTERRUPT.sub("", f"a\n{dropped}written out.jsonl\n")
-    ended = dropped.replace("KeyboardInterrupt", "heddle.signals.Terminated: ended by SIGHUP")
-    assert "Traceback" not in LOST_INTERRUPT.sub("", f"a\n{ended}written out.jsonl\n")
-    assert "Traceback" in LOST_INTERRUPT.sub("", dropped.replace("KeyboardInterrupt", "ValueError"))
-    assert "Traceback" in LOST_INTERRUPT.sub("", dropped.partition("\n")[2])
