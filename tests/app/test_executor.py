@@ -24,6 +24,7 @@ from heddle.executor import (
     Packed,
     Processes,
     Report,
+    Worker,
     WorkerError,
 )
 from heddle.stages import ProcessSolver
@@ -168,6 +169,26 @@ def test_an_error_closes_the_jobs_under_way(tmp_path: Path):
         list(Processes(2, Shared()).map(touching, jobs))
     assert (tmp_path / "closedFalse").exists()
     assert not list(last.iterdir()) or (last / "closedFalse").exists()
+
+
+class Interrupting:
+    """Interrupts its process while Python frees it."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)  # Python calls the handler here at the latest
+
+
+def going_on() -> str:
+    Interrupting()
+    for _ in range(6000):
+        time.sleep(0.01)
+    return "not interrupted"
+
+
+def test_an_interrupt_that_python_drops_still_ends_a_job():
+    with Worker("direct") as worker, pytest.raises(KeyboardInterrupt):
+        worker.submit(going_on).result()
 
 
 # -- plans that are searched for in another process -------------------------------------------
