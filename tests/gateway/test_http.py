@@ -542,26 +542,28 @@ def test_a_megabyte_of_prompt_is_answered_or_refused_by_its_length():
     ("soft", "hard", "raised_to"),
     [
         (100, 9000, 100 + SPARE_FILES),
+        (100, 100 + SPARE_FILES, 100 + SPARE_FILES),
         (99 + SPARE_FILES, resource.RLIM_INFINITY, 100 + SPARE_FILES),
         (100 + SPARE_FILES, 9000, None),
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
     ],
 )
 def test_the_limit_of_open_files_is_raised_where_it_is_too_low(monkeypatch, soft, hard, raised_to):
-    limits: list[tuple[int, int]] = []
+    limits: list[tuple[int, tuple[int, int]]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    monkeypatch.setattr(resource, "setrlimit", lambda *limit: limits.append(limit))
     raise_file_limit(100)
-    assert limits == ([] if raised_to is None else [(raised_to, hard)])
+    raised = [] if raised_to is None else [(resource.RLIMIT_NOFILE, (raised_to, hard))]
+    assert limits == raised
 
 
 def test_a_limit_of_open_files_that_cannot_be_raised_is_said(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (50, 99 + SPARE_FILES))
-    with pytest.raises(FileLimitError, match=r"or give --max-open 99"):
+    with pytest.raises(FileLimitError, match=r"or give --max-open 99$"):
         raise_file_limit(100)
 
 
-def test_a_prompt_of_token_ids_may_hold_any_id_and_no_negative_number():
+def test_a_prompt_may_be_one_list_of_token_ids_from_0_on_and_no_other_list_or_object():
     async def main() -> None:
         async with client() as http:
             for prompt in ([0, 5], [[0, 5]]):

@@ -284,7 +284,7 @@ def test_a_plan_that_gains_too_little_is_not_made():
     assert not any(costly.wants_training("rollout", _step(train_s=112.0)) for _ in range(10))
 
 
-def test_after_a_plan_a_step_rests_also_where_an_interval_ends():
+def test_no_plan_is_made_in_the_step_after_one_even_where_an_interval_ends():
     planner = _planner(interval=1, warm_up=0, history=1, least_gain=0.0, reconfiguration_s=0.0)
     assert planner.wants_training("rollout", _step(train_s=1_000.0))
     assert planner.wants_training("training", _step(train_s=1.0))

@@ -110,7 +110,11 @@ def run_on(
             report_delay_s=config.report_delay_s,
         ).run()
 
-    run_virtual(main())
+    async def bounded() -> None:
+        async with asyncio.timeout(1e9):  # of virtual time: reached when nothing else is waited for
+            await main()
+
+    run_virtual(bounded())
 
 
 Answer = Callable[[Event], Sequence[Command]]
