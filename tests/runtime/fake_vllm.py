@@ -59,7 +59,7 @@ class FakeVllm:
         self.tp: int | None = None
         """Said in dev mode."""
         self.silent = self.broken = False
-        """Silent: no call is answered, and no stream goes on. Broken: each gets vLLM's own error."""
+        """Silent: no call is answered, and no stream goes on. Broken: each gets an error."""
         self.generate_status = 200
         self.cut_after: int | None = None
         """Tokens after which the stream breaks off."""
