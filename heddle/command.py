@@ -1,6 +1,7 @@
 """The command `heddle`: Ctrl-C ends it in one message, during its imports too."""
 
 import sys
+from collections.abc import Callable
 
 INTERRUPTED = 130
 
@@ -8,20 +9,24 @@ INTERRUPTED = 130
 def main() -> None:
     """Import and run the command line; Ctrl-C at any moment ends in one message."""
     try:
-        try:
-            from heddle.signals import end_process_with_first
+        from heddle.signals import first_ends_process
 
-            end_process_with_first()
-            from heddle.cli import main as command_line
-        except BaseException as error:
-            if not _interrupted(error):
-                raise
-            raise KeyboardInterrupt from error
-        command_line(prog_name="heddle")
+        with first_ends_process():
+            _command_line()(prog_name="heddle")
     except KeyboardInterrupt:
         # Most end inside the command line, which knows what to close; here, those around it.
         sys.stderr.write("Interrupted.\n")
         sys.exit(INTERRUPTED)
+
+
+def _command_line() -> Callable[..., object]:
+    try:
+        from heddle.cli import main as command_line
+    except BaseException as error:
+        if not _interrupted(error):
+            raise
+        raise KeyboardInterrupt from error
+    return command_line
 
 
 def _interrupted(error: BaseException | None) -> bool:

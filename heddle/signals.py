@@ -1,6 +1,7 @@
 """Signals that end a run: raised where it can be closed, and handed on to worker processes.
 
-The only module of the package that sets handlers and signal masks, or ends a process at once.
+The only module of the package that sets handlers, signal masks and the hook for exceptions that
+Python drops, or ends a process at once.
 """
 
 import os
@@ -35,11 +36,18 @@ AGAIN_S = 0.01
 _ends_process = False
 
 
-def end_process_with_first() -> None:
+@contextmanager
+def first_ends_process() -> Iterator[None]:
     """Let the first signal that ends a run end this process: later ones are ignored until then."""
     global _ends_process
+    others = sys.unraisablehook
     _ends_process = True
     send_dropped_again()
+    try:
+        yield
+    finally:
+        _ends_process = False
+        sys.unraisablehook = others
 
 
 def ignore_more() -> None:
@@ -60,7 +68,7 @@ class Terminated(KeyboardInterrupt):
 # -- exceptions that Python drops -------------------------------------------------------------
 
 _dropped = False
-"""Python dropped the exception of a signal, which is sent again and has not yet come."""
+"""Python dropped the exception of a signal, and no handler of this module has had another since."""
 
 
 def send_dropped_again() -> None:
@@ -78,10 +86,10 @@ def send_dropped_again() -> None:
         if not isinstance(error, KeyboardInterrupt):
             others(unraisable)
             return
-        _dropped = True
         number = error.number if isinstance(error, Terminated) else signal.SIGINT
         # Later, as what a hook raises is dropped too; not by `threading`, whose locks may be held.
         start_new_thread(_send_later, (number,))
+        _dropped = True
 
     sys.unraisablehook = hook
 
@@ -92,7 +100,7 @@ def _send_later(number: int) -> None:
 
 
 def _comes_again() -> bool:
-    """Whether a signal is the one sent again; asked once, by the handler that raises it."""
+    """Whether a dropped signal was still to come; asked by a handler, whose signal counts as it."""
     global _dropped
     dropped, _dropped = _dropped, False
     return dropped
@@ -138,8 +146,6 @@ def terminate_on_signals() -> Iterator[None]:
         ignore_more()
         raise
     finally:
-        if first.came and not _dropped:
-            ignore_more()
         for number in mine:
             if signal.getsignal(number) is end or not _ends_process:
                 signal.signal(number, signal.SIG_DFL)
@@ -164,12 +170,15 @@ class StopSignals:
 
     The first is raised where it arrives, as `KeyboardInterrupt` or `Terminated`; inside `deferred`,
     at the end of that block; inside `on_signal`, a callback handles it. Later ones are not raised:
-    they would interrupt the closing that the first has begun. A signal that is ignored, as under
-    nohup, stays ignored.
+    they would interrupt the closing that the first has begun. A first one that comes again, see
+    `send_dropped_again`, is raised, unless a callback has had it. A signal that is ignored, as
+    under nohup, stays ignored.
     """
 
     def __init__(self) -> None:
         self._came: list[int] = []
+        self._handled = False
+        """A callback had the first."""
         self._callback: Callable[[int], object] | None = None
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
@@ -205,18 +214,21 @@ class StopSignals:
         before, self._callback = self._callback, callback
         try:
             if self._came:
+                self._handled = True
                 callback(len(self._came))
             yield
         finally:
             self._callback = before
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        again = _comes_again()
-        if not (again and self._came):
-            self._came.append(number)
-            if self._callback is not None:
-                self._callback(len(self._came))
-        if self._callback is None and (again or len(self._came) == 1):
+        if _comes_again() and self._came:
+            if not self._handled:
+                self._raise()
+            return
+        self._came.append(number)
+        if self._callback is not None:
+            self._callback(len(self._came))
+        elif len(self._came) == 1:
             self._raise()
 
     def _raise(self) -> NoReturn:

@@ -384,7 +384,6 @@ def test_an_interrupt_around_the_command_line_is_one_message_too(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("heddle.cli.main", interrupted)
-    monkeypatch.setattr("heddle.signals._ends_process", False)
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code == 130

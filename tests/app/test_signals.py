@@ -100,30 +100,48 @@ def test_another_thread_leaves_signals_alone():
 
 DROPS = """
 import os, signal, sys, time
-from contextlib import suppress
-from heddle.signals import StopSignals, end_process_with_first, terminate_on_signals
+from heddle import signals
+from heddle.signals import StopSignals, first_ends_process, terminate_on_signals
 
-number, manager = int(sys.argv[1]), sys.argv[2]
+number = int(sys.argv[1])
 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
-end_process_with_first()
+
+def send():
+    os.kill(os.getpid(), number)
+    time.sleep(0)  # Python calls the handler here at the latest
 
 class Freed:
     def __del__(self):
-        os.kill(os.getpid(), number)
-        time.sleep(0)  # Python calls the handler here at the latest
+        send()
 
+def wait():
+    while True:
+        time.sleep(0.01)
+"""
+DROPS_AND_WAITS = """
 try:
-    with terminate_on_signals() if manager == "terminate_on_signals" else StopSignals():
+    with first_ends_process(), eval(sys.argv[2])():
         Freed()
         print("goes on", flush=True)
-        while True:
-            time.sleep(0.01)
+        wait()
 except KeyboardInterrupt as error:
     for _ in range(3):
-        os.kill(os.getpid(), number)  # ignored while the first ends the process
+        send()  # ignored while the first ends the process
     print("ended", type(error).__name__, error)
 """
+
+
+def dropping(script: str, *arguments: str) -> str:
+    """Output of a script in a process of its own, which prints no errors."""
+    done = subprocess.run(
+        [sys.executable, "-c", DROPS + script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 @pytest.mark.parametrize("manager", ["terminate_on_signals", "StopSignals"])
@@ -139,11 +157,57 @@ def test_a_signal_whose_exception_python_drops_comes_again(
     number: signal.Signals, ended: str, manager: str
 ):
     """Python drops what is raised while it frees an object."""
-    done = subprocess.run(
-        [sys.executable, "-c", DROPS, str(int(number)), manager],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"goes on\n{ended}\n"
+    assert dropping(DROPS_AND_WAITS, str(int(number)), manager) == f"goes on\n{ended}\n"
+
+
+SENT_BY_TEST = """
+sent = []
+signals.start_new_thread = lambda function, arguments: sent.append(arguments)
+"""
+
+
+@pytest.mark.parametrize("block", ["deferred()", "on_signal(print)"])
+def test_a_dropped_signal_that_a_callback_has_had_is_not_raised_later(block: str):
+    script = f"""
+with first_ends_process(), StopSignals() as stop:
+    Freed()
+    try:
+        with stop.{block}:
+            pass
+    except KeyboardInterrupt:
+        print("ended")
+    assert sent == [(number,)]
+    send()  # as it comes again
+    send()
+    print("closed")
+"""
+    shown = {"deferred()": "ended", "on_signal(print)": "1"}[block]
+    assert dropping(SENT_BY_TEST + script, str(int(signal.SIGTERM))) == f"{shown}\nclosed\n"
+
+
+def test_a_second_signal_while_the_first_is_dropped_does_not_replace_it():
+    script = """
+signals.start_new_thread = lambda *a: send()
+try:
+    with first_ends_process(), StopSignals():
+        Freed()
+        print("goes on")
+        send()  # as the first comes again
+except KeyboardInterrupt:
+    print("ended")
+"""
+    assert dropping(script, str(int(signal.SIGINT))) == "goes on\nended\n"
+
+
+def test_other_errors_that_python_drops_are_printed_and_the_hook_is_given_back():
+    script = """
+class Failing:
+    def __del__(self):
+        raise ValueError("a defect")
+
+before = sys.unraisablehook = lambda unraisable: print(repr(unraisable.exc_value))
+with first_ends_process():
+    Failing()
+assert sys.unraisablehook is before
+"""
+    assert dropping(script, str(int(signal.SIGINT))) == "ValueError('a defect')\n"
