@@ -213,17 +213,25 @@ def test_a_signal_to_every_process_ends_all_of_them(tmp_path: Path, number: sign
     assert "running" not in _states(tmp_path)
 
 
-def test_more_signals_do_not_break_into_the_closing_of_a_comparison(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("first", "more", "message"),
+    [
+        (signal.SIGINT, [signal.SIGTERM], "Interrupted."),
+        (signal.SIGHUP, [signal.SIGINT, signal.SIGTERM], "Interrupted: ended by SIGHUP."),
+    ],
+)
+def test_more_signals_do_not_break_into_the_closing_of_a_comparison(
+    tmp_path: Path, first: signal.Signals, more: list[signal.Signals], message: str
+):
+    """The first has the lowest number: Python handles it first if others come before it runs."""
     process = _comparison(tmp_path, 2)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.01)
     while process.poll() is None:  # to its last instruction
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (first, *more):
             process.send_signal(number)
         time.sleep(0.001)
     _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, err
-    assert err.startswith("Interrupted.\n")
+    assert process.returncode == 128 + first, err
+    assert err.startswith(f"{message}\n")
     assert "Traceback" not in err
     assert "running" not in _states(tmp_path)
 

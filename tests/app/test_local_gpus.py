@@ -20,6 +20,8 @@ from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import SUPPORTED, Installed
 from tests.rollout.contract import Recorder
 
+pytest.importorskip("safetensors", reason="makes the tiny model")
+
 
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
