@@ -167,8 +167,12 @@ def test_a_step_with_other_tokens_than_undisturbed_is_noticed(monkeypatch: pytes
 
 def test_signals_go_to_engine_processes_that_run():
     def start(*words: str) -> subprocess.Popen[bytes]:
-        program = "import time; time.sleep(600)"
-        return subprocess.Popen([sys.executable, "-c", program, *words], start_new_session=True)
+        program = "import time; print(flush=True); time.sleep(600)"
+        command = [sys.executable, "-c", program, *words]
+        process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()  # for a moment a new process has no command line
+        return process
 
     other, engine, stopped = start(), start(engine_kills.MODULE), start(engine_kills.MODULE)
     try:
@@ -179,7 +183,7 @@ def test_signals_go_to_engine_processes_that_run():
     finally:
         for each in (other, engine, stopped):
             each.kill()
-            each.wait()
+            each.communicate()
 
 
 def test_shrunk_trajectories_keep_their_steps():
