@@ -36,6 +36,7 @@ def test_a_sweep_of_real_engines_makes_a_profile(
     least = replace(SIZES["quick"], repeats=1, output=64, joiners=1, ratio=4)
     monkeypatch.setitem(SIZES, "quick", least)
     out = tmp_path / "sweep.json"
+    before = descendants()
     done = CliRunner().invoke(
         main, ["calibrate", "measure", *ENGINES, "--model-dir", str(model), "-o", str(out)]
     )
@@ -55,7 +56,7 @@ def test_a_sweep_of_real_engines_makes_a_profile(
     assert len(sweep.lives) == 2
     assert {move.way for move in sweep.moves} == {"prefill"}
     assert [len(loop.clients) for loop in sweep.loops] == [4]
-    assert descendants() == []
+    assert [process for process in descendants() if process not in before] == []
     # A machine that tests run on is no place to measure: any error will do.
     profile = fit_sweep(sweep, file="sweep.json", worst_pct=1e9)
     assert profile.costs is not None

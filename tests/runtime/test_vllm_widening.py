@@ -41,6 +41,7 @@ from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.engine import VllmEngine
 from heddle_runtime.vllm.launcher import VllmLauncher
 from tests.rollout.contract import until
+from tests.runtime.dying_vllm_process import DIES
 from tests.runtime.vllm_bench import needs_vllm
 
 pytestmark = needs_vllm
@@ -99,18 +100,17 @@ class SolvedAtOnce:
 
 
 class KillingLauncher(PausingLauncher):
-    """Kills the first wide engine while it starts, and the second one in its first steps."""
+    """Kills the first wide engine while it starts; the second one ends in its first steps."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options, module="tests.runtime.dying_vllm_process")
 
     def start(self, spec: EngineSpec, listener: EngineListener) -> VllmEngine:
         engine = super().start(spec, listener)
-        moments: list[Callable[[], bool]] = [
-            # The processes of its ranks are there.
-            lambda: engine.pid is not None and len(group_members(engine.pid)) > 2,
-            lambda: bool(made_of(engine)),
-        ]
-        if 0 < len(self.wide) <= len(moments):
-            moment = moments[len(self.wide) - 1]
-            self.killing = asyncio.get_running_loop().create_task(kill_when(engine, moment))
+        if self.wide == [engine]:
+            self.killing = asyncio.get_running_loop().create_task(kill_while_it_starts(engine))
+        elif len(self.wide) == 2:
+            Path(os.environ[DIES]).touch()
         return engine
 
 
@@ -119,8 +119,9 @@ def made_of(engine: VllmEngine) -> list[str]:
     return [step.trajectory for step in engine._running._by_id.values() if step.made]
 
 
-async def kill_when(engine: VllmEngine, moment: Callable[[], bool]) -> None:
-    await until(moment)
+async def kill_while_it_starts(engine: VllmEngine) -> None:
+    """Kill it as soon as the processes of its ranks are there."""
+    await until(lambda: engine.pid is not None and len(group_members(engine.pid)) > 2)
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
 
@@ -242,8 +243,12 @@ def test_two_engines_become_one_of_tp_2_in_mid_rollout(
 
 
 def test_a_wide_engine_that_is_killed_loses_no_trajectory(
-    rollouts: Rollouts, undisturbed: dict[str, list[int]]
+    rollouts: Rollouts,
+    undisturbed: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.setenv(DIES, str(tmp_path / "dies"))
     run, contexts = rollouts.run("heddle+fixed", engines=2, launcher=KillingLauncher)
     assert contexts == undisturbed
     check_books(run)
