@@ -9,13 +9,13 @@ import signal
 import sys
 from pathlib import Path
 
-from heddle_runtime.process.loop import EngineLoop
+from heddle_runtime.process import loop
 from heddle_runtime.vllm.process import main
 
 DIES = "HEDDLE_TEST_ENGINE_DIES"
 
 
-class DyingLoop(EngineLoop):
+class DyingLoop(loop.EngineLoop):
     """Ends its process after a report."""
 
     def _report(self) -> None:
@@ -27,8 +27,6 @@ class DyingLoop(EngineLoop):
 
 
 if __name__ == "__main__":
-    import heddle_runtime.process.loop
-
-    heddle_runtime.process.loop.EngineLoop = DyingLoop  # type: ignore[misc]
+    loop.EngineLoop = DyingLoop  # type: ignore[misc]
     main(sys.argv[1:])
     os._exit(0)
