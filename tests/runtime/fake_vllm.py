@@ -1,8 +1,9 @@
 """A `vllm serve` without a model: the calls that engines behind URLs use, and every way to fail.
 
 Tokens are those of `counting_process`: the next depends on the whole context, so that one that is
-made twice or left out shows. KV is found by prefix, in blocks, and pulled from other such servers
-of this process.
+made twice or left out shows. Chat and completions are those of vLLM 0.32, with prompts and texts as
+in `campaigns.faults`. KV is found by prefix, in blocks, and pulled from other such servers of this
+process.
 """
 
 import asyncio
@@ -13,6 +14,16 @@ from typing import Any
 
 from aiohttp import web
 
+from campaigns.faults.mock_answers import Answering, derendered
+from campaigns.faults.mock_bodies import (
+    CHAT,
+    COMPLETIONS,
+    DEFAULT_TOKENS,
+    MockRefusalError,
+    Wanted,
+    rendered,
+    wanted,
+)
 from tests.runtime.counting_process import BLOCK, next_token
 
 BLOCKS = 2001
@@ -21,6 +32,7 @@ TURNS = 3
 """Of an event loop, from the readiness of a listening socket until its connection is made."""
 MODEL = "counting"
 PREFIX = "generate-tokens-"
+DONE = b"data: [DONE]\n\n"
 CONTROL = (
     *("/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache", "/get_world_size"),
     *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights"),
@@ -45,6 +57,11 @@ class FakeVllm:
     """Said in dev mode, as `tp`."""
     root = ""
     """Where it found its model; empty: a folder of the model's name."""
+    scripted = True
+    """Rendering returns two ids and 16 tokens whatever the body says, and derendering one text.
+    Otherwise they do what vLLM does."""
+    iterations = iteration_tokens = 0
+    """As `/metrics` counts them: an iteration here has one token, or one prompt."""
 
     def __init__(self, *, model: str = MODEL, key: str = "", kv: bool = True) -> None:
         self.model, self.key, self.kv = model, key, kv
@@ -116,6 +133,8 @@ class FakeVllm:
         app.router.add_get("/server_info", self._info)
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/inference/v1/abort_requests", self._abort)
+        app.router.add_post(CHAT, self._text)
+        app.router.add_post(COMPLETIONS, self._text)
         app.router.add_post("/v1/{kind:.*}/render", self._render)
         app.router.add_post("/v1/{kind:.*}/derender", self._derender)
         for path in CONTROL:
@@ -208,6 +227,11 @@ class FakeVllm:
                 f'vllm:kv_cache_usage_perc{{engine="0"}} {usage}\n'
                 'vllm:num_preemptions_total{engine="0"} 0.0\n'
                 'vllm:num_preemptions_created{engine="0"} 1.7e+09\n'
+                "# TYPE vllm:iteration_tokens_total histogram\n"
+                f'vllm:iteration_tokens_total_bucket{{engine="0",le="+Inf"}} {self.iterations}.0\n'
+                f'vllm:iteration_tokens_total_count{{engine="0"}} {self.iterations}.0\n'
+                f'vllm:iteration_tokens_total_sum{{engine="0"}} {self.iteration_tokens}.0\n'
+                'vllm:iteration_tokens_total_created{engine="0"} 1.7e+09\n'
                 f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="{self.blocks}",'
                 f'enable_prefix_caching="{caching}",odd="a \\" b"}} 1.0\n'
             )
@@ -282,6 +306,7 @@ class FakeVllm:
         cached = self._found(body.get("cache_salt", ""), running.tokens)
         prompt = len(running.tokens)
         interval = body["sampling_params"].get("stream_interval", 1)
+        stops = body["sampling_params"].get("stop_token_ids") or ()
         made: list[int] = []
         finish = None
         await response.write(b": keep-alive\n\n")
@@ -289,9 +314,7 @@ class FakeVllm:
             at = len(running.tokens) - prompt
             if self.cuts > 0 and at == self.cut_after:
                 self.cuts -= 1
-                assert request.transport is not None
-                request.transport.abort()
-                raise ConnectionResetError
+                self._cut(request)
             if at == self.end_after:
                 return
             if at == self.error_after:
@@ -307,15 +330,16 @@ class FakeVllm:
                 running.tokens.append(next_token(running.tokens, MODEL))
                 made.append(running.tokens[-1])
                 self.generated += 1
-                if at + 1 == count:
+                self._computed(1 + (prompt if at == 0 else 0))
+                if running.tokens[-1] in stops:
+                    finish = "stop"
+                elif at + 1 == count:
                     finish = "length"
             if finish or at == 0 or len(made) >= interval:
                 await _send(response, self._chunk(made, finish, body))
                 made = []
         if self.cuts_at_end:
-            assert request.transport is not None
-            request.transport.abort()
-            raise ConnectionResetError
+            self._cut(request)
         if self.lie == "late":
             await _send(response, self._chunk([300], None, body))
         total = len(running.tokens) - prompt
@@ -325,7 +349,98 @@ class FakeVllm:
         if self.cached_details:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
         await _send(response, {"choices": [], "usage": usage})
-        await response.write(b"data: [DONE]\n\n")
+        await response.write(DONE)
+
+    def _computed(self, tokens: int) -> None:
+        self.iterations += 1
+        self.iteration_tokens += tokens
+
+    # -- chat and completions ----------------------------------------------------------------------
+
+    async def _text(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.seen.append(body)
+        if self.generate_status != 200:
+            error = {"message": f"temperature of {self.generate_status}"}
+            return web.json_response({"error": error}, status=self.generate_status)
+        try:
+            if self._names_no_model(body):
+                raise MockRefusalError(404, "no such model")
+            want = self._wanted(request.path, request, body)
+        except MockRefusalError as refused:
+            return web.json_response(refused.body, status=refused.status)
+        salt = body.get("cache_salt") or ""
+        cached = self._found(salt, want.ids) if self.cached_details else None
+        answering = Answering(want, model=self.model, cached=cached)
+        running = self._running[want.request_id] = _Running(tokens=list(want.ids))
+        try:
+            if want.stream:
+                return await self._stream_text(request, answering, running, want)
+            while answering.finish is None:
+                await self._next(answering, running)
+            return web.json_response(answering.whole())
+        finally:
+            del self._running[want.request_id]
+            self._remember(salt, running.tokens[:-1])
+
+    def _wanted(self, path: str, request: web.Request, body: dict[str, Any]) -> Wanted:
+        name = request.headers.get("X-Request-Id") or body.get("request_id")
+        context = self.max_context if isinstance(self.max_context, int) else BLOCKS * BLOCK
+        name = name or f"r{next(self._ids)}"
+        return wanted(path, body, context_tokens=context, request_id=name)
+
+    def _names_no_model(self, body: dict[str, Any]) -> bool:
+        return body.get("model", self.model) != self.model
+
+    async def _next(self, answering: Answering, running: _Running) -> None:
+        """Make one token, or end by an abort."""
+        at = len(answering.made)
+        while self.silent or self.frozen or (at == self.stall_after and not running.aborted):
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(TOKEN_S)
+        if running.aborted or at == self.aborts_at:
+            answering.abort()
+            return
+        running.tokens.append(next_token(running.tokens, MODEL))
+        answering.take(running.tokens[-1])
+        self.generated += 1
+        self._computed(1 + (len(running.tokens) - 1 if at == 0 else 0))
+
+    async def _stream_text(
+        self, request: web.Request, answering: Answering, running: _Running, want: Wanted
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        sent = 0
+        while answering.finish is None:
+            at = len(answering.made)
+            if self.cuts > 0 and at == self.cut_after:
+                self.cuts -= 1
+                self._cut(request)
+            if at == self.end_after:
+                return response
+            if at == self.error_after:
+                await _send(response, {"error": {"message": "the core died", "code": 500}})
+                await response.write(DONE)
+                return response
+            await self._next(answering, running)
+            if not answering.finish and sent and len(answering.made) - sent < want.interval:
+                continue
+            if not sent and (head := answering.first()) is not None:
+                await _send(response, head)
+            await _send(response, answering.chunk(sent))
+            sent = len(answering.made)
+        if self.cuts_at_end:
+            self._cut(request)
+        if (counts := answering.last()) is not None:
+            await _send(response, counts)
+        await response.write(DONE)
+        return response
+
+    def _cut(self, request: web.Request) -> None:
+        assert request.transport is not None
+        request.transport.abort()
+        raise ConnectionResetError
 
     def _chunk(self, made: list[int], finish: str | None, body: dict[str, Any]) -> Any:
         tokens: Any = list(made)
@@ -346,7 +461,7 @@ class FakeVllm:
             "index": 0,
             "token_ids": tokens,
             "finish_reason": finish,
-            "stop_reason": None,
+            "stop_reason": made[-1] if made and finish == "stop" else None,
         }
         if body["sampling_params"].get("logprobs") is not None:
             choice["logprobs"] = {
@@ -365,6 +480,7 @@ class FakeVllm:
         context, salt = body["token_ids"], body.get("cache_salt", "")
         transfer = body.get("kv_transfer_params") or {}
         await asyncio.sleep(TOKEN_S)
+        self._computed(1 + len(context))
         finish, params = "length", None
         if "file" in transfer:
             exported = _EXPORTED.get(transfer["file"])
@@ -386,28 +502,25 @@ class FakeVllm:
 
     async def _render(self, request: web.Request) -> web.Response:
         body = await request.json()
-        if body.get("model", self.model) != self.model:
+        if self._names_no_model(body):
             error = {"message": "no such model", "type": "NotFoundError", "code": 404}
             return web.json_response({"error": error}, status=404)
-        rendered = {
-            "request_id": "r-1",
-            "token_ids": [300, 301],
-            "sampling_params": {
-                "temperature": body.get("temperature", 1.0),
-                "max_tokens": body.get("max_tokens", 16),
-                "output_kind": 2,
-                "skip_clone": True,
-                **({"n": body["n"]} if "n" in body else {}),
-                **({"stop": body["stop"]} if "stop" in body else {}),
-            },
-            "reasoning_ended": True,
-            "cache_salt": body.get("cache_salt"),
-        }
         chat = "chat" in request.path
-        return web.json_response(rendered if chat else [rendered])
+        if self.scripted:
+            made = _scripted(body)
+        else:
+            try:
+                want = self._wanted(CHAT if chat else COMPLETIONS, request, body)
+            except MockRefusalError as refused:
+                return web.json_response(refused.body, status=refused.status)
+            made = rendered(body, want)
+        return web.json_response(made if chat else [made])
 
     async def _derender(self, request: web.Request) -> web.Response:
         self.seen.append(body := await request.json())
+        if not self.scripted:
+            path = CHAT if "chat" in request.path else COMPLETIONS
+            return web.json_response(derendered(path, body, model=self.model))
         text = "one STOP two"
         if "chat" in request.path:
             (choice,) = body["generate_response"]["choices"]
@@ -435,3 +548,21 @@ class FakeVllm:
 
 async def _send(response: web.StreamResponse, event: Any) -> None:
     await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+
+def _scripted(body: dict[str, Any]) -> dict[str, Any]:
+    """What rendering returns for any prompt."""
+    return {
+        "request_id": "r-1",
+        "token_ids": [300, 301],
+        "sampling_params": {
+            "temperature": body.get("temperature", 1.0),
+            "max_tokens": body.get("max_tokens", DEFAULT_TOKENS),
+            "output_kind": 2,
+            "skip_clone": True,
+            **({"n": body["n"]} if "n" in body else {}),
+            **({"stop": body["stop"]} if "stop" in body else {}),
+        },
+        "reasoning_ended": True,
+        "cache_salt": body.get("cache_salt"),
+    }
