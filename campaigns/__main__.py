@@ -15,6 +15,7 @@ from heddle_compiled import in_force
 
 CAMPAIGNS: Final = {
     "faults": "campaigns.faults.campaign:Faults",
+    "answers": "campaigns.faults.answers:Answers",
     "fuzz": "campaigns.fuzz.campaign:Fuzz",
     "kill": "campaigns.kill.campaign:Kills",
     "sandbox": "campaigns.sandbox.campaign:SandboxAttacks",

@@ -9,6 +9,7 @@ from campaigns.faults.mock_bodies import (
     GENERATE,
     LOGPROB,
     MODEL,
+    MockRefusalError,
     Wanted,
     text_of,
 )
@@ -190,33 +191,34 @@ def _of_text(token: int) -> dict[str, Any]:
 
 
 def derendered(path: str, body: Mapping[str, Any], *, model: str = MODEL) -> dict[str, Any]:
-    """Return the whole answer of derendering: the text of the tokens that its body has.
+    """Return what derendering answers: a whole response, or a chunk with the state after it.
 
     Its text has every token, also one that ended the output: no stop is known here.
+
+    Raises:
+        MockRefusalError: a whole response has no tokens, or it has no one choice.
     """
+    if body.get("stream"):
+        return _derendered_chunk(path, body, model)
     chat = path == CHAT
     given = body["generate_response"] if chat else body["generate_responses"][0]
-    (made,) = given["choices"]
+    made = _only_choice(given)
     ids: Sequence[int] = made.get("token_ids") or ()
+    if not ids:
+        raise MockRefusalError(400, "choice 0 has no tokens")
     prompt_tokens = body.get("prompt_tokens") if chat else (body.get("prompt_tokens") or [0])[0]
     prompt_tokens = prompt_tokens or 0
-    choice: dict[str, Any] = {"index": 0, "logprobs": None}
     text = text_of(ids)
+    choice: dict[str, Any] = {"index": 0}
     if chat:
         choice["message"] = {"role": "assistant", "content": text, "tool_calls": []}
     else:
         choice["text"] = text
-    content = (made.get("logprobs") or {}).get("content")
-    if content and chat:
-        choice["logprobs"] = {"content": [_of_text(entry["token_id"]) for entry in content]}
-    elif content:
-        choice["logprobs"] = {
-            "text_offset": [len(text_of(ids[:n])) for n in range(len(ids))],
-            "token_logprobs": [entry["logprob"] for entry in content],
-            "tokens": [text_of([token]) for token in ids],
-            "top_logprobs": [{text_of([token]): LOGPROB} for token in ids],
-        }
-    choice |= {"finish_reason": made.get("finish_reason"), "stop_reason": made.get("stop_reason")}
+    choice |= {
+        "logprobs": _text_logprobs(path, made, 0),
+        "finish_reason": made.get("finish_reason"),
+        "stop_reason": made.get("stop_reason"),
+    }
     return {
         "id": given.get("request_id") or "",
         "object": _KINDS[path][0],
@@ -228,6 +230,59 @@ def derendered(path: str, body: Mapping[str, Any], *, model: str = MODEL) -> dic
             "completion_tokens": len(ids),
             "total_tokens": prompt_tokens + len(ids),
         },
+    }
+
+
+def _derendered_chunk(path: str, body: Mapping[str, Any], model: str) -> dict[str, Any]:
+    chat, given = path == CHAT, body["generate_chunk"]
+    made, state = _only_choice(given), body.get("stream_state") or {}
+    request = body.get("chat_request" if chat else "completion_request") or {}
+    ids: Sequence[int] = made.get("token_ids") or ()
+    before = state.get("read_offset", 0)
+    choice: dict[str, Any] = {"index": 0}
+    if chat:
+        role = None if state.get("role_sent") else "assistant"
+        choice["delta"] = {"role": role, "content": text_of(ids)}
+    else:
+        choice["text"] = text_of(ids)
+    choice |= {
+        "logprobs": _text_logprobs(path, made, before),
+        "finish_reason": made.get("finish_reason"),
+        "stop_reason": made.get("stop_reason"),
+        "token_ids": list(ids) if request.get("return_token_ids") else None,
+    }
+    chunk = {
+        "id": given.get("request_id") or "",
+        "object": _KINDS[path][1],
+        "created": CREATED,
+        "model": model,
+        "choices": [choice],
+        "usage": None,
+    }
+    after = {"read_offset": before + len(text_of(ids)), "role_sent": True, "prev_tokens": []}
+    return {"chunk": chunk, "stream_state": after}
+
+
+def _only_choice(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    choices: Sequence[Mapping[str, Any]] = given.get("choices") or ()
+    if len(choices) != 1:
+        raise MockRefusalError(400, f"one choice is expected, not {len(choices)}")
+    return choices[0]
+
+
+def _text_logprobs(path: str, made: Mapping[str, Any], at: int) -> dict[str, Any] | None:
+    """Log-probs of ids as those of texts; `at`: characters before the first."""
+    content = (made.get("logprobs") or {}).get("content")
+    if not content:
+        return None
+    ids = [entry["token_id"] for entry in content]
+    if path == CHAT:
+        return {"content": [_of_text(token) for token in ids]}
+    return {
+        "text_offset": [at + len(text_of(ids[:n])) for n in range(len(ids))],
+        "token_logprobs": [entry["logprob"] for entry in content],
+        "tokens": [text_of([token]) for token in ids],
+        "top_logprobs": [{text_of([token]): LOGPROB} for token in ids],
     }
 
 

@@ -171,7 +171,9 @@ class Damage:
             case "wrong ids":
                 self.done = True
                 (choice,) = chunk["choices"]
-                yield event({**chunk, "choices": [{**choice, "token_ids": [-7, "x"]}]})
+                text = {name: choice[name] for name in ("delta", "text") if name in choice}
+                text = {n: "t-7 " if n == "text" else {"content": "t-7 "} for n in text}
+                yield event({**chunk, "choices": [{**choice, **text, "token_ids": [-7, "x"]}]})
             case "chunk twice":
                 self.done = True
                 (choice,) = chunk["choices"]

@@ -42,7 +42,7 @@ from campaigns.faults.mock_faults import (
     event,
     reset,
 )
-from campaigns.faults.mock_listener import Listener
+from campaigns.faults.mock_port import MockPort
 
 SSE: Final = {"Content-Type": "text/event-stream; charset=utf-8"}
 
@@ -92,13 +92,13 @@ class MockVllm:
         self._going = asyncio.Event()
         self._going.set()
         self._ids = itertools.count(1)
-        self._listener = Listener()
+        self._port = MockPort()
         self._loop_task: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
         """Where it listens, or did."""
-        return f"http://127.0.0.1:{self._listener.port}"
+        return f"http://127.0.0.1:{self._port.port}"
 
     @property
     def running(self) -> int:
@@ -120,7 +120,7 @@ class MockVllm:
         for path in (CHAT, COMPLETIONS):
             app.router.add_post(f"{path}/render", self._render(path))
             app.router.add_post(f"{path}/derender", self._derender(path))
-        await self._listener.start(app)
+        await self._port.start(app)
         self._loop_task = asyncio.create_task(self._iterate())
         return self
 
@@ -130,14 +130,14 @@ class MockVllm:
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.wait([self._loop_task])
-        await self._listener.close()
+        await self._port.close()
 
     async def begin(self, fault: Fault) -> None:
         """Have a fault from now on."""
         self.fault = fault
         match fault.kind:
             case "refuse" | "die":
-                await self._listener.refuse(cut=fault.kind == "die")
+                await self._port.refuse(cut=fault.kind == "die")
             case "silent":
                 self._going.clear()
 
@@ -145,7 +145,7 @@ class MockVllm:
         """Be well again."""
         self.fault = None
         self._going.set()
-        await self._listener.listen()
+        await self._port.listen()
 
     def _has(self, kind: str) -> bool:
         return self.fault is not None and self.fault.kind == kind

@@ -520,7 +520,10 @@ class FakeVllm:
         self.seen.append(body := await request.json())
         if not self.scripted:
             path = CHAT if "chat" in request.path else COMPLETIONS
-            return web.json_response(derendered(path, body, model=self.model))
+            try:
+                return web.json_response(derendered(path, body, model=self.model))
+            except MockRefusalError as refused:
+                return web.json_response(refused.body, status=refused.status)
         text = "one STOP two"
         if "chat" in request.path:
             (choice,) = body["generate_response"]["choices"]

@@ -14,6 +14,14 @@ aiohttp = pytest.importorskip(
 )
 
 from campaigns.faults import mock_bodies  # noqa: E402
+from campaigns.faults.answers_requests import (  # noqa: E402
+    Sent,
+    direct_s,
+    hostile_request,
+    new_request,
+    send,
+)
+from campaigns.faults.answers_scene import in_virtual_time_too  # noqa: E402
 from campaigns.faults.mock_bodies import (  # noqa: E402
     CHAT,
     COMPLETIONS,
@@ -33,7 +41,6 @@ from campaigns.faults.mock_faults import (  # noqa: E402
     Fault,
 )
 from campaigns.faults.mock_vllm import MockVllm  # noqa: E402
-from heddle_runtime.virtual_time import run_virtual  # noqa: E402
 from tests.runtime import counting_process  # noqa: E402
 from tests.runtime.fake_vllm import FakeVllm  # noqa: E402
 
@@ -88,7 +95,7 @@ def body_of(path: str, **fields: Any) -> dict[str, Any]:
 async def direct(**options: Any) -> AsyncIterator[Direct]:
     engine = await MockVllm(**options).start()
     try:
-        async with aiohttp.ClientSession() as http:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
             yield Direct(engine, http)
     finally:
         await engine.close()
@@ -102,7 +109,7 @@ async def faulty(kind: str, *, seconds: float = 5.0, **options: Any) -> AsyncIte
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    run_virtual(main)
+    in_virtual_time_too(main)
 
 
 def tokens_of(events: list[Any]) -> list[int]:
@@ -270,6 +277,33 @@ def test_derendering_gives_the_text_of_tokens(path: str):
             text = choice["message"]["content"] if path == CHAT else choice["text"]
             assert text == text_of(made)
             assert answer["usage"]["total_tokens"] == 10
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_derendering_of_chunks_gives_the_text_of_all_tokens_and_one_role(path: str):
+    async def main() -> None:
+        async with direct() as at:
+            made, state, events = continued(IDS[path], 5), None, []
+            for ids, end in ((made[:2], None), (made[2:4], None), (made[4:], "length")):
+                choice = {"index": 0, "token_ids": ids, "finish_reason": end}
+                chunk = {"request_id": "r", "choices": [choice]}
+                body = {"stream": True, "generate_chunk": chunk, "stream_state": state}
+                status, raw = await at.post(f"{path}/derender", body)
+                assert status == 200
+                answer = json.loads(raw)
+                state = answer["stream_state"]
+                events.append(answer["chunk"])
+            assert text_in(path, events) == text_of(made)
+            ends = [event["choices"][0]["finish_reason"] for event in events]
+            assert ends == [None, None, "length"]
+            if path == CHAT:
+                roles = [event["choices"][0]["delta"]["role"] for event in events]
+                assert roles == ["assistant", None, None]
+            none = {"request_id": "r", "choices": [{"index": 0, "token_ids": []}]}
+            body = {"generate_response": none, "generate_responses": [none]}
+            assert (await at.post(f"{path}/derender", body))[0] == 400
 
     run(main())
 
@@ -528,6 +562,53 @@ def test_a_share_of_the_requests_is_hit_and_a_seed_draws_the_same():
 
 def test_every_kind_of_fault_is_in_one_group():
     assert len(set(KINDS)) == len(KINDS) == len([*ANSWERS, *STREAMS, *ENGINES, *CALLS]) + 1
+
+
+# -- clients whose answers are known --------------------------------------------------------------
+
+
+async def all_sent(at: Direct, requests: list[Sent]) -> list[Sent]:
+    for sent in requests:
+        sent.limit_s = direct_s(sent, iteration_s=0.05, prefill_tokens=8192)
+    await asyncio.gather(*(send(at.http, at.engine.url, sent) for sent in requests))
+    return requests
+
+
+def test_requests_to_a_well_engine_have_nothing_wrong_and_take_the_time_stated():
+    async def main() -> None:
+        async with direct(max_running=1000, prefill_tokens=1 << 20) as at:
+            draw = random.Random(7)
+            requests = [new_request(draw, f"a{n}") for n in range(300)]
+            requests += [hostile_request(draw, f"b{n}") for n in range(300)]
+            for sent in await all_sent(at, requests):
+                assert sent.wrong == "", sent
+                if sent.refusal is None and sent.leaves_s is None:
+                    assert sent.ended_s - sent.begun_s <= sent.limit_s + 1e-6
+            assert {sent.kind for sent in requests} == {
+                f"{path} {how}"
+                for path in ("chat", "completion", "ids")
+                for how in ("streamed", "whole")
+            }
+            refused = [sent for sent in requests if sent.refusal is not None]
+            assert {sent.refusal[0] for sent in refused} == {400, 404, 408, 413, 422}
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [*ANSWERS, *STREAMS])
+def test_what_a_fault_does_to_an_answer_is_seen(kind: str):
+    async def main() -> None:
+        async with faulty(kind) as at:
+            draw = random.Random(8)
+            requests = [new_request(draw, f"a{n}") for n in range(40)]
+            requests = [s for s in requests if len(s.made) > 2 and s.finish == "length"]
+            seen = [sent for sent in await all_sent(at, requests) if sent.wrong]
+            whole = [sent for sent in requests if not sent.streamed]
+            assert len(seen) == len(requests), [sent for sent in requests if not sent.wrong]
+            assert len(at.engine.spoiled) == len(requests)
+            assert 0 < len(whole) < len(requests)
+
+    run(main())
 
 
 # -- the fake engine ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ ACCEPTS: Final = 3
 """Iterations of an event loop from the readiness of a listening socket until it has accepted."""
 
 
-class Listener:
+class MockPort:
     """Answers HTTP with an application, or refuses connections."""
 
     def __init__(self) -> None:
