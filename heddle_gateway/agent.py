@@ -2,15 +2,15 @@
 
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from heddle_core.events import Outcome
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_gateway.client_step import ClientStep
-from heddle_gateway.errors import ApiError
+from heddle_gateway.errors import ApiError, of_engine
 from heddle_rollout.agents import NextAction, ToolAnswer, ToolListener
 from heddle_rollout.engines import StepRequest, StepResult
-from heddle_runtime.generation import Generation, GenerationEnd
+from heddle_runtime.generation import Generation, GenerationEnd, Refusal
 
 
 class StepListener(Protocol):
@@ -51,6 +51,11 @@ class _Dispatch:
         if self.step is not None:
             self.reported += len(ids)
             self.step.take(ids)
+
+    def take_logprobs(self, logprobs: Sequence[Any]) -> None:
+        """Pass on the log-probs of the tokens that come next."""
+        if self.step is not None:
+            self.step.live_logprobs.extend(logprobs)
 
 
 class GatewayAgent:
@@ -169,7 +174,11 @@ class GatewayAgent:
                 sampling=step.sampling,
                 cache_salt=step.cache_salt,
                 on_tokens=dispatch.take,
+                on_logprobs=dispatch.take_logprobs,
                 features=step.features,
+                streams=step.streams,
+                relay=None if self._kept else step.relay,
+                attempts=step.attempts,
             ),
         )
 
@@ -188,7 +197,9 @@ class GatewayAgent:
             step.logprobs.extend(extras.logprobs)
             step.weight_versions.extend(extras.weight_versions)
         step.take(ids[reported:])
-        if result.error:
+        if isinstance(extras, Refusal):
+            step.fail(of_engine(extras))
+        elif result.error:
             step.fail(ApiError(400, f"the engine refused it: {result.error}"))
         elif result.finished:
             self._end = extras if isinstance(extras, GenerationEnd) else self._plain_end()

@@ -2,14 +2,14 @@
 
 import asyncio
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
 
 from heddle_gateway.errors import ApiError
-from heddle_runtime.generation import GenerationEnd, Rendered
+from heddle_runtime.generation import GenerationEnd, Relay, Rendered, StepAttempts
 from heddle_runtime.sampling import INTERNAL_FIELDS
 
 _EXACT: Final = INTERNAL_FIELDS | frozenset(
@@ -23,12 +23,51 @@ _EXACT: Final = INTERNAL_FIELDS | frozenset(
 """Sampling parameters whose effect on a token does not depend on which tokens are output so far."""
 
 
+_UNEQUAL: Final = frozenset({"stream", "stream_options", "request_id", "user", "metadata"})
+"""Fields of a body in which equal requests may differ."""
+
+
 def exactly_resumable(sampling: Mapping[str, Any]) -> bool:
     """Whether the rest of a generation, sent with the tokens so far as prompt, is the same.
 
     Parameters that are not known to be so count as ones that are not, unless they are empty or 0.
     """
     return all(name in _EXACT or not value for name, value in sampling.items())
+
+
+class EngineEvents:
+    """What an engine that answers a request itself has sent so far, in vLLM's form."""
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._tokens: list[int] = []
+        """Output tokens up to each event."""
+        self.begun = 0
+        """How often an engine began to answer from the start."""
+        self._notify = notify
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens that the events have."""
+        return self._tokens[-1] if self._tokens else 0
+
+    def begin(self) -> None:
+        """Another answer begins."""
+        self.events.clear()
+        self._tokens.clear()
+        self.begun += 1
+
+    def take(self, found: dict[str, Any]) -> None:
+        """Append an event, or a whole answer."""
+        brought = sum(len(choice.get("token_ids") or ()) for choice in found["choices"])
+        self._tokens.append(self.tokens + brought)
+        self.events.append(found)
+        self._notify()
+
+    def revoke(self, kept: int) -> None:
+        """Drop the events from the first one on that has more than `kept` tokens."""
+        while self.tokens > kept:
+            del self.events[-1], self._tokens[-1]
 
 
 class ClientStep:
@@ -42,22 +81,48 @@ class ClientStep:
         max_tokens: int,
         cache_salt: str = "",
         has_text: bool = False,
+        streams: bool = False,
+        body: dict[str, Any] | None = None,
+        counts_tokens: bool = True,
+        deadline_s: float | None = None,
     ) -> None:
-        """`has_text`: whether its clients get a text, which may name a tool."""
-        self.has_text = has_text
+        """`has_text`: whether its clients get a text, which may name a tool. With `body`, an engine
+        may answer the request itself; `counts_tokens` as in `Relay`. `deadline_s`: when it ends
+        with an error, by the event loop's clock.
+        """
+        self.has_text, self.streams, self.deadline_s = has_text, streams, deadline_s
+        self.attempts = StepAttempts()
+        self.relayed = EngineEvents(self._notify)
+        self.news = 0
+        """Grows with whatever comes."""
+        self.relay = None
+        if body is not None:
+            self.relay = Relay(
+                path=endpoint,
+                body=body,
+                streams=streams,
+                counts_tokens=counts_tokens,
+                on_begin=self.relayed.begin,
+                on_event=self.relayed.take,
+            )
         self.prompt_ids = rendered.prompt_ids
         self.sampling = rendered.sampling
         self.features: dict[str, Any] = rendered.features.get("generate", {})
         self.cache_salt = cache_salt
         self.max_tokens = max_tokens
-        self.resumable = exactly_resumable(rendered.sampling)
-        given = (endpoint, rendered.sampling, self.features, max_tokens, cache_salt)
+        self.resumable = counts_tokens and exactly_resumable(rendered.sampling)
+        asked = {name: value for name, value in (body or {}).items() if name not in _UNEQUAL}
+        kind = (counts_tokens, counts_tokens or streams)
+        given = (endpoint, rendered.sampling, self.features, max_tokens, cache_salt, kind, asked)
         digest = blake2b(rendered.prompt_ids.tobytes(), digest_size=16)
         digest.update(msgspec.json.encode(given, order="deterministic"))
         self.key = digest.digest()
         """Equal for equal generations."""
         self.output_ids: array[int] = array("I")
         self.logprobs: list[Any] = []
+        """Of the dispatches that have ended, in vLLM's form of `logprobs.content`."""
+        self.live_logprobs: list[Any] = []
+        """Of the tokens that no event has, as they come."""
         self.weight_versions: list[Any] = []
         self.end: GenerationEnd | None = None
         self.error: ApiError | None = None
@@ -76,11 +141,16 @@ class ClientStep:
         self.dispatched_s: float | None = None
         """First dispatch; seconds of the event loop's clock, as `submitted_s`."""
         self.dispatches = 0
-        self.engine_deaths = 0
+        self.engine_deaths = self.deaths_in_prefill = 0
         self.revoked_from: int | None = None
         """Tokens from here on were reported and are void: their engine died."""
         self._for_tokens: list[asyncio.Future[bool]] = []
         self._for_end: list[asyncio.Future[bool]] = []
+
+    def logprobs_of(self, start: int, count: int) -> Sequence[Any]:
+        """Log-probs of tokens that no event has; fewer where they have not come."""
+        first = start - self.relayed.tokens
+        return self.live_logprobs[max(0, first) : max(0, first + count)]
 
     @property
     def wants_logprobs(self) -> bool:
@@ -111,17 +181,20 @@ class ClientStep:
         if len(self.output_ids) > kept:
             del self.output_ids[kept:]
             self.revoked_from = kept
+        self.relayed.revoke(kept)
+        del self.live_logprobs[max(0, kept - self.relayed.tokens) :]
 
     def finish(self, end: GenerationEnd) -> None:
         """End it with its tokens."""
         if self.over:
             return
-        if self.wants_logprobs and len(self.logprobs) != len(self.output_ids):
+        if self.wants_logprobs and self.relayed.tokens + len(self.logprobs) != len(self.output_ids):
             if end.finish_reason == "abort":
                 # Tokens that came since the last dispatch have none.
-                del self.output_ids[len(self.logprobs) :]
+                del self.output_ids[self.relayed.tokens + len(self.logprobs) :]
             elif self.logprobs:
-                found, tokens = len(self.logprobs), len(self.output_ids)
+                found = self.relayed.tokens + len(self.logprobs)
+                tokens = len(self.output_ids)
                 text = f"the engine reported {found} log-probs for {tokens} tokens"
                 self.fail(ApiError(502, text, kind="server_error"))
                 return
@@ -142,9 +215,9 @@ class ClientStep:
             self.cancelled = True
             self._notify()
 
-    async def progress(self, seen: int, limit_s: float) -> bool:
-        """Wait for more than `seen` tokens, or the end; return False after `limit_s` without."""
-        if self.over or len(self.output_ids) > seen:
+    async def progress(self, news: int, limit_s: float) -> bool:
+        """Wait until `news` has changed, or for the end; return False after `limit_s` without."""
+        if self.over or self.news != news:
             return True
         return await self._notified(self._for_tokens, limit_s)
 
@@ -184,6 +257,7 @@ class ClientStep:
                 waiting.remove(waiter)
 
     def _notify(self) -> None:
+        self.news += 1
         ended = self._for_end if self.over else []
         for waiter in (*self._for_tokens, *ended):
             if not waiter.done():

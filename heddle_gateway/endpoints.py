@@ -1,13 +1,18 @@
 """Endpoints of models: chat, completions, token ids, and calls that an engine answers."""
 
 import asyncio
+import math
+import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
+import msgspec
 from aiohttp import web
 
+from heddle_gateway.answers import Reply, whole_answer, whole_finish
 from heddle_gateway.client_step import ClientStep
-from heddle_gateway.errors import ApiError, of_renderer
+from heddle_gateway.errors import ApiError, of_engine, of_renderer
 from heddle_gateway.front import FRONT, Front, Handler, json_response
 from heddle_gateway.identity import Identity, identify
 from heddle_gateway.openai_api import (
@@ -15,27 +20,20 @@ from heddle_gateway.openai_api import (
     COMPLETIONS,
     GENERATE,
     check_supported,
+    counted_usage,
     generate_choice,
     generate_response,
     has_reply,
     models_response,
     new_step,
+    parse_body,
     rendered_ids,
     text_field,
-    usage,
 )
 from heddle_gateway.rendering import Renderer
 from heddle_gateway.reply_tools import tool_of
-from heddle_gateway.streams import (
-    DONE,
-    KEEP_ALIVE,
-    TextDeltas,
-    chat_chunks,
-    event,
-    text_chunks,
-    token_deltas,
-)
-from heddle_runtime.generation import Rendered, RenderError
+from heddle_gateway.streams import DONE, HEAD_S, KEEP_ALIVE, TextStream, event, token_deltas
+from heddle_runtime.generation import GenerationEnd, Rendered, RenderError
 
 PASSED_ON = ("/tokenize", "/detokenize", f"{CHAT}/render", f"{COMPLETIONS}/render")
 EVENT_STREAM = {
@@ -43,6 +41,8 @@ EVENT_STREAM = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
+DEADLINE: Final = "X-Heddle-Deadline-S"
+"""Header with the seconds after which a client wants no answer any more."""
 
 
 class _Exchange:
@@ -61,10 +61,13 @@ class _Exchange:
         self.front, self.request, self.endpoint = front, request, endpoint
         self.body, self.rendered, self.step = body, rendered, step
         self.request_id = request_id
+        prefix = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-"}.get(endpoint, "")
+        self.name = prefix + request_id
 
     async def whole(self) -> web.Response:
         """Wait for the end, and answer with everything."""
-        response = await self.response()
+        end = await self.step.answer()
+        response = await self._response(end)
         step = self.step
         headers = {
             "x-heddle-engine": step.engine,
@@ -76,111 +79,120 @@ class _Exchange:
             headers["x-heddle-queued-ms"] = f"{queued_ms:.0f}"
         return json_response(response, headers=headers)
 
-    async def response(self) -> dict[str, Any]:
-        """The whole response object, once the step is over."""
-        end = await self.step.answer()
+    async def _response(self, end: GenerationEnd) -> dict[str, Any]:
+        """The whole response object."""
+        step = self.step
         if self.endpoint == GENERATE:
-            return generate_response(self.request_id, self.body, self.step, end)
-        made = await _renderer(self.front).derender(
-            self.endpoint, self.body, self.rendered, self.step.output_ids, end
-        )
+            return generate_response(self.request_id, self.body, step, end)
+        if step.relay is not None and not step.relay.counts_tokens and step.relayed.events:
+            made = {**step.relayed.events[-1], "id": self.name}
+        else:
+            made = await self._made(end)
         # Before any client has it: the session's next request finds the tool call under way.
-        self.front.gateway.sessions.name_tool(self.step, tool_of(made))
+        self.front.gateway.sessions.name_tool(step, tool_of(made))
         return made
 
+    async def _made(self, end: GenerationEnd) -> dict[str, Any]:
+        """The response of what came as a stream, or as tokens only."""
+        step, facts = self.step, self.front.engine_facts()
+        relayed = bool(step.relayed.events) and step.relayed.tokens >= len(step.output_ids)
+        reply = Reply(step.relayed.events) if relayed else None
+        if reply is not None and reply.finish_reason is None:
+            reply = None
+        form = facts.answers.get(self.endpoint) if facts is not None else None
+        if reply is not None and form and not (facts is not None and facts.parses):
+            return whole_answer(self.endpoint, self.body, reply, name=self.name, form=form)
+        made = await _renderer(self.front).derender(
+            self.endpoint, self.body, self.rendered, step.output_ids, end
+        )
+        choice = made["choices"][0]
+        if reply is None:
+            if self.endpoint == CHAT:
+                finish = choice.get("finish_reason")
+                choice["finish_reason"] = whole_finish(finish, self.body, choice["message"])
+            counted = counted_usage(len(step.prompt_ids), len(step.output_ids), end)
+            usage = made.get("usage")
+            made["usage"] = usage | counted if isinstance(usage, dict) else counted
+            return made | {"id": self.name}
+        message = choice.get("message")
+        if isinstance(message, dict):
+            for call, streamed in zip(
+                message.get("tool_calls") or (), reply.tool_calls, strict=False
+            ):
+                call["id"] = streamed["id"] or call["id"]
+        return whole_answer(
+            self.endpoint, self.body, reply, name=self.name, form=form or made, message=message
+        )
+
     async def stream(self) -> web.StreamResponse:
-        """Send events as tokens come; errors from now on are events too."""
+        """Send events as tokens come.
+
+        An error before the first is the response, as it is vLLM's; later ones are events too.
+        """
+        events = self._id_events() if self.endpoint == GENERATE else self._text_events()
         response = web.StreamResponse(headers=EVENT_STREAM)
-        await response.prepare(self.request)
         try:
-            if self.endpoint == GENERATE:
-                await self._stream_ids(response)
-            else:
-                await self._stream_text(response)
-        except RenderError as refused:
-            await response.write(event(of_renderer(refused).body))
-        except ApiError as error:
+            async for found in events:
+                if not response.prepared:
+                    await response.prepare(self.request)
+                await response.write(KEEP_ALIVE if found is None else event(found))
+        except (RenderError, ApiError) as failed:
+            error = of_renderer(failed) if isinstance(failed, RenderError) else failed
+            if not (response.prepared or error.in_stream):
+                raise error from None
+            if not response.prepared:
+                await response.prepare(self.request)
             await response.write(event(error.body))
+        if not response.prepared:
+            await response.prepare(self.request)
         await response.write(DONE)
         await response.write_eof()
         return response
 
-    async def _stream_ids(self, response: web.StreamResponse) -> None:
+    async def _id_events(self) -> Any:
         head = {"request_id": self.request_id, "output_mode": "tokens"}
-        if self.step.wants_logprobs:
-            await self._wait(response)
+        settings, step = self.front.settings, self.step
+        if step.wants_logprobs:
+            wait_s = min(HEAD_S, settings.keep_alive_s)
+            while not await step.ended(wait_s):
+                wait_s = settings.keep_alive_s
+                yield None
         else:
-            async for ids in self._deltas():
-                if ids is None:
-                    await response.write(KEEP_ALIVE)
-                else:
-                    choice = generate_choice(ids, None, logprobs=False)
-                    await response.write(event({**head, "choices": [choice]}))
-        end = await self.step.answer()
-        rest = self.step.output_ids if self.step.wants_logprobs else ()
-        choice = generate_choice(rest, end, logprobs=self.step.wants_logprobs)
-        await response.write(event({**head, "choices": [choice]}))
-        await self._write_usage(response, head)
-
-    async def _stream_text(self, response: web.StreamResponse) -> None:
-        chat, detokenizer = self.endpoint == CHAT, self.front.detokenizer
-        name = f"{'chatcmpl' if chat else 'cmpl'}-{self.request_id}"
-        kind = "chat.completion.chunk" if chat else "text_completion"
-        head = {"id": name, "object": kind, "model": self.front.check_model(self.body)}
-        if chat:
-            role = {"index": 0, "delta": {"role": "assistant", "content": ""}}
-            await response.write(event({**head, "choices": [{**role, "finish_reason": None}]}))
-        sent = ""
-        if detokenizer is None or self._needs_its_end():
-            await self._wait(response)
-        else:
-            deltas = TextDeltas(detokenizer)
-            async for ids in self._deltas():
-                if ids is None:
-                    await response.write(KEEP_ALIVE)
-                    continue
-                text = deltas.add(ids)
-                if text:
-                    sent += text
-                    part = {"delta": {"content": text}} if chat else {"text": text}
-                    choice = {"index": 0, **part, "finish_reason": None}
-                    await response.write(event({**head, "choices": [choice]}))
-        whole = {**await self.response(), "id": name}
-        chunks = chat_chunks(whole, sent_text=sent) if chat else text_chunks(whole, sent_text=sent)
-        for chunk in chunks:
-            await response.write(event(chunk))
-        await self._write_usage(response, {k: v for k, v in chunks[-1].items() if k != "choices"})
-
-    def _needs_its_end(self) -> bool:
-        """Whether the text cannot be known before the end of the step.
-
-        Parsers of tool calls see whole replies only, log-probs come with the end, and a stop string
-        is cut off there.
-        """
-        sampling = self.step.sampling
-        shows_special = sampling.get("skip_special_tokens") is False
-        return bool(
-            self.body.get("tools")
-            or self.step.wants_logprobs
-            or sampling.get("stop")
-            or shows_special
-        )
-
-    async def _write_usage(self, response: web.StreamResponse, head: Mapping[str, Any]) -> None:
+            async for ids in token_deltas(
+                step, keep_alive_s=settings.keep_alive_s, coalesce_s=settings.coalesce_s
+            ):
+                choice = None if ids is None else generate_choice(ids, None, logprobs=False)
+                yield None if choice is None else {**head, "choices": [choice]}
+        end = await step.answer()
+        rest = step.output_ids if step.wants_logprobs else ()
+        yield {**head, "choices": [generate_choice(rest, end, logprobs=step.wants_logprobs)]}
         options = self.body.get("stream_options")
         if isinstance(options, dict) and options.get("include_usage"):
-            counts = usage(len(self.step.prompt_ids), len(self.step.output_ids))
-            await response.write(event({**head, "choices": [], "usage": counts}))
+            counts = counted_usage(len(step.prompt_ids), len(step.output_ids), end)
+            yield {**head, "choices": [], "usage": counts}
 
-    async def _wait(self, response: web.StreamResponse) -> None:
-        while not await self.step.ended(self.front.settings.keep_alive_s):
-            await response.write(KEEP_ALIVE)
-
-    def _deltas(self) -> Any:
-        settings = self.front.settings
-        return token_deltas(
-            self.step, keep_alive_s=settings.keep_alive_s, coalesce_s=settings.coalesce_s
+    async def _text_events(self) -> Any:
+        stream = TextStream(
+            self.step,
+            _renderer(self.front),
+            self.rendered,
+            self.endpoint,
+            self.body,
+            name=self.name,
+            model=self.front.check_model(self.body),
+            coalesce_s=self.front.settings.coalesce_s,
         )
+        sent: list[dict[str, Any]] = []
+        async for found in stream.events(self.front.settings.keep_alive_s):
+            if found is not None:
+                sent.append(found)
+                if any(choice.get("finish_reason") for choice in found["choices"]):
+                    # Before the client has it, as in `_response`.
+                    said = Reply(sent)
+                    told = {"message": said.message, "text": said.text}
+                    name = tool_of({"choices": [told]})
+                    self.front.gateway.sessions.name_tool(self.step, name)
+            yield found
 
 
 def model_endpoint(endpoint: str) -> Handler:
@@ -188,23 +200,36 @@ def model_endpoint(endpoint: str) -> Handler:
 
     async def handle(request: web.Request) -> web.StreamResponse:
         front = request.app[FRONT]
-        body = await front.body(request)
-        model = front.check_model(body)
-        check_supported(body)
-        who = _identity(front, request, body)
-        if endpoint == GENERATE:
-            rendered = rendered_ids(body)
-        else:
-            rendered = await _renderer(front).render(endpoint, body)
-        fresh = new_step(endpoint, body, rendered, context_tokens=front.model.context_tokens)
-        name = text_field(body, "request_id") or request.headers.get("X-Request-Id", "")
+        raw = await front.raw_body(request)
+        try:
+            body = parse_body(raw) if raw else {}
+            model = front.check_model(body)
+            facts = front.engine_facts() if endpoint != GENERATE else None
+            relayed = facts is not None and endpoint in facts.answers
+            check_supported(body, relayed=relayed)
+            who = _identity(front, request, body)
+            if endpoint == GENERATE:
+                rendered = rendered_ids(body)
+            else:
+                rendered = await _renderer(front).render(endpoint, front.for_engines(body))
+            fresh = new_step(
+                endpoint,
+                front.for_engines(body),
+                rendered,
+                context_tokens=front.model.context_tokens,
+                relayed=relayed,
+                deadline_s=_deadline_s(request),
+            )
+        except (RenderError, ApiError) as wrong:
+            raise await _refusal(front, request, endpoint, raw, wrong) from None
+        asked = request.headers.get("X-Request-Id") or text_field(body, "request_id")
         step = front.gateway.submit(who, fresh, has_reply=has_reply(endpoint, body), model=model)
-        if name:
-            front.requests[name] = step
+        if asked:
+            front.requests[asked] = step
         loop = asyncio.get_running_loop()
         began_s, delivered = loop.time(), False
         exchange = _Exchange(
-            front, request, endpoint, body, rendered, step, name or f"{id(step):x}"
+            front, request, endpoint, body, rendered, step, asked or uuid.uuid4().hex[:16]
         )
         try:
             answer = await (exchange.stream() if body.get("stream") else exchange.whole())
@@ -214,10 +239,49 @@ def model_endpoint(endpoint: str) -> Handler:
             return answer
         finally:
             front.gateway.sessions.release(step, delivered=delivered)
-            if name and front.requests.get(name) is step:
-                del front.requests[name]
+            if asked and front.requests.get(asked) is step:
+                del front.requests[asked]
 
     return handle
+
+
+async def _refusal(
+    front: Front, request: web.Request, endpoint: str, raw: bytes, wrong: RenderError | ApiError
+) -> ApiError:
+    """Return vLLM's own refusal of a body, if it refuses it too; else ours."""
+    ours = of_renderer(wrong) if isinstance(wrong, RenderError) else wrong
+    if ours.ours or not 400 <= ours.status < 500 or front.renderer is None:
+        return ours
+    with suppress(ApiError):
+        body = parse_body(raw)
+        if (named := front.for_engines(body)) is not body:
+            front.check_model(body)
+            raw = msgspec.json.encode(named)
+    try:
+        theirs = await front.renderer.refusal(
+            endpoint, raw, request.headers.get("Content-Type", "")
+        )
+    except (RenderError, ApiError):
+        return ours
+    return ours if theirs is None else of_engine(theirs)
+
+
+def _deadline_s(request: web.Request) -> float | None:
+    """Return until when a client waits, by the event loop's clock; None: for ever.
+
+    Raises:
+        ApiError: they are none.
+    """
+    given = request.headers.get(DEADLINE)
+    if given is None:
+        return None
+    try:
+        limit_s = float(given)
+    except ValueError:
+        limit_s = math.nan
+    if not 0.0 < limit_s < math.inf:
+        raise ApiError(400, f"{DEADLINE} is {given[:80]!r}: give seconds, more than 0")
+    return asyncio.get_running_loop().time() + limit_s
 
 
 def passed_on(path: str) -> Handler:

@@ -1,7 +1,8 @@
 """Engines that others started: they join and leave by URL, and are used for rendering too."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -11,7 +12,7 @@ from heddle_core.plans import EngineSpec
 from heddle_gateway.errors import ApiError, no_engine, unavailable
 from heddle_gateway.front import ServedModel
 from heddle_gateway.gateway import Gateway
-from heddle_runtime.generation import GenerationEnd, Rendered, RenderError
+from heddle_runtime.generation import GenerationEnd, Refusal, Rendered, RenderError
 from heddle_runtime.vllm_http.endpoint import UnreachableError, UrlError, base_of
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.probe import EndpointFacts, ProbeError
@@ -19,6 +20,10 @@ from heddle_runtime.vllm_http.rendering import HttpRenderer
 
 CONTROL_LIMIT_S: Final = 600.0
 """Of one control call: engines may load weights in it."""
+EXPECT_S: Final = 2.0
+"""Between two attempts to register a URL that was given at the start."""
+HEDGE_S: Final = 1.0
+"""After so long another engine is asked to render the same; what comes first counts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,25 +53,78 @@ class RegisteredEngines:
         max_running: int,
         tp: int | None = None,
         key: str = "",
+        keyed: Sequence[str] = (),
     ) -> None:
-        """`shapes` are those whose cost is known. `max_running`, `tp` and `key` are of engines that
-        are registered without.
+        """`shapes` are those whose cost is known. `max_running` and `tp` are of engines that are
+        registered without. `key` is sent to the URLs of `keyed`, and to no other.
         """
+        self._keyed = frozenset(map(base_of, keyed))
         self._launcher, self._gateway, self._model = launcher, gateway, model
         self._shapes, self._max_running, self._tp, self._key = shapes, max_running, tp, key
         self._engines: dict[str, _Engine] = {}
         """By URL."""
+        self._expected: dict[str, asyncio.Task[None]] = {}
+        """Attempts to register URLs that did not answer."""
         self._names = count()
         gateway.on_engine_left = self._left
+
+    async def expect(
+        self, url: str, options: Mapping[str, Any], on_note: Callable[[str], None]
+    ) -> None:
+        """Register an engine now, or as soon as it can be used; what keeps it out is a note.
+
+        Raises:
+            ApiError: the URL is none, or an option is wrong.
+        """
+        try:
+            for lack in (await self.add(url, options))["lacks"]:
+                on_note(f"{url}: {lack}")
+        except ApiError as error:
+            if error.error["code"] != "not_an_engine":
+                raise
+            on_note(f"{error}. It joins when it can be used")
+            base_url, said = base_of(url), str(error)
+            adding = self._add_later(url, base_url, options, on_note, said)
+            self._expected[base_url] = asyncio.create_task(adding)
+
+    async def _add_later(
+        self,
+        url: str,
+        base_url: str,
+        options: Mapping[str, Any],
+        on_note: Callable[[str], None],
+        said: str,
+    ) -> None:
+        while True:
+            await asyncio.sleep(EXPECT_S)
+            try:
+                await self.add(url, options)
+            except ApiError as error:
+                if str(error) != said:
+                    said = str(error)
+                    on_note(said)
+            else:
+                self._expected.pop(base_url, None)
+                on_note(f"{url} has joined")
+                return
+
+    def close(self) -> None:
+        """Try to register nothing any more."""
+        for task in self._expected.values():
+            task.cancel()
+        self._expected.clear()
 
     async def add(self, url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Register an engine after a probe; one that is registered is probed again."""
         tp = _positive(options, "tp")
         slots = _positive(options, "max_running")
-        key = options.get("api_key", self._key)
-        if not isinstance(key, str):
+        key = options.get("api_key")
+        if not isinstance(key, str | None):
             raise ApiError(400, "api_key must be a text", param="api_key")
         known = self._known(url)
+        with suppress(UrlError):
+            if key is None and base_of(url) in self._keyed:
+                key = self._key
         if known is not None and known.recalled:
             raise ApiError(
                 409,
@@ -84,7 +142,7 @@ class RegisteredEngines:
             )
         try:
             facts = await self._launcher.add(
-                url, tp=before.shape.tp if before is not None else tp, api_key=key
+                url, tp=before.shape.tp if before is not None else tp, api_key=key or ""
             )
         except UrlError as error:
             raise ApiError(400, str(error), param="url") from None
@@ -125,13 +183,22 @@ class RegisteredEngines:
         """Take out an engine, after its running steps if `drain`; otherwise they run elsewhere."""
         found = self._known(engine)
         if found is None:
-            return None
+            return self._expect_no_more(engine)
         found.recalled = True
         self._gateway.recall(found.spec.engine, drain=drain)
         described = self._described(found)
         if not self._gateway.life_of(found.spec.engine):
             self._left(found.spec.engine)
         return described
+
+    def _expect_no_more(self, url: str) -> Mapping[str, Any] | None:
+        with suppress(UrlError):
+            url = base_of(url)
+        task = self._expected.pop(url, None)
+        if task is None:
+            return None
+        task.cancel()
+        return {"id": None, "url": url, "state": "expected"}
 
     def _left(self, engine: EngineId) -> None:
         """An engine has stopped, or is not started again: its URL is free."""
@@ -141,8 +208,9 @@ class RegisteredEngines:
                 self._launcher.remove(url)
 
     def registered(self) -> Sequence[Mapping[str, Any]]:
-        """Return the engines."""
-        return [self._described(each) for each in self._engines.values()]
+        """Return the engines, those that are waited for last."""
+        expected = [{"id": None, "url": url, "state": "expected"} for url in self._expected]
+        return [*(self._described(each) for each in self._engines.values()), *expected]
 
     def _known(self, engine: str) -> _Engine | None:
         """Find an engine by name or URL."""
@@ -223,12 +291,21 @@ def _positive(options: Mapping[str, Any], name: str) -> int | None:
 
 
 class RenderingEngines:
-    """Renders at registered engines in rotation; implements `Renderer` and `EngineCalls`."""
+    """Renders at registered engines that work, in rotation; implements `Renderer` and
+    `EngineCalls`.
+
+    What fails at one is asked of another before a client hears of it.
+    """
 
     def __init__(self, launcher: HttpLauncher, *, wait_s: float = 300.0) -> None:
         """While no engine is registered, calls wait for `wait_s`."""
         self._launcher, self._wait_s = launcher, wait_s
         self._calls = count()
+
+    def facts(self) -> EndpointFacts | None:
+        """What engines are; None while none is registered."""
+        registered = self._launcher.usable
+        return registered[0].facts if registered else None
 
     async def render(self, endpoint: str, body: dict[str, Any]) -> Rendered:
         """Make the prompt of a request."""
@@ -245,28 +322,71 @@ class RenderingEngines:
     ) -> dict[str, Any]:
         """Make the response object."""
         found: dict[str, Any] = await self._first(
-            "derender", endpoint, body, rendered, output_ids, end
+            "derender", endpoint, body, rendered, output_ids, end, ours=True
         )
+        return found
+
+    async def derender_more(
+        self,
+        endpoint: str,
+        body: dict[str, Any],
+        rendered: Rendered,
+        new_ids: Sequence[int],
+        state: Any,
+        end: GenerationEnd | None,
+        logprobs: Sequence[Any] = (),
+    ) -> tuple[dict[str, Any], Any]:
+        """Make the choice of a stream's event."""
+        found: tuple[dict[str, Any], Any] = await self._first(
+            "derender_more", endpoint, body, rendered, new_ids, state, end, logprobs, ours=True
+        )
+        return found
+
+    async def refusal(self, endpoint: str, body: bytes, content_type: str) -> Refusal | None:
+        """Return what an engine says of a body that it refuses."""
+        found: Refusal | None = await self._first("refusal", endpoint, body, content_type)
         return found
 
     async def call(self, path: str, body: dict[str, Any]) -> Any:
         """Pass a call on."""
         return await self._first("call", path, body)
 
-    async def _first(self, method: str, *args: Any) -> Any:
-        """Call the next engine, or the first after it that can be reached."""
+    async def _first(self, method: str, *args: Any, ours: bool = False) -> Any:
+        """Call engines, the next first, until one answers.
+
+        `ours`: whether a refusal is no client's fault, so that another engine is asked too.
+        """
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._launcher.any_registered()
         except TimeoutError:
             raise no_engine(self._wait_s) from None
-        registered = self._launcher.registered
+        usable = self._launcher.usable
         start = next(self._calls)
-        for n in range(len(registered)):
-            endpoint = registered[(start + n) % len(registered)].endpoint
-            try:
-                return await getattr(HttpRenderer(endpoint), method)(*args)
-            except RenderError as refused:
-                if refused.status != 503 or n == len(registered) - 1:
-                    raise
-        raise AssertionError("the last engine answers or raises")
+        endpoints = [usable[(start + n) % len(usable)].endpoint for n in range(len(usable))]
+        calls: dict[asyncio.Task[Any], None] = {}
+        failed: RenderError | None = None
+        try:
+            while endpoints or calls:
+                if endpoints:
+                    renderer = HttpRenderer(endpoints.pop(0), generates=True)
+                    call = asyncio.ensure_future(getattr(renderer, method)(*args))
+                    calls[call] = None
+                done, _ = await asyncio.wait(
+                    calls,
+                    timeout=HEDGE_S if endpoints else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for call in done:
+                    del calls[call]
+                    try:
+                        return call.result()
+                    except RenderError as refused:
+                        if not ours and refused.status < 500 and refused.status != 429:
+                            raise
+                        failed = refused
+        finally:
+            for call in calls:
+                call.cancel()
+        assert failed is not None
+        raise failed

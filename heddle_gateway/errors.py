@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from heddle_runtime.generation import RenderError
+from heddle_runtime.generation import Refusal, RenderError
 
 
 class ApiError(Exception):
@@ -17,10 +17,13 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        ours: bool = False,
     ) -> None:
-        """`status` is of HTTP; `kind` OpenAI's `type`; `param` the field that is wrong."""
+        """`status` is of HTTP; `kind` OpenAI's `type`; `param` the field that is wrong. `ours`:
+        whether it is known that vLLM would not refuse it.
+        """
         super().__init__(message)
-        self.status = status
+        self.status, self.ours = status, ours
         self.error: dict[str, Any] = {
             "message": message,
             "type": kind,
@@ -28,6 +31,8 @@ class ApiError(Exception):
             "code": code,
         }
         self.retry_after_s = retry_after_s
+        self.in_stream = False
+        """Whether a client that streams gets it as an event, after a status of 200."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -35,9 +40,21 @@ class ApiError(Exception):
         return {"error": self.error}
 
 
+def of_engine(refusal: Refusal) -> ApiError:
+    """Return an engine's refusal as the client gets it: in the engine's words."""
+    error = ApiError(refusal.status, str(refusal.body["error"].get("message", "")))
+    error.error = dict(refusal.body["error"])
+    error.in_stream = refusal.in_stream
+    if refusal.retry_after_s is not None:
+        error.retry_after_s = max(1, round(refusal.retry_after_s))
+    elif refusal.status in (429, 503):
+        error.retry_after_s = 1
+    return error
+
+
 def of_renderer(refused: RenderError) -> ApiError:
     """Return a renderer's refusal as the client gets it."""
-    error = ApiError(refused.status, str(refused))
+    error = ApiError(refused.status, str(refused), ours=refused.ours)
     error.error |= refused.error
     return error
 
@@ -54,6 +71,11 @@ def no_engine(wait_s: float) -> ApiError:
         "same again",
         retry_after_s=30,
     )
+
+
+def past_deadline() -> ApiError:
+    """Return the error of a step that its client waits for no longer."""
+    return ApiError(504, "no answer within the time that the request gave", kind="timeout_error")
 
 
 def too_long(message: str) -> ApiError:

@@ -16,7 +16,7 @@ import msgspec
 from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.client_step import ClientStep
 from heddle_rollout.engines import StepRequest, StepResult
-from heddle_runtime.generation import GenerationEnd, Rendered, RenderError
+from heddle_runtime.generation import GenerationEnd, Refusal, Rendered, RenderError
 
 END: Final = 0
 """Token that ends a message."""
@@ -168,7 +168,7 @@ def _word(word: str) -> int:
 
 
 class WordRenderer:
-    """Renders text as words; implements `Renderer`, `EngineCalls` and `Detokenizer`."""
+    """Renders text as words; implements `Renderer` and `EngineCalls`."""
 
     def __init__(
         self, model: str, replies: Replies | None = None, context_tokens: int = CONTEXT_TOKENS
@@ -214,11 +214,7 @@ class WordRenderer:
         else:
             choice["text"] = message["content"] or ""
         if body.get("logprobs"):
-            content = [
-                {"token": f"t{e['token_id']}", "bytes": None, "top_logprobs": []} | e
-                for e in end.logprobs
-            ]
-            choice["logprobs"] = {"content": content}
+            choice["logprobs"] = {"content": [_word_logprob(entry) for entry in end.logprobs]}
         response: dict[str, Any] = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{self._made}",
             "object": "chat.completion" if chat else "text_completion",
@@ -235,6 +231,49 @@ class WordRenderer:
             response["prompt_token_ids"] = list(rendered.prompt_ids)
             choice["token_ids"] = list(output_ids)
         return response
+
+    async def derender_more(
+        self,
+        endpoint: str,
+        body: dict[str, Any],
+        rendered: Rendered,
+        new_ids: Sequence[int],
+        state: Any,
+        end: GenerationEnd | None,
+        logprobs: Sequence[Any] = (),
+    ) -> tuple[dict[str, Any], Any]:
+        """Make the choice of a stream's event: words, and a reply's tool calls with its end."""
+        before: list[int] = state or []
+        if self._replies is None:
+            # All that the next event needs of these: whether a word was among them.
+            text = self.decode(list(new_ids))
+            begun = bool(before) or bool(text)
+            text, ids = f" {text}" if before and text else text, [_FIRST_WORD] * begun
+            message: dict[str, Any] = {}
+        else:
+            ids = [*before, *new_ids]
+            message = self._message(ids)
+            sent = self._message(before)["content"] or ""
+            text = (message["content"] or "").removeprefix(sent)
+        finish = end.finish_reason if end is not None else None
+        choice: dict[str, Any] = {
+            "index": 0,
+            "finish_reason": finish,
+            "stop_reason": end.stop_reason if end is not None else None,
+            "logprobs": {"content": [_word_logprob(e) for e in logprobs]} if logprobs else None,
+        }
+        if not endpoint.endswith("chat/completions"):
+            return choice | {"text": text}, ids
+        delta: dict[str, Any] = {"content": text}
+        if end is not None and message.get("tool_calls"):
+            calls = enumerate(message["tool_calls"])
+            delta["tool_calls"] = [{"index": n} | call for n, call in calls]
+            choice["finish_reason"] = "tool_calls"
+        return choice | {"delta": delta}, ids
+
+    async def refusal(self, endpoint: str, body: bytes, content_type: str) -> Refusal | None:
+        """There is no vLLM to ask."""
+        return None
 
     def _message(self, output_ids: Sequence[int]) -> dict[str, Any]:
         reply = self._replies.message(output_ids) if self._replies is not None else None
@@ -264,6 +303,10 @@ class WordRenderer:
     def decode(self, ids: list[int]) -> str:
         """Return the words of tokens."""
         return " ".join(f"t{id_}" for id_ in ids if id_ >= _FIRST_WORD)
+
+
+def _word_logprob(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {"token": f"t{entry['token_id']}", "bytes": None, "top_logprobs": []} | dict(entry)
 
 
 def _chat(body: dict[str, Any]) -> list[int]:

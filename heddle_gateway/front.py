@@ -5,6 +5,7 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -15,8 +16,9 @@ from heddle_gateway.errors import ApiError, of_renderer
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.metrics import Metrics
 from heddle_gateway.openai_api import parse_body
-from heddle_gateway.rendering import Detokenizer, EngineCalls, Renderer
+from heddle_gateway.rendering import EngineCalls, Renderer
 from heddle_runtime.generation import RenderError
+from heddle_runtime.vllm_http.probe import EndpointFacts
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MOST_OPEN: Final = 65_536
@@ -89,7 +91,10 @@ class FrontSettings:
     api_key: str = ""
     """Bearer key of clients; empty: none is needed."""
     admin_key: str = ""
-    """Key of engines and control; empty: that of clients."""
+    """Key of engines and control; empty: they are called from this machine only, with the key of
+    clients."""
+    open_to_all: bool = False
+    """Whether everybody who reaches the gateway may use and control it."""
     max_open: int = MOST_OPEN
     """Requests at once; more get status 429."""
     body_bytes: int = 32 << 20
@@ -99,7 +104,7 @@ class FrontSettings:
     these."""
     keep_alive_s: float = 10.0
     """Between comments on a stream without tokens."""
-    coalesce_s: float = 0.05
+    coalesce_s: float = 0.0
     """Between two events of a stream at least."""
     user_is_session: bool = False
     """Whether the body's `user` names a session."""
@@ -117,8 +122,8 @@ class Front:
     renderer: Renderer | None = None
     """None: token ids only."""
     engine_calls: EngineCalls | None = None
-    detokenizer: Detokenizer | None = None
-    """For text as it comes; without one, a stream has its text at the end."""
+    engine_facts: Callable[[], EndpointFacts | None] = lambda: None
+    """What engines that answer requests themselves are; None where they only make tokens."""
     engine_urls: EngineUrls | None = None
     control: EngineControl | None = None
     """None: engines take no control calls."""
@@ -137,6 +142,13 @@ class Front:
             raise ApiError(403, "requests of other sites are refused", kind="permission_error")
         if request.body_exists and request.content_type != "application/json":
             raise ApiError(415, f"send JSON as application/json, not as {request.content_type}")
+        if admin and not settings.admin_key and not (settings.open_to_all or _is_local(request)):
+            raise ApiError(
+                403,
+                "without an admin key, engines and control are for calls from the gateway's own "
+                "machine: start it with --admin-key and give that",
+                kind="permission_error",
+            )
         key = (settings.admin_key if admin else "") or settings.api_key
         if not key:
             return
@@ -157,17 +169,31 @@ class Front:
         Raises:
             ApiError: it is no JSON object, too large, or does not come.
         """
+        return parse_body(await self.raw_body(request))
+
+    async def raw_body(self, request: web.Request) -> bytes:
+        """Read a request's body.
+
+        Raises:
+            ApiError: it is too large, or does not come.
+        """
         limit = self.settings.body_bytes
         if (request.content_length or 0) > limit:
             raise ApiError(413, f"the body is larger than {limit:,} bytes")
         try:
             async with asyncio.timeout(self.settings.body_s):
-                raw = await request.read()
+                return await request.read()
         except TimeoutError:
             raise ApiError(408, f"the body did not come in {self.settings.body_s:g} s") from None
         except web.RequestPayloadError as error:
             raise ApiError(400, f"the body cannot be read: {error}") from None
-        return parse_body(raw)
+
+    def for_engines(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a body with the model's name that engines know."""
+        facts = self.engine_facts()
+        if facts is None or body.get("model") in (None, facts.model):
+            return body
+        return {**body, "model": facts.model}
 
     def check_model(self, body: Mapping[str, Any]) -> str:
         """Return the model that a body names, or the default.
@@ -189,6 +215,19 @@ class Front:
                 code="model_not_found",
             )
         return str(name)
+
+
+def _is_local(request: web.Request) -> bool:
+    """Whether a request comes from this machine, and from no proxy on it."""
+    if any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via")):
+        return False
+    peer: Any = request.transport and request.transport.get_extra_info("peername")
+    if not isinstance(peer, tuple):
+        return True  # a socket of this machine's file system
+    try:
+        return ip_address(str(peer[0]).partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 FRONT: Final = web.AppKey("front", Front)

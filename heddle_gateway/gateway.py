@@ -18,7 +18,7 @@ from heddle_core.ids import EngineId, RolloutId, TrajectoryId
 from heddle_core.journal import recorded
 from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.client_step import ClientStep
-from heddle_gateway.errors import ApiError, no_engine, too_long, unavailable
+from heddle_gateway.errors import ApiError, no_engine, past_deadline, too_long, unavailable
 from heddle_gateway.identity import Identity
 from heddle_gateway.sessions import ClientSessions, SessionLimits
 from heddle_rollout.core import Core
@@ -31,6 +31,8 @@ SWEEP_S = 0.25
 DRAIN_S = 5.0
 """Seconds that the end of a run waits for engines to hand over the tokens of running steps."""
 MOST_DEATHS = 3
+"""Engines that may die under one step before its first token: it may be what kills them."""
+MOST_DEATHS_EVER = 8
 """Engines that may die under one step."""
 
 
@@ -310,6 +312,9 @@ class Gateway:
         while True:
             await asyncio.sleep(SWEEP_S)
             self.sessions.sweep()
+            for step in self.sessions.under_way:
+                if step.deadline_s is not None and self._loop.time() > step.deadline_s:
+                    self.sessions.fail(step, past_deadline())
             since_s = self._engineless_since_s
             if since_s is not None and self._loop.time() - since_s > self._engine_wait_s:
                 error = no_engine(self._engine_wait_s)
@@ -358,8 +363,8 @@ class Gateway:
         name = event.engine.name
         if name not in self._recalled:
             self.engine_deaths += 1
-            for trajectory, _ in event.salvaged:
-                self._died_under(trajectory)
+            for trajectory, tokens in event.salvaged:
+                self._died_under(trajectory, tokens)
         starts = [c.engine.name for c in commands if isinstance(c, StartEngine)]
         if name in starts:
             return
@@ -372,12 +377,13 @@ class Gateway:
         self._recalled.discard(name)
         self.on_engine_left(event.engine)
 
-    def _died_under(self, trajectory: TrajectoryId) -> None:
+    def _died_under(self, trajectory: TrajectoryId, tokens: int) -> None:
         step = self.sessions.step_of(trajectory)
         if step is None:
             return
         step.engine_deaths += 1
-        if step.engine_deaths >= MOST_DEATHS:
+        step.deaths_in_prefill += tokens == 0
+        if step.deaths_in_prefill >= MOST_DEATHS or step.engine_deaths >= MOST_DEATHS_EVER:
             message = f"{step.engine_deaths} engines died while this step ran"
             error = ApiError(502, message, kind="server_error", code="engine_died")
             # The event that tells it is under way.

@@ -17,15 +17,9 @@ COMPLETIONS: Final = "/v1/completions"
 GENERATE: Final = "/inference/v1/generate"
 
 _ONE: Final = ("n", "best_of")
-_NOT_SUPPORTED: Final = (
-    "use_beam_search",
-    "logits_processors",
-    "echo",
-    "prompt_embeds",
-    "suffix",
-    "content_parts",
-    "features",
-)
+_NOT_SUPPORTED: Final = ("use_beam_search", "prompt_embeds")
+_BY_ENGINES_ONLY: Final = ("logits_processors", "echo", "suffix", "content_parts", "features")
+"""What only an engine that answers the request itself can do."""
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -45,25 +39,48 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def check_supported(body: Mapping[str, Any]) -> None:
+def check_supported(body: Mapping[str, Any], *, relayed: bool = False) -> None:
     """Refuse what a step of one trajectory cannot be.
+
+    `relayed`: whether engines answer the request themselves.
 
     Raises:
         ApiError: names the field.
     """
     for name in _ONE:
-        if body.get(name) not in (None, 1):
+        value = body.get(name)
+        # What is no number is refused by vLLM in its own words, where it is asked.
+        if value not in (None, 1) and (not relayed or _is_several(value)):
             raise ApiError(
                 400,
-                f"{name} is {body[name]!r}: a request is one step of one trajectory; send a "
-                "request for each sample",
+                f"{name} is {value!r}: a request is one step of one trajectory; send a request "
+                "for each sample",
                 param=name,
+                ours=True,
             )
-    for name in _NOT_SUPPORTED:
+    for name in _NOT_SUPPORTED if relayed else (*_NOT_SUPPORTED, *_BY_ENGINES_ONLY):
         if body.get(name):
-            raise ApiError(400, f"{name} is not supported", param=name)
-    if not isinstance(body.get("stream") or False, bool):
+            raise ApiError(400, f"{name} is not supported", param=name, ours=True)
+    if not relayed and not isinstance(body.get("stream") or False, bool):
         raise ApiError(400, "stream must be true or false", param="stream")
+
+
+def _is_several(value: Any) -> bool:
+    try:
+        return int(value) > 1
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def tokens_can_be_counted(endpoint: str, body: Mapping[str, Any]) -> bool:
+    """Whether an engine that answers the request itself can send token ids with its events.
+
+    It has none where it hides reasoning; asked for them it echoes no text; and log-probs of the
+    prompt are in no stream.
+    """
+    echoes = endpoint == COMPLETIONS and bool(body.get("echo"))
+    hides = body.get("include_reasoning") is False
+    return not (echoes or hides or body.get("prompt_logprobs") is not None)
 
 
 def text_field(body: Mapping[str, Any], name: str) -> str:
@@ -113,9 +130,17 @@ def rendered_ids(body: Mapping[str, Any]) -> Rendered:
 
 
 def new_step(
-    endpoint: str, body: Mapping[str, Any], rendered: Rendered, *, context_tokens: int
+    endpoint: str,
+    body: dict[str, Any],
+    rendered: Rendered,
+    *,
+    context_tokens: int,
+    relayed: bool = False,
+    deadline_s: float | None = None,
 ) -> ClientStep:
     """Return the step of a request; its output is limited by what the context has space for.
+
+    `relayed`: whether engines answer the request themselves.
 
     Raises:
         ApiError: the prompt fills the context.
@@ -129,8 +154,17 @@ def new_step(
         )
     wanted = left if rendered.max_tokens is None else min(rendered.max_tokens, left)
     salt = text_field(body, "cache_salt") or rendered.features.get("cache_salt", "")
-    text = endpoint != GENERATE
-    return ClientStep(endpoint, rendered, max_tokens=wanted, cache_salt=salt, has_text=text)
+    return ClientStep(
+        endpoint,
+        rendered,
+        max_tokens=wanted,
+        cache_salt=salt,
+        has_text=endpoint != GENERATE,
+        streams=bool(body.get("stream")),
+        body=body if relayed else None,
+        counts_tokens=not relayed or tokens_can_be_counted(endpoint, body),
+        deadline_s=deadline_s,
+    )
 
 
 def has_reply(endpoint: str, body: Mapping[str, Any]) -> bool | None:
@@ -157,13 +191,18 @@ def generate_choice(
     return choice
 
 
-def usage(prompt_tokens: int, output_tokens: int) -> dict[str, int]:
+def counted_usage(
+    prompt_tokens: int, output_tokens: int, end: GenerationEnd | None
+) -> dict[str, Any]:
     """Return OpenAI's count of tokens."""
-    return {
+    usage: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
-        "completion_tokens": output_tokens,
         "total_tokens": prompt_tokens + output_tokens,
+        "completion_tokens": output_tokens,
     }
+    if end is not None and end.cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": end.cached_tokens}
+    return usage
 
 
 def generate_response(
@@ -176,7 +215,7 @@ def generate_response(
         "created": int(time.time()),
         "output_mode": "tokens",
         "choices": [generate_choice(step.output_ids, end, logprobs=step.wants_logprobs)],
-        "usage": usage(len(step.prompt_ids), len(step.output_ids)),
+        "usage": counted_usage(len(step.prompt_ids), len(step.output_ids), end),
     }
     if body.get("return_token_ids"):
         response["prompt_token_ids"] = list(step.prompt_ids)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from heddle_runtime.generation import GenerationEnd, Rendered
+from heddle_runtime.generation import GenerationEnd, Refusal, Rendered
 
 
 class Renderer(Protocol):
@@ -28,10 +28,37 @@ class Renderer(Protocol):
         output_ids: Sequence[int],
         end: GenerationEnd,
     ) -> dict[str, Any]:
-        """Make the whole response object, usage and parsed tool calls included.
+        """Make the whole response object, parsed tool calls included.
 
         Raises:
             RenderError: the tokens cannot be made a response.
+        """
+        ...
+
+    async def derender_more(
+        self,
+        endpoint: str,
+        body: dict[str, Any],
+        rendered: Rendered,
+        new_ids: Sequence[int],
+        state: Any,
+        end: GenerationEnd | None,
+        logprobs: Sequence[Any] = (),
+    ) -> tuple[dict[str, Any], Any]:
+        """Make the choice of a stream's event of further tokens, and the state after them.
+
+        `state` is None first; `end` comes with the last tokens.
+
+        Raises:
+            RenderError: it could not be made.
+        """
+        ...
+
+    async def refusal(self, endpoint: str, body: bytes, content_type: str) -> Refusal | None:
+        """Return what vLLM says of a body that it refuses, however it is written.
+
+        Raises:
+            RenderError: it could not be asked.
         """
         ...
 
@@ -45,12 +72,4 @@ class EngineCalls(Protocol):
         Raises:
             RenderError: the engine refused it.
         """
-        ...
-
-
-class Detokenizer(Protocol):
-    """Text of token ids, for streams; special tokens left out."""
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text."""
         ...

@@ -1,20 +1,26 @@
-"""Server-sent events of steps: tokens or text as they come, and chunks of a whole response."""
+"""Server-sent events of steps: what an engine sends itself, and text or ids of tokens that come."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from heddle_gateway.answers import EventFilter, Wanted
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError
-from heddle_gateway.rendering import Detokenizer
+from heddle_gateway.openai_api import CHAT, counted_usage
+from heddle_gateway.rendering import Renderer
+from heddle_runtime.generation import GenerationEnd, Rendered
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
-_UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"
-_WINDOW: Final = 5
-"""Tokens before new ones that are decoded with them: their text depends on them."""
+HEAD_S: Final = 0.5
+"""Without an event for so long, a response begins all the same; then an error is an event too."""
+_SHARE: Final = 4.0
+"""Least time between two calls of a renderer for one stream, as a multiple of what one takes: a
+parser reads everything again each time."""
 
 
 def event(data: Mapping[str, Any]) -> bytes:
@@ -22,52 +28,35 @@ def event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-class TextDeltas:
-    """The text of tokens as they come; characters appear when all their tokens are there."""
-
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self._detokenizer = detokenizer
-        self._ids: list[int] = []
-        self._read = 0
-        """Tokens whose text was returned."""
-        self.text = ""
-        """Returned so far."""
-
-    def add(self, ids: Sequence[int]) -> str:
-        """Return the text that new tokens bring; empty while a character is incomplete."""
-        self._ids.extend(ids)
-        start = max(0, self._read - _WINDOW)
-        before = self._detokenizer.decode(self._ids[start : self._read])
-        whole = self._detokenizer.decode(self._ids[start:])
-        if whole.endswith(_UNFINISHED) or not whole.startswith(before):
-            return ""
-        self._read = len(self._ids)
-        self.text += whole[len(before) :]
-        return whole[len(before) :]
+def void_tokens() -> ApiError:
+    """Return the error of a stream whose tokens so far are void."""
+    return ApiError(
+        502,
+        "the engine died, and this generation cannot be resumed exactly: send it again",
+        kind="server_error",
+        code="engine_died",
+    )
 
 
 async def token_deltas(
     step: ClientStep, *, keep_alive_s: float, coalesce_s: float
 ) -> AsyncIterator[Sequence[int] | None]:
-    """Yield the tokens of a step as they come, several at once; None: nothing for some time.
+    """Yield the tokens of a step as they come; None: nothing for some time.
 
     Raises:
         ApiError: it ended without an answer, or tokens that were yielded are void.
     """
-    seen = 0
+    seen, news, wait_s = 0, -1, min(HEAD_S, keep_alive_s)
     loop, next_s = asyncio.get_running_loop(), 0.0
     while True:
-        came = await step.progress(seen, keep_alive_s)
+        came = await step.progress(news, wait_s)
+        wait_s = wait_s if came else keep_alive_s
         early_s = next_s - loop.time()
         if early_s > 0 and not step.over:
             await asyncio.sleep(early_s)
+        news = step.news
         if step.revoked_from is not None and step.revoked_from < seen:
-            raise ApiError(
-                502,
-                "the engine died, and this generation cannot be resumed exactly: send it again",
-                kind="server_error",
-                code="engine_died",
-            )
+            raise void_tokens()
         new = step.output_ids[seen:]
         seen += len(new)
         if new:
@@ -80,43 +69,213 @@ async def token_deltas(
         next_s = loop.time() + coalesce_s
 
 
-def chat_chunks(response: Mapping[str, Any], *, sent_text: str = "") -> list[dict[str, Any]]:
-    """Return a whole chat response as chunks, without the text that was sent already."""
-    head = {key: response[key] for key in ("id", "created", "model") if key in response}
-    head["object"] = "chat.completion.chunk"
-    chunks: list[dict[str, Any]] = []
-    for choice in response["choices"]:
-        message = choice["message"]
-        delta = {
-            key: value
-            for key, value in message.items()
-            if key not in ("role", "content", "tool_calls") and value
-        }
-        content = _left_of(message.get("content") or "", sent_text)
-        if content:
-            delta["content"] = content
-        if message.get("tool_calls"):
-            delta["tool_calls"] = [
-                {"index": n} | call for n, call in enumerate(message["tool_calls"])
-            ]
-        rest = {k: v for k, v in choice.items() if k not in ("message", "finish_reason")}
-        if delta:
-            chunks.append({**head, "choices": [{**rest, "delta": delta, "finish_reason": None}]})
-            rest.pop("logprobs", None)
-            rest.pop("token_ids", None)
-        ended = {**rest, "delta": {}, "finish_reason": choice.get("finish_reason")}
-        chunks.append({**head, "choices": [ended]})
-    return chunks
+class TextStream:
+    """The events of one client of a chat or completion.
+
+    While one engine answers the request itself, its events are passed on. What comes after a
+    preemption or a move, and from engines that make only tokens, is derendered.
+    """
+
+    def __init__(
+        self,
+        step: ClientStep,
+        renderer: Renderer,
+        rendered: Rendered,
+        endpoint: str,
+        body: dict[str, Any],
+        *,
+        name: str,
+        model: str,
+        coalesce_s: float,
+    ) -> None:
+        """`name` is the answer's id; `coalesce_s` the time between derendered events at least."""
+        self._step, self._renderer, self._rendered = step, renderer, rendered
+        self._endpoint, self._body, self._name, self._model = endpoint, body, name, model
+        self._coalesce_s = coalesce_s
+        self._wanted = Wanted(body)
+        stops = body.get("stop") or ()
+        stops = [stops] if isinstance(stops, str) else stops
+        lengths = [len(stop) for stop in stops if isinstance(stop, str)]
+        cut = lengths and not body.get("include_stop_str_in_output")
+        self._held_back = max(lengths) - 1 if cut else 0
+        """Characters that may be the beginning of a stop string."""
+        self._filter = self._new_filter()
+        self._round = step.relayed.begun
+        self._passed_on = 0
+        """Events of the engine that were taken."""
+        self._sent = False
+        """Whether the client has anything but the role."""
+        self._has_role = False
+        self._head: dict[str, Any] = {}
+        self._text_sent = ""
+        self._pending = ""
+        """Text that is held back."""
+        self._seen = 0
+        """Tokens that are in events."""
+        self._state: Any = None
+
+    def _new_filter(self) -> EventFilter:
+        opaque = self._step.relay is not None and not self._step.relay.counts_tokens
+        return EventFilter(self._body, self._name, as_they_are=opaque)
+
+    async def events(self, keep_alive_s: float) -> AsyncIterator[dict[str, Any] | None]:
+        """Yield events as they are made; None: nothing for some time.
+
+        Raises:
+            ApiError: it ended without an answer, or what was sent is void.
+            RenderError: text could not be made.
+        """
+        step, news, wait_s = self._step, -1, min(HEAD_S, keep_alive_s)
+        loop, next_s = asyncio.get_running_loop(), 0.0
+        while not step.over:
+            came = await step.progress(news, wait_s)
+            wait_s, news = wait_s if came else keep_alive_s, step.news
+            found = self._passed()
+            for each in found:
+                yield each
+            behind = self._ready > max(self._seen, step.relayed.tokens)
+            if behind and not step.over and loop.time() >= next_s:
+                began_s = loop.time()
+                if made := await self._derendered(None):
+                    for each in made:
+                        yield each
+                now_s = loop.time()
+                next_s = now_s + max(self._coalesce_s, _SHARE * (now_s - began_s))
+            elif behind and not step.over:
+                await asyncio.sleep(max(0.0, next_s - loop.time()))
+                news -= 1  # what is there is to be looked at again
+            elif not came and not found:
+                yield None
+        for each in self._passed():
+            yield each
+        end = await step.answer()
+        ended = bool(step.relayed.events) and step.relayed.tokens >= len(step.output_ids)
+        if ended and _has_end(step.relayed.events):
+            for each in self._filter.end():
+                yield each
+        else:
+            for each in [*self._filter.end(), *await self._derendered(end)]:
+                yield each
+            if self._wanted.usage:
+                counted = counted_usage(len(step.prompt_ids), len(step.output_ids), end)
+                yield {**self._heads(), "choices": [], "usage": counted}
+
+    @property
+    def _ready(self) -> int:
+        """Tokens that can be in events: the last one may be a stop token, which has no text."""
+        step = self._step
+        if step.over:
+            return len(step.output_ids)
+        if step.wants_logprobs:  # which may come only with the end of a dispatch
+            return step.relayed.tokens + max(0, len(step.live_logprobs) - 1)
+        return len(step.output_ids) - 1
+
+    def _passed(self) -> list[dict[str, Any]]:
+        """The engine's own new events, as the client gets them.
+
+        Raises:
+            ApiError: what the client has is void.
+        """
+        step = self._step
+        if step.relayed.begun != self._round or self._passed_on > len(step.relayed.events):
+            if self._sent:
+                raise void_tokens()
+            self._round, self._passed_on, self._filter = step.relayed.begun, 0, self._new_filter()
+        if step.revoked_from is not None and step.revoked_from < self._seen:
+            raise void_tokens()
+        made: list[dict[str, Any]] = []
+        for found in step.relayed.events[self._passed_on :]:
+            self._seen += sum(len(c.get("token_ids") or ()) for c in found["choices"])
+            for each in self._filter.take(found):
+                self._head = {k: each[k] for k in ("created", "model") if k in each}
+                if self._is_role(each):
+                    if self._has_role:
+                        continue
+                    self._has_role = True
+                else:
+                    self._sent = True
+                    for choice in each["choices"]:
+                        self._text_sent += _text_of(choice)
+                made.append(each)
+        self._passed_on = len(step.relayed.events)
+        return made
+
+    def _is_role(self, found: Mapping[str, Any]) -> bool:
+        deltas = [choice.get("delta") or {} for choice in found["choices"]]
+        return any("role" in delta and not delta.get("content") for delta in deltas)
+
+    def _heads(self) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._endpoint == CHAT else "text_completion"
+        self._head = {"created": int(time.time()), "model": self._model} | self._head
+        return {"id": self._name, "object": kind, **self._head}
+
+    async def _derendered(self, end: GenerationEnd | None) -> list[dict[str, Any]]:
+        """Events of the tokens that no engine's event has; with `end`, the last one."""
+        step, made = self._step, []
+        if self._state is None and self._seen:
+            # What was passed on gives the state, and text that its engine still held back.
+            before = list(step.output_ids[: self._seen])
+            choice, self._state = await self._more(before, None, ())
+            self._pending = _text_of(choice).removeprefix(self._text_sent)
+        if self._endpoint == CHAT and not self._has_role:
+            self._has_role = True
+            role = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+            first = {
+                **self._heads(),
+                "choices": [{**role, "logprobs": None, "finish_reason": None}],
+            }
+            ids = step.prompt_ids.tolist() if self._wanted.token_ids else None
+            made.append(first | {"prompt_token_ids": ids})
+        new = list(step.output_ids[self._seen : self._ready])
+        logprobs = list(step.logprobs_of(self._seen, len(new)))
+        if end is not None and len(logprobs) < len(new):
+            logprobs = list(end.logprobs[-len(new) :])
+        self._seen += len(new)
+        if not (new or end is not None):
+            return made
+        choice, self._state = await self._more(new, end, logprobs)
+        text = self._pending + _text_of(choice)
+        if end is None:
+            keep = len(text) - self._held_back
+            text, self._pending = text[: max(0, keep)], text[max(0, keep) :]
+        elif isinstance(end.stop_reason, str) and self._held_back:
+            text = text.partition(end.stop_reason)[0]
+        calls = (choice.get("delta") or {}).get("tool_calls")
+        says = text or calls or self._wanted.token_ids or (logprobs and choice.get("logprobs"))
+        if end is None and not says:
+            return made
+        self._sent = True
+        self._text_sent += text
+        made.append({**self._heads(), "choices": [self._choice(choice, text, new, end)]})
+        return made
+
+    async def _more(
+        self, ids: Sequence[int], end: GenerationEnd | None, logprobs: Sequence[Any]
+    ) -> tuple[dict[str, Any], Any]:
+        return await self._renderer.derender_more(
+            self._endpoint, self._body, self._rendered, ids, self._state, end, logprobs
+        )
+
+    def _choice(
+        self, choice: Mapping[str, Any], text: str, ids: Sequence[int], end: GenerationEnd | None
+    ) -> dict[str, Any]:
+        made: dict[str, Any] = {"index": 0}
+        if self._endpoint == CHAT:
+            given = choice.get("delta") or {}
+            delta = {k: v for k, v in given.items() if k not in ("role", "content") and v}
+            made["delta"] = delta if delta and not text else {"content": text} | delta
+        else:
+            made["text"] = text
+        made |= {"logprobs": choice.get("logprobs"), "finish_reason": None}
+        if end is not None:
+            made |= {"finish_reason": choice.get("finish_reason"), "stop_reason": end.stop_reason}
+        return made | {"token_ids": list(ids) if self._wanted.token_ids else None}
 
 
-def text_chunks(response: Mapping[str, Any], *, sent_text: str = "") -> list[dict[str, Any]]:
-    """Return a whole completion as one chunk, without the text that was sent already."""
-    choices = [
-        {**choice, "text": _left_of(choice.get("text") or "", sent_text)}
-        for choice in response["choices"]
-    ]
-    return [{k: v for k, v in response.items() if k != "usage"} | {"choices": choices}]
+def _text_of(choice: Mapping[str, Any]) -> str:
+    delta = choice.get("delta")
+    return (delta.get("content") if isinstance(delta, dict) else choice.get("text")) or ""
 
 
-def _left_of(text: str, sent: str) -> str:
-    return text[len(sent) :] if text.startswith(sent) else ""
+def _has_end(events: Sequence[Mapping[str, Any]]) -> bool:
+    return any(c.get("finish_reason") for found in events[-2:] for c in found["choices"])

@@ -14,6 +14,46 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 """vLLM's names."""
 
 
+class Relay(msgspec.Struct, frozen=True, kw_only=True):
+    """A client's own request, which an engine that has the endpoint may answer by itself."""
+
+    path: str
+    """`/v1/chat/completions` or `/v1/completions`."""
+    body: dict[str, Any]
+    streams: bool
+    """Whether it is asked as a stream."""
+    counts_tokens: bool
+    """Whether each event is to bring its token ids. Otherwise the tokens are known to the client
+    only, and the step cannot be resumed."""
+    on_begin: Callable[[], None]
+    """Called when an engine begins, from the start: earlier events count no more."""
+    on_event: Callable[[dict[str, Any]], None]
+    """Called with each event of a stream as it comes, or with the whole answer, before `on_tokens`
+    is called with its tokens."""
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's answer that a request cannot be served; the client gets it as it is."""
+
+    status: int
+    body: dict[str, Any]
+    """With `error`: `message`, `type`, `param` and `code`."""
+    retry_after_s: float | None = None
+    in_stream: bool = False
+    """Whether it came as an event of a stream, after a status of 200."""
+
+
+class StepAttempts(msgspec.Struct, kw_only=True):
+    """What happened to one step at engines so far; shared by all its dispatches."""
+
+    failed_at: list[str] = []
+    """URLs of engines that answered the step with a fault of their own."""
+    cuts: int = 0
+    """Calls of engines that broke off."""
+    moved_from: str = ""
+    """URL of the engine that the step left because it brought nothing there; "": none."""
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are to be sampled."""
 
@@ -24,17 +64,30 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     on_tokens: Callable[[Sequence[int]], None] | None = None
     """Called with new tokens while the dispatch runs. Those of the result that were not reported
     before are not reported again by it: the result is always whole."""
+    on_logprobs: Callable[[Sequence[Any]], None] | None = None
+    """Called before `on_tokens` with the log-probs of its tokens, where they are asked for, in
+    vLLM's form of `logprobs.content`."""
     features: dict[str, Any] = {}
     """Further fields of vLLM's generate request that rendering returned; engines of one's own have
     no use for them."""
+    streams: bool = False
+    """Whether the client gets tokens as they come."""
+    relay: Relay | None = None
+    """The client's own request, where no token of the step has been made yet."""
+    attempts: StepAttempts = msgspec.field(default_factory=StepAttempts)
 
 
-def report_tokens(payload: Any, tokens: Sequence[int]) -> None:
-    """Call a payload's `on_tokens`. Its errors end the run, not the engine that calls."""
-    if not (tokens and isinstance(payload, Generation) and payload.on_tokens is not None):
+def report_tokens(payload: Any, tokens: Sequence[int], logprobs: Sequence[Any] = ()) -> None:
+    """Call a payload's `on_logprobs` and `on_tokens`. Their errors end the run, not the engine that
+    calls.
+    """
+    if not (tokens and isinstance(payload, Generation)):
         return
     try:
-        payload.on_tokens(tokens)
+        if logprobs and payload.on_logprobs is not None:
+            payload.on_logprobs(logprobs)
+        if payload.on_tokens is not None:
+            payload.on_tokens(tokens)
     except Exception as error:
         asyncio.get_running_loop().call_exception_handler(
             {"message": "on_tokens has failed", "exception": error, "handle": None}
@@ -51,6 +104,8 @@ class GenerationEnd(msgspec.Struct, frozen=True, kw_only=True):
     """One JSON object for each token, in vLLM's form of `logprobs.content`, where asked for."""
     weight_versions: tuple[Any, ...] = ()
     """Spans of output by version of the weights, where the engine reports them."""
+    cached_tokens: int | None = None
+    """Prompt tokens from the prefix cache; None where the engine does not report them."""
 
 
 class Rendered(msgspec.Struct, kw_only=True):
@@ -68,9 +123,11 @@ class Rendered(msgspec.Struct, kw_only=True):
 class RenderError(Exception):
     """The renderer refused a request body."""
 
-    def __init__(self, status: int, error: dict[str, Any]) -> None:
+    def __init__(self, status: int, error: dict[str, Any], *, ours: bool = False) -> None:
         super().__init__(str(error.get("message", error)))
         self.status = status
         """HTTP status for the client."""
+        self.ours = ours
+        """Whether it is known that vLLM would not refuse it."""
         self.error = error
         """OpenAI's error object: `message`, `type`, `param`, `code`."""

@@ -56,7 +56,15 @@ SECONDS = NumberRange(min=0.0, max=1e9)
 @click.option("--port", type=click.IntRange(0, 65_535), default=8400, show_default=True)
 @click.option("--api-key", default="", envvar="HEDDLE_API_KEY", help="Key of clients [none]")
 @click.option(
-    "--admin-key", default="", envvar="HEDDLE_ADMIN_KEY", help="Key of control [--api-key]"
+    "--admin-key",
+    default="",
+    envvar="HEDDLE_ADMIN_KEY",
+    help="Key of engines and control [none: only from this machine]",
+)
+@click.option(
+    "--open-to-all",
+    is_flag=True,
+    help="Without --api-key on an address that others reach: all may use and control it",
 )
 @click.option(
     "--max-open",
@@ -180,8 +188,8 @@ def serve(
     if gateway.front.max_open < MOST_OPEN:
         at_once = f"{gateway.front.max_open:,} requests at once (--max-open, ulimit -Hn)"
         note(f"{at_once}; more get status 429")
-    if gateway.host not in ("127.0.0.1", "::1", "localhost") and not gateway.front.api_key:
-        note(f"{gateway.host} is reached by others, and there is no --api-key: all may use it")
+    if gateway.front.open_to_all:
+        note("--open-to-all: whoever reaches it may use it and control its engines")
     result = serve_clients(
         config, gateway, out=out, config_text=text, on_note=note, on_listening=listening
     )
@@ -236,6 +244,7 @@ def _gateway(
         front=FrontSettings(
             api_key=options.pop("api_key"),
             admin_key=options.pop("admin_key"),
+            open_to_all=options.pop("open_to_all"),
             max_open=options.pop("max_open") or most_open(),
             user_is_session=options.pop("user_is_session"),
             lists_itself=options.pop("list_itself"),

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
@@ -61,6 +62,14 @@ def check(config: RunConfig, gateway: GatewayConfig) -> None:
         raise ConfigError(f"--fake-tokens {gateway.fake_tokens}: give 1 or more")
     if "" in gateway.model_names:
         raise ConfigError("--name is empty: give the name that requests have for the model")
+    front = gateway.front
+    if front.open_to_all and (front.api_key or front.admin_key):
+        raise ConfigError("--open-to-all means no key: leave it out, or --api-key and --admin-key")
+    if not (front.api_key or front.open_to_all or is_own_address(gateway.host)):
+        raise ConfigError(
+            f"--host {gateway.host} is reached by others: give --api-key, and --admin-key for "
+            "control from other machines; or --open-to-all, if whoever reaches it may do both"
+        )
     for url in gateway.engine_urls:
         try:
             base_of(url)
@@ -77,6 +86,14 @@ def check(config: RunConfig, gateway: GatewayConfig) -> None:
                 f"{option} has a space, an end of line or a character beyond ASCII, which no "
                 "header can hold: give another, or take it out"
             )
+
+
+def is_own_address(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def check_address(host: str, port: int) -> None:

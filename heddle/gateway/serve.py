@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from heddle.config_files import ConfigError
 from heddle.cost.gpu_use import GpuUse
 from heddle.engines import engine_facts
 from heddle.garbage import seldom_collected
+from heddle.gateway.arrivals import with_arrivals
 from heddle.gateway.config import GatewayConfig, check, check_address
 from heddle.ray.cluster import RayNodes
 from heddle.ray.engines import node_facts, nodes_for
@@ -38,7 +39,6 @@ from heddle_gateway.front import Front, ServedModel
 from heddle_gateway.gateway import Gateway
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
-from heddle_runtime.agents.tokenizer import load_tokenizer
 from heddle_runtime.clock import Lateness, RunClock
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
@@ -51,6 +51,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "te
 """Files of a model's folder, any of which is a tokenizer."""
 COLLECT_EVERY = 50_000
 """New objects between two collections of garbage: HTTP makes some cycles."""
+MOST_RESTARTS = 1_000_000
 _SECRET = ("--api-key", "--admin-key", "--engine-key")
 
 
@@ -80,6 +81,7 @@ def serve(
         GatewayFailedError: the renderer did not start, or an engine's URL cannot be used.
     """
     check(config, gateway)
+    config = with_arrivals(config)
     tp = gateway.engine_tp or config.cluster.tp
     gateway = replace(gateway, engine_tp=tp)
     config = _with_engines_that_join(with_tokenizer(config), (tp, *gateway.engine_tps))
@@ -158,6 +160,8 @@ def _with_engines_that_join(config: RunConfig, tps: Sequence[int]) -> RunConfig:
     if not cluster.pool:
         gpus = max(profile.tps) * cluster.attention_dp
         cluster = replace(cluster, gpus=gpus, tp=min(profile.tps), tp_choices=tuple(profile.tps))
+    # Those that others started come back by themselves, however often they fail.
+    cluster = replace(cluster, restarts=MOST_RESTARTS)
     policy = replace(config.policy, preset=f"{config.policy.preset}+given+keep_engines")
     return replace(config, cluster=cluster, policy=policy)
 
@@ -289,7 +293,11 @@ class _Served:
         """The engines' launcher and what belongs to it, closed at the end."""
         if self._setup.config.runtime.engine == "http":
             clock = RunClock(asyncio.get_running_loop())
-            launcher = HttpLauncher(HttpSettings(hang_s=self._setup.config.runtime.hang_s))
+            costs = self._setup.context.cost.by_shape
+            launcher = HttpLauncher(
+                HttpSettings(),
+                prefill_s=lambda spec, tokens: costs[spec.shape].prefill_s * tokens,
+            )
             stage = Stage(clock, launcher, ProcessSolver(), None, 1.0, 0.0)
         else:
             stage = stage_of(self._setup, self._nodes, self._sink.path)
@@ -313,14 +321,14 @@ class _Served:
                 model, replies = self._model, self._config.fake_replies
                 model.names = model.names or (Path(self._setup.config.cluster.model).stem,)
                 renderer = WordRenderer(model.names[0], replies, model.context_tokens)
-                front.renderer = front.engine_calls = front.detokenizer = renderer
+                front.renderer = front.engine_calls = renderer
                 cluster = self._setup.config.cluster
                 front.control = FakeControl(cluster.engines, cluster.tp)
             case "vllm":
                 self._model.names = self._model.names or (Path(runtime.model_dir).name,)
                 await self._render(front, rest)
             case "http":
-                await self._register(front, cast(HttpLauncher, stage.launcher))
+                await self._register(front, cast(HttpLauncher, stage.launcher), rest)
 
     async def _render(self, front: Front, rest: AsyncExitStack) -> None:
         config = self._setup.config
@@ -336,10 +344,8 @@ class _Served:
             front.renderer = front.engine_calls = await process.start()
         except RenderProcessError as error:
             raise GatewayFailedError(str(error)) from None
-        if not any("-parser" in option for option in self._config.render_options):
-            front.detokenizer = load_tokenizer(config.runtime.model_dir)
 
-    async def _register(self, front: Front, launcher: HttpLauncher) -> None:
+    async def _register(self, front: Front, launcher: HttpLauncher, rest: AsyncExitStack) -> None:
         config, context = self._config, self._setup.context
         engines = RegisteredEngines(
             launcher,
@@ -349,16 +355,16 @@ class _Served:
             max_running=context.max_running,
             tp=config.engine_tp,
             key=config.engine_key,
+            keyed=config.engine_urls,
         )
+        rest.callback(engines.close)
+        rendering = RenderingEngines(launcher, wait_s=config.engine_wait_s)
         front.engine_urls = front.control = engines
-        front.renderer = front.engine_calls = RenderingEngines(
-            launcher, wait_s=config.engine_wait_s
-        )
+        front.renderer = front.engine_calls = rendering
+        front.engine_facts = rendering.facts
         tps = config.engine_tps or (None,) * len(config.engine_urls)
         for url, tp in zip(config.engine_urls, tps, strict=True):
             try:
-                added: Mapping[str, Any] = await engines.add(url, {"tp": tp})
+                await engines.expect(url, {"tp": tp}, self._on_note)
             except ApiError as error:
                 raise GatewayFailedError(f"--worker {url}: {error}") from None
-            for lack in added["lacks"]:
-                self._on_note(f"{url}: {lack}")

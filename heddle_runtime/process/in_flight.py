@@ -73,7 +73,8 @@ class InFlight:
             step.top += made.top
             step.first_s = now_s - made.decode_s
             step.started_s = step.first_s - made.prefill_s
-            report_tokens(step.payload, tokens)
+            logprobs = [logprob_object(top) for top in made.top]
+            report_tokens(step.payload, tokens, logprobs)
 
     def end(self, report: wire.Ended) -> StepResult:
         """Remove a step and return its result."""

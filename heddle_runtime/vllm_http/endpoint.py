@@ -76,17 +76,40 @@ class Endpoint:
             UnreachableError: no connection, no answer within `limit_s`, or one without end.
         """
         method = "GET" if body is None else "POST"
+        data = None if body is None else msgspec.json.encode(body)
+        return await self._request(method, path, data, self._headers, limit_s)
+
+    async def send(self, path: str, data: bytes, content_type: str, *, limit_s: float) -> "Answer":
+        """Post a body as it is; see `call`.
+
+        An answer without end is cut after its head: its body is then empty.
+        """
+        headers = self._headers | {"Content-Type": content_type}
+        return await self._request("POST", path, data, headers, limit_s, whole_stream=False)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: dict[str, str],
+        limit_s: float,
+        *,
+        whole_stream: bool = True,
+    ) -> "Answer":
         try:
             async with self._session.request(
                 method,
                 self.url + path,
-                data=None if body is None else msgspec.json.encode(body),
-                headers=self._headers,
+                data=data,
+                headers=headers,
                 allow_redirects=False,
                 timeout=_timeout(limit_s, None),
             ) as response:
-                data = await read_all(response)
-                return Answer(response.status, data, dict(response.headers))
+                if response.content_type == "text/event-stream" and not whole_stream:
+                    return Answer(response.status, b"", dict(response.headers))
+                found = await read_all(response)
+                return Answer(response.status, found, dict(response.headers))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             kind = SlowError if isinstance(error, TimeoutError) else UnreachableError
             raise kind(f"{path} {reason_of(error, limit_s)}") from None

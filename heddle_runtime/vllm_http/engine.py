@@ -1,8 +1,15 @@
-"""An engine behind a URL, seen from the driver; implements `EngineClient`."""
+"""An engine behind a URL, seen from the driver; implements `EngineClient`.
+
+What an endpoint answers is one of four things. A refusal (4xx) is the client's, in the words of the
+endpoint. Where it is busy (429, 503), the step waits, or runs at another endpoint. A fault of the
+step (5xx) is tried at a second endpoint and never at a third. Where a stream breaks off or cannot
+be true, the step goes on elsewhere with the tokens that it has. The engine itself has failed only
+where it cannot be connected to, says that it is ill, or hangs (`EngineLife`); whoever started it
+may give its URL to another engine, which waits until the endpoint works again.
+"""
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal, TypeAlias
@@ -20,7 +27,9 @@ from heddle_rollout.engines import (
     KvPlaced,
     StepRequest,
 )
+from heddle_runtime.generation import Refusal
 from heddle_runtime.sampling import SamplingError
+from heddle_runtime.vllm_http.circuit import Circuit, waits_s
 from heddle_runtime.vllm_http.endpoint import (
     Answer,
     Endpoint,
@@ -29,35 +38,52 @@ from heddle_runtime.vllm_http.endpoint import (
     read_all,
     reason_of,
 )
-from heddle_runtime.vllm_http.metrics import read_sample
+from heddle_runtime.vllm_http.life import EXPECTED_SHARE, EngineLife
+from heddle_runtime.vllm_http.metrics import read_iterations, read_sample
 from heddle_runtime.vllm_http.moves import KvMoves
-from heddle_runtime.vllm_http.probe import ABORT, GENERATE, EndpointFacts, ProbeError
+from heddle_runtime.vllm_http.probe import ABORT, EndpointFacts, ProbeError, makes_a_token
+from heddle_runtime.vllm_http.relay import EngineError
 from heddle_runtime.vllm_http.settings import HttpSettings
-from heddle_runtime.vllm_http.step import REQUEST_PREFIX, HttpStep
-from heddle_runtime.vllm_http.stream import DONE, EventReader, ProtocolError, read_chunk
+from heddle_runtime.vllm_http.step import HttpStep
+from heddle_runtime.vllm_http.stream import DONE, EventReader, ProtocolError
 
 ABORT_AGAIN_S = 0.25
 """An abort that comes before its generation is lost, and is sent again."""
+LOOK_S = 0.25
+"""Interval of looks at streams that are silent, and of those for an endpoint that takes a step."""
+MOST_FAULTS = 2
+"""Endpoints at which a step may fail."""
+MOST_CUTS = 20
+"""Calls of a step that may break off."""
 
 State: TypeAlias = Literal["starting", "ready", "gone"]
 
 
-class _RefusedError(Exception):
-    """The endpoint refused one step; the message says why."""
+class _BusyError(Exception):
+    """An endpoint takes no step now."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.body["error"]["message"])
+        self.refusal = refusal
+
+
+class _StepFaultError(_BusyError):
+    """An endpoint failed at a step."""
+
+
+class _RefusedError(_BusyError):
+    """An endpoint refused a step."""
 
 
 class _CutError(Exception):
-    """A step broke off; the endpoint may be well."""
-
-
-class _UnusableError(Exception):
-    """The endpoint cannot run any step."""
+    """A step broke off, or what came of it cannot be true; the endpoint may be well."""
 
 
 class HttpEngine:
     """One engine; made by `heddle_runtime.vllm_http.launcher.HttpLauncher`.
 
-    It is not ours: a stop only ends its use.
+    It is not ours: a stop only ends its use. A step of it may run at the endpoint of another while
+    its own is busy or fails; that one is then its place.
     """
 
     def __init__(
@@ -68,24 +94,28 @@ class HttpEngine:
         *,
         connect: Callable[["HttpEngine"], Awaitable[tuple[Endpoint, EndpointFacts]]],
         on_gone: Callable[["HttpEngine"], None],
+        others: Callable[["HttpEngine"], Sequence["HttpEngine"]] = lambda engine: (),
+        prefill_s: Callable[[EngineSpec, int], float] = lambda spec, tokens: 0.0,
     ) -> None:
-        """`connect` finds an endpoint or raises `ProbeError`; `on_gone` is called at the end."""
+        """`connect` finds an endpoint or raises `ProbeError`; `on_gone` is called at the end.
+
+        `others` are the engines that may run a step in its place. `prefill_s` is what the prefill
+        of so many tokens should take.
+        """
         self._spec, self._listener, self._settings = spec, listener, settings
-        self._on_gone = on_gone
+        self._on_gone, self._others, self._prefill_s = on_gone, others, prefill_s
         self._loop = asyncio.get_running_loop()
         self._state: State = "starting"
         self._facts: EndpointFacts | None = None
         self._steps: dict[TrajectoryId, HttpStep] = {}
-        self._streams: dict[TrajectoryId, asyncio.Task[None]] = {}
-        self._received_s = 0.0
-        """When it last sent anything; seconds of the event loop's clock."""
-        self._faults, self._fault_s = 0, 0.0
-        """How often in a row a step broke off, and when last."""
+        self._runs: dict[TrajectoryId, asyncio.Task[None]] = {}
+        self._here: dict[HttpStep, None] = {}
+        """Steps at its endpoint, those of other engines included."""
+        self._life = EngineLife(self._loop.time(), silence_s=settings.silence_s)
+        self._circuit = Circuit()
         self._sample = EngineSample(0, 0, 0, 0)
         self._moves: KvMoves | None = None
         self._reason = ""
-        self.untrue = ""
-        """What it sent that cannot be true; "": nothing."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._task(self._begin(connect))
 
@@ -111,6 +141,16 @@ class HttpEngine:
     def facts(self) -> EndpointFacts | None:
         """What the endpoint said of itself; None before it is ready."""
         return self._facts
+
+    @property
+    def load(self) -> int:
+        """Steps at its endpoint."""
+        return len(self._here)
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether steps may go to its endpoint now."""
+        return self._state == "ready" and self._circuit.allows(self._loop.time())
 
     # -- orders -----------------------------------------------------------------------------------
 
@@ -139,14 +179,14 @@ class HttpEngine:
             raise EngineRefusedError(f"{name}: {request.trajectory}: {error}") from None
         self._steps[request.trajectory] = step
         self._moves.remember(request.trajectory, step.salt)
-        self._streams[request.trajectory] = self._task(self._run(step))
+        self._runs[request.trajectory] = self._task(self._run(step))
 
     def abort(self, trajectory: TrajectoryId) -> None:
         """End a step early; see `EngineClient.abort`."""
         step = self._steps.get(trajectory)
         if step is not None and not step.aborted:
             step.aborted = True
-            self._task(self._abort(step, self._streams[trajectory]))
+            self._task(self._abort(step, self._runs[trajectory]))
 
     def forget(self, trajectory: TrajectoryId) -> None:
         """Its KV is of no more use; see `EngineClient.forget`."""
@@ -209,12 +249,12 @@ class HttpEngine:
         if self._state == "gone":
             return
         for step in list(self._steps.values()):
-            if step.complete and step.credible:  # only its count was still to come
+            if step.complete:  # only its count was still to come
                 self._end(step, finished=True)
         steps = list(self._steps.values())
         self._leave(reason)
         salvaged = [
-            (step.trajectory, step.result(finished=False, keep=step.credible)) for step in steps
+            (step.trajectory, step.result(finished=False, keep=step.resumable)) for step in steps
         ]
         self._listener.engine_failed(self._spec.engine, reason, salvaged)
 
@@ -231,8 +271,10 @@ class HttpEngine:
         self._moves = KvMoves(self._spec.engine, self._endpoint, facts, self._settings)
         self._facts, self._state = facts, "ready"
         self._listener.engine_ready(self._spec.engine, facts.kv_capacity_tokens)
+        self._life = EngineLife(self._loop.time(), silence_s=self._settings.silence_s)
         self._task(self._watch_health())
         self._task(self._watch_counters())
+        self._task(self._watch_silence())
 
     async def _watch_health(self) -> None:
         while True:
@@ -241,36 +283,89 @@ class HttpEngine:
                 self.fail(f"{self._endpoint.url}: {why}")
                 return
 
+    async def _unusable(self) -> str:
+        """Why it cannot be used any more, by two calls of `/health`; "" while it can be."""
+        for attempt in range(2):
+            if attempt:
+                await asyncio.sleep(LOOK_S)
+            try:
+                answer = await self._endpoint.call("/health", limit_s=self._settings.silence_s)
+            except SlowError:
+                return ""  # whether it hangs is judged by what else it brings
+            except UnreachableError as error:
+                why, out = str(error), attempt > 0
+            else:
+                self._life.answered(self._loop.time())
+                out = self._life.health(answer.status)
+                why = f"/health says {answer.status}: {answer.message}"
+                if answer.status == 200:
+                    return ""
+            if out:
+                return why
+        return ""
+
     async def _watch_counters(self) -> None:
         """Read `/metrics` while there is anything to count."""
-        limit_s = self._settings.answer_limit_s
         while True:
             await asyncio.sleep(self._settings.sample_s)
             moves = self._moves is not None and self._moves.count > 0
-            if not (self._steps or moves or any(self._sample[:3])):
+            if not (self._here or moves or any(self._sample[:3])):
                 continue
-            # A failed call is seen by `/health`; counters that are no numbers are none.
-            with contextlib.suppress(UnreachableError, ValueError):
-                answer = await self._endpoint.call("/metrics", limit_s=limit_s)
+            # A failed call says as much as `/health`; counters that are no numbers are none.
+            with contextlib.suppress(UnreachableError, ValueError, IndexError):
+                answer = await self._endpoint.call(
+                    "/metrics", limit_s=self._settings.answer_limit_s
+                )
+                self._life.answered(self._loop.time())
                 if answer.status == 200:
-                    self._sample = read_sample(answer.data.decode(), self.kv_capacity_tokens)
+                    text = answer.data.decode("utf-8", "replace")
+                    self._life.counted(self._loop.time(), *read_iterations(text))
+                    self._sample = read_sample(text, self.kv_capacity_tokens)
 
-    async def _unusable(self) -> str:
-        """Why it cannot be used any more; "" while it can be."""
-        try:
-            answer = await self._endpoint.call("/health", limit_s=self._settings.hang_s)
-        except SlowError as error:
-            # Busy, and not dead, while streams bring something.
-            silent_s = self._loop.time() - self._received_s
-            return "" if silent_s < self._settings.hang_s else str(error)
-        except UnreachableError as error:
-            return str(error)
-        return "" if answer.status == 200 else f"/health says {answer.status}: {answer.message}"
+    async def _watch_silence(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s = self._loop.time()
+            silent = [step.request.prompt_tokens for step in self._here if not step.heard_s]
+            expected_s = sum(self._prefill_s(self._spec, tokens) for tokens in silent)
+            if why := self._life.hung(now_s, streams=bool(self._here), expected_s=expected_s):
+                self.fail(f"{self._endpoint.url}: {why}")
+                return
+            for step in list(self._here):
+                if self._late(step, now_s):
+                    step.attempts.moved_from = self._endpoint.url
+                    self._cut(step, f"{step.trajectory} brought nothing while others went on")
+
+    def _late(self, step: HttpStep, now_s: float) -> bool:
+        """Whether a step that may move brings nothing although its engine computes.
+
+        A step is moved once. Where the engine has a queue, silence says nothing of one step.
+        """
+        silence_s = self._settings.silence_s
+        since_s = now_s - (step.heard_s or step.posted_s)
+        if since_s < silence_s or step.attempts.moved_from or self._sample.waiting:
+            return False
+        if step.aborted or not self._life.moves(now_s) or not self._elsewhere(step):
+            return False
+        if step.heard_s:
+            return True
+        if self._life.counts_tokens:
+            return not self._life.prefills(now_s)
+        expected_s = self._prefill_s(self._spec, step.request.prompt_tokens)
+        return since_s > EXPECTED_SHARE * expected_s
+
+    def _cut(self, step: HttpStep, why: str) -> None:
+        if step.attempt is not None and not step.attempt.done():
+            step.cut = why
+            step.attempt.cancel()
 
     def _leave(self, reason: str) -> None:
         self._state, self._reason = "gone", reason
+        for step in list(self._here):
+            if step not in self._steps.values():
+                self._cut(step, f"{self._endpoint.url}: {reason}")
         self._steps.clear()
-        self._streams.clear()
+        self._runs.clear()
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:
@@ -299,90 +394,185 @@ class HttpEngine:
 
     async def _run(self, step: HttpStep) -> None:
         try:
-            await self._generate(step)
-        except _RefusedError as error:
-            self._end(step, finished=True, error=str(error))
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            limit_s = self._settings.silence_limit_s
-            await self._examine(
-                step, f"the stream of {step.trajectory} {reason_of(error, limit_s)}"
-            )
-        except _CutError as error:
-            await self._examine(step, str(error))
-        except _UnusableError as error:
-            self.fail(f"{self._endpoint.url}: {error}")
-        except ProtocolError as error:
-            step.credible = False
-            self.untrue = str(error)
-            self.fail(f"{self._endpoint.url}: {error}")
+            await self._call_until_done(step)
+        except _BusyError as error:
+            self._end(step, finished=True, error=str(error), refusal=error.refusal)
+        except _CutError:
+            self._end(step, finished=False)
         except Exception as error:  # a defect: the step must end all the same
             self._end(step, finished=True, error=f"{type(error).__name__}: {error}")
             raise
         else:
-            self._faults = 0
             self._end(step, finished=step.finish != "abort")
 
-    async def _generate(self, step: HttpStep) -> None:
+    async def _call_until_done(self, step: HttpStep) -> None:
+        """Run it where it can run.
+
+        Raises:
+            _RefusedError: an endpoint refused it.
+            _StepFaultError: two endpoints failed at it.
+            _BusyError: none took it in time.
+            _CutError: it broke off; it is to go on as another dispatch.
+        """
+        last: _BusyError | None = None
+        while True:
+            place = await self._place(step, last)
+            try:
+                await self._call(step, place)
+            except _RefusedError:
+                place._circuit.succeeded()
+                raise
+            except _StepFaultError as error:
+                place._count_fault()
+                step.attempts.failed_at.append(place._endpoint.url)
+                if len(step.attempts.failed_at) >= MOST_FAULTS:
+                    raise
+                last = error
+            except _BusyError as error:
+                place._circuit.busy(self._loop.time(), error.refusal.retry_after_s)
+                last = error
+            except _CutError as error:
+                if step.aborted or step.complete:
+                    raise
+                place._count_fault()
+                step.attempts.cuts += 1
+                if step.attempts.cuts >= MOST_CUTS:
+                    raise _StepFaultError(_broken_off(error)) from None
+            else:
+                place._circuit.succeeded()
+                return
+            if step.made or step.aborted:
+                raise _CutError
+
+    async def _place(self, step: HttpStep, last: _BusyError | None) -> "HttpEngine":
+        """Wait for an engine at whose endpoint a step may run now, its own first."""
+        until_s = self._loop.time() + self._settings.place_limit_s
+        avoided = {*step.attempts.failed_at, step.attempts.moved_from}
+        while True:
+            free = [engine for engine in (self, *self._elsewhere(step)) if engine.takes_steps]
+            for engine in free:
+                if engine._endpoint.url not in avoided:
+                    return engine
+            # One that has failed at it is better than none, where there is no other at all.
+            others = [e for e in self._elsewhere(step) if e._endpoint.url not in avoided]
+            if free and not others:
+                return free[0]
+            if self._loop.time() > until_s:
+                if last is not None:
+                    raise last
+                raise _CutError
+            await asyncio.sleep(LOOK_S / 5)
+
+    def _elsewhere(self, step: HttpStep) -> Sequence["HttpEngine"]:
+        """Other engines that are up and can hold a step, the least loaded first."""
+        needed = step.request.prompt_tokens + step.request.max_tokens
+        up = [e for e in self._others(self) if e._facts is not None and e._state == "ready"]
+        fits = [e for e in up if e._facts is not None and e._facts.longest >= needed]
+        return sorted(fits, key=lambda engine: engine.load)
+
+    async def _call(self, step: HttpStep, place: "HttpEngine") -> None:
+        """Call an endpoint for a step.
+
+        Raises:
+            _BusyError: one of its kinds, by what the endpoint says.
+            _CutError: the call broke off, or was cut.
+        """
+        now_s = self._loop.time()
+        if not place._here:
+            place._life.begun(now_s)
+        place._here[step] = None
+        step.posted(uuid.uuid4().hex, now_s)
+        step.attempt = self._loop.create_task(self._generate(step, place))
+        try:
+            await step.attempt
+        except asyncio.CancelledError:
+            if not step.cut:
+                raise
+            raise _CutError(step.cut) from None
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            limit_s = self._settings.silence_limit_s
+            why = f"the stream of {step.trajectory} {reason_of(error, limit_s)}"
+            if not (step.aborted or step.complete) and place._state == "ready":
+                place._task(place._check())
+            raise _CutError(why) from None
+        except ProtocolError as error:
+            raise _CutError(str(error)) from None
+        except EngineError as error:
+            raise _kind_of(error.status, error.body, None, in_stream=step.streams) from None
+        finally:
+            place._here.pop(step, None)
+            step.attempt = None
+
+    async def _generate(self, step: HttpStep, place: "HttpEngine") -> None:
         events = EventReader()
-        async with self._endpoint.post(
-            GENERATE,
+        async with place._endpoint.post(
+            step.path,
             step.body(),
             limit_s=None,
             silence_s=self._settings.silence_limit_s,
         ) as response:
+            place._life.answered(self._loop.time())
             if response.status != 200:
-                answer = Answer(response.status, await read_all(response), {})
-                raise _of_status(answer)
+                answer = Answer(response.status, await read_all(response), dict(response.headers))
+                raise _of_status(step.path, answer)
+            if not step.streams:
+                place._heard(step, step.take_whole(await read_all(response)))
+                return
             async for data in response.content.iter_any():
-                self._received_s = self._loop.time()
                 for event in events.feed(data):
-                    if event == DONE:
-                        continue
-                    chunk = read_chunk(event)
-                    if chunk.error is not None:
-                        raise _CutError(f"{step.trajectory}: {Answer(500, event, {}).message}")
-                    step.take(chunk)
+                    if event != DONE:
+                        place._heard(step, step.take(event))
         if step.finish is None:
-            raise _CutError(f"the stream of {step.trajectory} ended before its step")
+            raise ProtocolError(f"the stream of {step.trajectory} ended before its step")
         if step.finish == "abort" and not (step.aborted or step.made):
-            raise _CutError(f"{step.trajectory} was aborted by another before its first token")
+            raise ProtocolError(f"{step.trajectory} was aborted by another before its first token")
 
-    def _end(self, step: HttpStep, *, finished: bool, error: str = "") -> None:
+    def _heard(self, step: HttpStep, tokens: int) -> None:
+        if tokens:
+            step.heard_s = self._loop.time()
+            self._life.heard(step.heard_s, tokens)
+
+    def _count_fault(self) -> None:
+        """A step failed at its endpoint: after some in a row it gets none until one succeeds."""
+        if self._circuit.failed() and self._state == "ready":
+            self._task(self._recover())
+
+    async def _recover(self) -> None:
+        """Try its endpoint with a generation of one token, until that succeeds."""
+        for wait_s in waits_s():
+            await asyncio.sleep(wait_s)
+            if await makes_a_token(self._endpoint, limit_s=self._settings.silence_s):
+                self._circuit.succeeded()
+                return
+
+    async def _check(self) -> None:
+        """A stream broke off: look at once whether the engine has."""
+        if why := await self._unusable():
+            self.fail(f"{self._endpoint.url}: {why}")
+
+    def _end(
+        self, step: HttpStep, *, finished: bool, error: str = "", refusal: Refusal | None = None
+    ) -> None:
         if self._steps.get(step.trajectory) is not step:
             return
         del self._steps[step.trajectory]
-        self._streams.pop(step.trajectory, None)
+        self._runs.pop(step.trajectory, None)
         finished = finished or step.complete
         # Cut by no order of ours, a step that cannot be resumed begins again.
         keep = finished or step.resumable or step.aborted
-        result = step.result(finished=finished, error=error, keep=keep)
+        result = step.result(finished=finished, error=error, keep=keep, refusal=refusal)
         self._listener.step_ended(self._spec.engine, result)
-
-    async def _examine(self, step: HttpStep, reason: str) -> None:
-        """A step broke off: the engine has failed, or the step is to run again."""
-        if step.aborted or step.complete:
-            self._end(step, finished=False)
-            return
-        if why := await self._unusable():
-            self.fail(f"{self._endpoint.url}: {reason}; {why}")
-            return
-        if step.sent_s >= self._fault_s:  # many that break off at once are one fault
-            self._faults, self._fault_s = self._faults + 1, time.monotonic()
-        if self._faults >= self._settings.faults:
-            self.fail(
-                f"{self._endpoint.url}: steps broke off {self._faults} times in a row; {reason}"
-            )
-            return
-        await asyncio.sleep(self._settings.retry_s)
-        self._end(step, finished=False)
 
     async def _abort(self, step: HttpStep, stream: asyncio.Task[None]) -> None:
         """End a step with the tokens so far; at the latest by closing its connection."""
         until_s = self._loop.time() + self._settings.abort_limit_s
-        body = {"request_ids": [REQUEST_PREFIX + step.id]}
         while not stream.done() and (left_s := until_s - self._loop.time()) > 0:
+            place = next((e for e in (self, *self._others(self)) if step in e._here), None)
+            if place is None:  # it waits for one
+                break
+            body = {"request_ids": [step.engine_id]}
             try:
-                answer = await self._endpoint.call(ABORT, body, limit_s=left_s)
+                answer = await place._endpoint.call(ABORT, body, limit_s=left_s)
             except UnreachableError:
                 break
             if answer.status != 200:
@@ -413,11 +603,50 @@ class HttpEngine:
         self._listener.kv_placed(self._spec.engine, trajectory, placed, move)
 
 
-def _of_status(answer: Answer) -> Exception:
-    """What an answer other than 200 means: a fault of the step, of the engine, or of the moment."""
-    said = f"{GENERATE} says {answer.status}: {answer.message}"
-    if answer.status in (401, 403, 404, 405):
-        return _UnusableError(said)
-    if 300 <= answer.status < 500 and answer.status not in (408, 429):
-        return _RefusedError(said)
-    return _CutError(said)
+def _of_status(path: str, answer: Answer) -> Exception:
+    """What an answer other than 200 means: refusal, busy, or fault."""
+    content = answer.json()
+    error = content.get("error") if isinstance(content, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return _kind_of(answer.status, content, _retry_after_s(answer))
+    message = f"{path} says {answer.status}: {answer.message}"
+    body = {"message": message, "type": "api_error", "param": None, "code": answer.status}
+    return _kind_of(answer.status, {"error": body}, _retry_after_s(answer), understood=False)
+
+
+def _kind_of(
+    status: int,
+    body: dict[str, Any],
+    retry_after_s: float | None,
+    *,
+    understood: bool = True,
+    in_stream: bool = False,
+) -> Exception:
+    """The error for an engine's error object; `understood`: whether it was one, in vLLM's form."""
+    refusal = Refusal(status=status, body=body, retry_after_s=retry_after_s, in_stream=in_stream)
+    if status in (429, 503):
+        return _BusyError(refusal)
+    # Paths, keys and methods are the gateway's own: no client can mend them.
+    if understood and 400 <= status < 500 and status not in (401, 403, 404, 405, 408):
+        return _RefusedError(refusal)
+    return _StepFaultError(_of_engine(refusal))
+
+
+def _broken_off(error: Exception) -> Refusal:
+    message = f"engines broke off {MOST_CUTS} times; {error}"
+    body = {"message": message, "type": "server_error", "param": None, "code": 502}
+    return Refusal(status=502, body={"error": body})
+
+
+def _of_engine(refusal: Refusal) -> Refusal:
+    """A fault as the client gets it: never as a fault of its own."""
+    status = refusal.status if refusal.status >= 500 else 502
+    return Refusal(status=status, body=refusal.body, in_stream=refusal.in_stream)
+
+
+def _retry_after_s(answer: Answer) -> float | None:
+    for name, value in answer.headers.items():
+        if name.lower() == "retry-after":
+            with contextlib.suppress(ValueError):
+                return float(value)
+    return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -26,8 +27,6 @@ class Registered:
     """As of its last probe."""
     engine_name: str = ""
     """The only engine that may use it, in any of its lives; "": any of its shape."""
-    untrue: str = ""
-    """What it sent that cannot be true: no engine uses it until it is registered again."""
     engine: HttpEngine | None = None
     """Which uses it now."""
 
@@ -44,7 +43,14 @@ class HttpLauncher:
     answers.
     """
 
-    def __init__(self, settings: HttpSettings | None = None) -> None:
+    def __init__(
+        self,
+        settings: HttpSettings | None = None,
+        *,
+        prefill_s: Callable[[EngineSpec, int], float] = lambda spec, tokens: 0.0,
+    ) -> None:
+        """`prefill_s`: what the prefill of so many tokens should take on an engine."""
+        self._prefill_s = prefill_s
         self._settings = settings if settings is not None else HttpSettings()
         # Every running step has a connection of its own; the policy limits how many there are.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
@@ -83,7 +89,6 @@ class HttpLauncher:
             self._registered[endpoint.url] = Registered(endpoint, gpu, tp, facts)
         else:
             known.endpoint, known.gpu, known.tp, known.facts = endpoint, gpu, tp, facts
-            known.untrue = ""
         self._changed.set()
         self._any.set()
         return facts
@@ -91,6 +96,16 @@ class HttpLauncher:
     def reserve(self, url: str, engine_name: str) -> None:
         """Let only the engine of this name use a registered URL."""
         self._registered[base_of(url)].engine_name = engine_name
+
+    @property
+    def usable(self) -> tuple[Registered, ...]:
+        """URLs whose engines work, as far as is known; all where none does."""
+        every = self.registered
+        well = tuple(each for each in every if each.engine is not None and each.engine.takes_steps)
+        return well or tuple(each for each in every if each.engine is not None) or every
+
+    def _others(self, engine: HttpEngine) -> tuple[HttpEngine, ...]:
+        return tuple(each for each in self._engines if each is not engine)
 
     async def any_registered(self) -> None:
         """Wait until some URL is registered."""
@@ -114,7 +129,13 @@ class HttpLauncher:
     def start(self, spec: EngineSpec, listener: EngineListener) -> HttpEngine:
         """Give an engine a URL. Ends in `engine_ready`, or in `engine_failed` if there is none."""
         engine = HttpEngine(
-            spec, listener, self._settings, connect=self._connect, on_gone=self._on_gone
+            spec,
+            listener,
+            self._settings,
+            connect=self._connect,
+            on_gone=self._on_gone,
+            others=self._others,
+            prefill_s=self._prefill_s,
         )
         self._engines[engine] = None
         return engine
@@ -134,8 +155,6 @@ class HttpLauncher:
         why = f"no URL is free for an engine {shape.gpu} x {shape.tp}"
         while True:
             registered = self._free(engine)
-            if registered is not None and registered.untrue:
-                raise ProbeError(f"{registered.url}: {registered.untrue}; it is not used again")
             if registered is not None:
                 registered.engine = engine
                 try:
@@ -165,7 +184,6 @@ class HttpLauncher:
         shape = engine.spec.shape
         for registered in self._registered.values():
             fits = registered.tp == shape.tp and registered.gpu in ("", shape.gpu)
-            fits = fits and not registered.untrue
             if registered.engine_name:
                 fits = registered.engine_name == engine.spec.engine.name
             if fits and registered.engine is None:
@@ -185,5 +203,5 @@ class HttpLauncher:
         self._engines.pop(engine, None)
         for registered in self._registered.values():
             if registered.engine is engine:
-                registered.engine, registered.untrue = None, engine.untrue
+                registered.engine = None
                 self._changed.set()

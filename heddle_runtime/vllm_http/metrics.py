@@ -9,6 +9,8 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 CACHE = "vllm:cache_config_info"
 _RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 _USAGE, _PREEMPTIONS = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
+_ITERATIONS = "vllm:iteration_tokens_total_count"
+_ITERATION_TOKENS = "vllm:iteration_tokens_total_sum"
 
 
 def cache_labels(text: str) -> list[dict[str, str]]:
@@ -31,8 +33,23 @@ def read_sample(text: str, kv_capacity_tokens: int) -> EngineSample:
     )
 
 
+def read_iterations(text: str) -> tuple[float | None, float | None]:
+    """Iterations so far, and the tokens computed in them; None for a counter that is not there.
+
+    Raises:
+        ValueError: a counter is no number.
+    """
+    return _sum(text, _ITERATIONS), _sum(text, _ITERATION_TOKENS)
+
+
+def _sum(text: str, name: str) -> float | None:
+    values = [_value(line) for line in _lines(text, name)]
+    return sum(values) if values else None
+
+
 def _lines(text: str, name: str) -> Iterator[str]:
-    return (line for line in text.splitlines() if line.startswith(name) and line[len(name)] in "{ ")
+    starts = (name + "{", name + " ")
+    return (line for line in text.splitlines() if line.startswith(starts))
 
 
 def _value(line: str) -> float:

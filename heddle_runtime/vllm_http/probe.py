@@ -8,10 +8,18 @@ from heddle_runtime.vllm_http.endpoint import Answer, Endpoint, UnreachableError
 from heddle_runtime.vllm_http.metrics import cache_labels
 from heddle_runtime.vllm_http.stream import ProtocolError, read_chunk
 
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
 GATEWAY_HEADER = "x-heddle-gateway"
 """A gateway sends it with every answer, so that none takes itself or another for an engine."""
 GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "a"}]},
+    COMPLETIONS: {"prompt": [1]},
+}
+"""Requests of one token."""
 _NO_SIZE = 1 << 40
 """No engine has so many tokens, steps or GPUs."""
 
@@ -49,6 +57,11 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True):
     """None where its configuration cannot be read."""
     tp: int | None = None
     """Its TP degree; None where its configuration cannot be read."""
+    parses: bool = False
+    """Whether it has a parser of tool calls or reasoning."""
+    answers: dict[str, dict[str, Any]] = {}
+    """Its whole answer to a request of one token, by path: which fields its release has. None for
+    an endpoint that it does not serve: without a chat template there is no chat."""
 
     @property
     def lacks(self) -> tuple[str, ...]:
@@ -118,6 +131,7 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
         ) from None
     config = await _configuration(endpoint, limit_s)
     transfer, cached = await _generate_once(endpoint, block_tokens, limit_s)
+    answers = {path: found for path in ASKED if (found := await _answer(endpoint, path, limit_s))}
     scheduler = _object(config, "scheduler_config")
     connector = _object(_object(config, "kv_transfer_config"), "kv_connector_extra_config")
     max_running, lease_s = scheduler.get("max_num_seqs"), connector.get("kv_lease_duration")
@@ -139,7 +153,38 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
         max_running=_size(max_running),
         kv_lease_s=float(lease_s) if isinstance(lease_s, int | float) else None,
         tp=_size(tp),
+        parses=await _parses(endpoint, limit_s),
+        answers=answers,
     )
+
+
+async def _answer(endpoint: Endpoint, path: str, limit_s: float) -> dict[str, Any]:
+    """The answer to a request of one token; empty if there is none."""
+    asked = {**ASKED[path], "max_tokens": 1, "temperature": 0.0}
+    answer = await endpoint.call(path, asked, limit_s=limit_s)
+    found = answer.json() if answer.status == 200 else None
+    choices = found.get("choices") if isinstance(found, dict) else None
+    complete = isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)
+    return found if complete and isinstance(found, dict) else {}
+
+
+async def _parses(endpoint: Endpoint, limit_s: float) -> bool:
+    """Whether it has a parser: then it makes no answer of tokens without the request."""
+    made = {"request_id": "probe", "choices": [{"index": 0, "token_ids": [1]}]}
+    answer = await endpoint.call(f"{CHAT}/derender", {"generate_response": made}, limit_s=limit_s)
+    return answer.status == 400
+
+
+async def makes_a_token(endpoint: Endpoint, *, limit_s: float) -> bool:
+    """Whether an endpoint generates."""
+    sampling = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+    body = {"token_ids": [1], "sampling_params": sampling}
+    try:
+        answer = await endpoint.call(GENERATE, body, limit_s=limit_s)
+        made = read_chunk(answer.data) if answer.status == 200 else None
+    except (UnreachableError, ProtocolError):
+        return False
+    return made is not None and made.error is None and bool(made.choices)
 
 
 def _check_no_gateway(url: str, answer: Answer) -> None:

@@ -1,26 +1,40 @@
 """Client bodies as tokens, and tokens as responses, by vLLM's own rendering endpoints."""
 
 import time
+import uuid
 from array import array
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from heddle_runtime.generation import GenerationEnd, Rendered, RenderError
-from heddle_runtime.sampling import SamplingError, checked_sampling
+from heddle_runtime.generation import (
+    GenerationEnd,
+    Refusal,
+    Rendered,
+    RenderError,
+)
+from heddle_runtime.sampling import INTERNAL_FIELDS, SamplingError, checked_sampling
 from heddle_runtime.vllm_http.endpoint import Answer, Endpoint, UnreachableError
+from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
 from heddle_runtime.vllm_http.step import FEATURES
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
 LIMIT_S = 60.0
 """Of one call; a long history is rendered in less than a second."""
+REFUSAL_LIMIT_S = 5.0
+"""Of a call that is to be refused."""
+DEFAULT_MAX_TOKENS = 16
+"""vLLM's; a rendered body leaves out what equals a default."""
+_SEED_TOKENS = 8
+"""Of the prompt, as many as vLLM's detokenizer looks back on, and some."""
 
 
 class HttpRenderer:
     """Renders at an endpoint: an engine's, or a process's that only renders."""
 
-    def __init__(self, endpoint: Endpoint, *, limit_s: float = LIMIT_S) -> None:
-        self._endpoint, self._limit_s = endpoint, limit_s
+    def __init__(
+        self, endpoint: Endpoint, *, limit_s: float = LIMIT_S, generates: bool = False
+    ) -> None:
+        """`generates`: whether it is an engine's, which answers whole requests too."""
+        self._endpoint, self._limit_s, self._generates = endpoint, limit_s, generates
 
     async def render(self, endpoint: str, body: dict[str, Any]) -> Rendered:
         """Return a request body as tokens.
@@ -30,23 +44,20 @@ class HttpRenderer:
         """
         if endpoint == COMPLETIONS:
             _check_one_prompt(body.get("prompt"))
-        # The answer comes whole from `derender`; vLLM checks options of a stream on its own.
-        own_fields = {key: value for key, value in body.items() if key not in _OF_STREAMS}
-        content = await self._call(f"{endpoint}/render", own_fields)
+        content = await self._call(f"{endpoint}/render", body)
         if endpoint == COMPLETIONS:
             content = content[0] if isinstance(content, list) and len(content) == 1 else None
         rendered = content.get("sampling_params") if isinstance(content, dict) else None
         prompt_ids = _ids(content.get("token_ids")) if isinstance(content, dict) else None
         if not isinstance(rendered, dict) or prompt_ids is None:
             _broken(f"{endpoint}/render did not return what vLLM does")
-        try:
-            sampling = checked_sampling(rendered)
-        except SamplingError as error:
-            _refuse(error.field, str(error))
+        limit = rendered.get("max_tokens", DEFAULT_MAX_TOKENS)
+        if isinstance(limit, bool) or not isinstance(limit, int | None):
+            _broken(f"{endpoint}/render did not return what vLLM does")
         return Rendered(
             prompt_ids=prompt_ids,
-            sampling=sampling,
-            max_tokens=rendered.get("max_tokens"),
+            sampling=self._sampling(rendered),
+            max_tokens=limit,
             features={
                 "request_id": content.get("request_id"),
                 "cache_salt": content.get("cache_salt") or "",
@@ -55,6 +66,35 @@ class HttpRenderer:
                 },
             },
         )
+
+    def _sampling(self, rendered: dict[str, Any]) -> dict[str, Any]:
+        """What an engine is asked for: one that answers the body itself checks it itself."""
+        if self._generates:
+            return {name: value for name, value in rendered.items() if name not in INTERNAL_FIELDS}
+        try:
+            return checked_sampling(rendered)
+        except SamplingError as wrong:
+            _refuse(wrong.field, str(wrong))
+
+    async def refusal(self, endpoint: str, body: bytes, content_type: str) -> Refusal | None:
+        """Return what vLLM says of a body that it refuses, however it is written; None: nothing."""
+        path = (
+            endpoint
+            if self._generates or endpoint not in (CHAT, COMPLETIONS)
+            else (f"{endpoint}/render")
+        )
+        try:
+            # Where it does not refuse, the end of the call ends what it began.
+            answer = await self._endpoint.send(path, body, content_type, limit_s=REFUSAL_LIMIT_S)
+        except UnreachableError as error:
+            _broken(str(error), status=503)
+        content = answer.json()
+        said = content.get("error") if isinstance(content, dict) else None
+        if not 400 <= answer.status < 500 or answer.status in (401, 403):
+            return None
+        if not isinstance(said, dict) or not isinstance(said.get("message"), str):
+            return None
+        return Refusal(status=answer.status, body=content)
 
     async def derender(
         self,
@@ -66,18 +106,21 @@ class HttpRenderer:
     ) -> dict[str, Any]:
         """Return the whole response object for the output of a rendered body.
 
+        Its usage has no details, and the end of a chat is that of the generation.
+
         Raises:
             RenderError: it could not be made.
         """
         prompt_ids = rendered.prompt_ids.tolist()
-        if not output_ids:  # which vLLM refuses: aborted before the first token
+        shown = text_ids(body, output_ids, end)
+        if not shown:  # which vLLM refuses
             return _empty(endpoint, body, rendered, end)
         response = {
             "request_id": rendered.features.get("request_id") or "",
             "choices": [
                 {
                     "index": 0,
-                    "token_ids": list(output_ids),
+                    "token_ids": shown,
                     "finish_reason": end.finish_reason,
                     "stop_reason": end.stop_reason,
                     "logprobs": {"content": list(end.logprobs)} if end.logprobs else None,
@@ -91,22 +134,67 @@ class HttpRenderer:
             call |= {"prompt_tokens": len(prompt_ids), "prompt_token_ids": prompt_ids}
         else:
             call |= {"generate_responses": [response], "completion_request": own_fields}
-            call |= {"prompt_tokens": [len(prompt_ids)], "prompt_token_ids": [prompt_ids]}
+            call |= {
+                "prompt_tokens": [len(prompt_ids)],
+                "prompt_token_ids": [prompt_ids[-_SEED_TOKENS:]],
+            }
         made = await self._call(f"{endpoint}/derender", call)
         choices = made.get("choices") if isinstance(made, dict) else None
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
             _broken(f"{endpoint}/derender did not return what vLLM does")
         choice = choices[0]
         if endpoint == CHAT:
-            _name_tool_calls(choice, body)
+            _name_calls(choice)
         if body.get("return_token_ids"):
-            if endpoint == CHAT:
-                made["prompt_token_ids"] = prompt_ids
-            else:
-                choice |= {"prompt_token_ids": prompt_ids, "token_ids": list(output_ids)}
+            choice["token_ids"] = list(output_ids)
+            (made if endpoint == CHAT else choice)["prompt_token_ids"] = prompt_ids
         if isinstance(end.stop_reason, str) and not body.get("include_stop_str_in_output"):
             _cut_text(choice, end.stop_reason)
         return dict(made)
+
+    async def derender_more(
+        self,
+        endpoint: str,
+        body: dict[str, Any],
+        rendered: Rendered,
+        new_ids: Sequence[int],
+        state: Any,
+        end: GenerationEnd | None,
+        logprobs: Sequence[Any] = (),
+    ) -> tuple[dict[str, Any], Any]:
+        """Return the choice of a stream's event for further tokens, and the state after them.
+
+        `state` is None first. `end` comes with the last tokens.
+
+        Raises:
+            RenderError: it could not be made.
+        """
+        prompt_ids = rendered.prompt_ids.tolist()
+        shown = text_ids(body, new_ids, end) if end is not None else list(new_ids)
+        logprobs = list(logprobs)[: len(shown)]
+        chunk = {
+            "request_id": rendered.features.get("request_id") or "",
+            "choices": [
+                {
+                    "index": 0,
+                    "token_ids": shown,
+                    "finish_reason": end.finish_reason if end is not None else None,
+                    "stop_reason": end.stop_reason if end is not None else None,
+                    "logprobs": {"content": logprobs} if logprobs else None,
+                }
+            ],
+        }
+        own_fields = {key: value for key, value in body.items() if key not in _OF_STREAMS}
+        call: dict[str, Any] = {"model": body["model"]} if "model" in body else {}
+        call |= {"stream": True, "generate_chunk": chunk, "stream_state": state}
+        call |= {"prompt_tokens": len(prompt_ids), "prompt_token_ids": prompt_ids}
+        call["chat_request" if endpoint == CHAT else "completion_request"] = own_fields
+        made = await self._call(f"{endpoint}/derender", call)
+        event = made.get("chunk") if isinstance(made, dict) else None
+        choices = event.get("choices") if isinstance(event, dict) else None
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            _broken(f"{endpoint}/derender did not return what vLLM does")
+        return choices[0], made.get("stream_state")
 
     async def call(self, path: str, body: dict[str, Any]) -> Any:
         """Pass a call on, such as `/tokenize`, and return its answer.
@@ -126,6 +214,15 @@ class HttpRenderer:
         return answer.json()
 
 
+def text_ids(body: dict[str, Any], output_ids: Sequence[int], end: GenerationEnd) -> list[int]:
+    """The tokens whose text is the client's: a stop token has none, unless it is asked for."""
+    ids = list(output_ids)
+    stopped = end.finish_reason == "stop" and not isinstance(end.stop_reason, str)
+    if stopped and ids and not body.get("include_stop_str_in_output"):
+        ids.pop()
+    return ids
+
+
 _OF_STREAMS = ("stream", "stream_options")
 
 
@@ -142,16 +239,18 @@ def _ids(ids: Any) -> "array[int] | None":
 def _check_one_prompt(prompt: Any) -> None:
     several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
     if several and len(prompt) > 1:
-        _refuse("prompt", "one prompt for each request: send the others on their own")
+        message = "one prompt for each request: send the others on their own"
+        error = {"type": "invalid_request_error", "param": "prompt", "code": 400}
+        raise RenderError(400, error | {"message": message}, ours=True)
 
 
-def _name_tool_calls(choice: dict[str, Any], body: dict[str, Any]) -> None:
-    """Let the end of a choice that calls tools say so, as that of a chat completion does."""
+def _name_calls(choice: dict[str, Any]) -> None:
+    """Give tool calls ids in the form of whole answers; derendered ones have another."""
     message = choice.get("message")
     calls = message.get("tool_calls") if isinstance(message, dict) else None
-    named = isinstance(body.get("tool_choice"), dict)
-    if calls and not named and choice.get("finish_reason") in ("stop", "length"):
-        choice["finish_reason"] = "tool_calls"
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, dict):
+            call["id"] = f"chatcmpl-tool-{uuid.uuid4().hex[:16]}"
 
 
 def _cut_text(choice: dict[str, Any], stop: str) -> None:

@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 
-from heddle_core.defaults import HANG_S
 from heddle_runtime.sampling import checked_sampling
 
 
@@ -21,19 +20,20 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Interval of its attempts."""
     answer_limit_s: float = 10.0
     """How long any call may take but a generation and `/health`."""
-    hang_s: float = HANG_S
-    """How long `/health` may take: then the engine has failed, unless a stream brought something
-    meanwhile."""
+    silence_s: float = 5.0
+    """Silence of streams and calls after which an engine may count as hung; see
+    `heddle_runtime.vllm_http.life`."""
     silence_limit_s: float = 300.0
-    """How long a step may bring nothing: then it is cut, and runs again."""
+    """How long a step may bring nothing on an engine that computes: then it runs again."""
+    place_limit_s: float = 300.0
+    """How long a step waits while every engine is busy or fails: then it ends with the last
+    answer."""
     abort_limit_s: float = 5.0
     """How long an engine may take to end an aborted step: then its connection is closed."""
-    health_s: float = 2.0
+    health_s: float = 1.0
     """Interval of `/health`."""
     sample_s: float = 0.5
     """Interval of `/metrics` while something runs."""
-    faults: int = 3
-    """Steps in a row that may be cut by an engine that says it is healthy: then it has failed."""
     kv_lease_s: float = 30.0
     """How long a source keeps exported KV: NIXL's `kv_lease_duration` of the endpoints. The value
     of one whose configuration can be read counts instead."""
@@ -47,15 +47,15 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
             ValueError: names the setting and its range.
         """
         checked_sampling(self.sampling)
-        for name in ("stream_interval", "faults"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.stream_interval < 1:
+            raise ValueError(f"stream_interval is {self.stream_interval}: it must be at least 1")
         for name in (
             "start_limit_s",
             "retry_s",
             "answer_limit_s",
-            "hang_s",
+            "silence_s",
             "silence_limit_s",
+            "place_limit_s",
             "abort_limit_s",
             "health_s",
             "sample_s",

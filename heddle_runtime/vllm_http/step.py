@@ -1,18 +1,28 @@
 """One dispatch at an endpoint: its request, and its tokens as they come."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.engines import StepRequest, StepResult
-from heddle_runtime.generation import FinishReason, Generation, GenerationEnd, report_tokens
+from heddle_runtime.generation import (
+    FinishReason,
+    Generation,
+    GenerationEnd,
+    Refusal,
+    StepAttempts,
+    report_tokens,
+)
 from heddle_runtime.sampling import checked_sampling
+from heddle_runtime.vllm_http import relay
+from heddle_runtime.vllm_http.probe import GENERATE
 from heddle_runtime.vllm_http.settings import HttpSettings
-from heddle_runtime.vllm_http.stream import GenerateChunk, ProtocolError
+from heddle_runtime.vllm_http.stream import GenerateChunk, ProtocolError, read_chunk
 
 REQUEST_PREFIX = "generate-tokens-"
-"""vLLM puts it before the id of a request; an abort names the whole."""
+"""vLLM puts it before the id of a request of tokens; an abort names the whole."""
 FEATURES = frozenset({"features", "reasoning_ended", "reasoning_parser_kwargs"})
 """Fields that rendering returns and a generation needs."""
 _FINISHES: dict[str, FinishReason] = {
@@ -20,11 +30,13 @@ _FINISHES: dict[str, FinishReason] = {
     "length": "length",
     "abort": "abort",
     "repetition": "stop",
+    "tool_calls": "stop",
+    "function_call": "stop",
 }
 
 
 class HttpStep:
-    """A step under way. Times are of `time.monotonic`."""
+    """A step under way. Times are of `time.monotonic`, but for those of the event loop."""
 
     def __init__(self, request: StepRequest, id_: str, settings: HttpSettings) -> None:
         """Check its sampling too.
@@ -36,21 +48,31 @@ class HttpStep:
         self.resumable = request.resumable
         self.request, self.id = request, id_
         self.payload = request.payload if isinstance(request.payload, Generation) else None
+        self.relay = self.payload.relay if self.payload is not None else None
+        self.attempts = self.payload.attempts if self.payload is not None else StepAttempts()
         given = settings.sampling if self.payload is None else self.payload.sampling
-        self._sampling = checked_sampling(given)
-        self._stream_interval = settings.stream_interval
+        # An engine that answers the client's own request checks it itself.
+        self._sampling = checked_sampling(given) if self.relay is None else {}
+        streams = self.payload is not None and self.payload.streams
+        self._stream_interval = 1 if streams else settings.stream_interval
         self.sent_s = time.monotonic()
         self.first_s = 0.0
         self.made: list[int] = []
+        self.uncounted = 0
+        """Tokens whose ids only the client has."""
         self.aborted = False
         """Whether an abort was ordered."""
-        self.credible = True
-        """Whether what came of it can be true."""
+        self.attempt: asyncio.Task[None] | None = None
+        """The call of an endpoint that is under way."""
+        self.cut = ""
+        """Why that call was cut by us; "": it was not."""
+        self.posted_s = self.heard_s = 0.0
+        """When the call began, and when it last brought a token; of the event loop's clock."""
         self.finish: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._content: list[dict[str, Any]] = []
         self._versions: list[Any] = []
-        self._cached = 0
+        self._cached: int | None = None
 
     @property
     def salt(self) -> str:
@@ -60,10 +82,45 @@ class HttpStep:
     @property
     def complete(self) -> bool:
         """Whether all of its tokens have come, whatever happens to the rest of its stream."""
-        return self.finish in ("stop", "length") or len(self.made) >= self.request.max_tokens
+        if self.finish in ("stop", "length"):
+            return True
+        # What a client streams has its end in the last event.
+        return self.relay is None and len(self.made) >= self.request.max_tokens
+
+    @property
+    def path(self) -> str:
+        """The endpoint's path that it is sent to."""
+        return GENERATE if self.relay is None else self.relay.path
+
+    @property
+    def engine_id(self) -> str:
+        """The id that an abort names."""
+        if self.relay is None:
+            return REQUEST_PREFIX + self.id
+        return relay.engine_id(self.relay.path, self.id)
+
+    @property
+    def streams(self) -> bool:
+        """Whether its answer is a stream."""
+        return self.relay is None or self.relay.counts_tokens or self.relay.streams
+
+    def posted(self, id_: str, now_s: float) -> None:
+        """A call of an endpoint begins, under an id of its own."""
+        self.id, self.cut = id_, ""
+        self.posted_s, self.heard_s = now_s, 0.0
+        self.finish, self.uncounted = None, 0
+        if self.relay is not None:
+            self.relay.on_begin()
 
     def body(self) -> dict[str, Any]:
-        """What is sent to `/inference/v1/generate`."""
+        """What is sent there."""
+        if self.relay is not None:
+            return relay.relay_body(
+                self.relay.body,
+                self.id,
+                streams=self.relay.streams,
+                counts_tokens=self.relay.counts_tokens,
+            )
         request, payload, sampling = self.request, self.payload, dict(self._sampling)
         features = {} if payload is None else payload.features
         if request.exact:
@@ -77,33 +134,96 @@ class HttpStep:
             "token_ids": list(request.prompt_ids),
             "sampling_params": sampling,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             **({"cache_salt": self.salt} if self.salt else {}),
         }
 
-    def take(self, chunk: GenerateChunk) -> None:
-        """Keep what an event brought.
+    def take(self, event: bytes) -> int:
+        """Keep what an event brought; return how many tokens.
 
         Raises:
             ProtocolError: it cannot be true.
+            EngineError: it is an error.
         """
-        if chunk.usage is not None:
-            self._check_usage(chunk.usage.completion_tokens)
-            self._cached = min(max(0, chunk.cached_tokens or 0), self.request.prompt_tokens)
+        if self.relay is not None:
+            return self._take_relayed(relay.read_object(event))
+        chunk = read_chunk(event)
+        if chunk.error is not None:
+            relay.read_object(event)  # raises it
+        return self._take_chunk(chunk)
+
+    def take_whole(self, data: bytes) -> int:
+        """Keep an answer that is no stream; return how many tokens it says to have.
+
+        Raises:
+            ProtocolError: it cannot be true.
+            EngineError: it is an error.
+        """
+        assert self.relay is not None
+        found = relay.read_object(data)
+        if not isinstance(found.get("choices"), list) or not found["choices"]:
+            raise ProtocolError("it sent an answer without choices")
+        self.uncounted = relay.completion_tokens(found) or 0
+        self._cached = relay.cached_tokens(found)
+        self.finish = "stop"
+        self.relay.on_event(found)
+        return self.uncounted
+
+    def _take_relayed(self, found: dict[str, Any]) -> int:
+        assert self.relay is not None
+        tokens, finish, stop_reason = relay.check_event(found)
+        if self.finish is not None and (tokens or finish):
+            raise ProtocolError(f"it sent more of {self.trajectory} after its end")
+        if found.get("usage") is not None and not found["choices"]:
+            self._cached = relay.cached_tokens(found)
+            counted = relay.completion_tokens(found)
+            if self.relay.counts_tokens:
+                self._check_usage(counted)
+            else:
+                self.uncounted = counted or 0
+        if self.relay.counts_tokens:
+            self._keep(tokens)
+        if finish is not None:
+            self.finish, self._stop_reason = _FINISHES[finish], stop_reason
+            if self.finish == "abort" and self.aborted:
+                found["choices"][0]["finish_reason"] = None
+        self.relay.on_event(found)
+        if self.relay.counts_tokens:
+            report_tokens(self.payload, tokens)
+        return len(tokens)
+
+    def _take_chunk(self, chunk: GenerateChunk) -> int:
+        brought = 0
         for choice in chunk.choices:
             if self.finish is not None:
                 raise ProtocolError(f"it sent more of {self.trajectory} after its end")
             tokens = choice.token_ids or []
+            self._check_logprobs(tokens, choice.logprobs.content if choice.logprobs else None)
+            # With the count of all so far, one that comes twice is seen before it is kept.
+            self._check_count(len(tokens), chunk.usage.completion_tokens if chunk.usage else None)
             self._keep(tokens)
-            if choice.logprobs is not None:
-                self._keep_logprobs(choice.logprobs.content or ())
+            logprobs = (choice.logprobs.content or ()) if choice.logprobs else ()
+            self._content += logprobs
             if choice.finish_reason is not None:
                 self._finish(choice.finish_reason)
                 self._stop_reason = choice.stop_reason
                 self._versions = choice.weight_versions or []
-            report_tokens(self.payload, tokens)
+            report_tokens(self.payload, tokens, logprobs)
+            brought += len(tokens)
+        if chunk.usage is not None and not chunk.choices:
+            self._check_usage(chunk.usage.completion_tokens)
+            if chunk.cached_tokens is not None:
+                self._cached = min(max(0, chunk.cached_tokens), self.request.prompt_tokens)
+        return brought
 
-    def result(self, *, finished: bool, error: str = "", keep: bool = True) -> StepResult:
+    def result(
+        self,
+        *,
+        finished: bool,
+        error: str = "",
+        keep: bool = True,
+        refusal: Refusal | None = None,
+    ) -> StepResult:
         """What to report of it now; without `keep`, as of a step that never began."""
         now_s = time.monotonic()
         first_s = self.first_s or now_s
@@ -112,23 +232,25 @@ class HttpStep:
         finish: FinishReason = self.finish or ("error" if error else "abort")
         if finish == "abort" and finished:
             finish = "length"
-        return StepResult(
-            trajectory=self.trajectory,
-            tokens=len(made),
-            finished=finished,
-            prefill_s=first_s - self.sent_s,
-            decode_s=now_s - first_s,
-            cached_tokens=self._cached,
-            output_ids=tuple(made),
-            output_logprobs=tuple(entry["logprob"] for entry in content),
-            extras=None
-            if self.payload is None
-            else GenerationEnd(
+        extras: Any = refusal
+        if refusal is None and self.payload is not None:
+            extras = GenerationEnd(
                 finish_reason=finish,
                 stop_reason=self._stop_reason,
                 logprobs=tuple(content),
                 weight_versions=tuple(self._versions),
-            ),
+                cached_tokens=self._cached,
+            )
+        return StepResult(
+            trajectory=self.trajectory,
+            tokens=len(made) or (self.uncounted if finished else 0),
+            finished=finished,
+            prefill_s=first_s - self.sent_s,
+            decode_s=now_s - first_s,
+            cached_tokens=self._cached or 0,
+            output_ids=tuple(made),
+            output_logprobs=tuple(entry["logprob"] for entry in content),
+            extras=extras,
             error=error,
         )
 
@@ -144,11 +266,23 @@ class HttpStep:
                 f"sent {len(self.made)}"
             )
 
-    def _keep_logprobs(self, content: Sequence[dict[str, Any]]) -> None:
-        """Keep those that can be read: results are made of them whatever ends the step."""
-        if not all(isinstance(entry.get("logprob"), float | int) for entry in content):
+    def _check_logprobs(
+        self, tokens: Sequence[int], content: Sequence[dict[str, Any]] | None
+    ) -> None:
+        """Check those of new tokens: results are made of them whatever ends the step."""
+        wanted = self.payload is not None and self.payload.sampling.get("logprobs") is not None
+        if content is None and not (wanted and tokens):
+            return
+        if [entry.get("token_id") for entry in content or ()] != list(tokens):
+            raise ProtocolError(f"the log-probs of {self.trajectory} are not those of its tokens")
+        if not all(isinstance(entry.get("logprob"), float | int) for entry in content or ()):
             raise ProtocolError(f"the log-probs of {self.trajectory} are no numbers")
-        self._content += content
+
+    def _check_count(self, new: int, counted: int | None) -> None:
+        if counted is not None and counted != len(self.made) + new:
+            raise ProtocolError(
+                f"it counted {counted} tokens of {self.trajectory} and sent {len(self.made) + new}"
+            )
 
     def _finish(self, reason: str) -> None:
         self.finish = _FINISHES.get(reason)
@@ -160,12 +294,6 @@ class HttpStep:
             raise ProtocolError(
                 f"{self.trajectory} ended with {reason!r} after {len(self.made)} of {wanted} tokens"
             )
-        if self.payload is not None and self.payload.sampling.get("logprobs") is not None:
-            self._check_logprobs()
-
-    def _check_logprobs(self) -> None:
-        if [entry.get("token_id") for entry in self._content] != self.made:
-            raise ProtocolError(f"the log-probs of {self.trajectory} are not those of its tokens")
 
     def _check_usage(self, counted: int | None) -> None:
         if counted is not None and self.finish is not None and counted != len(self.made):

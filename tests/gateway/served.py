@@ -23,7 +23,7 @@ class Served(Bench):
 
 @asynccontextmanager
 async def served(
-    *, settings: dict[str, Any] | None = None, text_as_it_comes: bool = False, **options: Any
+    *, settings: dict[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[Served]:
     from heddle_gateway.app import listening
     from heddle_gateway.front import Front, FrontSettings, ServedModel
@@ -35,7 +35,6 @@ async def served(
         settings=FrontSettings(**(settings or {})),
         renderer=bench.renderer,
         engine_calls=bench.renderer,
-        detokenizer=bench.renderer if text_as_it_comes else None,
     )
     async with bench.running(), listening(bench.front, host="127.0.0.1", port=0) as port:
         bench.url = f"http://127.0.0.1:{port}"

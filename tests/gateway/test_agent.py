@@ -94,9 +94,10 @@ def test_progress_is_there_at_once_when_tokens_have_come_and_waits_otherwise():
     async def main() -> list[bool]:
         first = step(1, 2, 3)
         first.take([7, 8])
-        seen = [await first.progress(1, 0.0), await first.progress(2, 0.0)]
+        news = first.news
+        seen = [await first.progress(news - 1, 0.0), await first.progress(news, 0.0)]
         first.finish(GenerationEnd(finish_reason="stop"))
-        return [*seen, await first.progress(2, 0.0)]
+        return [*seen, await first.progress(first.news, 0.0)]
 
     assert run_virtual(main()) == [True, False, True]
 

@@ -1,0 +1,93 @@
+"""Judges from outside whether an engine behind a URL still works. No clock and no I/O.
+
+An engine is judged by itself, not by one stream: a long prefill, or a queue, is silent on a healthy
+engine. Its iteration counter (`vllm:iteration_tokens_total_count`) moves with every chunk of a
+prefill, and stands still in an engine that is stopped or waits for a lost peer.
+"""
+
+EXPECTED_SHARE = 4.0
+"""A silent stream is suspect after so many times what its prefill and queue should take."""
+BAD_HEALTH = 2
+"""Answers of `/health` in a row, other than 200, after which an engine is out."""
+PREFILL_TOKENS = 16
+"""Tokens of an iteration beside those decoded that count as prefill: streams lag a little."""
+
+
+class EngineLife:
+    """What streams and calls of one engine have brought. Times are seconds of one clock."""
+
+    def __init__(self, now_s: float, *, silence_s: float) -> None:
+        """`silence_s`: no silence that is shorter says anything."""
+        self._silence_s = silence_s
+        self._heard_s = self._answered_s = self._moved_s = self._prefilled_s = now_s
+        self._counted_s = 0.0
+        self._iterations: float | None = None
+        self._tokens: float | None = None
+        self._decoded = 0
+        """Tokens of streams since the counters were read."""
+        self._bad_health = 0
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the engine counts the tokens of its iterations."""
+        return self._tokens is not None
+
+    def begun(self, now_s: float) -> None:
+        """A stream begins where none was: silence counts from now on."""
+        self._heard_s = self._moved_s = self._prefilled_s = max(now_s, self._heard_s)
+
+    def heard(self, now_s: float, tokens: int) -> None:
+        """A stream brought tokens."""
+        self._heard_s = now_s
+        self._decoded += tokens
+
+    def answered(self, now_s: float) -> None:
+        """A call was answered, whatever the answer was."""
+        self._answered_s = now_s
+
+    def health(self, status: int) -> bool:
+        """`/health` was answered; return whether the engine is out."""
+        self._bad_health = 0 if status == 200 else self._bad_health + 1
+        return self._bad_health >= BAD_HEALTH
+
+    def counted(self, now_s: float, iterations: float | None, tokens: float | None) -> None:
+        """The counters of iterations and of their tokens were read; None: there is none."""
+        self._counted_s = now_s
+        if iterations is None or iterations != self._iterations:
+            self._moved_s = now_s
+        before = tokens if self._tokens is None else self._tokens
+        if tokens is not None and tokens - (before or 0.0) > self._decoded + PREFILL_TOKENS:
+            self._prefilled_s = now_s
+        self._iterations, self._tokens, self._decoded = iterations, tokens, 0
+
+    def moves(self, now_s: float) -> bool:
+        """Whether it computes: tokens came, or its counter moved, within half of `silence_s`."""
+        recently_s = now_s - self._silence_s / 2
+        counter_moves = self._iterations is not None and self._moved_s > recently_s
+        return self._heard_s > recently_s or counter_moves
+
+    def prefills(self, now_s: float) -> bool:
+        """Whether it has prefilled anything within `silence_s`."""
+        return now_s - self._prefilled_s < self._silence_s
+
+    def hung(self, now_s: float, *, streams: bool, expected_s: float) -> str:
+        """Why the engine counts as hung; "" while it does not.
+
+        `streams`: whether any stream is open. `expected_s`: what prefill and queue of a silent one
+        should take.
+        """
+        unanswered_s = now_s - self._answered_s
+        if not streams:
+            if unanswered_s < 2 * self._silence_s:
+                return ""
+            return f"no call was answered for {unanswered_s:.0f} s"
+        silent_s = now_s - self._heard_s
+        if silent_s < self._silence_s:
+            return ""
+        if unanswered_s >= self._silence_s:
+            return f"streams and calls brought nothing for {silent_s:.0f} s"
+        limit_s = max(self._silence_s, EXPECTED_SHARE * expected_s)
+        still_s = self._counted_s - self._moved_s
+        if self._iterations is not None and min(silent_s, still_s) >= limit_s:
+            return f"its streams are silent and its iterations stand still for {still_s:.0f} s"
+        return ""
