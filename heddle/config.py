@@ -133,6 +133,16 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Clients of a gateway; only `heddle serve` reads this."""
+
+    arrivals: Literal["auto", "batch", "open"] = "auto"
+    """How trajectories come, for the policy `heddle`: `batch`, many at once, and the end of the
+    last counts; `open`, at any time, and the mean time of each counts; `auto`, as is observed while
+    the gateway runs. Another policy is taken as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
     """The policy of a run."""
 
@@ -180,6 +190,8 @@ class RunConfig:
     """The engines of `heddle run`."""
     live: LiveConfig = field(default_factory=LiveConfig)
     """Live agents of `heddle run`."""
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    """Clients of `heddle serve`."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Dollars of a GPU and hour by GPU class, in place of those that `heddle prices` lists."""
 

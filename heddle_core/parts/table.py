@@ -10,6 +10,7 @@ from heddle_core.parts.admission.reserve_output import ReserveOutput
 from heddle_core.parts.admission.time_to_live import TimeToLive
 from heddle_core.parts.consolidation.tail import TailConsolidation
 from heddle_core.parts.migration.balance import Balance
+from heddle_core.parts.migration.balance_batches import BalanceBatches
 from heddle_core.parts.migration.carry import Carry
 from heddle_core.parts.migration.follow_rank import FollowRank
 from heddle_core.parts.migration.never import Never
@@ -40,6 +41,7 @@ from heddle_core.parts.predictor.prefix_tree import PrefixTreePredictor
 from heddle_core.parts.predictor.progressive import ProgressivePredictor
 from heddle_core.parts.predictor.served import Served
 from heddle_core.parts.scheduler.autellix import Autellix
+from heddle_core.parts.scheduler.by_arrivals import ByArrivals
 from heddle_core.parts.scheduler.fcfs import Fcfs
 from heddle_core.parts.scheduler.longest_total import LongestTotal
 from heddle_core.parts.scheduler.lpt import LongestFirst
@@ -48,6 +50,7 @@ from heddle_core.parts.scheduler.program_fcfs import ProgramFcfs
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.scheduler.round_robin import RoundRobin
 from heddle_core.parts.scheduler.sjf import ShortestFirst
+from heddle_core.parts.scheduler.sjf_aged import ShortestAged
 from heddle_core.policy import (
     Admission,
     Consolidation,
@@ -160,10 +163,17 @@ PARTS: Final = Parts(
             lambda _: LongestTotal(), "most tokens in all first: started ones continue"
         ),
         "sjf": Part(lambda _: ShortestFirst(), "fewest remaining tokens first (SJF)"),
+        "sjf_aged": Part(
+            lambda _: ShortestAged(), "the same, but none is passed by much later ones"
+        ),
         "progressive_priority": Part(
             lambda _: ProgressivePriority(), "Algorithm 1: longest first, the head may evict"
         ),
         "autellix": Part(lambda _: Autellix(), "least attained service, in levels"),
+        "by_arrivals": Part(
+            lambda _: ByArrivals(),
+            "longest_total while most came at once, sjf_aged where they come one by one",
+        ),
     },
     admission={
         "fitting": Part(lambda _: PromptOnly(), "a prompt's KV must fit, as in vLLM"),
@@ -240,6 +250,7 @@ PARTS: Final = Parts(
             Carry, "KV goes along where placement changes the home, if that beats a prefill"
         ),
         "balance": Part(Balance, "to where it would end earliest, by estimated work"),
+        "balance_batches": Part(BalanceBatches, "the same while most trajectories came at once"),
     },
     planner={
         "fixed": Part(FixedPlan, "one TP degree on all GPUs"),

@@ -134,7 +134,8 @@ def test_engines_come_by_url_to_a_gateway_that_began_with_none(heddle: Heddle, t
         threads[0].join()
     assert len(made) == 4
     run = load_run(result.path)
-    assert run.config.policy.preset == "heddle+given+keep_engines"
+    parts = "by_arrivals+balance_batches+given+keep_engines"
+    assert run.config.policy.preset == f"heddle+{parts}"
     [joined] = [e.event for e in run.entries() if isinstance(e.event, EngineJoined)]
     assert (joined.engine, joined.shape.tp) == ("e0", 2)
     assert 0.0 < result.summary["gpu_hours"] < 2 * PATIENCE_S / 3600.0
