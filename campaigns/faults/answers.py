@@ -55,6 +55,8 @@ class AnswersCase(msgspec.Struct, frozen=True, kw_only=True, tag="answers"):
     seed: int
     faults: tuple[Fault, ...] = ()
     policy: str = "heddle"
+    relays: bool = True
+    """Whether engines answer chats and completions themselves; otherwise they only generate."""
     engines: int = 2
     clients: int = 4
     hostile: int = 0
@@ -93,7 +95,7 @@ class _Run:
         """Play the case, and judge it."""
         case = self.case
         async with logged() as log:
-            async with scene(self.engines, policy=case.policy) as now:
+            async with scene(self.engines, policy=case.policy, relays=case.relays) as now:
                 clients = [self._client(now, n, hostile=False) for n in range(case.clients)]
                 clients += [self._client(now, n, hostile=True) for n in range(case.hostile)]
                 clients += [self._long(now, n) for n in range(case.long_prompts)]
@@ -267,6 +269,7 @@ class Answers:
             seed=rng.randrange(1_000_000),
             faults=faults,
             policy=rng.choice(POLICIES),
+            relays=rng.random() < 0.8,
             engines=engines,
             clients=clients,
             hostile=rng.choice((0, 0, 2, 6)),

@@ -118,8 +118,12 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(engines: Sequence[MockVllm], *, policy: str) -> AsyncIterator[Scene]:
-    """Serve, with the engines registered; close everything at the end."""
+async def scene(engines: Sequence[MockVllm], *, policy: str, relays: bool) -> AsyncIterator[Scene]:
+    """Serve, with the engines registered; close everything at the end.
+
+    `relays`: whether engines answer chats and completions themselves, as they do for
+    `heddle serve`; otherwise they only generate and render.
+    """
     for engine in engines:
         await engine.start()
     notes: list[str] = []
@@ -135,7 +139,10 @@ async def scene(engines: Sequence[MockVllm], *, policy: str) -> AsyncIterator[Sc
         shapes=list(setup.context.cost.by_shape),
         max_running=setup.context.max_running,
     )
-    front.renderer = front.engine_calls = RenderingEngines(launcher)
+    rendering = RenderingEngines(launcher)
+    front.renderer = front.engine_calls = rendering
+    if relays:
+        front.engine_facts = rendering.facts
     serving = asyncio.create_task(bench.gateway.run())
     connector = aiohttp.TCPConnector(limit=0)
     try:
