@@ -6,6 +6,9 @@ vLLM and transformers can read the folder. Neither is needed to write it: the fo
 and importing them takes longer than the work.
 
 Embeddings are never tied: after a reload of weights an engine would keep a stale copy.
+
+A model with a tokenizer has a chat template, which chats need: messages by role, tools, calls of
+tools and their results.
 """
 
 import argparse
@@ -23,6 +26,29 @@ from numpy.typing import NDArray
 END_OF_TEXT, PAD, UNKNOWN = 0, 1, 2
 """Ids of the special tokens; ordinary tokens follow."""
 SPECIAL = ("<|endoftext|>", "<|pad|>", "<|unknown|>")
+CHAT_TEMPLATE = """\
+{%- if tools %}
+{{- "<tools>\\n" }}
+{%- for tool in tools %}
+{{- tool | tojson + "\\n" }}
+{%- endfor %}
+{%- endif %}
+{%- for message in messages %}
+{{- "<" + message.role + ">" }}
+{%- if message.tool_call_id %}
+{{- message.tool_call_id + ": " }}
+{%- endif %}
+{{- message.content or "" }}
+{%- for call in message.tool_calls or [] %}
+{{- "<call>" + call.function.name + " " + call.function.arguments | tojson }}
+{%- endfor %}
+{{- "\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- "<assistant>" }}
+{%- endif %}
+"""
+"""Of `chat_template.jinja`, which transformers reads beside a tokenizer, and vLLM through it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +197,7 @@ def _write_tokenizer(path: Path, shape: TinyModel) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.save(str(path / "tokenizer.json"))
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     _write_json(
         path / "tokenizer_config.json",
         {
