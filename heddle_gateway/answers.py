@@ -101,9 +101,10 @@ class Reply:
         self.stop_reason: Any = None
         self.usage: dict[str, Any] | None = None
         for found in events:
-            self._take(found)
+            self.take(found)
 
-    def _take(self, found: Mapping[str, Any]) -> None:
+    def take(self, found: Mapping[str, Any]) -> None:
+        """Add an event."""
         self.head |= {key: value for key, value in found.items() if key not in _NO_HEAD}
         self.usage = found.get("usage") or self.usage
         self.prompt_token_ids = found.get("prompt_token_ids") or self.prompt_token_ids
@@ -152,6 +153,37 @@ class Reply:
             self.logprobs = self.logprobs or {name: [] for name in _LISTS}
             for name in _LISTS:
                 self.logprobs[name] += logprobs.get(name) or ()
+
+    def beyond(self, said: "Reply") -> dict[str, Any] | None:
+        """Return what this says after all that `said` does, as fields of a choice.
+
+        None: it has not come so far yet.
+
+        Raises:
+            ValueError: it says something else.
+        """
+        texts = [(self.text, said.text), (self.reasoning or "", said.reasoning or "")]
+        for n, call in enumerate(said.tool_calls):
+            again = self.tool_calls[n]["function"] if n < len(self.tool_calls) else {}
+            fields = ("name", "arguments")
+            texts += [(again.get(field, ""), call["function"][field]) for field in fields]
+        if not all(new.startswith(old) or old.startswith(new) for new, old in texts):
+            raise ValueError("another answer")
+        if any(len(new) < len(old) for new, old in texts):
+            return None
+        rest: dict[str, Any] = {"text": self.text[len(said.text) :]}
+        if reasoning := (self.reasoning or "")[len(said.reasoning or "") :]:
+            rest["reasoning"] = reasoning
+        calls = []
+        for n, call in enumerate(self.tool_calls):
+            known = n < len(said.tool_calls)
+            begun = len(said.tool_calls[n]["function"]["arguments"]) if known else 0
+            arguments = call["function"]["arguments"][begun:]
+            if known and arguments:
+                calls.append({"index": n, "function": {"arguments": arguments}})
+            elif not known:
+                calls.append({"index": n, **call})
+        return rest | ({"tool_calls": calls} if calls else {})
 
     @property
     def message(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import logging
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
@@ -12,7 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from heddle_gateway import control, engine_control
 from heddle_gateway.endpoints import MODEL_ENDPOINTS, PASSED_ON, passed_on
-from heddle_gateway.errors import ApiError
+from heddle_gateway.errors import not_there
 from heddle_gateway.front import FRONT, MOST_OPEN, Front, Handler, answering, error_response
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
 
@@ -53,6 +54,7 @@ _ADMINS: Final = (
 )
 
 
+_PATHS: Final = frozenset(path for _, path, _ in (*MODEL_ENDPOINTS, *_CLIENTS, *_ADMINS))
 _REQUESTED: Final[web.AppKey[set[Any]]] = web.AppKey("requested", set)
 """Connections that have sent a whole request head; closed ones are dropped from time to time."""
 
@@ -128,14 +130,15 @@ async def _sign(request: web.Request, response: web.StreamResponse) -> None:
 
 @web.middleware
 async def _unknown_paths(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer paths and methods that are not there in OpenAI's envelope."""
+    """Answer paths and methods that are not there as vLLM does, a slash at the end among them."""
     request.app[_REQUESTED].add(request.protocol)
-    if request.match_info.http_exception is None:
+    missing = request.match_info.http_exception
+    if missing is None:
         return await handler(request)
-    status = request.match_info.http_exception.status
-    shown = request.path[:200]
-    text = f"{request.method} {shown} is not served here"
-    return error_response(ApiError(status, text, kind="not_found_error"))
+    path = request.path.rstrip("/")
+    if missing.status == HTTPStatus.NOT_FOUND and path != request.path and path in _PATHS:
+        raise web.HTTPTemporaryRedirect(path + (f"?{request.query_string}" * bool(request.query)))
+    return error_response(not_there(missing.status, missing.reason))
 
 
 @asynccontextmanager

@@ -142,7 +142,7 @@ class ClientStep:
         """First dispatch; seconds of the event loop's clock, as `submitted_s`."""
         self.dispatches = 0
         self.engine_deaths = self.deaths_in_prefill = 0
-        self.revoked_from: int | None = None
+        self.revocations, self.revoked_from = 0, 0
         """Tokens from here on were reported and are void: their engine died."""
         self._for_tokens: list[asyncio.Future[bool]] = []
         self._for_end: list[asyncio.Future[bool]] = []
@@ -181,6 +181,7 @@ class ClientStep:
         if len(self.output_ids) > kept:
             del self.output_ids[kept:]
             self.revoked_from = kept
+            self.revocations += 1
         self.relayed.revoke(kept)
         del self.live_logprobs[max(0, kept - self.relayed.tokens) :]
 

@@ -33,22 +33,33 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
         self.in_stream = False
         """Whether a client that streams gets it as an event, after a status of 200."""
+        self.whole: dict[str, Any] | None = None
+        """The response where it is no error object: vLLM has such, of its web framework."""
 
     @property
     def body(self) -> dict[str, Any]:
         """The response."""
-        return {"error": self.error}
+        return {"error": self.error} if self.whole is None else self.whole
 
 
 def of_engine(refusal: Refusal) -> ApiError:
     """Return an engine's refusal as the client gets it: in the engine's words."""
-    error = ApiError(refusal.status, str(refusal.body["error"].get("message", "")))
-    error.error = dict(refusal.body["error"])
+    said = refusal.body.get("error")
+    message = said.get("message") if isinstance(said, dict) else refusal.body.get("detail")
+    error = ApiError(refusal.status, str(message or ""))
+    error.whole = refusal.body
     error.in_stream = refusal.in_stream
     if refusal.retry_after_s is not None:
         error.retry_after_s = max(1, round(refusal.retry_after_s))
     elif refusal.status in (429, 503):
         error.retry_after_s = 1
+    return error
+
+
+def not_there(status: int, message: str) -> ApiError:
+    """Return the error of a path or method that is not there, as vLLM's web framework has it."""
+    error = ApiError(status, message, kind="not_found_error")
+    error.whole = {"detail": message}
     return error
 
 

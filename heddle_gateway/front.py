@@ -191,7 +191,7 @@ class Front:
     def for_engines(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a body with the model's name that engines know."""
         facts = self.engine_facts()
-        if facts is None or body.get("model") in (None, facts.model):
+        if facts is None or body.get("model") in (None, "", facts.model):
             return body
         return {**body, "model": facts.model}
 
@@ -203,7 +203,7 @@ class Front:
         """
         models = self.model.names
         name = body.get("model")
-        if name is None or not models:
+        if name in (None, "") or not models:
             return models[0] if models else "model"
         if name not in models:
             shown = repr(name)[:200]

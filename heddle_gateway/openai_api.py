@@ -72,13 +72,13 @@ def _is_several(value: Any) -> bool:
         return False
 
 
-def tokens_can_be_counted(endpoint: str, body: Mapping[str, Any]) -> bool:
+def tokens_can_be_counted(body: Mapping[str, Any]) -> bool:
     """Whether an engine that answers the request itself can send token ids with its events.
 
     It has none where it hides reasoning; asked for them it echoes no text; and log-probs of the
-    prompt are in no stream.
+    prompt, which an echo brings, are in no stream.
     """
-    echoes = endpoint == COMPLETIONS and bool(body.get("echo"))
+    echoes = bool(body.get("echo"))
     hides = body.get("include_reasoning") is False
     return not (echoes or hides or body.get("prompt_logprobs") is not None)
 
@@ -162,7 +162,7 @@ def new_step(
         has_text=endpoint != GENERATE,
         streams=bool(body.get("stream")),
         body=body if relayed else None,
-        counts_tokens=not relayed or tokens_can_be_counted(endpoint, body),
+        counts_tokens=not relayed or tokens_can_be_counted(body),
         deadline_s=deadline_s,
     )
 

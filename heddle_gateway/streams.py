@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from heddle_gateway.answers import EventFilter, Wanted
+from heddle_gateway.answers import EventFilter, Reply, Wanted
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError
 from heddle_gateway.openai_api import CHAT, counted_usage
@@ -46,7 +46,8 @@ async def token_deltas(
     Raises:
         ApiError: it ended without an answer, or tokens that were yielded are void.
     """
-    seen, news, wait_s = 0, -1, min(HEAD_S, keep_alive_s)
+    sent: list[int] = []
+    news, wait_s = -1, min(HEAD_S, keep_alive_s)
     loop, next_s = asyncio.get_running_loop(), 0.0
     while True:
         came = await step.progress(news, wait_s)
@@ -55,15 +56,19 @@ async def token_deltas(
         if early_s > 0 and not step.over:
             await asyncio.sleep(early_s)
         news = step.news
-        if step.revoked_from is not None and step.revoked_from < seen:
+        again = len(sent) if step.revocations else 0
+        # Void tokens are made again; where sampling is exact, they are the same.
+        if list(step.output_ids[:again]) != sent[: len(step.output_ids[:again])]:
             raise void_tokens()
-        new = step.output_ids[seen:]
-        seen += len(new)
+        new = list(step.output_ids[len(sent) :])
+        sent += new
         if new:
             yield new
         elif not came:
             yield None
-        if step.over and seen >= len(step.output_ids):
+        if step.over and step.end is not None and len(sent) > len(step.output_ids):
+            raise void_tokens()
+        if step.over and len(sent) >= len(step.output_ids):
             await step.answer()
             return
         next_s = loop.time() + coalesce_s
@@ -73,7 +78,8 @@ class TextStream:
     """The events of one client of a chat or completion.
 
     While one engine answers the request itself, its events are passed on. What comes after a
-    preemption or a move, and from engines that make only tokens, is derendered.
+    preemption or a move, and from engines that make only tokens, is derendered. Where tokens are
+    void, what is made in their place is not sent again, as long as it says the same.
     """
 
     def __init__(
@@ -103,11 +109,13 @@ class TextStream:
         self._round = step.relayed.begun
         self._passed_on = 0
         """Events of the engine that were taken."""
-        self._sent = False
-        """Whether the client has anything but the role."""
+        self._said = Reply(())
+        """What the client has."""
+        self._again: Reply | None = None
+        """What is said in place of that, while it is made again."""
+        self._revocations = step.revocations
         self._has_role = False
         self._head: dict[str, Any] = {}
-        self._text_sent = ""
         self._pending = ""
         """Text that is held back."""
         self._seen = 0
@@ -130,14 +138,14 @@ class TextStream:
         while not step.over:
             came = await step.progress(news, wait_s)
             wait_s, news = wait_s if came else keep_alive_s, step.news
-            found = self._passed()
+            found = [each for one in self._passed() for each in self._new(one)]
             for each in found:
                 yield each
             behind = self._ready > max(self._seen, step.relayed.tokens)
             if behind and not step.over and loop.time() >= next_s:
                 began_s = loop.time()
-                if made := await self._derendered(None):
-                    for each in made:
+                for one in await self._derendered(None):
+                    for each in self._new(one):
                         yield each
                 now_s = loop.time()
                 next_s = now_s + max(self._coalesce_s, _SHARE * (now_s - began_s))
@@ -146,19 +154,53 @@ class TextStream:
                 news -= 1  # what is there is to be looked at again
             elif not came and not found:
                 yield None
-        for each in self._passed():
-            yield each
+        last = self._passed()
         end = await step.answer()
+        last += self._filter.end()
         ended = bool(step.relayed.events) and step.relayed.tokens >= len(step.output_ids)
-        if ended and _has_end(step.relayed.events):
-            for each in self._filter.end():
-                yield each
-        else:
-            for each in [*self._filter.end(), *await self._derendered(end)]:
-                yield each
+        if not (ended and _has_end(step.relayed.events)):
+            last += await self._derendered(end)
             if self._wanted.usage:
                 counted = counted_usage(len(step.prompt_ids), len(step.output_ids), end)
-                yield {**self._heads(), "choices": [], "usage": counted}
+                last.append({**self._heads(), "choices": [], "usage": counted})
+        for one in last:
+            for each in self._new(one):
+                yield each
+        if self._again is not None:
+            raise void_tokens()
+
+    def _new(self, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield an event, or what of it the client does not have yet.
+
+        Raises:
+            ApiError: it is another answer than the client has.
+        """
+        if self._again is None:
+            self._said.take(found)
+            yield found
+            return
+        self._again.take(found)
+        try:
+            rest = self._again.beyond(self._said)
+        except ValueError:
+            raise void_tokens() from None
+        if rest is None:
+            return
+        before, self._said, self._again = self._said, self._again, None
+        choice = dict(found["choices"][0]) if found["choices"] else {}
+        text = rest.pop("text")
+        if "delta" in choice:
+            choice["delta"] = rest | ({"content": text} if text else {})
+        else:
+            choice["text"] = text
+        if choice.get("token_ids"):
+            choice["token_ids"] = self._said.token_ids[len(before.token_ids) :]
+        logprobs = choice.get("logprobs")
+        if isinstance(logprobs, dict) and "content" in logprobs and before.logprobs:
+            content = self._said.logprobs["content"][len(before.logprobs["content"]) :]
+            choice["logprobs"] = {"content": content}
+        if choice and (text or rest or choice.get("finish_reason")):
+            yield {**found, "choices": [choice]}
 
     @property
     def _ready(self) -> int:
@@ -171,18 +213,15 @@ class TextStream:
         return len(step.output_ids) - 1
 
     def _passed(self) -> list[dict[str, Any]]:
-        """The engine's own new events, as the client gets them.
-
-        Raises:
-            ApiError: what the client has is void.
-        """
+        """The engine's own new events."""
         step = self._step
-        if step.relayed.begun != self._round or self._passed_on > len(step.relayed.events):
-            if self._sent:
-                raise void_tokens()
+        begun = step.relayed.begun != self._round or self._passed_on > len(step.relayed.events)
+        revoked = step.revocations != self._revocations and step.revoked_from < self._seen
+        self._revocations = step.revocations
+        if begun or revoked:
             self._round, self._passed_on, self._filter = step.relayed.begun, 0, self._new_filter()
-        if step.revoked_from is not None and step.revoked_from < self._seen:
-            raise void_tokens()
+            self._seen, self._state, self._pending = 0, None, ""
+            self._again = Reply(())
         made: list[dict[str, Any]] = []
         for found in step.relayed.events[self._passed_on :]:
             self._seen += sum(len(c.get("token_ids") or ()) for c in found["choices"])
@@ -192,10 +231,6 @@ class TextStream:
                     if self._has_role:
                         continue
                     self._has_role = True
-                else:
-                    self._sent = True
-                    for choice in each["choices"]:
-                        self._text_sent += _text_of(choice)
                 made.append(each)
         self._passed_on = len(step.relayed.events)
         return made
@@ -216,7 +251,7 @@ class TextStream:
             # What was passed on gives the state, and text that its engine still held back.
             before = list(step.output_ids[: self._seen])
             choice, self._state = await self._more(before, None, ())
-            self._pending = _text_of(choice).removeprefix(self._text_sent)
+            self._pending = _text_of(choice).removeprefix(self._said.text)
         if self._endpoint == CHAT and not self._has_role:
             self._has_role = True
             role = {"index": 0, "delta": {"role": "assistant", "content": ""}}
@@ -244,8 +279,6 @@ class TextStream:
         says = text or calls or self._wanted.token_ids or (logprobs and choice.get("logprobs"))
         if end is None and not says:
             return made
-        self._sent = True
-        self._text_sent += text
         made.append({**self._heads(), "choices": [self._choice(choice, text, new, end)]})
         return made
 

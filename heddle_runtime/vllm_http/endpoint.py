@@ -82,7 +82,7 @@ class Endpoint:
     async def send(self, path: str, data: bytes, content_type: str, *, limit_s: float) -> "Answer":
         """Post a body as it is; see `call`.
 
-        An answer without end is cut after its head: its body is then empty.
+        Of a stream the answer is the data of its first event.
         """
         headers = self._headers | {"Content-Type": content_type}
         return await self._request("POST", path, data, headers, limit_s, whole_stream=False)
@@ -107,10 +107,12 @@ class Endpoint:
                 timeout=_timeout(limit_s, None),
             ) as response:
                 if response.content_type == "text/event-stream" and not whole_stream:
-                    return Answer(response.status, b"", dict(response.headers))
+                    line = await response.content.readline()
+                    first = line.removeprefix(b"data:").strip()
+                    return Answer(response.status, first, dict(response.headers))
                 found = await read_all(response)
                 return Answer(response.status, found, dict(response.headers))
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             kind = SlowError if isinstance(error, TimeoutError) else UnreachableError
             raise kind(f"{path} {reason_of(error, limit_s)}") from None
 

@@ -116,6 +116,7 @@ class HttpEngine:
         self._sample = EngineSample(0, 0, 0, 0)
         self._moves: KvMoves | None = None
         self._reason = ""
+        self._check: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._task(self._begin(connect))
 
@@ -279,9 +280,7 @@ class HttpEngine:
     async def _watch_health(self) -> None:
         while True:
             await asyncio.sleep(self._settings.health_s)
-            if why := await self._unusable():
-                self.fail(f"{self._endpoint.url}: {why}")
-                return
+            await self._fail_if_unusable()
 
     async def _unusable(self) -> str:
         """Why it cannot be used any more, by two calls of `/health`; "" while it can be."""
@@ -492,8 +491,8 @@ class HttpEngine:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             limit_s = self._settings.silence_limit_s
             why = f"the stream of {step.trajectory} {reason_of(error, limit_s)}"
-            if not (step.aborted or step.complete) and place._state == "ready":
-                place._task(place._check())
+            if not (step.aborted or step.complete):
+                await place._checked()
             raise _CutError(why) from None
         except ProtocolError as error:
             raise _CutError(str(error)) from None
@@ -545,8 +544,15 @@ class HttpEngine:
                 self._circuit.succeeded()
                 return
 
-    async def _check(self) -> None:
-        """A stream broke off: look at once whether the engine has."""
+    async def _checked(self) -> None:
+        """A stream broke off: look at once whether the engine has failed, once for all streams."""
+        if self._state != "ready":
+            return
+        if self._check is None or self._check.done():
+            self._check = self._task(self._fail_if_unusable())
+        await asyncio.wait({self._check})
+
+    async def _fail_if_unusable(self) -> None:
         if why := await self._unusable():
             self.fail(f"{self._endpoint.url}: {why}")
 

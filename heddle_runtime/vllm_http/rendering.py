@@ -89,12 +89,11 @@ class HttpRenderer:
         except UnreachableError as error:
             _broken(str(error), status=503)
         content = answer.json()
-        said = content.get("error") if isinstance(content, dict) else None
+        if answer.status == 200 and isinstance(content, dict) and "error" in content:
+            return Refusal(status=400, body=content, in_stream=True)
         if not 400 <= answer.status < 500 or answer.status in (401, 403):
             return None
-        if not isinstance(said, dict) or not isinstance(said.get("message"), str):
-            return None
-        return Refusal(status=answer.status, body=content)
+        return Refusal(status=answer.status, body=content) if isinstance(content, dict) else None
 
     async def derender(
         self,
@@ -233,11 +232,11 @@ def _ids(ids: Any) -> "array[int] | None":
     try:
         return array("I", ids)
     except OverflowError:
-        return None
+        _refuse("prompt", "a token id of the prompt is none of the vocabulary")
 
 
 def _check_one_prompt(prompt: Any) -> None:
-    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    several = isinstance(prompt, list) and {str, list} >= set(map(type, prompt))
     if several and len(prompt) > 1:
         message = "one prompt for each request: send the others on their own"
         error = {"type": "invalid_request_error", "param": "prompt", "code": 400}
