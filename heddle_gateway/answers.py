@@ -154,6 +154,11 @@ class Reply:
             for name in _LISTS:
                 self.logprobs[name] += logprobs.get(name) or ()
 
+    @property
+    def says_anything(self) -> bool:
+        """Whether there is more than a role."""
+        return bool(self.text or self.reasoning or self.tool_calls or self.token_ids)
+
     def beyond(self, said: "Reply") -> dict[str, Any] | None:
         """Return what this says after all that `said` does, as fields of a choice.
 

@@ -221,7 +221,7 @@ class TextStream:
         if begun or revoked:
             self._round, self._passed_on, self._filter = step.relayed.begun, 0, self._new_filter()
             self._seen, self._state, self._pending = 0, None, ""
-            self._again = Reply(())
+            self._again = Reply(()) if self._said.says_anything else None
         made: list[dict[str, Any]] = []
         for found in step.relayed.events[self._passed_on :]:
             self._seen += sum(len(c.get("token_ids") or ()) for c in found["choices"])
