@@ -235,6 +235,8 @@ def whole_answer(
         said = dict(message) if message is not None else {"content": reply.text}
         if message is not None and reply.echoed:
             said["content"] = reply.echoed + (said.get("content") or "")
+        if body.get("parallel_tool_calls") is False and said.get("tool_calls"):
+            said["tool_calls"] = said["tool_calls"][:1]
         choice["message"] = of_form | said | {"role": reply.role}
         choice["finish_reason"] = whole_finish(reply.finish_reason, body, said)
         if wanted.token_ids:
