@@ -6,6 +6,7 @@ the machine.
 """
 
 import asyncio
+import re
 import traceback
 from collections.abc import Iterable
 from random import Random
@@ -279,7 +280,7 @@ class Answers:
         )
 
     def run(self, case: AnswersCase) -> Outcome:
-        """Run a case; the first problem names the failure, with the kinds of the faults."""
+        """Run a case; the first problem names the failure, whatever the faults were."""
         run = _Run(case)
         try:
             in_virtual_time_too(run.play())
@@ -297,11 +298,14 @@ class Answers:
         }
         if not run.problems:
             return Outcome(counts=counts)
-        kinds = sorted({fault.kind for fault in case.faults})
-        kind = f"{run.problems[0][0]} with {', '.join(kinds) or 'no fault'}"
+        kind = " ".join(re.sub(r"\d+", "N", run.problems[0][0]).split())
         shown = [f"{category}: {text}" for category, text in run.problems[:SHOWN]]
         more = len(run.problems) - SHOWN
         shown += [f"and {more} more"] if more > 0 else []
+        shown += [
+            f"{f.kind} at e{f.engine}, {f.at_s:g} s to {f.at_s + f.seconds:g} s"
+            for f in case.faults
+        ]
         return Outcome(Failure(kind, "\n".join(shown)), counts)
 
     def smaller(self, case: AnswersCase) -> Iterable[AnswersCase]:
