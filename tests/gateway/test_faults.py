@@ -4,7 +4,6 @@ Times are virtual: a limit in seconds does not depend on the machine. `campaigns
 judges every request: it is answered with exactly its tokens, and in time.
 """
 
-from random import Random
 from typing import Any
 
 import msgspec
@@ -117,9 +116,8 @@ def test_a_planted_defect_is_found(defect: str, found: str, monkeypatch: pytest.
             "campaigns.faults.mock_vllm.next_token", lambda context: wrong[len(context) % 50]
         )
     elif defect == "ill":
-        draw = Random(1)
         monkeypatch.setattr(
-            MockVllm, "_has", lambda self, kind: kind == "ill" and draw.random() < 0.5
+            MockVllm, "_has", lambda self, kind: kind == "ill" and self.generated > 50
         )
     else:
         monkeypatch.setattr("campaigns.faults.answers.LATE_S", -5.0)
