@@ -116,9 +116,14 @@ def test_a_planted_defect_is_found(defect: str, found: str, monkeypatch: pytest.
             "campaigns.faults.mock_vllm.next_token", lambda context: wrong[len(context) % 50]
         )
     elif defect == "ill":
-        monkeypatch.setattr(
-            MockVllm, "_has", lambda self, kind: kind == "ill" and self.generated > 50
-        )
+        first: list[MockVllm] = []
+
+        def is_ill(engine: MockVllm, kind: str) -> bool:
+            if engine.generated > 50 and not first:
+                first.append(engine)
+            return kind == "ill" and engine in first
+
+        monkeypatch.setattr(MockVllm, "_has", is_ill)
     else:
         monkeypatch.setattr("campaigns.faults.answers.LATE_S", -5.0)
     outcome = Answers().run(case)
