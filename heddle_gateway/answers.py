@@ -215,12 +215,14 @@ def whole_answer(
     *,
     name: str,
     form: Mapping[str, Any],
+    counted: Mapping[str, Any],
     message: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the answer of a client that does not stream.
 
     `form` is an answer of the same engine, with the fields that its release has. `message` is what
-    a parser made of the whole; without one the text is the content.
+    a parser made of the whole; without one the text is the content. `counted` is the usage where
+    the engine said none before it broke off.
     """
     wanted = Wanted(body)
     model = dict(form["choices"][0])
@@ -245,7 +247,7 @@ def whole_answer(
         choice["text"] = reply.text
         if wanted.token_ids:
             choice["prompt_token_ids"] = reply.prompt_token_ids
-    usage = _whole_usage(form.get("usage"), reply)
+    usage = _whole_usage(form.get("usage"), reply.usage or counted)
     kind = {"id": name, "object": form.get("object"), "choices": [choice], "usage": usage}
     return answer | kind
 
@@ -265,10 +267,10 @@ def whole_finish(
     return stopped
 
 
-def _whole_usage(form: Any, reply: Reply) -> dict[str, Any]:
+def _whole_usage(form: Any, said: Mapping[str, Any]) -> dict[str, Any]:
     form = form if isinstance(form, dict) else {}
     usage: dict[str, Any] = dict.fromkeys(form)
-    for field, value in (reply.usage or {}).items():
+    for field, value in said.items():
         nested = form.get(field)
         usage[field] = dict.fromkeys(nested) | value if isinstance(nested, dict) else value
     return usage

@@ -5,6 +5,7 @@ import math
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -100,8 +101,10 @@ class _Exchange:
         if reply is not None and reply.finish_reason is None:
             reply = None
         form = facts.answers.get(self.endpoint) if facts is not None else None
+        counted = counted_usage(len(step.prompt_ids), len(step.output_ids), end)
+        whole = partial(whole_answer, self.endpoint, self.body, name=self.name, counted=counted)
         if reply is not None and form and not (facts is not None and facts.parses):
-            return whole_answer(self.endpoint, self.body, reply, name=self.name, form=form)
+            return whole(reply, form=form)
         made = await _renderer(self.front).derender(
             self.endpoint, self.body, self.rendered, step.output_ids, end
         )
@@ -110,7 +113,6 @@ class _Exchange:
             if self.endpoint == CHAT:
                 finish = choice.get("finish_reason")
                 choice["finish_reason"] = whole_finish(finish, self.body, choice["message"])
-            counted = counted_usage(len(step.prompt_ids), len(step.output_ids), end)
             usage = made.get("usage")
             made["usage"] = usage | counted if isinstance(usage, dict) else counted
             return made | {"id": self.name}
@@ -120,9 +122,7 @@ class _Exchange:
                 message.get("tool_calls") or (), reply.tool_calls, strict=False
             ):
                 call["id"] = streamed["id"] or call["id"]
-        return whole_answer(
-            self.endpoint, self.body, reply, name=self.name, form=form or made, message=message
-        )
+        return whole(reply, form=form or made, message=message)
 
     async def stream(self) -> web.StreamResponse:
         """Send events as tokens come.

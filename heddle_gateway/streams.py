@@ -160,9 +160,10 @@ class TextStream:
         ended = bool(step.relayed.events) and step.relayed.tokens >= len(step.output_ids)
         if not (ended and _has_end(step.relayed.events)):
             last += await self._derendered(end)
-            if self._wanted.usage:
-                counted = counted_usage(len(step.prompt_ids), len(step.output_ids), end)
-                last.append({**self._heads(), "choices": [], "usage": counted})
+        counts = step.relay is None or step.relay.counts_tokens
+        if self._wanted.usage and counts and (not last or last[-1]["choices"]):
+            counted = counted_usage(len(step.prompt_ids), len(step.output_ids), end)
+            last.append({**self._heads(), "choices": [], "usage": counted})
         for one in last:
             for each in self._new(one):
                 yield each

@@ -41,7 +41,7 @@ from heddle_runtime.vllm_http.endpoint import (
 from heddle_runtime.vllm_http.life import EXPECTED_SHARE, EngineLife
 from heddle_runtime.vllm_http.metrics import read_iterations, read_sample
 from heddle_runtime.vllm_http.moves import KvMoves
-from heddle_runtime.vllm_http.probe import ABORT, EndpointFacts, ProbeError, makes_a_token
+from heddle_runtime.vllm_http.probe import ABORT, CHAT, EndpointFacts, ProbeError, makes_a_token
 from heddle_runtime.vllm_http.relay import EngineError
 from heddle_runtime.vllm_http.settings import HttpSettings
 from heddle_runtime.vllm_http.step import HttpStep
@@ -147,6 +147,12 @@ class HttpEngine:
     def load(self) -> int:
         """Steps at its endpoint."""
         return len(self._here)
+
+    @property
+    def _counts_each(self) -> bool:
+        """Whether it counts tokens in each event at no cost: reasoning is counted anew each time."""
+        answer = self._facts.answers.get(CHAT, {}) if self._facts is not None else {}
+        return not (answer.get("usage") or {}).get("completion_tokens_details")
 
     @property
     def takes_steps(self) -> bool:
@@ -255,7 +261,8 @@ class HttpEngine:
         steps = list(self._steps.values())
         self._leave(reason)
         salvaged = [
-            (step.trajectory, step.result(finished=False, keep=step.resumable)) for step in steps
+            (step.trajectory, step.result(finished=False, keep=step.resumable and not step.void))
+            for step in steps
         ]
         self._listener.engine_failed(self._spec.engine, reason, salvaged)
 
@@ -440,7 +447,7 @@ class HttpEngine:
             else:
                 place._circuit.succeeded()
                 return
-            if step.made or step.aborted:
+            if step.made or step.void or step.aborted:
                 raise _CutError
 
     async def _place(self, step: HttpStep, last: _BusyError | None) -> "HttpEngine":
@@ -506,7 +513,7 @@ class HttpEngine:
         events = EventReader()
         async with place._endpoint.post(
             step.path,
-            step.body(),
+            step.body(counts_each=place._counts_each),
             limit_s=None,
             silence_s=self._settings.silence_limit_s,
         ) as response:
@@ -565,7 +572,7 @@ class HttpEngine:
         self._runs.pop(step.trajectory, None)
         finished = finished or step.complete
         # Cut by no order of ours, a step that cannot be resumed begins again.
-        keep = finished or step.resumable or step.aborted
+        keep = not step.void and (finished or step.resumable or step.aborted)
         result = step.result(finished=finished, error=error, keep=keep, refusal=refusal)
         self._listener.step_ended(self._spec.engine, result)
 
@@ -635,7 +642,7 @@ def _kind_of(
     # Paths, keys and methods are the gateway's own: no client can mend them.
     if understood and 400 <= status < 500 and status not in (401, 403, 404, 405, 408):
         return _RefusedError(refusal)
-    return _StepFaultError(_of_engine(refusal))
+    return _StepFaultError(_of_engine(refusal, understood=understood))
 
 
 def _broken_off(error: Exception) -> Refusal:
@@ -644,8 +651,10 @@ def _broken_off(error: Exception) -> Refusal:
     return Refusal(status=502, body={"error": body})
 
 
-def _of_engine(refusal: Refusal) -> Refusal:
-    """A fault as the client gets it: never as a fault of its own."""
+def _of_engine(refusal: Refusal, *, understood: bool) -> Refusal:
+    """A fault as the client gets it: what is between gateway and engine is no fault of its own."""
+    if understood and refusal.status not in (401, 403, 405):
+        return refusal
     status = refusal.status if refusal.status >= 500 else 502
     return Refusal(status=status, body=refusal.body, in_stream=refusal.in_stream)
 

@@ -25,12 +25,18 @@ def engine_id(path: str, request_id: str) -> str:
 
 
 def relay_body(
-    body: dict[str, Any], request_id: str, *, streams: bool, counts_tokens: bool
+    body: dict[str, Any],
+    request_id: str,
+    *,
+    streams: bool,
+    counts_tokens: bool,
+    counts_each: bool,
 ) -> dict[str, Any]:
     """Return a client's body as it is sent to an engine.
 
     With `counts_tokens`, events bring token ids and the last one what was found in the prefix
-    cache; what the client did not ask for is taken out again on the way back.
+    cache; with `counts_each` each says how many tokens there are by then, so that one that comes
+    twice is seen. What the client did not ask for is taken out again on the way back.
     """
     sent = {**body, "request_id": request_id}
     if not counts_tokens:
@@ -38,11 +44,9 @@ def relay_body(
     sent |= {"stream": True, "return_token_ids": True}
     options = body.get("stream_options") if streams else None
     options = dict(options) if isinstance(options, dict) else {}
-    continuous = bool(options.get("include_usage") and options.get("continuous_usage_stats"))
-    sent["stream_options"] = options | {
-        "include_usage": True,
-        "continuous_usage_stats": continuous,
-    }
+    asked = bool(options.get("include_usage") and options.get("continuous_usage_stats"))
+    each = {"include_usage": True, "continuous_usage_stats": asked or counts_each}
+    sent["stream_options"] = options | each
     return sent
 
 

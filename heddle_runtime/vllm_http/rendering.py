@@ -170,7 +170,6 @@ class HttpRenderer:
         """
         prompt_ids = rendered.prompt_ids.tolist()
         shown = text_ids(body, new_ids, end) if end is not None else list(new_ids)
-        logprobs = list(logprobs)[: len(shown)]
         chunk = {
             "request_id": rendered.features.get("request_id") or "",
             "choices": [
@@ -179,7 +178,7 @@ class HttpRenderer:
                     "token_ids": shown,
                     "finish_reason": end.finish_reason if end is not None else None,
                     "stop_reason": end.stop_reason if end is not None else None,
-                    "logprobs": {"content": logprobs} if logprobs else None,
+                    "logprobs": {"content": list(logprobs)} if logprobs else None,
                 }
             ],
         }

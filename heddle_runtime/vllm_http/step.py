@@ -68,6 +68,8 @@ class HttpStep:
         """Why that call was cut by us; "": it was not."""
         self.posted_s = self.heard_s = 0.0
         """When the call began, and when it last brought a token; of the event loop's clock."""
+        self.void = False
+        """Whether its tokens cannot be what the endpoint made: it begins again."""
         self.finish: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._content: list[dict[str, Any]] = []
@@ -82,6 +84,8 @@ class HttpStep:
     @property
     def complete(self) -> bool:
         """Whether all of its tokens have come, whatever happens to the rest of its stream."""
+        if self.void:
+            return False
         if self.finish in ("stop", "length"):
             return True
         # What a client streams has its end in the last event.
@@ -112,14 +116,15 @@ class HttpStep:
         if self.relay is not None:
             self.relay.on_begin()
 
-    def body(self) -> dict[str, Any]:
-        """What is sent there."""
+    def body(self, *, counts_each: bool = False) -> dict[str, Any]:
+        """What is sent there; `counts_each` as in `relay_body`."""
         if self.relay is not None:
             return relay.relay_body(
                 self.relay.body,
                 self.id,
                 streams=self.relay.streams,
                 counts_tokens=self.relay.counts_tokens,
+                counts_each=counts_each,
             )
         request, payload, sampling = self.request, self.payload, dict(self._sampling)
         features = {} if payload is None else payload.features
@@ -182,6 +187,8 @@ class HttpStep:
             else:
                 self.uncounted = counted or 0
         if self.relay.counts_tokens:
+            if found["choices"]:
+                self._check_count(len(tokens), relay.completion_tokens(found))
             self._keep(tokens)
         if finish is not None:
             self.finish, self._stop_reason = _FINISHES[finish], stop_reason
@@ -297,6 +304,7 @@ class HttpStep:
 
     def _check_usage(self, counted: int | None) -> None:
         if counted is not None and self.finish is not None and counted != len(self.made):
+            self.void = True
             raise ProtocolError(
                 f"it counted {counted} tokens of {self.trajectory} and sent {len(self.made)}"
             )
