@@ -35,6 +35,7 @@ from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.agents.live import LIVE_TOOLS
 from heddle_runtime.clock import Lateness
+from heddle_runtime.cpu_load import CpuLoad, CpuMeter
 from heddle_runtime.rollout import RolloutRun
 from heddle_trace.schema import Trace
 
@@ -123,10 +124,12 @@ def _run_on(
         StopSignals() as signals,
         open_run(out, config, facts, config_text=config_text) as directory,
     ):
-        sink = RunSink(directory, workload.trajectories, on_progress)
+        # Fake engines only keep time, and Ray's are on other nodes, or no children of this process.
+        here = config.runtime.engine == "vllm" and nodes is None
+        sink = RunSink(directory, workload.trajectories, on_progress, measures_load=here)
         with signals.deferred(), policy_errors(setup.policy):
-            lateness = asyncio.run(_roll_out(setup, live, nodes, sink, signals))
-        return finished(setup, directory, began_s, partial(prices.cost, gpus), lateness)
+            lateness, load = asyncio.run(_roll_out(setup, live, nodes, sink, signals))
+        return finished(setup, directory, began_s, partial(prices.cost, gpus), lateness, load)
 
 
 def _check(config: RunConfig) -> None:
@@ -217,11 +220,21 @@ class FlushTimer:
 class RunSink:
     """Appends to the journal and counts finished trajectories."""
 
-    def __init__(self, directory: RunDirectory, total: int, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        total: int,
+        on_progress: OnProgress,
+        *,
+        measures_load: bool = False,
+    ) -> None:
         self.path = directory.path
         self.facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
         """Facts reported by an engine that has just become ready."""
         self._directory, self._total, self._on_progress = directory, total, on_progress
+        self._measures_load = measures_load
+        self.meter: CpuMeter | None = None
+        """Measures other processes' load, if it is to, since the first engine was ready."""
         self._engines: dict[EngineId, Mapping[str, Any]] = {}
         self._done = 0
         self._timer = FlushTimer(directory)
@@ -234,6 +247,8 @@ class RunSink:
                 self._done += 1
                 self._on_progress(self._done, self._total)
             case EngineReady(engine=engine):
+                if self._measures_load and self.meter is None:
+                    self.meter = CpuMeter()
                 self._engines[engine] = {
                     "tp": event.shape.tp,
                     "max_running": event.max_running,
@@ -250,14 +265,14 @@ async def _roll_out(
     nodes: RayNodes | None,
     sink: RunSink,
     signals: StopSignals,
-) -> Lateness:
-    """Run to the end, or until a signal; return how late the clock was."""
+) -> tuple[Lateness, CpuLoad | None]:
+    """Run to the end, or until a signal; return how late the clock was, and others' load."""
     stage = stage_of(setup, nodes, sink.path)
     sink.facts = stage.facts
     try:
         async with _agents(setup, live, stage, sink.path) as agents:
             await _interruptible(_rollout(setup, agents, stage, sink), signals)
-        return stage.clock.lateness
+        return stage.clock.lateness, None if sink.meter is None else sink.meter.read()
     finally:
         if isinstance(stage.solver, ProcessSolver):
             stage.solver.close()

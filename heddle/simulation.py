@@ -13,6 +13,7 @@ from heddle.cost.prices import Prices, RunCost, prices_of
 from heddle.garbage import seldom_collected
 from heddle.policies.errors import policy_errors
 from heddle.runs import RunDirectory, open_run
+from heddle.runs.machine import load_figures
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle_core.commands import Command
@@ -21,6 +22,7 @@ from heddle_core.journal import Sink
 from heddle_core.parts.planner.given import GivenEngines
 from heddle_rollout.core import RecordedCore
 from heddle_runtime.clock import Lateness
+from heddle_runtime.cpu_load import CpuLoad
 from heddle_sim.rollout import simulate_rollout
 
 RUN_KEYS = (
@@ -131,15 +133,17 @@ def finished(
     began_s: float,
     cost: Callable[[float], RunCost],
     lateness: Lateness | None = None,
+    load: CpuLoad | None = None,
 ) -> RunResult:
     """Close a run directory as finished.
 
-    `began_s` is of `time.perf_counter`; `lateness` is that of a clock in real time.
+    `began_s` is of `time.perf_counter`; `lateness` is that of a clock in real time, and `load` what
+    other processes took of the machine meanwhile.
     """
     config = setup.config
     measured = directory.finish(
         solo_tpot=setup.profiles.solo_tpot(),
-        notes=setup.workload.notes,
+        notes={**setup.workload.notes, **load_figures(load)},
         cost=cost,
         lateness=lateness,
     )

@@ -58,6 +58,9 @@ class Checked:
     """Spearman's rank correlation of finish times over trajectories; None for a single one."""
     late_share: float = 0.0
     """How late the run's clock was, over the makespan; above 0.05 its times are not valid."""
+    other_cpu_share: float | None = None
+    """What other processes took of the CPUs' time while its engines ran; None if it was not
+    measured. Engines on CPUs are slower for it than the profile says."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
@@ -69,6 +72,7 @@ class Checked:
             **{name: asdict(figure) for name, figure in self.figures.items()},
             "finish_order": self.finish_order,
             "late_share": self.late_share,
+            "other_cpu_share": self.other_cpu_share,
         }
 
 

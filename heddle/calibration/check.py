@@ -13,6 +13,7 @@ from heddle.cluster.profiles import ClusterProfiles, load_cluster_profile
 from heddle.config import RunConfig
 from heddle.runs import Run, RunError
 from heddle.runs.journal_buffer import JournalBuffer
+from heddle.runs.machine import other_cpu_share
 from heddle.runs.metrics import Measured, measure
 from heddle.runs.replay import check_allowed, check_trace
 from heddle.runs.tables import MEASURED
@@ -69,6 +70,7 @@ def check(
         figures=compare_figures(run.summary, simulated.summary),
         finish_order=finish_order(run.trajectories, simulated.trajectories),
         late_share=run.summary.get("late_share", 0.0),
+        other_cpu_share=other_cpu_share(run.summary),
     )
 
 

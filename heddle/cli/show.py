@@ -20,6 +20,7 @@ from heddle.knowledge import HistorySource
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.runs.lateness import lateness_note
+from heddle.runs.machine import load_note
 from heddle.setup import RunSetup
 from heddle.simulation import RUN_KEYS, RunResult, run_prices
 from heddle.workload import Workload
@@ -198,10 +199,10 @@ def run_summary(result: RunResult, setup: RunSetup | None) -> None:
 
 
 def show_lateness(run: str, summary: Mapping[str, Any]) -> None:
-    """Say on standard error that the clock of a run was late, if it was."""
-    note = lateness_note(summary)
-    if note is not None:
-        click.echo(f"Note: {run}: {note}", err=True)
+    """Say on standard error that the clock of a run was late, or its machine busy, if it was."""
+    for note in (lateness_note(summary), load_note(summary)):
+        if note is not None:
+            click.echo(f"Note: {run}: {note}", err=True)
 
 
 def show_ranking(objective: Objective, names: Sequence[str]) -> None:

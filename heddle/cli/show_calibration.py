@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from heddle.cli.show import new_table, show
+from heddle.runs.machine import BUSY
 from heddle_sim.profile_files import Profile
 
 if TYPE_CHECKING:
@@ -86,7 +87,15 @@ def checks(checked: "Sequence[Checked]", ranked: "Sequence[Ranking]") -> None:
             name = ""
         order = "-" if each.finish_order is None else f"{each.finish_order:.3f}"
         table.add_row("", "finish_order", "", order, "")
+        if each.other_cpu_share is not None:
+            table.add_row("", "others' CPU", f"{each.other_cpu_share:.0%}", "", "")
     show(table)
+    busy = sum((each.other_cpu_share or 0.0) > BUSY for each in checked)
+    if busy:
+        click.echo(
+            f"The machine was busy with other processes in {busy} of {len(checked)} runs: their "
+            "errors are not those of the profile alone"
+        )
     for ranking in ranked:
         spread = ranking.spread_pct
         repeats = "no repeats" if spread is None else f"repeats within {spread:.1f} %"

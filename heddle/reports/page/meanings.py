@@ -57,6 +57,8 @@ FIGURES: Final[Mapping[str, str]] = {
     "late_per_trajectory_s": "Lateness of all calls, for each trajectory.",
     "late_share": "The larger of the two, largest and for each trajectory, over the makespan.",
     "comparable": "Whether the clock was so little late that the times may be compared.",
+    "other_cpus": "CPUs that other processes kept busy while the engines ran, on average.",
+    "machine_cpus": "CPUs of the machine.",
     "finished_so_far": "Trajectories that had ended when the journal broke off.",
     "seconds_so_far": "Seconds until the journal broke off.",
 }
