@@ -19,7 +19,6 @@ from heddle.cost.gpu_use import GpuUse
 from heddle.engines import engine_facts
 from heddle.garbage import seldom_collected
 from heddle.gateway.arrivals import with_arrivals
-from heddle.gateway.arrivals import with_arrivals
 from heddle.gateway.config import GatewayConfig, check, check_address
 from heddle.ray.cluster import RayNodes
 from heddle.ray.engines import node_facts, nodes_for
@@ -82,7 +81,6 @@ def serve(
         GatewayFailedError: the renderer did not start, or an engine's URL cannot be used.
     """
     check(config, gateway)
-    config = with_arrivals(config)
     config = with_arrivals(config)
     tp = gateway.engine_tp or config.cluster.tp
     gateway = replace(gateway, engine_tp=tp)
