@@ -252,6 +252,18 @@ def whole_answer(
     return answer | kind
 
 
+def joined_logprobs(first: Any, rest: Any) -> Any:
+    """Return the log-probs of an answer of two parts, in the form of either endpoint."""
+    if not first or not rest:
+        return first or rest
+    if "content" in first:
+        return {"content": [*first["content"], *(rest.get("content") or ())]}
+    at = first["text_offset"][-1] + len(first["tokens"][-1]) if first["tokens"] else 0
+    joined = {name: [*first[name], *(rest.get(name) or ())] for name in _LISTS}
+    joined["text_offset"] = [*first["text_offset"], *(at + n for n in rest["text_offset"])]
+    return joined
+
+
 def whole_finish(
     finish_reason: str | None, body: Mapping[str, Any], message: Mapping[str, Any]
 ) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from heddle_gateway.answers import Reply, whole_answer, whole_finish
+from heddle_gateway.answers import Reply, joined_logprobs, whole_answer, whole_finish
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, of_engine, of_renderer
 from heddle_gateway.front import FRONT, Front, Handler, json_response
@@ -110,6 +110,8 @@ class _Exchange:
         )
         choice = made["choices"][0]
         if reply is None:
+            first = Reply(step.relayed.events).logprobs
+            choice["logprobs"] = joined_logprobs(first, choice.get("logprobs"))
             if self.endpoint == CHAT:
                 finish = choice.get("finish_reason")
                 choice["finish_reason"] = whole_finish(finish, self.body, choice["message"])

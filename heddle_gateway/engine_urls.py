@@ -22,6 +22,8 @@ CONTROL_LIMIT_S: Final = 600.0
 """Of one control call: engines may load weights in it."""
 EXPECT_S: Final = 2.0
 """Between two attempts to register a URL that was given at the start."""
+AGAIN_S: Final = 0.25
+"""Between two attempts to render while no engine can."""
 HEDGE_S: Final = 1.0
 """After so long another engine is asked to render the same; what comes first counts."""
 
@@ -304,8 +306,8 @@ class RenderingEngines:
 
     def facts(self) -> EndpointFacts | None:
         """What engines are; None while none is registered."""
-        registered = self._launcher.usable
-        return registered[0].facts if registered else None
+        facts = [each.facts for each in (*self._launcher.usable, *self._launcher.registered)]
+        return max(facts, key=lambda each: len(each.answers), default=None)
 
     async def render(self, endpoint: str, body: dict[str, Any]) -> Rendered:
         """Make the prompt of a request."""
@@ -361,9 +363,27 @@ class RenderingEngines:
                 await self._launcher.any_registered()
         except TimeoutError:
             raise no_engine(self._wait_s) from None
+        until_s = asyncio.get_running_loop().time() + self._wait_s
+        while True:
+            try:
+                return await self._any(method, args, ours=ours)
+            except RenderError as failed:
+                # Where none can be reached, or all are busy, one may come back.
+                passing = failed.status in (429, 503)
+                if not passing or asyncio.get_running_loop().time() > until_s:
+                    raise
+            await asyncio.sleep(AGAIN_S)
+
+    async def _any(self, method: str, args: Sequence[Any], *, ours: bool) -> Any:
+        """Call the engines that work, then the others, until one answers.
+
+        Raises:
+            RenderError: none did; the answer of the one that was reached last, if any was.
+        """
         usable = self._launcher.usable
         start = next(self._calls)
         endpoints = [usable[(start + n) % len(usable)].endpoint for n in range(len(usable))]
+        endpoints += [e.endpoint for e in self._launcher.registered if e not in usable]
         calls: dict[asyncio.Task[Any], None] = {}
         failed: RenderError | None = None
         try:
@@ -384,7 +404,8 @@ class RenderingEngines:
                     except RenderError as refused:
                         if not ours and refused.status < 500 and refused.status != 429:
                             raise
-                        failed = refused
+                        if failed is None or refused.status != 503:
+                            failed = refused
         finally:
             for call in calls:
                 call.cancel()

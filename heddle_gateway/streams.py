@@ -141,7 +141,7 @@ class TextStream:
             found = [each for one in self._passed() for each in self._new(one)]
             for each in found:
                 yield each
-            behind = self._ready > max(self._seen, step.relayed.tokens)
+            behind = self._ready() > max(self._seen, step.relayed.tokens)
             if behind and not step.over and loop.time() >= next_s:
                 began_s = loop.time()
                 for one in await self._derendered(None):
@@ -203,11 +203,10 @@ class TextStream:
         if choice and (text or rest or choice.get("finish_reason")):
             yield {**found, "choices": [choice]}
 
-    @property
-    def _ready(self) -> int:
+    def _ready(self, *, ended: bool = False) -> int:
         """Tokens that can be in events: the last one may be a stop token, which has no text."""
         step = self._step
-        if step.over:
+        if ended:
             return len(step.output_ids)
         if step.wants_logprobs:  # which may come only with the end of a dispatch
             return step.relayed.tokens + max(0, len(step.live_logprobs) - 1)
@@ -248,9 +247,11 @@ class TextStream:
     async def _derendered(self, end: GenerationEnd | None) -> list[dict[str, Any]]:
         """Events of the tokens that no engine's event has; with `end`, the last one."""
         step, made = self._step, []
-        if self._state is None and self._seen:
+        before = list(step.output_ids[: self._seen])
+        new = list(step.output_ids[self._seen : self._ready(ended=end is not None)])
+        logprobs = list(step.logprobs_of(self._seen, len(new)))
+        if self._state is None and before:
             # What was passed on gives the state, and text that its engine still held back.
-            before = list(step.output_ids[: self._seen])
             choice, self._state = await self._more(before, None, ())
             self._pending = _text_of(choice).removeprefix(self._said.text)
         if self._endpoint == CHAT and not self._has_role:
@@ -262,8 +263,6 @@ class TextStream:
             }
             ids = step.prompt_ids.tolist() if self._wanted.token_ids else None
             made.append(first | {"prompt_token_ids": ids})
-        new = list(step.output_ids[self._seen : self._ready])
-        logprobs = list(step.logprobs_of(self._seen, len(new)))
         if end is not None and len(logprobs) < len(new):
             logprobs = list(end.logprobs[-len(new) :])
         self._seen += len(new)

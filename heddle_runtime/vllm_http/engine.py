@@ -51,6 +51,10 @@ ABORT_AGAIN_S = 0.25
 """An abort that comes before its generation is lost, and is sent again."""
 LOOK_S = 0.25
 """Interval of looks at streams that are silent, and of those for an endpoint that takes a step."""
+PREFILL_SHARE = 1.5
+"""A prompt is prefilled when its engine has prefilled so many times what was ahead of it."""
+FAULT_WAIT_S = 5.0
+"""How long a step that failed at an endpoint waits for another one."""
 MOST_FAULTS = 2
 """Endpoints at which a step may fail."""
 MOST_CUTS = 20
@@ -150,7 +154,7 @@ class HttpEngine:
 
     @property
     def _counts_each(self) -> bool:
-        """Whether it counts tokens in each event at no cost: reasoning is counted anew each time."""
+        """Whether to have the tokens of each event counted: reasoning would be counted anew."""
         answer = self._facts.answers.get(CHAT, {}) if self._facts is not None else {}
         return not (answer.get("usage") or {}).get("completion_tokens_details")
 
@@ -343,22 +347,24 @@ class HttpEngine:
                     self._cut(step, f"{step.trajectory} brought nothing while others went on")
 
     def _late(self, step: HttpStep, now_s: float) -> bool:
-        """Whether a step that may move brings nothing although its engine computes.
+        """Whether a step brings nothing although its engine computes, and may go elsewhere.
 
-        A step is moved once. Where the engine has a queue, silence says nothing of one step.
+        A step is moved once. Before its first token it may be in a queue, or prefill.
         """
         silence_s = self._settings.silence_s
         since_s = now_s - (step.heard_s or step.posted_s)
-        if since_s < silence_s or step.attempts.moved_from or self._sample.waiting:
+        if since_s < silence_s or step.attempts.moved_from or step.aborted:
             return False
-        if step.aborted or not self._life.moves(now_s) or not self._elsewhere(step):
+        if not self._life.moves(now_s) or not self._elsewhere(step):
             return False
+        waits = self._sample.waiting > 0
         if step.heard_s:
-            return True
+            return not waits or self._sample.preemptions == step.preemptions
         if self._life.counts_tokens:
-            return not self._life.prefills(now_s)
+            idle = not (waits or self._life.prefills(now_s))
+            return idle or self._life.prefilled > step.prefilled_by
         expected_s = self._prefill_s(self._spec, step.request.prompt_tokens)
-        return since_s > EXPECTED_SHARE * expected_s
+        return not waits and since_s > EXPECTED_SHARE * expected_s
 
     def _cut(self, step: HttpStep, why: str) -> None:
         if step.attempt is not None and not step.attempt.done():
@@ -452,7 +458,9 @@ class HttpEngine:
 
     async def _place(self, step: HttpStep, last: _BusyError | None) -> "HttpEngine":
         """Wait for an engine at whose endpoint a step may run now, its own first."""
-        until_s = self._loop.time() + self._settings.place_limit_s
+        began_s = self._loop.time()
+        until_s = began_s + self._settings.place_limit_s
+        other_until_s = began_s + (FAULT_WAIT_S if isinstance(last, _StepFaultError) else 1e9)
         avoided = {*step.attempts.failed_at, step.attempts.moved_from}
         while True:
             free = [engine for engine in (self, *self._elsewhere(step)) if engine.takes_steps]
@@ -461,7 +469,7 @@ class HttpEngine:
                     return engine
             # One that has failed at it is better than none, where there is no other at all.
             others = [e for e in self._elsewhere(step) if e._endpoint.url not in avoided]
-            if free and not others:
+            if free and (not others or self._loop.time() > other_until_s):
                 return free[0]
             if self._loop.time() > until_s:
                 if last is not None:
@@ -488,6 +496,8 @@ class HttpEngine:
             place._life.begun(now_s)
         place._here[step] = None
         step.posted(uuid.uuid4().hex, now_s)
+        ahead = sum(other.request.prompt_tokens for other in place._here if not other.heard_s)
+        step.prefilled_by = place._life.prefilled + PREFILL_SHARE * ahead
         step.attempt = self._loop.create_task(self._generate(step, place))
         try:
             await step.attempt
@@ -521,6 +531,8 @@ class HttpEngine:
             if response.status != 200:
                 answer = Answer(response.status, await read_all(response), dict(response.headers))
                 raise _of_status(step.path, answer)
+            if step.streams and response.content_type != "text/event-stream":
+                raise _StepFaultError(_no_stream(step.path, response.content_type))
             if not step.streams:
                 place._heard(step, step.take_whole(await read_all(response)))
                 return
@@ -535,7 +547,7 @@ class HttpEngine:
 
     def _heard(self, step: HttpStep, tokens: int) -> None:
         if tokens:
-            step.heard_s = self._loop.time()
+            step.heard_s, step.preemptions = self._loop.time(), self._sample.preemptions
             self._life.heard(step.heard_s, tokens)
 
     def _count_fault(self) -> None:
@@ -643,6 +655,12 @@ def _kind_of(
     if understood and 400 <= status < 500 and status not in (401, 403, 404, 405, 408):
         return _RefusedError(refusal)
     return _StepFaultError(_of_engine(refusal, understood=understood))
+
+
+def _no_stream(path: str, content_type: str) -> Refusal:
+    message = f"{path} was to answer with a stream, and it sent {content_type[:80]}"
+    body = {"message": message, "type": "api_error", "param": None, "code": 502}
+    return Refusal(status=502, body={"error": body})
 
 
 def _broken_off(error: Exception) -> Refusal:

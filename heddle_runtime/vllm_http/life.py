@@ -25,6 +25,8 @@ class EngineLife:
         self._tokens: float | None = None
         self._decoded = 0
         """Tokens of streams since the counters were read."""
+        self.prefilled = 0.0
+        """Tokens that it has prefilled, as far as is known."""
         self._bad_health = 0
 
     @property
@@ -56,8 +58,10 @@ class EngineLife:
         if iterations is None or iterations != self._iterations:
             self._moved_s = now_s
         before = tokens if self._tokens is None else self._tokens
-        if tokens is not None and tokens - (before or 0.0) > self._decoded + PREFILL_TOKENS:
+        prefilled = 0.0 if tokens is None else tokens - (before or 0.0) - self._decoded
+        if prefilled > PREFILL_TOKENS:
             self._prefilled_s = now_s
+            self.prefilled += prefilled
         self._iterations, self._tokens, self._decoded = iterations, tokens, 0
 
     def moves(self, now_s: float) -> bool:

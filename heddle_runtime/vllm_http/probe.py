@@ -162,6 +162,8 @@ async def _answer(endpoint: Endpoint, path: str, limit_s: float) -> dict[str, An
     """The answer to a request of one token; empty if there is none."""
     asked = {**ASKED[path], "max_tokens": 1, "temperature": 0.0}
     answer = await endpoint.call(path, asked, limit_s=limit_s)
+    if answer.status >= 500 or answer.status == 429:
+        raise ProbeError(f"{endpoint.url}: {path} says {answer.status}: {answer.message}")
     found = answer.json() if answer.status == 200 else None
     choices = found.get("choices") if isinstance(found, dict) else None
     complete = isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)

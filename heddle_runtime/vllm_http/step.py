@@ -68,6 +68,10 @@ class HttpStep:
         """Why that call was cut by us; "": it was not."""
         self.posted_s = self.heard_s = 0.0
         """When the call began, and when it last brought a token; of the event loop's clock."""
+        self.prefilled_by = 0.0
+        """Tokens that its engine has prefilled in all when its own prompt is."""
+        self.preemptions = 0
+        """Of its engine, when it last brought a token."""
         self.void = False
         """Whether its tokens cannot be what the endpoint made: it begins again."""
         self.finish: FinishReason | None = None
@@ -266,12 +270,12 @@ class HttpStep:
             self.first_s = time.monotonic()
         if tokens and not 0 <= min(tokens) <= max(tokens) < 1 << 31:
             raise ProtocolError(f"it sent token ids for {self.trajectory} that are none")
-        self.made += tokens
-        if len(self.made) > self.request.max_tokens:
+        if (sent := len(self.made) + len(tokens)) > self.request.max_tokens:
             raise ProtocolError(
                 f"{self.trajectory} was to have {self.request.max_tokens} tokens at most, and it "
-                f"sent {len(self.made)}"
+                f"sent {sent}"
             )
+        self.made += tokens
 
     def _check_logprobs(
         self, tokens: Sequence[int], content: Sequence[dict[str, Any]] | None
@@ -298,6 +302,7 @@ class HttpStep:
             raise ProtocolError(f"{self.trajectory} ended with {reason!r}, which is no end")
         whole = self.finish == "length" or (self.finish == "stop" and self.request.exact)
         if whole and len(self.made) != wanted:
+            self.void = True
             raise ProtocolError(
                 f"{self.trajectory} ended with {reason!r} after {len(self.made)} of {wanted} tokens"
             )
