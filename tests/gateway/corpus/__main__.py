@@ -9,6 +9,7 @@ Without a URL it starts engines on CPU and `heddle serve` in front of them, grou
 
 import argparse
 import contextlib
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from tests.gateway.corpus.serving import gateway_before, nothing_before
 def main(arguments: list[str] | None = None) -> int:
     """Run the comparison; 1 if answers differ."""
     chosen = _arguments(arguments)
+    # The servers end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     outcomes: list[Outcome] = []
     for name in chosen.groups or GROUPS:
         group = GROUPS[name]

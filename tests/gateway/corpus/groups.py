@@ -14,6 +14,8 @@ from tests.gateway.corpus.request import Request
 
 MODEL: Final = "tiny"
 """Name that the engines serve."""
+_OF_MISTRAL: Final = ("mistral_common", "pydantic_extra_types", "pycountry")
+"""vLLM's newer parsers import that of Mistral, and what it imports; its CPU set-up has none."""
 _DETAILS: Final = "--enable-prompt-tokens-details"
 
 
@@ -97,10 +99,6 @@ def _calls(group: Group, seed: int) -> list[Request]:
     return [*made, *tools.choices(seed)]
 
 
-def _reasoning(group: Group, seed: int) -> list[Request]:
-    return list(reasoning.reasoning(seed, "hermes", token_ids=group.token_ids))
-
-
 def _parsed(name: str, *, options: tuple[str, ...] = (), packages: tuple[str, ...] = ()) -> Group:
     parser = ("--enable-auto-tool-choice", "--tool-call-parser", name)
     return Group(
@@ -112,17 +110,20 @@ def _parsed(name: str, *, options: tuple[str, ...] = (), packages: tuple[str, ..
     )
 
 
-def _reasons(name: str, parser: str, *, tools_parser: str, packages: tuple[str, ...]) -> Group:
+def _reasons(name: str, parser: str, *, tools_parser: str, packages: tuple[str, ...] = ()) -> Group:
+    def ask(group: Group, seed: int) -> list[Request]:
+        return list(reasoning.reasoning(seed, tools_parser, token_ids=group.token_ids))
+
     return Group(
         name=name,
         options=(
             *("--reasoning-parser", parser, _DETAILS),
             *("--enable-auto-tool-choice", "--tool-call-parser", tools_parser),
         ),
-        tokens=reasoning.THINKING,
+        tokens=tuple(dict.fromkeys((*reasoning.THINKING, *tools.MARKUPS[tools_parser].tokens))),
         template=reasoning.NO_THINKING,
         packages=packages,
-        ask=_reasoning,
+        ask=ask,
     )
 
 
@@ -135,6 +136,8 @@ GROUPS: Final[Mapping[str, Group]] = {
         _parsed("pythonic"),
         _parsed("granite4"),
         _parsed("deepseek_v31"),
-        _reasons("reasoning", "deepseek_r1", tools_parser="hermes", packages=()),
+        _reasons("reasoning", "deepseek_r1", tools_parser="hermes"),
+        _parsed("qwen3_coder", packages=_OF_MISTRAL),
+        _reasons("qwen3", "qwen3", tools_parser="qwen3_coder", packages=_OF_MISTRAL),
     )
 }
