@@ -103,6 +103,8 @@ class Answering:
         else:
             choice["token_ids"] = None
         chunk = {**self._head(), "choices": [choice]}
+        if want.include_usage and want.usage_each:
+            chunk["usage"] = self._usage()
         if want.path == GENERATE and want.return_token_ids and since == 0:
             chunk["prompt_token_ids"] = want.ids
         return chunk

@@ -110,6 +110,7 @@ class Wanted:
     """With the prefix of its path."""
     stream: bool = False
     include_usage: bool = False
+    usage_each: bool = False
     return_token_ids: bool = False
     stop_token_ids: tuple[int, ...] = ()
     stops: tuple[str, ...] = ()
@@ -152,6 +153,7 @@ def wanted(path: str, body: Mapping[str, Any], *, context_tokens: int, request_i
         request_id=PREFIXES[path] + request_id,
         stream=bool(body.get("stream")),
         include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        usage_each=bool((body.get("stream_options") or {}).get("continuous_usage_stats")),
         return_token_ids=bool(body.get("return_token_ids")),
         stop_token_ids=tuple(sampling.get("stop_token_ids") or ()),
         stops=(stop,) if isinstance(stop, str) else tuple(stop),
