@@ -125,7 +125,7 @@ def rendered_ids(body: Mapping[str, Any]) -> Rendered:
     try:
         chosen = checked_sampling(sampling)
     except SamplingError as error:
-        raise ApiError(400, str(error), param=error.field) from None
+        raise ApiError(400, str(error), param=error.field, ours=True) from None
     return Rendered(prompt_ids=prompt, sampling=chosen, max_tokens=limit)
 
 

@@ -291,10 +291,13 @@ class HttpEngine:
     async def _watch_health(self) -> None:
         while True:
             await asyncio.sleep(self._settings.health_s)
-            await self._fail_if_unusable()
+            await self._fail_if_unusable(broken=False)
 
-    async def _unusable(self) -> str:
-        """Why it cannot be used any more, by two calls of `/health`; "" while it can be."""
+    async def _unusable(self, *, broken: bool) -> str:
+        """Why it cannot be used any more, by two calls of `/health`; "" while it can be.
+
+        `broken`: whether a stream broke off just now; then one that is not connected is enough.
+        """
         for attempt in range(2):
             if attempt:
                 await asyncio.sleep(LOOK_S)
@@ -303,7 +306,7 @@ class HttpEngine:
             except SlowError:
                 return ""  # whether it hangs is judged by what else it brings
             except UnreachableError as error:
-                why, out = str(error), attempt > 0
+                why, out = str(error), broken or attempt > 0
             else:
                 self._life.answered(self._loop.time())
                 out = self._life.health(answer.status)
@@ -568,11 +571,11 @@ class HttpEngine:
         if self._state != "ready":
             return
         if self._check is None or self._check.done():
-            self._check = self._task(self._fail_if_unusable())
+            self._check = self._task(self._fail_if_unusable(broken=True))
         await asyncio.wait({self._check})
 
-    async def _fail_if_unusable(self) -> None:
-        if why := await self._unusable():
+    async def _fail_if_unusable(self, *, broken: bool) -> None:
+        if why := await self._unusable(broken=broken):
             self.fail(f"{self._endpoint.url}: {why}")
 
     def _end(
@@ -671,7 +674,7 @@ def _broken_off(error: Exception) -> Refusal:
 
 def _of_engine(refusal: Refusal, *, understood: bool) -> Refusal:
     """A fault as the client gets it: what is between gateway and engine is no fault of its own."""
-    if understood and refusal.status not in (401, 403, 405):
+    if understood and refusal.status >= 400 and refusal.status not in (401, 403, 405):
         return refusal
     status = refusal.status if refusal.status >= 500 else 502
     return Refusal(status=status, body=refusal.body, in_stream=refusal.in_stream)
