@@ -17,8 +17,9 @@ from heddle_runtime.generation import GenerationEnd, RenderError
 from heddle_runtime.process.child import group_members
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm_http.endpoint import Endpoint
+from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
-from heddle_runtime.vllm_http.rendering import CHAT, COMPLETIONS, HttpRenderer
+from heddle_runtime.vllm_http.rendering import HttpRenderer
 from tests.runtime.fake_vllm import MODEL, FakeVllm
 from tests.runtime.vllm_serve import CHAT_TEMPLATE, needs_serve
 

@@ -20,7 +20,8 @@ from heddle_core.ids import GroupId, TrajectoryId
 from heddle_rollout.engines import StepRequest
 from heddle_runtime.generation import Generation, GenerationEnd, Rendered
 from heddle_runtime.vllm_http.endpoint import Endpoint
-from heddle_runtime.vllm_http.rendering import CHAT, COMPLETIONS, HttpRenderer
+from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
+from heddle_runtime.vllm_http.rendering import HttpRenderer
 from tests.rollout.contract import ATTEMPTS, Bench, EngineContract, grown, ids, request
 from tests.runtime.vllm_serve import (
     OUTPUT,
