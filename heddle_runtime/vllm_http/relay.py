@@ -100,7 +100,7 @@ def check_event(found: dict[str, Any]) -> tuple[list[int], str | None, int | str
     ids, finish = choice.get("token_ids") or [], choice.get("finish_reason")
     if not isinstance(ids, list) or any(type(i) is not int for i in ids):
         raise ProtocolError("it sent token ids that are none")
-    if finish is not None and finish not in _FINISHES:
+    if finish is not None and not (isinstance(finish, str) and finish in _FINISHES):
         raise ProtocolError(f"it ended with {str(finish)[:80]!r}, which is no end")
     body = choice.get("delta") if "delta" in choice else choice.get("text")
     if not isinstance(body, dict | str):

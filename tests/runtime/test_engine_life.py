@@ -1,0 +1,244 @@
+"""Whether an engine works is judged by what it brings and counts, and not by one silent stream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle-rl[serve]'")
+
+from heddle_runtime.generation import Generation
+from heddle_runtime.vllm_http.engine import HttpEngine
+from heddle_runtime.vllm_http.life import BAD_HEALTH, EXPECTED_SHARE, PREFILL_TOKENS, EngineLife
+from tests.rollout.contract import LONG_OUTPUT, ids, request, until
+from tests.runtime.fake_vllm import FakeVllm
+from tests.runtime.test_http_engine import (
+    OUTPUT,
+    PROMPT,
+    SETTINGS,
+    Setup,
+    alone,
+    one,
+    run,
+    setup,
+    whole,
+)
+
+SILENCE_S = 10.0
+QUICK = msgspec.structs.replace(SETTINGS, silence_s=1.0, silence_limit_s=120.0)
+
+
+def life(now_s: float = 0.0) -> EngineLife:
+    return EngineLife(now_s, silence_s=SILENCE_S)
+
+
+# -- the judgement --------------------------------------------------------------------------------
+
+
+def test_streams_and_calls_that_bring_nothing_are_a_hang_after_the_silence_and_not_before():
+    judged = life()
+    assert judged.hung(SILENCE_S - 0.1, streams=True, expected_s=0.0) == ""
+    why = judged.hung(SILENCE_S, streams=True, expected_s=0.0)
+    assert why == "streams and calls brought nothing for 10 s"
+
+
+def test_an_engine_without_streams_has_twice_the_silence_to_answer_a_call():
+    judged = life()
+    assert judged.hung(2 * SILENCE_S - 0.1, streams=False, expected_s=0.0) == ""
+    assert "no call was answered for 20 s" in judged.hung(20.0, streams=False, expected_s=0.0)
+    judged.answered(15.0)
+    assert judged.hung(34.0, streams=False, expected_s=0.0) == ""
+
+
+def test_a_stream_that_goes_on_says_that_the_engine_works_although_no_call_is_answered():
+    judged = life()
+    for now_s in range(0, 100, 5):
+        judged.heard(float(now_s), 1)
+        assert judged.hung(now_s + 4.9, streams=True, expected_s=0.0) == ""
+
+
+def test_an_engine_whose_calls_are_answered_hangs_where_its_iterations_stand_still():
+    for moves in (True, False):
+        judged = life()
+        for now_s in range(1, 31):
+            judged.answered(now_s)
+            judged.counted(now_s, 7.0 + now_s * moves, None)
+        why = judged.hung(30.0, streams=True, expected_s=0.0)
+        assert ("its iterations stand still for 29 s" in why) is not moves
+
+
+def test_without_a_counter_of_iterations_silence_is_no_hang_as_long_as_calls_are_answered():
+    judged = life()
+    for now_s in range(1, 200):
+        judged.answered(now_s)
+        judged.counted(now_s, None, None)
+        assert judged.hung(now_s, streams=True, expected_s=0.0) == ""
+
+
+def test_counters_that_were_read_long_ago_say_nothing_of_now():
+    judged = life()
+    judged.counted(1.0, 7.0, None)
+    judged.answered(60.0)
+    assert judged.hung(61.0, streams=True, expected_s=0.0) == ""
+
+
+def test_what_a_prefill_should_take_is_waited_for_some_times_over():
+    judged, expected_s = life(), 30.0
+    for now_s in range(1, 200):
+        judged.answered(now_s)
+        judged.counted(now_s, 7.0, None)
+        still_s = now_s - 1.0
+        hung = bool(judged.hung(now_s, streams=True, expected_s=expected_s))
+        assert hung is (still_s >= EXPECTED_SHARE * expected_s)
+
+
+def test_a_stream_that_begins_is_not_blamed_for_the_silence_before_it():
+    judged = life()
+    judged.answered(100.0)
+    judged.begun(100.0)
+    assert judged.hung(100.0 + SILENCE_S - 0.1, streams=True, expected_s=0.0) == ""
+
+
+def test_health_takes_an_engine_out_by_answers_in_a_row_only():
+    judged = life()
+    assert not judged.health(503)
+    assert not judged.health(200)
+    assert [judged.health(500) for _ in range(BAD_HEALTH)] == [False] * (BAD_HEALTH - 1) + [True]
+
+
+def test_tokens_beyond_those_of_streams_are_prefill():
+    judged = life()
+    judged.counted(0.0, 1.0, 1000.0)
+    judged.heard(20.0, 50)
+    judged.counted(20.0, 2.0, 1050.0 + PREFILL_TOKENS)  # streams lag a little
+    assert (judged.prefills(20.0), judged.prefilled) == (False, 0.0)
+    judged.counted(21.0, 3.0, 1050.0 + PREFILL_TOKENS + 512)
+    assert (judged.prefills(21.0), judged.prefilled) == (True, 512.0)
+    assert not judged.prefills(21.0 + SILENCE_S)
+
+
+def test_it_moves_while_tokens_or_iterations_come():
+    judged = life()
+    assert not judged.moves(6.0)
+    judged.heard(6.0, 1)
+    assert judged.moves(10.0)
+    assert not judged.moves(12.0)
+    judged.counted(12.0, 1.0, None)
+    assert judged.moves(13.0)
+
+
+# -- engines --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def computing(server: FakeVllm, tokens: int) -> AsyncIterator[None]:
+    """Count iterations of so many tokens, as an engine that computes what no stream shows."""
+
+    async def compute() -> None:
+        while True:
+            server.iterations += 1
+            server.iteration_tokens += tokens
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(compute())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def two(made: Setup) -> tuple[HttpEngine, FakeVllm, HttpEngine, FakeVllm]:
+    """Two engines, each with its server."""
+    servers = [await made.serve() for _ in range(2)]
+    for server in servers:
+        await made.launcher.add(server.url)
+    first, second = await made.begin(), await made.begin()
+    by_url = {server.url: server for server in servers}
+    assert first.facts is not None
+    assert second.facts is not None
+    return first, by_url[first.facts.url], second, by_url[second.facts.url]
+
+
+def streamed(server: FakeVllm) -> int:
+    """Generations that were asked for as streams."""
+    return sum(bool(body.get("stream")) for body in server.seen)
+
+
+def test_an_engine_that_stands_still_while_its_calls_are_answered_has_failed():
+    async def main() -> None:
+        async with one(QUICK) as (made, server):
+            engine = await made.begin()
+            engine.start(request("hung", ids("hung", PROMPT), LONG_OUTPUT))
+            await until(lambda: server.generated > 20)
+            server.frozen = True
+            reason, salvaged = await made.recorder.take("failed")
+            assert "its streams are silent and its iterations stand still" in reason
+            got = list(salvaged["hung"].output_ids)
+            assert got
+            assert got == alone(ids("hung", PROMPT), len(got))
+
+    run(main)
+
+
+def test_a_long_prefill_is_neither_moved_nor_a_fault():
+    async def main() -> None:
+        async with setup(QUICK) as made:
+            engine, server, _, other = await two(made)
+            step = request("long", ids("long", 20_000), OUTPUT)
+            server.stall_after = 0
+            async with computing(server, PREFILL_TOKENS + 4):
+                engine.start(msgspec.structs.replace(step, payload=Generation()))
+                await asyncio.sleep(5 * QUICK.silence_s)
+                assert (server.running, streamed(server), streamed(other)) == (1, 1, 0)
+                server.stall_after = None
+                end = await made.recorder.end_of("long")
+            assert list(end.output_ids) == alone(list(step.prompt_ids))
+            assert (streamed(server), streamed(other)) == (1, 0)
+            assert made.recorder.reports == []
+
+    run(main)
+
+
+def test_a_step_that_stops_while_its_engine_computes_is_moved_once_with_its_tokens():
+    async def main() -> None:
+        async with setup(QUICK) as made:
+            engine, server, _, other = await two(made)
+            server.stall_after, other.stall_after = 20, 10
+            payload = Generation(sampling={"temperature": 0.0})
+            step = request("late", ids("late", PROMPT), OUTPUT)
+            async with computing(server, 1), computing(other, 1):
+                going = asyncio.create_task(
+                    whole(made, engine, msgspec.structs.replace(step, payload=payload))
+                )
+                await until(lambda: other.running == 1)
+                assert payload.attempts.moved_from == server.url
+                await asyncio.sleep(4 * QUICK.silence_s)
+                assert (server.running, other.running) == (0, 1)
+                other.stall_after = None
+                tokens, broken = await going
+            assert (tokens, broken) == (alone(list(step.prompt_ids)), 1)
+            assert (streamed(server), streamed(other)) == (1, 1)
+            # It went on with what it had, and was not made anew.
+            assert len(other.seen[-1]["token_ids"]) > PROMPT
+            assert made.recorder.reports == []
+
+    run(main)
+
+
+def test_a_step_is_not_moved_where_there_is_no_other_engine():
+    async def main() -> None:
+        async with one(QUICK) as (made, server):
+            engine = await made.begin()
+            server.stall_after = 20
+            async with computing(server, 1):
+                engine.start(request("alone", ids("alone", PROMPT), OUTPUT))
+                await asyncio.sleep(4 * QUICK.silence_s)
+                assert (server.running, streamed(server)) == (1, 1)
+                server.stall_after = None
+                end = await made.recorder.end_of("alone")
+            assert list(end.output_ids) == alone(ids("alone", PROMPT))
+            assert made.recorder.reports == []
+
+    run(main)
