@@ -11,6 +11,10 @@ _ENGINE_IDS = {CHAT: "chatcmpl-{}", COMPLETIONS: "cmpl-{}-0"}
 _FINISHES = frozenset({"stop", "length", "abort", "repetition", "tool_calls", "function_call"})
 
 
+MOST_CALLS = 4096
+"""Tool calls of one answer; vLLM's parsers number them from 0."""
+
+
 class EngineError(Exception):
     """An engine's error object, in an answer or in an event of a stream."""
 
@@ -92,6 +96,8 @@ def check_event(found: dict[str, Any]) -> tuple[list[int], str | None, int | str
     choices = found.get("choices")
     if not isinstance(choices, list) or len(choices) > 1:
         raise ProtocolError("it sent an event without one list of at most one choice")
+    if not isinstance(found.get("usage"), dict | None):
+        raise ProtocolError("it sent a usage that is no object")
     if not choices:
         return [], None, None
     choice = choices[0]
@@ -107,6 +113,8 @@ def check_event(found: dict[str, Any]) -> tuple[list[int], str | None, int | str
         raise ProtocolError("it sent a choice without text")
     if isinstance(body, dict) and not _is_delta(body):
         raise ProtocolError("it sent a delta that is not that of a chat")
+    if not _are_logprobs(choice.get("logprobs")):
+        raise ProtocolError("it sent log-probs that are none")
     return ids, finish, choice.get("stop_reason")
 
 
@@ -115,9 +123,27 @@ def _is_delta(delta: dict[str, Any]) -> bool:
         if not isinstance(delta.get(name), str | None):
             return False
     calls = delta.get("tool_calls")
-    if calls is None:
-        return True
-    return isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
+    return calls is None or (isinstance(calls, list) and all(map(_is_call, calls)))
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") or {} if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return False
+    index = call.get("index")
+    placed = index is None or (type(index) is int and 0 <= index < MOST_CALLS)
+    texts = (call.get("id"), function.get("name"), function.get("arguments"))
+    return placed and all(isinstance(text, str | None) for text in texts)
+
+
+def _are_logprobs(found: Any) -> bool:
+    """Whether it is log-probs of a chat, or of a completion, which has lists by name."""
+    if not isinstance(found, dict):
+        return found is None
+    lists = [value for value in found.values() if value is not None]
+    if not all(isinstance(each, list) for each in lists):
+        return False
+    return all(isinstance(entry, dict) for entry in found.get("content") or ())
 
 
 def cached_tokens(found: dict[str, Any]) -> int | None:

@@ -27,6 +27,7 @@ aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
 # These import aiohttp.
 from heddle_gateway import engine_urls  # noqa: E402
+from heddle_gateway.errors import ApiError  # noqa: E402
 from heddle_runtime.generation import RenderError  # noqa: E402
 from heddle_runtime.vllm_http.launcher import HttpLauncher  # noqa: E402
 from heddle_runtime.vllm_http.settings import HttpSettings  # noqa: E402
@@ -47,6 +48,8 @@ class Registered:
 
     def __init__(self, bench: Bench, servers: list[FakeVllm], url: str, http: Any) -> None:
         self.bench, self.servers, self.url, self.http = bench, servers, url, http
+        self.engines: Any = None
+        """The engines as the gateway registers them."""
 
     async def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         headers = {"Authorization": "Bearer of-the-client"}
@@ -119,6 +122,7 @@ async def registered(
             aiohttp.ClientSession() as http,
         ):
             found = Registered(bench, running, f"http://127.0.0.1:{port}", http)
+            found.engines = front.engine_urls
             for server in running[:servers]:
                 status, answer = await found.add(server.url)
                 assert status == 200, answer
@@ -538,3 +542,70 @@ def test_another_engine_renders_what_the_first_cannot(
             asyncio.run(engines.call("/pooling", {}))
         assert refused.value.status == status
     assert asked == called
+
+
+def test_an_engine_that_is_down_at_the_start_joins_as_soon_as_it_answers(monkeypatch):
+    monkeypatch.setattr(engine_urls, "EXPECT_S", 0.05)
+
+    async def main() -> None:
+        notes: list[str] = []
+        async with registered(servers=1, more=2) as at:
+            _, late, never = at.servers
+            for server in (late, never):
+                server.die()
+                await at.engines.expect(server.url, {"max_running": 3}, notes.append)
+                assert f"{server.url}: /health cannot be reached" in notes[-1]
+                assert "It joins when it can be used" in notes[-1]
+            _, answer = await at("GET", "/workers")
+            assert [(each["url"], each["state"]) for each in answer["workers"][1:]] == [
+                (late.url, "expected"),
+                (never.url, "expected"),
+            ]
+            assert (await at("DELETE", f"/workers/{never.url}"))[0] == 200
+            await asyncio.sleep(0.3)
+            assert len(notes) == 2  # the same is not said again
+            for server in (late, never):
+                await server.start()
+            await at.until(ready=2)
+            async with asyncio.timeout(PATIENCE_S):
+                while f"{late.url} has joined" not in notes:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            assert await at.listed() == [("e0", "ready"), ("e1", "ready")]
+            [_, joined] = at.bench.events(EngineJoined)
+            assert joined.max_running == 3
+            at.engines.close()
+
+    run(main())
+
+
+def test_what_no_wait_mends_is_refused_at_the_start():
+    async def main() -> None:
+        async with registered(servers=0, more=1) as at:
+            for url, options in (("ftp://x", {}), (at.servers[0].url, {"tp": 3})):
+                with pytest.raises(ApiError) as refused:
+                    await at.engines.expect(url, options, lambda note: None)
+                assert refused.value.status == 400
+            assert await at.listed() == []
+
+    run(main())
+
+
+def test_the_engine_key_goes_to_the_urls_that_were_given_with_it_and_to_no_other():
+    async def main() -> None:
+        async with registered(servers=1, more=0) as at:
+            stranger, named = await FakeVllm().start(), await FakeVllm().start()
+            try:
+                assert (await at.add(stranger.url))[0] == 200
+                assert (await at.add(named.url, api_key="its-own"))[0] == 200
+                await at.until(ready=3)
+                await asyncio.gather(*(at.step([300, n], 20, f"s{n}") for n in range(12)))
+                assert set(at.servers[0].keys) == {f"Bearer {KEY}"}
+                assert set(stranger.keys) == {""}
+                assert set(named.keys) == {"Bearer its-own"}
+                await at.bench.gateway.close(1.0)
+            finally:
+                for server in (stranger, named):
+                    await server.close()
+
+    run(main())

@@ -321,6 +321,36 @@ def test_keys_of_clients_and_of_control_are_apart():
     run(main())
 
 
+def test_without_an_admin_key_control_is_for_calls_of_this_machine_and_of_no_proxy_on_it():
+    proxied = (
+        {"X_Forwarded_For": "10.0.0.1"},
+        {"X_Forwarded_For": "127.0.0.1"},
+        {"Forwarded": "for=10.0.0.1"},
+        {"Via": "1.1 proxy"},
+    )
+
+    async def main() -> None:
+        async with client() as http:
+            assert (await http("GET", "/workers"))[0] == 200
+            for headers in proxied:
+                for method, path in (("GET", "/workers"), ("POST", "/pause"), ("GET", "/metrics")):
+                    status, answer = await http(method, path, **headers)
+                    assert (status, answer["error"]["type"]) == (403, "permission_error")
+                    assert "--admin-key" in answer["error"]["message"]
+                assert (await http("GET", "/health", **headers))[0] == 200
+                assert (await http.post("/inference/v1/generate", IDS, **headers))["choices"]
+            assert not http.bench.gateway.paused
+        async with client(settings={"admin_key": "a"}) as http:
+            for headers in proxied:
+                given = {"Authorization": "Bearer a", **headers}
+                assert (await http("GET", "/workers", **given))[0] == 200
+                assert (await http("GET", "/workers", **headers))[0] == 401
+        async with client(settings={"open_to_all": True}) as http:
+            assert (await http("GET", "/workers", **proxied[0]))[0] == 200
+
+    run(main())
+
+
 # -- input that wants to break it ----------------------------------------------------------------
 
 BAD: Any = [

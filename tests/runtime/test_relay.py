@@ -158,6 +158,14 @@ def test_what_is_no_object_is_no_answer(data):
         {"choices": [{"delta": {"reasoning": []}}]},
         {"choices": [{"delta": {"tool_calls": {"a": 1}}}]},
         {"choices": [{"delta": {"tool_calls": [7]}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": -1}]}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": 10**9}]}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": "f"}]}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"name": 7}}]}}]},
+        {"choices": [{"text": "a", "logprobs": 7}]},
+        {"choices": [{"text": "a", "logprobs": {"content": [7]}}]},
+        {"choices": [{"text": "a", "logprobs": {"tokens": "abc"}}]},
+        {"choices": [], "usage": "x"},
     ],
 )
 def test_an_event_that_vllm_does_not_send_is_refused(found):
@@ -170,6 +178,10 @@ def test_an_event_has_its_tokens_and_its_end():
     assert check_event({"choices": [{"delta": {"role": "assistant"}}]}) == ([], None, None)
     end = {"text": "a", "token_ids": [5, 6], "finish_reason": "stop", "stop_reason": "x"}
     assert check_event({"choices": [end]}) == ([5, 6], "stop", "x")
+    calls = [{"index": 1, "id": "c", "type": "function", "function": {"arguments": "{"}}]
+    assert check_event({"choices": [{"delta": {"tool_calls": calls}}]}) == ([], None, None)
+    for logprobs in ({"content": [{"token": "a"}]}, {"tokens": ["a"], "top_logprobs": None}, {}):
+        assert check_event({"choices": [{"text": "a", "logprobs": logprobs}]})[0] == []
 
 
 @pytest.mark.parametrize(
