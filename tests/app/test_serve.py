@@ -249,9 +249,7 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
         (("--engine", "vllm"), "model_dir must name the folder"),
         (("--model-dir", "model"), "--model-dir goes with --engine vllm, not with fake"),
         (("--render-option=--tool-call-parser=hermes",), "--render-option goes with --engine vllm"),
-        (("--worker", "http://127.0.0.1:9"), "is it vLLM, and ready?"),
         (("--worker", "ftp://x"), "is not the URL of an engine"),
-        (("--worker", "http://127.0.0.1:9/v1"), "127.0.0.1:9"),
         (("--worker", "http://user:secret@x"), "--worker: 'http://...@x' is not the URL"),
         (("--name", "", *FAST), "--name is empty"),
         (("--api-key", "secret\n", *FAST), "--api-key has a space"),
@@ -270,6 +268,30 @@ def test_bad_options_end_in_one_message(
     assert says in done.output, done.output
     assert "Traceback" not in done.output
     assert "secret" not in done.output
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_an_address_that_others_reach_needs_a_key_or_the_word_that_it_needs_none(
+    heddle: Heddle, host: str, tmp_path: Path
+):
+    for more in ((), ("--admin-key", "only-of-control")):
+        out = tmp_path / "runs"
+        done = heddle("serve", "--port", 0, "--out", out, "--host", host, *FAST, *more)
+        assert done.exit_code == 2, done.output
+        for flag in (f"--host {host}", "--api-key", "--admin-key", "--open-to-all"):
+            assert flag in " ".join(done.output.split())
+        assert "Traceback" not in done.output
+        assert not out.exists()
+    done = heddle("serve", "--port", 0, "--open-to-all", "--api-key", "k", *FAST)
+    assert done.exit_code == 2
+    assert "--open-to-all means no key" in " ".join(done.output.split())
+
+
+def test_a_worker_that_is_down_is_waited_for_and_the_gateway_serves(tmp_path: Path):
+    with gateway(tmp_path, "--worker", "http://127.0.0.1:9/v1") as served:
+        [listed] = served.get("/workers")["workers"]
+        assert (listed["url"], listed["state"]) == ("http://127.0.0.1:9", "expected")
+        served.end()
 
 
 def test_an_address_that_is_taken_is_said_before_anything_is_made(heddle: Heddle, tmp_path: Path):
