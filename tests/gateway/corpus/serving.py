@@ -22,6 +22,8 @@ from tests.gateway.corpus.limits import CONTEXT
 from tests.runtime.vllm_bench import no_vllm
 
 START_LIMIT_S: Final = 600.0
+_KILL_GROUP: Final = 'read -r line; kill -s KILL -- "-$1"'
+"""Of a shell: waits until whoever holds the other end of its input is gone."""
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -65,6 +67,13 @@ class Engine:
                 env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,
             )
+        # The first process dies with this one, but vLLM's engine would outlive both.
+        self._watcher = subprocess.Popen(
+            ("sh", "-c", _KILL_GROUP, "sh", str(self.pid)),
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     @property
     def pid(self) -> int:
@@ -92,6 +101,8 @@ class Engine:
 
     def close(self) -> None:
         """End all of its processes."""
+        self._watcher.kill()
+        self._watcher.communicate()
         unlink_shared_memory(group_members(self._process.pid))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
