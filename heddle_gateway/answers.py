@@ -15,7 +15,7 @@ _LISTS: Final = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 """Of a completion's log-probs: one entry for each token."""
 
 
-class Wanted:
+class WantedFields:
     """What a client asked to get beside text."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ class EventFilter:
 
     def __init__(self, body: Mapping[str, Any], name: str, *, as_they_are: bool) -> None:
         """`name` is the answer's id. `as_they_are`: the engine was asked as the client asked."""
-        self._wanted, self._name, self._as_they_are = Wanted(body), name, as_they_are
+        self._wanted, self._name, self._as_they_are = WantedFields(body), name, as_they_are
         self._last: list[dict[str, Any]] = []
         """What ends the answer: it is sent when the step has ended."""
 
@@ -224,7 +224,7 @@ def whole_answer(
     a parser made of the whole; without one the text is the content. `counted` is the usage where
     the engine said none before it broke off.
     """
-    wanted = Wanted(body)
+    wanted = WantedFields(body)
     model = dict(form["choices"][0])
     choice: dict[str, Any] = dict.fromkeys(model) | {"index": 0, "logprobs": reply.logprobs}
     choice |= {"stop_reason": reply.stop_reason, "finish_reason": reply.finish_reason}

@@ -95,25 +95,16 @@ class ClientStep:
         self.relayed = EngineEvents(self._notify)
         self.news = 0
         """Grows with whatever comes."""
-        self.relay = None
-        if body is not None:
-            self.relay = Relay(
-                path=endpoint,
-                body=body,
-                streams=streams,
-                counts_tokens=counts_tokens,
-                on_begin=self.relayed.begin,
-                on_event=self.relayed.take,
-            )
+        self.relay = self._relay(endpoint, body, counts_tokens=counts_tokens)
         self.prompt_ids = rendered.prompt_ids
         self.sampling = rendered.sampling
         self.features: dict[str, Any] = rendered.features.get("generate", {})
         self.cache_salt = cache_salt
         self.max_tokens = max_tokens
         self.resumable = counts_tokens and exactly_resumable(rendered.sampling)
-        asked = {name: value for name, value in (body or {}).items() if name not in _UNEQUAL}
+        wanted = {name: value for name, value in (body or {}).items() if name not in _UNEQUAL}
         kind = (counts_tokens, counts_tokens or streams)
-        given = (endpoint, rendered.sampling, self.features, max_tokens, cache_salt, kind, asked)
+        given = (endpoint, rendered.sampling, self.features, max_tokens, cache_salt, kind, wanted)
         digest = blake2b(rendered.prompt_ids.tobytes(), digest_size=16)
         digest.update(msgspec.json.encode(given, order="deterministic"))
         self.key = digest.digest()
@@ -146,6 +137,20 @@ class ClientStep:
         """Tokens from here on were reported and are void: their engine died."""
         self._for_tokens: list[asyncio.Future[bool]] = []
         self._for_end: list[asyncio.Future[bool]] = []
+
+    def _relay(
+        self, endpoint: str, body: dict[str, Any] | None, *, counts_tokens: bool
+    ) -> Relay | None:
+        if body is None:
+            return None
+        return Relay(
+            path=endpoint,
+            body=body,
+            streams=self.streams,
+            counts_tokens=counts_tokens,
+            on_begin=self.relayed.begin,
+            on_event=self.relayed.take,
+        )
 
     def logprobs_of(self, start: int, count: int) -> Sequence[Any]:
         """Log-probs of tokens that no event has; fewer where they have not come."""

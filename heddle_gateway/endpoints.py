@@ -191,8 +191,8 @@ class _Exchange:
                 if any(choice.get("finish_reason") for choice in found["choices"]):
                     # Before the client has it, as in `_response`.
                     said = Reply(sent)
-                    told = {"message": said.message, "text": said.text}
-                    name = tool_of({"choices": [told]})
+                    spoken = {"message": said.message, "text": said.text}
+                    name = tool_of({"choices": [spoken]})
                     self.front.gateway.sessions.name_tool(self.step, name)
             yield found
 
@@ -224,14 +224,14 @@ def model_endpoint(endpoint: str) -> Handler:
             )
         except (RenderError, ApiError) as wrong:
             raise await _refusal(front, request, endpoint, raw, wrong) from None
-        asked = request.headers.get("X-Request-Id") or text_field(body, "request_id")
+        named = request.headers.get("X-Request-Id") or text_field(body, "request_id")
         step = front.gateway.submit(who, fresh, has_reply=has_reply(endpoint, body), model=model)
-        if asked:
-            front.requests[asked] = step
+        if named:
+            front.requests[named] = step
         loop = asyncio.get_running_loop()
         began_s, delivered = loop.time(), False
         exchange = _Exchange(
-            front, request, endpoint, body, rendered, step, asked or uuid.uuid4().hex[:16]
+            front, request, endpoint, body, rendered, step, named or uuid.uuid4().hex[:16]
         )
         try:
             answer = await (exchange.stream() if body.get("stream") else exchange.whole())
@@ -241,8 +241,8 @@ def model_endpoint(endpoint: str) -> Handler:
             return answer
         finally:
             front.gateway.sessions.release(step, delivered=delivered)
-            if asked and front.requests.get(asked) is step:
-                del front.requests[asked]
+            if named and front.requests.get(named) is step:
+                del front.requests[named]
 
     return handle
 

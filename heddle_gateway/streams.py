@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from heddle_gateway.answers import EventFilter, Reply, Wanted
+from heddle_gateway.answers import EventFilter, Reply, WantedFields
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError
 from heddle_gateway.openai_api import CHAT, counted_usage
@@ -98,7 +98,7 @@ class TextStream:
         self._step, self._renderer, self._rendered = step, renderer, rendered
         self._endpoint, self._body, self._name, self._model = endpoint, body, name, model
         self._coalesce_s = coalesce_s
-        self._wanted = Wanted(body)
+        self._wanted = WantedFields(body)
         stops = body.get("stop") or ()
         stops = [stops] if isinstance(stops, str) else stops
         lengths = [len(stop) for stop in stops if isinstance(stop, str)]

@@ -32,7 +32,8 @@ from heddle.workload import Workload
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_gateway.app import listening, raise_file_limit
-from heddle_gateway.engine_urls import RegisteredEngines, RenderingEngines
+from heddle_gateway.engine_rendering import RenderingEngines
+from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError
 from heddle_gateway.fake_engines import CONTEXT_TOKENS, FakeControl, WordRenderer, fake_agents
 from heddle_gateway.front import Front, ServedModel

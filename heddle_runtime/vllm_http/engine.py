@@ -339,7 +339,7 @@ class HttpEngine:
         while True:
             await asyncio.sleep(LOOK_S)
             now_s = self._loop.time()
-            silent = [step.request.prompt_tokens for step in self._here if not step.heard_s]
+            silent = [step.request.prompt_tokens for step in self._here if not step.brought_s]
             expected_s = sum(self._prefill_s(self._spec, tokens) for tokens in silent)
             if why := self._life.hung(now_s, streams=bool(self._here), expected_s=expected_s):
                 self.fail(f"{self._endpoint.url}: {why}")
@@ -355,13 +355,13 @@ class HttpEngine:
         A step is moved once. Before its first token it may be in a queue, or prefill.
         """
         silence_s = self._settings.silence_s
-        since_s = now_s - (step.heard_s or step.posted_s)
+        since_s = now_s - (step.brought_s or step.posted_s)
         if since_s < silence_s or step.attempts.moved_from or step.aborted:
             return False
         if not self._life.moves(now_s) or not self._elsewhere(step):
             return False
         waits = self._sample.waiting > 0
-        if step.heard_s:
+        if step.brought_s:
             return not waits or self._sample.preemptions == step.preemptions
         if self._life.counts_tokens:
             idle = not (waits or self._life.prefills(now_s))
@@ -499,7 +499,7 @@ class HttpEngine:
             place._life.begun(now_s)
         place._here[step] = None
         step.posted(uuid.uuid4().hex, now_s)
-        ahead = sum(other.request.prompt_tokens for other in place._here if not other.heard_s)
+        ahead = sum(other.request.prompt_tokens for other in place._here if not other.brought_s)
         step.prefilled_by = place._life.prefilled + PREFILL_SHARE * ahead
         step.attempt = self._loop.create_task(self._generate(step, place))
         try:
@@ -537,21 +537,21 @@ class HttpEngine:
             if step.streams and response.content_type != "text/event-stream":
                 raise _StepFaultError(_no_stream(step.path, response.content_type))
             if not step.streams:
-                place._heard(step, step.take_whole(await read_all(response)))
+                place._brought(step, step.take_whole(await read_all(response)))
                 return
             async for data in response.content.iter_any():
                 for event in events.feed(data):
                     if event != DONE:
-                        place._heard(step, step.take(event))
+                        place._brought(step, step.take(event))
         if step.finish is None:
             raise ProtocolError(f"the stream of {step.trajectory} ended before its step")
         if step.finish == "abort" and not (step.aborted or step.made):
             raise ProtocolError(f"{step.trajectory} was aborted by another before its first token")
 
-    def _heard(self, step: HttpStep, tokens: int) -> None:
+    def _brought(self, step: HttpStep, tokens: int) -> None:
         if tokens:
-            step.heard_s, step.preemptions = self._loop.time(), self._sample.preemptions
-            self._life.heard(step.heard_s, tokens)
+            step.brought_s, step.preemptions = self._loop.time(), self._sample.preemptions
+            self._life.brought(step.brought_s, tokens)
 
     def _count_fault(self) -> None:
         """A step failed at its endpoint: after some in a row it gets none until one succeeds."""

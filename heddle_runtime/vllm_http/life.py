@@ -19,7 +19,7 @@ class EngineLife:
     def __init__(self, now_s: float, *, silence_s: float) -> None:
         """`silence_s`: no silence that is shorter says anything."""
         self._silence_s = silence_s
-        self._heard_s = self._answered_s = self._moved_s = self._prefilled_s = now_s
+        self._brought_s = self._answered_s = self._moved_s = self._prefilled_s = now_s
         self._counted_s = 0.0
         self._iterations: float | None = None
         self._tokens: float | None = None
@@ -36,11 +36,11 @@ class EngineLife:
 
     def begun(self, now_s: float) -> None:
         """A stream begins where none was: silence counts from now on."""
-        self._heard_s = self._moved_s = self._prefilled_s = max(now_s, self._heard_s)
+        self._brought_s = self._moved_s = self._prefilled_s = max(now_s, self._brought_s)
 
-    def heard(self, now_s: float, tokens: int) -> None:
+    def brought(self, now_s: float, tokens: int) -> None:
         """A stream brought tokens."""
-        self._heard_s = now_s
+        self._brought_s = now_s
         self._decoded += tokens
 
     def answered(self, now_s: float) -> None:
@@ -68,7 +68,7 @@ class EngineLife:
         """Whether it computes: tokens came, or its counter moved, within half of `silence_s`."""
         recently_s = now_s - self._silence_s / 2
         counter_moves = self._iterations is not None and self._moved_s > recently_s
-        return self._heard_s > recently_s or counter_moves
+        return self._brought_s > recently_s or counter_moves
 
     def prefills(self, now_s: float) -> bool:
         """Whether it has prefilled anything within `silence_s`."""
@@ -85,7 +85,7 @@ class EngineLife:
             if unanswered_s < 2 * self._silence_s:
                 return ""
             return f"no call was answered for {unanswered_s:.0f} s"
-        silent_s = now_s - self._heard_s
+        silent_s = now_s - self._brought_s
         if silent_s < self._silence_s:
             return ""
         if unanswered_s >= self._silence_s:

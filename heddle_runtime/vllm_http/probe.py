@@ -15,7 +15,7 @@ GATEWAY_HEADER = "x-heddle-gateway"
 """A gateway sends it with every answer, so that none takes itself or another for an engine."""
 GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"
-ASKED: dict[str, dict[str, Any]] = {
+PROBES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "a"}]},
     COMPLETIONS: {"prompt": [1]},
 }
@@ -131,7 +131,7 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
         ) from None
     config = await _configuration(endpoint, limit_s)
     transfer, cached = await _generate_once(endpoint, block_tokens, limit_s)
-    answers = {path: found for path in ASKED if (found := await _answer(endpoint, path, limit_s))}
+    answers = {path: found for path in PROBES if (found := await _answer(endpoint, path, limit_s))}
     scheduler = _object(config, "scheduler_config")
     connector = _object(_object(config, "kv_transfer_config"), "kv_connector_extra_config")
     max_running, lease_s = scheduler.get("max_num_seqs"), connector.get("kv_lease_duration")
@@ -160,8 +160,8 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
 
 async def _answer(endpoint: Endpoint, path: str, limit_s: float) -> dict[str, Any]:
     """The answer to a request of one token; empty if there is none."""
-    asked = {**ASKED[path], "max_tokens": 1, "temperature": 0.0}
-    answer = await endpoint.call(path, asked, limit_s=limit_s)
+    wanted = {**PROBES[path], "max_tokens": 1, "temperature": 0.0}
+    answer = await endpoint.call(path, wanted, limit_s=limit_s)
     if answer.status >= 500 or answer.status == 429:
         raise ProbeError(f"{endpoint.url}: {path} says {answer.status}: {answer.message}")
     found = answer.json() if answer.status == 200 else None

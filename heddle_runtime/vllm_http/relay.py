@@ -48,8 +48,8 @@ def relay_body(
     sent |= {"stream": True, "return_token_ids": True}
     options = body.get("stream_options") if streams else None
     options = dict(options) if isinstance(options, dict) else {}
-    asked = bool(options.get("include_usage") and options.get("continuous_usage_stats"))
-    each = {"include_usage": True, "continuous_usage_stats": asked or counts_each}
+    wanted = bool(options.get("include_usage") and options.get("continuous_usage_stats"))
+    each = {"include_usage": True, "continuous_usage_stats": wanted or counts_each}
     sent["stream_options"] = options | each
     return sent
 

@@ -66,7 +66,7 @@ class HttpStep:
         """The call of an endpoint that is under way."""
         self.cut = ""
         """Why that call was cut by us; "": it was not."""
-        self.posted_s = self.heard_s = 0.0
+        self.posted_s = self.brought_s = 0.0
         """When the call began, and when it last brought a token; of the event loop's clock."""
         self.prefilled_by = 0.0
         """Tokens that its engine has prefilled in all when its own prompt is."""
@@ -115,7 +115,7 @@ class HttpStep:
     def posted(self, id_: str, now_s: float) -> None:
         """A call of an endpoint begins, under an id of its own."""
         self.id, self.cut = id_, ""
-        self.posted_s, self.heard_s = now_s, 0.0
+        self.posted_s, self.brought_s = now_s, 0.0
         self.finish, self.uncounted = None, 0
         if self.relay is not None:
             self.relay.on_begin()
@@ -204,7 +204,7 @@ class HttpStep:
         return len(tokens)
 
     def _take_chunk(self, chunk: GenerateChunk) -> int:
-        brought = 0
+        new_tokens = 0
         for choice in chunk.choices:
             if self.finish is not None:
                 raise ProtocolError(f"it sent more of {self.trajectory} after its end")
@@ -220,12 +220,12 @@ class HttpStep:
                 self._stop_reason = choice.stop_reason
                 self._versions = choice.weight_versions or []
             report_tokens(self.payload, tokens, logprobs)
-            brought += len(tokens)
+            new_tokens += len(tokens)
         if chunk.usage is not None and not chunk.choices:
             self._check_usage(chunk.usage.completion_tokens)
             if chunk.cached_tokens is not None:
                 self._cached = min(max(0, chunk.cached_tokens), self.request.prompt_tokens)
-        return brought
+        return new_tokens
 
     def result(
         self,

@@ -287,11 +287,28 @@ def test_an_address_that_others_reach_needs_a_key_or_the_word_that_it_needs_none
     assert "--open-to-all means no key" in " ".join(done.output.split())
 
 
-def test_a_worker_that_is_down_is_waited_for_and_the_gateway_serves(tmp_path: Path):
-    with gateway(tmp_path, "--worker", "http://127.0.0.1:9/v1") as served:
-        [listed] = served.get("/workers")["workers"]
-        assert (listed["url"], listed["state"]) == ("http://127.0.0.1:9", "expected")
-        served.end()
+def test_a_worker_that_is_down_at_the_start_joins_when_it_answers(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    later = FakeVllmThread()
+    later.vllm.port, later.vllm.key = port, "engine-key"
+    url = f"http://127.0.0.1:{port}"
+    with gateway(tmp_path, "--worker", f"{url}/v1", "--engine-key", "engine-key") as served:
+        [worker] = served.get("/workers")["workers"]
+        assert (worker["id"], worker["url"], worker["state"]) == (None, url, "expected")
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            served.get("/health")
+        with later:
+            # The request waits for the engine that comes.
+            body = {"token_ids": [300, 301], "sampling_params": {"max_tokens": 4}}
+            answer = served.post("/inference/v1/generate", body)
+            assert len(answer["choices"][0]["token_ids"]) == 4
+            [worker] = served.get("/workers")["workers"]
+            assert (worker["id"], worker["state"], worker["tp"]) == ("e0", "ready", 2)
+            summary = served.end()
+    assert summary["steps"] == 1
+    for file in (tmp_path / summary["run"]).iterdir():
+        assert b"engine-key" not in file.read_bytes()
 
 
 def test_an_address_that_is_taken_is_said_before_anything_is_made(heddle: Heddle, tmp_path: Path):

@@ -55,7 +55,7 @@ def test_an_engine_without_streams_has_twice_the_silence_to_answer_a_call():
 def test_a_stream_that_goes_on_says_that_the_engine_works_although_no_call_is_answered():
     judged = life()
     for now_s in range(0, 100, 5):
-        judged.heard(float(now_s), 1)
+        judged.brought(float(now_s), 1)
         assert judged.hung(now_s + 4.9, streams=True, expected_s=0.0) == ""
 
 
@@ -111,7 +111,7 @@ def test_health_takes_an_engine_out_by_answers_in_a_row_only():
 def test_tokens_beyond_those_of_streams_are_prefill():
     judged = life()
     judged.counted(0.0, 1.0, 1000.0)
-    judged.heard(20.0, 50)
+    judged.brought(20.0, 50)
     judged.counted(20.0, 2.0, 1050.0 + PREFILL_TOKENS)  # streams lag a little
     assert (judged.prefills(20.0), judged.prefilled) == (False, 0.0)
     judged.counted(21.0, 3.0, 1050.0 + PREFILL_TOKENS + 512)
@@ -122,7 +122,7 @@ def test_tokens_beyond_those_of_streams_are_prefill():
 def test_it_moves_while_tokens_or_iterations_come():
     judged = life()
     assert not judged.moves(6.0)
-    judged.heard(6.0, 1)
+    judged.brought(6.0, 1)
     assert judged.moves(10.0)
     assert not judged.moves(12.0)
     judged.counted(12.0, 1.0, None)

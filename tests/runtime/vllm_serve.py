@@ -139,7 +139,7 @@ def serve_bench(
     """Two real servers behind URLs; one that is killed is started again by its owner."""
     model = make_tiny_model(folder / "model", seed=1)
     servers = [VllmServe(model, folder, options) for _ in range(2)]
-    settings = {"answer_limit_s": 60.0, "hang_s": 60.0} | settings
+    settings = {"answer_limit_s": 60.0, "silence_s": 60.0} | settings
     loop = asyncio.new_event_loop()
 
     async def launcher() -> tuple[HttpLauncher, Recorder]:
