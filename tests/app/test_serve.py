@@ -291,9 +291,9 @@ def test_a_worker_that_is_down_at_the_start_joins_when_it_answers(tmp_path: Path
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     later = FakeVllmThread()
-    later.vllm.port, later.vllm.key = port, "engine-key"
+    later.vllm.port, later.vllm.key = port, "of-the-engine"
     url = f"http://127.0.0.1:{port}"
-    with gateway(tmp_path, "--worker", f"{url}/v1", "--engine-key", "engine-key") as served:
+    with gateway(tmp_path, "--worker", f"{url}/v1", "--engine-key", "of-the-engine") as served:
         [worker] = served.get("/workers")["workers"]
         assert (worker["id"], worker["url"], worker["state"]) == (None, url, "expected")
         with pytest.raises(urllib.error.HTTPError, match="503"):
@@ -308,7 +308,7 @@ def test_a_worker_that_is_down_at_the_start_joins_when_it_answers(tmp_path: Path
             summary = served.end()
     assert summary["steps"] == 1
     for file in (tmp_path / summary["run"]).iterdir():
-        assert b"engine-key" not in file.read_bytes()
+        assert b"of-the-engine" not in file.read_bytes()
 
 
 def test_an_address_that_is_taken_is_said_before_anything_is_made(heddle: Heddle, tmp_path: Path):
