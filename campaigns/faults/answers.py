@@ -50,10 +50,6 @@ SHOWN: Final = 6
 POLICIES: Final = ("heddle", "heddle", "verl", "sticky_least_loaded", "slime")
 
 
-SLOW_CUTS = ("drip", "comments")
-"""Faults that stop a stream after its first tokens, beside those in its middle."""
-
-
 class AnswersCase(msgspec.Struct, frozen=True, kw_only=True, tag="answers"):
     """Engines, their faults, and clients; all drawn by one seed. Times are seconds."""
 
@@ -203,9 +199,6 @@ class _Run:
 
     def _excused(self, sent: Sent, hit: list[tuple[int, str]]) -> bool:
         """Whether an error is right: two engines failed, or what was sent had been wrong."""
-        if sent.refusal is not None and sent.wrong.endswith("came as no error"):
-            # A step that was cut before its refusal goes on as another prompt, which none refuses.
-            return sent.streamed and any("middle" in kind or kind in SLOW_CUTS for _, kind in hit)
         if not sent.status or sent.refusal is not None:
             return False
         failed = {engine for engine, kind in hit if kind in STEP_FAULTS}

@@ -65,6 +65,14 @@ def continued(prompt: Sequence[int], tokens: int, model: str = MODEL) -> list[in
     return context[len(prompt) :]
 
 
+def without_output(ids: Sequence[int]) -> Sequence[int]:
+    """Return the prompt that a generation began with, of one that goes on elsewhere."""
+    end = len(ids)
+    while end > 1 and next_token(ids[: end - 1]) == ids[end - 1]:
+        end -= 1
+    return ids[:end]
+
+
 def text_of(tokens: Sequence[int]) -> str:
     """Return the text of tokens of an output."""
     return "".join(f"t{token} " for token in tokens)

@@ -28,6 +28,7 @@ from campaigns.faults.mock_bodies import (
     refusal_words,
     rendered,
     wanted,
+    without_output,
 )
 from campaigns.faults.mock_faults import (
     ANSWERS,
@@ -247,13 +248,15 @@ class MockVllm:
         response = web.StreamResponse(headers=SSE)
         await response.prepare(request)
         mark, sent, first, chunk = mark_of(want.ids), 0, True, {}
+        # A refusal in the middle comes at once where the first tokens were made elsewhere.
+        begun = len(without_output(want.ids)) < len(want.ids)
         while answering.finish is None or sent < len(answering.made):
             if damage is not None and not damage.done and sent >= damage.after:
                 running.stalled = damage.kind.startswith(("stall", "drip", "comments"))
             if damage is not None and await damage.before(sent, request, response):
                 return response
             await self._more(running)
-            if mark is not None and (mark[0] == "sse" or sent):
+            if mark is not None and (mark[0] == "sse" or begun or sent):
                 await response.write(event(_refused(mark[1], want)))
                 await response.write(DONE)
                 return response
@@ -377,4 +380,4 @@ class MockVllm:
 
 
 def _refused(status: int, want: Wanted) -> dict[str, Any]:
-    return MockRefusalError(status, refusal_words(status, want.ids)).body
+    return MockRefusalError(status, refusal_words(status, without_output(want.ids))).body

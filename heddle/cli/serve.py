@@ -189,7 +189,7 @@ def serve(
         at_once = f"{gateway.front.max_open:,} requests at once (--max-open, ulimit -Hn)"
         note(f"{at_once}; more get status 429")
     if gateway.front.open_to_all:
-        note("--open-to-all: whoever reaches it may use it and control its engines")
+        note("--open-to-all: every client that can connect may use it and control its engines")
     result = serve_clients(
         config, gateway, out=out, config_text=text, on_note=note, on_listening=listening
     )

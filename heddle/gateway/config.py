@@ -34,8 +34,7 @@ class GatewayConfig:
     fake_replies: Replies | None = None
     """What fake engines say instead of made-up words."""
     render_options: tuple[str, ...] = ()
-    """Options of vLLM's renderer for engines that are started here. With a parser of tool calls or
-    reasoning among them, text comes at the end of a step."""
+    """Options of vLLM's renderer for engines that are started here."""
     engine_wait_s: float = 300.0
     """Longest time for which steps wait while there is no engine."""
     sessions: SessionLimits = field(default_factory=SessionLimits)
@@ -68,7 +67,8 @@ def check(config: RunConfig, gateway: GatewayConfig) -> None:
     if not (front.api_key or front.open_to_all or is_own_address(gateway.host)):
         raise ConfigError(
             f"--host {gateway.host} is reached by others: give --api-key, and --admin-key for "
-            "control from other machines; or --open-to-all, if whoever reaches it may do both"
+            "control from other machines; or --open-to-all, if every client that can connect may "
+            "do both"
         )
     for url in gateway.engine_urls:
         try:

@@ -4,8 +4,8 @@ What an endpoint answers is one of four things. A refusal (4xx) is the client's,
 endpoint. Where it is busy (429, 503), the step waits, or runs at another endpoint. A fault of the
 step (5xx) is tried at a second endpoint and never at a third. Where a stream breaks off or cannot
 be true, the step goes on elsewhere with the tokens that it has. The engine itself has failed only
-where it cannot be connected to, says that it is ill, or hangs (`EngineLife`); whoever started it
-may give its URL to another engine, which waits until the endpoint works again.
+where it cannot be connected to, its `/health` is not 200, or it hangs (`EngineLife`). The engine
+that the driver starts in its place waits until the endpoint works again.
 """
 
 import asyncio
@@ -466,6 +466,8 @@ class HttpEngine:
         other_until_s = began_s + (FAULT_WAIT_S if isinstance(last, _StepFaultError) else 1e9)
         avoided = {*step.attempts.failed_at, step.attempts.moved_from}
         while True:
+            if self.takes_steps and self._endpoint.url not in avoided:
+                return self
             free = [engine for engine in (self, *self._elsewhere(step)) if engine.takes_steps]
             for engine in free:
                 if engine._endpoint.url not in avoided:
