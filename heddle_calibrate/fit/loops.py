@@ -111,4 +111,5 @@ def _error(
 
 
 def _pct(simulated: float, measured: float) -> float:
-    return round((simulated / measured - 1) * 100, 2) if measured > 0 else 0.0
+    # NumPy's round differs from Python's, and only the interpreted engine yields NumPy's floats.
+    return round(float(simulated / measured - 1) * 100, 2) if measured > 0 else 0.0
